@@ -1,0 +1,43 @@
+"""The nouns of paged attention. Letters: T tokens, R requests, P pages a request, N pages, H query heads, K key/value
+heads, h head size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KVPages:
+    """The pages of one layer. Page 0 is the dummy page: padding reads and writes it, nobody owns it."""
+
+    k: jax.Array  # [N, K, page_size, h]
+    v: jax.Array  # [N, K, page_size, h]
+
+    @property
+    def page_size(self) -> int:
+        return self.k.shape[2]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RaggedBatch:
+    """A step's tokens, packed request after request, as the layers of one page group see them.
+
+    Row r owns tokens ``query_start[r] : query_start[r + 1]``; they are the last of its ``kv_len[r]`` tokens. Padding
+    rows have ``kv_len == 0`` and no tokens; tokens from ``query_start[R]`` on are padding.
+    """
+
+    query_start: jax.Array  # i32 [R + 1]
+    kv_len: jax.Array  # i32 [R], this step's tokens included
+    page_table: jax.Array  # i32 [R, P]; 0 where a page is not needed (any more)
+    slots: jax.Array  # i32 [T], page * page_size + offset where each token's K and V go; dummy page for padding
+
+
+def make_pages(*, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype) -> KVPages:
+    """Zeroed pages of one layer."""
+    shape = (num_pages, num_kv_heads, page_size, head_dim)
+    return KVPages(k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype))

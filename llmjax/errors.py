@@ -1,0 +1,49 @@
+"""The errors llmjax raises on purpose. Each message is one line and says what to do."""
+
+from __future__ import annotations
+
+
+class LLMJaxError(Exception):
+    """Base of every deliberate error; command-line tools print it without a traceback."""
+
+
+class ConfigError(LLMJaxError):
+    """A setting is unknown, out of range or contradicts another."""
+
+
+class CheckpointError(LLMJaxError):
+    """A model cannot be found, read or mapped; the message names the file, key or tensor."""
+
+
+class TokenizerError(LLMJaxError):
+    """A tokenizer or chat template cannot be loaded or rendered."""
+
+
+class InvalidRequest(LLMJaxError, ValueError):
+    """A request asks for something impossible or unsupported.
+
+    Args:
+        message: one line for the user.
+        field: the request field at fault, or None when no single field is.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class QueueFull(LLMJaxError):
+    """The engine accepts no more requests now.
+
+    Args:
+        message: one line for the user.
+        retry_after: seconds after which trying again makes sense.
+    """
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineDead(LLMJaxError):
+    """The engine loop has stopped; no request can be served any more."""

@@ -1,0 +1,137 @@
+"""What a user may ask of the sampler. Names and meaning follow vLLM's ``SamplingParams``."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from llmjax.errors import InvalidRequest
+
+MAX_STOP_STRINGS = 64
+MAX_STOP_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 128
+MAX_N = 128
+GREEDY_BELOW = 1e-5  # temperatures below this are greedy (vLLM's threshold)
+
+
+class RequestOutputKind(enum.Enum):
+    """What each streamed ``RequestOutput`` holds."""
+
+    CUMULATIVE = 0  # everything so far
+    DELTA = 1  # what is new since the last output
+    FINAL_ONLY = 2  # one output, at the end
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to sample one request; immutable, checked on construction.
+
+    Raises:
+        InvalidRequest: a value is out of range; ``field`` names it.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = 16  # None: up to the model's context
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None  # None: none; 0: the sampled token's only
+    prompt_logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        bad_words = (self.bad_words,) if isinstance(self.bad_words, str) else tuple(self.bad_words or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "bad_words", bad_words)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        self._check()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    def clone(self, **changes: Any) -> SamplingParams:
+        """A copy with some fields changed, checked again."""
+        return replace(self, **changes)
+
+    def _check(self) -> None:
+        _integer("n", self.n, 1, MAX_N)
+        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _integer("top_k", self.top_k, -1, 2**31 - 1)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, low_open=True)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}", field="min_tokens")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed", field="stop")
+        if any(not isinstance(s, str) or not s for s in self.stop):
+            raise InvalidRequest("stop must hold non-empty strings", field="stop")
+        if self.stop and not self.detokenize:
+            raise InvalidRequest("stop strings need detokenize=True; use stop_token_ids instead", field="stop")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(f"stop_token_ids has {len(self.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed", field="stop_token_ids")
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidRequest(f"bad_words has {len(self.bad_words)} words; at most {MAX_BAD_WORDS} are allowed", field="bad_words")
+        if any(not isinstance(w, str) or not w for w in self.bad_words):
+            raise InvalidRequest("bad_words must hold non-empty strings", field="bad_words")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _integer(name, value, 0, 2**31 - 1)
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0, 2**31 - 1)
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise InvalidRequest("allowed_token_ids is empty: nothing could be sampled", field="allowed_token_ids")
+            for token in self.allowed_token_ids:
+                _integer("allowed_token_ids", token, 0, 2**31 - 1)
+        for token, bias in (self.logit_bias or {}).items():
+            _integer("logit_bias", token, 0, 2**31 - 1)
+            _number("logit_bias", bias, -100.0, 100.0)
+
+
+PARAM_NAMES = frozenset(f.name for f in fields(SamplingParams))
+
+
+def _number(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+    if not ok or value > high or value < low or (low_open and value == low) or math.isinf(value):  # type: ignore[operator]
+        interval = f"{'(' if low_open else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
+        raise InvalidRequest(f"{name} must be a number in {interval}, not {value!r}", field=name)
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidRequest(f"{name} must be an integer in [{low}, {high}], not {value!r}", field=name)
