@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import jax
 
-from kernels.attention.reference import ragged_paged_attention, write_kv
+from kernels.attention.portable import ragged_paged_attention, write_kv
 from kernels.attention.types import KVPages, RaggedBatch, make_pages
 
 __all__ = ["KVPages", "RaggedBatch", "attend", "make_pages"]

@@ -1,0 +1,208 @@
+"""Ragged paged attention in plain XLA operations, for any device without a kernel of its own.
+
+Online softmax over blocks of keys (Dao et al. 2022, arXiv:2205.14135), so no matrix grows with the page table. Loop
+lengths follow the data, not the bucket: a step costs what its longest request needs. Rows with one token (decodes)
+run batched over requests; rows with more run query block by query block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from kernels.attention.types import KVPages, RaggedBatch
+
+KEY_BLOCK = 256  # keys a loop iteration gathers, at least
+QUERY_BLOCK = 128  # queries of one request that share the gathered keys
+MASKED = -1e30  # finite, so that a row with no visible key yields zeros and not NaN
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What every query obeys."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: jax.Array | None  # f32 [H]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Partial:
+    """Online-softmax state of queries: [..., K, G] and [..., K, G, h]."""
+
+    peak: jax.Array
+    total: jax.Array
+    acc: jax.Array
+
+
+def write_kv(pages: KVPages, k: jax.Array, v: jax.Array, slots: jax.Array) -> KVPages:
+    """Stores each token's K and V ([T, K, h]) at its slot (i32 [T], ``page * page_size + offset``)."""
+
+    def write(cache: jax.Array, new: jax.Array) -> jax.Array:
+        num_pages, kv_heads, page_size, head_dim = cache.shape
+        page, offset = slots // page_size, slots % page_size
+        rows = (page[:, None] * kv_heads + jnp.arange(kv_heads)) * page_size + offset[:, None]  # [T, K]
+        bits = _bits(cache).reshape(num_pages * kv_heads * page_size, head_dim)
+        bits = bits.at[rows].set(_bits(new.astype(cache.dtype)))
+        return _unbits(bits, cache.dtype).reshape(cache.shape)
+
+    return KVPages(k=write(pages.k, k), v=write(pages.v, v))
+
+
+def ragged_paged_attention(
+    q: jax.Array,
+    pages: KVPages,
+    batch: RaggedBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    """Causal attention of every token over the pages of its request (contract: ``kernels.attention.attend``)."""
+    rules = _Rules(scale=scale, window=window, softcap=softcap, sinks=sinks)
+    tokens, heads, head_dim = q.shape
+    grouped = q.astype(jnp.float32).reshape(tokens, pages.k.shape[1], -1, head_dim)  # [T, K, G, h]
+    if tokens == batch.kv_len.shape[0]:  # the decode family: token r is row r
+        return _decode(grouped, pages, batch, rules).reshape(q.shape).astype(q.dtype)
+    count = jnp.diff(batch.query_start)
+    single = count == 1
+    out = _prefill(grouped, pages, batch, jnp.where(single, 0, count), rules)
+    first = jnp.minimum(batch.query_start[:-1], tokens - 1)
+    decodes = RaggedBatch(
+        query_start=batch.query_start,
+        kv_len=jnp.where(single, batch.kv_len, 0),
+        page_table=batch.page_table,
+        slots=batch.slots,
+    )
+    decoded = _decode(grouped[first], pages, decodes, rules)
+    out = out.at[jnp.where(single, first, tokens)].set(decoded, mode="drop")
+    return out.reshape(q.shape).astype(q.dtype)
+
+
+def _decode(q: jax.Array, pages: KVPages, batch: RaggedBatch, rules: _Rules) -> jax.Array:
+    """One query a row: q [R, K, G, h] at position kv_len - 1; returns the same shape."""
+    page_size = pages.page_size
+    per_block = _pages_per_block(pages, batch)
+    block = per_block * page_size
+    position = batch.kv_len - 1  # [R]
+    first_key = jnp.zeros_like(position) if rules.window is None else jnp.maximum(position - rules.window + 1, 0)
+    first_page = first_key // page_size  # each row starts its loop at its own first visible page
+    blocks = jnp.max((batch.kv_len - first_page * page_size + block - 1) // block, initial=0)
+
+    def body(index: jax.Array, partial: _Partial) -> _Partial:
+        page = first_page[:, None] + index * per_block + jnp.arange(per_block)  # [R, per_block]
+        ids = jnp.take_along_axis(batch.page_table, jnp.minimum(page, batch.page_table.shape[1] - 1), axis=1)
+        keys, values = _gather(pages.k, ids), _gather(pages.v, ids)  # [R, K, C, h]
+        key = (first_page * page_size + index * block)[:, None] + jnp.arange(block)  # [R, C]
+        visible = (key <= position[:, None]) & (key >= first_key[:, None])
+        logits = jnp.einsum("rkgh,rkch->rkgc", q, keys, precision="highest")
+        logits = jnp.where(visible[:, None, None], _cap(logits, rules), MASKED)
+        return _update(partial, logits, lambda w: jnp.einsum("rkgc,rkch->rkgh", w, values, precision="highest"))
+
+    sinks = None if rules.sinks is None else rules.sinks.reshape(q.shape[1:3])
+    return _finish(jax.lax.fori_loop(0, blocks, body, _start(q.shape, sinks)))
+
+
+def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array, rules: _Rules) -> jax.Array:
+    """Rows of several queries: q [T, K, G, h], row r has ``count[r]`` of them; returns [T, K, G, h], zero elsewhere."""
+    tokens, kv_heads, group, head_dim = q.shape
+    page_size = pages.page_size
+    queries = min(QUERY_BLOCK, tokens)
+    per_block = _pages_per_block(pages, batch)
+    block = per_block * page_size
+    ends = jnp.cumsum((count + queries - 1) // queries)  # query blocks up to and with row r
+    padded = jnp.pad(q, ((0, queries), (0, 0), (0, 0), (0, 0)))
+    table = jnp.pad(batch.page_table, ((0, 0), (0, per_block)))  # so that a slice never slides back
+
+    def query_block(index: jax.Array, out: jax.Array) -> jax.Array:
+        row = jnp.searchsorted(ends, index, side="right")
+        within = index - jnp.where(row > 0, ends[row - 1], 0)
+        start = batch.query_start[row] + within * queries
+        position = batch.kv_len[row] - count[row] + within * queries + jnp.arange(queries)  # [Q]
+        position = jnp.minimum(position, batch.kv_len[row] - 1)  # the tail of the last block is overwritten or dropped
+        mine = jax.lax.dynamic_slice_in_dim(padded, start, queries).transpose(1, 2, 0, 3)  # [K, G, Q, h]
+        mine = mine.reshape(kv_heads, group * queries, head_dim)
+        first_key = 0 if rules.window is None else jnp.maximum(position[0] - rules.window + 1, 0)
+        last_key = position[-1]
+
+        def key_block(index: jax.Array, partial: _Partial) -> _Partial:
+            ids = jax.lax.dynamic_slice(table, (row, index * per_block), (1, per_block))
+            keys, values = _gather(pages.k, ids)[0], _gather(pages.v, ids)[0]  # [K, C, h]
+            key = index * block + jnp.arange(block)
+            visible = key[None] <= position[:, None]  # [Q, C]
+            if rules.window is not None:
+                visible &= key[None] > position[:, None] - rules.window
+            logits = jnp.einsum("kqh,kch->kqc", mine, keys, precision="highest")
+            logits = _cap(logits, rules).reshape(kv_heads, group, queries, block)
+            logits = jnp.where(visible, logits, MASKED)
+
+            def weigh(weights: jax.Array) -> jax.Array:
+                flat = weights.reshape(kv_heads, group * queries, block)
+                return jnp.einsum("kqc,kch->kqh", flat, values, precision="highest").reshape(partial.acc.shape)
+
+            return _update(partial, logits, weigh)
+
+        sinks = None if rules.sinks is None else rules.sinks.reshape(kv_heads, group, 1)
+        start_state = _start((kv_heads, group, queries, head_dim), sinks)
+        result = _finish(jax.lax.fori_loop(first_key // block, last_key // block + 1, key_block, start_state))
+        return jax.lax.dynamic_update_slice_in_dim(out, result.transpose(2, 0, 1, 3), start, 0)
+
+    out = jax.lax.fori_loop(0, ends[-1], query_block, jnp.zeros_like(padded))
+    return out[:tokens]
+
+
+def _pages_per_block(pages: KVPages, batch: RaggedBatch) -> int:
+    return min(max(1, KEY_BLOCK // pages.page_size), batch.page_table.shape[1])
+
+
+def _gather(cache: jax.Array, ids: jax.Array) -> jax.Array:
+    """Pages ``ids`` [R, n] of a cache as f32 [R, K, n * page_size, h]."""
+    num_pages, kv_heads, page_size, head_dim = cache.shape
+    flat = _bits(cache).reshape(num_pages * kv_heads, page_size, head_dim)
+    rows = ids[:, None, :] * kv_heads + jnp.arange(kv_heads)[None, :, None]  # [R, K, n]: no transpose afterwards
+    found = _unbits(flat[rows], cache.dtype).astype(jnp.float32)
+    return found.reshape(ids.shape[0], kv_heads, -1, head_dim)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    """Two-byte floats as integers: XLA on CPU widens a whole bf16 operand of gather and scatter, integers it leaves."""
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype.itemsize == 2 else x
+
+
+def _unbits(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    return jax.lax.bitcast_convert_type(x, dtype) if x.dtype != dtype else x
+
+
+def _cap(logits: jax.Array, rules: _Rules) -> jax.Array:
+    logits = logits * rules.scale
+    return logits if rules.softcap is None else rules.softcap * jnp.tanh(logits / rules.softcap)
+
+
+def _start(shape: tuple[int, ...], sinks: jax.Array | None) -> _Partial:
+    """Nothing seen yet, or only the sink: a logit without a value. ``sinks`` broadcasts to ``shape[:-1]``."""
+    if sinks is None:
+        return _Partial(peak=jnp.full(shape[:-1], MASKED), total=jnp.zeros(shape[:-1]), acc=jnp.zeros(shape))
+    peak = jnp.broadcast_to(sinks.astype(jnp.float32), shape[:-1])
+    return _Partial(peak=peak, total=jnp.ones(shape[:-1]), acc=jnp.zeros(shape))
+
+
+def _update(partial: _Partial, logits: jax.Array, weigh: Callable[[jax.Array], jax.Array]) -> _Partial:
+    """Takes in one block of logits [..., C]; ``weigh`` multiplies softmax weights with the block's values."""
+    peak = jnp.maximum(partial.peak, logits.max(-1))
+    weights = jnp.where(logits > MASKED, jnp.exp(logits - peak[..., None]), 0.0)
+    shrink = jnp.exp(partial.peak - peak)
+    return _Partial(
+        peak=peak,
+        total=partial.total * shrink + weights.sum(-1),
+        acc=partial.acc * shrink[..., None] + weigh(weights),
+    )
+
+
+def _finish(partial: _Partial) -> jax.Array:
+    return partial.acc / jnp.maximum(partial.total, 1e-30)[..., None]

@@ -1,0 +1,74 @@
+"""The portable attention against the reference over ragged mixes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels.attention import RaggedBatch, portable, reference
+from kernels.attention.types import KVPages, make_pages
+
+PAGE = 4
+
+
+def ragged_batch(rng: np.random.Generator, lengths: list[tuple[int, int]], *, tokens: int, rows: int, pages: int):
+    """A batch with rows of (new tokens, length after them), on shuffled pages, padded to ``tokens`` and ``rows``."""
+    free = iter(rng.permutation(np.arange(1, pages)))
+    per_row = max(-(-kv // PAGE) for _, kv in lengths) + 2
+    table = np.zeros((rows, per_row), np.int32)
+    start = np.zeros(rows + 1, np.int32)
+    kv_len = np.zeros(rows, np.int32)
+    slots = np.zeros(tokens, np.int32)
+    for r, (count, kv) in enumerate(lengths):
+        table[r, : -(-kv // PAGE)] = [next(free) for _ in range(-(-kv // PAGE))]
+        kv_len[r] = kv
+        for i in range(count):
+            position = kv - count + i
+            slots[start[r] + i] = table[r, position // PAGE] * PAGE + position % PAGE
+        start[r + 1] = start[r] + count
+    start[len(lengths) + 1 :] = start[len(lengths)]
+    return RaggedBatch(*(jnp.asarray(x) for x in (start, kv_len, table, slots)))
+
+
+MIXES = {
+    "decodes": [(1, 1), (1, 37), (1, 9), (1, 64)],
+    "one prefill": [(29, 29)],
+    "chunk of a long prompt": [(7, 61)],
+    "decodes and chunks": [(1, 50), (1, 3), (13, 13), (21, 60), (1, 12), (2, 2)],
+}
+
+
+@pytest.mark.parametrize("mix", MIXES, ids=list(MIXES))
+@pytest.mark.parametrize("window,softcap,sinks", [(None, None, False), (6, None, False), (None, 20.0, True), (17, 5.0, True)])
+@pytest.mark.parametrize("heads,kv_heads,dtype", [(6, 2, jnp.float32), (4, 4, jnp.float32), (8, 1, jnp.bfloat16)])
+def test_portable_equals_reference(mix, window, softcap, sinks, heads, kv_heads, dtype, monkeypatch):
+    monkeypatch.setattr(portable, "KEY_BLOCK", 8)
+    monkeypatch.setattr(portable, "QUERY_BLOCK", 8)
+    rng = np.random.default_rng(0)
+    lengths = MIXES[mix]
+    used = sum(count for count, _ in lengths)
+    decode = all(count == 1 for count, _ in lengths)
+    rows = len(lengths) + 2
+    tokens = rows if decode else used + 5
+    head_dim = 8
+    batch = ragged_batch(rng, lengths, tokens=tokens, rows=rows, pages=80)
+    shape = make_pages(num_pages=80, page_size=PAGE, num_kv_heads=kv_heads, head_dim=head_dim, dtype=dtype).k.shape
+    pages = KVPages(k=jnp.asarray(rng.standard_normal(shape), dtype), v=jnp.asarray(rng.standard_normal(shape), dtype))
+    q = jnp.asarray(rng.standard_normal((tokens, heads, head_dim)), jnp.float32)
+    k = jnp.asarray(rng.standard_normal((tokens, kv_heads, head_dim)), jnp.float32)
+    v = jnp.asarray(rng.standard_normal((tokens, kv_heads, head_dim)), jnp.float32)
+    rules = {"scale": head_dim**-0.5, "window": window, "softcap": softcap}
+    if sinks:
+        rules["sinks"] = jnp.asarray(rng.standard_normal(heads), jnp.float32)
+
+    written = portable.write_kv(pages, k, v, batch.slots)
+    expected_pages = reference.write_kv(pages, k, v, batch.slots)
+    # Padding tokens race for the dummy page; every other page must be equal to the bit.
+    assert jnp.array_equal(written.k[1:], expected_pages.k[1:])
+    assert jnp.array_equal(written.v[1:], expected_pages.v[1:])
+    out = jax.jit(lambda q, p: portable.ragged_paged_attention(q, p, batch, **rules))(q, written)
+    expected = reference.ragged_paged_attention(q, written, batch, **rules)
+    assert np.isfinite(np.asarray(out)).all()
+    np.testing.assert_allclose(out[:used], expected[:used], atol=2e-6, rtol=1e-5)
