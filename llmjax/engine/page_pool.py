@@ -1,0 +1,141 @@
+"""The pages of one KV group: who holds which, which hold a known prefix, which to give out next. No device in it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from llmjax.errors import LLMJaxError
+
+DUMMY_PAGE = 0  # absorbs padding; never given out
+
+
+@dataclass(frozen=True)
+class PageKey:
+    """Names the content of a full page: everything before it (chained digest) and its own tokens."""
+
+    digest: bytes
+    tokens: tuple[int, ...]
+
+    @staticmethod
+    def chain(parent: bytes, tokens: Sequence[int]) -> PageKey:
+        """The key of the page that follows the one with digest ``parent`` and holds ``tokens``."""
+        own = tuple(tokens)
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(parent)
+        digest.update(b"".join(token.to_bytes(4, "little") for token in own))
+        return PageKey(digest.digest(), own)
+
+
+class PagePool:
+    """Reference-counted pages with a prefix cache.
+
+    A page is *used* (held by at least one request), *cached* (held by nobody, content known, evicted oldest first) or
+    *free*. ``free + cached + used == total`` at any time.
+
+    Args:
+        num_pages: pages on the device, the dummy page included.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 2:
+            raise LLMJaxError(f"a KV group needs at least 2 pages, not {num_pages}; give the KV cache more memory")
+        self.total = num_pages - 1
+        self._free = deque(range(1, num_pages))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._holders = [0] * num_pages
+        self._used = 0  # pages with a holder
+        self._keys: list[PageKey | None] = [None] * num_pages
+        self._pages: dict[bytes, int] = {}  # digest -> page
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def used(self) -> int:
+        return self._used
+
+    @property
+    def available(self) -> int:
+        """Pages that ``allocate`` can give out."""
+        return len(self._free) + len(self._cached)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """``count`` pages with one holder each, or None (and no change) if there are not so many."""
+        if count > self.available:
+            return None
+        pages = []
+        for _ in range(count):
+            if self._free:
+                page = self._free.popleft()
+            else:
+                page, _ = self._cached.popitem(last=False)
+                self._forget(page)
+            self._holders[page] = 1
+            pages.append(page)
+        self._used += count
+        return pages
+
+    def find(self, key: PageKey) -> int | None:
+        """The page with this content, if one is known."""
+        page = self._pages.get(key.digest)
+        if page is None or self._keys[page] != key:
+            return None
+        return page
+
+    def hold(self, page: int) -> None:
+        """One more holder of a page that is used or cached."""
+        if self._holders[page] == 0:
+            del self._cached[page]
+            self._used += 1
+        self._holders[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        """One holder fewer of each page; the first ones released are evicted first."""
+        for page in pages:
+            if page == DUMMY_PAGE:
+                continue
+            self._holders[page] -= 1
+            if self._holders[page] < 0:
+                raise LLMJaxError(f"page {page} was released more often than held")
+            if self._holders[page] == 0:
+                self._used -= 1
+                if self._keys[page] is None:
+                    self._free.append(page)
+                else:
+                    self._cached[page] = None
+
+    def commit(self, page: int, key: PageKey) -> None:
+        """States the content of a held, full page. If another page already holds it, that one stays the known one."""
+        if self._keys[page] is None and key.digest not in self._pages:
+            self._keys[page] = key
+            self._pages[key.digest] = page
+
+    def forget_all(self) -> None:
+        """Empties the prefix cache; held pages stay with their holders."""
+        while self._cached:
+            page, _ = self._cached.popitem(last=False)
+            self._forget(page)
+            self._free.append(page)
+        for page, key in enumerate(self._keys):
+            if key is not None:
+                self._forget(page)
+
+    def check(self) -> None:
+        """Raises if a page is lost or counted twice (for tests and the idle engine)."""
+        held = sum(holders > 0 for holders in self._holders)
+        if held != self.used or self.free + self.cached + held != self.total:
+            raise LLMJaxError(f"pages leaked: {self.free} free + {self.cached} cached + {held} used != {self.total}")
+
+    def _forget(self, page: int) -> None:
+        key = self._keys[page]
+        if key is not None:
+            del self._pages[key.digest]
+            self._keys[page] = None

@@ -1,0 +1,105 @@
+"""The nouns of the engine: the messages in and out of its loop, and one sequence on its way through."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from llmjax.outputs import TokenLogprobs
+from llmjax.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRequest:
+    """What the front sends to the engine loop. Plain data, so that it may cross a process boundary."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    max_tokens: int  # params.max_tokens, cut to the context
+    stop_token_ids: frozenset[int]  # end-of-sequence ids included unless ignore_eos
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    priority: int = 0
+    cache_salt: str | None = None
+    arrival_time: float = 0.0  # time.monotonic()
+
+
+@dataclass(kw_only=True)
+class SequenceTimes:
+    """Seconds of time.monotonic(); None: not yet."""
+
+    arrival: float
+    scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    num_preemptions: int = 0
+
+
+@dataclass(kw_only=True)
+class EngineOutput:
+    """What a step brought for one sequence of a request."""
+
+    request_id: str
+    index: int  # which of the n continuations
+    times: SequenceTimes
+    new_token_ids: list[int]
+    new_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # once, with the first token
+    num_cached_tokens: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | None = None  # the stop token
+    error: str | None = None  # with finish_reason "error"
+
+
+class Status(enum.Enum):
+    WAITING = 0
+    RUNNING = 1
+    FINISHED = 2
+
+
+@dataclass(eq=False, kw_only=True)
+class Sequence:
+    """One continuation: the prompt, what has been sampled, and where its KV lives.
+
+    ``tokens`` holds what the host knows. A sampled token that is still on the device counts in ``in_flight`` only.
+    """
+
+    request: EngineRequest
+    index: int
+    order: int  # of arrival
+    seed: int  # of this continuation
+    tokens: list[int]  # prompt, then output
+    times: SequenceTimes
+
+    status: Status = Status.WAITING
+    slot: int = -1  # row of the per-sequence device state while running
+    num_computed: int = 0  # tokens whose KV is in pages once every dispatched step has run
+    in_flight: int = 0  # 0 or 1
+    pages: list[list[int]] = field(default_factory=list)  # per KV group; 0 where freed behind the window
+    keys: list[bytes] = field(default_factory=list)  # digests of the full pages hashed so far
+    num_committed: int = 0  # full pages whose content the pools know
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at admission
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) + self.in_flight
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Sampled tokens, in-flight ones included."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def at_limit(self) -> bool:
+        """Every token it may have is sampled or being sampled."""
+        return self.num_output_tokens >= self.request.max_tokens
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Smaller is served first, larger preempted first."""
+        return (self.request.priority, self.order)

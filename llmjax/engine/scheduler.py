@@ -1,0 +1,190 @@
+"""Which tokens of which sequences the next step computes: continuous batching with chunked prefill."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from llmjax.engine.kv_cache import KVCache
+from llmjax.engine.request import Sequence, Status
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence's part of a step: its tokens ``start : start + count``."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    samples: bool  # the last of them is the sequence's last known token, so the step samples the next one
+
+    @property
+    def reads_device(self) -> bool:
+        """The input token was sampled by the step before and has not been read by the host."""
+        return self.count == 1 and self.start == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What one dispatch computes. Rows of one token come first."""
+
+    rows: list[Row]
+    admitted: list[Sequence] = field(default_factory=list)
+    num_preempted: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.count for row in self.rows)
+
+    @property
+    def decode_only(self) -> bool:
+        return all(row.count == 1 for row in self.rows)
+
+
+class Scheduler:
+    """Queues, slots and the token budget.
+
+    Running sequences go first, decodes before prefill chunks; what is left of the budget admits waiting ones in order
+    (arrival, or priority then arrival). When pages run out, the sequence served last gives its pages up and is
+    computed again later.
+
+    Args:
+        kv: pages of all sequences.
+        max_num_seqs: slots.
+        max_num_batched_tokens: tokens a step; at least ``max_num_seqs``, so that every decode fits.
+        max_bans: multi-token bad words over all running sequences that a step has room for.
+    """
+
+    def __init__(self, kv: KVCache, *, max_num_seqs: int, max_num_batched_tokens: int, max_bans: int) -> None:
+        self.kv = kv
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.running: list[Sequence] = []
+        self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # heap by rank
+        self._num_waiting = 0
+        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._bans_left = max_bans
+
+    @property
+    def num_waiting(self) -> int:
+        return self._num_waiting
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self._num_waiting
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a new or preempted sequence."""
+        sequence.status = Status.WAITING
+        heapq.heappush(self._waiting, (sequence.rank, sequence))
+        self._num_waiting += 1
+
+    def finish(self, sequence: Sequence) -> None:
+        """Takes a sequence out, wherever it is, and gives its pages and slot back."""
+        if sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+            self._give_back(sequence)
+        elif sequence.status is Status.WAITING:
+            self._num_waiting -= 1  # its heap entry is dropped when it comes up
+        sequence.status = Status.FINISHED
+
+    def sequences(self) -> Iterator[Sequence]:
+        """All unfinished sequences."""
+        yield from self.running
+        yield from (sequence for _, sequence in self._waiting if sequence.status is Status.WAITING)
+
+    def plan(self) -> StepPlan:
+        """The next step. Empty if nothing can run before a step in flight has been read."""
+        budget = self.max_num_batched_tokens
+        rows: dict[Sequence, Row] = {}
+        preempted = 0
+        for sequence in sorted(self.running, key=_decodes_first):
+            if sequence.status is not Status.RUNNING:
+                continue  # preempted for one before it
+            count = min(_missing(sequence), budget)
+            if count <= 0:
+                continue
+            while not self.kv.reserve(sequence, count):
+                victim = max(self.running, key=lambda other: other.rank)
+                self._preempt(victim)
+                preempted += 1
+                if victim in rows:
+                    budget += rows.pop(victim).count
+                if victim is sequence:
+                    break
+            if sequence.status is Status.RUNNING:
+                rows[sequence] = _row(sequence, count)
+                budget -= count
+        for row in rows.values():  # only now: until here a row could still be preempted
+            self.kv.advance(row.sequence, row.count)
+        admitted = self._admit(budget, rows) if not preempted else []
+        return StepPlan(
+            rows=sorted(rows.values(), key=lambda row: row.count > 1), admitted=admitted, num_preempted=preempted
+        )
+
+    def _admit(self, budget: int, rows: dict[Sequence, Row]) -> list[Sequence]:
+        admitted = []
+        while budget > 0 and self._free_slots and (sequence := self._first_waiting()) is not None:
+            bans = _num_bans(sequence)
+            if bans > self._bans_left:
+                break
+            sequence.slot = self._free_slots[-1]
+            cached = self.kv.attach_prefix(sequence)
+            count = min(_missing(sequence), budget)
+            if not self.kv.fits(sequence) or not self.kv.reserve(sequence, count):
+                self.kv.release(sequence)
+                sequence.slot = -1
+                break
+            self._free_slots.pop()
+            heapq.heappop(self._waiting)
+            self._num_waiting -= 1
+            self._bans_left -= bans
+            sequence.status = Status.RUNNING
+            if sequence.times.scheduled is None:
+                sequence.times.scheduled = time.monotonic()
+                sequence.num_cached_tokens = cached
+            self.running.append(sequence)
+            rows[sequence] = _row(sequence, count)
+            self.kv.advance(sequence, count)
+            admitted.append(sequence)
+            budget -= count
+        return admitted
+
+    def _first_waiting(self) -> Sequence | None:
+        while self._waiting:
+            sequence = self._waiting[0][1]
+            if sequence.status is Status.WAITING:
+                return sequence
+            heapq.heappop(self._waiting)
+        return None
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._give_back(sequence)
+        sequence.times.num_preemptions += 1
+        self.add(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self.kv.release(sequence)
+        self._free_slots.append(sequence.slot)
+        self._bans_left += _num_bans(sequence)
+        sequence.slot = -1
+
+
+def _row(sequence: Sequence, count: int) -> Row:
+    start = sequence.num_computed
+    return Row(sequence=sequence, start=start, count=count, samples=start + count == sequence.num_tokens)
+
+
+def _missing(sequence: Sequence) -> int:
+    """Tokens to compute before the next one can be sampled; 0 when no more may be sampled."""
+    return 0 if sequence.at_limit else sequence.num_tokens - sequence.num_computed
+
+
+def _decodes_first(sequence: Sequence) -> tuple[bool, tuple[int, int]]:
+    return (_missing(sequence) > 1, sequence.rank)
+
+
+def _num_bans(sequence: Sequence) -> int:
+    return sum(len(word) > 1 for word in sequence.request.bad_words_token_ids)

@@ -1,0 +1,81 @@
+"""What the engine counts: per step, per finished request, and in all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepStats:
+    """One engine step. Times in seconds."""
+
+    num_running: int
+    num_waiting: int
+    kv_usage: float  # share of the pages that are held, 0 to 1
+    num_tokens: int  # computed in this step
+    num_prompt_tokens: int  # of those, prompt tokens
+    num_generation_tokens: int  # sampled tokens that reached the host
+    prefix_cache_queries: int = 0  # prompt tokens of sequences admitted in this step
+    prefix_cache_hits: int = 0  # of those, found in the cache
+    num_preempted: int = 0
+    compilations: int = 0
+    host_seconds: float = 0.0  # planning, packing, dispatching, processing: everything but waiting for the device
+    step_seconds: float = 0.0  # from one step's tokens to the next one's
+    time_to_first_tokens: list[float] = field(default_factory=list)
+    inter_token_latencies: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestStats:
+    """One finished request. Times in seconds."""
+
+    request_id: str
+    finish_reason: str
+    num_prompt_tokens: int
+    num_generation_tokens: int  # over all continuations
+    num_cached_tokens: int
+    max_tokens: int | None
+    n: int
+    num_preemptions: int
+    e2e_seconds: float
+    queued_seconds: float  # arrival to first scheduled
+    prefill_seconds: float  # first scheduled to first token
+    decode_seconds: float  # first token to last
+    inference_seconds: float  # first scheduled to last token
+
+
+class StatLogger(Protocol):
+    """Receives the counts. Called on the engine's thread: be quick, do not block, do not raise."""
+
+    def record_step(self, stats: StepStats) -> None: ...
+
+    def record_request(self, stats: RequestStats) -> None: ...
+
+
+@dataclass
+class EngineTotals:
+    """Sums since the start, for benchmarks and the log line."""
+
+    steps: int = 0
+    host_seconds: float = 0.0
+    compilations: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    finished_requests: int = 0
+
+    def record_step(self, stats: StepStats) -> None:
+        self.steps += 1
+        self.host_seconds += stats.host_seconds
+        self.compilations += stats.compilations
+        self.prompt_tokens += stats.num_prompt_tokens
+        self.generation_tokens += stats.num_generation_tokens
+        self.preemptions += stats.num_preempted
+        self.prefix_cache_queries += stats.prefix_cache_queries
+        self.prefix_cache_hits += stats.prefix_cache_hits
+
+    def record_request(self, stats: RequestStats) -> None:
+        self.finished_requests += 1
