@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import huggingface_hub
 from huggingface_hub import errors as hf_errors
@@ -21,18 +22,25 @@ COPIES = ["*/*", "consolidated*"]
 PROJECTORS = ["mmproj*", "*/mmproj*"]
 
 # The hub's HTTP library has changed over its versions; its errors' base class is always a base of this one.
-_HF_ERRORS = (OSError, hf_errors.EntryNotFoundError, hf_errors.HFValidationError, *hf_errors.HfHubHTTPError.__bases__)
+_HTTP_ERRORS = cast(tuple[type[Exception], ...], hf_errors.HfHubHTTPError.__bases__)
+_HF_ERRORS: tuple[type[Exception], ...] = (
+    OSError,
+    hf_errors.EntryNotFoundError,
+    hf_errors.HFValidationError,
+    *_HTTP_ERRORS,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubOptions:
-    """How to reach a hub; the names are those of EngineConfig."""
+    """How to reach a hub; the names are EngineConfig's. ``endpoint`` None: the one of the hub's library."""
 
     revision: str | None = None
     token: str | None = None
     cache_dir: str | None = None
     offline: bool = False
     progress: bool = True
+    endpoint: str | None = None
 
 
 def from_hugging_face(repo: str, gguf_file: str | None, options: HubOptions) -> Path:
@@ -52,8 +60,13 @@ def from_hugging_face(repo: str, gguf_file: str | None, options: HubOptions) -> 
                 local_files_only=options.offline,
                 allow_patterns=patterns,
                 ignore_patterns=ignored,
+                endpoint=options.endpoint,
             )
         )
+
+    def listing() -> list[str]:
+        api = huggingface_hub.HfApi(endpoint=options.endpoint, token=options.token)
+        return api.list_repo_files(repo, revision=options.revision)
 
     try:
         with _progress_bars(options.progress):
@@ -61,14 +74,13 @@ def from_hugging_face(repo: str, gguf_file: str | None, options: HubOptions) -> 
                 folder = snapshot(LAYOUT, COPIES)
                 if options.offline or any(folder.glob("*.safetensors")):
                     return folder
-                names = huggingface_hub.HfApi(token=options.token).list_repo_files(repo, revision=options.revision)
+                names = listing()
                 if not any(name.lower().endswith(".gguf") for name in names):
                     return folder
                 gguf_file = choose_gguf(names, None, where=repo)
             folder = snapshot(gguf_patterns(gguf_file), [] if _names_projector(gguf_file) else PROJECTORS)
-            if not options.offline and not any(folder.rglob("*.gguf")):
-                names = huggingface_hub.HfApi(token=options.token).list_repo_files(repo, revision=options.revision)
-                choose_gguf(names, gguf_file, where=repo)
+            if not options.offline and not relative_ggufs(folder):
+                choose_gguf(listing(), gguf_file, where=repo)  # says what there is instead
             return folder / choose_gguf(relative_ggufs(folder), gguf_file, where=repo)
     except _HF_ERRORS as error:
         raise _hf_error(error, repo, options) from None

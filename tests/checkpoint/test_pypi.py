@@ -371,7 +371,7 @@ def test_pips_own_settings_are_used(index: FakeIndex, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("settings", [{"cert": "/no/such.pem"}, {"proxy": "nonsense"}, {"trusted_hosts": ("a:b",)}])
 def test_pip_settings_that_cannot_be_used(settings: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointError, match="pip's network settings .* cannot be used"):
+    with pytest.raises(CheckpointError, match=r"pip's network settings .* cannot be used"):
         IndexSettings(**settings).client()
 
 

