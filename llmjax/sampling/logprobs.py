@@ -1,0 +1,52 @@
+"""Log-probabilities of given tokens and of the most likely ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Of N positions; K is the number of top tokens kept."""
+
+    logprob: jax.Array  # f32 [N]: of the target
+    rank: jax.Array  # i32 [N]: 1 + number of tokens more likely than the target
+    top_ids: jax.Array  # i32 [N, K]: most likely first, lower id first among equals; -1 past the vocabulary
+    top_logprobs: jax.Array  # f32 [N, K]
+
+
+def token_logprobs(logits: jax.Array, targets: jax.Array, *, max_logprobs: int) -> TokenLogprobs:
+    """log_softmax of the raw logits at the targets and at the top.
+
+    Args:
+        logits: float [N, V], before any processing.
+        targets: i32 [N].
+        max_logprobs: K.
+    """
+    logits = logits.astype(jnp.float32)
+    peak = jnp.max(logits, axis=-1, keepdims=True)
+    log_total = jnp.log(jnp.sum(jnp.exp(logits - peak), axis=-1, keepdims=True))
+    target = jnp.take_along_axis(logits, targets[:, None], axis=-1)
+    top, top_ids = lax.top_k(logits, min(max_logprobs, logits.shape[-1]))
+    missing = ((0, 0), (0, max_logprobs - top.shape[-1]))
+    return TokenLogprobs(
+        logprob=(target - peak - log_total)[:, 0],
+        rank=1 + jnp.sum(logits > target, axis=-1, dtype=jnp.int32),
+        top_ids=jnp.pad(top_ids.astype(jnp.int32), missing, constant_values=-1),
+        top_logprobs=jnp.pad(top - peak - log_total, missing, constant_values=-jnp.inf),
+    )
+
+
+def no_logprobs(num: int, *, max_logprobs: int) -> TokenLogprobs:
+    """Zeros of the same shapes, for steps in which nobody asked."""
+    return TokenLogprobs(
+        logprob=jnp.zeros(num, jnp.float32),
+        rank=jnp.zeros(num, jnp.int32),
+        top_ids=jnp.zeros((num, max_logprobs), jnp.int32),
+        top_logprobs=jnp.zeros((num, max_logprobs), jnp.float32),
+    )

@@ -1,0 +1,210 @@
+"""What the sampler needs to know of one request, worked out once on the host."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from llmjax.errors import InvalidRequest
+from llmjax.sampling.params import MAX_BAD_WORDS, SamplingParams
+
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+# A bad word is tokenised twice, with and without a space before it.
+MAX_BANS = 2 * MAX_BAD_WORDS
+_FLOAT32 = np.finfo(np.float32)
+
+
+class Feature(enum.IntFlag):
+    """What a request asks of the sampler beyond the largest logit. A step does the union of its rows' work."""
+
+    RANDOM = 1  # temperature above 0
+    FILTER = 2  # top_k, top_p or min_p
+    PENALTY = 4  # repetition, frequency or presence
+    BIAS = 8  # logit_bias, allowed_token_ids, one-token bad words, min_tokens
+    BAN = 16  # bad words of several tokens
+    LOGPROBS = 32
+
+
+ROW = np.dtype(
+    [
+        ("key", np.uint32, 2),  # the 64-bit seed, high word first: the data of jax.random.key(seed)
+        ("temperature", np.float32),  # 0: greedy
+        ("top_p", np.float32),
+        ("top_k", np.int32),  # 0: off
+        ("min_p", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("repetition", np.float32),
+        ("features", np.int32),
+    ]
+)
+ROW_WORDS = ROW.itemsize // 4
+
+
+@dataclass(frozen=True)
+class RequestSampling:
+    """One request's sampling, ready to be packed.
+
+    Attributes:
+        words: i32 [ROW_WORDS], a ``ROW`` seen as integers. The packer keeps one table [slots, ROW_WORDS] and gathers
+            from it each step; ``SamplingBatch.from_words`` takes it apart on the device. All zeros is a greedy row.
+        features: what the request uses; slot set-up is needed only if ``uses_slot``.
+        bias_fill: the bias of tokens that ``bias_ids`` does not name: 0, or -inf with ``allowed_token_ids``.
+        bias_ids: i32 [K], distinct, in ``[0, vocab_size)``.
+        bias_values: f32 [K], -inf where the token is forbidden.
+        min_tokens: outputs before which ``stop_ids`` are forbidden on top.
+        stop_ids: i32 [L], the end-of-sequence and stop ids; empty if ``min_tokens`` is 0.
+        stop_values: f32 [L], the bias of ``stop_ids`` from the ``min_tokens``-th output on.
+        bad_words: token ids of the bad words of two tokens or more.
+    """
+
+    words: Ints = field(repr=False)
+    features: Feature
+    bias_fill: float
+    bias_ids: Ints
+    bias_values: Floats
+    min_tokens: int
+    stop_ids: Ints
+    stop_values: Floats
+    bad_words: tuple[tuple[int, ...], ...]
+
+    @property
+    def uses_slot(self) -> bool:
+        """Whether the request's slot on the device must be set up before its first step."""
+        return bool(self.features & (Feature.PENALTY | Feature.BIAS | Feature.BAN))
+
+    @property
+    def bans_look_back(self) -> int:
+        """How many ids at the end of its history ``bans`` reads; 0: the bans never change."""
+        return max((len(word) - 2 for word in self.bad_words), default=0)
+
+    def bans(self, history: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Pairs (previous, token): token is forbidden at the next position if the last token is previous.
+
+        The last token is still on the device when the step is packed, hence the pairs. Prompt and output count as one
+        text, so a bad word that the prompt begins cannot be completed either.
+
+        Args:
+            history: prompt and output ids without the last token, or the last ``bans_look_back`` of them.
+        """
+        return tuple(dict.fromkeys((w[-2], w[-1]) for w in self.bad_words if _ends_with(history, w[:-2])))
+
+
+def request_sampling(
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    seed: int,
+    eos_ids: Iterable[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
+) -> RequestSampling:
+    """Resolves ``params`` against a model.
+
+    Args:
+        params: what the user asked for.
+        vocab_size: number of logits.
+        seed: ``params.seed``, or one that the engine drew; the i-th of ``n`` outputs takes ``seed + i``. 64 bits count.
+        eos_ids: the model's end-of-sequence ids; those past the vocabulary can never be sampled and are left out.
+        bad_words: ``params.bad_words`` as token ids, each in every tokenisation to be forbidden.
+
+    Raises:
+        InvalidRequest: a token id lies outside the vocabulary, or no token may be sampled at all.
+    """
+    logit_bias = params.logit_bias or {}
+    _check_ids("logit_bias", logit_bias, vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+    _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    words = _distinct_words(bad_words, vocab_size)
+
+    forbidden = {word[0] for word in words if len(word) == 1}
+    fill = 0.0 if params.allowed_token_ids is None else -np.inf
+    bias = dict.fromkeys(params.allowed_token_ids or (), 0.0)
+    bias |= {token: value for token, value in logit_bias.items() if fill == 0.0 or token in bias}
+    bias |= dict.fromkeys(forbidden, -np.inf)
+    stops: list[int] = []
+    if params.min_tokens:
+        eos = () if params.ignore_eos else [token for token in eos_ids if 0 <= token < vocab_size]
+        stops = sorted({*params.stop_token_ids, *eos})
+    _check_something_left(bias, fill, stops, vocab_size)
+
+    several = tuple(word for word in words if len(word) > 1)
+    row = _row(params, vocab_size, seed)
+    if bias or fill or stops:
+        row["features"] |= Feature.BIAS
+    if several:
+        row["features"] |= Feature.BAN
+    packed = row.reshape(1).view(np.int32)
+    packed.flags.writeable = False
+    return RequestSampling(
+        words=packed,
+        features=Feature(int(row["features"])),
+        bias_fill=fill,
+        bias_ids=np.fromiter(bias.keys(), np.int32, len(bias)),
+        bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
+        min_tokens=params.min_tokens,
+        stop_ids=np.array(stops, np.int32),
+        stop_values=np.array([bias.get(token, fill) for token in stops], np.float32),
+        bad_words=several,
+    )
+
+
+def _row(params: SamplingParams, vocab_size: int, seed: int) -> npt.NDArray[np.void]:
+    row = np.zeros((), ROW)
+    row["key"] = [(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF]
+    row["top_p"] = params.top_p
+    row["top_k"] = params.top_k if 0 < params.top_k < vocab_size else 0
+    row["min_p"] = params.min_p
+    row["presence"] = params.presence_penalty
+    row["frequency"] = params.frequency_penalty
+    # A float64 past float32's range would turn into 0 or infinity, and then into NaN on the device.
+    row["repetition"] = np.clip(params.repetition_penalty, _FLOAT32.tiny, _FLOAT32.max)
+    features = Feature(0)
+    if not params.greedy:
+        row["temperature"] = min(params.temperature, float(_FLOAT32.max))
+        features |= Feature.RANDOM
+        if row["top_k"] or row["top_p"] < 1 or row["min_p"] > 0:
+            features |= Feature.FILTER
+    if params.presence_penalty or params.frequency_penalty or row["repetition"] != 1:
+        features |= Feature.PENALTY
+    if params.logprobs is not None:
+        features |= Feature.LOGPROBS
+    row["features"] = features
+    return row
+
+
+def _distinct_words(bad_words: Sequence[Sequence[int]], vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    words = tuple(dict.fromkeys(tuple(word) for word in bad_words))
+    if () in words:
+        raise InvalidRequest("bad_words holds a word that has no tokens", field="bad_words")
+    if len(words) > MAX_BANS:
+        message = f"bad_words has {len(words)} tokenisations; at most {MAX_BANS} are allowed"
+        raise InvalidRequest(message, field="bad_words")
+    for word in words:
+        _check_ids("bad_words", word, vocab_size)
+    return words
+
+
+def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            message = f"{name} holds token id {token}; the vocabulary has {vocab_size} tokens"
+            raise InvalidRequest(message, field=name)
+
+
+def _check_something_left(bias: dict[int, float], fill: float, stops: list[int], vocab_size: int) -> None:
+    others = vocab_size - len(bias) if fill == 0.0 else 0
+    left = {token for token, value in bias.items() if value != -np.inf}
+    if not others and not left:
+        raise InvalidRequest("bad_words forbids every token that may be sampled", field="bad_words")
+    if not left.difference(stops) and others <= len(set(stops).difference(bias)):
+        raise InvalidRequest("min_tokens forbids every token that may be sampled", field="min_tokens")
+
+
+def _ends_with(history: Sequence[int], tail: Sequence[int]) -> bool:
+    return len(history) >= len(tail) and all(history[i - len(tail)] == token for i, token in enumerate(tail))

@@ -1,0 +1,167 @@
+"""From logits to tokens, inside the jitted step.
+
+Order: allowed ids, bad words, min_tokens and logit_bias -> repetition, frequency, presence penalties -> greedy if the
+temperature is 0, else temperature -> min-p -> top-k -> top-p -> Gumbel-max. Log-probabilities are of the raw logits.
+
+Shapes are static and there is one executable: what no row of a step asks for is skipped by ``lax.cond`` on a scalar,
+and rows that do not ask for it are left exactly as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from llmjax.sampling.logprobs import TokenLogprobs, no_logprobs, token_logprobs
+from llmjax.sampling.noise import gumbel, row_keys
+from llmjax.sampling.rows import ROW, ROW_WORDS, Feature
+from llmjax.sampling.state import SamplerState
+from llmjax.sampling.truncation import keep_floor
+
+Uses = Callable[[Feature], jax.Array]  # whether some sampling row of the step has one of these features: bool []
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class SamplingBatch:
+    """One row per request of a step. R rows."""
+
+    slot: jax.Array  # i32 [R]
+    samples: jax.Array  # bool [R]: False for padding and for prefill chunks that do not end the prompt
+    position: jax.Array  # i32 [R]: of the token being sampled; the random counter
+    key: jax.Array  # u32 [R, 2]
+    temperature: jax.Array  # f32 [R]; 0: greedy
+    top_p: jax.Array  # f32 [R]; 1: off
+    top_k: jax.Array  # i32 [R]; 0: off
+    min_p: jax.Array  # f32 [R]; 0: off
+    presence: jax.Array  # f32 [R]; 0: off
+    frequency: jax.Array  # f32 [R]; 0: off
+    repetition: jax.Array  # f32 [R]; 1: off
+    features: jax.Array  # i32 [R], bits of Feature
+
+    @classmethod
+    def from_words(cls, words: jax.Array, *, slot: jax.Array, samples: jax.Array, position: jax.Array) -> SamplingBatch:
+        """Takes the gathered ``RequestSampling.words`` (i32 [R, ROW_WORDS]) apart."""
+        if words.shape != (slot.shape[0], ROW_WORDS):
+            raise ValueError(f"sampling words have shape {words.shape}, not {(slot.shape[0], ROW_WORDS)}")
+        columns = {}
+        assert ROW.fields is not None
+        for name, (dtype, offset, *_) in ROW.fields.items():
+            width = dtype.itemsize // 4
+            column = words[:, offset // 4 : offset // 4 + width]
+            columns[name] = lax.bitcast_convert_type(column if dtype.shape else column[:, 0], dtype.base)
+        return cls(slot=slot, samples=samples, position=position, **columns)
+
+    def has(self, feature: Feature) -> jax.Array:
+        """bool [R]: rows with the feature."""
+        return (self.features & int(feature)) != 0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SampleOutput:
+    """R rows. Rows that do not sample hold some valid token."""
+
+    tokens: jax.Array  # i32 [R]
+    logprobs: TokenLogprobs  # zeros when no row of the step asks
+
+
+def sample(
+    logits: jax.Array, state: SamplerState, batch: SamplingBatch, *, last_token: jax.Array, max_logprobs: int
+) -> tuple[SampleOutput, SamplerState]:
+    """One token for each row.
+
+    The tokens of a row depend on its logits, slot, parameters, seed and position alone. A row in which nothing may be
+    sampled (every logit -inf, or NaN among the logits) gives token 0.
+
+    Args:
+        logits: float [R, V].
+        state: slots; comes back with the sampled tokens counted for rows with penalties.
+        batch: what each row asks for.
+        last_token: i32 [R], the token before the one being sampled.
+        max_logprobs: static number of top log-probabilities.
+    """
+    logits = logits.astype(jnp.float32)
+    features = jnp.bitwise_or.reduce(jnp.where(batch.samples, batch.features, 0))
+
+    def uses(feature: Feature) -> jax.Array:
+        return (features & int(feature)) != 0
+
+    def full() -> jax.Array:
+        edited = _edit(logits, state, batch, last_token=last_token, uses=uses)
+        # The scores cross a cond, so they exist in memory: both passes of the argmax see the same bits.
+        return _argmax(lax.cond(uses(Feature.RANDOM), lambda: _scores(edited, batch, uses), lambda: edited))
+
+    beyond_argmax = Feature.RANDOM | Feature.PENALTY | Feature.BIAS | Feature.BAN
+    tokens = lax.cond(uses(beyond_argmax), full, lambda: _argmax(logits))
+    logprobs = lax.cond(
+        uses(Feature.LOGPROBS),
+        lambda: token_logprobs(logits, tokens, max_logprobs=max_logprobs),
+        lambda: no_logprobs(logits.shape[0], max_logprobs=max_logprobs),
+    )
+    return SampleOutput(tokens, logprobs), _count(state, batch, tokens)
+
+
+def _edit(x: jax.Array, state: SamplerState, batch: SamplingBatch, *, last_token: jax.Array, uses: Uses) -> jax.Array:
+    """Everything that may change which token is the most likely."""
+
+    def bias(x: jax.Array) -> jax.Array:
+        value = jnp.where(batch.has(Feature.BIAS)[:, None], state.logit_bias[batch.slot], 0.0)
+        return jnp.where(value == -jnp.inf, -jnp.inf, x + value)  # +inf - inf would be NaN
+
+    def ban(x: jax.Array) -> jax.Array:
+        holds = (state.ban_previous[batch.slot] == last_token[:, None]) & batch.has(Feature.BAN)[:, None]
+        token = jnp.where(holds, state.ban_token[batch.slot], x.shape[-1])
+        return x.at[jnp.arange(x.shape[0])[:, None], token].set(-jnp.inf, mode="drop")
+
+    def penalise(x: jax.Array) -> jax.Array:
+        count = state.output_count[batch.slot].astype(jnp.float32)
+        sampled = count > 0
+        seen = state.prompt_seen[batch.slot] | sampled
+        factor = batch.repetition[:, None]
+        x = jnp.where(seen, jnp.where(x > 0, x / factor, x * factor), x)
+        penalty = batch.frequency[:, None] * count + jnp.where(sampled, batch.presence[:, None], 0.0)
+        return jnp.where(batch.has(Feature.PENALTY)[:, None], x - penalty, x)
+
+    for feature, change in ((Feature.BIAS, bias), (Feature.BAN, ban), (Feature.PENALTY, penalise)):
+        x = lax.cond(uses(feature), change, lambda x: x, x)
+    return x
+
+
+def _scores(x: jax.Array, batch: SamplingBatch, uses: Uses) -> jax.Array:
+    """Scores whose argmax is a sample of each random row, and the most likely token of each greedy row."""
+    random = (batch.temperature > 0)[:, None]
+    temperature = jnp.where(random, batch.temperature[:, None], 1.0)
+    peak = jnp.max(x, axis=-1, keepdims=True)
+    # Two infinities of one sign would cancel to NaN: the peak itself is 0, and a row of -inf stays one.
+    z = jnp.where((x == peak) & (peak > -jnp.inf), 0.0, (x - jnp.maximum(peak, jnp.finfo(x.dtype).min)) / temperature)
+    floor = lax.cond(
+        uses(Feature.FILTER),
+        lambda: keep_floor(z, min_p=batch.min_p, top_k=batch.top_k, top_p=batch.top_p),
+        lambda: jnp.full(x.shape[0], -jnp.inf),
+    )
+    noise = gumbel(row_keys(batch.key, batch.position), x.shape[-1])
+    return jnp.where(random, jnp.where(z >= floor[:, None], z + noise, -jnp.inf), x)
+
+
+def _argmax(x: jax.Array) -> jax.Array:
+    """i32 [R]: the largest entry's index, the lowest among equals; 0 for rows with NaN.
+
+    Two plain reductions: XLA's argmax is one over pairs, which CPUs cannot vectorise.
+    """
+    index = jnp.arange(x.shape[-1], dtype=jnp.int32)
+    first = jnp.min(jnp.where(x == jnp.max(x, axis=-1, keepdims=True), index, x.shape[-1]), axis=-1)
+    return jnp.where(first < x.shape[-1], first, 0)
+
+
+def _count(state: SamplerState, batch: SamplingBatch, tokens: jax.Array) -> SamplerState:
+    """Adds the sampled tokens of rows with penalties; a scatter of R entries into donated memory."""
+    counts = batch.samples & batch.has(Feature.PENALTY)
+    old = state.output_count[batch.slot, tokens]
+    new = jnp.where(old < jnp.iinfo(jnp.uint16).max, old + 1, old)
+    slot = jnp.where(counts, batch.slot, state.num_slots)
+    return replace(state, output_count=state.output_count.at[slot, tokens].set(new, mode="drop"))

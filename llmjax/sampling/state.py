@@ -1,0 +1,81 @@
+"""What the sampler remembers of each request on the device, and the small edits that set it up.
+
+Only rows whose features say so read their slot, so the slots of other requests may hold anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+
+from llmjax.sampling.rows import MAX_BANS
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SamplerState:
+    """Per request slot; donated through the step. S slots, V vocabulary, M bans."""
+
+    prompt_seen: jax.Array  # bool [S, V]: the token occurs in the prompt
+    output_count: jax.Array  # u16 [S, V]: how often it was sampled, saturating
+    logit_bias: jax.Array  # f32 [S, V]: added to the logits; -inf: forbidden
+    ban_previous: jax.Array  # i32 [S, M]: the ban holds after this token
+    ban_token: jax.Array  # i32 [S, M]: the forbidden token; V: no ban
+
+    @property
+    def num_slots(self) -> int:
+        return int(self.prompt_seen.shape[0])
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.prompt_seen.shape[1])
+
+
+def make_sampler_state(*, num_slots: int, vocab_size: int, max_bans: int = MAX_BANS) -> SamplerState:
+    """Slots that forbid nothing and have seen nothing: 7 bytes a slot and token."""
+    return SamplerState(
+        prompt_seen=jnp.zeros((num_slots, vocab_size), bool),
+        output_count=jnp.zeros((num_slots, vocab_size), jnp.uint16),
+        logit_bias=jnp.zeros((num_slots, vocab_size), jnp.float32),
+        ban_previous=jnp.full((num_slots, max_bans), -1, jnp.int32),
+        ban_token=jnp.full((num_slots, max_bans), vocab_size, jnp.int32),
+    )
+
+
+def reset_slot(state: SamplerState, slot: jax.Array, bias_fill: jax.Array) -> SamplerState:
+    """Forgets the slot's last request; every token's bias becomes ``bias_fill`` (0, or -inf to forbid all)."""
+    return SamplerState(
+        prompt_seen=state.prompt_seen.at[slot].set(False),
+        output_count=state.output_count.at[slot].set(0),
+        logit_bias=state.logit_bias.at[slot].set(bias_fill),
+        ban_previous=state.ban_previous.at[slot].set(-1),
+        ban_token=state.ban_token.at[slot].set(state.vocab_size),
+    )
+
+
+def add_prompt_tokens(state: SamplerState, slot: jax.Array, ids: jax.Array) -> SamplerState:
+    """Marks ``ids`` (i32 [K], padded with V) as seen in the prompt."""
+    return replace(state, prompt_seen=state.prompt_seen.at[slot, ids].set(True, mode="drop"))
+
+
+def add_output_tokens(state: SamplerState, slot: jax.Array, ids: jax.Array) -> SamplerState:
+    """Counts ``ids`` (i32 [K], padded with V) as sampled: a preempted request starts again with its output."""
+    counts = state.output_count[slot].astype(jnp.int32).at[ids].add(1, mode="drop")
+    counts = jnp.minimum(counts, jnp.iinfo(jnp.uint16).max).astype(jnp.uint16)
+    return replace(state, output_count=state.output_count.at[slot].set(counts))
+
+
+def set_bias(state: SamplerState, slot: jax.Array, ids: jax.Array, values: jax.Array) -> SamplerState:
+    """Replaces the bias of ``ids`` (i32 [K], distinct, padded with V) by ``values`` (f32 [K])."""
+    return replace(state, logit_bias=state.logit_bias.at[slot, ids].set(values, mode="drop"))
+
+
+def set_bans(state: SamplerState, slot: jax.Array, previous: jax.Array, tokens: jax.Array) -> SamplerState:
+    """Replaces the slot's bans: ``tokens`` (i32 [M], padded with V) each forbidden after ``previous`` (i32 [M])."""
+    return replace(
+        state,
+        ban_previous=state.ban_previous.at[slot].set(previous),
+        ban_token=state.ban_token.at[slot].set(tokens),
+    )

@@ -1,0 +1,98 @@
+"""min-p, top-k and top-p as one threshold a row, without sorting the vocabulary.
+
+All three keep the tokens from some logit upwards, so a row's filters come down to a floor. Tokens of equal logit stand
+or fall together: ties with the k-th largest stay (as in vLLM), and top-p keeps the smallest such set of mass >= p.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+SHORTLIST = 128  # on CPUs lax.top_k is fast up to about here
+
+
+def keep_floor(z: jax.Array, *, min_p: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
+    """The smallest ``z`` that a row keeps: min-p first, then top-k, then top-p of what those two leave.
+
+    Args:
+        z: f32 [R, V], logits over temperature less their maximum, so at most 0.
+        min_p: f32 [R], share of the largest probability; 0: off.
+        top_k: i32 [R]; 0: off.
+        top_p: f32 [R]; 1: off.
+
+    Returns:
+        f32 [R]; -inf for rows with all three off.
+    """
+    return lax.platform_dependent(z, min_p, top_k, top_p, cpu=_floor_by_shortlist, default=_floor_by_search)
+
+
+def _floor_by_search(z: jax.Array, min_p: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
+    off = jnp.full(z.shape[0], -jnp.inf)
+
+    def kth() -> jax.Array:
+        return jnp.where(top_k > 0, _search(z, jnp.ones_like(z), top_k.astype(jnp.float32)), off)
+
+    floor = jnp.maximum(jnp.log(min_p), lax.cond(jnp.any(top_k > 0), kth, lambda: off))
+
+    def nucleus() -> jax.Array:
+        mass = _mass(z, floor)
+        return jnp.where(top_p < 1, _search(z, mass, top_p * jnp.sum(mass, axis=-1)), off)
+
+    return jnp.maximum(floor, lax.cond(jnp.any(top_p < 1), nucleus, lambda: off))
+
+
+def _floor_by_shortlist(z: jax.Array, min_p: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
+    """The same from each row's largest few; only rows whose floor lies deeper are searched, one at a time.
+
+    Each row takes its own way, so its floor does not depend on its neighbours. One row at a time stays in the cache.
+    """
+    length = min(SHORTLIST, z.shape[-1])
+    # Behind a barrier, or slices of it are merged into the top-k, which XLA then no longer sees and sorts instead.
+    top = lax.optimization_barrier(lax.top_k(z, length)[0])
+    kth = jnp.take_along_axis(top, jnp.clip(top_k, 1, length)[:, None] - 1, axis=-1)[:, 0]
+    floor = jnp.maximum(jnp.log(min_p), jnp.where(top_k > 0, kth, -jnp.inf))
+
+    total = jnp.sum(_mass(z, floor), axis=-1)
+    reached = jnp.cumsum(_mass(top, floor), axis=-1) >= (top_p * total)[:, None]
+    nucleus = jnp.take_along_axis(top, jnp.argmax(reached, axis=-1)[:, None], axis=-1)[:, 0]
+    floor = jnp.where((top_p < 1) & reached[:, -1], jnp.maximum(floor, nucleus), floor)
+
+    listed = (length == z.shape[-1]) | (top[:, -1] < floor)
+    deeper = (top_k > length) | ((top_p < 1) & ~reached[:, -1] & ~listed)
+
+    def settle(row: tuple[jax.Array, ...]) -> jax.Array:
+        deep, shallow, *args = row
+        return lax.cond(deep, lambda: _floor_by_search(*(a[None] for a in args))[0], lambda: shallow)
+
+    return lax.cond(jnp.any(deeper), lambda: lax.map(settle, (deeper, floor, z, min_p, top_k, top_p)), lambda: floor)
+
+
+def _mass(z: jax.Array, floor: jax.Array) -> jax.Array:
+    """Unnormalised probabilities of what lies above the floor. z [R, K], floor [R]."""
+    return jnp.where(z >= floor[:, None], jnp.exp(z), 0.0)
+
+
+def _search(z: jax.Array, weight: jax.Array, target: jax.Array) -> jax.Array:
+    """The largest t with sum(weight where z >= t) >= target: exact, by bisection over the bit patterns of -t.
+
+    Non-negative floats are ordered as their bits, and a masked sum in a fixed order never grows when a term goes away.
+
+    Args:
+        z: f32 [R, V], at most 0.
+        weight: f32 [R, V], not negative.
+        target: f32 [R]; where even the whole sum is smaller, t is -inf.
+    """
+
+    def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds
+        middle = low + (high - low) // 2
+        t = -lax.bitcast_convert_type(middle, jnp.float32)
+        enough = jnp.sum(jnp.where(z >= t[:, None], weight, 0.0), axis=-1) >= target
+        return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
+
+    infinity = lax.bitcast_convert_type(jnp.float32(jnp.inf), jnp.int32)
+    start = jnp.full(z.shape[0], -1, jnp.int32), jnp.full(z.shape[0], infinity, jnp.int32)
+    _, high = lax.fori_loop(0, 31, halve, start)
+    return -lax.bitcast_convert_type(high, jnp.float32)
