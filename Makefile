@@ -1,0 +1,54 @@
+# make serve   serve the default model on port 8000
+# make test    run the test suite
+# Variables: PYTHON=python3.12  CONFIG=configs/qwen3.yaml  ARGS="--port 9000"  TESTS=tests/engine  EXTRAS=cuda
+
+PYTHON ?= python3
+CONFIG ?= configs/smollm2.yaml
+EXTRAS ?=
+TESTS ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+comma := ,
+# "cuda" becomes "[cuda]" to serve with and "[dev,cuda]" to test with; each set has a stamp of its own.
+serve_extras := $(if $(EXTRAS),[$(EXTRAS)])
+dev_extras := [dev$(if $(EXTRAS),$(comma)$(EXTRAS))]
+serve_stamp := $(VENV)/serve$(subst $(comma),-,$(serve_extras)).stamp
+dev_stamp := $(VENV)/dev$(subst $(comma),-,$(dev_extras)).stamp
+
+.PHONY: serve test check bench clean
+.DELETE_ON_ERROR:
+
+serve: $(serve_stamp)
+	exec $(BIN)/python -m serve --config $(CONFIG) $(ARGS)
+
+test: $(dev_stamp)
+	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+check: $(dev_stamp)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(serve_stamp)
+	$(BIN)/llmjax bench latency --config $(CONFIG) $(ARGS)
+	$(BIN)/llmjax bench throughput --config $(CONFIG) $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(serve_stamp): pyproject.toml | $(BIN)/pip
+	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.$(serve_extras)'
+	@touch '$@'
+
+$(dev_stamp): pyproject.toml | $(BIN)/pip
+	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.$(dev_extras)'
+	@touch '$@'
+
+# Debian keeps what venv needs to install pip in a package of its own (python3-venv); without it pip is fetched.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "llmjax needs Python 3.11 or later: make PYTHON=…")'
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+		$(PYTHON) -m venv --clear --without-pip $(VENV) && $(BIN)/python .ci/get_pip.py; }
