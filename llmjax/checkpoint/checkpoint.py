@@ -1,0 +1,142 @@
+"""A model on disk, whatever its format: a config, and named tensors that are read one at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from llmjax.checkpoint.gguf import GGUFFile
+from llmjax.checkpoint.gguf_model import hf_config, hf_generation_config, hf_tensors
+from llmjax.checkpoint.safetensors import SafetensorsTensor, open_safetensors
+from llmjax.errors import CheckpointError
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+class StoredTensor(Protocol):
+    """A tensor in a file; nothing of it is in memory before `read`."""
+
+    @property
+    def name(self) -> str:
+        """Hugging Face name."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As in torch: a linear layer is [out, in]."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+
+    @property
+    def type_name(self) -> str:
+        """Type in the file: ``BF16``, ``Q4_K`` …"""
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        """The values [shape] as `dtype`: float32, float16 or bfloat16; maybe a read-only view of the file.
+
+        Temporary memory is bounded by a few hundred KB, whatever the tensor's size.
+
+        Raises:
+            CheckpointError: the stored type is not supported.
+        """
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened model.
+
+    Attributes:
+        path: folder or .gguf file.
+        config: content of config.json; made up from the metadata for GGUF.
+        generation_config: content of generation_config.json, or empty.
+        tensors: by Hugging Face name.
+        gguf: the container, for its tokenizer; None for a folder.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    tensors: Mapping[str, StoredTensor]
+    gguf: GGUFFile | None = None
+
+
+def open_checkpoint(path: str | Path, *, overrides: Mapping[str, Any] | None = None) -> Checkpoint:
+    """Open a model without reading its weights.
+
+    Args:
+        path: folder in Hugging Face's layout (config.json and model.safetensors or its index), or a .gguf file
+            (of a split one, any part).
+        overrides: keys of config.json to replace or add, with their values.
+
+    Raises:
+        CheckpointError: something is missing, malformed or of an unknown architecture.
+    """
+    path = Path(path)
+    checkpoint = _open_folder(path) if path.is_dir() else _open_gguf(path)
+    checkpoint.config.update(overrides or {})
+    return checkpoint
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    gguf = GGUFFile.open(path)
+    config = hf_config(gguf)
+    return Checkpoint(path, config, hf_generation_config(gguf), MappingProxyType(hf_tensors(gguf, config)), gguf)
+
+
+def _open_folder(path: Path) -> Checkpoint:
+    config = _read_json(path / CONFIG)
+    generation = path / GENERATION_CONFIG
+    generation_config = _read_json(generation) if generation.exists() else {}
+    if (path / WEIGHTS).exists():
+        tensors = open_safetensors(path / WEIGHTS)
+    elif (path / INDEX).exists():
+        tensors = _open_shards(path)
+    else:
+        raise CheckpointError(f"{path}: has neither {WEIGHTS} nor {INDEX}; other weight files are not read")
+    return Checkpoint(path, config, generation_config, MappingProxyType(tensors))
+
+
+def _open_shards(path: Path) -> dict[str, SafetensorsTensor]:
+    """Every tensor of every file that the index names; where two files have it, the one that the index says."""
+    index = _read_json(path / INDEX)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path / INDEX}: weight_map is missing or empty")
+    shards: dict[str, dict[str, SafetensorsTensor]] = {}
+    tensors: dict[str, SafetensorsTensor] = {}
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or file in ("", "..") or Path(file).name != file:
+            raise CheckpointError(f"{path / INDEX}: tensor {name!r} is said to be in {file!r}, which is no file name")
+        if file not in shards:
+            if not (path / file).exists():
+                raise CheckpointError(f"{path / file}: is missing, but {INDEX} names it")
+            shards[file] = open_safetensors(path / file)
+        if name not in shards[file]:
+            raise CheckpointError(f"{path / file}: has no tensor {name!r}, but {INDEX} says so")
+        tensors[name] = shards[file][name]
+    for shard in shards.values():
+        for name, tensor in shard.items():
+            tensors.setdefault(name, tensor)
+    return tensors
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is no valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: is no JSON object")
+    return content
