@@ -1,0 +1,21 @@
+"""Model definitions: Flax NNX modules used as pure functions of a flat dict of weights."""
+
+from models.config import LayerConfig, ModelConfig, RopeConfig
+from models.decoder import CausalLM, Hidden
+from models.errors import UnsupportedModel
+from models.functional import abstract_model, init_random, merge
+from models.registry import FAMILIES, model_config
+
+__all__ = [
+    "FAMILIES",
+    "CausalLM",
+    "Hidden",
+    "LayerConfig",
+    "ModelConfig",
+    "RopeConfig",
+    "UnsupportedModel",
+    "abstract_model",
+    "init_random",
+    "merge",
+    "model_config",
+]

@@ -58,6 +58,7 @@ class ModelConfig:
     final_softcap: float | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    dtype: str | None = None  # of the published weights, as NumPy names it; None: the file does not say
 
     def __post_init__(self) -> None:
         if not self.attention_scale:

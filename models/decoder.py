@@ -1,0 +1,134 @@
+"""The configurable decoder: one definition for every family of the Llama shape. Attribute paths are Hugging Face's
+tensor names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from kernels.attention import KVPages, RaggedBatch
+from kernels.linear import linear
+from models.config import LayerConfig, ModelConfig
+from models.layers.attention import Attention
+from models.layers.embedding import Embedding
+from models.layers.linear import Linear
+from models.layers.mlp import MLP
+from models.layers.norm import RMSNorm
+from models.layers.rope import Rotation, rotation
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Hidden:
+    """What a pass through the layers leaves."""
+
+    hidden: jax.Array  # [T, D] in the activations' dtype, before the final norm
+    kv: tuple[KVPages, ...]  # one per layer, the step's keys and values stored
+
+
+class DecoderLayer(nnx.Module):
+    """Attention and MLP with a norm before each, and after each too where the config says so."""
+
+    def __init__(self, config: ModelConfig, layer: LayerConfig, *, dtype: jnp.dtype) -> None:
+        norm = partial(RMSNorm, config.hidden_size, eps=config.norm_eps, plus_one=config.norm_plus_one)
+        self.input_layernorm = norm()
+        self.self_attn = Attention(config, layer, dtype=dtype)
+        self.post_attention_layernorm = norm()
+        self.mlp = MLP(config, dtype=dtype)
+        self.pre_feedforward_layernorm = norm() if config.sandwich_norms else None
+        self.post_feedforward_layernorm = norm() if config.sandwich_norms else None
+
+    def __call__(self, x: jax.Array, by: Rotation, pages: KVPages, batch: RaggedBatch) -> tuple[jax.Array, KVPages]:
+        attended, pages = self.self_attn(self.input_layernorm(x), by, pages, batch)
+        if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
+            x = x + attended
+            return x + self.mlp(self.post_attention_layernorm(x)), pages
+        x = x + self.post_attention_layernorm(attended)
+        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x))), pages
+
+
+@partial(jax.jit, static_argnums=0)
+def decoder_layer(
+    kind: Any, weights: Any, x: jax.Array, by: Rotation, pages: KVPages, batch: RaggedBatch
+) -> tuple[jax.Array, KVPages]:
+    """One layer as a function, so that all layers of a kind share one trace and one compiled function.
+
+    Args:
+        kind, weights: the layer's graph definition and state, as ``nnx.split`` gives them.
+    """
+    return nnx.merge(kind, weights)(x, by, pages, batch)
+
+
+class Decoder(nnx.Module):
+    """What checkpoints call ``model``: embedding, layers, final norm."""
+
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, activation_dtype: jnp.dtype) -> None:
+        self.embed_tokens = Embedding(
+            config.vocab_size,
+            config.hidden_size,
+            scale=config.embedding_scale,
+            dtype=dtype,
+            activation_dtype=activation_dtype,
+        )
+        self.layers = nnx.List([DecoderLayer(config, layer, dtype=dtype) for layer in config.layers])
+        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps, plus_one=config.norm_plus_one)
+
+
+class CausalLM(nnx.Module):
+    """A decoder with its language-model head.
+
+    Args:
+        dtype: of weight matrices; norms and biases are f32.
+        activation_dtype: of everything between layers.
+    """
+
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, activation_dtype: jnp.dtype) -> None:
+        self.config = config
+        self.model = Decoder(config, dtype=dtype, activation_dtype=activation_dtype)
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        kv: tuple[KVPages, ...],
+        batches: tuple[RaggedBatch, ...],
+    ) -> Hidden:
+        """Runs the layers over a packed step.
+
+        Args:
+            tokens, positions: i32 [T].
+            kv: the pages of each layer.
+            batches: the step as the layers of each entry of ``config.windows`` see it.
+        """
+        config = self.config
+        x = self.model.embed_tokens(tokens)
+        rotations = [rotation(positions, rope) for rope in config.ropes]
+        stored = []
+        for i, (layer, pages) in enumerate(zip(self.model.layers, kv, strict=True)):
+            kind, weights = nnx.split(layer)
+            by, batch = rotations[config.layers[i].rope], batches[config.group_of(i)]
+            x, pages = decoder_layer(kind, weights, x, by, pages, batch)
+            stored.append(pages)
+        return Hidden(hidden=x, kv=tuple(stored))
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Final norm and head of the rows that need it.
+
+        Args:
+            hidden: [N, D], rows of ``Hidden.hidden``.
+
+        Returns:
+            f32 [N, V].
+        """
+        head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        # f32 in, f32 out: a bf16 model's logits are not rounded to bf16.
+        logits = linear(self.model.norm(hidden).astype(jnp.float32), head.get_value())
+        cap = self.config.final_softcap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)

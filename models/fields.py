@@ -1,0 +1,99 @@
+"""Validated reading of config.json: a value of the wrong kind is an error that names the key, not a surprise later."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from models.errors import UnsupportedModel
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The keys of one JSON object, with the defaults that hold where a key is missing.
+
+    Args:
+        values: the object as read from the file.
+        defaults: what a missing key means; a key in neither mapping reads as null.
+        name: how error messages call the object.
+    """
+
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "config.json"
+
+    def get(self, key: str) -> Any:
+        return self.values[key] if key in self.values else self.defaults.get(key)
+
+    def error(self, key: str, problem: str) -> UnsupportedModel:
+        """An error to raise about one key; ``problem`` completes "<file>: <key> = <value> ..."."""
+        shown = repr(self.get(key))
+        return UnsupportedModel(f"{self.name}: {key} = {shown if len(shown) < 80 else shown[:76] + ' ...'} {problem}")
+
+    def integer(self, key: str, *, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
+        value = self.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            raise self.error(key, f"must be an integer from {minimum} to {maximum}")
+        return value
+
+    def optional_integer(self, key: str, *, minimum: int = 1) -> int | None:
+        return None if self.get(key) is None else self.integer(key, minimum=minimum)
+
+    def number(self, key: str) -> float:
+        """A positive, finite number."""
+        value = self.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
+            raise self.error(key, "must be a positive number")
+        return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        return None if self.get(key) is None else self.number(key)
+
+    def numbers(self, key: str, *, count: int) -> tuple[float, ...]:
+        values = self.get(key)
+        if not isinstance(values, list | tuple) or len(values) != count:
+            raise self.error(key, f"must be a list of {count} numbers")
+        return tuple(Fields({key: value}, name=self.name).number(key) for value in values)
+
+    def flag(self, key: str) -> bool:
+        value = self.get(key)
+        if not isinstance(value, bool):
+            raise self.error(key, "must be true or false")
+        return value
+
+    def choice(self, key: str, choices: Iterable[str]) -> str:
+        value = self.get(key)
+        if not isinstance(value, str) or value not in set(choices):
+            raise self.error(key, f"is not supported; supported are {', '.join(sorted(choices))}")
+        return value
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """A JSON object; null reads as an empty one."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.error(key, "must be an object")
+        return value or {}
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """One token id, a list of them, or null for none."""
+        value = self.get(key)
+        ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
+        return tuple(Fields({key: token}, name=self.name).integer(key, minimum=0) for token in ids)
+
+    def require(self, key: str, *neutral: Any) -> None:
+        """Refuses a key that would change the maths in a way the model does not implement.
+
+        Args:
+            neutral: the values that change nothing; null always is one.
+        """
+        value = self.get(key)
+        if value is not None and value not in neutral:
+            raise self.error(key, "is not supported")
+
+    def only(self, allowed: Iterable[str]) -> None:
+        """Refuses keys that nobody reads."""
+        for key, value in self.values.items():
+            if value is not None and key not in set(allowed):
+                raise self.error(key, f"is not supported here; supported keys are {', '.join(sorted(allowed))}")

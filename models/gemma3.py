@@ -1,0 +1,71 @@
+"""Gemma 3 (text): four norms a layer, norms of q and k, scaled embeddings, and five windowed layers to a full one, the
+two kinds with ropes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from models.config import ModelConfig
+from models.fields import Fields
+from models.hf_config import MAX_LAYERS, decoder_config, layer_types
+from models.layers.rope_scaling import rope_parameters
+
+# What Hugging Face's Gemma3TextConfig means by a missing key.
+DEFAULTS = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "attention_bias": False,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "tie_word_embeddings": True,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``models.model_config``."""
+    fields = Fields(config, DEFAULTS)
+    # Hugging Face carries this key in Gemma 3's config and never applies it.
+    fields.require("attn_logit_softcapping")
+    fields.require("use_bidirectional_attention", False)
+    fields.require("mlp_bias", False)
+    count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    pattern = fields.integer("sliding_window_pattern")
+    default = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(count)]
+    layers = layer_types(fields, default)
+    ropes = {"full_attention": rope_parameters(fields, "full_attention")} if "full_attention" in layers else {}
+    if "sliding_attention" in layers:
+        # rope_scaling stretches the full layers alone.
+        ropes["sliding_attention"] = rope_parameters(
+            fields, "sliding_attention", theta="rope_local_base_freq", scaled=False
+        )
+    return decoder_config(
+        fields,
+        architecture="Gemma3ForCausalLM",
+        layers=layers,
+        window=fields.optional_integer("sliding_window"),
+        max_model_len=max_model_len,
+        ropes=ropes,
+        activation="hidden_activation",
+        qkv_bias=fields.flag("attention_bias"),
+        o_bias=fields.flag("attention_bias"),
+        qk_norm=True,
+        sandwich_norms=True,
+        norm_plus_one=True,
+        embedding_scale=fields.integer("hidden_size") ** 0.5,
+        attention_scale=fields.number("query_pre_attn_scalar") ** -0.5,
+        final_softcap=fields.optional_number("final_logit_softcapping"),
+    )

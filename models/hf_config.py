@@ -1,0 +1,121 @@
+"""What all families read from config.json in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from models.config import LayerConfig, ModelConfig, RopeConfig
+from models.fields import Fields
+from models.layers.mlp import ACTIVATIONS
+from models.layers.rope_scaling import LAYER_TYPES, RopeLengths, extended_length, resolve_rope, rope_parameters
+
+MAX_LAYERS = 4096  # far above any model: a wrong number must not build a million modules
+
+# Keys of other models whose maths this decoder does not have, with the values that change nothing.
+_FOREIGN: Mapping[str, tuple[Any, ...]] = {
+    "alibi": (False,),
+    "attention_chunk_size": (),
+    "attention_multiplier": (),
+    "clip_qkv": (),
+    "embedding_multiplier": (1, 1.0),
+    "logit_scale": (1, 1.0),
+    "logits_scaling": (1, 1.0),
+    "n_routed_experts": (0,),
+    "no_rope_layers": ([],),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "parallel_attn": (False,),
+    "residual_multiplier": (1, 1.0),
+    "scale_emb": (1, 1.0),
+    "use_parallel_residual": (False,),
+}
+
+
+def layer_types(fields: Fields, default: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The kind of attention of each layer: ``layer_types`` where given, else ``default``, else full everywhere."""
+    count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    given = fields.get("layer_types")
+    if given is None:
+        return tuple(default) if default is not None else ("full_attention",) * count
+    if not isinstance(given, list | tuple) or len(given) != count:
+        raise fields.error("layer_types", f"must be a list of num_hidden_layers = {count} names")
+    for name in given:
+        Fields({"layer_types": name}, name=fields.name).choice("layer_types", LAYER_TYPES)
+    return tuple(given)
+
+
+def decoder_config(
+    fields: Fields,
+    *,
+    architecture: str,
+    layers: Sequence[str],
+    window: int | None,
+    max_model_len: int | None,
+    ropes: Mapping[str, Fields] | None = None,
+    activation: str = "hidden_act",
+    **differences: Any,
+) -> ModelConfig:
+    """Builds and checks a configuration from the keys that every family has.
+
+    Args:
+        layers: the kind of attention of each layer, from ``layer_types``.
+        window: of the layers called sliding_attention, in tokens.
+        max_model_len: longest sequence that will be served, in tokens; some rope scalings depend on it.
+        ropes: rope keys by layer type, where a family does not write them as most do.
+        activation: the key that names the activation.
+        differences: fields of ModelConfig in which the family differs from its defaults.
+
+    Raises:
+        UnsupportedModel: a value is missing, wrong, contradictory or means maths that is not implemented.
+    """
+    for key, neutral in _FOREIGN.items():
+        fields.require(key, *neutral)
+    kinds = tuple(dict.fromkeys(layers))
+    if "sliding_attention" in kinds and window is None:
+        raise fields.error("sliding_window", "but some layers have a sliding window")
+    hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    num_kv_heads = fields.optional_integer("num_key_value_heads") or num_heads
+    if num_heads % num_kv_heads:
+        raise fields.error("num_key_value_heads", f"does not divide num_attention_heads = {num_heads}")
+    head_dim = fields.optional_integer("head_dim")
+    if head_dim is None:
+        if hidden_size % num_heads:
+            raise fields.error("hidden_size", f"is not divisible by num_attention_heads = {num_heads}; give head_dim")
+        head_dim = hidden_size // num_heads
+    lengths = RopeLengths(fields.integer("max_position_embeddings"), max_model_len)
+    parameters = {kind: (ropes[kind] if ropes else rope_parameters(fields, kind)) for kind in kinds}
+    resolved = {kind: resolve_rope(p, head_dim=head_dim, lengths=lengths) for kind, p in parameters.items()}
+    distinct: list[RopeConfig] = list(dict.fromkeys(resolved.values()))
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        layers=tuple(
+            LayerConfig(window=window if kind == "sliding_attention" else None, rope=distinct.index(resolved[kind]))
+            for kind in layers
+        ),
+        ropes=tuple(distinct),
+        max_position=max(extended_length(p, lengths) for p in parameters.values()),
+        norm_eps=fields.number("rms_norm_eps"),
+        activation=fields.choice(activation, ACTIVATIONS),
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        bos_token_id=fields.optional_integer("bos_token_id", minimum=0),
+        eos_token_ids=fields.token_ids("eos_token_id"),
+        dtype=_dtype(fields),
+        **differences,
+    )
+
+
+def _dtype(fields: Fields) -> str | None:
+    key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
+    value = fields.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise fields.error(key, "must be a string")
+    return value.removeprefix("torch.")

@@ -1,0 +1,28 @@
+"""Token embedding."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+class Embedding(nnx.Module):
+    """Rows of the vocabulary matrix [V, D], cast to the activations' dtype and scaled.
+
+    Args:
+        scale: multiplies the rows; rounded to the activations' dtype first, as Gemma was trained.
+    """
+
+    def __init__(
+        self, vocab_size: int, size: int, *, scale: float, dtype: jnp.dtype, activation_dtype: jnp.dtype
+    ) -> None:
+        self.weight = nnx.Param(jax.ShapeDtypeStruct((vocab_size, size), dtype))
+        self.scale = scale
+        self.activation_dtype = activation_dtype
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """i32 [T] to [T, D]; ids outside the vocabulary (padding) read some row."""
+        rows = self.weight.get_value().at[tokens].get(mode="clip", wrap_negative_indices=False)
+        rows = rows.astype(self.activation_dtype)
+        return rows if self.scale == 1 else rows * jnp.asarray(self.scale, self.activation_dtype)

@@ -1,0 +1,230 @@
+"""Rope scaling rules: from the rope keys of config.json to final inverse frequencies.
+
+Formulas are those of Hugging Face's ``modeling_rope_utils`` and of the papers: position interpolation (arXiv
+2306.15595, linear), NTK-aware scaling (dynamic), YaRN (2309.00071), LongRoPE (2402.13753) and Llama 3.1's blend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from models.config import RopeConfig
+from models.fields import Fields
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True)
+class RopeLengths:
+    """The lengths that scaling rules look at, in tokens."""
+
+    max_position: int  # max_position_embeddings
+    max_model_len: int | None = None  # longest sequence that will be served; None: max_position
+
+    @property
+    def served(self) -> int:
+        return self.max_model_len or self.max_position
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    inv_freq: np.ndarray  # f64 [rotary_dim / 2]
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class _Rule:
+    scale: Callable[[Fields, int, RopeLengths], _Scaled]
+    keys: tuple[str, ...] = ()
+
+
+def rope_parameters(fields: Fields, layer_type: str, *, theta: str = "rope_theta", scaled: bool = True) -> Fields:
+    """The rope keys of one layer type, whichever way config.json writes them.
+
+    Transformers 5 writes ``rope_parameters``, flat or nested by layer type; before, there were ``rope_theta`` and
+    ``rope_scaling``. Where both are present they must agree.
+
+    Args:
+        theta: the top-level key that holds the base when ``rope_parameters`` does not.
+        scaled: whether a scaling that is not nested by layer type applies to this one.
+
+    Raises:
+        UnsupportedModel: the two styles contradict each other, or the layer type is missing.
+    """
+    new, old = dict(fields.mapping("rope_parameters")), dict(fields.mapping("rope_scaling"))
+    nested = any(key in LAYER_TYPES for key in new)
+    for parameters in (new, old):
+        if "type" in parameters:
+            parameters.setdefault("rope_type", parameters["type"])
+    if nested:
+        if old:
+            raise fields.error("rope_scaling", "stands beside a rope_parameters nested by layer type; remove one")
+        inner = Fields(new, name=f"{fields.name}: rope_parameters").mapping(layer_type)
+        if not inner:
+            raise fields.error("rope_parameters", f"has no entry for {layer_type}")
+        merged, name = dict(inner), f"{fields.name}: rope_parameters.{layer_type}"
+    elif not scaled:
+        if new:
+            raise fields.error("rope_parameters", "must be nested by layer type in this model")
+        merged, name = {}, fields.name
+    else:
+        # A plain rope_parameters gives way to a rope_scaling, which then came from the user.
+        if new.get("rope_type") == "default" and old:
+            del new["rope_type"]
+        for key in new.keys() & old.keys() - {"type"}:
+            if new[key] != old[key]:
+                raise fields.error("rope_scaling", f"contradicts rope_parameters in {key}")
+        merged, name = old | new, f"{fields.name}: {'rope_scaling' if old else 'rope_parameters'}"
+        if fields.get("original_max_position_embeddings") is not None:
+            merged["original_max_position_embeddings"] = fields.get("original_max_position_embeddings")
+    defaults: dict[str, Any] = {
+        "rope_theta": fields.get(theta),
+        "rope_type": merged.get("type", "default"),
+        "partial_rotary_factor": fields.get("partial_rotary_factor") or 1.0,
+    }
+    return Fields({key: value for key, value in merged.items() if value is not None}, defaults, name)
+
+
+def resolve_rope(parameters: Fields, *, head_dim: int, lengths: RopeLengths) -> RopeConfig:
+    """Applies a scaling rule.
+
+    Args:
+        parameters: from ``rope_parameters``.
+        head_dim: size of a head; ``partial_rotary_factor`` of it is rotated.
+
+    Raises:
+        UnsupportedModel: an unknown rope_type, a key the rule does not know, or a value out of range.
+    """
+    rule = _RULES[parameters.choice("rope_type", _RULES)]
+    common = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+    # "finetuned" is a remark in older YaRN checkpoints.
+    parameters.only((*common, "finetuned", *rule.keys))
+    rotary_dim = int(head_dim * parameters.number("partial_rotary_factor"))
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise parameters.error(
+            "partial_rotary_factor", f"leaves {rotary_dim} of {head_dim} entries of a head to rotate"
+        )
+    scaled = rule.scale(parameters, rotary_dim, lengths)
+    return RopeConfig(
+        inv_freq=tuple(scaled.inv_freq.astype(np.float32).tolist()), attention_factor=scaled.attention_factor
+    )
+
+
+def extended_length(parameters: Fields, lengths: RopeLengths) -> int:
+    """The longest sequence the model can take, in tokens, where the rule reaches past max_position_embeddings."""
+    rope_type = parameters.get("rope_type")
+    if rope_type == "yarn" and parameters.get("factor") is not None:
+        return max(lengths.max_position, int(_original_length(parameters, lengths) * parameters.number("factor")))
+    if rope_type == "dynamic":
+        return max(lengths.max_position, lengths.served)
+    return lengths.max_position
+
+
+def _base(parameters: Fields, dim: int, *, stretch: float = 1.0) -> np.ndarray:
+    return (parameters.number("rope_theta") * stretch) ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
+
+
+def _original_length(parameters: Fields, lengths: RopeLengths) -> int:
+    return parameters.optional_integer("original_max_position_embeddings") or lengths.max_position
+
+
+def _default(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
+    return _Scaled(_base(parameters, dim))
+
+
+def _linear(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
+    return _Scaled(_base(parameters, dim) / parameters.number("factor"))
+
+
+def _dynamic(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
+    # Hugging Face rescales as a sequence grows, which invalidates keys already cached: one length is picked instead.
+    if dim == 2:
+        raise parameters.error("rope_type", "needs more than two rotary entries a head")
+    factor = parameters.number("factor")
+    length = max(lengths.served, lengths.max_position)
+    stretch = (factor * length / lengths.max_position - (factor - 1)) ** (dim / (dim - 2))
+    return _Scaled(_base(parameters, dim, stretch=stretch))
+
+
+def _llama3(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
+    inv = _base(parameters, dim)
+    low, high = parameters.number("low_freq_factor"), parameters.number("high_freq_factor")
+    if low >= high:
+        raise parameters.error("high_freq_factor", f"must exceed low_freq_factor = {low}")
+    turns = _original_length(parameters, lengths) * inv / (2 * math.pi)  # over the original context
+    smooth = np.clip((turns - low) / (high - low), 0, 1)  # 0: interpolate fully, 1: leave alone
+    return _Scaled((1 - smooth) * inv / parameters.number("factor") + smooth * inv)
+
+
+def _yarn(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
+    original = _original_length(parameters, lengths)
+    factor = parameters.optional_number("factor") or lengths.max_position / original
+    log_theta = math.log(parameters.number("rope_theta"))
+    if log_theta <= 0:
+        raise parameters.error("rope_theta", "must exceed 1 for yarn")
+
+    def index_of(turns: float) -> float:  # of the frequency that turns so often over the original context
+        return dim * math.log(original / (2 * math.pi * turns)) / (2 * log_theta)
+
+    low = index_of(parameters.optional_number("beta_fast") or 32.0)
+    high = index_of(parameters.optional_number("beta_slow") or 1.0)
+    if parameters.get("truncate") is None or parameters.flag("truncate"):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = np.clip((np.arange(dim // 2) - low) / (high - low), 0, 1)
+    inv = _base(parameters, dim)
+    return _Scaled(inv / factor * ramp + inv * (1 - ramp), _yarn_attention_factor(parameters, factor))
+
+
+def _yarn_attention_factor(parameters: Fields, factor: float) -> float:
+    def gain(mscale: float) -> float:
+        return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
+
+    given = parameters.optional_number("attention_factor")
+    if given is not None:
+        return given
+    # Zero means "not given" to Hugging Face.
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        return gain(parameters.number("mscale")) / gain(parameters.number("mscale_all_dim"))
+    return gain(1.0)
+
+
+def _longrope(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
+    # Hugging Face switches tables with the current length, which invalidates cached keys: the served length decides.
+    original = _original_length(parameters, lengths)
+    divisors = parameters.numbers("long_factor" if lengths.served > original else "short_factor", count=dim // 2)
+    factor = parameters.optional_number("factor") or lengths.max_position / original
+    attention_factor = parameters.optional_number("attention_factor")
+    if attention_factor is None:
+        if original < 2:
+            raise parameters.error("original_max_position_embeddings", "must be at least 2 for longrope")
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return _Scaled(_base(parameters, dim) / np.array(divisors), attention_factor)
+
+
+def _custom(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
+    # What a GGUF file keeps of llama3 scaling: the result, as divisors.
+    divisors = parameters.numbers("inv_freq_divisors", count=dim // 2)
+    attention_factor = parameters.optional_number("attention_factor")
+    return _Scaled(_base(parameters, dim) / np.array(divisors), 1.0 if attention_factor is None else attention_factor)
+
+
+_YARN_KEYS = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+_LONGROPE = _Rule(_longrope, ("factor", "attention_factor", "long_factor", "short_factor"))
+_RULES = {
+    "default": _Rule(_default),
+    "linear": _Rule(_linear, ("factor",)),
+    "dynamic": _Rule(_dynamic, ("factor",)),
+    "llama3": _Rule(_llama3, ("factor", "low_freq_factor", "high_freq_factor")),
+    "yarn": _Rule(_yarn, _YARN_KEYS),
+    "longrope": _LONGROPE,
+    "su": _LONGROPE,  # its older name
+    "custom": _Rule(_custom, ("inv_freq_divisors", "attention_factor")),
+}

@@ -1,0 +1,47 @@
+"""Llama 1 to 3.3, and what else is published as LlamaForCausalLM: Yi, SmolLM2, CodeLlama, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from models.config import ModelConfig
+from models.fields import Fields
+from models.hf_config import decoder_config, layer_types
+
+# What Hugging Face's LlamaConfig means by a missing key.
+DEFAULTS = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``models.model_config``."""
+    fields = Fields(config, DEFAULTS)
+    layers = layer_types(fields)
+    window = fields.optional_integer("sliding_window")
+    if window is not None and "sliding_attention" not in layers:
+        raise fields.error("sliding_window", "is not part of Llama; a windowed model is MistralForCausalLM")
+    return decoder_config(
+        fields,
+        architecture="LlamaForCausalLM",
+        layers=layers,
+        window=window,
+        max_model_len=max_model_len,
+        qkv_bias=fields.flag("attention_bias"),
+        o_bias=fields.flag("attention_bias"),
+        mlp_bias=fields.flag("mlp_bias"),
+    )

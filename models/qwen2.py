@@ -1,0 +1,54 @@
+"""Qwen 1.5, 2 and 2.5: Llama with biases on q, k and v, and a window on the upper layers where asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from models.config import ModelConfig
+from models.fields import Fields
+from models.hf_config import MAX_LAYERS, decoder_config, layer_types
+
+# What Hugging Face's Qwen2Config means by a missing key.
+DEFAULTS = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "tie_word_embeddings": False,
+}
+
+
+def window_of(fields: Fields) -> int | None:
+    """The window, which counts only where ``use_sliding_window`` says so."""
+    return fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
+
+
+def windowed_layers(fields: Fields) -> tuple[str, ...]:
+    """Full attention up to ``max_window_layers``, sliding from there on."""
+    count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    full = count if window_of(fields) is None else min(count, fields.integer("max_window_layers", minimum=0))
+    return layer_types(fields, ["full_attention"] * full + ["sliding_attention"] * (count - full))
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``models.model_config``."""
+    fields = Fields(config, DEFAULTS)
+    fields.require("mlp_bias", False)
+    return decoder_config(
+        fields,
+        architecture="Qwen2ForCausalLM",
+        layers=windowed_layers(fields),
+        window=window_of(fields),
+        max_model_len=max_model_len,
+        qkv_bias=True,
+    )

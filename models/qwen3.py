@@ -1,0 +1,30 @@
+"""Qwen 3 (dense): Qwen 2 with a norm of each head of q and k instead of their biases, and a head size of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from models import qwen2
+from models.config import ModelConfig
+from models.fields import Fields
+from models.hf_config import decoder_config
+
+# What Hugging Face's Qwen3Config means by a missing key.
+DEFAULTS = {**qwen2.DEFAULTS, "head_dim": 128, "attention_bias": False}
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``models.model_config``."""
+    fields = Fields(config, DEFAULTS)
+    fields.require("mlp_bias", False)
+    return decoder_config(
+        fields,
+        architecture="Qwen3ForCausalLM",
+        layers=qwen2.windowed_layers(fields),
+        window=qwen2.window_of(fields),
+        max_model_len=max_model_len,
+        qkv_bias=fields.flag("attention_bias"),
+        o_bias=fields.flag("attention_bias"),
+        qk_norm=True,
+    )

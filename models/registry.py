@@ -1,0 +1,68 @@
+"""Which family reads which config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from models import gemma3, llama, mistral, qwen2, qwen3
+from models.config import ModelConfig
+from models.errors import UnsupportedModel
+
+
+class Family(Protocol):
+    """Reads the config.json of one family; see ``model_config``."""
+
+    def __call__(self, config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig: ...
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "Gemma3ForCausalLM": gemma3.from_hf,
+        "LlamaForCausalLM": llama.from_hf,
+        "MistralForCausalLM": mistral.from_hf,
+        "Qwen2ForCausalLM": qwen2.from_hf,
+        "Qwen3ForCausalLM": qwen3.from_hf,
+    }
+)
+
+# For a config.json that names no architecture.
+MODEL_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "gemma3_text": "Gemma3ForCausalLM",
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+    }
+)
+
+
+def model_config(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """The configuration of a model from its config.json.
+
+    Args:
+        config: the parsed file; ``architectures[0]`` decides on the family, else ``model_type``.
+        max_model_len: longest sequence that will be served, in tokens. The dynamic and longrope rope scalings are
+            resolved for it; None means ``max_position_embeddings``.
+
+    Raises:
+        UnsupportedModel: an unknown architecture, or a key whose value is wrong or not supported.
+    """
+    if max_model_len is not None and max_model_len < 1:
+        raise UnsupportedModel(f"max_model_len = {max_model_len} must be at least 1")
+    return FAMILIES[_architecture(config)](config, max_model_len=max_model_len)
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    named, model_type = config.get("architectures"), config.get("model_type")
+    if named:
+        architecture = named[0] if isinstance(named, list | tuple) else named
+        problem = f"architecture {architecture!r} is not supported; supported are {', '.join(sorted(FAMILIES))}"
+    else:
+        architecture = MODEL_TYPES.get(model_type) if isinstance(model_type, str) else None
+        problem = f"model_type {model_type!r} is not supported; supported are {', '.join(sorted(MODEL_TYPES))}"
+    if not isinstance(architecture, str) or architecture not in FAMILIES:
+        raise UnsupportedModel(f"config.json: {problem}")
+    return architecture

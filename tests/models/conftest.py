@@ -1,0 +1,187 @@
+"""Golden checkpoints, and a minimal engine that runs a model over pages the way the real one does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from kernels.attention import RaggedBatch, make_pages
+from models import ModelConfig, abstract_model, merge, model_config
+
+GOLDEN = Path(__file__).parent / "golden"
+PAGE = 4  # tokens a page: small, so that every prompt spans many
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt and the logits Hugging Face computes at some of its positions."""
+
+    tokens: np.ndarray  # i32 [n]
+    at: np.ndarray  # [m]
+    logits: np.ndarray  # f32 [m, V]
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One tiny checkpoint."""
+
+    config: dict[str, Any]
+    params: dict[str, np.ndarray]
+    cases: dict[str, Case]
+
+
+def read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header.pop("__metadata__", None)
+    return {
+        name: np.frombuffer(
+            data[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]], ml_dtypes.bfloat16
+        )
+        .astype(np.float32)
+        .reshape(entry["shape"])
+        for name, entry in header.items()
+    }
+
+
+@dataclass
+class Request:
+    """A request's tokens and where its pages lie."""
+
+    tokens: Sequence[int]
+    tables: list[np.ndarray]  # per window group, i32 [P]
+    done: int = 0  # tokens already in the pages
+
+
+@dataclass
+class Stepper:
+    """Packs chunks of requests into padded steps over shuffled pages.
+
+    Args:
+        dtype, activation_dtype: see ``abstract_model``.
+    """
+
+    config: ModelConfig
+    params: Mapping[str, Any]
+    dtype: Any = jnp.float32
+    activation_dtype: Any = jnp.float32
+    max_len: int = 48
+    num_pages: int = 64
+    seed: int = 0
+    requests: list[Request] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        graphdef, shapes = abstract_model(self.config, dtype=self.dtype, activation_dtype=self.activation_dtype)
+        assert {name: like.shape for name, like in shapes.items()} == {n: p.shape for n, p in self.params.items()}
+        self.weights = {name: jnp.asarray(self.params[name], like.dtype) for name, like in shapes.items()}
+        self.kv = tuple(
+            make_pages(
+                num_pages=self.num_pages,
+                page_size=PAGE,
+                num_kv_heads=self.config.num_kv_heads,
+                head_dim=self.config.head_dim,
+                dtype=self.activation_dtype,
+            )
+            for _ in self.config.layers
+        )
+        rng = np.random.default_rng(self.seed)
+        self.free = [list(rng.permutation(np.arange(1, self.num_pages))) for _ in self.config.windows]
+
+        @partial(jax.jit, donate_argnums=1)
+        def step(params: Any, kv: Any, tokens: Any, positions: Any, batches: Any) -> Any:
+            model = merge(graphdef, params)
+            out = model(tokens, positions, kv, batches)
+            return model.logits(out.hidden), out.kv
+
+        self.jitted = step
+
+    def add(self, tokens: Sequence[int]) -> Request:
+        pages = self.max_len // PAGE
+        tables = [np.array([free.pop() for _ in range(pages)], np.int32) for free in self.free]
+        self.requests.append(Request(tokens=tokens, tables=tables))
+        return self.requests[-1]
+
+    def step(self, work: Sequence[tuple[Request, int]], *, bucket: int, rows: int) -> list[np.ndarray]:
+        """Runs the next tokens of some requests together.
+
+        Args:
+            work: requests and how many of their tokens to run.
+            bucket, rows: tokens and requests the step is padded to.
+
+        Returns:
+            Logits f32 [count, V] for each entry of ``work``.
+        """
+        tokens, positions = np.full(bucket, -1, np.int32), np.full(bucket, 7, np.int32)
+        starts, lengths = np.zeros(rows + 1, np.int32), np.zeros(rows, np.int32)
+        groups = range(len(self.config.windows))
+        tables = [np.zeros((rows, self.max_len // PAGE), np.int32) for _ in groups]
+        slots = [np.zeros(bucket, np.int32) for _ in groups]
+        for row, (request, count) in enumerate(work):
+            first = starts[row]
+            starts[row + 1 :] = first + count
+            lengths[row] = request.done + count
+            place = np.arange(request.done, request.done + count)
+            tokens[first : first + count] = request.tokens[request.done : request.done + count]
+            positions[first : first + count] = place
+            for group, window in enumerate(self.config.windows):
+                table = request.tables[group]
+                slots[group][first : first + count] = table[place // PAGE] * PAGE + place % PAGE
+                tables[group][row] = table
+                if window is not None:  # pages wholly behind the window of this step's first token are gone
+                    tables[group][row, : max(0, request.done - window + 1) // PAGE] = 0
+            request.done += count
+        batches = tuple(
+            RaggedBatch(query_start=starts, kv_len=lengths, page_table=tables[group], slots=slots[group])
+            for group in groups
+        )
+        batches = jax.tree.map(jnp.asarray, batches)
+        logits, self.kv = self.jitted(self.weights, self.kv, jnp.asarray(tokens), jnp.asarray(positions), batches)
+        logits = np.asarray(logits)
+        return [logits[starts[row] : starts[row + 1]] for row in range(len(work))]
+
+
+@pytest.fixture(scope="session")
+def golden() -> Callable[..., Golden]:
+    """Reads a golden checkpoint: ``golden(name)``."""
+
+    def read(name: str) -> Golden:
+        folder = GOLDEN / name
+        with np.load(folder / "golden.npz") as archive:
+            names = {key.split("/")[0] for key in archive}
+            cases = {
+                case: Case(*(archive[f"{case}/{part}"] for part in ("tokens", "at", "logits")))
+                for case in sorted(names)
+            }
+        config = json.loads((folder / "config.json").read_text())
+        return Golden(config=config, params=read_safetensors(folder / "model.safetensors"), cases=cases)
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def golden_keys() -> Callable[[str, str], dict[str, Any]]:
+    """The config.json keys that a case of a golden checkpoint changes."""
+    return lambda name, case: json.loads((GOLDEN / name / f"{case}.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def stepper() -> Callable[..., Stepper]:
+    """Makes a Stepper of a config.json dict and its weights."""
+
+    def make(
+        config: Mapping[str, Any], params: Mapping[str, Any], *, max_model_len: int | None = None, **kw: Any
+    ) -> Any:
+        return Stepper(model_config(config, max_model_len=max_model_len), params, **kw)
+
+    return make

@@ -1,0 +1,191 @@
+"""Writes the golden files beside it: tiny random checkpoints and the logits Hugging Face's models compute on them in f32.
+
+Needs ``torch`` (CPU), ``transformers`` and ``safetensors``, none of which the tests need:
+
+    python tests/models/golden/make_golden.py
+
+A folder a checkpoint, in Hugging Face layout: ``config.json``, ``model.safetensors`` (bf16 values, which f32 holds
+exactly) and ``golden.npz``. The archive holds, per case, ``<case>/tokens`` [n], ``<case>/at`` [m] and
+``<case>/logits`` f32 [m, V], the logits at the positions ``at``. Case ``rope-x`` runs under the keys of
+``rope-x.json`` on top of config.json; every other case runs under config.json alone.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_file
+
+HERE = Path(__file__).parent
+VOCAB = 96
+LONG, SHORT = 40, 17  # tokens; the long prompt exceeds every window below
+
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "dtype": "bfloat16",
+}
+
+# Heads times head size differs from the hidden size wherever the family allows it.
+CHECKPOINTS = {
+    "llama": ("LlamaForCausalLM", {"rms_norm_eps": 1e-5, "rope_theta": 10000.0}),
+    "llama-bias": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True, "num_hidden_layers": 2}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": 9, "rope_theta": 10000.0, "head_dim": 16}),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        {
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "sliding_window": 10,
+            "max_window_layers": 1,
+            "rope_theta": 1e6,
+        },
+    ),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 12, "rope_theta": 1e6, "tie_word_embeddings": True}),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        {
+            "num_hidden_layers": 6,
+            "num_key_value_heads": 1,
+            "head_dim": 12,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 8,
+            "sliding_window_pattern": 3,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "final_logit_softcapping": 12.0,
+            "hidden_activation": "gelu_pytorch_tanh",
+        },
+    ),
+}
+
+_LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3, 1.7],
+    "long_factor": [1.2, 2.5, 6.0, 9.5],
+    "original_max_position_embeddings": 24,
+}
+ROPES = {
+    "llama": {
+        "rope-linear": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        "rope-dynamic": {"rope_scaling": {"type": "dynamic", "factor": 3.0}, "max_position_embeddings": 24},
+        "rope-llama3": {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+            "rope_theta": 500.0,
+        },
+        "rope-yarn": {
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+            "rope_theta": 500.0,
+        },
+        "rope-yarn-mscale": {
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "beta_fast": 2,
+                "beta_slow": 0.5,
+                "mscale": 1.5,
+                "mscale_all_dim": 0.7,
+                "truncate": False,
+            },
+            "rope_theta": 100.0,
+        },
+        "rope-longrope-long": {"rope_scaling": _LONGROPE},
+        "rope-longrope-short": {"rope_scaling": _LONGROPE},
+    },
+    "qwen3": {
+        "rope-v5": {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 5000.0,
+                "factor": 2.0,
+                "original_max_position_embeddings": 32,
+            }
+        }
+    },
+}
+
+
+def build(architecture: str, config: dict) -> torch.nn.Module:
+    cls = getattr(transformers, architecture)
+    made = cls.config_class(**json.loads(json.dumps({k: v for k, v in config.items() if k != "architectures"})))
+    made._attn_implementation = "eager"
+    return cls(made).eval().float()
+
+
+def randomise(model: torch.nn.Module, seed: int) -> None:
+    """Weights with enough spread that every operation shows in the logits, rounded to bf16."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith("norm.weight"):
+            value = 0.3 * noise + (0.0 if "Gemma" in type(model).__name__ else 1.0)
+        elif parameter.ndim == 2:
+            value = noise * (1.6 / parameter.shape[1] ** 0.5)
+        else:
+            value = 0.3 * noise
+        parameter.data.copy_(value.to(torch.bfloat16).float())
+
+
+@torch.no_grad()
+def logits_of(model: torch.nn.Module, tokens: np.ndarray, at: np.ndarray) -> np.ndarray:
+    out = model(torch.from_numpy(tokens.astype(np.int64))[None], use_cache=False).logits[0]
+    return out[torch.from_numpy(at)].float().numpy()
+
+
+def main() -> None:
+    rng = np.random.default_rng(2)
+    prompts = {
+        "long": rng.integers(0, VOCAB, LONG, dtype=np.int32),
+        "short": rng.integers(0, VOCAB, SHORT, dtype=np.int32),
+    }
+    for seed, (name, (architecture, differences)) in enumerate(CHECKPOINTS.items()):
+        folder = HERE / name
+        folder.mkdir(exist_ok=True)
+        config = {"architectures": [architecture], **SIZES, **differences}
+        config["model_type"] = getattr(transformers, architecture).config_class.model_type
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        model = build(architecture, config)
+        randomise(model, seed)
+        tied = config.get("tie_word_embeddings", "Gemma" in architecture)
+        state = {k: v.to(torch.bfloat16) for k, v in model.state_dict().items() if not (tied and k == "lm_head.weight")}
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "model.safetensors").chmod(0o644)
+
+        cases: dict[str, np.ndarray] = {}
+
+        def record(case: str, under: torch.nn.Module, tokens: np.ndarray, step: int, cases: dict = cases) -> None:
+            at = np.arange(len(tokens) - 1, -1, -step)[::-1].copy()
+            cases |= {f"{case}/tokens": tokens, f"{case}/at": at, f"{case}/logits": logits_of(under, tokens, at)}
+
+        for prompt, tokens in prompts.items():
+            record(prompt, model, tokens, 1)
+        for case, keys in ROPES.get(name, {}).items():
+            (folder / f"{case}.json").write_text(json.dumps(keys, indent=2) + "\n")
+            scaled = build(architecture, {**config, **keys})
+            scaled.load_state_dict(model.state_dict())
+            record(case, scaled, prompts["short" if case.endswith("-short") else "long"], 3)
+        np.savez_compressed(folder / "golden.npz", **cases)
+        print(name, sum(p.numel() for p in model.parameters()), float(np.abs(cases["long/logits"]).max()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Logits against Hugging Face's on tiny random checkpoints, whatever way the tokens are cut into steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+CHECKPOINTS = ["llama", "llama-bias", "mistral", "qwen2", "qwen3", "gemma3"]
+ROPES = [
+    ("llama", "rope-linear"),
+    ("llama", "rope-dynamic"),
+    ("llama", "rope-llama3"),
+    ("llama", "rope-yarn"),
+    ("llama", "rope-yarn-mscale"),
+    ("llama", "rope-longrope-long"),
+    ("llama", "rope-longrope-short"),
+    ("qwen3", "rope-v5"),
+]
+BUCKET, ROWS = 16, 4
+TOLERANCE = 2e-4
+
+
+def close(got, case):
+    assert np.abs(got[case.at] - case.logits).max() <= TOLERANCE
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def model(request, golden, stepper):
+    """A checkpoint and one engine for it, so that its few step shapes compile once."""
+    checkpoint = golden(request.param)
+    return checkpoint, stepper(checkpoint.config, checkpoint.params, num_pages=256)
+
+
+def run_in_chunks(engine, tokens, chunk):
+    request = engine.add(tokens)
+    parts = []
+    while request.done < len(tokens):
+        count = min(chunk, len(tokens) - request.done)
+        parts += engine.step([(request, count)], bucket=48 if chunk > BUCKET else BUCKET, rows=ROWS)
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("prompt", ["long", "short"])
+def test_one_shot_prefill(model, prompt):
+    checkpoint, engine = model
+    case = checkpoint.cases[prompt]
+    close(run_in_chunks(engine, case.tokens, 48), case)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 16])
+def test_chunks_and_single_tokens(model, chunk):
+    checkpoint, engine = model
+    close(run_in_chunks(engine, checkpoint.cases["long"].tokens, chunk), checkpoint.cases["long"])
+
+
+def test_prefill_of_one_request_among_decodes_of_others(model):
+    checkpoint, engine = model
+    long, short = checkpoint.cases["long"], checkpoint.cases["short"]
+    decoding = [engine.add(short.tokens), engine.add(long.tokens)]
+    parts = [[part] for part in engine.step([(r, 6) for r in decoding], bucket=BUCKET, rows=ROWS)]
+    prefilling = engine.add(long.tokens)
+    rest = []
+    for count in (5, 9, 11):
+        *decoded, prefilled = engine.step(
+            [(decoding[0], 1), (decoding[1], 1), (prefilling, count)], bucket=BUCKET, rows=ROWS
+        )
+        for i, part in enumerate(decoded):
+            parts[i].append(part)
+        rest.append(prefilled)
+    for case, logits in ((short, np.concatenate(parts[0])), (long, np.concatenate(parts[1]))):
+        np.testing.assert_array_equal(len(logits), 9)
+        known = case.at[case.at < 9]
+        np.testing.assert_allclose(logits[known], case.logits[: len(known)], rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(np.concatenate(rest), long.logits[:25], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("name", "case"), ROPES)
+def test_rope_scalings(golden, golden_keys, stepper, name, case):
+    checkpoint = golden(name)
+    expected = checkpoint.cases[case]
+    # Hugging Face resolves dynamic and longrope for the length it sees.
+    config = {**checkpoint.config, **golden_keys(name, case)}
+    engine = stepper(config, checkpoint.params, max_model_len=len(expected.tokens))
+    close(run_in_chunks(engine, expected.tokens, 48), expected)
+    unscaled = checkpoint.cases["short" if case.endswith("-short") else "long"].logits[expected.at]
+    assert np.abs(unscaled - expected.logits).max() > 0.05
+
+
+def test_bf16_weights_with_f32_activations_equal_f32(golden, stepper):
+    checkpoint = golden("gemma3")  # its stored values are bf16
+    case = checkpoint.cases["long"]
+    full = run_in_chunks(stepper(checkpoint.config, checkpoint.params), case.tokens, 48)
+    engine = stepper(checkpoint.config, checkpoint.params, dtype="bfloat16")
+    mixed = run_in_chunks(engine, case.tokens, 48)
+    assert mixed.dtype == np.float32
+    assert 0 < np.abs(mixed - full).max() < 0.5  # `linear` rounds its input to the weight's dtype
+
+
+def test_bf16_throughout(golden, stepper):
+    checkpoint = golden("qwen3")
+    case = checkpoint.cases["short"]
+    engine = stepper(checkpoint.config, checkpoint.params, dtype="bfloat16", activation_dtype="bfloat16")
+    logits = run_in_chunks(engine, case.tokens, 48)
+    assert logits.dtype == np.float32
+    assert np.corrcoef(logits.ravel(), case.logits.ravel())[0, 1] > 0.99
