@@ -11,11 +11,10 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 comma := ,
-# "cuda" becomes "[cuda]" to serve with and "[dev,cuda]" to test with; each set has a stamp of its own.
-serve_extras := $(if $(EXTRAS),[$(EXTRAS)])
-dev_extras := [dev$(if $(EXTRAS),$(comma)$(EXTRAS))]
-serve_stamp := $(VENV)/serve$(subst $(comma),-,$(serve_extras)).stamp
-dev_stamp := $(VENV)/dev$(subst $(comma),-,$(dev_extras)).stamp
+# Every set of extras has a stamp of its own: what pip was last asked to install for it.
+suffix := $(if $(EXTRAS),-$(subst $(comma),-,$(EXTRAS))).stamp
+serve_stamp := $(VENV)/serve$(suffix)
+dev_stamp := $(VENV)/dev$(suffix)
 
 .PHONY: serve test check bench clean
 .DELETE_ON_ERROR:
@@ -40,11 +39,11 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(serve_stamp): pyproject.toml | $(BIN)/pip
-	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.$(serve_extras)'
+	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.$(if $(EXTRAS),[$(EXTRAS)])'
 	@touch '$@'
 
 $(dev_stamp): pyproject.toml | $(BIN)/pip
-	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.$(dev_extras)'
+	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[dev$(if $(EXTRAS),$(comma)$(EXTRAS))]'
 	@touch '$@'
 
 # Debian keeps what venv needs to install pip in a package of its own (python3-venv); without it pip is fetched.
