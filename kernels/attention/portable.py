@@ -68,7 +68,7 @@ def ragged_paged_attention(
     rules = _Rules(scale=scale, window=window, softcap=softcap, sinks=sinks)
     tokens, heads, head_dim = q.shape
     grouped = q.astype(jnp.float32).reshape(tokens, pages.k.shape[1], -1, head_dim)  # [T, K, G, h]
-    if tokens == batch.kv_len.shape[0]:  # the decode family: token r is row r
+    if batch.decode:
         return _decode(grouped, pages, batch, rules).reshape(q.shape).astype(q.dtype)
     count = jnp.diff(batch.query_start)
     single = count == 1

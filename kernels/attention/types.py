@@ -3,7 +3,7 @@ heads, h head size."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ class RaggedBatch:
     kv_len: jax.Array  # i32 [R], this step's tokens included
     page_table: jax.Array  # i32 [R, P]; 0 where a page is not needed (any more)
     slots: jax.Array  # i32 [T], page * page_size + offset where each token's K and V go; dummy page for padding
+    decode: bool = field(default=False, metadata={"static": True})  # T == R and token r is row r's only one
 
 
 def make_pages(*, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype) -> KVPages:

@@ -168,7 +168,7 @@ class KVCache:
     def _known_pages(self, sequence: Sequence) -> list[list[int | None]]:
         """Per group, the cached page of each full page of the prompt, as far as the first group knows it."""
         known: list[list[int | None]] = [[] for _ in self.groups]
-        if sequence.request.params.prompt_logprobs is not None and sequence.prompt_logprobs is None:
+        if sequence.wants_prompt_logprobs:
             return known  # every prompt position must run through the model
         for index in range((len(sequence.tokens) - 1) // self.page_size):
             key = self._key(sequence, index)

@@ -95,6 +95,13 @@ class Sequence:
         return self.num_tokens - self.num_prompt_tokens
 
     @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Prompt positions are still to be scored; the first continuation does it for all."""
+        if self.request.params.prompt_logprobs is None or self.index > 0:
+            return False
+        return len(self.prompt_logprobs or ()) < self.num_prompt_tokens
+
+    @property
     def at_limit(self) -> bool:
         """Every token it may have is sampled or being sampled."""
         return self.num_output_tokens >= self.request.max_tokens

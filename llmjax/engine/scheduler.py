@@ -54,17 +54,15 @@ class Scheduler:
         kv: pages of all sequences.
         max_num_seqs: slots.
         max_num_batched_tokens: tokens a step; at least ``max_num_seqs``, so that every decode fits.
-        max_bans: multi-token bad words over all running sequences that a step has room for.
     """
 
-    def __init__(self, kv: KVCache, *, max_num_seqs: int, max_num_batched_tokens: int, max_bans: int) -> None:
+    def __init__(self, kv: KVCache, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.kv = kv
         self.max_num_batched_tokens = max_num_batched_tokens
         self.running: list[Sequence] = []
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # heap by rank
         self._num_waiting = 0
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
-        self._bans_left = max_bans
 
     @property
     def num_waiting(self) -> int:
@@ -126,9 +124,6 @@ class Scheduler:
     def _admit(self, budget: int, rows: dict[Sequence, Row]) -> list[Sequence]:
         admitted = []
         while budget > 0 and self._free_slots and (sequence := self._first_waiting()) is not None:
-            bans = _num_bans(sequence)
-            if bans > self._bans_left:
-                break
             sequence.slot = self._free_slots[-1]
             cached = self.kv.attach_prefix(sequence)
             count = min(_missing(sequence), budget)
@@ -139,7 +134,6 @@ class Scheduler:
             self._free_slots.pop()
             heapq.heappop(self._waiting)
             self._num_waiting -= 1
-            self._bans_left -= bans
             sequence.status = Status.RUNNING
             if sequence.times.scheduled is None:
                 sequence.times.scheduled = time.monotonic()
@@ -168,7 +162,6 @@ class Scheduler:
     def _give_back(self, sequence: Sequence) -> None:
         self.kv.release(sequence)
         self._free_slots.append(sequence.slot)
-        self._bans_left += _num_bans(sequence)
         sequence.slot = -1
 
 
@@ -185,6 +178,3 @@ def _missing(sequence: Sequence) -> int:
 def _decodes_first(sequence: Sequence) -> tuple[bool, tuple[int, int]]:
     return (_missing(sequence) > 1, sequence.rank)
 
-
-def _num_bans(sequence: Sequence) -> int:
-    return sum(len(word) > 1 for word in sequence.request.bad_words_token_ids)

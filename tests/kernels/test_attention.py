@@ -13,7 +13,9 @@ from kernels.attention.types import KVPages, make_pages
 PAGE = 4
 
 
-def ragged_batch(rng: np.random.Generator, lengths: list[tuple[int, int]], *, tokens: int, rows: int, pages: int):
+def ragged_batch(
+    rng: np.random.Generator, lengths: list[tuple[int, int]], *, tokens: int, rows: int, pages: int, decode: bool
+) -> RaggedBatch:
     """A batch with rows of (new tokens, length after them), on shuffled pages, padded to ``tokens`` and ``rows``."""
     free = iter(rng.permutation(np.arange(1, pages)))
     per_row = max(-(-kv // PAGE) for _, kv in lengths) + 2
@@ -29,7 +31,7 @@ def ragged_batch(rng: np.random.Generator, lengths: list[tuple[int, int]], *, to
             slots[start[r] + i] = table[r, position // PAGE] * PAGE + position % PAGE
         start[r + 1] = start[r] + count
     start[len(lengths) + 1 :] = start[len(lengths)]
-    return RaggedBatch(*(jnp.asarray(x) for x in (start, kv_len, table, slots)))
+    return RaggedBatch(*(jnp.asarray(x) for x in (start, kv_len, table, slots)), decode=decode)
 
 
 MIXES = {
@@ -53,7 +55,7 @@ def test_portable_equals_reference(mix, window, softcap, sinks, heads, kv_heads,
     rows = len(lengths) + 2
     tokens = rows if decode else used + 5
     head_dim = 8
-    batch = ragged_batch(rng, lengths, tokens=tokens, rows=rows, pages=80)
+    batch = ragged_batch(rng, lengths, tokens=tokens, rows=rows, pages=80, decode=decode)
     shape = make_pages(num_pages=80, page_size=PAGE, num_kv_heads=kv_heads, head_dim=head_dim, dtype=dtype).k.shape
     pages = KVPages(k=jnp.asarray(rng.standard_normal(shape), dtype), v=jnp.asarray(rng.standard_normal(shape), dtype))
     q = jnp.asarray(rng.standard_normal((tokens, heads, head_dim)), jnp.float32)

@@ -1,0 +1,291 @@
+"""The engine: requests in, one step after another, outputs out. No threads, no text; see ``frontend`` and ``loop``."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from llmjax.config import EngineConfig
+from llmjax.engine.kv_cache import KVCache, KVStats
+from llmjax.engine.memory import KVPlan, plan_kv
+from llmjax.engine.model import LoadedModel, load_model
+from llmjax.engine.programs import CompileCounter
+from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, SequenceTimes, Status
+from llmjax.engine.runner import HostLogprobs, PendingStep, Runner
+from llmjax.engine.scheduler import Row, Scheduler, StepPlan
+from llmjax.engine.stats import EngineTotals, StatLogger, StepStats
+from llmjax.errors import InvalidRequest
+from llmjax.outputs import Logprob
+from llmjax.outputs import TokenLogprobs as TokenLogprobsDict
+from llmjax.platforms import Platform, select_platform, use_compilation_cache
+from llmjax.sampling.rows import RequestSampling, request_sampling
+
+
+@dataclass
+class _StepTimes:
+    """What a step's statistics need besides counts."""
+
+    first_tokens: list[float]
+    inter_token: list[float]
+
+
+class Engine:
+    """Continuous batching over one model.
+
+    ``step`` dispatches the next step before it reads the one before, so the device never waits for the host; tokens
+    come out one step late.
+
+    Args:
+        config: everything; the model is loaded and the step programs start to compile here.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        use_compilation_cache(config.compilation_cache_dir)
+        self.compilations = CompileCounter()
+        self.platform: Platform = select_platform(config)
+        self.model: LoadedModel = load_model(config, self.platform)
+        kv_dtype = self.platform.dtype if config.kv_cache_dtype == "auto" else jnp.dtype(config.kv_cache_dtype)
+        self.kv_plan: KVPlan = plan_kv(config, self.model.config, self.platform, kv_dtype_bytes=kv_dtype.itemsize)
+        max_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
+        self.kv = KVCache(
+            self.kv_plan.groups,
+            page_size=config.page_size,
+            num_slots=config.max_num_seqs,
+            pages_per_sequence=self.kv_plan.pages_per_sequence,
+            share_prefixes=config.enable_prefix_caching,
+        )
+        self.scheduler = Scheduler(self.kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_tokens)
+        self.runner = Runner(
+            self.model,
+            platform=self.platform,
+            kv_plan=self.kv_plan,
+            kv_dtype=kv_dtype,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=max_tokens,
+            max_logprobs=config.max_logprobs,
+            compile_threads=config.compile_threads,
+        )
+        self.totals = EngineTotals()
+        self.loggers: list[StatLogger] = [self.totals]
+        self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request id
+        self._sampling: dict[Sequence, RequestSampling] = {}
+        self._pending: PendingStep | None = None
+        self._arrivals = 0
+        self._rng = np.random.default_rng(config.seed)
+        self._last_read = 0.0
+        self._compilations_seen = 0
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to compute and nothing to read."""
+        return self.scheduler.idle and self._pending is None
+
+    def kv_stats(self) -> KVStats:
+        return self.kv.stats()
+
+    def add(self, request: EngineRequest) -> None:
+        """Queues all ``n`` continuations of a request.
+
+        Raises:
+            InvalidRequest: the request id is in use, or a sampling field does not fit the model.
+        """
+        if request.request_id in self._sequences:
+            raise InvalidRequest(f"request id {request.request_id!r} is in use", field="request_id")
+        params = request.params
+        # Without a seed of its own a request draws one here, once, so that a preemption does not change its tokens.
+        base = params.seed if params.seed is not None else int(self._rng.integers(2**63))
+        sequences = []
+        for index in range(params.n):
+            seed = (base + index) % 2**64
+            sequence = Sequence(
+                request=request,
+                index=index,
+                order=self._arrivals,
+                seed=seed,
+                tokens=list(request.prompt_token_ids),
+                times=SequenceTimes(arrival=request.arrival_time),
+            )
+            self._arrivals += 1
+            self._sampling[sequence] = request_sampling(
+                params,
+                vocab_size=self.model.config.vocab_size,
+                seed=seed,
+                eos_ids=request.stop_token_ids,
+                bad_words=request.bad_words_token_ids,
+            )
+            sequences.append(sequence)
+        self._sequences[request.request_id] = sequences
+        for sequence in sequences:
+            self.scheduler.add(sequence)
+
+    def abort(self, request_id: str, index: int | None = None) -> list[EngineOutput]:
+        """Ends a request (or one continuation of it); returns the last outputs. Unknown ids are ignored: it may have
+        just finished."""
+        outputs = []
+        for sequence in list(self._sequences.get(request_id, ())):
+            if index is None or sequence.index == index:
+                self._finish(sequence)
+                outputs.append(_output(sequence, finish_reason="abort"))
+        return outputs
+
+    def step(self) -> list[EngineOutput]:
+        """Dispatches the next step, then reads the one before.
+
+        Returns:
+            What the step that was read brought; empty if there was none.
+        """
+        started = time.perf_counter()
+        plan = self.scheduler.plan()
+        dispatched = None
+        if plan.rows:
+            dispatched = self.runner.dispatch(plan, tables=self.kv.tables, sampling=self._sampling)
+            for row in plan.rows:
+                if row.samples:
+                    row.sequence.in_flight += 1
+        pending, self._pending = self._pending, dispatched
+        if pending is None:
+            return []
+        waiting = time.perf_counter()
+        tokens = pending.tokens()
+        ready = time.perf_counter()
+        times = _StepTimes([], [])
+        outputs = self._process(pending, tokens, times)
+        ended = time.perf_counter()
+        host_seconds = (waiting - started) + (ended - ready)
+        self._record(pending.plan, outputs, times, host_seconds=host_seconds, read_at=ready)
+        return outputs
+
+    def close(self) -> None:
+        """Waits for the device and stops the compiler threads."""
+        if self._pending is not None:
+            self._pending.tokens()
+        self.runner.close()
+        self.compilations.close()
+
+    def _process(self, pending: PendingStep, tokens: list[int], times: _StepTimes) -> list[EngineOutput]:
+        now = time.monotonic()
+        rows = pending.plan.rows
+        logprobs = prompt_logprobs = None
+        if any(row.samples and row.sequence.request.params.logprobs is not None for row in rows):
+            logprobs = HostLogprobs.read(pending.output.logprobs)
+        if pending.output.prompt_logprobs is not None and any(row.sequence.wants_prompt_logprobs for row in rows):
+            prompt_logprobs = HostLogprobs.read(pending.output.prompt_logprobs)
+        outputs = []
+        at = 0
+        for i, row in enumerate(rows):
+            sequence = row.sequence
+            if prompt_logprobs is not None and sequence.wants_prompt_logprobs:
+                _take_prompt_logprobs(row, prompt_logprobs, at)
+            at += row.count
+            if row.samples and sequence.status is not Status.FINISHED:
+                sequence.in_flight -= 1
+                outputs.append(self._take_token(sequence, tokens[i], logprobs, i, now, times))
+        return outputs
+
+    def _take_token(
+        self,
+        sequence: Sequence,
+        token: int,
+        logprobs: HostLogprobs | None,
+        row: int,
+        now: float,
+        times: _StepTimes,
+    ) -> EngineOutput:
+        sequence.tokens.append(token)
+        if sequence.times.first_token is None:
+            sequence.times.first_token = now
+            times.first_tokens.append(now - sequence.times.arrival)
+        else:
+            times.inter_token.append(now - (sequence.times.last_token or now))
+        sequence.times.last_token = now
+        request, params = sequence.request, sequence.request.params
+        produced = len(sequence.tokens) - sequence.num_prompt_tokens
+        reason: str | None = None
+        stop: int | None = None
+        if token in request.stop_token_ids and produced > params.min_tokens:
+            reason = "stop"
+            stop = token if token in params.stop_token_ids else None
+        elif produced >= request.max_tokens:
+            reason = "length"
+        output = _output(sequence, finish_reason=reason)
+        output.new_token_ids = [token]
+        output.stop_reason = stop
+        if logprobs is not None and params.logprobs is not None:
+            output.new_logprobs = [_logprobs_at(logprobs, row, token, params.logprobs)]
+        if produced == 1 and sequence.index == 0:
+            output.prompt_logprobs = sequence.prompt_logprobs
+        if reason is not None:
+            self._finish(sequence)
+        return output
+
+    def _finish(self, sequence: Sequence) -> None:
+        self.scheduler.finish(sequence)
+        del self._sampling[sequence]
+        siblings = self._sequences[sequence.request.request_id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._sequences[sequence.request.request_id]
+
+    def _record(
+        self, plan: StepPlan, outputs: list[EngineOutput], times: _StepTimes, *, host_seconds: float, read_at: float
+    ) -> None:
+        compiled = self.compilations.count
+        stats = StepStats(
+            num_running=len(self.scheduler.running),
+            num_waiting=self.scheduler.num_waiting,
+            kv_usage=self.kv.stats().usage,
+            num_tokens=plan.num_tokens,
+            num_prompt_tokens=sum(max(0, min(r.count, r.sequence.num_prompt_tokens - r.start)) for r in plan.rows),
+            num_generation_tokens=len(outputs),
+            prefix_cache_queries=sum(s.num_prompt_tokens for s in plan.admitted),
+            prefix_cache_hits=sum(s.num_cached_tokens for s in plan.admitted),
+            num_preempted=plan.num_preempted,
+            compilations=compiled - self._compilations_seen,
+            host_seconds=host_seconds,
+            step_seconds=read_at - self._last_read if self._last_read else 0.0,
+            time_to_first_tokens=times.first_tokens,
+            inter_token_latencies=times.inter_token,
+        )
+        self._compilations_seen = compiled
+        self._last_read = read_at
+        for logger in self.loggers:
+            logger.record_step(stats)
+
+
+def _output(sequence: Sequence, *, finish_reason: str | None) -> EngineOutput:
+    return EngineOutput(
+        request_id=sequence.request.request_id,
+        index=sequence.index,
+        times=sequence.times,
+        new_token_ids=[],
+        num_cached_tokens=sequence.num_cached_tokens,
+        finish_reason=finish_reason,
+    )
+
+
+def _logprobs_at(logprobs: HostLogprobs, at: int, token: int, top: int) -> TokenLogprobsDict:
+    """The token's own entry and the ``top`` most likely ones."""
+    found = {token: Logprob(logprob=float(logprobs.logprob[at]), rank=int(logprobs.rank[at]))}
+    ids, values = logprobs.top_ids[at, :top].tolist(), logprobs.top_logprobs[at, :top].tolist()
+    for rank, (other, value) in enumerate(zip(ids, values, strict=True), start=1):
+        if other >= 0:
+            found.setdefault(other, Logprob(logprob=value, rank=rank))
+    return found
+
+
+def _take_prompt_logprobs(row: Row, logprobs: HostLogprobs, at: int) -> None:
+    """Appends the scores of the prompt tokens that this row predicted; its tokens begin at ``at``."""
+    sequence = row.sequence
+    if sequence.prompt_logprobs is None:
+        sequence.prompt_logprobs = [None]
+    top = sequence.request.params.prompt_logprobs or 0
+    for offset in range(row.count):
+        position = row.start + offset + 1
+        # A recomputed chunk brings positions again that are there already.
+        if len(sequence.prompt_logprobs) == position < sequence.num_prompt_tokens:
+            token = sequence.tokens[position]
+            sequence.prompt_logprobs.append(_logprobs_at(logprobs, at + offset, token, top))

@@ -1,0 +1,109 @@
+"""How much memory the KV cache gets and how it is divided into pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmjax.config import EngineConfig
+from llmjax.engine.kv_cache import GroupSpec
+from llmjax.errors import ConfigError
+from llmjax.platforms import Platform
+from models.config import ModelConfig
+
+CPU_DEFAULT_BYTES = 2**30
+CPU_MAX_BYTES = 4 * 2**30
+CPU_SHARE = 0.25  # of the free memory
+
+
+@dataclass(frozen=True)
+class KVPlan:
+    """The shape of the KV cache."""
+
+    groups: tuple[GroupSpec, ...]
+    page_size: int
+    max_model_len: int
+    num_bytes: int
+
+    @property
+    def pages_per_sequence(self) -> int:
+        return -(-self.max_model_len // self.page_size)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that fit in all, by the group that keeps most of them."""
+        return (max(group.num_pages for group in self.groups) - 1) * self.page_size
+
+    def longest_context(self, num_requests: int) -> int:
+        """Tokens that each of ``num_requests`` equal requests can have."""
+        return min(self.max_model_len, (self.groups[0].num_pages - 1) // num_requests * self.page_size)
+
+
+def plan_kv(config: EngineConfig, model: ModelConfig, platform: Platform, *, kv_dtype_bytes: int) -> KVPlan:
+    """Divides the memory.
+
+    Args:
+        kv_dtype_bytes: bytes of one KV element.
+
+    Raises:
+        ConfigError: not even one request of ``max_model_len`` fits.
+    """
+    page = config.page_size
+    page_bytes = [
+        sum(layer.window == window for layer in model.layers) * 2 * model.num_kv_heads * model.head_dim * page * kv_dtype_bytes
+        for window in model.windows
+    ]
+    longest = config.max_model_len or model.max_position
+    budget = config.kv_cache_memory_bytes or _default_budget(config, platform, sum(page_bytes) * -(-longest // page))
+    # A window group never needs more pages than every slot's window, a step's tokens and a page of slack for each.
+    caps = [
+        None if window is None else config.max_num_seqs * (-(-window // page) + 3) + -(-config.max_num_batched_tokens // page)
+        for window in model.windows
+    ]
+    useful = config.max_num_seqs * (-(-longest // page)) + 1
+    num_pages = _solve(budget, page_bytes, caps, useful)
+    groups = tuple(
+        GroupSpec(window=window, num_pages=max(2, count)) for window, count in zip(model.windows, num_pages, strict=True)
+    )
+    # What one request of the longest length needs must be there, or it could never finish.
+    holds = min(
+        _longest_alone(group, page=page, chunk=config.max_num_batched_tokens, longest=longest) for group in groups
+    )
+    if holds < longest:
+        needed = sum(page_bytes) * (-(-longest // page) + 1)
+        if config.max_model_len is not None or holds < page:
+            raise ConfigError(
+                f"max_model_len {longest} needs up to {needed / 2**20:.0f} MiB of KV cache, there are "
+                f"{budget / 2**20:.0f} MiB ({holds} tokens): lower max_model_len or raise kv_cache_memory_bytes"
+            )
+        longest = holds
+    used = sum(group.num_pages * size for group, size in zip(groups, page_bytes, strict=True))
+    return KVPlan(groups=groups, page_size=page, max_model_len=longest, num_bytes=used)
+
+
+def _default_budget(config: EngineConfig, platform: Platform, one_request: int) -> int:
+    free = platform.free_memory()
+    if platform.is_cpu:
+        return int(min(free * CPU_SHARE, max(CPU_DEFAULT_BYTES, min(one_request, CPU_MAX_BYTES))))
+    return int(free * config.gpu_memory_utilization)
+
+
+def _solve(budget: int, page_bytes: list[int], caps: list[int | None], useful: int) -> list[int]:
+    """Pages per group: equal numbers until a group has all it can use."""
+    fixed: dict[int, int] = {}
+    while True:
+        open_groups = [i for i in range(len(page_bytes)) if i not in fixed]
+        left = budget - sum(fixed[i] * page_bytes[i] for i in fixed)
+        equal = min(useful, max(0, left) // max(1, sum(page_bytes[i] for i in open_groups))) if open_groups else 0
+        capped = [i for i in open_groups if (cap := caps[i]) is not None and cap < equal]
+        if not capped:
+            return [fixed.get(i, equal) for i in range(len(page_bytes))]
+        for i in capped:
+            fixed[i] = caps[i] or 0
+
+
+def _longest_alone(group: GroupSpec, *, page: int, chunk: int, longest: int) -> int:
+    """The longest sequence that the group can hold if it is the only one."""
+    pages = group.num_pages - 1
+    if group.window is not None and pages >= -(-(group.window + chunk) // page) + 2:
+        return longest
+    return pages * page

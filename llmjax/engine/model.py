@@ -1,0 +1,97 @@
+"""A model ready to run: its definition, its weights on the device, and where they came from."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.progress import track
+
+import models
+from llmjax.checkpoint import Checkpoint, open_checkpoint
+from llmjax.checkpoint.resolve import resolve
+from llmjax.config import EngineConfig
+from llmjax.errors import CheckpointError
+from llmjax.platforms import Platform
+from models.config import ModelConfig
+from models.errors import UnsupportedModel
+
+logger = logging.getLogger(__name__)
+
+# Buffers that old checkpoints carry and that are computed here.
+IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What the runner needs of a model."""
+
+    config: ModelConfig
+    graph: Any  # the model's graph definition
+    params: dict[str, jax.Array]  # by Hugging Face name
+    checkpoint: Checkpoint
+    path: Path
+    load_seconds: float
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in self.params.values())
+
+
+def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
+    """Resolves, opens, checks and loads the model that the configuration names.
+
+    Raises:
+        CheckpointError: a file, key or tensor is missing or wrong; raised before weights are read where possible.
+    """
+    path = resolve(
+        config.model,
+        gguf_file=config.gguf_file,
+        revision=config.revision,
+        hf_token=config.hf_token,
+        download_dir=config.download_dir,
+        offline=config.offline,
+    )
+    started = time.monotonic()
+    checkpoint = open_checkpoint(path, overrides=config.hf_overrides)
+    settings = dict(checkpoint.config)
+    if "lm_head.weight" not in checkpoint.tensors:
+        settings["tie_word_embeddings"] = True
+    try:
+        model_config = models.model_config(settings, max_model_len=config.max_model_len)
+    except UnsupportedModel as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    graph, shapes = models.abstract_model(
+        model_config, dtype=platform.dtype, activation_dtype=platform.activation_dtype
+    )
+    _check_tensors(checkpoint, shapes)
+    params = {}
+    for name, shape in track(shapes.items(), description="Loading weights", transient=True):
+        params[name] = jax.device_put(checkpoint.tensors[name].read(np.dtype(shape.dtype)), platform.device)
+    jax.block_until_ready(params)
+    seconds = time.monotonic() - started
+    return LoadedModel(
+        config=model_config, graph=graph, params=params, checkpoint=checkpoint, path=path, load_seconds=seconds
+    )
+
+
+def _check_tensors(checkpoint: Checkpoint, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    missing = [name for name in shapes if name not in checkpoint.tensors]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(f"{checkpoint.path}: tensor {missing[0]}{more} is missing")
+    for name, shape in shapes.items():
+        found = tuple(checkpoint.tensors[name].shape)
+        if found != tuple(shape.shape):
+            raise CheckpointError(
+                f"{checkpoint.path}: tensor {name} has shape {list(found)}, the config asks for {list(shape.shape)}"
+            )
+    unused = [n for n in checkpoint.tensors if n not in shapes and not n.endswith(IGNORED_SUFFIXES)]
+    if unused:
+        logger.warning("%d tensors of %s are not used, for example %s", len(unused), checkpoint.path, unused[0])

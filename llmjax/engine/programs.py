@@ -1,0 +1,113 @@
+"""Compiled step programs, one a bucket: compiled ahead of time in threads, used as soon as one that fits is ready."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from llmjax.engine.batch import Bucket
+from llmjax.engine.scheduler import StepPlan
+
+logger = logging.getLogger(__name__)
+
+Executable = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Program:
+    """The compiled step of one bucket."""
+
+    bucket: Bucket
+    executable: Executable
+    seconds: float  # that lowering and compiling (or reading the cache) took
+
+
+class CompileCounter:
+    """Counts programs that XLA compiled or read from the cache, in the whole process."""
+
+    EVENT = "/jax/core/compile/backend_compile_duration"
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event: str, duration: float, **_: Any) -> None:
+        if event == self.EVENT:
+            with self._lock:
+                self.count += 1
+
+    def close(self) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._listen)
+
+
+class StepPrograms:
+    """All buckets of one model.
+
+    Args:
+        build: compiles one bucket; called in threads.
+        buckets: any order; the last mixed one must hold every plan.
+        threads: compilations at once.
+    """
+
+    def __init__(self, build: Callable[[Bucket], Executable], buckets: list[Bucket], *, threads: int) -> None:
+        self._build = build
+        self._order = sorted(buckets, key=_cost)
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
+        # The largest bucket holds every plan, so the engine can serve as soon as it is there; then one decode and the
+        # largest decode bucket; the rest from small to large.
+        first = [self._order[-1], next(b for b in self._order if b.decode), [b for b in self._order if b.decode][-1]]
+        urgent = list(dict.fromkeys(first))
+        self._futures: dict[Bucket, Future[Program]] = {
+            bucket: self._pool.submit(self._compile, bucket)
+            for bucket in urgent + [b for b in self._order if b not in urgent]
+        }
+
+    @property
+    def ready(self) -> list[Program]:
+        """The programs compiled so far."""
+        return [f.result() for f in self._futures.values() if f.done() and not f.cancelled() and f.exception() is None]
+
+    @property
+    def all_ready(self) -> bool:
+        return all(future.done() for future in self._futures.values())
+
+    def wait_first(self) -> None:
+        """Returns when every plan can be run; raises what the compiler raised."""
+        self._futures[self._order[-1]].result()
+
+    def wait_all(self) -> None:
+        for future in list(self._futures.values()):
+            future.result()
+
+    def pick(self, plan: StepPlan) -> Program:
+        """The cheapest ready program that holds the plan."""
+        for bucket in self._order:
+            future = self._futures[bucket]
+            if bucket.holds(plan) and future.done():
+                return future.result()
+        return self._futures[self._order[-1]].result()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _compile(self, bucket: Bucket) -> Program:
+        started = time.monotonic()
+        executable = self._build(bucket)
+        program = Program(bucket=bucket, executable=executable, seconds=time.monotonic() - started)
+        logger.debug("compiled %s in %.1f s", bucket, program.seconds)
+        return program
+
+
+def _cost(bucket: Bucket) -> tuple[int, bool]:
+    """Decode before mixed at equal size; the largest mixed bucket last."""
+    return (bucket.tokens, not bucket.decode)

@@ -1,0 +1,187 @@
+"""Runs planned steps on the device: owns weights and state, packs batches, dispatches, hands results back late."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from kernels.attention import make_pages
+from llmjax.engine.batch import BatchLayout, Bucket, make_buckets
+from llmjax.engine.memory import KVPlan
+from llmjax.engine.model import LoadedModel
+from llmjax.engine.programs import Executable, StepPrograms
+from llmjax.engine.request import Sequence
+from llmjax.engine.scheduler import Row, StepPlan
+from llmjax.engine.slots import SlotEditor
+from llmjax.engine.step import DeviceState, StepOutput, step
+from llmjax.platforms import Platform
+from llmjax.sampling.logprobs import TokenLogprobs
+from llmjax.sampling.rows import ROW_WORDS, RequestSampling
+from llmjax.sampling.state import make_sampler_state
+
+
+@dataclass(frozen=True)
+class HostLogprobs:
+    """``TokenLogprobs`` on the host."""
+
+    logprob: npt.NDArray[np.float32]
+    rank: npt.NDArray[np.int32]
+    top_ids: npt.NDArray[np.int32]
+    top_logprobs: npt.NDArray[np.float32]
+
+    @classmethod
+    def read(cls, logprobs: TokenLogprobs) -> HostLogprobs:
+        """Waits for the device and copies."""
+        parts = (logprobs.logprob, logprobs.rank, logprobs.top_ids, logprobs.top_logprobs)
+        return cls(*(np.asarray(part) for part in parts))
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """A dispatched step whose result has not been read."""
+
+    plan: StepPlan
+    output: StepOutput
+
+    def tokens(self) -> list[int]:
+        """Waits for the sampled token of each row; meaningless where the row does not sample."""
+        return np.asarray(self.output.tokens).tolist()  # type: ignore[no-any-return]
+
+
+class Runner:
+    """The device side of the engine.
+
+    Args:
+        model: weights and definition.
+        platform: where they are.
+        kv_plan: shape of the KV cache.
+        kv_dtype: its type.
+        max_num_seqs: slots.
+        max_num_batched_tokens: tokens of the largest step.
+        max_logprobs: top alternatives reported.
+        compile_threads: compilations at once; 0: one a core.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        platform: Platform,
+        kv_plan: KVPlan,
+        kv_dtype: jnp.dtype,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_logprobs: int,
+        compile_threads: int = 0,
+    ) -> None:
+        self.model = model
+        self._kv_plan = kv_plan
+        self._max_num_seqs = max_num_seqs
+        self._max_logprobs = max_logprobs
+        self._device = platform.device
+        config = model.config
+        with jax.default_device(platform.device):
+            kv = tuple(
+                make_pages(
+                    num_pages=kv_plan.groups[config.group_of(layer)].num_pages,
+                    page_size=kv_plan.page_size,
+                    num_kv_heads=config.num_kv_heads,
+                    head_dim=config.head_dim,
+                    dtype=kv_dtype,
+                )
+                for layer in range(config.num_layers)
+            )
+            sampler = make_sampler_state(num_slots=max_num_seqs, vocab_size=config.vocab_size)
+            self._state = DeviceState(kv=kv, last_token=jnp.zeros(max_num_seqs, jnp.int32), sampler=sampler)
+        # Taken now: compiler threads must not look at the state while steps replace it.
+        self._shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (model.params, self._state)
+        )
+        self._slots = SlotEditor(sampler)
+        # Settings of each slot's request as the device takes them, and what else its slot needs.
+        self._settings = np.zeros((max_num_seqs, ROW_WORDS), np.int32)
+        self._layouts: dict[Bucket, BatchLayout] = {}
+        self.programs = StepPrograms(
+            self._compile,
+            make_buckets(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+            threads=compile_threads or os.cpu_count() or 1,
+        )
+
+    def warm_up(self) -> None:
+        """Waits until everything that requests may need is compiled."""
+        self.programs.wait_all()
+        self._slots.compile()
+
+    def dispatch(
+        self, plan: StepPlan, *, tables: list[npt.NDArray[np.int32]], sampling: dict[Sequence, RequestSampling]
+    ) -> PendingStep:
+        """Starts a step and returns without waiting for it.
+
+        Args:
+            tables: page tables by slot, one a KV group.
+            sampling: resolved sampling of the plan's sequences.
+        """
+        for sequence in plan.admitted:
+            self._set_up(sequence, sampling[sequence])
+        for row in plan.rows:
+            if row.samples:
+                self._before_sampling(row, sampling[row.sequence])
+        program = self.programs.pick(plan)
+        packed = self._layout(program.bucket).pack(plan, tables=tables, sampling=self._settings)
+        on_device = jax.device_put(packed, self._device)
+        self._state, output = program.executable(self.model.params, self._state, on_device)
+        output.tokens.copy_to_host_async()
+        return PendingStep(plan=plan, output=output)
+
+    def close(self) -> None:
+        """Stops compiling."""
+        self.programs.close()
+
+    def _set_up(self, sequence: Sequence, sampling: RequestSampling) -> None:
+        self._settings[sequence.slot] = sampling.words
+        if sampling.uses_slot:
+            count = sequence.num_prompt_tokens
+            sampler = self._slots.set_up(
+                self._state.sampler,
+                sequence.slot,
+                sampling,
+                prompt=sequence.tokens[:count],
+                output=sequence.tokens[count:],
+            )
+            self._state = replace(self._state, sampler=sampler)
+
+    def _before_sampling(self, row: Row, sampling: RequestSampling) -> None:
+        sequence = row.sequence
+        produced = row.start + row.count - sequence.num_prompt_tokens  # output tokens before the one sampled now
+        if sampling.min_tokens and produced == sampling.min_tokens:
+            sampler = self._slots.allow_stops(self._state.sampler, sequence.slot, sampling)
+            self._state = replace(self._state, sampler=sampler)
+        if sampling.bans_vary:
+            # The host may not know the last token yet; the ban is conditional on it.
+            history = sequence.tokens[: row.start + row.count - 1]
+            sampler = self._slots.ban(self._state.sampler, sequence.slot, sampling, history=history)
+            self._state = replace(self._state, sampler=sampler)
+
+    def _layout(self, bucket: Bucket) -> BatchLayout:
+        if bucket not in self._layouts:
+            self._layouts[bucket] = BatchLayout(
+                bucket=bucket,
+                num_slots=self._max_num_seqs,
+                pages_per_sequence=self._kv_plan.pages_per_sequence,
+                num_groups=len(self._kv_plan.groups),
+            )
+        return self._layouts[bucket]
+
+    def _compile(self, bucket: Bucket) -> Executable:
+        layout = self._layout(bucket)
+        run = partial(step, graph=self.model.graph, layout=layout, max_logprobs=self._max_logprobs)
+        packed = jax.ShapeDtypeStruct(
+            (layout.size,), jnp.int32, sharding=jax.sharding.SingleDeviceSharding(self._device)
+        )
+        return jax.jit(run, donate_argnums=1).lower(*self._shapes, packed).compile()

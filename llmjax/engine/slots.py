@@ -1,0 +1,108 @@
+"""Sets up a sequence's sampling state on the device: small programs run only for requests that use such features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from llmjax.sampling import state as edits
+from llmjax.sampling.rows import MAX_BANS, Feature, RequestSampling
+from llmjax.sampling.state import SamplerState
+
+CHUNK = 512  # ids an edit takes at once
+Ints = npt.NDArray[np.int32]
+
+
+class SlotEditor:
+    """Edits of ``SamplerState`` slots as compiled programs; the state is donated through each.
+
+    Args:
+        state: shapes of the sampler's state.
+    """
+
+    def __init__(self, state: SamplerState) -> None:
+        self._shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+        self._vocab_size = state.vocab_size
+
+    def compile(self) -> None:
+        """Compiles every edit now; otherwise each is compiled at its first use."""
+        _ = self._reset, self._add_prompt, self._add_output, self._set_bias, self._set_bans
+
+    def set_up(
+        self,
+        state: SamplerState,
+        slot: int,
+        sampling: RequestSampling,
+        *,
+        prompt: list[int],
+        output: list[int],
+    ) -> SamplerState:
+        """Makes the slot that of a request that has ``output`` behind it already (after a preemption)."""
+        at = np.int32(slot)
+        state = self._reset(state, at, np.float32(sampling.bias_fill))
+        if sampling.features & Feature.PENALTY:
+            for ids in self._chunks(np.asarray(prompt, np.int32)):
+                state = self._add_prompt(state, at, ids)
+            for ids in self._chunks(np.asarray(output, np.int32)):
+                state = self._add_output(state, at, ids)
+        if sampling.features & Feature.BIAS:
+            state = self._bias(state, at, sampling.bias_ids, sampling.bias_values)
+            if len(output) < sampling.min_tokens:
+                forbidden = np.full(len(sampling.stop_ids), -np.inf, np.float32)
+                state = self._bias(state, at, sampling.stop_ids, forbidden)
+        if sampling.bad_words:
+            state = self.ban(state, slot, sampling, history=[*prompt, *output][:-1])
+        return state
+
+    def allow_stops(self, state: SamplerState, slot: int, sampling: RequestSampling) -> SamplerState:
+        """Ends the time of ``min_tokens``."""
+        return self._bias(state, np.int32(slot), sampling.stop_ids, sampling.stop_values)
+
+    def ban(self, state: SamplerState, slot: int, sampling: RequestSampling, *, history: list[int]) -> SamplerState:
+        """Sets what bad words forbid next, given all tokens but the last."""
+        previous = np.full(MAX_BANS, -1, np.int32)
+        tokens = np.full(MAX_BANS, self._vocab_size, np.int32)
+        for i, pair in enumerate(sampling.bans(history)):
+            previous[i], tokens[i] = pair
+        return self._set_bans(state, np.int32(slot), previous, tokens)
+
+    def _bias(self, state: SamplerState, slot: np.int32, ids: Ints, values: npt.NDArray[np.float32]) -> SamplerState:
+        for start, chunk in zip(range(0, len(ids), CHUNK), self._chunks(ids), strict=True):
+            part = np.zeros(CHUNK, np.float32)
+            part[: len(ids) - start] = values[start : start + CHUNK]
+            state = self._set_bias(state, slot, chunk, part)
+        return state
+
+    def _chunks(self, ids: Ints) -> Iterator[Ints]:
+        for start in range(0, len(ids), CHUNK):
+            chunk = np.full(CHUNK, self._vocab_size, np.int32)
+            chunk[: len(ids) - start] = ids[start : start + CHUNK]
+            yield chunk
+
+    def _program(self, edit: Callable[..., SamplerState], *arguments: Any) -> Callable[..., SamplerState]:
+        return jax.jit(edit, donate_argnums=0).lower(self._shapes, *arguments).compile()
+
+    @cached_property
+    def _reset(self) -> Callable[..., SamplerState]:
+        return self._program(edits.reset_slot, np.int32(0), np.float32(0))
+
+    @cached_property
+    def _add_prompt(self) -> Callable[..., SamplerState]:
+        return self._program(edits.add_prompt_tokens, np.int32(0), np.zeros(CHUNK, np.int32))
+
+    @cached_property
+    def _add_output(self) -> Callable[..., SamplerState]:
+        return self._program(edits.add_output_tokens, np.int32(0), np.zeros(CHUNK, np.int32))
+
+    @cached_property
+    def _set_bias(self) -> Callable[..., SamplerState]:
+        return self._program(edits.set_bias, np.int32(0), np.zeros(CHUNK, np.int32), np.zeros(CHUNK, np.float32))
+
+    @cached_property
+    def _set_bans(self) -> Callable[..., SamplerState]:
+        return self._program(edits.set_bans, np.int32(0), np.zeros(MAX_BANS, np.int32), np.zeros(MAX_BANS, np.int32))
