@@ -17,9 +17,9 @@ from rich.progress import (
     Progress,
     TaskID,
     TextColumn,
-    TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Column
 
 from llmjax.errors import CheckpointError
 
@@ -106,8 +106,9 @@ def redacted(url: str) -> str:
 
 def bar(progress: bool) -> Progress:
     """A progress bar for bytes on stderr, so that stdout stays the program's."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not progress)
+    name = TextColumn("{task.description}", table_column=Column(no_wrap=True, max_width=36))
+    figures = [kind(table_column=Column(no_wrap=True)) for kind in (DownloadColumn, TransferSpeedColumn)]
+    return Progress(name, BarColumn(bar_width=16), *figures, console=Console(stderr=True), disable=not progress)
 
 
 def _transfer(

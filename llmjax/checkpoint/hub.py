@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import huggingface_hub
+from huggingface_hub import constants as hf_constants
 from huggingface_hub import errors as hf_errors
 from huggingface_hub import utils as hf_utils
 
@@ -46,9 +47,14 @@ class HubOptions:
 def from_hugging_face(repo: str, gguf_file: str | None, options: HubOptions) -> Path:
     """The snapshot folder of ``repo``, or its GGUF file when it is named or is all there is.
 
+    HF_HUB_OFFLINE and the library's other variables count, as everywhere that it is used.
+
     Raises:
         CheckpointError: the repository, revision or file does not exist, is gated, or cannot be reached.
     """
+
+    offline = options.offline or hf_constants.HF_HUB_OFFLINE
+    options = replace(options, offline=offline)
 
     def snapshot(patterns: list[str], ignored: list[str]) -> Path:
         return Path(
@@ -138,7 +144,7 @@ def _hf_error(error: Exception, repo: str, options: HubOptions) -> CheckpointErr
         why = "offline mode forbids to download it" if options.offline else _first_line(error)
         return CheckpointError(f"{at} is not in the local Hugging Face cache: {why}")
     if isinstance(error, OSError) and error.errno is not None:
-        return write_error(error, Path(options.cache_dir or huggingface_hub.constants.HF_HUB_CACHE), 0)
+        return write_error(error, Path(options.cache_dir or hf_constants.HF_HUB_CACHE), 0)
     return CheckpointError(f"{at} cannot be fetched from Hugging Face: {_first_line(error)}")
 
 

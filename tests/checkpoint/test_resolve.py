@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants as hf_constants
 from huggingface_hub.utils import filter_repo_objects
 from hypothesis import given
 from hypothesis import strategies as st
@@ -233,9 +234,16 @@ def test_one_gguf_file_is_fetched_alone(hub: FakeHub, options: HubOptions, wante
     assert resolve("org/name", gguf_file=wanted, download_dir=options.cache_dir, offline=True) == path
 
 
-def test_a_repository_of_one_gguf_file_needs_no_choice(hub: FakeHub, options: HubOptions) -> None:
+def test_a_repository_of_one_gguf_file_needs_no_choice(
+    hub: FakeHub, options: HubOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.repositories["org/name"] = repository("m.gguf", "README.md")
-    assert from_hugging_face("org/name", None, options).name == "m.gguf"
+    path = from_hugging_face("org/name", None, options)
+    assert path.name == "m.gguf"
+    monkeypatch.setattr(hf_constants, "HF_HUB_OFFLINE", True)
+    assert resolve("org/name", download_dir=options.cache_dir) == path
+    with pytest.raises(CheckpointError, match="org/other is not in the local Hugging Face cache: offline mode"):
+        resolve("org/other", download_dir=options.cache_dir)
 
 
 def test_a_repository_of_several_gguf_files_lists_them_and_sends_none(hub: FakeHub, options: HubOptions) -> None:
