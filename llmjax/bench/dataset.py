@@ -1,0 +1,158 @@
+"""The prompts of a benchmark: random token ids, a JSON-lines file, or ShareGPT conversations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from llmjax.errors import ConfigError
+
+# vLLM's limits for conversations worth measuring.
+SHAREGPT_MIN_TOKENS = 4
+SHAREGPT_MAX_PROMPT = 1024
+SHAREGPT_MAX_TOTAL = 2048
+
+FIRST_RANDOM_ID = 256  # below it many vocabularies keep special tokens and bytes
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One request to send: its prompt, as text or token ids, and how many tokens to ask for."""
+
+    prompt: str | list[int]
+    output_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomShape:
+    """Lengths of random prompts, in tokens.
+
+    Args:
+        range_ratio: lengths are uniform in ``[(1 - r) * len, (1 + r) * len]``; in [0, 1).
+        prefix_len: tokens in front that all prompts share, added to ``input_len``.
+        vocab_size: ids lie in [min(256, vocab_size // 2), vocab_size).
+    """
+
+    input_len: int = 1024
+    output_len: int = 128
+    range_ratio: float = 0.0
+    prefix_len: int = 0
+    vocab_size: int = 10_000
+
+    def __post_init__(self) -> None:
+        for name, low in (("input_len", 1), ("output_len", 1), ("prefix_len", 0), ("vocab_size", 1)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"random {name} must be at least {low}, not {getattr(self, name)}")
+        if not 0 <= self.range_ratio < 1:
+            raise ConfigError(f"random range_ratio must lie in [0, 1), not {self.range_ratio:g}")
+
+
+def random_samples(count: int, shape: RandomShape, rng: np.random.Generator) -> list[Sample]:
+    """Prompts of uniformly random token ids."""
+
+    first = min(FIRST_RANDOM_ID, shape.vocab_size // 2)
+
+    def ids(length: int) -> list[int]:
+        return [int(token) for token in rng.integers(first, shape.vocab_size, length)]
+
+    def length(middle: int) -> int:
+        low, high = int(middle * (1 - shape.range_ratio)), int(np.ceil(middle * (1 + shape.range_ratio)))
+        return int(rng.integers(max(low, 1), high + 1))
+
+    prefix = ids(shape.prefix_len)
+    return [Sample(prefix + ids(length(shape.input_len)), length(shape.output_len)) for _ in range(count)]
+
+
+def custom_samples(path: Path, *, output_len: int | None) -> list[Sample]:
+    """The prompts of a JSON-lines file: ``{"prompt": text or token ids, "output_tokens": optional number}``.
+
+    Args:
+        output_len: tokens to ask for, over what the lines say.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is malformed; the message names the line.
+    """
+    samples = []
+    for number, row in _json_lines(path):
+        where = f"{path}:{number}"
+        prompt = row.get("prompt") if isinstance(row, dict) else None
+        if not _is_prompt(prompt):
+            raise ConfigError(f'{where}: "prompt" must be a text or a list of token ids, and not empty')
+        tokens = output_len if output_len is not None else row.get("output_tokens")
+        if type(tokens) is not int or tokens < 1:
+            raise ConfigError(f'{where}: no "output_tokens" of 1 or more; --output-len gives it for all lines')
+        samples.append(Sample(prompt, tokens))
+    return _not_empty(samples, path)
+
+
+def sharegpt_samples(path: Path, *, output_len: int | None, count_tokens: Callable[[str], int]) -> list[Sample]:
+    """The first question of each ShareGPT conversation, to be answered in as many tokens as it was.
+
+    Args:
+        output_len: tokens to ask for, instead of the answer's length.
+        count_tokens: how many tokens a text has.
+
+    Raises:
+        ConfigError: the file cannot be read or is no ShareGPT file.
+    """
+    try:
+        rows = json.loads(_read_text(path))
+    except ValueError as error:
+        raise ConfigError(f"{path}: no JSON ({error})") from None
+    if not isinstance(rows, list):
+        raise ConfigError(f"{path}: a ShareGPT file is a JSON list of conversations")
+    samples = []
+    for i, row in enumerate(rows):
+        try:
+            texts = [turn["value"] for turn in row["conversations"][:2]]
+        except (KeyError, TypeError):
+            raise ConfigError(f'{path}: entry {i} has no "conversations" of turns with a "value"') from None
+        if len(texts) < 2 or not all(isinstance(text, str) for text in texts):
+            continue  # a conversation of one turn has no answer to measure against
+        prompt = count_tokens(texts[0])
+        answer = output_len if output_len is not None else count_tokens(texts[1])
+        too_short = min(prompt, answer) < SHAREGPT_MIN_TOKENS
+        if not too_short and prompt <= SHAREGPT_MAX_PROMPT and prompt + answer <= SHAREGPT_MAX_TOTAL:
+            samples.append(Sample(texts[0], answer))
+    return _not_empty(samples, path)
+
+
+def pick(samples: list[Sample], count: int, rng: np.random.Generator) -> list[Sample]:
+    """``count`` samples in random order, repeated as often as needed."""
+    order = [int(i) for _ in range(-(-count // len(samples))) for i in rng.permutation(len(samples))]
+    return [samples[i] for i in order[:count]]
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    text = _read_text(path)
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"{path}:{number}: no JSON ({error})") from None
+
+
+def _is_prompt(value: Any) -> TypeGuard[str | list[int]]:
+    is_ids = isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
+    return bool(value) and (isinstance(value, str) or is_ids)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: no UTF-8 text ({error.reason})") from None
+
+
+def _not_empty(samples: list[Sample], path: Path) -> list[Sample]:
+    if not samples:
+        raise ConfigError(f"{path}: no usable prompt in it")
+    return samples

@@ -1,0 +1,111 @@
+"""A server of the benchmark's own: started for the run, stopped after it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llmjax.bench.client import OpenAIClient, RequestFailed
+from llmjax.config import EngineConfig
+from llmjax.errors import LLMJaxError
+
+STOP_SECONDS = 15.0
+
+
+class ServerFailed(LLMJaxError):
+    """The server of a benchmark did not start."""
+
+
+@asynccontextmanager
+async def own_server(config: EngineConfig) -> AsyncIterator[str]:
+    """Runs ``python -m serve`` in a process of its own, on a free port of this machine.
+
+    Yields:
+        Its address.
+
+    Raises:
+        ServerFailed: the process cannot be started.
+    """
+    with tempfile.TemporaryDirectory(prefix="llmjax-bench-") as folder:
+        settings, log = Path(folder) / "server.yaml", Path(folder) / "server.log"
+        port = _free_port()
+        server = {"host": "127.0.0.1", "port": port, "access_log": False}
+        settings.write_text(yaml.safe_dump({**changed_settings(config), **server}), encoding="utf-8")
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "serve", "--config", str(settings), stdout=output, stderr=output
+            )
+        try:
+            await _wait_for_start(process, port, log)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            await _stop(process)
+
+
+async def wait_until_ready(client: OpenAIClient, *, seconds: float) -> None:
+    """Waits until /health answers with success.
+
+    Raises:
+        ServerFailed: it does not within that time.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            await client.get("/health")
+            return
+        except RequestFailed as error:
+            if time.monotonic() >= deadline:
+                raise ServerFailed(f"the server is not ready after {seconds:g} s: {error}") from None
+        await asyncio.sleep(0.2)
+
+
+def changed_settings(config: EngineConfig) -> dict[str, Any]:
+    """The settings that differ from their defaults, as a YAML file holds them."""
+    default = dataclasses.asdict(EngineConfig())
+    return {name: value for name, value in dataclasses.asdict(config).items() if value != default[name]}
+
+
+async def _wait_for_start(process: asyncio.subprocess.Process, port: int, log: Path) -> None:
+    """Returns when the port is open; a server that dies before says why in the last line of its log."""
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            if process.returncode is not None:
+                lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                reason = lines[-1] if lines else f"exit status {process.returncode}"
+                raise ServerFailed(f"the server did not start: {reason}") from None
+            await asyncio.sleep(0.1)
+        else:
+            writer.close()
+            await writer.wait_closed()
+            return
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        await asyncio.wait_for(process.wait(), STOP_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

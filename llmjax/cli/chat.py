@@ -1,0 +1,240 @@
+"""``llmjax chat``: a conversation in the terminal, with an engine in this process or a server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from llmjax.cli.markdown import MarkdownStream
+from llmjax.cli.models import ChatModel, LocalModel, Message, RemoteModel
+from llmjax.cli.parser import Parser, add_config_flags, configs_of
+from llmjax.cli.sampling import add_sampling_flags, given_sampling, sampling_settings
+from llmjax.config import EngineConfig
+from llmjax.errors import ConfigError, EngineDead, LLMJaxError
+from llmjax.settings import nearest, settings_of
+
+# One answer of text is shown: several, and what goes with none of it, have no flags here.
+NOT_IN_CHAT = ("n", "logprobs", "prompt_logprobs", "detokenize")
+HELP = """/reset        start over, with the same system message
+/system TEXT  set the system message and start over; without TEXT: none
+/exit         leave (also Ctrl-D)
+/help         this
+//text        send text that starts with a slash
+Ctrl-C        stop the answer"""
+
+
+def main(argv: list[str]) -> int:
+    """Talks until /exit or the end of the input.
+
+    Raises:
+        LLMJaxError: a setting is wrong, the model cannot be loaded or the server not reached.
+    """
+    sampling = sampling_settings(without=NOT_IN_CHAT, max_tokens=None)
+    parser = Parser(prog="llmjax chat", description="Talk to a model in the terminal.")
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    parser.add_argument("--url", help="talk to this server instead of an engine in this process")
+    parser.add_argument("--api-key", metavar="KEY", help="key for the server")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument(
+        "--markdown",
+        action=argparse.BooleanOptionalAction,
+        default=sys.stdout.isatty(),
+        help="render Markdown (default: in a terminal)",
+    )
+    add_sampling_flags(parser, sampling)
+    add_config_flags(parser)
+    values = parser.parse(argv)
+    given = given_sampling(values, sampling)
+    # One event loop for the whole conversation: the engine's requests belong to it.
+    with asyncio.Runner() as runner:
+        if values.url is None:
+            if values.api_key is not None:
+                raise ConfigError("--api-key is for a server: give --url too")
+            defaults = {name: setting.default for name, setting in sampling.items()}
+            model: ChatModel = LocalModel(configs_of(values, model=values.positional_model).engine, given, defaults)
+        else:
+            model = runner.run(_connect(values, given))
+        try:
+            chat = Chat(model, system=values.system, markdown=values.markdown)
+            chat.run(runner)
+        finally:
+            runner.run(model.close())
+    return 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer as far as it came. Times in seconds."""
+
+    text: str
+    tokens: int
+    first_token: float
+    seconds: float
+    stopped: bool
+
+    def summary(self) -> str:
+        """Its length and speed: tokens after the first, over the time after the first."""
+        rest = self.seconds - self.first_token
+        speed = f", {(self.tokens - 1) / rest:.1f} tokens/s" if self.tokens > 1 and rest > 0 else ""
+        stopped = ", stopped" if self.stopped else ""
+        return f"{self.tokens} tokens{speed}, first after {self.first_token:.2f} s{stopped}"
+
+
+class Chat:
+    """A conversation: the messages so far, and the commands that change them.
+
+    Args:
+        model: who answers.
+        system: the system message; None: none.
+        markdown: render answers; else they are written as they come.
+    """
+
+    def __init__(self, model: ChatModel, *, system: str | None = None, markdown: bool = False) -> None:
+        self.messages: list[Message] = []
+        self._model = model
+        self._system = system
+        self._markdown = markdown
+        self._out = Console(highlight=False)
+        self._notes = Console(highlight=False, stderr=not sys.stdout.isatty(), style="dim")
+        self._commands: dict[str, Callable[[str], None]] = {
+            "reset": lambda _: self.reset(),
+            "system": self.set_system,
+            "help": lambda _: self._notes.print(HELP, markup=False),
+        }
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything but the system message."""
+        self.messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def set_system(self, text: str) -> None:
+        self._system = text or None
+        self.reset()
+
+    def run(self, runner: asyncio.Runner) -> None:
+        """Reads lines and answers them until the input ends."""
+        terminal = sys.stdin.isatty()
+        if terminal:
+            _remember_lines()
+            self._notes.print(f"{self._model.name}: /help lists the commands", markup=False)
+        while True:
+            try:
+                line = input("> " if terminal else "").strip()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                self._notes.print("\n/exit or Ctrl-D leaves")
+                continue
+            if line in ("/exit", "/quit"):
+                return
+            if line.startswith("/") and not line.startswith("//"):
+                self.command(line)
+            elif line:
+                self.say(line.removeprefix("/") if line.startswith("//") else line, runner)
+
+    def command(self, line: str) -> None:
+        """Carries out a line such as ``/system You are brief.``"""
+        name, _, rest = line[1:].partition(" ")
+        if name in self._commands:
+            self._commands[name](rest.strip())
+        else:
+            hint = nearest(name, [*self._commands, "exit"])
+            self._notes.print(f"unknown command /{name}{hint} (/help lists them)", markup=False)
+
+    def say(self, text: str, runner: asyncio.Runner) -> None:
+        """Sends a message and shows the answer; one that fails leaves the conversation as it was.
+
+        Raises:
+            EngineDead: there will be no more answers.
+        """
+        asked = [*self.messages, {"role": "user", "content": text}]
+        try:
+            answer = runner.run(self._answer(asked))
+        except EngineDead:
+            raise
+        except KeyboardInterrupt:
+            self._notes.print("stopped")
+            return
+        except LLMJaxError as error:
+            self._notes.print(f"error: {error}", markup=False)
+            return
+        self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+        self._notes.print(answer.summary(), markup=False)
+
+    async def _answer(self, messages: list[Message]) -> Answer:
+        if not self._markdown:
+            answer = await self._collect(messages, self._write)
+            self._write("\n")
+            return answer
+        with MarkdownStream(self._out) as stream:
+            return await self._collect(messages, stream.write)
+
+    async def _collect(self, messages: list[Message], write: Callable[[str], None]) -> Answer:
+        """Writes the answer as it comes; Ctrl-C, which cancels the task, ends it early."""
+        start = time.perf_counter()
+        first: float | None = None
+        parts: list[str] = []
+        tokens: int | None = None
+        stopped = False
+        try:
+            async with aclosing(self._model.answer(messages)) as pieces:
+                async for piece in pieces:
+                    if first is None:
+                        first = time.perf_counter() - start
+                    if piece.text:
+                        parts.append(piece.text)
+                        write(piece.text)
+                    tokens = piece.tokens if piece.tokens is not None else tokens
+        except asyncio.CancelledError:
+            stopped = True
+        seconds = time.perf_counter() - start
+        return Answer(
+            text="".join(parts),
+            tokens=tokens if tokens is not None else len(parts),
+            first_token=first if first is not None else seconds,
+            seconds=seconds,
+            stopped=stopped,
+        )
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+async def _connect(values: Any, sampling: dict[str, Any]) -> RemoteModel:
+    from llmjax.bench.client import OpenAIClient
+
+    without_effect = [name for name in settings_of(EngineConfig) if hasattr(values, name) and name != "model"]
+    if without_effect or values.config is not None:
+        flag = "--" + without_effect[0].replace("_", "-") if without_effect else "--config"
+        raise ConfigError(f"{flag} has no effect on the server of --url")
+    client = OpenAIClient(values.url, api_key=values.api_key)
+    name = values.positional_model or getattr(values, "model", None) or await client.first_model()
+    return RemoteModel(client, name, sampling)
+
+
+def _remember_lines() -> None:
+    """Line editing and a history over sessions, where Python has readline."""
+    try:
+        import atexit
+        import readline
+    except ImportError:
+        return
+    path = Path.home() / ".cache" / "llmjax" / "chat_history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            readline.read_history_file(path)
+    except OSError:
+        return  # a home that cannot be written, or a foreign file: chat without a memory of past sessions
+    readline.set_history_length(1000)
+    atexit.register(readline.write_history_file, path)

@@ -1,0 +1,103 @@
+"""``llmjax generate``: continue prompts, streaming one to the terminal or writing many as JSON lines."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.cli.models import LocalModel, Message
+from llmjax.cli.parser import Parser, add_config_flags, configs_of
+from llmjax.cli.prompts import Prompt, read_prompts
+from llmjax.cli.sampling import add_sampling_flags, given_sampling, sampling_settings
+from llmjax.config import EngineConfig
+from llmjax.errors import ConfigError
+from llmjax.outputs import RequestOutput
+from llmjax.sampling.params import SamplingParams
+
+DEFAULT_MAX_TOKENS = 256
+
+
+def main(argv: list[str]) -> int:
+    """Continues the prompts.
+
+    Raises:
+        LLMJaxError: a setting is wrong, the model cannot be loaded, or a prompt cannot be served.
+    """
+    sampling = sampling_settings(max_tokens=DEFAULT_MAX_TOKENS)
+    parser = Parser(prog="llmjax generate", description="Continue prompts from arguments, a file or standard input.")
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="prompts; none: read --file or standard input")
+    parser.add_argument(
+        "--file", help='file of a prompt, or .jsonl file of texts, {"prompt": …} or {"prompt_token_ids": […]} lines'
+    )
+    parser.add_argument("--lines", action="store_true", help="each line of the file or standard input is a prompt")
+    parser.add_argument("--chat", action="store_true", help="send each prompt as a chat message, to be answered")
+    parser.add_argument("--system", metavar="TEXT", help="system message for --chat")
+    parser.add_argument("--json", action="store_true", help="write one JSON object a prompt")
+    add_sampling_flags(parser, sampling)
+    add_config_flags(parser)
+    values = parser.parse(argv)
+    if values.system is not None and not values.chat:
+        raise ConfigError("--system goes with --chat")
+    prompts = read_prompts(values.prompts, file=values.file, lines=values.lines)
+    given = given_sampling(values, sampling)
+    defaults = {name: setting.default for name, setting in sampling.items()}
+    SamplingParams(**defaults | given)  # wrong values are refused before the model is loaded
+    config = configs_of(values).engine
+    if len(prompts) == 1 and not values.json and given.get("n", 1) == 1 and given.get("detokenize", True):
+        asyncio.run(_stream(prompts[0], LocalModel(config, given, defaults), values))
+    else:
+        _batch(prompts, config, defaults | given, values)
+    return 0
+
+
+async def _stream(prompt: Prompt, model: LocalModel, values: argparse.Namespace) -> None:
+    try:
+        if values.chat:
+            prompt = model.chat_prompt(_messages(prompt, values.system))
+        async for piece in model.continued(prompt):
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+    finally:
+        await model.close()
+
+
+def _batch(prompts: list[Prompt], config: EngineConfig, fields: Mapping[str, Any], values: argparse.Namespace) -> None:
+    from llmjax import LLM
+
+    llm = LLM.from_config(config)
+    params = SamplingParams(**fields)
+    if values.chat:
+        outputs = llm.chat([_messages(prompt, values.system) for prompt in prompts], params)
+    else:
+        outputs = llm.generate(prompts, params)
+    for number, output in enumerate(outputs):
+        if values.json:
+            print(json.dumps(json_of(output), ensure_ascii=False))
+        else:
+            _show(number, output)
+
+
+def json_of(output: RequestOutput) -> dict[str, Any]:
+    """A request's output as plain JSON values; timings are left out, they differ from run to run."""
+    fields = dataclasses.asdict(dataclasses.replace(output, metrics=None))
+    del fields["metrics"], fields["finished"]
+    return fields
+
+
+def _show(number: int, output: RequestOutput) -> None:
+    for completion in output.outputs:
+        part = f".{completion.index + 1}" if len(output.outputs) > 1 else ""
+        print(f"[{number + 1}{part}] {completion.text or completion.token_ids}")
+
+
+def _messages(prompt: Prompt, system: str | None) -> list[Message]:
+    if not isinstance(prompt, str):
+        raise ConfigError("--chat needs texts: a prompt of token ids is no message")
+    head: list[Message] = [{"role": "system", "content": system}] if system else []
+    return [*head, {"role": "user", "content": prompt}]

@@ -1,0 +1,121 @@
+"""Who answers in the terminal: an engine in this process, or a server."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from llmjax.config import EngineConfig
+from llmjax.errors import ConfigError
+from llmjax.sampling.params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from llmjax.bench.client import OpenAIClient
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """New text of an answer, and the tokens of the answer so far; None: not known yet."""
+
+    text: str
+    tokens: int | None
+
+
+class ChatModel(Protocol):
+    """Something to talk to."""
+
+    @property
+    def name(self) -> str: ...
+
+    def answer(self, messages: Sequence[Message]) -> AsyncGenerator[Piece, None]: ...
+
+    async def close(self) -> None: ...
+
+
+class LocalModel:
+    """An engine in this process.
+
+    Args:
+        config: what to run.
+        sampling: fields of ``SamplingParams`` that the user gave; the model's own defaults fill the others.
+        defaults: the command's defaults, below the model's.
+    """
+
+    def __init__(self, config: EngineConfig, sampling: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        from llmjax import AsyncLLM
+
+        self._llm = AsyncLLM.from_config(config)
+        fields = {**defaults, **self._llm.default_sampling_params, **sampling}
+        self._params = SamplingParams(**fields, output_kind=RequestOutputKind.DELTA)
+        self._ids = (f"terminal-{i}" for i in itertools.count())
+
+    @property
+    def name(self) -> str:
+        return self._llm.model_name
+
+    def answer(self, messages: Sequence[Message]) -> AsyncGenerator[Piece, None]:
+        return self.continued(self.chat_prompt(messages))
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The token ids of a conversation under the model's chat template.
+
+        Raises:
+            ConfigError: there is no tokenizer.
+            TokenizerError: there is no template, or it refuses the messages.
+        """
+        tokenizer = self._llm.tokenizer
+        if tokenizer is None:
+            raise ConfigError("a chat needs a tokenizer: leave out --skip-tokenizer-init")
+        return tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
+
+    async def continued(self, prompt: str | list[int]) -> AsyncGenerator[Piece, None]:
+        """The continuation of a prompt, piece by piece.
+
+        Raises:
+            InvalidRequest: the prompt does not fit the context, for example.
+        """
+        tokens = 0
+        async with aclosing(self._llm.generate(prompt, self._params, next(self._ids))) as outputs:
+            async for output in outputs:
+                tokens += len(output.outputs[0].token_ids)
+                yield Piece(output.outputs[0].text, tokens)
+
+    async def close(self) -> None:
+        await self._llm.shutdown(drain_timeout=0)
+
+
+class RemoteModel:
+    """A server with OpenAI's API.
+
+    Args:
+        client: of the server.
+        name: the model to ask for.
+        sampling: fields of the request that the user gave; the server's defaults fill the others.
+    """
+
+    def __init__(self, client: OpenAIClient, name: str, sampling: Mapping[str, Any]) -> None:
+        self.name = name
+        self._client = client
+        self._sampling = dict(sampling)
+
+    async def answer(self, messages: Sequence[Message]) -> AsyncGenerator[Piece, None]:
+        payload = {
+            "model": self.name,
+            "messages": list(messages),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._sampling,
+        }
+        async with aclosing(self._client.stream("/v1/chat/completions", payload)) as events:
+            async for event in events:
+                usage = event.get("usage") or {}
+                delta = event["choices"][0].get("delta", {}) if event.get("choices") else {}
+                yield Piece(delta.get("content") or "", usage.get("completion_tokens"))
+
+    async def close(self) -> None:
+        await self._client.close()

@@ -1,0 +1,32 @@
+"""``llmjax serve``, and the command line of ``python -m serve``."""
+
+from __future__ import annotations
+
+from llmjax.cli.parser import Parser, add_config_flags, configs_of
+from llmjax.config import EngineConfig, ServerConfig
+from llmjax.config_file import Configs
+
+
+def main(argv: list[str]) -> int:
+    """Serves until SIGTERM or Ctrl-C.
+
+    Raises:
+        LLMJaxError: a setting is wrong, the model cannot be loaded, or the port is busy.
+    """
+    configs = parse(argv)
+    from serve.run import run  # the one import of serve from llmjax: the console script starts the server
+
+    return run(configs.engine, configs.server) or 0
+
+
+def parse(argv: list[str], *, prog: str = "llmjax serve") -> Configs:
+    """The settings of a server from its command line.
+
+    Raises:
+        ConfigError: a flag, key or value is wrong.
+    """
+    parser = Parser(prog=prog, description="Serve a model over HTTP with OpenAI's API.")
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_config_flags(parser, EngineConfig, ServerConfig)
+    values = parser.parse(argv)
+    return configs_of(values, EngineConfig, ServerConfig, model=values.positional_model)
