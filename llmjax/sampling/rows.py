@@ -17,7 +17,8 @@ Floats = npt.NDArray[np.float32]
 
 # A bad word is tokenised twice, with and without a space before it.
 MAX_BANS = 2 * MAX_BAD_WORDS
-_FLOAT32 = np.finfo(np.float32)
+# Factors past this change nothing more, but they or their reciprocals leave float32 and turn infinities into NaN.
+EXTREME = 1e30
 
 
 class Feature(enum.IntFlag):
@@ -80,9 +81,9 @@ class RequestSampling:
         return bool(self.features & (Feature.PENALTY | Feature.BIAS | Feature.BAN))
 
     @property
-    def bans_look_back(self) -> int:
-        """How many ids at the end of its history ``bans`` reads; 0: the bans never change."""
-        return max((len(word) - 2 for word in self.bad_words), default=0)
+    def bans_vary(self) -> bool:
+        """Whether ``bans`` depends on the history: some bad word has three tokens or more."""
+        return any(len(word) > 2 for word in self.bad_words)
 
     def bans(self, history: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """Pairs (previous, token): token is forbidden at the next position if the last token is previous.
@@ -91,7 +92,7 @@ class RequestSampling:
         text, so a bad word that the prompt begins cannot be completed either.
 
         Args:
-            history: prompt and output ids without the last token, or the last ``bans_look_back`` of them.
+            history: prompt and output ids without the last token.
         """
         return tuple(dict.fromkeys((w[-2], w[-1]) for w in self.bad_words if _ends_with(history, w[:-2])))
 
@@ -162,11 +163,10 @@ def _row(params: SamplingParams, vocab_size: int, seed: int) -> npt.NDArray[np.v
     row["min_p"] = params.min_p
     row["presence"] = params.presence_penalty
     row["frequency"] = params.frequency_penalty
-    # A float64 past float32's range would turn into 0 or infinity, and then into NaN on the device.
-    row["repetition"] = np.clip(params.repetition_penalty, _FLOAT32.tiny, _FLOAT32.max)
+    row["repetition"] = np.clip(params.repetition_penalty, 1 / EXTREME, EXTREME)
     features = Feature(0)
     if not params.greedy:
-        row["temperature"] = min(params.temperature, float(_FLOAT32.max))
+        row["temperature"] = min(params.temperature, EXTREME)
         features |= Feature.RANDOM
         if row["top_k"] or row["top_p"] < 1 or row["min_p"] > 0:
             features |= Feature.FILTER
