@@ -128,9 +128,8 @@ def _unpack_q4_1(blocks: np.ndarray, out: np.ndarray) -> None:
 
 def _five_bits(blocks: np.ndarray) -> np.ndarray:
     """uint8 [n, 32]: nibbles with the fifth bits of Q5_0 and Q5_1; bit j of qh belongs to element j."""
-    quants = np.empty((len(blocks), 2, 16), np.uint8)
-    _nibbles(blocks["qs"], quants)
-    quants = quants.reshape(-1, 32)
+    quants = np.empty((len(blocks), 32), np.uint8)
+    _nibbles(blocks["qs"], quants.reshape(-1, 2, 16))
     quants |= np.unpackbits(np.ascontiguousarray(blocks["qh"]), axis=1, bitorder="little") << 4
     return quants
 
@@ -151,7 +150,7 @@ def _unpack_q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
     np.multiply(blocks["qs"], _f32(blocks["d"]), out=out)
 
 
-def _scale_and_min(blocks: np.ndarray, out: np.ndarray, finish: Callable[[np.ndarray], None]) -> None:
+def _apply_k_scales(blocks: np.ndarray, out: np.ndarray) -> None:
     """The shared end of Q4_K and Q5_K: d * scale * q - dmin * min, 8 sub-blocks with 6-bit scales and minima.
 
     The first four scales and minima are the low six bits of bytes 0-3 and 4-7; the last four take their low
@@ -162,35 +161,29 @@ def _scale_and_min(blocks: np.ndarray, out: np.ndarray, finish: Callable[[np.nda
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6 << 4)], axis=1)
     minima = np.concatenate([second & 63, (third >> 4) | (second >> 6 << 4)], axis=1)
     quants = out.reshape(-1, 8, 32)
-    finish(quants)
     quants *= (_f32(blocks["d"]) * scales)[:, :, None]
     quants -= (_f32(blocks["dmin"]) * minima)[:, :, None]
 
 
 def _unpack_q4_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    qs = blocks["qs"].reshape(-1, 4, 32)
-    _scale_and_min(blocks, out, lambda quants: _nibbles(qs, quants.reshape(-1, 4, 2, 32)))
+    _nibbles(blocks["qs"].reshape(-1, 4, 32), out.reshape(-1, 4, 2, 32))
+    _apply_k_scales(blocks, out)
 
 
 def _unpack_q5_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    codes = np.empty((len(blocks), 4, 2, 32), np.uint8)
-    _nibbles(blocks["qs"].reshape(-1, 4, 32), codes)
-    codes = codes.reshape(-1, 8, 32)
+    codes = np.empty((len(blocks), 8, 32), np.uint8)
+    _nibbles(blocks["qs"].reshape(-1, 4, 32), codes.reshape(-1, 4, 2, 32))
     fifth = blocks["qh"][:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]  # bit s belongs to sub-block s
     fifth &= 1
     fifth <<= 4
     codes |= fifth
-
-    def finish(quants: np.ndarray) -> None:
-        quants[...] = codes
-
-    _scale_and_min(blocks, out, finish)
+    out[...] = codes.reshape(-1, 256)
+    _apply_k_scales(blocks, out)
 
 
 def _unpack_q6_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    codes = np.empty((len(blocks), 2, 2, 64), np.uint8)  # half of the block, nibble, byte
-    _nibbles(blocks["ql"].reshape(-1, 2, 64), codes)
-    codes = codes.reshape(-1, 2, 4, 32)
+    codes = np.empty((len(blocks), 2, 4, 32), np.uint8)
+    _nibbles(blocks["ql"].reshape(-1, 2, 64), codes.reshape(-1, 2, 2, 64))  # half of the block, nibble, byte
     top = blocks["qh"].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     top &= 3
     top <<= 4

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -181,7 +181,7 @@ class _Parser:
         self.data = data
         self.size = len(data)
         self.pos = 0
-        self.order = "<"
+        self.order: Literal["<", ">"] = "<"
 
     def file(self) -> GGUFFile:
         if self.data[:4] != MAGIC:
@@ -200,7 +200,7 @@ class _Parser:
 
         metadata: dict[str, Any] = {}
         for index in range(key_count):
-            key = self.string(f"name of key {index}", most_bytes=MAX_KEY_BYTES)
+            key = self.name(f"name of key {index}", most_bytes=MAX_KEY_BYTES)
             if key in metadata:
                 self.fail(f"key {key!r} appears twice")
             metadata[key] = self.value(self.number("I", f"type of key {key!r}"), f"key {key!r}")
@@ -229,6 +229,13 @@ class _Parser:
         if count * least_bytes > self.size - self.pos:
             self.fail(f"{what} is {count}, more than the {self.size - self.pos} bytes that follow can hold")
         return int(count)
+
+    def name(self, what: str, *, most_bytes: int) -> str:
+        start = self.pos
+        name = self.string(what, most_bytes=most_bytes)
+        if not name:
+            self.fail(f"{what} at offset {start} is empty")
+        return name
 
     def string(self, what: str, *, most_bytes: int | None = None) -> str:
         length = self.number("Q", f"length of {what}")
@@ -302,7 +309,7 @@ class _Parser:
     def records(self, count: int) -> list[_Record]:
         records: dict[str, _Record] = {}
         for index in range(count):
-            name = self.string(f"name of tensor {index}", most_bytes=MAX_NAME_BYTES)
+            name = self.name(f"name of tensor {index}", most_bytes=MAX_NAME_BYTES)
             what = f"tensor {name!r}"
             if name in records:
                 self.fail(f"{what} appears twice")

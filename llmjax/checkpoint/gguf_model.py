@@ -268,7 +268,7 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
     heads = {}
     if architecture.permuted_qk:
         heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    tensors = {}
+    tensors: dict[str, ConvertedTensor] = {}
     for tensor in gguf.tensors.values():
         if tensor.name in ROPE_TENSORS:  # part of the config by now
             continue

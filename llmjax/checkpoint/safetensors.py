@@ -21,6 +21,7 @@ import numpy as np
 from llmjax.errors import CheckpointError
 
 LENGTH_BYTES = 8
+MAX_DIMS = 32
 MAX_HEADER_BYTES = 100_000_000  # the reference implementation's limit
 
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(
@@ -151,21 +152,22 @@ def _entry(path: Path, name: str, value: object) -> _Entry:
 
     def sizes(key: str) -> tuple[int, ...]:
         found = value.get(key) if isinstance(value, dict) else None
-        # np.frombuffer and reshape take no number beyond a signed 64-bit one.
-        if not isinstance(found, list) or not all(type(size) is int and 0 <= size < 2**63 for size in found):
+        if not isinstance(found, list) or not all(type(size) is int and size >= 0 for size in found):
             fail(f"{key} is {str(found)[:80]}, not a list of sizes")
         return tuple(found)
 
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         fail("its header entry must have dtype, shape and data_offsets and nothing else")
-    if value["dtype"] not in DTYPES:
+    if not isinstance(value["dtype"], str) or value["dtype"] not in DTYPES:
         fail(f"dtype {str(value['dtype'])[:80]!r} is not supported; supported are {', '.join(DTYPES)}")
     shape, offsets = sizes("shape"), sizes("data_offsets")
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         fail(f"data_offsets are {list(offsets)[:4]}, not a begin and an end")
-    if len(shape) > 32:
-        fail(f"it has {len(shape)} dimensions")
-    needed = prod(shape) * DTYPES[value["dtype"]].itemsize
+    itemsize = DTYPES[value["dtype"]].itemsize
+    # NumPy refuses such shapes even where another dimension is zero.
+    if len(shape) > MAX_DIMS or prod(size or 1 for size in shape) * itemsize >= 2**63:
+        fail(f"shape {str(list(shape))[:80]} is too large")
+    needed = prod(shape) * itemsize
     if needed != offsets[1] - offsets[0]:
         fail(
             f"{value['dtype']} {list(shape)} needs {needed} bytes, but its data_offsets span {offsets[1] - offsets[0]}"

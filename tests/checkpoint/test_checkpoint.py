@@ -1,0 +1,98 @@
+"""Opening folders in Hugging Face's layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from llmjax.checkpoint import open_checkpoint
+from llmjax.errors import CheckpointError
+
+F32 = np.dtype(np.float32)
+WEIGHTS = {f"w{i}": np.full((2, 3), i, np.float32) for i in range(4)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "rope_theta": 1e4}))
+    return tmp_path
+
+
+def shard(folder: Path, weight_map: Any, **files: dict[str, np.ndarray]) -> None:
+    for name, tensors in files.items():
+        save_file(tensors, folder / f"{name}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def test_one_file(folder: Path) -> None:
+    save_file(WEIGHTS, folder / "model.safetensors")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    checkpoint = open_checkpoint(str(folder), overrides={"rope_theta": 5.0})
+    assert checkpoint.path == folder and checkpoint.gguf is None
+    assert checkpoint.config == {"model_type": "llama", "rope_theta": 5.0}
+    assert checkpoint.generation_config == {"eos_token_id": [1, 2]}
+    assert set(checkpoint.tensors) == set(WEIGHTS)
+    assert np.array_equal(checkpoint.tensors["w2"].read(F32), WEIGHTS["w2"])
+
+
+def test_shards(folder: Path) -> None:
+    first, second = {"w0": WEIGHTS["w0"], "w1": WEIGHTS["w3"]}, {"w1": WEIGHTS["w1"], "w2": WEIGHTS["w2"]}
+    shard(folder, {"w0": "a.safetensors", "w1": "b.safetensors"}, a=first, b=second)
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.generation_config == {}
+    assert set(checkpoint.tensors) == {"w0", "w1", "w2"}  # w2 is in no index, but it is there
+    for name, tensor in checkpoint.tensors.items():
+        assert np.array_equal(tensor.read(F32), WEIGHTS[name])
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "message"),
+    [
+        ({"w0": "a.safetensors", "w9": "a.safetensors"}, r"a.safetensors: has no tensor 'w9'"),
+        ({"w0": "b.safetensors"}, r"b.safetensors: is missing, but model.safetensors.index.json names it"),
+        ({"w0": "../a.safetensors"}, "which is no file name"),
+        ({"w0": "/etc/passwd"}, "which is no file name"),
+        ({"w0": ".."}, "which is no file name"),
+        ({"w0": ""}, "which is no file name"),
+        ({"w0": 3}, "which is no file name"),
+        ({}, "weight_map is missing or empty"),
+        (["a"], "weight_map is missing or empty"),
+    ],
+)
+def test_wrong_index(folder: Path, weight_map: Any, message: str) -> None:
+    shard(folder, weight_map, a={"w0": WEIGHTS["w0"]})
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(folder)
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"neither model.safetensors nor model.safetensors.index.json"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is no valid JSON"),
+        ("[1]", "is no JSON object"),
+        ("[" * 100_000, "is no valid JSON"),
+        (None, "cannot be read"),
+    ],
+)
+def test_wrong_config(folder: Path, content: str | None, message: str) -> None:
+    (folder / "config.json").unlink()
+    if content is not None:
+        (folder / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=rf"config.json: {message}"):
+        open_checkpoint(folder)
+
+
+def test_path_that_is_nothing(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be opened: No such file"):
+        open_checkpoint(tmp_path / "model.gguf")

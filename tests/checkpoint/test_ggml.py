@@ -1,0 +1,140 @@
+"""Dequantisation against the `gguf` package, value for value."""
+
+from __future__ import annotations
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+from gguf.quants import dequantize as reference
+
+from llmjax.checkpoint.ggml import GGML_TYPES, TILE, dequantize
+from llmjax.errors import CheckpointError
+
+BY_NAME = {block.name: (type_id, block) for type_id, block in GGML_TYPES.items()}
+QUANTISED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+F32 = np.dtype(np.float32)
+BF16 = np.dtype(ml_dtypes.bfloat16)
+
+SCALES = [0.0, -0.0, 65504.0, -65504.0, 6e-8, -6e-8, 6.1e-5, 1.0, -1.5, np.inf, -np.inf, np.nan]
+
+
+def expected(raw: np.ndarray, name: str) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return reference(raw, gguf.GGMLQuantizationType(BY_NAME[name][0]))
+
+
+def extreme_blocks(name: str) -> np.ndarray:
+    """Every pair of extreme scales with codes that are all zero, all ones, and random."""
+    block = BY_NAME[name][1]
+    assert block.layout is not None
+    rng = np.random.default_rng(1)
+    pairs = [(first, second) for first in SCALES for second in SCALES]
+    shape = (len(pairs), block.nbytes)
+    fills = [np.zeros(shape, np.uint8), np.full(shape, 255, np.uint8), rng.integers(0, 256, shape, np.uint8)]
+    raw = np.concatenate(fills)
+    fields = raw.view(block.layout)[:, 0]
+    halves = [field for field in ("d", "m", "dmin") if field in (block.layout.names or ())]
+    for position, field in enumerate(halves):
+        fields[field] = np.array([pair[position] for pair in pairs] * len(fills), np.float16)
+    return raw
+
+
+def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
+    """Equality that tells -0 from 0 and takes any nan for any other."""
+    words = np.dtype(f"u{left.itemsize}")
+    nan = np.isnan(left) & np.isnan(right)
+    return left.dtype == right.dtype and bool(np.all((left.view(words) == right.view(words)) | nan))
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_random_blocks(name: str) -> None:
+    block = BY_NAME[name][1]
+    raw = np.random.default_rng(0).integers(0, 256, (37, 5 * block.nbytes), dtype=np.uint8)
+    values = dequantize(raw, block, F32)
+    assert values.shape == (37, 5 * block.elems)
+    assert same_bits(values, expected(raw, name))
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_extreme_blocks(name: str) -> None:
+    raw = extreme_blocks(name)
+    assert same_bits(dequantize(raw, BY_NAME[name][1], F32), expected(raw, name))
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_round_trip_through_the_reference_quantiser(name: str) -> None:
+    weights = np.random.default_rng(2).standard_normal((8, 256)).astype(np.float32)
+    raw = gguf.quants.quantize(weights, gguf.GGMLQuantizationType(BY_NAME[name][0]))
+    error = np.abs(dequantize(raw, BY_NAME[name][1], F32) - weights).max()
+    assert error < {"Q8_0": 0.03}.get(name, 0.4)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BF16])
+@pytest.mark.parametrize("name", ["Q4_1", "Q6_K", "F32"])
+def test_narrow_results_are_rounded_to_nearest_even(name: str, dtype: np.dtype) -> None:
+    block = BY_NAME[name][1]
+    raw = np.random.default_rng(3).integers(0, 256, (16, 8 * block.nbytes), dtype=np.uint8)
+    f32 = dequantize(raw, block, F32)
+    with np.errstate(all="ignore"):
+        assert same_bits(dequantize(raw, block, np.dtype(dtype)), f32.astype(dtype))
+
+
+def test_bfloat16_rounding_from_its_definition() -> None:
+    words = np.random.default_rng(4).integers(0, 0x7F000000, 4096, dtype=np.uint32)
+    words[:3] = 0x3F808000, 0x3F818000, 0x00000001  # ties to even, down and up; the least denormal
+    rounded = ((words + 0x7FFF + (words >> 16 & 1)) >> 16).astype(np.uint16)
+    values = dequantize(words.view(np.uint8)[None], BY_NAME["F32"][1], BF16)
+    assert np.array_equal(values.view(np.uint16)[0], rounded)
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"])
+def test_plain_numbers(name: str) -> None:
+    block = BY_NAME[name][1]
+    assert block.native is not None
+    stored = np.array([[0, -1, 2, 100], [3, 5, -7, 11]]).astype(block.native)
+    raw = stored.view(np.uint8).reshape(2, -1)
+    assert same_bits(dequantize(raw, block, block.native), stored)
+    if block.native.kind != "i":
+        assert np.array_equal(dequantize(raw, block, F32), stored.astype(np.float32))
+    else:
+        with pytest.raises(CheckpointError, match="integers"):
+            dequantize(raw, block, F32)
+
+
+@pytest.mark.parametrize("name", [*QUANTISED, "F32", "F16", "BF16"])
+def test_big_endian_blocks(name: str) -> None:
+    block = BY_NAME[name][1]
+    assert block.layout is not None
+    raw = np.random.default_rng(5).integers(0, 256, (8, 2 * block.nbytes), dtype=np.uint8)
+    swapped = raw.view(block.layout).astype(block.layout.newbyteorder(">")).view(np.uint8)
+    assert block.nbytes == 1 or not np.array_equal(raw, swapped)
+    assert same_bits(dequantize(swapped, block, F32, big_endian=True), dequantize(raw, block, F32))
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "F16"])
+@pytest.mark.parametrize("columns", [256, 2 * TILE])
+def test_rows_in_another_order(name: str, columns: int) -> None:
+    block = BY_NAME[name][1]
+    rng = np.random.default_rng(6)
+    raw = rng.integers(0, 256, (300 if columns < TILE else 3, columns // block.elems * block.nbytes), dtype=np.uint8)
+    order = rng.permutation(len(raw))
+    assert same_bits(dequantize(raw, block, F32, row_order=order), dequantize(raw, block, F32)[order])
+
+
+def test_more_than_one_tile_with_a_remainder() -> None:
+    raw = np.random.default_rng(7).integers(0, 256, (3, 34 * (TILE // 64 + 5)), dtype=np.uint8)
+    assert same_bits(dequantize(raw, BY_NAME["Q8_0"][1], F32), expected(raw, "Q8_0"))
+
+
+def test_block_sizes_match_the_reference() -> None:
+    sizes = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
+    sizes[9] = (32, 36)  # Q8_1 has two halves in ggml; the package still says two floats
+    for type_id, block in GGML_TYPES.items():
+        if type_id in sizes:
+            assert (block.elems, block.nbytes) == sizes[type_id], block.name
+
+
+def test_a_known_type_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(CheckpointError, match=r"IQ2_XXS cannot be read; supported are F32, F16, Q4_0"):
+        dequantize(np.zeros((1, 66), np.uint8), BY_NAME["IQ2_XXS"][1], F32)

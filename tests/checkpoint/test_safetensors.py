@@ -1,0 +1,159 @@
+"""The safetensors reader against files of the `safetensors` package, and against malformed ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from llmjax.checkpoint.safetensors import open_safetensors
+from llmjax.errors import CheckpointError
+
+F32 = np.dtype(np.float32)
+
+
+def write(path: Path, header: Any, data: bytes = b"", *, length: int | None = None) -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
+    return path
+
+
+def test_types_and_shapes_of_the_reference_writer(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal((3, 5)) * 50
+    types = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?", ml_dtypes.bfloat16]
+    tensors = {f"t{i}": np.abs(base).astype(dtype) for i, dtype in enumerate(types)}
+    tensors |= {"scalar": np.array(2.5, np.float32), "empty": np.zeros((0, 4), np.float32)}
+    save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
+    opened = open_safetensors(tmp_path / "x.safetensors")
+    assert set(opened) == set(tensors)
+    for name, tensor in tensors.items():
+        assert opened[name].shape == tensor.shape
+        assert opened[name].nbytes == tensor.nbytes
+        values = opened[name].read(tensor.dtype)
+        assert values.dtype == tensor.dtype
+        assert np.array_equal(values, tensor)
+    assert opened["t12"].type_name == "BF16"
+
+
+def test_bf16_is_a_view_and_converts_exactly(tmp_path: Path) -> None:
+    weights = np.random.default_rng(1).standard_normal((4, 8)).astype(ml_dtypes.bfloat16)
+    save_file({"w": weights}, tmp_path / "x.safetensors")
+    tensor = open_safetensors(tmp_path / "x.safetensors")["w"]
+    view = tensor.read(np.dtype(ml_dtypes.bfloat16))
+    assert not view.flags.owndata and not view.flags.writeable
+    assert np.array_equal(tensor.read(F32), weights.astype(np.float32))
+    assert np.array_equal(tensor.read(np.dtype(np.float16)), weights.astype(np.float16))
+
+
+def test_integers_are_read_only_as_themselves(tmp_path: Path) -> None:
+    save_file({"w": np.arange(4, dtype=np.int32)}, tmp_path / "x.safetensors")
+    tensor = open_safetensors(tmp_path / "x.safetensors")["w"]
+    assert tensor.read(np.dtype(np.int32)).tolist() == [0, 1, 2, 3]
+    with pytest.raises(CheckpointError, match="'w' of type I32 cannot be read as float32"):
+        tensor.read(F32)
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | changes
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "message"),
+    [
+        (b"{", b"", "no valid JSON"),
+        (b"[" * 100_000, b"", "no valid JSON"),
+        (b"\xff\xfe", b"", "no valid JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", b"", "no valid JSON"),
+        (b'{"a": 1, "a": 2}', b"", "appears twice"),
+        ([], b"", "no JSON object"),
+        ({"w": 3}, b"", "must have dtype"),
+        ({"w": entry(extra=1)}, bytes(8), "must have dtype"),
+        ({"w": entry(dtype="F12")}, bytes(8), "dtype 'F12' is not supported"),
+        ({"w": entry(dtype=["F32"])}, bytes(8), "is not supported"),
+        ({"w": entry(shape=[-2])}, bytes(8), "not a list of sizes"),
+        ({"w": entry(shape=[2.0])}, bytes(8), "not a list of sizes"),
+        ({"w": entry(shape=[True, 2])}, bytes(8), "not a list of sizes"),
+        ({"w": entry(shape=[2**62, 8])}, bytes(8), "is too large"),
+        ({"w": entry(shape=[2**40])}, bytes(8), "needs 4398046511104 bytes"),
+        ({"w": entry(shape=[0, 2**70], data_offsets=[0, 0])}, b"", "is too large"),
+        ({"w": entry(shape=[2**62, 2**62, 0], data_offsets=[0, 0])}, b"", "is too large"),
+        ({"w": entry(shape=[0] * 33, data_offsets=[0, 0])}, b"", "is too large"),
+        ({"w": entry(shape=[3])}, bytes(8), "needs 12 bytes, but its data_offsets span 8"),
+        ({"w": entry(data_offsets=[8, 0])}, bytes(8), "not a begin and an end"),
+        ({"w": entry(data_offsets=[0, 4, 8])}, bytes(8), "not a begin and an end"),
+        ({"w": entry()}, bytes(7), "take 8 bytes, but 7 follow"),
+        ({"w": entry()}, bytes(9), "take 8 bytes, but 9 follow"),
+        ({"v": entry(), "w": entry(data_offsets=[4, 12])}, bytes(12), "'w' at 4 overlaps"),
+        ({"w": entry(data_offsets=[4, 12])}, bytes(12), "leaves a hole"),
+    ],
+)
+def test_malformed_headers(tmp_path: Path, header: Any, data: bytes, message: str) -> None:
+    path = write(tmp_path / "x.safetensors", header, data)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        open_safetensors(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("length", [3, 2**32, 2**63, 2**64 - 1])
+def test_header_length_beyond_the_file(tmp_path: Path, length: int) -> None:
+    path = write(tmp_path / "x.safetensors", b"{}" if length > 3 else b"{", length=length)
+    with pytest.raises(CheckpointError, match="header's length"):
+        open_safetensors(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"1234567"])
+def test_files_shorter_than_the_length(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match="header's length"):
+        open_safetensors(tmp_path / "x.safetensors")
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be opened: No such file"):
+        open_safetensors(tmp_path / "x.safetensors")
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("valid") / "x.safetensors"
+    tensors = {"a.weight": np.ones((4, 3), np.float32), "b": np.arange(7, dtype=np.int16), "c": np.zeros((2, 0), "f2")}
+    save_file(tensors, path, metadata={"format": "np"})
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@settings(max_examples=300, deadline=2000)
+@given(data=st.data())
+def test_damaged_files_are_refused_or_read(valid: bytes, folder: Path, data: st.DataObject) -> None:
+    content = bytearray(valid[: data.draw(st.just(len(valid)) | st.integers(0, len(valid)))])
+    for _ in range(data.draw(st.integers(0, 6))):
+        if content:
+            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    (folder / "new").write_bytes(content)
+    path = folder / "x.safetensors"
+    os.replace(folder / "new", path)  # a new file: the last one may still be mapped
+    tracemalloc.start()
+    try:
+        for tensor in open_safetensors(path).values():
+            assert tensor.read(tensor.stored.dtype).shape == tensor.shape
+    except CheckpointError as error:
+        assert "\n" not in str(error)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 2**20
