@@ -236,3 +236,12 @@ def test_a_field_of_an_unsupported_type_is_refused_by_name() -> None:
     made = dataclasses.make_dataclass("Odd", [("field", complex, 0j)])
     with pytest.raises(ConfigError, match=r"Odd\.field"):
         settings_of(made)
+
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_bundled_configs_are_found_by_name_and_hold_settings(path: Path) -> None:
+    assert find_config(path.stem).resolve() == path.resolve()
+    assert load_configs(path.stem).engine.model

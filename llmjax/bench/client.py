@@ -23,6 +23,9 @@ class OpenAIClient:
         api_key: sent as a bearer token; None: nothing is.
         headers: further headers of every request.
         timeout: seconds without a byte after which a request fails.
+
+    Raises:
+        RequestFailed: the URL is none of a server.
     """
 
     def __init__(
@@ -33,15 +36,12 @@ class OpenAIClient:
         headers: Mapping[str, str] | None = None,
         timeout: float = 600.0,
     ) -> None:
-        self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+        self.url = _checked(url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
         sent = dict(headers or {})
         if api_key is not None:
             sent["Authorization"] = f"Bearer {api_key}"
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        try:
-            self._http = httpx.AsyncClient(base_url=self.url, headers=sent, limits=limits, timeout=timeout)
-        except httpx.InvalidURL as error:
-            raise RequestFailed(f"{url!r} is no URL: {error}") from None
+        self._http = httpx.AsyncClient(base_url=self.url, headers=sent, limits=limits, timeout=timeout)
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -112,6 +112,16 @@ class OpenAIClient:
         if response.is_error:
             raise RequestFailed(_explain(response))
         return response
+
+
+def _checked(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise RequestFailed(f"{url!r} is no URL: {error}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host or not 0 <= (parsed.port or 0) <= 65535:
+        raise RequestFailed(f"{url!r} is no URL of a server, such as http://127.0.0.1:8000")
+    return url
 
 
 def _explain(response: httpx.Response) -> str:

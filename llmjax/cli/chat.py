@@ -108,7 +108,7 @@ class Chat:
         self._commands: dict[str, Callable[[str], None]] = {
             "reset": lambda _: self.reset(),
             "system": self.set_system,
-            "help": lambda _: self._notes.print(HELP, markup=False),
+            "help": lambda _: self._note(HELP),
         }
         self.reset()
 
@@ -125,14 +125,14 @@ class Chat:
         terminal = sys.stdin.isatty()
         if terminal:
             _remember_lines()
-            self._notes.print(f"{self._model.name}: /help lists the commands", markup=False)
+            self._note(f"{self._model.name}: /help lists the commands")
         while True:
             try:
                 line = input("> " if terminal else "").strip()
             except EOFError:
                 return
             except KeyboardInterrupt:
-                self._notes.print("\n/exit or Ctrl-D leaves")
+                self._note("\n/exit or Ctrl-D leaves")
                 continue
             if line in ("/exit", "/quit"):
                 return
@@ -148,7 +148,7 @@ class Chat:
             self._commands[name](rest.strip())
         else:
             hint = nearest(name, [*self._commands, "exit"])
-            self._notes.print(f"unknown command /{name}{hint} (/help lists them)", markup=False)
+            self._note(f"unknown command /{name}{hint} (/help lists them)")
 
     def say(self, text: str, runner: asyncio.Runner) -> None:
         """Sends a message and shows the answer; one that fails leaves the conversation as it was.
@@ -162,13 +162,13 @@ class Chat:
         except EngineDead:
             raise
         except KeyboardInterrupt:
-            self._notes.print("stopped")
+            self._note("stopped")
             return
         except LLMJaxError as error:
-            self._notes.print(f"error: {error}", markup=False)
+            self._note(f"error: {error}")
             return
         self.messages = [*asked, {"role": "assistant", "content": answer.text}]
-        self._notes.print(answer.summary(), markup=False)
+        self._note(answer.summary())
 
     async def _answer(self, messages: list[Message]) -> Answer:
         if not self._markdown:
@@ -204,6 +204,9 @@ class Chat:
             seconds=seconds,
             stopped=stopped,
         )
+
+    def _note(self, text: str) -> None:
+        self._notes.print(text, markup=False, soft_wrap=True)
 
     def _write(self, text: str) -> None:
         sys.stdout.write(text)

@@ -1,0 +1,189 @@
+"""The terminal chat in a real terminal (a pty), talking to a server on loopback that answers by a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Answers with the number of messages and the last one; "forever" gets an endless answer."""
+
+    protocol_version = "HTTP/1.0"
+    bodies: list[dict[str, Any]]
+    dropped: threading.Event
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "echo-model"}]}')
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        Echo.bodies.append(body)
+        messages = body["messages"]
+        last = messages[-1]["content"]
+        if last == "fail":
+            self.send_response(400)
+            self.end_headers()
+            self.wfile.write(b'{"error": {"message": "too long for the context"}}')
+            return
+        self.send_response(200)
+        self.end_headers()
+        try:
+            for word in [f"{len(messages)} ", "**", last, "**"]:
+                self._event({"choices": [{"delta": {"content": word}}]})
+            while last == "forever":
+                self._event({"choices": [{"delta": {"content": "."}}]})
+                time.sleep(0.02)
+        except OSError:
+            Echo.dropped.set()
+            return
+        self._event({"choices": [], "usage": {"completion_tokens": 42}})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    Echo.bodies, Echo.dropped = [], threading.Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class Terminal:
+    """``llmjax chat`` on a pseudo-terminal: what it shows, and the keys it gets."""
+
+    def __init__(self, url: str, home: Path, *flags: str) -> None:
+        self.master, slave = pty.openpty()
+        environment = {**os.environ, "HOME": str(home), "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "llmjax", "chat", "--url", url, *flags],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.shown = ""
+
+    def wait_for(self, text: str, *, after: int = 0) -> int:
+        """Reads until the text is shown, and returns where it ends."""
+        deadline = time.monotonic() + 20
+        while text not in self.shown[after:]:
+            assert time.monotonic() < deadline, self.shown
+            if select.select([self.master], [], [], 0.1)[0]:
+                self.shown += os.read(self.master, 65536).decode(errors="replace")
+        return self.shown.index(text, after) + len(text)
+
+    def type(self, line: str) -> None:
+        os.write(self.master, f"{line}\n".encode())
+
+    def end(self) -> int:
+        try:
+            return self.process.wait(10)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            os.close(self.master)
+
+
+def test_a_conversation(url: str, tmp_path: Path) -> None:
+    terminal = Terminal(url, tmp_path, "--system", "Be brief.", "--temperature", "0")
+    terminal.wait_for("echo-model: /help lists the commands")
+    terminal.type("hello there")
+    end = terminal.wait_for("tokens/s", after=terminal.wait_for("42 tokens, "))
+    assert "**" not in terminal.shown  # it is rendered
+    terminal.type("again")
+    end = terminal.wait_for("42 tokens, ", after=end)
+    terminal.type("/reset")
+    terminal.type("fail")
+    end = terminal.wait_for("error: ", after=end)
+    end = terminal.wait_for("too long for the context", after=end)
+    terminal.type("/sistem x")
+    end = terminal.wait_for("unknown command /sistem; did you mean system?", after=end)
+    terminal.type("//etc/passwd")
+    end = terminal.wait_for("42 tokens, ", after=end)
+    terminal.type("/exit")
+    assert terminal.end() == 0
+    system = {"role": "system", "content": "Be brief."}
+    asked = [[message["content"] for message in body["messages"]] for body in Echo.bodies]
+    assert asked[0] == ["Be brief.", "hello there"]
+    assert asked[1] == ["Be brief.", "hello there", "2 **hello there**", "again"]
+    assert asked[2] == ["Be brief.", "fail"]
+    assert asked[3] == ["Be brief.", "/etc/passwd"]  # the failed message is forgotten
+    assert Echo.bodies[0]["messages"][0] == system
+    assert (Echo.bodies[0]["model"], Echo.bodies[0]["temperature"]) == ("echo-model", 0.0)
+    assert "top_p" not in Echo.bodies[0]  # the server's own default
+    assert "hello there" in (tmp_path / ".cache" / "llmjax" / "chat_history").read_text()
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(url: str, tmp_path: Path) -> None:
+    terminal = Terminal(url, tmp_path)
+    terminal.wait_for("> ")
+    terminal.type("forever")
+    terminal.wait_for("....")
+    os.kill(terminal.process.pid, signal.SIGINT)
+    end = terminal.wait_for(", stopped")
+    assert Echo.dropped.wait(5)  # the server is told
+    terminal.type("next")
+    end = terminal.wait_for("42 tokens, ", after=end)
+    assert [m["role"] for m in Echo.bodies[1]["messages"]] == ["user", "assistant", "user"]
+    terminal.wait_for("> ", after=end)
+    os.kill(terminal.process.pid, signal.SIGINT)
+    terminal.wait_for("> ", after=terminal.wait_for("/exit or Ctrl-D leaves"))
+    os.write(terminal.master, b"\x04")
+    assert terminal.end() == 0
+
+
+def test_piped_lines_are_answered_in_plain_text(url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "llmjax", "chat", "my-model", "--url", url],
+        input="hi\n/system You rhyme.\nho\n",
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stdout == "1 **hi**\n2 **ho**\n"
+    assert done.stderr.count("42 tokens, ") == 2
+    assert Echo.bodies[0]["model"] == "my-model"
+    assert Echo.bodies[1]["messages"][0] == {"role": "system", "content": "You rhyme."}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--page-size", "16"], "--page-size has no effect on the server of --url"),
+        (["--n", "2"], "unknown flag --n"),
+    ],
+)
+def test_flags_that_make_no_sense(url: str, flags: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "llmjax", "chat", "--url", url, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"llmjax: error: {message}")
