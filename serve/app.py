@@ -1,0 +1,53 @@
+"""The Starlette application: routes, error handlers and middleware around one engine."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from llmjax.config import ServerConfig
+from llmjax.errors import LLMJaxError
+from serve.context import Server, fingerprint
+from serve.drain import Gate
+from serve.errors import ApiError, ClientDisconnected, handle_error
+from serve.interfaces import Engine
+from serve.metrics import EngineMetrics, registry
+from serve.middleware import ApiKeys, DrainGate, RequestLog
+from serve.routes.chat import CHAT_ROUTES
+from serve.routes.completions import COMPLETION_ROUTES
+from serve.routes.models import MODEL_ROUTES
+from serve.routes.ops import ops_routes
+from serve.routes.tokens import TOKEN_ROUTES
+
+
+def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None) -> Starlette:
+    """An ASGI application that serves ``engine``; its own metrics are added to the engine's stat loggers.
+
+    Args:
+        gate: closed by whoever stops the server; by default one that stays open.
+    """
+    gate = gate or Gate()
+    metrics = EngineMetrics(engine)
+    engine.add_stat_logger(metrics)
+    middleware = [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            expose_headers=["X-Request-Id", "Retry-After"],
+        ),
+        Middleware(RequestLog, enabled=config.access_log, id_header=config.enable_request_id_headers),
+        *([Middleware(ApiKeys, keys=config.api_key)] if config.api_key else []),
+        Middleware(DrainGate, gate=gate, retry_after=config.shutdown_timeout),
+    ]
+    errors = (ApiError, ClientDisconnected, LLMJaxError, HTTPException)
+    app = Starlette(
+        routes=[*CHAT_ROUTES, *COMPLETION_ROUTES, *MODEL_ROUTES, *TOKEN_ROUTES, *ops_routes(registry(metrics))],
+        middleware=middleware,
+        exception_handlers=dict.fromkeys(errors, handle_error),
+    )
+    app.state.server = Server(engine=engine, config=config, gate=gate, fingerprint=fingerprint(engine))
+    return app

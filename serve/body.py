@@ -1,0 +1,97 @@
+"""Reads a request's JSON body into a protocol type: size, content type, syntax and fields are checked here, once."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import ClientDisconnect, Request
+
+from serve.errors import ApiError, ClientDisconnected, unsupported
+from serve.protocol.common import ApiModel
+
+M = TypeVar("M", bound=ApiModel)
+
+TYPE_NAMES = frozenset({"str", "int", "float", "bool", "dict"})
+
+
+async def read_json(request: Request, *, limit: int) -> dict[str, Any]:
+    """The body, which must be a JSON object.
+
+    Args:
+        limit: bytes; a longer body is refused before it is read.
+
+    Raises:
+        ApiError: 400, 413 or 415.
+        ClientDisconnected: the client went away while sending.
+    """
+    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise ApiError(f"Content-Type must be application/json, not {media_type or 'absent'}", status=415)
+    raw = await _read(request, limit)
+    try:
+        data = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(data, dict):
+        raise ApiError("the body must be a JSON object", code="invalid_json")
+    return data
+
+
+def parse(data: dict[str, Any], model: type[M]) -> M:
+    """Validate a decoded body; a missing, unknown, ill-typed or unsupported field is an ``ApiError`` naming it."""
+    try:
+        body = model.model_validate(data)
+    except ValidationError as error:
+        raise _explain(error, model) from None
+    for field, neutral in model.neutral_values.items():
+        value = getattr(body, field)
+        # Type too: in Python False == 0 and True == 1.
+        if not any(type(value) is type(ok) and value == ok for ok in (None, *neutral)):
+            raise unsupported(field)
+    return body
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    too_large = ApiError(
+        f"the body is larger than {limit} bytes", status=413, code="body_too_large", headers={"Connection": "close"}
+    )
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > limit:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise too_large
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise ClientDisconnected from None
+    return b"".join(chunks)
+
+
+def _explain(error: ValidationError, model: type[ApiModel]) -> ApiError:
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    field = [detail for detail in details if detail["loc"][:1] == details[0]["loc"][:1]]
+    first = max(field, key=lambda detail: len(_path(detail)))  # of a union's members, the one that fitted furthest
+    path = _path(first)
+    param = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(first["loc"][-1]), model.model_fields, n=1) if len(path) == 1 else []
+        hint = f"; did you mean `{near[0]}`?" if near else ""
+        return ApiError(f"unknown field `{param}`{hint}", param=param, code="unknown_parameter")
+    if first["type"] == "missing":
+        return ApiError(f"`{param}` is required", param=param, code="missing_required_parameter")
+    reasons = list(dict.fromkeys(detail["msg"] for detail in field if _path(detail) == path))
+    text = " or ".join(r[0].lower() + r[1:] for r in reasons).replace("input should be", "must be")
+    return ApiError(f"`{param}`: {text}", param=param, code="invalid_type")
+
+
+def _path(detail: ErrorDetails) -> list[str]:
+    """Where the error is. Pydantic also names the members of a union ("str", "list[int]"), which users do not know."""
+    return [str(p) for p in detail["loc"] if isinstance(p, int) or (p.isidentifier() and p not in TYPE_NAMES)]

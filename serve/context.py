@@ -1,0 +1,83 @@
+"""What every route reaches through ``request.app.state.server``: the engine, the settings, the gate."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from starlette.requests import Request
+
+from llmjax.config import ServerConfig
+from llmjax.version import __version__
+from serve.drain import Gate
+from serve.errors import ApiError
+from serve.interfaces import Engine, Tokenizer
+
+SAFE_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    engine: Engine
+    config: ServerConfig
+    gate: Gate
+    created: int = field(default_factory=lambda: int(time.time()))
+    fingerprint: str = ""
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ``ApiError`` (404) unless ``name`` is absent or the served model's."""
+        if name is not None and name != self.engine.model_name:
+            raise ApiError(
+                f"the model `{name[:200]}` does not exist; this server has `{self.engine.model_name}`",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, or ``ApiError`` (400) when the server runs on token ids only."""
+        if self.engine.tokenizer is None:
+            raise ApiError("this server has no tokenizer: use /v1/completions with token ids", code="no_tokenizer")
+        return self.engine.tokenizer
+
+
+def fingerprint(engine: Engine) -> str:
+    """OpenAI's ``system_fingerprint``: changes with anything that may change what a seed produces."""
+    config = engine.config
+    parts = (__version__, metadata.version("jax"), config.model, config.revision, config.dtype, config.kv_cache_dtype)
+    return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+@dataclass(kw_only=True)
+class RequestRecord:
+    """One HTTP request as the access log sees it; routes fill in the tokens."""
+
+    id: str
+    started: float
+    status: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    error: str | None = None
+
+
+def new_id(headers: Mapping[str, Any]) -> str:
+    """The client's X-Request-Id if it is harmless, else a fresh one."""
+    given = headers.get("x-request-id", "")
+    return given if SAFE_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def server_of(request: Request) -> Server:
+    server: Server = request.app.state.server
+    return server
+
+
+def record_of(request: Request) -> RequestRecord:
+    record: RequestRecord = request.scope["state"]["record"]
+    return record

@@ -1,0 +1,104 @@
+"""Every failure as OpenAI's error body: one line, the field at fault, an HTTP status, never a traceback."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmjax.errors import EngineDead, InvalidRequest, LLMJaxError, QueueFull, TokenizerError
+
+log = logging.getLogger("serve")
+
+MAX_MESSAGE_CHARS = 1000
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that went away; seen in logs only
+
+
+class ApiError(Exception):
+    """A failure that has an HTTP status.
+
+    Args:
+        message: one line for the user.
+        status: HTTP status.
+        param: the request field at fault.
+        code: machine-readable reason, such as ``model_not_found``.
+        headers: extra response headers.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = " ".join(message.split())[:MAX_MESSAGE_CHARS]
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        if self.status == 401:
+            return "authentication_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        return Response(orjson.dumps(self.body()), self.status, headers=self.headers, media_type="application/json")
+
+
+class ClientDisconnected(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
+def unsupported(field: str, detail: str = "is not supported yet") -> ApiError:
+    return ApiError(f"`{field}` {detail}", param=field, code="unsupported_parameter")
+
+
+def retry_later(message: str, *, seconds: float, code: str) -> ApiError:
+    return ApiError(message, status=503, code=code, headers={"Retry-After": str(max(1, math.ceil(seconds)))})
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """Translate any exception; what is not deliberate is logged and hidden from the user."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidRequest():
+            return ApiError(str(error), param=error.field, code="invalid_value")
+        case TokenizerError():
+            return ApiError(str(error), param="messages", code="invalid_value")
+        case QueueFull():
+            return retry_later(str(error), seconds=error.retry_after, code="queue_full")
+        case EngineDead():
+            return ApiError(str(error) or "the engine has stopped", status=503, code="engine_dead")
+        case LLMJaxError():
+            return ApiError(str(error), status=500)
+        case ClientDisconnected():
+            return ApiError("the client closed the connection", status=CLIENT_CLOSED_REQUEST)
+        case HTTPException():
+            return ApiError(error.detail, status=error.status_code, headers=error.headers)
+        case _:
+            log.error("internal error", exc_info=error)
+            return ApiError("internal error; see the server's log", status=500, code="internal_error")
+
+
+async def handle_error(request: Request, error: Exception) -> Response:
+    """Starlette's exception handler for every class that ``as_api_error`` knows."""
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        message = f"there is no {request.method} {request.url.path}"
+        return ApiError(message, status=error.status_code, headers=error.headers).response()
+    return as_api_error(error).response()

@@ -1,0 +1,183 @@
+"""Runs the engine requests behind one HTTP request: several prompts at once, cancelled together."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+from llmjax.outputs import RequestOutput
+from llmjax.sampling.params import SamplingParams
+from serve.context import RequestRecord
+from serve.errors import ApiError, ClientDisconnected
+from serve.interfaces import Engine
+from serve.prompts import Prompt
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything the engine needs for one HTTP request; ``params[i]`` belongs to ``prompts[i]``."""
+
+    id: str
+    prompts: list[Prompt]
+    params: list[SamplingParams]
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """An output of one of the job's prompts."""
+
+    prompt: int
+    output: RequestOutput
+
+
+def check_priority(engine: Engine, priority: int) -> None:
+    if priority and engine.config.scheduling_policy != "priority":
+        raise ApiError(
+            "`priority` needs a server started with --scheduling-policy priority",
+            param="priority",
+            code="unsupported_parameter",
+        )
+
+
+async def run_job(engine: Engine, job: Job) -> AsyncGenerator[Part, None]:
+    """Outputs in the order they come; closing the generator aborts what is still running."""
+    streams = [
+        engine.generate(
+            {"prompt_token_ids": prompt.token_ids},
+            params,
+            # Clients may reuse an id while its first use still runs; the engine's ids must differ.
+            f"{job.id}-{uuid.uuid4().hex[:8]}",
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+        )
+        for prompt, params in zip(job.prompts, job.params, strict=True)
+    ]
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as stream:
+            async for output in stream:
+                yield _checked(Part(0, output))
+        return
+    async with aclosing(_merged(streams)) as parts:
+        async for part in parts:
+            yield _checked(part)
+
+
+async def collect(engine: Engine, job: Job, tally: Tally) -> list[RequestOutput]:
+    """The final output of every prompt, in the prompts' order."""
+    final: dict[int, RequestOutput] = {}
+    async with aclosing(run_job(engine, job)) as parts:
+        async for part in parts:
+            tally.add(part)
+            final[part.prompt] = part.output
+    return [final[i] for i in range(len(job.prompts))]
+
+
+async def _merged(streams: list[AsyncGenerator[RequestOutput, None]]) -> AsyncGenerator[Part, None]:
+    arrived: asyncio.Queue[Part | Exception | None] = asyncio.Queue(maxsize=2 * len(streams))
+
+    async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for output in stream:
+                    await arrived.put(Part(index, output))
+        except Exception as error:  # handed to the consumer, which raises it
+            await arrived.put(error)
+        else:
+            await arrived.put(None)
+
+    tasks = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(streams)]
+    try:
+        running = len(tasks)
+        while running:
+            match await arrived.get():
+                case None:
+                    running -= 1
+                case Part() as part:
+                    yield part
+                case Exception() as error:
+                    raise error
+    finally:
+        await _cancel(*tasks)
+
+
+async def guarded(receive: Receive, work: Coroutine[Any, Any, T], *, timeout: float | None) -> T:
+    """Await ``work``, but not longer than the client stays or ``timeout`` seconds.
+
+    Raises:
+        ClientDisconnected: the client went away; ``work`` has been cancelled.
+        ApiError: 504, the time is over; ``work`` has been cancelled.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if gone.done():
+            raise ClientDisconnected
+        raise ApiError(f"the request took longer than {timeout:g} s", status=504, code="request_timeout")
+    finally:
+        await _cancel(task, gone)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _checked(part: Part) -> Part:
+    """OpenAI knows no finish reason for a failure: a failed choice fails the request."""
+    for choice in part.output.outputs:
+        if choice.finish_reason == "abort":
+            raise ApiError("the request was aborted", status=503, code="aborted", headers={"Retry-After": "1"})
+        if choice.finish_reason == "error":
+            raise ApiError("the engine failed on this request", status=500, code="engine_error")
+    return part
+
+
+class Tally:
+    """Counts a request's tokens while its outputs pass by.
+
+    Args:
+        count_completion: False when the only generated token is one that scoring a prompt needs.
+    """
+
+    def __init__(self, job: Job, record: RequestRecord, *, count_completion: bool = True) -> None:
+        self._record = record
+        self._count_completion = count_completion
+        self._cached = [0] * len(job.prompts)
+        self.prompt_tokens = sum(len(prompt.token_ids) for prompt in job.prompts)
+        self.completion_tokens = 0
+        record.prompt_tokens = self.prompt_tokens
+        record.completion_tokens = 0
+
+    def add(self, part: Part) -> None:
+        if self._count_completion:
+            self.completion_tokens += sum(len(choice.token_ids) for choice in part.output.outputs)
+        self._record.completion_tokens = self.completion_tokens
+        self._cached[part.prompt] = max(self._cached[part.prompt], part.output.num_cached_tokens)
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's ``CompletionUsage``."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached)},
+        }

@@ -1,0 +1,104 @@
+"""The socket the server listens on, checked before anything expensive happens, and how to reach it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shlex
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+from llmjax.config import ServerConfig
+from llmjax.errors import ConfigError
+from serve.interfaces import Engine
+
+ANY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A bound socket that does not listen yet: until the model is loaded, clients are refused, not kept waiting.
+
+    Raises:
+        ConfigError: the port, address or path cannot be used.
+    """
+    return _bind_unix(Path(config.uds)) if config.uds else _bind_tcp(config.host, config.port)
+
+
+def _bind_tcp(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port must lie in [0, 65535], not {port}")
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ConfigError(f"host {host!r} cannot be resolved: {error.strerror}") from None
+    sock = socket.socket(family, kind, proto)
+    try:
+        # Lets a restarted server take its port back at once; a port that someone listens on stays busy.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {port} on {host} is in use; choose another with --port") from None
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return sock
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.exists():
+            if not stat.S_ISSOCK(path.stat().st_mode):
+                raise ConfigError(f"{path} exists and is not a socket")
+            if sock.connect_ex(str(path)) == 0:
+                raise ConfigError(f"another server listens on {path}")
+            path.unlink()  # left behind by a server that is gone
+        sock.bind(str(path))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}") from None
+    except ConfigError:
+        sock.close()
+        raise
+    return sock
+
+
+def check_tls(config: ServerConfig) -> None:
+    """Raises ``ConfigError`` when only one of key and certificate is given, or one cannot be read."""
+    if bool(config.ssl_keyfile) != bool(config.ssl_certfile):
+        raise ConfigError("ssl_keyfile and ssl_certfile are needed together")
+    for name in ("ssl_keyfile", "ssl_certfile"):
+        path = getattr(config, name)
+        if path and not os.access(path, os.R_OK):
+            raise ConfigError(f"{name}: {path} cannot be read")
+
+
+def base_url(config: ServerConfig, sock: socket.socket) -> str:
+    """Where clients on this machine find the server."""
+    scheme = "https" if config.ssl_certfile else "http"
+    if config.uds:
+        return f"{scheme}://localhost{config.root_path}"
+    host = "localhost" if config.host in ANY_ADDRESS else config.host
+    host = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{host}:{sock.getsockname()[1]}{config.root_path}"
+
+
+def first_request(url: str, config: ServerConfig, engine: Engine) -> str:
+    """A ``curl`` command line that works with this model."""
+    body: dict[str, Any]
+    if engine.tokenizer is None:
+        path, body = "completions", {"prompt": [1, 2, 3]}
+    elif not engine.tokenizer.has_chat_template:
+        path, body = "completions", {"prompt": "Once upon a time"}
+    else:
+        path, body = "chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]}
+    words = ["curl", f"{url}/v1/{path}", "-H", "Content-Type: application/json", "-d", json.dumps(body)]
+    if config.uds:
+        words[1:1] = ["--unix-socket", config.uds]
+    line = shlex.join(words)
+    return f'{line} -H "Authorization: Bearer $API_KEY"' if config.api_key else line

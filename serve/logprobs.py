@@ -1,0 +1,109 @@
+"""Log-probabilities in the three shapes of the API: chat, legacy completions, and vLLM's prompt_logprobs."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmjax.outputs import TokenLogprobs
+from serve.interfaces import Tokenizer
+
+FLOOR = -9999.0  # OpenAI's value for "very unlikely"; JSON has no -inf
+
+
+class TokenNames:
+    """How tokens are written in an answer.
+
+    Args:
+        tokenizer: None on a server without one; tokens are then always ids.
+        as_ids: write ``token_id:17`` (``return_tokens_as_token_ids``).
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, *, as_ids: bool) -> None:
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids or tokenizer is None
+
+    def raw(self, token_id: int) -> bytes | None:
+        return None if self._tokenizer is None else self._tokenizer.token_bytes(token_id)
+
+    def text(self, token_id: int) -> str:
+        raw = None if self._as_ids else self.raw(token_id)
+        return f"token_id:{token_id}" if raw is None else raw.decode("utf-8", errors="replace")
+
+
+def chat_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], *, names: TokenNames, top: int
+) -> dict[str, Any]:
+    """OpenAI's ``ChoiceLogprobs`` for some sampled tokens."""
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        raw = names.raw(token_id)
+        return {
+            "token": names.text(token_id),
+            "bytes": None if raw is None else list(raw),
+            "logprob": max(logprob, FLOOR),
+        }
+
+    content = []
+    for token_id, position in zip(token_ids, logprobs, strict=True):
+        best = [entry(other, logprob) for other, logprob in _ranked(position)[:top]]
+        content.append({**entry(token_id, position[token_id].logprob), "top_logprobs": best})
+    return {"content": content, "refusal": None}
+
+
+class LegacyLogprobs:
+    """The completions endpoint's ``Logprobs``; remembers how much text has gone before, for ``text_offset``.
+
+    Args:
+        top: how many of the most probable tokens to list; the sampled one is listed always.
+    """
+
+    def __init__(self, names: TokenNames, *, top: int) -> None:
+        self._names = names
+        self._top = top
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def format(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
+        tokens: list[str] = []
+        chosen: list[float | None] = []
+        best: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        for token_id, position in zip(token_ids, logprobs, strict=True):
+            tokens.append(self._names.text(token_id))
+            offsets.append(self._offset)
+            # Characters complete so far: a token may end inside one.
+            self._offset += len(self._decoder.decode(self._names.raw(token_id) or b""))
+            chosen.append(None if position is None else max(position[token_id].logprob, FLOOR))
+            best.append(None if position is None else self._best(token_id, position))
+        return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": best, "text_offset": offsets}
+
+    def _best(self, token_id: int, position: TokenLogprobs) -> dict[str, float]:
+        shown = dict(_ranked(position)[: self._top])
+        shown.setdefault(token_id, position[token_id].logprob)
+        named: dict[str, float] = {}
+        for other, logprob in shown.items():  # two ids may share a text: the likelier one stays
+            named.setdefault(self._names.text(other), max(logprob, FLOOR))
+        return named
+
+
+def prompt_logprobs(
+    positions: Sequence[TokenLogprobs | None] | None, *, names: TokenNames
+) -> list[dict[str, Any] | None] | None:
+    """vLLM's ``prompt_logprobs``: a mapping from token id to its log-probability per position."""
+    if positions is None:
+        return None
+    return [None if position is None else _by_id(position, names) for position in positions]
+
+
+def _by_id(position: TokenLogprobs, names: TokenNames) -> dict[str, Any]:
+    return {
+        str(token_id): {"logprob": max(value.logprob, FLOOR), "rank": value.rank, "decoded_token": names.text(token_id)}
+        for token_id, value in position.items()
+    }
+
+
+def _ranked(position: Mapping[int, Any]) -> list[tuple[int, float]]:
+    """Token ids, the most probable first."""
+    return sorted(((i, value.logprob) for i, value in position.items()), key=lambda pair: -pair[1])

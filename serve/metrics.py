@@ -1,0 +1,221 @@
+"""Prometheus metrics under vLLM's names and labels, because dashboards and autoscalers read those.
+
+Numbers are kept in plain lists and turned into metric families when scraped: the engine's thread records a latency
+per token and step, and prometheus_client's own histograms would cost it ten times as much.
+Bucket bounds are vLLM's, so that its dashboards' quantiles stay comparable.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from llmjax.engine.stats import RequestStats, StepStats
+from serve.interfaces import Engine
+
+LABELS = ("model_name", "engine")
+
+TTFT = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
+TOKEN_LATENCY = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+REQUEST_LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+CHOICES = (1, 2, 5, 10, 20)
+PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
+
+
+def one_two_five(limit: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50 … up to ``limit``."""
+    bounds = (digit * 10**power for power in range(len(str(limit))) for digit in (1, 2, 5))
+    return tuple(bound for bound in bounds if bound <= limit)
+
+
+class Histogram:
+    """Counts per bucket and the sum. One thread writes; a reader may see a value more or less."""
+
+    def __init__(self, help: str, bounds: Iterable[float]) -> None:
+        self.help = help
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, *values: float) -> None:
+        for value in values:
+            self.counts[bisect_left(self.bounds, value)] += 1
+            self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Upper bound and how many values are at or below it."""
+        total = 0.0
+        pairs = []
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            total += count
+            pairs.append((floatToGoString(bound), total))
+        return pairs
+
+
+GAUGES = {
+    "num_requests_running": "Requests in the current step.",
+    "num_requests_waiting": "Requests waiting for their first step, or preempted.",
+    "kv_cache_usage_perc": "Share of the KV pages that are held; 1 means all.",
+}
+
+COUNTERS = {
+    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+    "num_preemptions": "Requests put back to the queue for want of KV pages.",
+    "prompt_tokens": "Prompt tokens computed.",
+    "prompt_tokens_cached": "Prompt tokens of finished requests that came from the prefix cache.",
+    "generation_tokens": "Tokens generated.",
+}
+
+OWN_COUNTERS = {
+    "steps": "Engine steps.",
+    "compilations": "Programs compiled after the start; more than a few mean missing warm-up.",
+    "step_host_seconds": "Seconds of the engine's thread outside waiting for the device.",
+}
+
+
+def _histograms(max_model_len: int) -> dict[str, Histogram]:
+    tokens = one_two_five(max_model_len)
+    return {
+        "iteration_tokens_total": Histogram("Tokens computed per step.", STEP_TOKENS),
+        "time_to_first_token_seconds": Histogram("Arrival to first token.", TTFT),
+        "inter_token_latency_seconds": Histogram("Between two tokens of a sequence.", TOKEN_LATENCY),
+        "request_time_per_output_token_seconds": Histogram("Mean per request, the first token apart.", TOKEN_LATENCY),
+        "e2e_request_latency_seconds": Histogram("Arrival to last token.", REQUEST_LATENCY),
+        "request_queue_time_seconds": Histogram("Arrival to first step.", REQUEST_LATENCY),
+        "request_inference_time_seconds": Histogram("First step to last token.", REQUEST_LATENCY),
+        "request_prefill_time_seconds": Histogram("First step to first token.", REQUEST_LATENCY),
+        "request_decode_time_seconds": Histogram("First to last token.", REQUEST_LATENCY),
+        "request_prompt_tokens": Histogram("Prompt tokens per request.", tokens),
+        "request_generation_tokens": Histogram("Generated tokens per request.", tokens),
+        "request_max_num_generation_tokens": Histogram("Most tokens a continuation could have got.", tokens),
+        "request_params_max_tokens": Histogram("max_tokens per request.", tokens),
+        "request_params_n": Histogram("n per request.", CHOICES),
+        "request_num_preemptions": Histogram("Preemptions per request.", PREEMPTIONS),
+        "request_prefill_kv_computed_tokens": Histogram("Prompt tokens computed per request.", tokens),
+    }
+
+
+class EngineMetrics(Collector):
+    """A ``StatLogger`` and the Prometheus collector of what it was told."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._labels = [engine.model_name, "0"]
+        self._cache_config = {
+            "block_size": str(engine.config.page_size),
+            "cache_dtype": engine.config.kv_cache_dtype,
+            "enable_prefix_caching": str(engine.config.enable_prefix_caching),
+            "gpu_memory_utilization": str(engine.config.gpu_memory_utilization),
+        }
+        self._max_model_len = engine.max_model_len
+        self._gauges = dict.fromkeys(GAUGES, 0.0)
+        self._counters = dict.fromkeys((*COUNTERS, *OWN_COUNTERS), 0.0)
+        self._finished = Counter[str]({"stop": 0, "length": 0, "abort": 0, "error": 0})
+        self._histograms = _histograms(engine.max_model_len)
+
+    def record_step(self, stats: StepStats) -> None:
+        self._gauges["num_requests_running"] = stats.num_running
+        self._gauges["num_requests_waiting"] = stats.num_waiting
+        self._gauges["kv_cache_usage_perc"] = stats.kv_usage
+        counters = self._counters
+        counters["prefix_cache_queries"] += stats.prefix_cache_queries
+        counters["prefix_cache_hits"] += stats.prefix_cache_hits
+        counters["num_preemptions"] += stats.num_preempted
+        counters["prompt_tokens"] += stats.num_prompt_tokens
+        counters["generation_tokens"] += stats.num_generation_tokens
+        counters["steps"] += 1
+        counters["compilations"] += stats.compilations
+        counters["step_host_seconds"] += stats.host_seconds
+        self._histograms["iteration_tokens_total"].observe(stats.num_tokens)
+        self._histograms["time_to_first_token_seconds"].observe(*stats.time_to_first_tokens)
+        self._histograms["inter_token_latency_seconds"].observe(*stats.inter_token_latencies)
+
+    def record_request(self, stats: RequestStats) -> None:
+        self._finished[stats.finish_reason] += 1
+        self._counters["prompt_tokens_cached"] += stats.num_cached_tokens
+        per_choice = stats.num_generation_tokens / stats.n
+        longest = self._max_model_len - stats.num_prompt_tokens
+        seen = {
+            "e2e_request_latency_seconds": stats.e2e_seconds,
+            "request_queue_time_seconds": stats.queued_seconds,
+            "request_inference_time_seconds": stats.inference_seconds,
+            "request_prefill_time_seconds": stats.prefill_seconds,
+            "request_decode_time_seconds": stats.decode_seconds,
+            "request_prompt_tokens": stats.num_prompt_tokens,
+            "request_generation_tokens": stats.num_generation_tokens,
+            "request_max_num_generation_tokens": longest if stats.max_tokens is None else stats.max_tokens,
+            "request_params_n": stats.n,
+            "request_num_preemptions": stats.num_preemptions,
+            "request_prefill_kv_computed_tokens": stats.num_prompt_tokens - stats.num_cached_tokens,
+        }
+        if stats.max_tokens is not None:
+            seen["request_params_max_tokens"] = stats.max_tokens
+        if per_choice > 1:
+            seen["request_time_per_output_token_seconds"] = stats.decode_seconds / (per_choice - 1)
+        for name, value in seen.items():
+            self._histograms[name].observe(value)
+
+    def collect(self) -> Iterator[Metric]:
+        for name, help in GAUGES.items():
+            gauge = GaugeMetricFamily(f"vllm:{name}", help, labels=LABELS)
+            gauge.add_metric(self._labels, self._gauges[name])
+            yield gauge
+        for prefix, table in (("vllm", COUNTERS), ("llmjax", OWN_COUNTERS)):
+            for name, help in table.items():
+                counter = CounterMetricFamily(f"{prefix}:{name}", help, labels=LABELS)
+                counter.add_metric(self._labels, self._counters[name])
+                yield counter
+        finished = CounterMetricFamily(
+            "vllm:request_success", "Finished requests.", labels=(*LABELS, "finished_reason")
+        )
+        for reason, count in dict(self._finished).items():
+            finished.add_metric([*self._labels, reason], count)
+        yield finished
+        cache = GaugeMetricFamily(
+            "vllm:cache_config_info", "The KV cache's settings.", labels=("engine", *self._cache_config)
+        )
+        cache.add_metric([self._labels[1], *self._cache_config.values()], 1)
+        yield cache
+        for name, histogram in self._histograms.items():
+            family = HistogramMetricFamily(f"vllm:{name}", histogram.help, labels=LABELS)
+            family.add_metric(self._labels, histogram.buckets(), histogram.sum)
+            yield family
+
+
+def registry(metrics: EngineMetrics) -> CollectorRegistry:
+    """The engine's metrics and the usual ones of a Python process."""
+    collectors = CollectorRegistry()
+    collectors.register(metrics)
+    ProcessCollector(registry=collectors)
+    PlatformCollector(registry=collectors)
+    return collectors

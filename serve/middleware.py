@@ -1,0 +1,134 @@
+"""What happens around every route: request id and access log, API keys, and the gate that closes on shutdown."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import orjson
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve.context import RequestRecord, new_id
+from serve.drain import Gate
+from serve.errors import ApiError, as_api_error, retry_later
+
+access_log = logging.getLogger("serve.access")
+
+
+class RequestLog:
+    """Gives each request its id, writes one JSON line when it is over, and answers 500 for what nobody caught.
+
+    Args:
+        enabled: write the line.
+        id_header: answer with ``X-Request-Id``.
+    """
+
+    def __init__(self, app: ASGIApp, *, enabled: bool, id_header: bool) -> None:
+        self._app = app
+        self._enabled = enabled
+        self._id_header = id_header
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord(id=new_id(Headers(scope=scope)), started=time.perf_counter())
+        scope.setdefault("state", {})["record"] = record
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                if self._id_header:
+                    MutableHeaders(scope=message)["x-request-id"] = record.id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        except Exception as error:
+            failure = as_api_error(error)
+            record.error = failure.message
+            if record.status == 0:
+                await failure.response()(scope, receive, noting)
+        finally:
+            if self._enabled:
+                access_log.info(_line(scope, record))
+
+
+def _line(scope: Scope, record: RequestRecord) -> str:
+    fields = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "request_id": record.id,
+        "client": (scope.get("client") or [None])[0],
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": record.status,
+        "ms": round(1000 * (time.perf_counter() - record.started), 1),
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+        "error": record.error,
+    }
+    return orjson.dumps({name: value for name, value in fields.items() if value is not None}).decode()
+
+
+class ApiKeys:
+    """Guards ``/v1``: a bearer token must be one of ``keys``. Everything else stays open, for probes and scrapers."""
+
+    def __init__(self, app: ASGIApp, *, keys: Iterable[str]) -> None:
+        self._app = app
+        self._digests = [_digest(key) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] != "OPTIONS" and self._guards(scope) and not self._known(scope):
+            await _KEY_ERROR.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    @staticmethod
+    def _guards(scope: Scope) -> bool:
+        path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+        return path == "/v1" or path.startswith("/v1/")
+
+    def _known(self, scope: Scope) -> bool:
+        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+        given = _digest(token.strip())
+        # Every key is compared, in constant time, so that timing says nothing.
+        matches = [secrets.compare_digest(given, digest) for digest in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+_KEY_ERROR = ApiError(
+    "missing or wrong API key; send it as `Authorization: Bearer KEY`",
+    status=401,
+    code="invalid_api_key",
+    headers={"WWW-Authenticate": "Bearer"},
+)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
+
+
+class DrainGate:
+    """Counts the requests that do work; turns new ones away once the gate is closed."""
+
+    def __init__(self, app: ASGIApp, *, gate: Gate, retry_after: float) -> None:
+        self._app = app
+        self._gate = gate
+        self._retry_after = retry_after
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        if self._gate.closed:
+            error = retry_later("the server is shutting down", seconds=self._retry_after, code="shutting_down")
+            error.headers["Connection"] = "close"
+            await error.response()(scope, receive, send)
+            return
+        with self._gate.passing():
+            await self._app(scope, receive, send)

@@ -1,0 +1,171 @@
+"""POST /v1/chat/completions: the request body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from serve.errors import ApiError
+from serve.protocol.common import ApiModel, GenerationRequest
+
+TEXT_PARTS = frozenset({"text", "input_text"})
+
+
+class ChatMessage(ApiModel):
+    """One turn. Fields that answers carry are accepted empty, so an answer can be sent back as it came."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+    tool_calls: Any = None
+    tool_call_id: Any = None
+    function_call: Any = None
+    refusal: Any = None
+    audio: Any = None
+    annotations: Any = None
+
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "tool_calls": ([],),
+        "tool_call_id": (),
+        "function_call": (),
+        "refusal": ("",),
+        "audio": (),
+        "annotations": ([],),
+    }
+
+
+Messages = Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
+
+
+class ChatTemplateFields(ApiModel):
+    """How messages become a prompt; shared with /tokenize."""
+
+    messages: Messages
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Any = None
+    mm_processor_kwargs: Any = None
+
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {"tools": ([],), "mm_processor_kwargs": ({},)}
+
+
+class ChatRequest(GenerationRequest, ChatTemplateFields):
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    moderation: Any = None
+    prediction: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    reasoning_effort: Any = None
+    include_reasoning: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+    echo: Any = None
+    documents: Any = None
+    media_io_kwargs: Any = None
+
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GenerationRequest.neutral_values,
+        **ChatTemplateFields.neutral_values,
+        "tool_choice": ("none", "auto"),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "moderation": (),
+        "prediction": (),
+        "prompt_cache_options": (),
+        "prompt_cache_retention": ("in_memory",),
+        "reasoning_effort": (),
+        "include_reasoning": (True,),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+        "echo": (False,),
+        "documents": ([],),
+        "media_io_kwargs": ({},),
+    }
+
+    @property
+    def requested_tokens(self) -> int | None:
+        """max_completion_tokens, or max_tokens, its older name."""
+        both = (self.max_completion_tokens, self.max_tokens)
+        if None not in both and both[0] != both[1]:
+            raise ApiError(
+                f"max_completion_tokens {both[0]} contradicts max_tokens {both[1]}", param="max_completion_tokens"
+            )
+        return self.max_tokens if both[0] is None else both[0]
+
+    @property
+    def num_logprobs(self) -> int | None:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError("top_logprobs needs logprobs=true", param="top_logprobs", code="invalid_value")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as chat templates know them: string content, no empty extras.
+
+    Raises:
+        ApiError: a message needs something other than text.
+    """
+    return [_template_message(message, f"messages.{i}") for i, message in enumerate(messages)]
+
+
+def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
+    for field, neutral in ChatMessage.neutral_values.items():
+        if getattr(message, field) not in (None, *neutral):
+            raise ApiError(
+                f"`{path}.{field}` is not supported yet", param=f"{path}.{field}", code="unsupported_parameter"
+            )
+    if message.role in ("tool", "function"):
+        raise ApiError(
+            f"`{path}.role`: {message.role} messages are not supported yet",
+            param=f"{path}.role",
+            code="unsupported_parameter",
+        )
+    # "developer" is OpenAI's newer word for "system"; the templates of open models know only the latter.
+    role = "system" if message.role == "developer" else message.role
+    turn: dict[str, Any] = {"role": role, "content": _text(message.content, f"{path}.content")}
+    for field in ("name", "reasoning", "reasoning_content"):
+        if (value := getattr(message, field)) is not None:
+            turn[field] = value
+    return turn
+
+
+def _text(content: str | list[dict[str, Any]] | None, path: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type", "text")
+        if kind not in TEXT_PARTS:
+            raise ApiError(
+                f"`{path}.{i}.type`: {str(kind)[:40]!r} parts are not supported yet",
+                param=f"{path}.{i}.type",
+                code="unsupported_parameter",
+            )
+        if not isinstance(part.get("text"), str):
+            raise ApiError(f"`{path}.{i}.text` must be a string", param=f"{path}.{i}.text", code="invalid_type")
+        unknown = part.keys() - {"type", "text"}
+        if unknown:
+            name = f"{path}.{i}.{min(unknown)}"
+            raise ApiError(f"unknown field `{name}`", param=name, code="unknown_parameter")
+        texts.append(part["text"])
+    return "\n".join(texts)

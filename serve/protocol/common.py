@@ -1,0 +1,192 @@
+"""Fields and rules that chat and completion requests share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from llmjax.errors import InvalidRequest
+from llmjax.sampling.params import RequestOutputKind, SamplingParams
+from serve.errors import ApiError
+
+# One bad element ends the check: a list of 10^6 wrong ones must not make 10^6 error objects.
+Ints = Annotated[list[int], Field(fail_fast=True)]
+Strings = Annotated[list[str], Field(fail_fast=True)]
+
+
+class ApiModel(BaseModel):
+    """A request body. Unknown fields are errors, numbers in strings are not numbers."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    # Fields that are known but not supported yet, with the values that change nothing (None always is one).
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+
+class StreamOptions(ApiModel):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class GenerationRequest(ApiModel):
+    """What every request that generates text may carry; None means: the model's or the server's default."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | Strings | None = None
+    stop_token_ids: Ints | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: Ints | None = None
+    bad_words: Strings | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    priority: int | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+
+    # Accepted and without effect on the answer.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    session_id: str | None = None
+
+    # Known, not supported yet.
+    store: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    logprob_token_ids: Any = None
+    kv_transfer_params: Any = None
+    vllm_xargs: Any = None
+    repetition_detection: Any = None
+    stream_interval: Any = None
+    return_prompt_text: Any = None
+    thinking_token_budget: Any = None
+
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "store": (False,),
+        "response_format": ({"type": "text"},),
+        "structured_outputs": (),
+        "use_beam_search": (False,),
+        "length_penalty": (1, 1.0),
+        "logprob_token_ids": ([],),
+        "kv_transfer_params": (),
+        "vllm_xargs": ({},),
+        "repetition_detection": (),
+        "stream_interval": (1,),
+        "return_prompt_text": (False,),
+        "thinking_token_budget": (),
+    }
+
+    @property
+    def choices(self) -> int:
+        return 1 if self.n is None else self.n
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+# Request field and SamplingParams field of the same name and meaning.
+SAME_NAME = (
+    "n",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+)
+
+
+def sampling_params(
+    body: GenerationRequest,
+    *,
+    defaults: Mapping[str, Any],
+    max_tokens: int,
+    logprobs: int | None,
+    detokenize: bool,
+    **changes: Any,
+) -> SamplingParams:
+    """The sampler's view of a request: given fields win over the model's defaults, those over the library's.
+
+    Args:
+        defaults: sampling fields of the model's generation_config.
+        max_tokens: resolved; see ``serve.prompts.output_budget``.
+        logprobs: top log-probabilities a sampled token, or None.
+        detokenize: False where there is no tokenizer.
+        changes: SamplingParams fields that win over everything.
+
+    Raises:
+        InvalidRequest: a value is out of range.
+    """
+    given = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
+    if body.logit_bias is not None:
+        given["logit_bias"] = _token_keys(body.logit_bias)
+    fixed = {
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+        "detokenize": detokenize,
+        "output_kind": RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
+    }
+    return SamplingParams(**{**defaults, **given, **fixed, **changes})
+
+
+def _token_keys(bias: Mapping[str, float]) -> dict[int, float]:
+    for key in bias:
+        if not (key.isascii() and key.isdigit()):
+            raise InvalidRequest(f"logit_bias has the key {key[:40]!r}, which is not a token id", field="logit_bias")
+    return {int(key): value for key, value in bias.items()}
+
+
+def check_logprobs(value: int | None, *, field: str, limit: int) -> None:
+    if value is not None and not 0 <= value <= limit:
+        raise ApiError(f"{field} must be between 0 and {limit}, not {value}", param=field, code="invalid_value")
+
+
+def check_no_stream(body: GenerationRequest) -> None:
+    if body.stream and body.prompt_logprobs is not None:
+        raise ApiError("prompt_logprobs cannot be streamed", param="prompt_logprobs", code="invalid_value")

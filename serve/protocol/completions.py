@@ -1,0 +1,50 @@
+"""POST /v1/completions: the request body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from serve.errors import ApiError, unsupported
+from serve.protocol.common import GenerationRequest, Ints, Strings
+
+IntLists = Annotated[list[Ints], Field(fail_fast=True)]
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: str | Strings | Ints | IntLists
+    echo: bool = False
+    logprobs: int | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    add_special_tokens: bool = True
+
+    suffix: Any = None
+    prompt_embeds: Any = None
+
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GenerationRequest.neutral_values,
+        "suffix": ("",),
+        "prompt_embeds": (),
+    }
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Every prompt of the request, as text or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise ApiError("`prompt` is empty", param="prompt", code="invalid_value")
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+    @property
+    def prompt_only(self) -> bool:
+        """``echo`` with ``max_tokens=0``: score the prompt, generate nothing."""
+        return self.echo and self.max_tokens == 0
+
+    def check(self) -> None:
+        if self.best_of is not None and self.best_of != self.choices:
+            raise unsupported("best_of", "other than n is not supported")

@@ -1,0 +1,155 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from llmjax.outputs import CompletionOutput, RequestOutput
+from serve.body import parse, read_json
+from serve.context import Server, record_of, server_of
+from serve.generation import Job, Tally, check_priority, collect, guarded, run_job
+from serve.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from serve.prompts import chat_prompt, output_budget, truncated
+from serve.protocol.chat import ChatRequest
+from serve.protocol.common import check_logprobs, check_no_stream, sampling_params
+from serve.sse import EventStream, event
+
+
+async def chat_completions(request: Request) -> Response | ASGIApp:
+    server = server_of(request)
+    config = server.config
+    body = parse(await read_json(request, limit=config.max_request_bytes), ChatRequest)
+    job = await _job(server, body, request_id=body.request_id or record_of(request).id)
+    answer = ChatAnswer(
+        server=server, body=body, job=job, tally=Tally(job, record_of(request)), created=int(time.time())
+    )
+    if body.stream:
+        return EventStream(answer.events(), keep_alive=config.sse_keep_alive_interval, timeout=config.request_timeout)
+    whole = await guarded(request.receive, answer.whole(), timeout=config.request_timeout)
+    return Response(orjson.dumps(whole), media_type="application/json")
+
+
+async def _job(server: Server, body: ChatRequest, *, request_id: str) -> Job:
+    engine = server.engine
+    server.check_model(body.model)
+    logprobs = body.num_logprobs
+    check_logprobs(logprobs, field="top_logprobs", limit=engine.config.max_logprobs)
+    check_logprobs(body.prompt_logprobs, field="prompt_logprobs", limit=engine.config.max_logprobs)
+    check_no_stream(body)
+    priority = body.priority or 0
+    check_priority(engine, priority)
+    asked = body.requested_tokens
+    defaults = engine.default_sampling_params
+    prompt = truncated(server, await chat_prompt(server, body), body, asked=asked)
+    budget = output_budget(server, prompt, asked=asked, default=defaults.get("max_tokens"), field="messages")
+    params = sampling_params(body, defaults=defaults, max_tokens=budget, logprobs=logprobs, detokenize=True)
+    return Job(
+        id=f"chatcmpl-{request_id}", prompts=[prompt], params=[params], priority=priority, cache_salt=body.cache_salt
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatAnswer:
+    """Turns the engine's outputs into the response, whole or in chunks."""
+
+    server: Server
+    body: ChatRequest
+    job: Job
+    tally: Tally
+    created: int
+
+    @property
+    def names(self) -> TokenNames:
+        return TokenNames(self.server.engine.tokenizer, as_ids=bool(self.body.return_tokens_as_token_ids))
+
+    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.job.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.server.engine.model_name,
+            "system_fingerprint": self.server.fingerprint,
+            "choices": choices,
+        }
+
+    def _logprobs(self, choice: CompletionOutput) -> dict[str, Any] | None:
+        if not self.body.logprobs or choice.logprobs is None:
+            return None
+        return chat_logprobs(choice.token_ids, choice.logprobs, names=self.names, top=self.body.top_logprobs or 0)
+
+    async def whole(self) -> dict[str, Any]:
+        """OpenAI's ``ChatCompletion``."""
+        (output,) = await collect(self.server.engine, self.job, self.tally)
+        choices = [self._choice(choice) for choice in sorted(output.outputs, key=lambda choice: choice.index)]
+        answer = {**self._envelope("chat.completion", choices), "usage": self.tally.usage()}
+        if self.body.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs, names=self.names)
+        if self.body.return_token_ids:
+            answer["prompt_token_ids"] = self.job.prompts[0].token_ids
+        return answer
+
+    def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
+        entry = {
+            "index": choice.index,
+            "message": {"role": self.server.config.response_role, "content": choice.text, "refusal": None},
+            "logprobs": self._logprobs(choice),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        return {**entry, "token_ids": choice.token_ids} if self.body.return_token_ids else entry
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """OpenAI's ``ChatCompletionChunk``s: a role per choice, deltas, a finish per choice, then the usage."""
+        first = True
+        async with aclosing(run_job(self.server.engine, self.job)) as parts:
+            async for part in parts:
+                self.tally.add(part)
+                if first:
+                    first = False
+                    for index in range(self.body.choices):
+                        yield self._opening(index)
+                for chunk in self._deltas(part.output):
+                    yield chunk
+        if self.body.include_usage:
+            yield event({**self._envelope("chat.completion.chunk", []), "usage": self.tally.usage()})
+
+    def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+        chunk = self._envelope("chat.completion.chunk", [choice])
+        if self.body.include_usage:
+            chunk["usage"] = self.tally.usage() if self.body.continuous_usage else None
+        return chunk
+
+    def _opening(self, index: int) -> bytes:
+        chunk = self._chunk(index, {"role": self.server.config.response_role, "content": "", "refusal": None})
+        if self.body.return_token_ids:
+            chunk["prompt_token_ids"] = self.job.prompts[0].token_ids
+        return event(chunk)
+
+    def _deltas(self, output: RequestOutput) -> list[bytes]:
+        chunks = []
+        for choice in output.outputs:
+            extra: dict[str, Any] = {}
+            if self.body.logprobs and choice.token_ids:
+                extra["logprobs"] = self._logprobs(choice)
+            if self.body.return_token_ids and choice.token_ids:
+                extra["token_ids"] = choice.token_ids
+            if choice.text or extra:
+                chunks.append(event(self._chunk(choice.index, {"content": choice.text}, **extra)))
+            if choice.finish_reason is not None:
+                end = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+                chunks.append(event(self._chunk(choice.index, {}, **end)))
+        return chunks
+
+
+CHAT_ROUTES = [Route("/v1/chat/completions", chat_completions, methods=["POST"])]

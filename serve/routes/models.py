@@ -1,0 +1,43 @@
+"""GET /v1/models and /v1/models/{id}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from serve.context import Server, server_of
+
+
+def _card(server: Server) -> dict[str, Any]:
+    engine = server.engine
+    return {
+        "id": engine.model_name,
+        "object": "model",
+        "created": server.created,
+        "owned_by": "llmjax",
+        "root": engine.config.model,
+        "parent": None,
+        "max_model_len": engine.max_model_len,
+    }
+
+
+async def list_models(request: Request) -> Response:
+    body = {"object": "list", "data": [_card(server_of(request))]}
+    return Response(orjson.dumps(body), media_type="application/json")
+
+
+async def get_model(request: Request) -> Response:
+    server = server_of(request)
+    server.check_model(request.path_params["model_id"])
+    return Response(orjson.dumps(_card(server)), media_type="application/json")
+
+
+# Model ids may hold slashes.
+MODEL_ROUTES = [
+    Route("/v1/models", list_models, methods=["GET"]),
+    Route("/v1/models/{model_id:path}", get_model, methods=["GET"]),
+]

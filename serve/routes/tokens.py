@@ -1,0 +1,53 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from serve.body import parse, read_json
+from serve.context import server_of
+from serve.prompts import chat_prompt, check_ids, completion_prompt, off_loop
+from serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
+
+
+async def tokenize(request: Request) -> Response:
+    """Ids of a text, or of messages after the chat template."""
+    server = server_of(request)
+    data = await read_json(request, limit=server.config.max_request_bytes)
+    if "messages" in data:
+        chat = parse(data, TokenizeChatRequest)
+        server.check_model(chat.model)
+        prompt, with_names = await chat_prompt(server, chat), chat.return_token_strs
+    else:
+        text = parse(data, TokenizeTextRequest)
+        server.check_model(text.model)
+        prompt = await completion_prompt(server, text.prompt, add_special_tokens=text.add_special_tokens, echo=False)
+        with_names = text.return_token_strs
+    ids = prompt.token_ids
+    body = {
+        "count": len(ids),
+        "max_model_len": server.engine.max_model_len,
+        "tokens": ids,
+        "token_strs": [server.tokenizer.id_to_token(i) for i in ids] if with_names else None,
+    }
+    return Response(orjson.dumps(body), media_type="application/json")
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, special ones included."""
+    server = server_of(request)
+    body = parse(await read_json(request, limit=server.config.max_request_bytes), DetokenizeRequest)
+    server.check_model(body.model)
+    check_ids(server, body.tokens, field="tokens")
+    tokenizer = server.tokenizer
+    text = await off_loop(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False), size=4 * len(body.tokens))
+    return Response(orjson.dumps({"prompt": text}), media_type="application/json")
+
+
+TOKEN_ROUTES = [
+    Route("/tokenize", tokenize, methods=["POST"]),
+    Route("/detokenize", detokenize, methods=["POST"]),
+]

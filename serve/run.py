@@ -1,0 +1,126 @@
+"""Runs the server: port, model, application, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+
+from llmjax.config import EngineConfig, ServerConfig
+from serve.app import create_app
+from serve.drain import Gate
+from serve.interfaces import Engine
+from serve.listen import base_url, bind, check_tls, first_request
+
+log = logging.getLogger("serve")
+
+KEEP_ALIVE_SECONDS = 75  # longer than the 60 s after which common proxies close idle connections themselves
+LAST_WORDS_SECONDS = 2.0  # for error events of requests that did not finish in time
+
+
+def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
+    """Load the model and serve it until SIGTERM or Ctrl-C.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        ConfigError: the port is busy or a TLS file is missing; known before the model is loaded.
+        LLMJaxError: the model cannot be loaded.
+    """
+    _configure_logging(server_config.log_level)
+    check_tls(server_config)
+    sock = bind(server_config)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(engine_config, server_config, sock))
+    finally:
+        sock.close()
+    return 0
+
+
+async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket.socket) -> None:
+    from llmjax import AsyncLLM  # not before the port is known to be free: the import alone takes seconds
+
+    engine = await AsyncLLM.create(engine_config)
+    try:
+        await DrainingServer(engine, config, sock=sock).serve(sockets=[sock])
+    finally:
+        await engine.shutdown(drain_timeout=0)
+
+
+class DrainingServer(uvicorn.Server):
+    """Uvicorn, but a signal first closes the gate and lets running requests finish; a second one ends at once."""
+
+    def __init__(self, engine: Engine, config: ServerConfig, *, sock: socket.socket) -> None:
+        self._engine = engine
+        self._settings = config
+        self._gate = Gate()
+        self._loop = asyncio.get_running_loop()
+        self._drain_task: asyncio.Task[None] | None = None
+        self._url = base_url(config, sock)
+        super().__init__(
+            uvicorn.Config(
+                create_app(engine, config, gate=self._gate),
+                lifespan="off",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                root_path=config.root_path,
+                ssl_keyfile=config.ssl_keyfile,
+                ssl_certfile=config.ssl_certfile,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=round(LAST_WORDS_SECONDS),
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        print(f"{self._engine.model_name} is served at {self._url}/v1", flush=True)
+        print(f"try: {first_request(self._url, self._settings, self._engine)}", flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._gate.closed:
+            self.force_exit = self.should_exit = True
+            return
+        log.info("%s: no new requests; %d are running", signal.Signals(sig).name, self._gate.active)
+        self._gate.close()
+        self._loop.call_soon_threadsafe(self._start_drain)
+
+    def _start_drain(self) -> None:
+        self._drain_task = self._loop.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        try:
+            if not await self._gate.wait_empty(timeout=self._settings.shutdown_timeout):
+                log.warning("%d requests did not finish in time and are aborted", self._gate.active)
+                await self._engine.shutdown(drain_timeout=0)
+                await self._gate.wait_empty(timeout=LAST_WORDS_SECONDS)
+        finally:
+            self.should_exit = True
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        return None
+    return uvloop.Loop
+
+
+def _configure_logging(level: str) -> None:
+    """Messages to stderr; access lines, which are JSON, to stdout."""
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("uvicorn").setLevel("WARNING")
+    access = logging.getLogger("serve.access")
+    access.handlers = [logging.StreamHandler(sys.stdout)]
+    access.propagate = False
+    access.setLevel("INFO")

@@ -1,0 +1,74 @@
+"""A client that goes away frees everything it held, whenever it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from .conftest import Running  # type: ignore[import-not-found]
+
+LONG: dict[str, Any] = {"prompt": [40, 41, 42], "max_tokens": 480, "ignore_eos": True, "temperature": 0}
+
+
+def test_dropped_stream(running: Running, http: httpx.Client) -> None:
+    with http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+        next(response.iter_lines())
+        assert running.engine.num_requests == 1
+    running.wait_idle()
+
+
+@pytest.mark.parametrize("body", [{}, {"stream": True}, {"n": 3}, {"prompt": [[40], [41]]}])
+def test_client_that_hangs_up(running: Running, body: dict[str, Any]) -> None:
+    """At once, or as soon as the engine has the request; nothing of the answer has been read."""
+    content = json.dumps({**LONG, **body}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    for patient in (False, True):
+        with socket.create_connection((httpx.URL(running.url).host, httpx.URL(running.url).port or 0)) as sock:
+            sock.sendall(head.encode() + b"\r\n\r\n" + content)
+            while patient and not running.engine.num_requests:
+                time.sleep(0.001)
+        if patient:
+            began = time.monotonic()
+            running.wait_idle()
+            assert time.monotonic() - began < 0.5, "the request ran on for nobody"
+
+
+def test_half_of_many_streams_dropped(running: Running) -> None:
+    """32 streams, every second one dropped after a few chunks; the others are whole and all pages come back."""
+    body = {"model": "tiny-llama", "temperature": 0, "max_tokens": 40, "extra_body": {"ignore_eos": True}}
+
+    async def stream(client: openai.AsyncOpenAI, index: int) -> int:
+        chunks = await client.completions.create(prompt=[40 + index] * (3 + index), stream=True, **body)
+        count = 0
+        async for chunk in chunks:
+            if chunk.choices[0].finish_reason:
+                return 40
+            count += 1
+            if index % 2 and count == 5:
+                await chunks.close()
+                return -1
+        return count
+
+    async def main() -> list[int]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=120
+        ) as client:
+            return await asyncio.gather(*(stream(client, index) for index in range(32)))
+
+    results = asyncio.run(main())
+    assert results == [-1 if index % 2 else 40 for index in range(32)]
+    running.wait_idle()
+    stats = running.engine.kv_stats()
+    assert stats.used == 0 and stats.free + stats.cached == stats.total
+
+
+def test_engine_serves_on_after_all_that(http: httpx.Client) -> None:
+    answer = http.post("/v1/completions", json={**LONG, "max_tokens": 3}).json()
+    assert answer["usage"]["completion_tokens"] == 3

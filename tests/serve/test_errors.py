@@ -1,0 +1,187 @@
+"""Every bad request gets OpenAI's error body with the field at fault, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+PROMPT = {"prompt": "hi"}
+
+
+def check(response: httpx.Response, *, status: int, param: str | None, says: str = "") -> dict[str, Any]:
+    """The error object, after checking its shape."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    error: dict[str, Any] = body["error"]
+    assert error["param"] == param, error
+    assert says in error["message"], error
+    assert error["message"] and "\n" not in error["message"] and len(error["message"]) <= 1000
+    assert "Traceback" not in error["message"]
+    assert error["type"] == ("server_error" if status >= 500 else error["type"])
+    return error
+
+
+BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"temperature": -1}, "temperature", "temperature"),
+    ({"temperature": "1"}, "temperature", "valid number"),
+    ({"temperature": True}, "temperature", "valid number"),
+    ({"top_p": 0}, "top_p", "top_p"),
+    ({"n": 0}, "n", "n must be"),
+    ({"n": 10**9}, "n", "n must be"),
+    ({"max_tokens": 0}, "max_tokens", "max_tokens"),
+    ({"max_tokens": 10**6}, "max_tokens", "fit the context of 512"),
+    ({"max_tokens": 2, "max_completion_tokens": 3}, "max_completion_tokens", "contradicts"),
+    ({"min_tokens": 5, "max_tokens": 2}, "min_tokens", "above max_tokens"),
+    ({"stop": ["x"] * 10**5}, "stop", "at most"),
+    ({"stop": [1] * 10**5}, "stop.0", "string"),
+    ({"stop": 7}, "stop", "string"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "not a token id"),
+    ({"logit_bias": {"1": 1000}}, "logit_bias", "logit_bias"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "between 0 and 20"),
+    ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "streamed"),
+    ({"priority": 1}, "priority", "scheduling-policy"),
+    ({"cache_salt": ""}, "cache_salt", "at least 1 character"),
+    ({"temprature": 1}, "temprature", "did you mean `temperature`?"),
+    ({"stream_options": {"x": 1}}, "stream_options.x", "unknown field"),
+    ({"tools": [{"type": "function"}]}, "tools", "not supported yet"),
+    ({"tool_choice": "required"}, "tool_choice", "not supported yet"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
+    ({"modalities": ["text", "audio"]}, "modalities", "not supported yet"),
+    ({"audio": {"voice": "x"}}, "audio", "not supported yet"),
+    ({"reasoning_effort": "high"}, "reasoning_effort", "not supported yet"),
+    ({"store": True}, "store", "not supported yet"),
+    ({"store": 0}, "store", "not supported yet"),
+    ({"chat_template": "{{ 1 }}"}, "chat_template", "not trust"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "may not hold"),
+    ({"continue_final_message": True}, "continue_final_message", "exclude"),
+    ({"messages": []}, "messages", "at least 1"),
+    ({"messages": "hi"}, "messages", "list"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role", "user"),
+    ({"messages": [{"content": "x"}]}, "messages.0.role", "required"),
+    ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages.0.mood", "unknown field"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "not supported yet"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", "image_url"),
+    ({"messages": [{"role": "user", "content": "word " * 2000}]}, "messages", "context of 512"),
+    ({"seed": 2**70}, "seed", "integer"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids", "stop_token_ids"),
+]
+
+
+@pytest.mark.parametrize(("change", "param", "says"), BAD_CHAT, ids=lambda value: str(value)[:40])
+def test_bad_chat_field(http: httpx.Client, change: dict[str, Any], param: str | None, says: str) -> None:
+    for stream in (False, True):
+        body = {**HELLO, "stream": stream, **change}
+        check(http.post(CHAT, json=body), status=400, param=param, says=says)
+
+
+BAD_TEXT: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"suffix": "x"}, "suffix", "not supported yet"),
+    ({"best_of": 2}, "best_of", "best_of"),
+    ({"prompt": None}, "prompt", "prompt"),
+    ({"prompt": []}, "prompt", "empty"),
+    ({"prompt": [[]]}, "prompt", "no tokens"),
+    ({"prompt": "", "add_special_tokens": False}, "prompt", "no tokens"),
+    ({"prompt": [1, "a"]}, "prompt", "prompt"),
+    ({"prompt": [10**6]}, "prompt", "vocabulary"),
+    ({"prompt": [-1]}, "prompt", "vocabulary"),
+    ({"prompt": [True]}, "prompt", "prompt"),
+    ({"prompt": [5] * 600}, "prompt", "context of 512"),
+    ({"prompt": [5] * 510, "max_tokens": 3}, "max_tokens", "2 fit the context of 512"),
+    ({"logprobs": 21}, "logprobs", "between 0 and 20"),
+    ({"logprobs": True}, "logprobs", "integer"),
+    ({"max_tokens": 0}, "max_tokens", "max_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-1"),
+    ({"prompt_embeds": "x"}, "prompt_embeds", "not supported yet"),
+]
+
+
+@pytest.mark.parametrize(("change", "param", "says"), BAD_TEXT, ids=lambda value: str(value)[:40])
+def test_bad_completion_field(http: httpx.Client, change: dict[str, Any], param: str | None, says: str) -> None:
+    response = http.post(TEXT, json={**PROMPT, **change})
+    field = response.json()["error"]["param"]
+    assert field is not None and param is not None and field.split(".")[0] == param
+    check(response, status=400, param=field, says=says)
+
+
+def test_missing_field(http: httpx.Client) -> None:
+    assert check(http.post(CHAT, json={}), status=400, param="messages")["code"] == "missing_required_parameter"
+    check(http.post(TEXT, json={}), status=400, param="prompt", says="required")
+
+
+def test_million_stop_strings(http: httpx.Client) -> None:
+    body = {**HELLO, "stop": ["x"] * 10**6}
+    check(http.post(CHAT, json=body), status=400, param="stop", says="1000000 strings")
+    check(http.post(CHAT, json={**body, "stop": ["longer than the limit"] * 10**6}), status=413, param=None)
+
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"nul", b'{"a":1,}', b"\xff\xfe", b'{"a":"\xff"}', b"[" * 10**5, b'"\\ud800"'])
+def test_invalid_json(http: httpx.Client, content: bytes) -> None:
+    error = check(http.post(CHAT, content=content, headers=JSON), status=400, param=None)
+    assert error["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("content", [b"[]", b"1", b"null", b'"x"'])
+def test_body_that_is_no_object(http: httpx.Client, content: bytes) -> None:
+    for path in (CHAT, TEXT, "/tokenize", "/detokenize"):
+        check(http.post(path, content=content, headers=JSON), status=400, param=None, says="object")
+
+
+def test_wrong_content_type_method_path_and_model(http: httpx.Client) -> None:
+    check(http.post(CHAT, content=b"{}"), status=415, param=None, says="application/json")
+    check(http.post(CHAT, data={"a": "b"}), status=415, param=None, says="application/x-www-form-urlencoded")
+    response = http.get(CHAT)
+    check(response, status=405, param=None)
+    assert "POST" in response.headers["allow"]
+    check(http.get("/v1/nothing"), status=404, param=None)
+    error = check(http.post(CHAT, json={**HELLO, "model": "gpt-9"}), status=404, param="model", says="gpt-9")
+    assert error["code"] == "model_not_found"
+    check(http.post(TEXT, json={**PROMPT, "model": "gpt-9"}), status=404, param="model")
+    check(http.post("/tokenize", json={**PROMPT, "model": "gpt-9"}), status=404, param="model")
+
+
+def test_large_body_is_refused_unread(http: httpx.Client) -> None:
+    """100 MB announced, and 100 MB in chunks of unknown number: neither is taken in."""
+    sent = 0
+
+    def chunks() -> Any:
+        nonlocal sent
+        for _ in range(100):
+            sent += 2**20
+            yield b" " * 2**20
+
+    error = check(http.post(CHAT, content=chunks(), headers=JSON), status=413, param=None, says="4194304")
+    assert error["code"] == "body_too_large" and sent < 50 * 2**20
+    headers = {**JSON, "content-length": str(100 * 2**20)}
+    sent = 0
+    check(http.post(CHAT, content=chunks(), headers=headers), status=413, param=None)
+    assert sent < 50 * 2**20
+
+
+def test_half_a_request_harms_nobody(http: httpx.Client) -> None:
+    host, port = http.base_url.host, http.base_url.port
+    assert port is not None
+    for start in (b"POST /v1/completions HTTP/1.1\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"):
+        with socket.create_connection((host, port)) as sock:
+            sock.sendall(start)
+    assert http.get("/health").status_code == 200
+
+
+def test_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(model="tiny-llama", messages=[{"role": "user", "content": "x"}], temperature=-1)
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
