@@ -28,14 +28,17 @@ class ServerFailed(LLMJaxError):
 
 
 @asynccontextmanager
-async def own_server(config: EngineConfig) -> AsyncIterator[str]:
+async def own_server(config: EngineConfig, *, seconds: float) -> AsyncIterator[str]:
     """Runs ``python -m serve`` in a process of its own, on a free port of this machine.
 
+    Args:
+        seconds: how long it may take to be ready.
+
     Yields:
-        Its address.
+        Its address, once it is ready.
 
     Raises:
-        ServerFailed: the process cannot be started.
+        ServerFailed: it ends before, or is not ready in time.
     """
     with tempfile.TemporaryDirectory(prefix="llmjax-bench-") as folder:
         settings, log = Path(folder) / "server.yaml", Path(folder) / "server.log"
@@ -47,8 +50,9 @@ async def own_server(config: EngineConfig) -> AsyncIterator[str]:
                 sys.executable, "-m", "serve", "--config", str(settings), stdout=output, stderr=output
             )
         try:
-            await _wait_for_start(process, port, log)
-            yield f"http://127.0.0.1:{port}"
+            url = f"http://127.0.0.1:{port}"
+            await _wait_for_start(process, url, log, seconds=seconds)
+            yield url
         finally:
             await _stop(process)
 
@@ -76,21 +80,23 @@ def changed_settings(config: EngineConfig) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(config).items() if value != default[name]}
 
 
-async def _wait_for_start(process: asyncio.subprocess.Process, port: int, log: Path) -> None:
-    """Returns when the port is open; a server that dies before says why in the last line of its log."""
-    while True:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            if process.returncode is not None:
-                lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-                reason = lines[-1] if lines else f"exit status {process.returncode}"
-                raise ServerFailed(f"the server did not start: {reason}") from None
-            await asyncio.sleep(0.1)
-        else:
-            writer.close()
-            await writer.wait_closed()
-            return
+async def _wait_for_start(process: asyncio.subprocess.Process, url: str, log: Path, *, seconds: float) -> None:
+    """Returns when the server is ready; one that dies before says why in the last line of its log."""
+    client = OpenAIClient(url)
+    ready = asyncio.ensure_future(wait_until_ready(client, seconds=seconds))
+    dead = asyncio.ensure_future(process.wait())
+    try:
+        await asyncio.wait({ready, dead}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            reason = lines[-1].removeprefix("llmjax: error: ") if lines else f"exit status {process.returncode}"
+            raise ServerFailed(f"the server did not start: {reason}")
+        ready.result()
+    finally:
+        for task in (ready, dead):
+            task.cancel()
+        await asyncio.gather(ready, dead, return_exceptions=True)
+        await client.close()
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

@@ -132,7 +132,7 @@ def parse(argv: list[str]) -> Plan:
 async def _run(plan: Plan) -> Result:
     if plan.load.url is not None:
         return await _measure(plan, plan.load.url, plan.model)
-    async with own_server(plan.engine) as url:
+    async with own_server(plan.engine, seconds=plan.load.ready_check_timeout_sec) as url:
         return await _measure(plan, url, None)
 
 

@@ -23,7 +23,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 def test_random_prompts_have_the_lengths_asked_for() -> None:
     samples = random_samples(5, RandomShape(input_len=12, output_len=3, vocab_size=300), rng())
     assert [(len(s.prompt), s.output_tokens) for s in samples] == [(12, 3)] * 5
-    assert all(150 <= token < 300 for s in samples for token in s.prompt)
+    assert all(isinstance(token, int) and 150 <= token < 300 for s in samples for token in s.prompt)
     assert samples == random_samples(5, RandomShape(input_len=12, output_len=3, vocab_size=300), rng())
     assert len({tuple(s.prompt) for s in samples}) == 5
 

@@ -240,7 +240,7 @@ def test_urls() -> None:
         "http://h:1",
         "https://h",
     ]
-    for url in ("http://a:b", "ftp://a", "http://", "http://a:99999", "http://["):
+    for url in ("http://a:b", "ftp://a", "http://", "http://a:99999", "http://a:-1"):
         with pytest.raises(RequestFailed, match="is no URL"):
             OpenAIClient(url)
 
