@@ -14,6 +14,10 @@ from llmjax.errors import ConfigError
 from llmjax.settings import Setting, nearest, parse_text, settings_of
 
 
+EPILOG = """A flag wins over the file of --config, the file over the default. TOKENS may be written 8k (8,000) or 8K
+(8,192), BYTES also 4GB or 4GiB; an ITEM flag is repeated or, where items hold no commas, given a,b,c."""
+
+
 class Parser(argparse.ArgumentParser):
     """An ``ArgumentParser`` whose errors are ``ConfigError`` and whose flags may be written with underscores."""
 
@@ -55,6 +59,7 @@ def add_settings(parser: Parser, settings: Iterable[Setting], *, section: str) -
 
 def add_config_flags(parser: Parser, *classes: type) -> None:
     """Adds ``--config`` and the flags of settings classes, ``EngineConfig`` if none is named."""
+    parser.epilog = EPILOG
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file with any of these settings, or the name of a bundled one (smollm2)"
     )

@@ -130,6 +130,7 @@ def test_help_says_every_flag_and_default(capsys: pytest.CaptureFixture[str]) ->
     assert "on a CPU 25 % of the free memory" in words
     assert "--host, --h TEXT address to listen on (default: 127.0.0.1)" in words
     assert "--mem MiB the same as --kv-cache-memory-bytes, in MiB" in words
+    assert "A flag wins over the file of --config" in words
     assert max(map(len, text.splitlines())) <= 110
 
 
