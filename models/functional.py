@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,32 +15,49 @@ from models.config import ModelConfig
 from models.decoder import CausalLM
 
 
+@dataclass(frozen=True)
+class ModelGraph:
+    """A model without weights: static, hashable, to be closed over by a jitted function."""
+
+    definition: Any  # nnx.GraphDef
+    names: tuple[str, ...]  # of its parameters
+
+
 def abstract_model(
     config: ModelConfig, *, dtype: jnp.dtype, activation_dtype: jnp.dtype
-) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
-    """A model without weights.
+) -> tuple[ModelGraph, dict[str, jax.ShapeDtypeStruct]]:
+    """Declares a model; nothing is allocated.
 
     Args:
         dtype: of weight matrices; norms and biases are f32.
         activation_dtype: of everything between layers.
 
     Returns:
-        The graph definition for ``merge``, and shape and dtype of each parameter by its Hugging Face name.
+        What ``merge`` needs, and shape and dtype of each parameter by its Hugging Face name.
     """
     model = CausalLM(config, dtype=jnp.dtype(dtype), activation_dtype=jnp.dtype(activation_dtype))
-    graphdef, state = nnx.split(model)
+    definition, state = nnx.split(model)
     flat = nnx.to_flat_state(state)
-    return graphdef, {".".join(map(str, path)): parameter.get_value() for path, parameter in flat}
+    shapes = {".".join(map(str, path)): parameter.get_value() for path, parameter in flat}
+    return ModelGraph(definition, tuple(shapes)), shapes
 
 
-def merge(graphdef: Any, params: Mapping[str, Any]) -> CausalLM:
+def merge(graph: ModelGraph, params: Mapping[str, Any]) -> CausalLM:
     """The model with its weights; to be called while tracing.
 
     Args:
         params: one value for each name that ``abstract_model`` gave: an array, or whatever ``kernels.linear`` takes.
+
+    Raises:
+        ValueError: a name is missing or unknown.
     """
-    flat = {tuple(int(part) if part.isdigit() else part for part in name.split(".")): v for name, v in params.items()}
-    return nnx.merge(graphdef, nnx.from_flat_state({path: nnx.Param(value) for path, value in flat.items()}))
+    # NNX assigns leaves by order, so that a wrong name would be a wrong weight.
+    if wrong := params.keys() ^ set(graph.names):
+        raise ValueError(f"parameters that are missing or unknown: {', '.join(sorted(wrong))}")
+    paths = {tuple(int(part) if part.isdigit() else part for part in name.split(".")): name for name in params}
+    return nnx.merge(
+        graph.definition, nnx.from_flat_state({path: nnx.Param(params[name]) for path, name in paths.items()})
+    )
 
 
 def init_random(config: ModelConfig, key: jax.Array, *, dtype: jnp.dtype) -> dict[str, jax.Array]:

@@ -104,12 +104,15 @@ def resolve_rope(parameters: Fields, *, head_dim: int, lengths: RopeLengths) -> 
     common = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     # "finetuned" is a remark in older YaRN checkpoints.
     parameters.only((*common, "finetuned", *rule.keys))
-    rotary_dim = int(head_dim * parameters.number("partial_rotary_factor"))
+    # The margin keeps a quotient such as 18 / 80 from losing an entry to rounding.
+    rotary_dim = int(head_dim * parameters.number("partial_rotary_factor") + 1e-6)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise parameters.error(
             "partial_rotary_factor", f"leaves {rotary_dim} of {head_dim} entries of a head to rotate"
         )
     scaled = rule.scale(parameters, rotary_dim, lengths)
+    if not 0 < scaled.inv_freq.min() <= scaled.inv_freq.max() < np.finfo(np.float32).max:
+        raise parameters.error("rope_theta", "and the scaling give frequencies that f32 cannot hold")
     return RopeConfig(
         inv_freq=tuple(scaled.inv_freq.astype(np.float32).tolist()), attention_factor=scaled.attention_factor
     )

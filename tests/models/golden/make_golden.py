@@ -1,4 +1,4 @@
-"""Writes the golden files beside it: tiny random checkpoints and the logits Hugging Face's models compute on them in f32.
+"""Writes the golden files beside it: tiny random checkpoints and the f32 logits of Hugging Face's models on them.
 
 Needs ``torch`` (CPU), ``transformers`` and ``safetensors``, none of which the tests need:
 
@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
-import transformers
+import torch  # type: ignore[import-not-found,unused-ignore]
+import transformers  # type: ignore[import-not-found,unused-ignore]
 from safetensors.torch import save_file
 
 HERE = Path(__file__).parent
@@ -38,7 +39,7 @@ SIZES = {
 }
 
 # Heads times head size differs from the hidden size wherever the family allows it.
-CHECKPOINTS = {
+CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {"rms_norm_eps": 1e-5, "rope_theta": 10000.0}),
     "llama-bias": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True, "num_hidden_layers": 2}),
     "mistral": ("MistralForCausalLM", {"sliding_window": 9, "rope_theta": 10000.0, "head_dim": 16}),
@@ -77,7 +78,7 @@ _LONGROPE = {
     "long_factor": [1.2, 2.5, 6.0, 9.5],
     "original_max_position_embeddings": 24,
 }
-ROPES = {
+ROPES: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {
         "rope-linear": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
         "rope-dynamic": {"rope_scaling": {"type": "dynamic", "factor": 3.0}, "max_position_embeddings": 24},
@@ -183,7 +184,7 @@ def main() -> None:
             scaled = build(architecture, {**config, **keys})
             scaled.load_state_dict(model.state_dict())
             record(case, scaled, prompts["short" if case.endswith("-short") else "long"], 3)
-        np.savez_compressed(folder / "golden.npz", **cases)
+        np.savez_compressed(folder / "golden.npz", allow_pickle=False, **cases)
         print(name, sum(p.numel() for p in model.parameters()), float(np.abs(cases["long/logits"]).max()))
 
 

@@ -1,0 +1,77 @@
+"""Norms, activations and the embedding against their definitions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from models.layers.embedding import Embedding
+from models.layers.mlp import ACTIVATIONS
+from models.layers.norm import RMSNorm
+
+RNG = np.random.default_rng(0)
+
+
+def with_weight(module: Any, weight: Any) -> Any:
+    module.weight = nnx.Param(jnp.asarray(weight))
+    return module
+
+
+def test_rms_norm() -> None:
+    x, weight = RNG.standard_normal((3, 8)).astype(np.float32), RNG.standard_normal(8).astype(np.float32)
+    expected = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-3)
+    plain = with_weight(RMSNorm(8, eps=1e-3), weight)(jnp.asarray(x))
+    plus_one = with_weight(RMSNorm(8, eps=1e-3, plus_one=True), weight)(jnp.asarray(x))
+    np.testing.assert_allclose(plain, expected * weight, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(plus_one, expected * (1 + weight.astype(np.float64)), rtol=1e-6, atol=1e-6)
+
+
+def test_rms_norm_statistics_are_f32_for_bf16_inputs() -> None:
+    x = jnp.full((1, 4096), 1.0078125, jnp.bfloat16)  # a bf16 sum of the squares would stall at 256
+    out = with_weight(RMSNorm(4096, eps=0.0), np.ones(4096, np.float32))(x)
+    assert out.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(out.astype(jnp.float32), 1)
+
+
+def tanh_gelu(x: float) -> float:
+    return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+FORMULAS: dict[str, Callable[[float], float]] = {
+    "silu": lambda x: x * sigmoid(x),
+    "swish": lambda x: x * sigmoid(x),
+    "gelu": lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))),
+    "gelu_new": tanh_gelu,
+    "gelu_fast": tanh_gelu,
+    "gelu_pytorch_tanh": tanh_gelu,
+    "quick_gelu": lambda x: x * sigmoid(1.702 * x),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_activations(name: str) -> None:
+    x = np.linspace(-6, 6, 101, dtype=np.float32)
+    expected = [FORMULAS[name](float(v)) for v in x]
+    np.testing.assert_allclose(ACTIVATIONS[name](jnp.asarray(x)), expected, rtol=0, atol=1e-6)
+
+
+def test_embedding_scale_is_rounded_to_the_activations_dtype() -> None:
+    make = lambda dtype: Embedding(3, 4, scale=640**0.5, dtype=jnp.float32, activation_dtype=dtype)  # noqa: E731
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+    tokens = jnp.array([2, 0, -1, 99])  # the last two: padding
+    wide = with_weight(make(jnp.float32), rows)(tokens)
+    np.testing.assert_allclose(wide[:2], rows[[2, 0]] * np.float32(640**0.5), rtol=1e-7)
+    assert np.isfinite(wide).all()
+    narrow = with_weight(make(jnp.bfloat16), rows)(tokens)
+    expected = (jnp.asarray(rows, jnp.bfloat16) * jnp.bfloat16(640**0.5))[jnp.array([2, 0])]
+    np.testing.assert_array_equal(narrow[:2].astype(jnp.float32), expected.astype(jnp.float32))

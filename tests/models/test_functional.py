@@ -1,0 +1,95 @@
+"""Models as functions: names, merging, one trace per kind of layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels.attention import RaggedBatch, make_pages
+from models import abstract_model, init_random, merge, model_config
+
+CONFIG = model_config(
+    {
+        "model_type": "gemma3_text",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 64,
+        "sliding_window": 8,
+    }
+)
+
+
+def lower(tokens: int) -> Any:
+    graph, shapes = abstract_model(CONFIG, dtype=jnp.float32, activation_dtype=jnp.float32)
+    pages = partial(make_pages, num_pages=8, page_size=4, num_kv_heads=2, head_dim=8, dtype=jnp.float32)
+
+    def step(params: Any, kv: Any, tokens: Any, batches: Any) -> Any:
+        model = merge(graph, params)
+        out = model(tokens, tokens, kv, batches)
+        return model.logits(out.hidden), out.kv
+
+    def ints(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    batch = RaggedBatch(query_start=ints(3), kv_len=ints(2), page_table=ints(2, 4), slots=ints(tokens))
+    kv = tuple(jax.eval_shape(pages) for _ in CONFIG.layers)
+    return jax.jit(step, donate_argnums=1).lower(shapes, kv, ints(tokens), (batch, batch))
+
+
+def test_thirty_layers_of_two_kinds_are_two_functions_traced_in_under_a_second() -> None:
+    lower(8)
+    start = time.perf_counter()
+    text = lower(16).as_text()
+    assert time.perf_counter() - start < 1
+    assert text.count("func.func private @decoder_layer") == 2
+    assert text.count("call @decoder_layer") == 30
+
+
+def test_merge_puts_every_tensor_where_its_name_says() -> None:
+    graph, shapes = abstract_model(CONFIG, dtype=jnp.bfloat16, activation_dtype=jnp.float32)
+    assert len(shapes) == 2 + 30 * 13
+    assert shapes["model.layers.11.mlp.down_proj.weight"] == jax.ShapeDtypeStruct((32, 48), jnp.bfloat16)
+    assert shapes["model.layers.29.self_attn.q_norm.weight"] == jax.ShapeDtypeStruct((8,), jnp.float32)
+    model = merge(graph, {name: (name, like) for name, like in shapes.items()})
+    assert model.model.layers[11].mlp.down_proj.weight.get_value()[0] == "model.layers.11.mlp.down_proj.weight"
+    assert model.model.layers[2].self_attn.k_norm.weight.get_value()[0] == "model.layers.2.self_attn.k_norm.weight"
+    assert model.lm_head is None
+
+
+@pytest.mark.parametrize("change", [{"drop": "model.norm.weight"}, {"add": "x.y"}])
+def test_merge_refuses_other_names(change: dict[str, str]) -> None:
+    graph, shapes = abstract_model(CONFIG, dtype=jnp.float32, activation_dtype=jnp.float32)
+    params: dict[str, Any] = dict(shapes)
+    params.pop(change.get("drop", ""), None)
+    if "add" in change:
+        params[change["add"]] = 0
+    with pytest.raises(ValueError, match=f"missing or unknown: {next(iter(change.values()))}"):
+        merge(graph, params)
+
+
+def test_equal_configs_give_equal_graphs() -> None:
+    graphs = [abstract_model(CONFIG, dtype=jnp.float32, activation_dtype=jnp.float32)[0] for _ in range(2)]
+    assert graphs[0] == graphs[1] and hash(graphs[0]) == hash(graphs[1])
+
+
+def test_init_random() -> None:
+    small = dataclasses.replace(CONFIG, layers=CONFIG.layers[:1])
+    params = init_random(small, jax.random.key(3), dtype=jnp.bfloat16)
+    _, shapes = abstract_model(small, dtype=jnp.bfloat16, activation_dtype=jnp.float32)
+    assert {n: (p.shape, p.dtype) for n, p in params.items()} == {n: (s.shape, s.dtype) for n, s in shapes.items()}
+    again = init_random(small, jax.random.key(3), dtype=jnp.bfloat16)
+    np.testing.assert_array_equal(params["model.embed_tokens.weight"], again["model.embed_tokens.weight"])
+    q, k = (np.asarray(params[f"model.layers.0.self_attn.{name}.weight"], np.float32) for name in ("q_proj", "k_proj"))
+    assert q.std() == pytest.approx(32**-0.5, rel=0.1)
+    assert not np.array_equal(q[:16], k)

@@ -1,0 +1,303 @@
+"""config.json of every family: what is read, what a missing key means, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models import FAMILIES, LayerConfig, UnsupportedModel, model_config
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+}
+
+
+def config(architecture: str, **keys: Any) -> Any:
+    return model_config({"architectures": [architecture], **SMALL, **keys})
+
+
+def theta_of(rope: Any, head_dim: int) -> float:
+    return float(rope.inv_freq[1]) ** (-head_dim / 2)
+
+
+def test_llama_defaults() -> None:
+    got = model_config({"model_type": "llama"})
+    assert (got.vocab_size, got.hidden_size, got.intermediate_size, got.num_layers) == (32000, 4096, 11008, 32)
+    assert (got.num_heads, got.num_kv_heads, got.head_dim, got.max_position) == (32, 32, 128, 2048)
+    assert (got.norm_eps, got.activation, got.tie_word_embeddings) == (1e-6, "silu", False)
+    assert (got.bos_token_id, got.eos_token_ids) == (1, (2,))
+    assert not (got.qkv_bias or got.o_bias or got.mlp_bias or got.qk_norm or got.sandwich_norms or got.norm_plus_one)
+    assert got.attention_scale == 128**-0.5
+    assert got.windows == (None,)
+    assert theta_of(got.ropes[0], 128) == pytest.approx(1e4, rel=1e-4)
+
+
+def test_llama_3_1() -> None:
+    got = model_config(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "hidden_size": 4096,
+            "num_key_value_heads": 8,
+            "rope_theta": 500000.0,
+            "max_position_embeddings": 131072,
+            "eos_token_id": [128001, 128008, 128009],
+            "bos_token_id": 128000,
+            "torch_dtype": "bfloat16",
+            "rope_scaling": {
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+        }
+    )
+    assert got.eos_token_ids == (128001, 128008, 128009)
+    assert (got.num_kv_heads, got.max_position, got.dtype) == (8, 131072, "bfloat16")
+    assert got.ropes[0].inv_freq[-1] == pytest.approx(500000.0 ** (-126 / 128) / 8, rel=1e-6)
+
+
+def test_llama_biases_and_nulls() -> None:
+    got = config(
+        "LlamaForCausalLM",
+        attention_bias=True,
+        mlp_bias=True,
+        head_dim=None,
+        num_key_value_heads=None,
+        eos_token_id=None,
+        rope_scaling=None,
+        dtype="torch.float16",
+    )
+    assert got.qkv_bias and got.o_bias and got.mlp_bias
+    assert (got.head_dim, got.num_kv_heads, got.eos_token_ids, got.dtype) == (16, 4, (), "float16")
+
+
+def test_mistral_window() -> None:
+    kv = {"num_key_value_heads": 2}
+    assert config("MistralForCausalLM", **kv).windows == (4096,)  # a missing key
+    assert config("MistralForCausalLM", **kv, sliding_window=None).windows == (None,)
+    assert config("MistralForCausalLM", **kv, sliding_window=128).layers == (LayerConfig(window=128),) * 4
+    nemo = config("MistralForCausalLM", **kv, sliding_window=None, head_dim=40)
+    assert (nemo.head_dim, nemo.hidden_size) == (40, 64)
+    assert model_config({"model_type": "mistral"}).num_kv_heads == 8
+    mixed = config(
+        "MistralForCausalLM", **kv, sliding_window=8, layer_types=["full_attention", "sliding_attention"] * 2
+    )
+    assert [layer.window for layer in mixed.layers] == [None, 8, None, 8]
+
+
+def test_qwen2_windows() -> None:
+    kv = {"num_key_value_heads": 2}
+    plain = config("Qwen2ForCausalLM", **kv)
+    assert plain.qkv_bias and not plain.o_bias and plain.windows == (None,)
+    assert config("Qwen2ForCausalLM", **kv, sliding_window=64).windows == (None,)  # not switched on
+    got = config("Qwen2ForCausalLM", **kv, use_sliding_window=True, sliding_window=64, max_window_layers=3)
+    assert [layer.window for layer in got.layers] == [None, None, None, 64]
+    assert got.windows == (None, 64)
+    assert [got.group_of(i) for i in range(4)] == [0, 0, 0, 1]
+    late = config("Qwen2ForCausalLM", **kv, use_sliding_window=True, sliding_window=64)
+    assert late.windows == (None,)  # max_window_layers 28
+    named = ["sliding_attention", "full_attention"] * 2
+    listed = config("Qwen2ForCausalLM", **kv, use_sliding_window=True, sliding_window=64, layer_types=named)
+    assert [layer.window for layer in listed.layers] == [64, None, 64, None]
+    assert [listed.group_of(i) for i in range(4)] == [1, 0, 1, 0]
+
+
+def test_qwen2_yarn_extends_the_context() -> None:
+    yarn = {"factor": 4.0, "original_max_position_embeddings": 512, "type": "yarn"}
+    assert config("Qwen2ForCausalLM", num_key_value_heads=2, rope_scaling=yarn).max_position == 2048
+
+
+def test_qwen3() -> None:
+    got = config("Qwen3ForCausalLM", num_key_value_heads=2)
+    assert (got.head_dim, got.qk_norm, got.qkv_bias, got.eos_token_ids) == (128, True, False, ())
+    assert config("Qwen3ForCausalLM", num_key_value_heads=2, attention_bias=True).o_bias
+
+
+def test_gemma3() -> None:
+    got = config("Gemma3ForCausalLM", num_hidden_layers=7, sliding_window=32, query_pre_attn_scalar=168)
+    assert [layer.window for layer in got.layers] == [32] * 5 + [None, 32]
+    assert got.windows == (None, 32)
+    assert got.qk_norm and got.sandwich_norms and got.norm_plus_one and got.tie_word_embeddings
+    assert (got.embedding_scale, got.attention_scale) == (8.0, 168**-0.5)
+    assert (got.activation, got.head_dim) == ("gelu_pytorch_tanh", 256)
+    assert theta_of(got.ropes[got.layers[0].rope], 256) == pytest.approx(1e4, rel=1e-3)
+    assert theta_of(got.ropes[got.layers[5].rope], 256) == pytest.approx(1e6, rel=1e-3)
+
+
+def test_gemma3_rope_in_both_styles() -> None:
+    linear = {"rope_type": "linear", "factor": 8.0}
+    keys = {"num_hidden_layers": 6, "sliding_window": 32, "head_dim": 32}
+    old = config("Gemma3ForCausalLM", **keys, rope_scaling=linear, rope_theta=5e5, rope_local_base_freq=2e4)
+    nested = {
+        "full_attention": {**linear, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+    assert config("Gemma3ForCausalLM", **keys, rope_parameters=nested) == old
+    full, local = (old.ropes[old.layers[i].rope] for i in (5, 0))
+    np.testing.assert_allclose(full.inv_freq, 5e5 ** (-np.arange(0, 32, 2) / 32) / 8, rtol=1e-6)
+    np.testing.assert_allclose(local.inv_freq, 2e4 ** (-np.arange(0, 32, 2) / 32), rtol=1e-6)
+
+
+def test_max_model_len_resolves_longrope() -> None:
+    long, short = [2.0] * 8, [1.0] * 8
+    keys = {
+        **SMALL,
+        "model_type": "llama",
+        "original_max_position_embeddings": 256,
+        "rope_scaling": {"type": "longrope", "long_factor": long, "short_factor": short},
+    }
+    assert model_config(keys).ropes[0].inv_freq[0] == 0.5
+    assert model_config(keys, max_model_len=256).ropes[0].inv_freq[0] == 1.0
+    with pytest.raises(UnsupportedModel, match="max_model_len = 0"):
+        model_config(keys, max_model_len=0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"architectures": ["FooForCausalLM"]}, "architecture 'FooForCausalLM' is not supported; supported are Gemma3"),
+        ({"architectures": ["LlamaModel"], "model_type": "llama"}, "architecture 'LlamaModel' is not supported"),
+        ({"architectures": [7]}, "architecture 7 is not supported"),
+        ({"architectures": [], "model_type": "bert"}, "model_type 'bert' is not supported; supported are gemma3_text"),
+        ({}, "model_type None is not supported"),
+        ({"model_type": ["llama"]}, "model_type ['llama'] is not supported"),
+    ],
+)
+def test_unknown_models(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        model_config(keys)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "message"),
+    [
+        ("LlamaForCausalLM", {"hidden_size": 0}, "hidden_size = 0 must be an integer from 1"),
+        ("LlamaForCausalLM", {"hidden_size": 64.0}, "hidden_size = 64.0 must be an integer"),
+        ("LlamaForCausalLM", {"vocab_size": True}, "vocab_size = True must be an integer"),
+        ("LlamaForCausalLM", {"vocab_size": 2**40}, "must be an integer from 1 to 2147483647"),
+        (
+            "LlamaForCausalLM",
+            {"num_hidden_layers": 10**9},
+            "num_hidden_layers = 1000000000 must be an integer from 1 to",
+        ),
+        (
+            "LlamaForCausalLM",
+            {"num_attention_heads": 5},
+            "hidden_size = 64 is not divisible by num_attention_heads = 5",
+        ),
+        ("LlamaForCausalLM", {"num_key_value_heads": 3}, "num_key_value_heads = 3 does not divide"),
+        ("LlamaForCausalLM", {"head_dim": 15}, "leaves 15 of 15"),
+        ("LlamaForCausalLM", {"hidden_act": "relu6"}, "hidden_act = 'relu6' is not supported; supported are gelu"),
+        ("LlamaForCausalLM", {"rms_norm_eps": "1e-5"}, "rms_norm_eps = '1e-5' must be a positive number"),
+        ("LlamaForCausalLM", {"attention_bias": 1}, "attention_bias = 1 must be true or false"),
+        ("LlamaForCausalLM", {"eos_token_id": [2, -1]}, "eos_token_id = -1 must be an integer from 0"),
+        ("LlamaForCausalLM", {"rope_theta": None}, "rope_theta = None must be a positive number"),
+        ("LlamaForCausalLM", {"sliding_window": 8}, "sliding_window = 8 is not part of Llama"),
+        ("LlamaForCausalLM", {"num_local_experts": 8}, "num_local_experts = 8 is not supported"),
+        ("LlamaForCausalLM", {"residual_multiplier": 0.2}, "residual_multiplier = 0.2 is not supported"),
+        ("LlamaForCausalLM", {"dtype": 16}, "dtype = 16 must be a string"),
+        ("LlamaForCausalLM", {"layer_types": ["full_attention"]}, "must be a list of num_hidden_layers = 4 names"),
+        ("LlamaForCausalLM", {"layer_types": ["chunked_attention"] * 4}, "layer_types = 'chunked_attention' is not"),
+        ("LlamaForCausalLM", {"layer_types": ["sliding_attention"] * 4}, "sliding_window = None but some layers"),
+        ("MistralForCausalLM", {"num_key_value_heads": 4, "attention_bias": True}, "attention_bias = True is not"),
+        ("MistralForCausalLM", {"num_key_value_heads": 4, "sliding_window": 0}, "sliding_window = 0 must be"),
+        ("Qwen2ForCausalLM", {"num_key_value_heads": 4, "layer_types": ["sliding_attention"] * 4}, "some layers have"),
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 is not supported"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True is not"),
+        ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "must be nested by layer type"),
+        ("Gemma3ForCausalLM", {"sliding_window": None}, "sliding_window = None but some layers"),
+    ],
+)
+def test_refused(architecture: str, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        config(architecture, **keys)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["yarn", "linear"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(
+    [
+        *SMALL,
+        "num_key_value_heads",
+        "head_dim",
+        "hidden_act",
+        "rms_norm_eps",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "partial_rotary_factor",
+        "original_max_position_embeddings",
+        "layer_types",
+        "sliding_window",
+        "sliding_window_pattern",
+        "use_sliding_window",
+        "max_window_layers",
+        "tie_word_embeddings",
+        "eos_token_id",
+        "bos_token_id",
+        "dtype",
+        "architectures",
+        "model_type",
+        "query_pre_attn_scalar",
+    ]
+)
+ROPE_KEYS = st.sampled_from(
+    [
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "factor",
+        "high_freq_factor",
+        "inv_freq_divisors",
+        "long_factor",
+        "low_freq_factor",
+        "mscale",
+        "mscale_all_dim",
+        "original_max_position_embeddings",
+        "partial_rotary_factor",
+        "rope_theta",
+        "short_factor",
+        "truncate",
+    ]
+)
+SCALINGS = st.builds(
+    lambda kind, keys: {"rope_type": kind, **keys},
+    st.sampled_from(["default", "linear", "dynamic", "llama3", "yarn", "longrope", "custom"]),
+    st.dictionaries(ROPE_KEYS, st.floats(0, 1e9) | st.integers(0, 10**6) | st.just([1.5] * 8) | VALUES, max_size=6),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(sorted(FAMILIES)),
+    st.dictionaries(KEYS, VALUES, max_size=4),
+    st.none() | SCALINGS,
+    st.none() | st.integers(1, 10**6),
+)
+def test_any_config_is_read_or_refused(family: str, keys: Any, scaling: Any, max_model_len: int | None) -> None:
+    whole = {"architectures": [family], **SMALL, "num_key_value_heads": 2, "rope_scaling": scaling, **keys}
+    try:
+        got = model_config(whole, max_model_len=max_model_len)
+    except UnsupportedModel as error:
+        assert "\n" not in str(error)
+        return
+    assert got.num_heads % got.num_kv_heads == 0
+    for rope in got.ropes:
+        assert np.isfinite(rope.inv_freq).all() and np.isfinite(rope.attention_factor)
+        assert 0 < rope.rotary_dim <= got.head_dim
