@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from models import FAMILIES, LayerConfig, UnsupportedModel, model_config
 
+GOLDEN = Path(__file__).parent / "golden"
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -146,6 +149,13 @@ def test_gemma3_rope_in_both_styles() -> None:
     full, local = (old.ropes[old.layers[i].rope] for i in (5, 0))
     np.testing.assert_allclose(full.inv_freq, 5e5 ** (-np.arange(0, 32, 2) / 32) / 8, rtol=1e-6)
     np.testing.assert_allclose(local.inv_freq, 2e4 ** (-np.arange(0, 32, 2) / 32), rtol=1e-6)
+
+
+@pytest.mark.parametrize("folder", sorted(GOLDEN.glob("*/config.json")), ids=lambda path: path.parent.name)
+def test_transformers_5_rewrites_mean_the_same(folder: Path) -> None:
+    old = json.loads(folder.read_text())
+    new = json.loads(folder.with_name("config-v5.json").read_text())
+    assert "rope_theta" not in new and model_config(new) == model_config(old)
 
 
 def test_max_model_len_resolves_longrope() -> None:

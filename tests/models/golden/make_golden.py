@@ -4,10 +4,11 @@ Needs ``torch`` (CPU), ``transformers`` and ``safetensors``, none of which the t
 
     python tests/models/golden/make_golden.py
 
-A folder a checkpoint, in Hugging Face layout: ``config.json``, ``model.safetensors`` (bf16 values, which f32 holds
-exactly) and ``golden.npz``. The archive holds, per case, ``<case>/tokens`` [n], ``<case>/at`` [m] and
-``<case>/logits`` f32 [m, V], the logits at the positions ``at``. Case ``rope-x`` runs under the keys of
-``rope-x.json`` on top of config.json; every other case runs under config.json alone.
+A folder a checkpoint, in Hugging Face layout: ``config.json`` in the style of Transformers 4, ``config-v5.json`` as
+Transformers 5 rewrites it, ``model.safetensors`` (bf16 values, which f32 holds exactly) and ``golden.npz``. The
+archive holds, per case, ``<case>/tokens`` [n], ``<case>/at`` [m] and ``<case>/logits`` f32 [m, V], the logits at the
+positions ``at``. Case ``rope-x`` runs under the keys of ``rope-x.json`` on top of config.json; every other case runs
+under config.json alone.
 """
 
 from __future__ import annotations
@@ -165,6 +166,8 @@ def main() -> None:
         config["model_type"] = getattr(transformers, architecture).config_class.model_type
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         model = build(architecture, config)
+        model.config.architectures = [architecture]
+        (folder / "config-v5.json").write_text(model.config.to_json_string() + "\n")
         randomise(model, seed)
         tied = config.get("tie_word_embeddings", "Gemma" in architecture)
         state = {k: v.to(torch.bfloat16) for k, v in model.state_dict().items() if not (tied and k == "lm_head.weight")}
