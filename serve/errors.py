@@ -98,7 +98,8 @@ def as_api_error(error: BaseException) -> ApiError:
 
 async def handle_error(request: Request, error: Exception) -> Response:
     """Starlette's exception handler for every class that ``as_api_error`` knows."""
+    failure = as_api_error(error)
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
-        message = f"there is no {request.method} {request.url.path}"
-        return ApiError(message, status=error.status_code, headers=error.headers).response()
-    return as_api_error(error).response()
+        failure.message = f"there is no {request.method} {request.url.path[:200]}"
+    request.scope["state"]["record"].error = failure.message
+    return failure.response()

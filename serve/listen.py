@@ -28,8 +28,6 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 def _bind_tcp(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:
-        raise ConfigError(f"port must lie in [0, 65535], not {port}")
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -69,9 +67,7 @@ def _bind_unix(path: Path) -> socket.socket:
 
 
 def check_tls(config: ServerConfig) -> None:
-    """Raises ``ConfigError`` when only one of key and certificate is given, or one cannot be read."""
-    if bool(config.ssl_keyfile) != bool(config.ssl_certfile):
-        raise ConfigError("ssl_keyfile and ssl_certfile are needed together")
+    """Raises ``ConfigError`` when the TLS key or certificate cannot be read."""
     for name in ("ssl_keyfile", "ssl_certfile"):
         path = getattr(config, name)
         if path and not os.access(path, os.R_OK):
@@ -93,7 +89,7 @@ def first_request(url: str, config: ServerConfig, engine: Engine) -> str:
     body: dict[str, Any]
     if engine.tokenizer is None:
         path, body = "completions", {"prompt": [1, 2, 3]}
-    elif not engine.tokenizer.has_chat_template:
+    elif engine.tokenizer.chat_template is None:
         path, body = "completions", {"prompt": "Once upon a time"}
     else:
         path, body = "chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,13 +30,13 @@ class Prompt:
     text: str | None = None
 
 
-def truncated(server: Server, prompt: Prompt, body: GenerationRequest, *, asked: int | None) -> Prompt:
-    """The prompt cut to ``truncate_prompt_tokens`` (-1: to what leaves room for the output), at ``truncation_side``."""
+def truncated(server: Server, prompt: Prompt, body: GenerationRequest, *, room: int) -> Prompt:
+    """The prompt cut to ``truncate_prompt_tokens`` (-1: to what leaves room for ``room`` tokens)."""
     keep = body.truncate_prompt_tokens
     if keep is None:
         return prompt
     if keep == -1:
-        keep = max(server.engine.max_model_len - (asked or 1), 0)
+        keep = max(server.engine.max_model_len - room, 0)
     ids = prompt.token_ids
     if len(ids) <= keep:
         return prompt
@@ -82,18 +82,31 @@ async def chat_prompt(server: Server, body: ChatTemplateFields) -> Prompt:
     return await off_loop(render, size=sum(len(m["content"]) for m in messages))
 
 
-async def completion_prompt(server: Server, prompt: str | list[int], *, add_special_tokens: bool, echo: bool) -> Prompt:
-    """Text, encoded; or token ids, checked (and decoded when ``echo`` will show them)."""
-    if isinstance(prompt, str):
-        tokenizer = server.tokenizer
-        ids = await off_loop(lambda: tokenizer.encode(prompt, add_special_tokens=add_special_tokens), size=len(prompt))
-        return Prompt(ids, prompt)
-    check_ids(server, prompt, field="prompt")
-    if not echo:
-        return Prompt(prompt)
+async def completion_prompts(
+    server: Server, prompts: Sequence[str | list[int]], *, add_special_tokens: bool, echo: bool
+) -> list[Prompt]:
+    """Texts, encoded; token ids, checked (and decoded when ``echo`` will show them).
+
+    Raises:
+        ApiError: more prompts than the engine would queue, ids outside the vocabulary, or no tokenizer.
+    """
+    config = server.engine.config
+    most = config.max_num_queued_reqs + config.max_num_seqs
+    if len(prompts) > most:
+        raise ApiError(f"{len(prompts)} prompts in one request; at most {most} are possible", param="prompt")
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            check_ids(server, prompt, field="prompt")
+    if not echo and not any(isinstance(prompt, str) for prompt in prompts):
+        return [Prompt(prompt) for prompt in prompts if not isinstance(prompt, str)]
     tokenizer = server.tokenizer
-    text = await off_loop(lambda: tokenizer.decode(prompt, skip_special_tokens=False), size=4 * len(prompt))
-    return Prompt(prompt, text)
+
+    def both(prompt: str | list[int]) -> Prompt:
+        if isinstance(prompt, str):
+            return Prompt(tokenizer.encode(prompt, add_special_tokens=add_special_tokens), prompt)
+        return Prompt(prompt, tokenizer.decode(prompt, skip_special_tokens=False) if echo else None)
+
+    return await off_loop(lambda: [both(prompt) for prompt in prompts], size=sum(map(len, prompts)))
 
 
 def check_ids(server: Server, ids: list[int], *, field: str) -> None:

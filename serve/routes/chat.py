@@ -50,7 +50,7 @@ async def _job(server: Server, body: ChatRequest, *, request_id: str) -> Job:
     check_priority(engine, priority)
     asked = body.requested_tokens
     defaults = engine.default_sampling_params
-    prompt = truncated(server, await chat_prompt(server, body), body, asked=asked)
+    prompt = truncated(server, await chat_prompt(server, body), body, room=asked or 1)
     budget = output_budget(server, prompt, asked=asked, default=defaults.get("max_tokens"), field="messages")
     params = sampling_params(body, defaults=defaults, max_tokens=budget, logprobs=logprobs, detokenize=True)
     return Job(

@@ -20,7 +20,7 @@ from serve.body import parse, read_json
 from serve.context import Server, record_of, server_of
 from serve.generation import Job, Part, Tally, check_priority, collect, guarded, run_job
 from serve.logprobs import LegacyLogprobs, TokenNames, prompt_logprobs
-from serve.prompts import Prompt, completion_prompt, output_budget, truncated
+from serve.prompts import Prompt, completion_prompts, output_budget, truncated
 from serve.protocol.common import check_logprobs, check_no_stream, sampling_params
 from serve.protocol.completions import CompletionRequest
 from serve.sse import EventStream, event
@@ -51,13 +51,9 @@ async def _job(server: Server, body: CompletionRequest, *, request_id: str) -> J
     priority = body.priority or 0
     check_priority(engine, priority)
     asked = 1 if body.prompt_only else body.max_tokens
-    prompts = []
-    params = []
-    for given in body.prompts:
-        prompt = await completion_prompt(server, given, add_special_tokens=body.add_special_tokens, echo=body.echo)
-        prompt = truncated(server, prompt, body, asked=asked)
-        prompts.append(prompt)
-        params.append(_params(server, body, prompt, asked=asked))
+    prompts = await completion_prompts(server, body.prompts, add_special_tokens=body.add_special_tokens, echo=body.echo)
+    prompts = [truncated(server, prompt, body, room=asked or DEFAULT_MAX_TOKENS) for prompt in prompts]
+    params = [_params(server, body, prompt, asked=asked) for prompt in prompts]
     return Job(id=f"cmpl-{request_id}", prompts=prompts, params=params, priority=priority, cache_salt=body.cache_salt)
 
 

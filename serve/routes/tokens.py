@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from serve.body import parse, read_json
 from serve.context import server_of
-from serve.prompts import chat_prompt, check_ids, completion_prompt, off_loop
+from serve.prompts import chat_prompt, check_ids, completion_prompts, off_loop
 from serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
 
@@ -24,7 +24,9 @@ async def tokenize(request: Request) -> Response:
     else:
         text = parse(data, TokenizeTextRequest)
         server.check_model(text.model)
-        prompt = await completion_prompt(server, text.prompt, add_special_tokens=text.add_special_tokens, echo=False)
+        (prompt,) = await completion_prompts(
+            server, [text.prompt], add_special_tokens=text.add_special_tokens, echo=False
+        )
         with_names = text.return_token_strs
     ids = prompt.token_ids
     body = {

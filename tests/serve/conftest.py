@@ -36,7 +36,9 @@ def write_tokenizer(folder: Path) -> int:
     """Byte-level BPE with a few merges and ChatML; returns the vocabulary's size."""
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet()) + [merge.replace(" ", "") for merge in MERGES]
     vocab = {token: i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[tuple(merge.split(" ")) for merge in MERGES]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=[(merge.split(" ")[0], merge.split(" ")[1]) for merge in MERGES])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
@@ -55,7 +57,7 @@ def write_tokenizer(folder: Path) -> int:
     return tokenizer.get_vocab_size()
 
 
-def write_llama(folder: Path, *, vocab: int) -> None:
+def write_llama(folder: Path, *, vocab: int, context: int = CONTEXT) -> None:
     """Two layers of random weights, large enough in scale that greedy text is not constant."""
     hidden, inner, heads, kv_heads, layers = 32, 64, 4, 2, 2
     head = hidden // heads
@@ -70,7 +72,7 @@ def write_llama(folder: Path, *, vocab: int) -> None:
         "num_key_value_heads": kv_heads,
         "head_dim": head,
         "hidden_act": "silu",
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": context,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "attention_bias": False,
@@ -177,6 +179,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
     folder.mkdir()
     write_llama(folder, vocab=write_tokenizer(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a context that takes seconds to fill."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-long"
+    folder.mkdir()
+    write_llama(folder, vocab=write_tokenizer(folder), context=4096)
     return folder
 
 

@@ -12,23 +12,24 @@ import httpx
 import openai
 import pytest
 
-from .conftest import Running  # type: ignore[import-not-found]
-
 LONG: dict[str, Any] = {"prompt": [40, 41, 42], "max_tokens": 480, "ignore_eos": True, "temperature": 0}
 
 
-def test_dropped_stream(running: Running, http: httpx.Client) -> None:
+def test_dropped_stream(running: Any, http: httpx.Client) -> None:
     with http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()
+        next(lines)
         assert running.engine.num_requests == 1
     running.wait_idle()
 
 
 @pytest.mark.parametrize("body", [{}, {"stream": True}, {"n": 3}, {"prompt": [[40], [41]]}])
-def test_client_that_hangs_up(running: Running, body: dict[str, Any]) -> None:
+def test_client_that_hangs_up(running: Any, body: dict[str, Any]) -> None:
     """At once, or as soon as the engine has the request; nothing of the answer has been read."""
     content = json.dumps({**LONG, **body}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    )
     for patient in (False, True):
         with socket.create_connection((httpx.URL(running.url).host, httpx.URL(running.url).port or 0)) as sock:
             sock.sendall(head.encode() + b"\r\n\r\n" + content)
@@ -40,9 +41,14 @@ def test_client_that_hangs_up(running: Running, body: dict[str, Any]) -> None:
             assert time.monotonic() - began < 0.5, "the request ran on for nobody"
 
 
-def test_half_of_many_streams_dropped(running: Running) -> None:
+def test_half_of_many_streams_dropped(running: Any) -> None:
     """32 streams, every second one dropped after a few chunks; the others are whole and all pages come back."""
-    body = {"model": "tiny-llama", "temperature": 0, "max_tokens": 40, "extra_body": {"ignore_eos": True}}
+    body: dict[str, Any] = {
+        "model": "tiny-llama",
+        "temperature": 0,
+        "max_tokens": 40,
+        "extra_body": {"ignore_eos": True},
+    }
 
     async def stream(client: openai.AsyncOpenAI, index: int) -> int:
         chunks = await client.completions.create(prompt=[40 + index] * (3 + index), stream=True, **body)

@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 MODEL = "tiny-llama"
 HELLO: list[Any] = [{"role": "user", "content": "Hello the world"}]
 GREEDY: dict[str, Any] = {"model": MODEL, "messages": HELLO, "temperature": 0, "max_tokens": 12}
-NO_EOS = {"extra_body": {"ignore_eos": True}}
+NO_EOS: dict[str, Any] = {"extra_body": {"ignore_eos": True}}
 
 
 def stream_events(http: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -144,7 +144,7 @@ def test_content_parts_developer_and_older_names(http: httpx.Client) -> None:
     parts = [{"type": "text", "text": "Hello"}, {"type": "input_text", "text": "you"}]
     assert count([{"role": "user", "content": parts}]) == count([{"role": "user", "content": "Hello\nyou"}])
     assert count([{"role": "developer", "content": "x"}]) == count([{"role": "system", "content": "x"}])
-    back = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "annotations": []}
+    back: dict[str, Any] = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "annotations": []}
     assert count([back]) == count([{"role": "assistant", "content": "x"}])
     body = {**GREEDY, "max_completion_tokens": 3, "ignore_eos": True}
     del body["max_tokens"]
@@ -180,5 +180,5 @@ def test_request_id_header(http: httpx.Client) -> None:
     body = {**GREEDY, "max_tokens": 1}
     response = http.post("/v1/chat/completions", json=body, headers={"X-Request-Id": "abc-1"})
     assert response.headers["x-request-id"] == "abc-1" and response.json()["id"] == "chatcmpl-abc-1"
-    hostile = http.post("/v1/chat/completions", json=body, headers={"X-Request-Id": b"a b\xff"})
+    hostile = http.post("/v1/chat/completions", json=body, headers=[(b"X-Request-Id", b"a b\xff")])
     assert len(hostile.headers["x-request-id"]) == 32

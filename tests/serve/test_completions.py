@@ -11,7 +11,7 @@ import pytest
 from openai.types import Completion
 
 GREEDY: dict[str, Any] = {"model": "tiny-llama", "temperature": 0, "max_tokens": 10}
-NO_EOS = {"extra_body": {"ignore_eos": True}}
+NO_EOS: dict[str, Any] = {"extra_body": {"ignore_eos": True}}
 
 
 def post(http: httpx.Client, **body: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from typing import Any
 
@@ -127,7 +126,9 @@ def test_million_stop_strings(http: httpx.Client) -> None:
 JSON = {"content-type": "application/json"}
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"nul", b'{"a":1,}', b"\xff\xfe", b'{"a":"\xff"}', b"[" * 10**5, b'"\\ud800"'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"nul", b'{"a":1,}', b"\xff\xfe", b'{"a":"\xff"}', b"[" * 10**5, b'"\\ud800"']
+)
 def test_invalid_json(http: httpx.Client, content: bytes) -> None:
     error = check(http.post(CHAT, content=content, headers=JSON), status=400, param=None)
     assert error["code"] == "invalid_json"
@@ -173,7 +174,10 @@ def test_large_body_is_refused_unread(http: httpx.Client) -> None:
 def test_half_a_request_harms_nobody(http: httpx.Client) -> None:
     host, port = http.base_url.host, http.base_url.port
     assert port is not None
-    for start in (b"POST /v1/completions HTTP/1.1\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"):
+    for start in (
+        b"POST /v1/completions HTTP/1.1\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+    ):
         with socket.create_connection((host, port)) as sock:
             sock.sendall(start)
     assert http.get("/health").status_code == 200
@@ -185,3 +189,7 @@ def test_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
     assert bad.value.param == "temperature"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
+
+
+def test_more_prompts_than_fit_the_queue(http: httpx.Client) -> None:
+    check(http.post(TEXT, json={"prompt": ["x"] * 10**5}), status=400, param="prompt", says="at most")

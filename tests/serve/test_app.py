@@ -1,0 +1,166 @@
+"""Keys, drain, queue limits, ids and the log line, around an application with its own settings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import httpx
+import pytest
+
+from llmjax.config import EngineConfig, ServerConfig
+from llmjax.errors import EngineDead, QueueFull
+from serve.app import create_app
+from serve.drain import Gate
+
+
+class FailingEngine:
+    """An engine without a model, in one of the states that a healthy one cannot be put into from outside."""
+
+    config = EngineConfig(model="m")
+    model_config = SimpleNamespace(vocab_size=100)
+    tokenizer = None
+    max_model_len = 64
+    model_name = "m"
+    default_sampling_params: ClassVar[dict[str, Any]] = {}
+    num_requests = 0
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    async def generate(self, *_: Any, **__: Any) -> AsyncGenerator[Any, None]:
+        raise self.error
+        yield
+
+    def check_health(self) -> None:
+        raise self.error
+
+    def add_stat_logger(self, logger: Any) -> None: ...
+
+
+def ask(app: Any, *requests: tuple[str, str, dict[str, Any]]) -> list[httpx.Response]:
+    async def main() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return [await client.request(method, path, **options) for method, path, options in requests]
+
+    return asyncio.run(main())
+
+
+def app_of(error: Exception, *, gate: Gate | None = None, **settings: Any) -> Any:
+    return create_app(FailingEngine(error), ServerConfig(**settings), gate=gate)  # type: ignore[arg-type]
+
+
+IDS: dict[str, Any] = {"json": {"prompt": [1, 2]}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_full_queue_is_503_with_retry_after(stream: bool) -> None:
+    body = {"json": {"prompt": [1, 2], "stream": stream}}
+    (response,) = ask(app_of(QueueFull("the queue is full", retry_after=2.5)), ("POST", "/v1/completions", body))
+    assert response.status_code == 503 and response.headers["retry-after"] == "3"
+    assert response.json()["error"] == {
+        "message": "the queue is full",
+        "type": "server_error",
+        "param": None,
+        "code": "queue_full",
+    }
+
+
+def test_dead_engine_is_503_everywhere() -> None:
+    app = app_of(EngineDead("the engine loop has stopped"))
+    health, ping, work = ask(app, ("GET", "/health", {}), ("GET", "/ping", {}), ("POST", "/v1/completions", IDS))
+    for response in (health, ping, work):
+        assert response.status_code == 503
+        assert response.json()["error"]["message"] == "the engine loop has stopped"
+
+
+def test_unexpected_error_is_500_without_details(caplog: pytest.LogCaptureFixture) -> None:
+    (response,) = ask(app_of(ZeroDivisionError("secret")), ("POST", "/v1/completions", IDS))
+    assert response.status_code == 500 and "secret" not in response.text
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "secret" in caplog.text, "the operator sees it"
+
+
+def test_chat_without_a_tokenizer() -> None:
+    body = {"json": {"messages": [{"role": "user", "content": "x"}]}}
+    chat, text = ask(
+        app_of(EngineDead("x")),
+        ("POST", "/v1/chat/completions", body),
+        ("POST", "/v1/completions", {"json": {"prompt": "x"}}),
+    )
+    for response in (chat, text):
+        assert response.status_code == 400 and response.json()["error"]["code"] == "no_tokenizer"
+
+
+def test_keys_guard_v1_only() -> None:
+    app = app_of(EngineDead("x"), api_key=["one", "two"])
+
+    def bearer(value: str) -> dict[str, Any]:
+        return {"headers": {"Authorization": value}}
+
+    for options in ({}, bearer("Bearer wrong"), bearer("Basic one"), bearer("one"), bearer("Bearer ")):
+        (response,) = ask(app, ("GET", "/v1/models", options))
+        assert response.status_code == 401 and response.headers["www-authenticate"] == "Bearer"
+        assert response.json()["error"]["code"] == "invalid_api_key"
+        assert response.headers["x-request-id"]
+    for key in ("one", "two"):
+        (response,) = ask(app, ("GET", "/v1/models", bearer(f"Bearer {key}")))
+        assert response.status_code == 200
+    for path in ("/version", "/metrics"):
+        assert ask(app, ("GET", path, {}))[0].status_code == 200
+    assert ask(app, ("POST", "/v1/completions", IDS))[0].status_code == 401
+    assert ask(app, ("GET", "/v1", {}))[0].status_code == 401
+
+
+def test_closed_gate_turns_work_away() -> None:
+    async def main() -> list[httpx.Response]:
+        gate = Gate()
+        app = app_of(EngineDead("x"), gate=gate, shutdown_timeout=7.0)
+        gate.close()
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+            return [
+                await client.post("/v1/completions", **IDS),
+                await client.get("/health"),
+                await client.get("/metrics"),
+            ]
+
+    work, health, metrics = asyncio.run(main())
+    assert work.status_code == 503 and work.headers["retry-after"] == "7"
+    assert work.json()["error"]["code"] == "shutting_down"
+    assert health.status_code == 503 and metrics.status_code == 200
+
+
+def test_gate_empties_and_times_out() -> None:
+    async def main() -> None:
+        gate = Gate()
+        assert await gate.wait_empty(timeout=0.01)
+        with gate.passing():
+            with gate.passing():
+                assert gate.active == 2
+            assert not await gate.wait_empty(timeout=0.01)
+        assert gate.active == 0 and await gate.wait_empty(timeout=0.01)
+
+    asyncio.run(main())
+
+
+def test_access_log_is_one_json_line(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("serve.access").propagate = True
+    with caplog.at_level(logging.INFO, logger="serve.access"):
+        ask(app_of(EngineDead("gone")), ("POST", "/v1/completions", {**IDS, "headers": {"X-Request-Id": "r-1"}}))
+    (record,) = (record for record in caplog.records if record.name == "serve.access")
+    line = json.loads(record.getMessage())
+    assert line["request_id"] == "r-1" and line["method"] == "POST" and line["path"] == "/v1/completions"
+    assert line["status"] == 503 and line["prompt_tokens"] == 2 and line["ms"] >= 0
+
+
+def test_settings_switch_log_and_header_off(caplog: pytest.LogCaptureFixture) -> None:
+    app = app_of(EngineDead("x"), access_log=False, enable_request_id_headers=False)
+    with caplog.at_level(logging.INFO, logger="serve.access"):
+        (response,) = ask(app, ("GET", "/version", {}))
+    assert "x-request-id" not in response.headers
+    assert not [record for record in caplog.records if record.name == "serve.access"]

@@ -1,0 +1,126 @@
+"""A real process: the ready lines, SIGTERM that lets streams finish, ports that are taken."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llmjax.config import ServerConfig
+from llmjax.errors import ConfigError
+from serve.listen import bind, check_tls
+
+ENGINE_FLAGS = ["--dtype", "float32", "--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--page-size", "16"]
+ENGINE_FLAGS += ["--kv-cache-memory-bytes", str(2**22), "--max-model-len", "4096"]
+
+
+@contextmanager
+def process(model: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """``python -m serve`` and its URL."""
+    command = [sys.executable, "-m", "serve", "--model", str(model), "--port", "0", *ENGINE_FLAGS, *flags]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert server.stdout is not None
+    seen: list[str] = []
+    try:
+        for line in server.stdout:
+            seen.append(line)
+            found = re.search(r"is served at (http://127\.0\.0\.1:\d+)/v1", line)
+            if found:
+                assert server.stdout.readline().startswith("try: curl http://127.0.0.1:")
+                yield server, found[1]
+                return
+        pytest.fail("the server did not start:\n" + "".join(seen))
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+
+
+def stream(url: str, tokens: int, lines: list[str]) -> threading.Thread:
+    """Starts to read a stream of ``tokens`` tokens into ``lines``."""
+    body: dict[str, Any] = {"prompt": [40, 41], "max_tokens": tokens, "stream": True, "ignore_eos": True}
+
+    def read() -> None:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            lines.extend(line for line in response.iter_lines() if line)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    return thread
+
+
+def wait_running(url: str) -> None:
+    end = time.monotonic() + 30
+    while not re.search(r"^vllm:generation_tokens_total\S* [1-9]", httpx.get(f"{url}/metrics").text, re.MULTILINE):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_sigterm_lets_streams_finish_then_cuts_what_is_too_long(tiny_long_model: Path) -> None:
+    with process(tiny_long_model) as (server, url):
+        lines: list[str] = []
+        reader = stream(url, 300, lines)
+        wait_running(url)
+        server.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 5
+        while (response := httpx.post(f"{url}/v1/completions", json={"prompt": [40]})).status_code != 503:
+            assert time.monotonic() < deadline
+        assert response.headers["retry-after"] == "30" and response.json()["error"]["code"] == "shutting_down"
+        reader.join(60)
+        assert lines[-1] == "data: [DONE]" and json.loads(lines[-2][6:])["choices"][0]["finish_reason"] == "length"
+        assert server.wait(20) == 0
+        assert server.stdout is not None
+        entries = [json.loads(line) for line in server.stdout.read().splitlines() if line.startswith("{")]
+        (done,) = (entry for entry in entries if entry["status"] == 200 and entry["method"] == "POST")
+        assert done["prompt_tokens"] == 2 and done["completion_tokens"] == 300
+
+    with process(tiny_long_model, "--shutdown-timeout", "0.2") as (server, url):
+        lines = []
+        reader = stream(url, 4000, lines)
+        wait_running(url)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+        reader.join(10)
+        assert lines[-1] == "data: [DONE]" and "error" in json.loads(lines[-2][6:])
+
+
+def test_busy_port_is_one_line_before_the_model_is_touched(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "serve", "--model", str(tmp_path / "absent"), "--port", str(port)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert result.stderr.strip().endswith(f"port {port} on 127.0.0.1 is in use; choose another with --port")
+    assert result.stderr.strip().count("\n") == 0 and result.stdout == ""
+
+
+def test_bind_errors_name_their_cause(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be resolved"):
+        bind(ServerConfig(host="no.such.host.invalid"))
+    plain = tmp_path / "file"
+    plain.write_text("")
+    with pytest.raises(ConfigError, match="is not a socket"):
+        bind(ServerConfig(uds=str(plain)))
+    with pytest.raises(ConfigError, match="ssl_keyfile: k cannot be read"):
+        check_tls(ServerConfig(ssl_keyfile="k", ssl_certfile="c"))
+
+
+def test_unix_socket_left_behind_is_taken_over_but_not_a_live_one(tmp_path: Path) -> None:
+    config = ServerConfig(uds=str(tmp_path / "s"))
+    bind(config).close()
+    with bind(config) as live:
+        live.listen()
+        with pytest.raises(ConfigError, match="another server listens"):
+            bind(config)

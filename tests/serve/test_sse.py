@@ -1,0 +1,103 @@
+"""The event stream on its own: comments when idle, errors before and after the start, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import pytest
+
+from serve.context import RequestRecord
+from serve.errors import ApiError, ClientDisconnected
+from serve.sse import EventStream
+
+
+def play(
+    events: AsyncGenerator[bytes, None],
+    *,
+    keep_alive: float = 60,
+    timeout: float | None = None,
+    leaves_after: float | None = None,
+) -> list[dict[str, Any]]:
+    """The ASGI messages that a stream sends."""
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        await asyncio.sleep(leaves_after if leaves_after is not None else 60)
+        return {"type": "http.disconnect"}
+
+    async def main() -> None:
+        scope = {"type": "http", "state": {"record": RequestRecord(id="x", started=0)}}
+        await EventStream(events, keep_alive=keep_alive, timeout=timeout)(scope, receive, send)
+
+    asyncio.run(main())
+    return sent
+
+
+def body(sent: list[dict[str, Any]]) -> bytes:
+    assert sent[0]["type"] == "http.response.start" and sent[0]["status"] == 200
+    assert [message["more_body"] for message in sent[1:]] == [True] * (len(sent) - 2) + [False]
+    return b"".join(message["body"] for message in sent[1:])
+
+
+async def events(*items: bytes | float | Exception, closed: Callable[[], None] = lambda: None) -> Any:
+    """Yields bytes, sleeps for numbers, raises exceptions."""
+    try:
+        for item in items:
+            match item:
+                case bytes():
+                    yield item
+                case Exception():
+                    raise item
+                case _:
+                    await asyncio.sleep(item)
+    finally:
+        closed()
+
+
+def test_events_then_done() -> None:
+    assert body(play(events(b"data: 1\n\n", b"data: 2\n\n"))) == b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
+
+
+def test_comments_while_idle_even_before_the_first_event() -> None:
+    text = body(play(events(0.25, b"data: 1\n\n", 0.15), keep_alive=0.1))
+    assert text == b": keep-alive\n\n" * 2 + b"data: 1\n\n" + b": keep-alive\n\n" + b"data: [DONE]\n\n"
+
+
+def test_error_before_the_first_event_keeps_its_status() -> None:
+    with pytest.raises(ApiError) as error:
+        play(events(ApiError("no", status=503)))
+    assert error.value.status == 503
+
+
+def test_error_after_the_first_event_becomes_an_event() -> None:
+    text = body(play(events(b"data: 1\n\n", ApiError("no", status=503, code="c"))))
+    assert text == (
+        b'data: 1\n\ndata: {"error":{"message":"no","type":"server_error","param":null,"code":"c"}}\n\ndata: [DONE]\n\n'
+    )
+
+
+def test_unexpected_error_is_not_shown() -> None:
+    text = body(play(events(b"data: 1\n\n", ZeroDivisionError("secret"))))
+    assert b"secret" not in text and b"internal error" in text and text.endswith(b"data: [DONE]\n\n")
+
+
+def test_leaving_client_closes_the_events_at_once() -> None:
+    closed: list[bool] = []
+    sent = play(events(b"data: 1\n\n", 60, closed=lambda: closed.append(True)), leaves_after=0.05)
+    assert closed == [True] and len(sent) == 2
+    with pytest.raises(ClientDisconnected):
+        play(events(60, closed=lambda: closed.append(True)), leaves_after=0.05)
+    assert closed == [True, True]
+
+
+def test_timeout() -> None:
+    text = body(play(events(b"data: 1\n\n", 60), timeout=0.05))
+    assert b"longer than 0.05 s" in text and text.endswith(b"data: [DONE]\n\n")
+    with pytest.raises(ApiError) as error:
+        play(events(60), timeout=0.05)
+    assert error.value.status == 504
