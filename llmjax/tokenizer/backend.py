@@ -1,0 +1,124 @@
+"""What ``Tokenizer`` asks of a vocabulary, and the two libraries that answer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import sentencepiece
+import tokenizers
+
+from llmjax.tokenizer.cutter import TokenCutter
+
+
+class Backend(Protocol):
+    """A vocabulary and its algorithm. Thread-safe."""
+
+    vocab_size: int
+
+    def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]: ...
+
+    def id_to_token(self, token_id: int) -> str | None: ...
+
+    def token_to_id(self, token: str) -> int | None: ...
+
+
+class HuggingFaceBackend:
+    """A pipeline of the ``tokenizers`` library."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        # A tokenizer.json may carry the padding and truncation of its training run.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self.tokenizer = tokenizer
+        self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @functools.cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        """The same pipeline without its special tokens; a copy, because the switch is a state of the object."""
+        copy = tokenizers.Tokenizer.from_str(self.tokenizer.to_str())
+        copy.encode_special_tokens = True
+        return copy
+
+    def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
+        tokenizer = self.tokenizer if parse_special else self._plain
+        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        return self.tokenizer.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+
+    def token_to_id(self, token: str) -> int | None:
+        return self.tokenizer.token_to_id(token)
+
+
+@dataclass(frozen=True)
+class CutRules:
+    """Which tokens are cut out of the text, and what surrounds it.
+
+    Args:
+        special: control tokens by text; plain text when special tokens are not parsed.
+        literal: tokens by text that are always matched first.
+        before: ids in front when special tokens are added.
+        after: ids behind, likewise.
+        added: tokens by text that the model's own vocabulary does not have, or has under another text.
+    """
+
+    special: Mapping[str, int] = field(default_factory=dict)
+    literal: Mapping[str, int] = field(default_factory=dict)
+    before: Sequence[int] = ()
+    after: Sequence[int] = ()
+    added: Mapping[str, int] = field(default_factory=dict)
+
+
+class SentencePieceBackend:
+    """The ``sentencepiece`` library between tokens that are cut out first.
+
+    Args:
+        processor: a loaded model.
+        rules: what is cut out and added.
+        inner: a processor for the stretches that do not start the text, where those get no leading space; None:
+            the same one.
+    """
+
+    def __init__(
+        self,
+        processor: sentencepiece.SentencePieceProcessor,
+        rules: CutRules,
+        *,
+        inner: sentencepiece.SentencePieceProcessor | None = None,
+    ) -> None:
+        self._outer: Any = processor
+        self._inner: Any = inner or processor
+        self._rules = rules
+        self._every = TokenCutter({**rules.literal, **rules.special})
+        self._literal = TokenCutter(rules.literal)
+        self._pieces: int = processor.get_piece_size()
+        self._added = {token_id: text for text, token_id in rules.added.items()}
+        self.vocab_size = max([self._pieces - 1, *self._added]) + 1
+
+    def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
+        ids = list(self._rules.before) if add_special_tokens else []
+        processor = self._outer
+        for piece in (self._every if parse_special else self._literal).cut(text):
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                ids += processor.encode(piece)
+            processor = self._inner
+        if add_special_tokens:
+            ids += self._rules.after
+        return ids
+
+    def id_to_token(self, token_id: int) -> str | None:
+        if token_id in self._added:
+            return self._added[token_id]
+        return self._outer.id_to_piece(token_id) if 0 <= token_id < self._pieces else None
+
+    def token_to_id(self, token: str) -> int | None:
+        if token in self._rules.added:
+            return self._rules.added[token]
+        token_id: int = self._outer.piece_to_id(token)
+        # The library answers an unknown piece with the id of <unk>.
+        return token_id if self._outer.id_to_piece(token_id) == token else None

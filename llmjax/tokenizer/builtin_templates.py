@@ -1,0 +1,61 @@
+"""Chat templates by name, for models whose files bring none.
+
+The forms: ggml-org/llama.cpp, ``src/llama-chat.cpp``. BOS is written by the template where the family has one.
+"""
+
+from __future__ import annotations
+
+# Gemma, Mistral and Llama 2 have no system role: the text goes in front of the first user's.
+_SYSTEM_FIRST = (
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set turns = messages[1:] %}"
+    "{% else %}{% set system = '' %}{% set turns = messages %}{% endif %}"
+)
+
+BUILTIN_TEMPLATES = {
+    "chatml": (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+    "llama2": (
+        _SYSTEM_FIRST + "{% for m in turns %}"
+        "{% if m.role == 'user' %}{{ (bos_token or '') + '[INST] ' }}"
+        "{% if loop.first and system %}{{ '<<SYS>>\n' + system + '\n<</SYS>>\n\n' }}{% endif %}{{ m.content + ' [/INST]' }}"
+        "{% else %}{{ ' ' + m.content + ' ' + (eos_token or '') }}{% endif %}{% endfor %}"
+    ),
+    "llama3": (
+        "{{ bos_token or '' }}{% for m in messages %}"
+        "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content|trim + '<|eot_id|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+    ),
+    "mistral": (
+        _SYSTEM_FIRST + "{{ bos_token or '' }}{% for m in turns %}"
+        "{% if m.role == 'user' %}{{ '[INST] ' }}{% if loop.first and system %}{{ system + '\n\n' }}{% endif %}"
+        "{{ m.content + ' [/INST]' }}{% else %}{{ ' ' + m.content + (eos_token or '') }}{% endif %}{% endfor %}"
+    ),
+    "gemma": (
+        _SYSTEM_FIRST + "{{ bos_token or '' }}{% for m in turns %}"
+        "{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
+        "{% if loop.first and system %}{{ system|trim + '\n\n' }}{% endif %}{{ m.content|trim + '<end_of_turn>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+    ),
+    "zephyr": (
+        "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + (eos_token or '<|endoftext|>') + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    ),
+    "phi3": (
+        "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    ),
+    "vicuna": (
+        _SYSTEM_FIRST + "{{ bos_token or '' }}{% if system %}{{ system + '\n\n' }}{% endif %}{% for m in turns %}"
+        "{% if m.role == 'user' %}{{ 'USER: ' + m.content + '\n' }}"
+        "{% else %}{{ 'ASSISTANT: ' + m.content + (eos_token or '</s>') + '\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+    ),
+    "deepseek3": (
+        _SYSTEM_FIRST + "{{ (bos_token or '') + system }}{% for m in turns %}"
+        "{% if m.role == 'user' %}{{ '<｜User｜>' + m.content }}"
+        "{% else %}{{ '<｜Assistant｜>' + m.content + '<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"
+    ),
+}

@@ -1,0 +1,160 @@
+"""The one tokenizer type that the rest of llmjax sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmjax.errors import InvalidRequest, TokenizerError
+from llmjax.tokenizer.backend import Backend
+from llmjax.tokenizer.chat_template import ChatTemplate
+from llmjax.tokenizer.detokenizer import IncrementalDetokenizer, PieceTable
+from llmjax.tokenizer.pieces import PieceDecoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialTokens:
+    """The tokens with a meaning of their own.
+
+    Args:
+        bos: id that begins a text; None: there is none. Likewise eos and pad.
+        end_ids: ids that end generation.
+        all_ids: ids that ``skip_special_tokens`` leaves out of text.
+        texts: names that templates know (``bos_token`` …) to token text.
+    """
+
+    bos: int | None = None
+    eos: int | None = None
+    pad: int | None = None
+    end_ids: frozenset[int] = frozenset()
+    all_ids: frozenset[int] = frozenset()
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+
+class Tokenizer:
+    """Text to token ids and back, whatever kind of file the vocabulary came from. Thread-safe.
+
+    Args:
+        backend: vocabulary and algorithm.
+        decoder: what a token's string stands for in text.
+        special: special tokens.
+        chat_template: the model's, or None.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        decoder: PieceDecoder,
+        *,
+        special: SpecialTokens,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        self.backend = backend
+        self.special = special
+        self.chat_template = chat_template
+        self.vocab_size = backend.vocab_size
+        self.bos_token_id = special.bos
+        self.eos_token_id = special.eos
+        self.pad_token_id = special.pad
+        self.eos_token_ids = special.end_ids
+        self.all_special_ids = special.all_ids
+        self._table = PieceTable(backend.id_to_token, decoder, special.all_ids)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of ``text``. Lone surrogates, which no UTF-8 can hold, count as U+FFFD.
+
+        Args:
+            text: any string.
+            add_special_tokens: add what the model expects around a text (BOS, EOS, CLS …).
+            parse_special: control tokens spelled out in ``text`` become those tokens; otherwise they are plain text.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return self.backend.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
+
+    def decode(
+        self, ids: Sequence[int], *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+    ) -> str:
+        """The text of ``ids``. Bytes that are no UTF-8 become U+FFFD; ids without a token are empty."""
+        detokenizer = self.detokenizer(
+            skip_special_tokens=skip_special_tokens, spaces_between_special_tokens=spaces_between_special_tokens
+        )
+        return detokenizer.add(ids) + detokenizer.finish()
+
+    def detokenizer(
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        prompt_ids: Sequence[int] = (),
+    ) -> IncrementalDetokenizer:
+        """A fresh stream decoder; see ``IncrementalDetokenizer``."""
+        return IncrementalDetokenizer(
+            self._table,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+            prompt_ids=prompt_ids,
+        )
+
+    def id_to_token(self, id: int) -> str:
+        """The vocabulary's own string of a token; empty where the id has none (padding rows of an embedding)."""
+        return self.backend.id_to_token(id) or ""
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a vocabulary string; None if there is no such token."""
+        return self.backend.token_to_id(token)
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes that a token adds inside a text; may be part of a character; empty where the id has no token."""
+        return self._table[id]
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt of a conversation. Encode it with ``add_special_tokens=False``: templates write BOS themselves.
+
+        Args:
+            messages: OpenAI's form: role, content (a string or text parts), tool_calls …
+            tools: functions in OpenAI's form.
+            documents: for templates that know them.
+            add_generation_prompt: end with the start of an assistant's answer.
+            continue_final_message: end inside the last message, to be continued; no generation prompt then.
+            chat_template: Jinja source or the name of a built-in template, instead of the model's.
+            kwargs: further variables of the template (``enable_thinking`` …).
+
+        Raises:
+            InvalidRequest: the messages are not of that form, or the template refuses them.
+            TokenizerError: there is no template, or it cannot be rendered.
+        """
+        if chat_template is not None:
+            template = ChatTemplate.from_text(chat_template)
+        elif self.chat_template is not None:
+            template = self.chat_template
+        else:
+            raise TokenizerError(
+                "the model has no chat template: pass one (chat_template: Jinja source, a file, or a name such as 'chatml')"
+            )
+        if reserved := kwargs.keys() & {"messages", "raise_exception", "strftime_now"}:
+            raise InvalidRequest(f"chat_template_kwargs: {sorted(reserved)[0]} cannot be set", field="chat_template_kwargs")
+        return template.render(
+            messages,
+            continue_final_message=continue_final_message,
+            variables={
+                **self.special.texts,
+                "tools": [dict(tool) for tool in tools] if tools else None,
+                "documents": [dict(document) for document in documents] if documents else None,
+                "add_generation_prompt": add_generation_prompt and not continue_final_message,
+                **kwargs,
+            },
+        )
