@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from llmjax.sampling.noise import gumbel, row_keys
 from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.rows import ROW_WORDS, RequestSampling, request_sampling
-from llmjax.sampling.sampler import SampleOutput, SamplingBatch, sample
+from llmjax.sampling.sampler import SampleOutput, SamplingBatch, _edit, sample
 from llmjax.sampling.state import (
     SamplerState,
     add_output_tokens,
@@ -44,6 +44,12 @@ class Row:
     @property
     def text(self) -> list[int]:
         return [*self.prompt, *self.output]
+
+
+def resolve(row: Row) -> RequestSampling:
+    return request_sampling(
+        row.params, vocab_size=len(row.logits), seed=row.seed, eos_ids=(EOS,), bad_words=row.bad_words
+    )
 
 
 @partial(jax.jit, static_argnames="max_logprobs")
@@ -101,6 +107,14 @@ def tables(sampling: RequestSampling, row: Row) -> list[np.ndarray | np.float32]
     ]
 
 
+@jax.jit
+def edited(logits: jax.Array, state: SamplerState, words: jax.Array, last_token: jax.Array) -> jax.Array:
+    """The logits before the temperature; row i in slot i."""
+    slot = jnp.arange(len(logits))
+    batch = SamplingBatch.from_words(words, slot=slot, samples=slot >= 0, position=slot)
+    return _edit(logits, state, batch, last_token=last_token, uses=lambda feature: jnp.any(batch.has(feature)))
+
+
 def run(rows: Sequence[Row], *, slots: Sequence[int] | None = None, size: int = R) -> tuple[SampleOutput, SamplerState]:
     """Admits the rows and takes one step of ``size`` rows; the rest is padding."""
     slots = list(range(len(rows))) if slots is None else list(slots)
@@ -109,9 +123,7 @@ def run(rows: Sequence[Row], *, slots: Sequence[int] | None = None, size: int = 
     state = make_sampler_state(num_slots=size, vocab_size=vocab, max_bans=BANS)
     words = np.zeros((size, ROW_WORDS), np.int32)
     for i, (slot, row) in enumerate(zip(slots, rows, strict=True)):
-        sampling = request_sampling(
-            row.params, vocab_size=vocab, seed=row.seed, eos_ids=(EOS,), bad_words=row.bad_words
-        )
+        sampling = resolve(row)
         words[i] = sampling.words
         if sampling.uses_slot:
             state = admit(state, np.int32(slot), *tables(sampling, row))
@@ -184,9 +196,15 @@ def acceptable(row: Row) -> set[int]:
 
 
 TOKEN = st.integers(0, V - 1)
-LOGITS = st.lists(st.integers(-24, 24).map(lambda n: n / 4) | st.just(-np.inf), min_size=V, max_size=V).map(
-    lambda values: np.array(values, np.float32)
-)
+
+
+@st.composite
+def logits(draw: st.DrawFn) -> np.ndarray:
+    """A coarse grid, so that many tie; often all negative, often with the tokens that penalties meet on top."""
+    grid = st.integers(-12, 12).map(lambda n: n / 4)
+    values = np.array(draw(st.lists(grid | st.just(-np.inf), min_size=V, max_size=V)), np.float32)
+    values[:6] += draw(st.sampled_from([0, 3, 3]))
+    return values + np.float32(draw(st.sampled_from([0, 1, -7])))
 
 
 @st.composite
@@ -210,7 +228,7 @@ def rows(draw: st.DrawFn) -> Row:
     word = st.tuples(st.integers(0, 5)) | st.lists(st.integers(0, 5), min_size=2, max_size=3).map(tuple)
     return Row(
         params=params,
-        logits=draw(LOGITS),
+        logits=draw(logits()),
         prompt=draw(st.lists(st.integers(0, 5), min_size=1, max_size=5)),
         output=draw(st.lists(st.integers(0, 5), max_size=4)),
         bad_words=draw(st.lists(word, max_size=3)),
@@ -236,6 +254,22 @@ def test_batches_agree_with_the_written_order(batch: list[Row]) -> None:
         if (p.presence_penalty, p.frequency_penalty, p.repetition_penalty) != (0, 0, 1):
             counts = np.bincount([*row.output, token], minlength=V)
             assert state.output_count[i].tolist() == counts.tolist()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(rows(), min_size=R, max_size=R))
+def test_logits_are_edited_as_written(batch: list[Row]) -> None:
+    state = make_sampler_state(num_slots=R, vocab_size=V, max_bans=BANS)
+    sampled = [resolve(row) for row in batch]
+    for slot, (row, sampling) in enumerate(zip(batch, sampled, strict=True)):
+        state = admit(state, np.int32(slot), *tables(sampling, row))
+    got = edited(
+        np.stack([row.logits for row in batch]),
+        state,
+        np.stack([sampling.words for sampling in sampled]),
+        np.array([row.text[-1] for row in batch], np.int32),
+    )
+    np.testing.assert_allclose(got, np.stack([edited_reference(row) for row in batch]), rtol=1e-5, atol=1e-5)
 
 
 def spread(seed: int, vocab: int = V) -> np.ndarray:
