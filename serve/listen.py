@@ -75,13 +75,13 @@ def check_tls(config: ServerConfig) -> None:
 
 
 def base_url(config: ServerConfig, sock: socket.socket) -> str:
-    """Where clients on this machine find the server."""
+    """Where clients on this machine find the server; ``root_path`` is what a proxy adds in front of it."""
     scheme = "https" if config.ssl_certfile else "http"
     if config.uds:
-        return f"{scheme}://localhost{config.root_path}"
+        return f"{scheme}://localhost"
     host = "localhost" if config.host in ANY_ADDRESS else config.host
     host = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{host}:{sock.getsockname()[1]}{config.root_path}"
+    return f"{scheme}://{host}:{sock.getsockname()[1]}"
 
 
 def first_request(url: str, config: ServerConfig, engine: Engine) -> str:

@@ -19,6 +19,8 @@ from serve.errors import ApiError, as_api_error, retry_later
 
 access_log = logging.getLogger("serve.access")
 
+PROBES = frozenset({"/health", "/ping", "/metrics"})  # asked every few seconds: worth a line only when they fail
+
 
 class RequestLog:
     """Gives each request its id, writes one JSON line when it is over, and answers 500 for what nobody caught.
@@ -56,7 +58,8 @@ class RequestLog:
                 await failure.response()(scope, receive, noting)
         finally:
             if self._enabled:
-                access_log.info(_line(scope, record))
+                quiet = scope["path"] in PROBES and record.status < 400
+                access_log.log(logging.DEBUG if quiet else logging.INFO, _line(scope, record))
 
 
 def _line(scope: Scope, record: RequestRecord) -> str:

@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 import sys
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -41,6 +42,8 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
             runner.run(_serve(engine_config, server_config, sock))
     finally:
         sock.close()
+        if server_config.uds:
+            Path(server_config.uds).unlink(missing_ok=True)
     return 0
 
 
@@ -123,4 +126,4 @@ def _configure_logging(level: str) -> None:
     access = logging.getLogger("serve.access")
     access.handlers = [logging.StreamHandler(sys.stdout)]
     access.propagate = False
-    access.setLevel("INFO")
+    access.setLevel("DEBUG" if level == "debug" else "INFO")

@@ -175,6 +175,11 @@ def start(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[Run
 
 
 @pytest.fixture(scope="session")
+def start_server() -> Callable[[EngineConfig, ServerConfig], tuple[Running, Callable[[], None]]]:
+    return start
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
     folder.mkdir()
