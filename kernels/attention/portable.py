@@ -47,11 +47,10 @@ def write_kv(pages: KVPages, k: jax.Array, v: jax.Array, slots: jax.Array) -> KV
         num_pages, kv_heads, page_size, head_dim = cache.shape
         page, offset = slots // page_size, slots % page_size
         rows = (page[:, None] * kv_heads + jnp.arange(kv_heads)) * page_size + offset[:, None]  # [T, K]
-        bits = _bits(cache).reshape(num_pages * kv_heads * page_size, head_dim)
-        bits = bits.at[rows].set(_bits(new.astype(cache.dtype)))
-        return _unbits(bits, cache.dtype).reshape(cache.shape)
+        flat = cache.reshape(num_pages * kv_heads * page_size, head_dim)
+        return flat.at[rows].set(pages.encode(new)).reshape(cache.shape)
 
-    return KVPages(k=write(pages.k, k), v=write(pages.v, v))
+    return KVPages(k=write(pages.k, k), v=write(pages.v, v), dtype=pages.dtype)
 
 
 def ragged_paged_attention(
@@ -98,7 +97,7 @@ def _decode(q: jax.Array, pages: KVPages, batch: RaggedBatch, rules: _Rules) -> 
     def body(index: jax.Array, partial: _Partial) -> _Partial:
         page = first_page[:, None] + index * per_block + jnp.arange(per_block)  # [R, per_block]
         ids = jnp.take_along_axis(batch.page_table, jnp.minimum(page, batch.page_table.shape[1] - 1), axis=1)
-        keys, values = _gather(pages.k, ids), _gather(pages.v, ids)  # [R, K, C, h]
+        keys, values = _gather(pages, pages.k, ids), _gather(pages, pages.v, ids)  # [R, K, C, h]
         key = (first_page * page_size + index * block)[:, None] + jnp.arange(block)  # [R, C]
         visible = (key <= position[:, None]) & (key >= first_key[:, None])
         logits = jnp.einsum("rkgh,rkch->rkgc", q, keys, precision="highest")
@@ -133,7 +132,7 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
 
         def key_block(index: jax.Array, partial: _Partial) -> _Partial:
             ids = jax.lax.dynamic_slice(table, (row, index * per_block), (1, per_block))
-            keys, values = _gather(pages.k, ids)[0], _gather(pages.v, ids)[0]  # [K, C, h]
+            keys, values = _gather(pages, pages.k, ids)[0], _gather(pages, pages.v, ids)[0]  # [K, C, h]
             key = index * block + jnp.arange(block)
             visible = key[None] <= position[:, None]  # [Q, C]
             if rules.window is not None:
@@ -161,22 +160,12 @@ def _pages_per_block(pages: KVPages, batch: RaggedBatch) -> int:
     return min(max(1, KEY_BLOCK // pages.page_size), batch.page_table.shape[1])
 
 
-def _gather(cache: jax.Array, ids: jax.Array) -> jax.Array:
+def _gather(pages: KVPages, cache: jax.Array, ids: jax.Array) -> jax.Array:
     """Pages ``ids`` [R, n] of a cache as f32 [R, K, n * page_size, h]."""
     num_pages, kv_heads, page_size, head_dim = cache.shape
-    flat = _bits(cache).reshape(num_pages * kv_heads, page_size, head_dim)
+    flat = cache.reshape(num_pages * kv_heads, page_size, head_dim)
     rows = ids[:, None, :] * kv_heads + jnp.arange(kv_heads)[None, :, None]  # [R, K, n]: no transpose afterwards
-    found = _unbits(flat[rows], cache.dtype).astype(jnp.float32)
-    return found.reshape(ids.shape[0], kv_heads, -1, head_dim)
-
-
-def _bits(x: jax.Array) -> jax.Array:
-    """Two-byte floats as integers: XLA on CPU widens a whole bf16 operand of gather and scatter, integers it leaves."""
-    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype.itemsize == 2 else x
-
-
-def _unbits(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    return jax.lax.bitcast_convert_type(x, dtype) if x.dtype != dtype else x
+    return pages.decode(flat[rows]).reshape(ids.shape[0], kv_heads, -1, head_dim)
 
 
 def _cap(logits: jax.Array, rules: _Rules) -> jax.Array:

@@ -17,8 +17,9 @@ def write_kv(pages: KVPages, k: jax.Array, v: jax.Array, slots: jax.Array) -> KV
     """
     page, offset = slots // pages.page_size, slots % pages.page_size
     return KVPages(
-        k=pages.k.at[page, :, offset].set(k.astype(pages.k.dtype)),
-        v=pages.v.at[page, :, offset].set(v.astype(pages.v.dtype)),
+        k=pages.k.at[page, :, offset].set(pages.encode(k)),
+        v=pages.v.at[page, :, offset].set(pages.encode(v)),
+        dtype=pages.dtype,
     )
 
 
@@ -48,8 +49,8 @@ def ragged_paged_attention(
     position = jnp.arange(tokens) - batch.query_start[row + 1] + batch.kv_len[row]  # [T]
 
     def keys_of(cache: jax.Array) -> jax.Array:  # [T, L, K, h]
-        gathered = cache[batch.page_table[row]]  # [T, P, K, page, h]
-        return gathered.swapaxes(2, 3).reshape(tokens, -1, kv_heads, head_dim).astype(jnp.float32)
+        gathered = pages.decode(cache[batch.page_table[row]])  # [T, P, K, page, h]
+        return gathered.swapaxes(2, 3).reshape(tokens, -1, kv_heads, head_dim)
 
     grouped = q.astype(jnp.float32).reshape(tokens, kv_heads, heads // kv_heads, head_dim)
     logits = jnp.einsum("tkgh,tlkh->tkgl", grouped, keys_of(pages.k), precision="highest") * scale

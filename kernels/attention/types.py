@@ -12,14 +12,29 @@ import jax.numpy as jnp
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KVPages:
-    """The pages of one layer. Page 0 is the dummy page: padding reads and writes it, nobody owns it."""
+    """The pages of one layer. Page 0 is the dummy page: padding reads and writes it, nobody owns it.
+
+    The arrays hold ``dtype`` or, where that is two bytes wide and XLA cannot index such floats in place (CPU: it would
+    widen the whole array at every access), the same bits as uint16.
+    """
 
     k: jax.Array  # [N, K, page_size, h]
     v: jax.Array  # [N, K, page_size, h]
+    dtype: jnp.dtype = field(metadata={"static": True})
 
     @property
     def page_size(self) -> int:
         return self.k.shape[2]
+
+    def encode(self, x: jax.Array) -> jax.Array:
+        """Values as the arrays store them."""
+        x = x.astype(self.dtype)
+        return x if self.k.dtype == self.dtype else jax.lax.bitcast_convert_type(x, self.k.dtype)
+
+    def decode(self, x: jax.Array) -> jax.Array:
+        """Stored elements as f32."""
+        x = x if self.k.dtype == self.dtype else jax.lax.bitcast_convert_type(x, self.dtype)
+        return x.astype(jnp.float32)
 
 
 @jax.tree_util.register_dataclass
@@ -38,7 +53,15 @@ class RaggedBatch:
     decode: bool = field(default=False, metadata={"static": True})  # T == R and token r is row r's only one
 
 
-def make_pages(*, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype) -> KVPages:
-    """Zeroed pages of one layer."""
+def make_pages(
+    *, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype, as_bits: bool = False
+) -> KVPages:
+    """Zeroed pages of one layer.
+
+    Args:
+        as_bits: keep two-byte floats as uint16 (for CPUs).
+    """
+    dtype = jnp.dtype(dtype)
+    stored = jnp.dtype(jnp.uint16) if as_bits and dtype.itemsize == 2 else dtype
     shape = (num_pages, num_kv_heads, page_size, head_dim)
-    return KVPages(k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype))
+    return KVPages(k=jnp.zeros(shape, stored), v=jnp.zeros(shape, stored), dtype=dtype)

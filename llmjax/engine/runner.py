@@ -94,6 +94,7 @@ class Runner:
                     num_kv_heads=config.num_kv_heads,
                     head_dim=config.head_dim,
                     dtype=kv_dtype,
+                    as_bits=platform.is_cpu,
                 )
                 for layer in range(config.num_layers)
             )

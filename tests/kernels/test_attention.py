@@ -44,11 +44,14 @@ MIXES = {
 
 @pytest.mark.parametrize("mix", MIXES, ids=list(MIXES))
 @pytest.mark.parametrize("window,softcap,sinks", [(None, None, False), (6, None, False), (None, 20.0, True), (17, 5.0, True)])
-@pytest.mark.parametrize("heads,kv_heads,dtype", [(6, 2, jnp.float32), (4, 4, jnp.float32), (8, 1, jnp.bfloat16)])
-def test_portable_equals_reference(mix, window, softcap, sinks, heads, kv_heads, dtype, monkeypatch):
+@pytest.mark.parametrize(
+    "heads,kv_heads,dtype,as_bits",
+    [(6, 2, jnp.float32, False), (4, 4, jnp.float16, True), (8, 1, jnp.bfloat16, True), (2, 1, jnp.bfloat16, False)],
+)
+def test_portable_equals_reference(mix, window, softcap, sinks, heads, kv_heads, dtype, as_bits, monkeypatch):
     monkeypatch.setattr(portable, "KEY_BLOCK", 8)
     monkeypatch.setattr(portable, "QUERY_BLOCK", 8)
-    rng = np.random.default_rng(0)
+    rng, dtype = np.random.default_rng(0), jnp.dtype(dtype)
     lengths = MIXES[mix]
     used = sum(count for count, _ in lengths)
     decode = all(count == 1 for count, _ in lengths)
@@ -56,8 +59,11 @@ def test_portable_equals_reference(mix, window, softcap, sinks, heads, kv_heads,
     tokens = rows if decode else used + 5
     head_dim = 8
     batch = ragged_batch(rng, lengths, tokens=tokens, rows=rows, pages=80, decode=decode)
-    shape = make_pages(num_pages=80, page_size=PAGE, num_kv_heads=kv_heads, head_dim=head_dim, dtype=dtype).k.shape
-    pages = KVPages(k=jnp.asarray(rng.standard_normal(shape), dtype), v=jnp.asarray(rng.standard_normal(shape), dtype))
+    empty = make_pages(
+        num_pages=80, page_size=PAGE, num_kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, as_bits=as_bits
+    )
+    filled = (empty.encode(jnp.asarray(rng.standard_normal(empty.k.shape), jnp.float32)) for _ in range(2))
+    pages = KVPages(*filled, dtype=dtype)
     q = jnp.asarray(rng.standard_normal((tokens, heads, head_dim)), jnp.float32)
     k = jnp.asarray(rng.standard_normal((tokens, kv_heads, head_dim)), jnp.float32)
     v = jnp.asarray(rng.standard_normal((tokens, kv_heads, head_dim)), jnp.float32)
