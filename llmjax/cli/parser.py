@@ -13,7 +13,6 @@ from llmjax.config_file import Configs, load_configs
 from llmjax.errors import ConfigError
 from llmjax.settings import Setting, nearest, parse_text, settings_of
 
-
 EPILOG = """A flag wins over the file of --config, the file over the default. TOKENS may be written 8k (8,000) or 8K
 (8,192), BYTES also 4GB or 4GiB; an ITEM flag is repeated or, where items hold no commas, given a,b,c."""
 
