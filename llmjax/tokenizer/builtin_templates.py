@@ -19,7 +19,8 @@ BUILTIN_TEMPLATES = {
     "llama2": (
         _SYSTEM_FIRST + "{% for m in turns %}"
         "{% if m.role == 'user' %}{{ (bos_token or '') + '[INST] ' }}"
-        "{% if loop.first and system %}{{ '<<SYS>>\n' + system + '\n<</SYS>>\n\n' }}{% endif %}{{ m.content + ' [/INST]' }}"
+        "{% if loop.first and system %}{{ '<<SYS>>\n' + system + '\n<</SYS>>\n\n' }}{% endif %}"
+        "{{ m.content + ' [/INST]' }}"
         "{% else %}{{ ' ' + m.content + ' ' + (eos_token or '') }}{% endif %}{% endfor %}"
     ),
     "llama3": (
@@ -35,11 +36,13 @@ BUILTIN_TEMPLATES = {
     "gemma": (
         _SYSTEM_FIRST + "{{ bos_token or '' }}{% for m in turns %}"
         "{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
-        "{% if loop.first and system %}{{ system|trim + '\n\n' }}{% endif %}{{ m.content|trim + '<end_of_turn>\n' }}{% endfor %}"
+        "{% if loop.first and system %}{{ system|trim + '\n\n' }}{% endif %}"
+        "{{ m.content|trim + '<end_of_turn>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
     ),
     "zephyr": (
-        "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + (eos_token or '<|endoftext|>') + '\n' }}{% endfor %}"
+        "{% for m in messages %}"
+        "{{ '<|' + m.role + '|>\n' + m.content + (eos_token or '<|endoftext|>') + '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
     ),
     "phi3": (

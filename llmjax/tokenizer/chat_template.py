@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,25 +58,58 @@ class ChatTemplate:
         """As ``from_text``, and ``text`` may also be the path of a file. Only for settings, never for requests."""
         if not any(mark in text for mark in _JINJA_MARKS) and text not in BUILTIN_TEMPLATES:
             path = Path(text).expanduser()
-            try:
-                text = path.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
+            if not path.is_file():
                 names = ", ".join(sorted(BUILTIN_TEMPLATES))
-                raise TokenizerError(f"chat_template {text[:200]!r} is no readable file ({error}), nor one of {names}") from error
-            _compile(text)
-            return ChatTemplate({"default": text})
+                raise TokenizerError(f"chat_template {text[:200]!r} is neither Jinja, nor a file, nor one of {names}")
+            source = _read(path)
+            _compile(source)
+            return ChatTemplate({"default": source})
         return ChatTemplate.from_text(text)
 
     @staticmethod
     def from_gguf(metadata: Mapping[str, Any]) -> ChatTemplate | None:
         """``tokenizer.chat_template`` and ``tokenizer.chat_template.NAME`` of a GGUF file; None: there is none."""
         key = "tokenizer.chat_template"
-        sources = {k.removeprefix(key + "."): v for k, v in metadata.items() if k.startswith(key + ".") and isinstance(v, str)}
+        sources = {
+            k.removeprefix(key + "."): v for k, v in metadata.items() if k.startswith(key + ".") and isinstance(v, str)
+        }
         if isinstance(default := metadata.get(key), str):
             sources["default"] = default
         return ChatTemplate(sources) if "default" in sources else None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, variables: Mapping[str, Any], continue_final_message: bool = False) -> str:
+    @staticmethod
+    def from_folder(folder: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate | None:
+        """The templates of a Hugging Face folder; None: there is none.
+
+        Args:
+            folder: may hold chat_template.jinja (with additional_chat_templates/NAME.jinja) or chat_template.json.
+            tokenizer_config: the folder's tokenizer_config.json; its chat_template is a string or a list by name.
+
+        Raises:
+            TokenizerError: a file cannot be read; names it.
+        """
+        if (folder / "chat_template.jinja").exists():
+            named = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+            return ChatTemplate({p.stem: _read(p) for p in named} | {"default": _read(folder / "chat_template.jinja")})
+        value = tokenizer_config.get("chat_template")
+        if (path := folder / "chat_template.json").exists():
+            try:
+                value = json.loads(_read(path))["chat_template"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise TokenizerError(f"{path}: is no JSON object with a chat_template") from error
+        if isinstance(value, list):
+            sources = {entry["name"]: entry["template"] for entry in value}
+            # A list without a default has no template for ordinary requests but the first.
+            return ChatTemplate({"default": next(iter(sources.values()))} | sources) if sources else None
+        return ChatTemplate({"default": value}) if isinstance(value, str) else None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        variables: Mapping[str, Any],
+        continue_final_message: bool = False,
+    ) -> str:
         """The prompt of a conversation.
 
         Args:
@@ -94,13 +128,22 @@ class ChatTemplate:
         return _cut_after_final_message(prompt, messages[-1]) if continue_final_message else prompt
 
 
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{path}: {error}") from error
+
+
 def _cut_after_final_message(prompt: str, message: Mapping[str, Any]) -> str:
     [prepared] = prepare_messages([message], "string")
     text: str = prepared["content"]
     # Many templates trim what they are given, so the trimmed text is looked for and blanks are kept if they are there.
     start = prompt.rfind(text.strip()) if text.strip() else -1
     if start < 0:
-        raise InvalidRequest("continue_final_message: the template does not show the last message's text", field="messages")
+        raise InvalidRequest(
+            "continue_final_message: the template does not show the last message's text", field="messages"
+        )
     whole = text.lstrip()
     return prompt[: start + len(whole if prompt.startswith(whole, start) else text.strip())]
 
@@ -134,7 +177,7 @@ def _content_format(template: nodes.Template) -> ContentFormat:
     return "parts" if any(_is_content(loop.iter, frozenset(names)) for loop in loops) else "string"
 
 
-def _is_content(expression: nodes.Expr, names: frozenset[str]) -> bool:
+def _is_content(expression: nodes.Node, names: frozenset[str]) -> bool:
     while isinstance(expression, nodes.Filter) and expression.node is not None:
         expression = expression.node
     if isinstance(expression, nodes.Getattr):

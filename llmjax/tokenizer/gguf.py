@@ -25,9 +25,26 @@ from llmjax.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 # Texts that end a turn or a document, whatever the file's keys say.
 END_MARKERS = frozenset(
-    """<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|endoftext|> <|end_of_text|> <end_of_turn>
-    <EOT> _<EOT> [EOT] [EOS] <end_of_utterance> <｜end▁of▁sentence｜> [e~[""".split()
-) | {"< EOT >"}
+    [
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<end_of_turn>",
+        "<EOT>",
+        "_<EOT>",
+        "< EOT >",
+        "[EOT]",
+        "[EOS]",
+        "<end_of_utterance>",
+        "<｜end▁of▁sentence｜>",
+        "[e~[",
+    ]
+)
 
 _PREFIX = "tokenizer.ggml."
 
@@ -52,7 +69,9 @@ class Vocabulary:
             self.fail("tokens is missing or is not an array of strings")
         self.tokens = _unique(tokens)
         types = self._numbers("token_type", np.integer)
-        self.types = [PieceType.NORMAL] * len(tokens) if types is None else [_TYPES.get(t, PieceType.NORMAL) for t in types]
+        self.types = (
+            [PieceType.NORMAL] * len(tokens) if types is None else [_TYPES.get(t, PieceType.NORMAL) for t in types]
+        )
         self.ids = {token: i for i, token in enumerate(self.tokens)}
         # A marker of the end that the converter took for an ordinary word is still one.
         for marker in END_MARKERS & self.ids.keys():
@@ -141,7 +160,9 @@ class _Defaults:
     padding: int | None = None
 
 
-def tokenizer_from_gguf(metadata: Mapping[str, Any], *, source: str, chat_template: ChatTemplate | None = None) -> Tokenizer:
+def tokenizer_from_gguf(
+    metadata: Mapping[str, Any], *, source: str, chat_template: ChatTemplate | None = None
+) -> Tokenizer:
     """The tokenizer that a GGUF file describes.
 
     Args:
@@ -253,7 +274,9 @@ def _word_piece_name(token: str, kind: PieceType) -> str:
     """The converter writes ▁word for a word's start and drops the ## of continuations."""
     if token.startswith(SPACE):
         return token[1:]
-    if kind in (PieceType.CONTROL, PieceType.UNKNOWN) or (token.startswith("[") and token.endswith("]") and len(token) > 2):
+    if kind in (PieceType.CONTROL, PieceType.UNKNOWN) or (
+        token.startswith("[") and token.endswith("]") and len(token) > 2
+    ):
         return token
     return "##" + token
 
@@ -266,7 +289,11 @@ def _sentence_piece(vocabulary: Vocabulary, chat_template: ChatTemplate | None) 
 
 def _unigram(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> Tokenizer:
     return _sentencepiece(
-        vocabulary, chat_template, model_type=ModelType.UNIGRAM, defaults=_Defaults(eos=1, unknown=2, padding=0), add_bos=False
+        vocabulary,
+        chat_template,
+        model_type=ModelType.UNIGRAM,
+        defaults=_Defaults(eos=1, unknown=2, padding=0),
+        add_bos=False,
     )
 
 

@@ -36,7 +36,9 @@ def _prepare(message: Mapping[str, Any], where: str, content_format: ContentForm
     else:
         prepared["content"] = "\n".join(texts)
     if message.get("tool_calls"):
-        prepared["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message["tool_calls"])]
+        prepared["tool_calls"] = [
+            _tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message["tool_calls"])
+        ]
     return prepared
 
 
@@ -55,7 +57,9 @@ def _texts(content: Any, where: str) -> list[str]:
             texts.append(part["text"])
         else:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise InvalidRequest(f"{where}.content[{i}]: parts of type {kind!r} are not supported, only text", field="messages")
+            raise InvalidRequest(
+                f"{where}.content[{i}]: parts of type {kind!r} are not supported, only text", field="messages"
+            )
     return texts
 
 

@@ -34,7 +34,8 @@ codecs.register_error("llmjax.one_mark_a_byte", _one_mark_a_byte)
 class PieceDecoder(Protocol):
     """How tokens are written; ``errors`` is the codec error handler for bytes that are no UTF-8."""
 
-    errors: str
+    @property
+    def errors(self) -> str: ...
 
     def __call__(self, token: str, *, first: bool) -> bytes:
         """The text of ``token`` in UTF-8, which may end or begin inside a character.
@@ -46,7 +47,7 @@ class PieceDecoder(Protocol):
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in of each byte: Latin-1 letters and signs stand for themselves, the rest are U+0100 up."""
+    """GPT-2's printable stand-in of each byte: Latin-1's own where it prints, the others from U+0100 up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
@@ -108,9 +109,13 @@ class WordPieces:
     cleanup: bool = False
     errors: str = "replace"
 
-    _CLEANUP = tuple(
-        (f" {mark}", mark) for mark in (".", "?", "!", ",")
-    ) + ((" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"))
+    _CLEANUP = (
+        *((f" {mark}", mark) for mark in (".", "?", "!", ",")),
+        (" ' ", "'"),
+        *((f" {ending}", ending) for ending in ("n't", "'m")),
+        (" do not", " don't"),
+        *((f" {ending}", ending) for ending in ("'s", "'ve", "'re")),
+    )
 
     def __call__(self, token: str, *, first: bool) -> bytes:
         if not first:

@@ -95,13 +95,21 @@ _QWEN = PreTokenizer(patterns=(_QWEN2,))
 _PLAIN_GPT2 = PreTokenizer(patterns=(_GPT2,))
 _DIGITS_GPT2 = PreTokenizer(patterns=(r"\p{N}", _GPT2))
 _GLM = PreTokenizer(patterns=(_LLAMA3,), has_bos=False)
-_BAILING = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
-)
+_BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 
 _BY_NAMES: dict[tuple[str, ...], PreTokenizer] = {
     ("default", ""): PreTokenizer(patterns=(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-    ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"): _LLAMA3_BOS,
+    (
+        "llama3",
+        "llama-v3",
+        "llama-bpe",
+        "falcon3",
+        "falcon-h1",
+        "pixtral",
+        "midm-2.0",
+        "lfm2",
+        "jina-v5-nano",
+    ): _LLAMA3_BOS,
     ("dbrx", "smaug-bpe"): PreTokenizer(patterns=(_LLAMA3,)),
     ("chatglm-bpe",): _GLM,
     ("glm4", "glm5"): replace(_GLM, ignore_merges=True),
@@ -122,9 +130,7 @@ _BY_NAMES: dict[tuple[str, ...], PreTokenizer] = {
     ("bloom", "poro-chat", "gpt3-finnish"): PreTokenizer(patterns=(_BLOOM,)),
     ("viking",): PreTokenizer(patterns=(_BLOOM, r"\p{N}")),
     ("bailingmoe", "bailingmoe2", "llada-moe"): PreTokenizer(patterns=(_BAILING,)),
-    ("seed-coder",): PreTokenizer(
-        patterns=(rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BREAKS}",)
-    ),
+    ("seed-coder",): PreTokenizer(patterns=(rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BREAKS}",)),
 }
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for names, pre in _BY_NAMES.items() for name in names}
@@ -137,5 +143,7 @@ def pre_tokenizer_named(name: str) -> PreTokenizer:
         TokenizerError: there is none of that name.
     """
     if name not in PRE_TOKENIZERS:
-        raise TokenizerError(f"tokenizer.ggml.pre {name!r} is not supported (known: {', '.join(filter(None, PRE_TOKENIZERS))})")
+        raise TokenizerError(
+            f"tokenizer.ggml.pre {name!r} is not supported (known: {', '.join(filter(None, PRE_TOKENIZERS))})"
+        )
     return PRE_TOKENIZERS[name]

@@ -76,7 +76,12 @@ def normalizer(*, add_dummy_prefix: bool, remove_extra_whitespaces: bool | None 
 
 
 def model(
-    pieces: Iterable[Piece], *, model_type: ModelType, byte_fallback: bool, whitespace_as_suffix: bool, normalizer_spec: bytes
+    pieces: Iterable[Piece],
+    *,
+    model_type: ModelType,
+    byte_fallback: bool,
+    whitespace_as_suffix: bool,
+    normalizer_spec: bytes,
 ) -> bytes:
     """A serialized ``ModelProto``; the id of a piece is its position."""
     type_field = {t: _number(3, t) for t in PieceType}

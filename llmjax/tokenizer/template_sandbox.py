@@ -35,9 +35,37 @@ MAX_WIDTH = 1000  # padding, indentation, digits
 
 # Filters and string methods that make long things out of short ones, and that no chat template needs.
 _NO_FILTERS = frozenset(
-    "center lipsum urlize wordwrap xmlattr pprint batch slice filesizeformat random forceescape wordcount striptags".split()
+    [
+        "center",
+        "lipsum",
+        "urlize",
+        "wordwrap",
+        "xmlattr",
+        "pprint",
+        "batch",
+        "slice",
+        "filesizeformat",
+        "random",
+        "forceescape",
+        "wordcount",
+        "striptags",
+    ]
 )
-_NO_METHODS = frozenset("center ljust rjust zfill expandtabs translate format_map to_bytes __mul__ __mod__ __format__".split())
+_NO_METHODS = frozenset(
+    [
+        "center",
+        "ljust",
+        "rjust",
+        "zfill",
+        "expandtabs",
+        "translate",
+        "format_map",
+        "to_bytes",
+        "__mul__",
+        "__mod__",
+        "__format__",
+    ]
+)
 _WIDE_FORMAT = re.compile(r"\d{4,}|\*|\{[^{}]*\{")
 
 
@@ -108,7 +136,11 @@ def _check_amplification(name: str, args: Sequence[Any], kwargs: Mapping[str, An
         _budget.get().spend(len(value) + (value.count(old) if old else len(value) + 1) * len(new))
     elif name == "join":
         # As a method the separator is the value, as a filter the sequence is.
-        parts, separator = (values[0] if values else (), value) if isinstance(value, str) and values else (value, values[0] if values else "")
+        parts, separator = (
+            (values[0] if values else (), value)
+            if isinstance(value, str) and values
+            else (value, values[0] if values else "")
+        )
         if isinstance(parts, Sequence) and not isinstance(parts, str):
             _budget.get().spend(len(parts) * len(str(separator)) + _length(parts))
     elif name in ("format", "strftime") and _WIDE_FORMAT.search(str(value)):
@@ -147,7 +179,9 @@ def _join_operator(parts: Sequence[Any]) -> str:
     return "".join([str(part) for part in parts])
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
     """Hugging Face's ``tojson``: no HTML escapes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 

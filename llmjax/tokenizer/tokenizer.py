@@ -143,10 +143,12 @@ class Tokenizer:
             template = self.chat_template
         else:
             raise TokenizerError(
-                "the model has no chat template: pass one (chat_template: Jinja source, a file, or a name such as 'chatml')"
+                "the model has no chat template: pass one as chat_template (Jinja source, a file, or a name as 'chatml')"
             )
         if reserved := kwargs.keys() & {"messages", "raise_exception", "strftime_now"}:
-            raise InvalidRequest(f"chat_template_kwargs: {sorted(reserved)[0]} cannot be set", field="chat_template_kwargs")
+            raise InvalidRequest(
+                f"chat_template_kwargs: {sorted(reserved)[0]} cannot be set", field="chat_template_kwargs"
+            )
         return template.render(
             messages,
             continue_final_message=continue_final_message,

@@ -1,6 +1,7 @@
 """Golden token ids by llama.cpp. Run: python make_golden.py [smollm2.gguf gemma3.gguf]
 
-Needs the packages gguf, tokenizers, sentencepiece and xllamacpp==2026.10.11549 (llama.cpp, as a library with its C interface). Writes
+Needs the packages gguf, tokenizers, sentencepiece and xllamacpp==2026.10.11549 (llama.cpp with its C interface).
+Writes
     byte_bpe.json   a small byte-level vocabulary and, for every pre-tokenizer, the ids of corpus.json
     spm.json, word_piece.json   the same for a small SentencePiece BPE with a space prefix and a small WordPiece
     smollm2.json, gemma3.json   the ids of corpus.json under the vocabularies of the two real models
@@ -23,8 +24,30 @@ import xllamacpp.xllamacpp
 
 HERE = Path(__file__).parent
 LIB = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
-PRE_NAMES = """default llama-bpe dbrx chatglm-bpe glm4 qwen2 megrez qwen35 gpt-4o tekken deepseek-llm deepseek-coder
-    deepseek-v3 falcon smollm gpt-2 olmo roberta-bpe bloom viking bailingmoe seed-coder""".split()
+PRE_NAMES = [
+    "default",
+    "llama-bpe",
+    "dbrx",
+    "chatglm-bpe",
+    "glm4",
+    "qwen2",
+    "megrez",
+    "qwen35",
+    "gpt-4o",
+    "tekken",
+    "deepseek-llm",
+    "deepseek-coder",
+    "deepseek-v3",
+    "falcon",
+    "smollm",
+    "gpt-2",
+    "olmo",
+    "roberta-bpe",
+    "bloom",
+    "viking",
+    "bailingmoe",
+    "seed-coder",
+]
 
 
 def corpus() -> list[str]:
@@ -35,7 +58,7 @@ def corpus() -> list[str]:
 class ModelParams(ctypes.Structure):
     """``llama_model_params`` of that version."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("devices", ctypes.c_void_p),
         ("tensor_buft_overrides", ctypes.c_void_p),
         ("n_gpu_layers", ctypes.c_int32),
@@ -62,7 +85,13 @@ LIB.llama_model_load_from_file.argtypes = [ctypes.c_char_p, ModelParams]
 LIB.llama_model_get_vocab.restype = ctypes.c_void_p
 LIB.llama_model_get_vocab.argtypes = [ctypes.c_void_p]
 LIB.llama_tokenize.argtypes = [
-    ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32, ctypes.c_bool, ctypes.c_bool,
+    ctypes.c_void_p,
+    ctypes.c_char_p,
+    ctypes.c_int32,
+    ctypes.POINTER(ctypes.c_int32),
+    ctypes.c_int32,
+    ctypes.c_bool,
+    ctypes.c_bool,
 ]
 
 
@@ -108,9 +137,17 @@ def small_vocabulary() -> tuple[list[str], list[str]]:
 def small_sentencepiece() -> dict[str, object]:
     out = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([t for t in corpus() if len(t) < 300]), model_writer=out, model_type="bpe", vocab_size=900,
-        byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, character_coverage=0.98,
-        user_defined_symbols=["<|im_start|>", "<mask>"], control_symbols=["<|im_end|>"], minloglevel=2,
+        sentence_iterator=iter([t for t in corpus() if len(t) < 300]),
+        model_writer=out,
+        model_type="bpe",
+        vocab_size=900,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        character_coverage=0.98,
+        user_defined_symbols=["<|im_start|>", "<mask>"],
+        control_symbols=["<|im_end|>"],
+        minloglevel=2,
     )
     sp = sentencepiece.SentencePieceProcessor(model_proto=out.getvalue())
     pieces = [sp.id_to_piece(i) for i in range(len(sp))]
@@ -120,13 +157,28 @@ def small_sentencepiece() -> dict[str, object]:
         return 2 if sp.is_unknown(i) else 3 if sp.is_control(i) else 6 if sp.is_byte(i) else 4 if user else 1
 
     types = [type_of(i) for i in range(len(sp))]
-    return {"model": "llama", "tokens": pieces, "scores": [sp.get_score(i) for i in range(len(sp))], "token_type": types}
+    return {
+        "model": "llama",
+        "tokens": pieces,
+        "scores": [sp.get_score(i) for i in range(len(sp))],
+        "token_type": types,
+    }
 
 
 def small_word_piece() -> dict[str, object]:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     words += ["▁" + c for c in "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-:;()/<>$%#@中文你好é"]
-    words += [*"abcdefghijklmnopqrstuvwxyz0123456789", "▁hello", "▁world", "▁lorem", "▁ip", "sum", "ing", "▁the", "▁cafe"]
+    words += [
+        *"abcdefghijklmnopqrstuvwxyz0123456789",
+        "▁hello",
+        "▁world",
+        "▁lorem",
+        "▁ip",
+        "sum",
+        "ing",
+        "▁the",
+        "▁cafe",
+    ]
     ids = {"cls_token_id": 2, "bos_token_id": 2, "seperator_token_id": 3, "unknown_token_id": 1, "padding_token_id": 0}
     return {"model": "bert", "tokens": words, "token_type": [3, 2, 3, 3, 3] + [1] * (len(words) - 5), **ids}
 
@@ -157,7 +209,14 @@ def save(name: str, content: dict[str, object]) -> None:
 def main() -> None:
     tokens, merges = small_vocabulary()
     types = [3, 3, 3] + [1] * (len(tokens) - 3)
-    bpe = {"model": "gpt2", "tokens": tokens, "merges": merges, "token_type": types, "bos_token_id": 0, "eos_token_id": 2}
+    bpe = {
+        "model": "gpt2",
+        "tokens": tokens,
+        "merges": merges,
+        "token_type": types,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vocabulary.gguf"
         by_pre = {}
