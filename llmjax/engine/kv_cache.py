@@ -73,10 +73,10 @@ class KVCache:
         length = self._longest_hit(known)
         for group, pool in enumerate(self.pools):
             first = self._first_needed(group, length * self.page_size)
-            attached = [DUMMY_PAGE] * min(first, length) + known[group][first:length]  # type: ignore[operator]
-            for page in attached:
-                if page != DUMMY_PAGE:
-                    pool.hold(page)
+            found = [page for page in known[group][first:length] if page is not None]
+            for page in found:
+                pool.hold(page)
+            attached = [DUMMY_PAGE] * min(first, length) + found
             sequence.pages[group] = attached
             self.tables[group][sequence.slot, : len(attached)] = attached
         sequence.num_committed = length

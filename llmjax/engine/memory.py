@@ -49,20 +49,28 @@ def plan_kv(config: EngineConfig, model: ModelConfig, platform: Platform, *, kv_
     """
     page = config.page_size
     page_bytes = [
-        sum(layer.window == window for layer in model.layers) * 2 * model.num_kv_heads * model.head_dim * page * kv_dtype_bytes
+        sum(layer.window == window for layer in model.layers)
+        * 2
+        * model.num_kv_heads
+        * model.head_dim
+        * page
+        * kv_dtype_bytes
         for window in model.windows
     ]
     longest = config.max_model_len or model.max_position
     budget = config.kv_cache_memory_bytes or _default_budget(config, platform, sum(page_bytes) * -(-longest // page))
     # A window group never needs more pages than every slot's window, a step's tokens and a page of slack for each.
     caps = [
-        None if window is None else config.max_num_seqs * (-(-window // page) + 3) + -(-config.max_num_batched_tokens // page)
+        None
+        if window is None
+        else config.max_num_seqs * (-(-window // page) + 3) + -(-config.max_num_batched_tokens // page)
         for window in model.windows
     ]
     useful = config.max_num_seqs * (-(-longest // page)) + 1
     num_pages = _solve(budget, page_bytes, caps, useful)
     groups = tuple(
-        GroupSpec(window=window, num_pages=max(2, count)) for window, count in zip(model.windows, num_pages, strict=True)
+        GroupSpec(window=window, num_pages=max(2, count))
+        for window, count in zip(model.windows, num_pages, strict=True)
     )
     # What one request of the longest length needs must be there, or it could never finish.
     holds = min(

@@ -60,7 +60,6 @@ class StepPrograms:
     def __init__(self, build: Callable[[Bucket], Executable], buckets: list[Bucket], *, threads: int) -> None:
         self._build = build
         self._order = sorted(buckets, key=_cost)
-        self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
         # The largest bucket holds every plan, so the engine can serve as soon as it is there; then one decode and the
         # largest decode bucket; the rest from small to large.
@@ -70,6 +69,11 @@ class StepPrograms:
             bucket: self._pool.submit(self._compile, bucket)
             for bucket in urgent + [b for b in self._order if b not in urgent]
         }
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """All of them, cheapest first."""
+        return self._order
 
     @property
     def ready(self) -> list[Program]:
@@ -97,7 +101,6 @@ class StepPrograms:
         return self._futures[self._order[-1]].result()
 
     def close(self) -> None:
-        self._stop.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _compile(self, bucket: Bucket) -> Program:

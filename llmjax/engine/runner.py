@@ -51,7 +51,7 @@ class PendingStep:
 
     def tokens(self) -> list[int]:
         """Waits for the sampled token of each row; meaningless where the row does not sample."""
-        return np.asarray(self.output.tokens).tolist()  # type: ignore[no-any-return]
+        return np.asarray(self.output.tokens).tolist()
 
 
 class Runner:

@@ -177,4 +177,3 @@ def _missing(sequence: Sequence) -> int:
 
 def _decodes_first(sequence: Sequence) -> tuple[bool, tuple[int, int]]:
     return (_missing(sequence) > 1, sequence.rank)
-

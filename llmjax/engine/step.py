@@ -18,6 +18,7 @@ from llmjax.sampling.state import SamplerState
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits exist at once
 
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DeviceState:
@@ -64,7 +65,11 @@ def step(
     result = model(tokens, position, state.kv, ragged)
     last = result.hidden[jnp.maximum(batch.query_start[1:] - 1, 0)]  # [R, D]
     sampled, sampler = sample(
-        model.logits(last), state.sampler, batch.sampling, last_token=state.last_token[batch.slot], max_logprobs=max_logprobs
+        model.logits(last),
+        state.sampler,
+        batch.sampling,
+        last_token=state.last_token[batch.slot],
+        max_logprobs=max_logprobs,
     )
     # Rows in the middle of a prompt sample too (one shape for all), but nothing of it is kept.
     kept = jnp.where(batch.sampling.samples, batch.slot, state.last_token.shape[0])

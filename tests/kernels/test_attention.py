@@ -43,7 +43,9 @@ MIXES = {
 
 
 @pytest.mark.parametrize("mix", MIXES, ids=list(MIXES))
-@pytest.mark.parametrize("window,softcap,sinks", [(None, None, False), (6, None, False), (None, 20.0, True), (17, 5.0, True)])
+@pytest.mark.parametrize(
+    "window,softcap,sinks", [(None, None, False), (6, None, False), (None, 20.0, True), (17, 5.0, True)]
+)
 @pytest.mark.parametrize(
     "heads,kv_heads,dtype,as_bits",
     [(6, 2, jnp.float32, False), (4, 4, jnp.float16, True), (8, 1, jnp.bfloat16, True), (2, 1, jnp.bfloat16, False)],

@@ -1,0 +1,49 @@
+"""LLM inference on JAX/XLA: ``generate``, ``LLM``, ``AsyncLLM``, ``SamplingParams``, ``RequestOutput``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from llmjax.version import __version__
+
+if TYPE_CHECKING:
+    from llmjax.async_llm import AsyncLLM
+    from llmjax.config import EngineConfig, ServerConfig
+    from llmjax.llm import LLM, generate
+    from llmjax.outputs import CompletionOutput, Logprob, RequestOutput
+    from llmjax.sampling.params import RequestOutputKind, SamplingParams
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "Logprob",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "ServerConfig",
+    "__version__",
+    "generate",
+]
+
+# Loaded when first used: ``llmjax --help`` and the settings do not need JAX.
+_MODULES = {
+    "AsyncLLM": "llmjax.async_llm",
+    "CompletionOutput": "llmjax.outputs",
+    "EngineConfig": "llmjax.config",
+    "LLM": "llmjax.llm",
+    "Logprob": "llmjax.outputs",
+    "RequestOutput": "llmjax.outputs",
+    "RequestOutputKind": "llmjax.sampling.params",
+    "SamplingParams": "llmjax.sampling.params",
+    "ServerConfig": "llmjax.config",
+    "generate": "llmjax.llm",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'llmjax' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)

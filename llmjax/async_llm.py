@@ -1,0 +1,189 @@
+"""Online generation: requests come and go while others run. Belongs to one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
+
+from llmjax.config import EngineConfig
+from llmjax.engine.engine import Engine
+from llmjax.engine.frontend import Prompt
+from llmjax.engine.kv_cache import KVStats
+from llmjax.engine.loop import EngineLoop
+from llmjax.engine.report import ThroughputLog
+from llmjax.engine.request import EngineOutput
+from llmjax.engine.setup import set_up
+from llmjax.engine.stats import EngineTotals, StatLogger
+from llmjax.errors import EngineDead, InvalidRequest, LLMJaxError, QueueFull
+from llmjax.outputs import RequestOutput
+from llmjax.sampling.params import SamplingParams
+from llmjax.tokenizer import Tokenizer
+from models.config import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+LONG_TEXT = 20_000  # characters from which tokenising leaves the event loop's thread
+
+
+class AsyncLLM:
+    """A model that serves concurrent requests. Made by ``from_config``."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        setup = set_up(config)
+        self.config = config
+        self.tokenizer: Tokenizer | None = setup.tokenizer
+        self.model_name = setup.model_name
+        self.default_sampling_params: dict[str, Any] = setup.default_sampling_params
+        self.engine: Engine = setup.engine
+        self._frontend = setup.frontend
+        self._streams: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._stopped = False
+        self._loop = EngineLoop(self.engine, deliver=self._from_engine, died=self._engine_died)
+        if not config.disable_log_stats:
+            self.add_stat_logger(ThroughputLog())
+        self._loop.start()
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> AsyncLLM:
+        """Loads the model and starts the engine's thread."""
+        return cls(config)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.engine.model.config
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt and output together, in tokens."""
+        return self.engine.kv_plan.max_model_len
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return self._frontend.num_requests
+
+    @property
+    def stats(self) -> EngineTotals:
+        """Counts since the start."""
+        return self.engine.totals
+
+    def kv_stats(self) -> KVStats:
+        """Pages by state."""
+        return self.engine.kv_stats()
+
+    def add_stat_logger(self, stat_logger: StatLogger) -> None:
+        self.engine.loggers.append(stat_logger)
+
+    def check_health(self) -> None:
+        """Raises EngineDead when the engine has stopped or hangs."""
+        self._loop.check_health()
+
+    async def wait_ready(self) -> None:
+        """Returns when requests can be computed without waiting for the compiler."""
+        await asyncio.to_thread(self.engine.runner.programs.wait_first)
+
+    async def warm_up(self) -> None:
+        """Returns when every program is compiled."""
+        await asyncio.to_thread(self.engine.runner.warm_up)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Streams a request; closing the generator or cancelling its task aborts it.
+
+        Args:
+            prompt: text, token ids, ``{"prompt": …}`` or ``{"prompt_token_ids": …}``.
+            request_id: unique among running requests.
+            priority: smaller first; needs ``scheduling_policy="priority"``.
+            cache_salt: only requests with the same salt share cached prefixes.
+
+        Yields:
+            Outputs as ``sampling_params.output_kind`` says; the last one has ``finished``.
+
+        Raises:
+            InvalidRequest: before the first output.
+            QueueFull: too many requests wait.
+            EngineDead: the engine has stopped.
+        """
+        self._check_open()
+        if isinstance(prompt, str) and len(prompt) > LONG_TEXT and self.tokenizer is not None:
+            ids = await asyncio.to_thread(self.tokenizer.encode, prompt)
+            prompt = {"prompt": prompt, "prompt_token_ids": ids}
+        self._event_loop = asyncio.get_running_loop()
+        request = self._frontend.open(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
+        stream: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
+        self._streams[request_id] = stream
+        self._loop.submit(request)
+        try:
+            while True:
+                output = await stream.get()
+                if isinstance(output, Exception):
+                    raise output
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self._streams.pop(request_id, None)
+            if self._frontend.forget(request_id):
+                self._loop.abort(request_id)
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request; its stream gets a last output with finish reason "abort"."""
+        self._loop.abort(request_id)
+
+    async def shutdown(self, *, drain_timeout: float = 0.0) -> None:
+        """Stops: no new requests, running ones get ``drain_timeout`` seconds to finish, the rest are aborted."""
+        self._stopped = True
+        deadline = time.monotonic() + drain_timeout
+        while self.num_requests and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        for request_id in list(self._streams):
+            self._loop.abort(request_id)
+        await asyncio.to_thread(self._loop.stop)
+
+    def _check_open(self) -> None:
+        if self._stopped:
+            raise QueueFull("the server is shutting down", retry_after=5.0)
+        self.check_health()
+        if self._loop.num_waiting >= self.config.max_num_queued_reqs:
+            raise QueueFull(f"{self.config.max_num_queued_reqs} requests are waiting already", retry_after=1.0)
+
+    def _from_engine(self, outputs: list[EngineOutput]) -> None:
+        """On the engine's thread: hands outputs to the event loop."""
+        if self._event_loop is not None and not self._event_loop.is_closed():
+            self._event_loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _deliver(self, outputs: list[EngineOutput]) -> None:
+        """On the event loop's thread: text, stop strings, streams."""
+        errors = {output.request_id: output.error for output in outputs if output.error is not None}
+        processed = self._frontend.process(outputs)
+        for request_id, index in processed.aborts:
+            self._loop.abort(request_id, index)
+        for stats in processed.finished:
+            for stat_logger in self.engine.loggers:
+                stat_logger.record_request(stats)
+        for output in processed.outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                error = errors.get(output.request_id)
+                stream.put_nowait(output if error is None else InvalidRequest(error))
+
+    def _engine_died(self, error: BaseException) -> None:
+        """On the engine's thread: every open request ends with an error."""
+        if self._event_loop is not None and not self._event_loop.is_closed():
+            self._event_loop.call_soon_threadsafe(partial(self._fail_all, EngineDead(f"the engine stopped: {error}")))
+
+    def _fail_all(self, error: LLMJaxError) -> None:
+        for stream in self._streams.values():
+            stream.put_nowait(error)

@@ -1,0 +1,366 @@
+"""The text side of the engine: prompts to token requests, token outputs to text. Runs where the caller runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmjax.config import EngineConfig
+from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes
+from llmjax.engine.stats import RequestStats
+from llmjax.engine.stop import StopMatcher
+from llmjax.errors import InvalidRequest
+from llmjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
+from llmjax.sampling.params import RequestOutputKind, SamplingParams
+from llmjax.sampling.rows import request_sampling
+from llmjax.tokenizer import IncrementalDetokenizer, Tokenizer
+
+# A string, token ids, or a dict with "prompt" or "prompt_token_ids".
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+@dataclass
+class _Continuation:
+    """What has been said so far in one of the n continuations."""
+
+    index: int
+    detokenizer: IncrementalDetokenizer | None
+    stop: StopMatcher
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    times: SequenceTimes | None = None
+    text_sent: int = 0  # for DELTA
+    tokens_sent: int = 0
+
+    def output(self, *, delta: bool) -> CompletionOutput:
+        """A snapshot, or only what is new since the last one."""
+        text, tokens, logprobs = self.text, self.token_ids, self.logprobs
+        if delta:
+            text, tokens = text[self.text_sent :], tokens[self.tokens_sent :]
+            logprobs = logprobs[self.tokens_sent :] if logprobs is not None else None
+            self.text_sent, self.tokens_sent = len(self.text), len(self.token_ids)
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=list(tokens),
+            cumulative_logprob=self.cumulative_logprob,
+            logprobs=list(logprobs) if logprobs is not None else None,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+@dataclass
+class _Open:
+    """A request that has not ended."""
+
+    request: EngineRequest
+    prompt: str | None
+    continuations: list[_Continuation]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(c.finish_reason is not None for c in self.continuations)
+
+
+@dataclass(frozen=True)
+class Processed:
+    """What a batch of engine outputs means for the callers."""
+
+    outputs: list[RequestOutput]
+    aborts: list[tuple[str, int]]  # continuations that a stop string ended: the engine must be told
+    finished: list[RequestStats]
+
+
+class Frontend:
+    """Checks and tokenises prompts, detokenises outputs, finds stop strings.
+
+    Args:
+        config: limits and policies.
+        tokenizer: None: token ids in, token ids out.
+        vocab_size: number of logits.
+        max_model_len: prompt and output together, in tokens.
+        eos_token_ids: ids that end a text.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self._config = config
+        self.tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._eos = eos_token_ids
+        self._open: dict[str, _Open] = {}
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    def open(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> EngineRequest:
+        """Checks a request and remembers it.
+
+        Returns:
+            What to send to the engine.
+
+        Raises:
+            InvalidRequest: the request cannot be served; ``field`` names the reason.
+        """
+        arrival = time.monotonic()
+        if request_id in self._open:
+            raise InvalidRequest(f"request id {request_id!r} is in use", field="request_id")
+        if priority and self._config.scheduling_policy != "priority":
+            raise InvalidRequest("priority needs a server started with --scheduling-policy priority", field="priority")
+        text, token_ids = self._tokens(prompt)
+        self._check(token_ids, params)
+        room = self._max_model_len - len(token_ids)
+        bad_words = self._bad_words(params.bad_words)
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        # Resolved again by the engine for each continuation's seed; here for its errors.
+        request_sampling(params, vocab_size=self._vocab_size, seed=0, eos_ids=stops, bad_words=bad_words)
+        request = EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            params=params,
+            max_tokens=min(params.max_tokens or room, room),
+            stop_token_ids=stops,
+            bad_words_token_ids=bad_words,
+            priority=priority,
+            cache_salt=cache_salt,
+            arrival_time=arrival,
+        )
+        continuations = [self._continuation(index, request) for index in range(params.n)]
+        self._open[request_id] = _Open(request=request, prompt=text, continuations=continuations)
+        return request
+
+    def forget(self, request_id: str) -> bool:
+        """Drops a request whose outputs nobody wants; returns whether it was open."""
+        return self._open.pop(request_id, None) is not None
+
+    def process(self, engine_outputs: Iterable[EngineOutput]) -> Processed:
+        """Turns what the engine brought into request outputs. Outputs of forgotten requests are dropped."""
+        touched: dict[str, dict[int, _Continuation]] = {}
+        aborts = []
+        for output in engine_outputs:
+            request = self._open.get(output.request_id)
+            if request is None:
+                continue
+            continuation = request.continuations[output.index]
+            if continuation.finish_reason is not None:
+                continue  # the engine was one step ahead of a stop string
+            self._take(request, continuation, output)
+            if continuation.stop.found is not None and output.finish_reason is None:
+                aborts.append((output.request_id, output.index))
+            touched.setdefault(output.request_id, {})[output.index] = continuation
+        outputs, finished = [], []
+        for request_id, continuations in touched.items():
+            request = self._open[request_id]
+            if (made := self._request_output(request, list(continuations.values()))) is not None:
+                outputs.append(made)
+            if request.finished:
+                finished.append(_stats(request))
+                del self._open[request_id]
+        return Processed(outputs=outputs, aborts=aborts, finished=finished)
+
+    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), _ids(prompt["prompt_token_ids"])
+            if "prompt" not in prompt:
+                raise InvalidRequest("a prompt dict needs 'prompt' or 'prompt_token_ids'", field="prompt")
+            prompt = prompt["prompt"]
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise InvalidRequest("there is no tokenizer: give token ids instead of text", field="prompt")
+            return prompt, self.tokenizer.encode(prompt)
+        return None, _ids(prompt)
+
+    def _check(self, token_ids: list[int], params: SamplingParams) -> None:
+        if not token_ids:
+            raise InvalidRequest("the prompt is empty", field="prompt")
+        outside = next((token for token in token_ids if not 0 <= token < self._vocab_size), None)
+        if outside is not None:
+            raise InvalidRequest(
+                f"the prompt holds token id {outside}; the vocabulary has {self._vocab_size} tokens", field="prompt"
+            )
+        if len(token_ids) >= self._max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {len(token_ids)} tokens; this model's context of {self._max_model_len} leaves room "
+                f"for a prompt of at most {self._max_model_len - 1}",
+                field="prompt",
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and value > self._config.max_logprobs:
+                raise InvalidRequest(
+                    f"{name} is {value}; the server allows at most {self._config.max_logprobs} (--max-logprobs)",
+                    field=name,
+                )
+        if self.tokenizer is None and (params.stop or params.bad_words):
+            name = "stop" if params.stop else "bad_words"
+            raise InvalidRequest(f"{name} needs a tokenizer", field=name)
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is tokenised at the start of a text and after a space."""
+        if self.tokenizer is None:
+            return ()
+        found = []
+        for word in words:
+            for text in (word, " " + word.lstrip()):
+                if ids := self.tokenizer.encode(text, add_special_tokens=False):
+                    found.append(tuple(ids))
+        return tuple(dict.fromkeys(found))
+
+    def _continuation(self, index: int, request: EngineRequest) -> _Continuation:
+        params = request.params
+        detokenizer = None
+        if self.tokenizer is not None and params.detokenize:
+            detokenizer = self.tokenizer.detokenizer(
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+                prompt_ids=request.prompt_token_ids,
+            )
+        return _Continuation(
+            index=index,
+            detokenizer=detokenizer,
+            stop=StopMatcher(params.stop, include=params.include_stop_str_in_output),
+            logprobs=[] if params.logprobs is not None else None,
+            cumulative_logprob=0.0 if params.logprobs is not None else None,
+        )
+
+    def _take(self, request: _Open, continuation: _Continuation, output: EngineOutput) -> None:
+        params = request.request.params
+        continuation.times = output.times
+        request.num_cached_tokens = max(request.num_cached_tokens, output.num_cached_tokens)
+        if output.prompt_logprobs is not None:
+            request.prompt_logprobs = [
+                self._decoded(entry) if entry is not None else None for entry in output.prompt_logprobs
+            ]
+        continuation.token_ids.extend(output.new_token_ids)
+        if output.new_logprobs is not None and continuation.logprobs is not None:
+            for token, entry in zip(output.new_token_ids, output.new_logprobs, strict=True):
+                continuation.logprobs.append(self._decoded(entry))
+                continuation.cumulative_logprob = (continuation.cumulative_logprob or 0.0) + entry[token].logprob
+        if continuation.detokenizer is not None:
+            visible = output.new_token_ids
+            if output.finish_reason == "stop" and not params.include_stop_str_in_output:
+                visible = visible[:-1]  # the stop token
+            text = continuation.detokenizer.add(visible)
+            if output.finish_reason is not None:
+                text += continuation.detokenizer.finish()
+            may_stop = len(continuation.token_ids) > params.min_tokens
+            continuation.text += continuation.stop.add(text, may_stop=may_stop)
+        if continuation.stop.found is not None:
+            continuation.finish_reason, continuation.stop_reason = "stop", continuation.stop.found
+        elif output.finish_reason is not None:
+            continuation.text += continuation.stop.finish()
+            continuation.finish_reason, continuation.stop_reason = output.finish_reason, output.stop_reason
+            request.error = output.error or request.error
+
+    def _decoded(self, entry: TokenLogprobs) -> TokenLogprobs:
+        if self.tokenizer is None:
+            return entry
+        return {
+            token: Logprob(
+                logprob=value.logprob,
+                rank=value.rank,
+                decoded_token=self.tokenizer.decode([token], skip_special_tokens=False),
+            )
+            for token, value in entry.items()
+        }
+
+    def _request_output(self, request: _Open, touched: list[_Continuation]) -> RequestOutput | None:
+        kind = request.request.params.output_kind
+        if kind is RequestOutputKind.FINAL_ONLY:
+            if not request.finished:
+                return None
+            touched = request.continuations
+        elif kind is RequestOutputKind.CUMULATIVE and request.finished:
+            touched = request.continuations
+        prompt_logprobs = request.prompt_logprobs
+        if kind is RequestOutputKind.DELTA:
+            request.prompt_logprobs = None  # once
+        return RequestOutput(
+            request_id=request.request.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=request.request.prompt_token_ids,
+            outputs=[c.output(delta=kind is RequestOutputKind.DELTA) for c in touched],
+            finished=request.finished,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=request.num_cached_tokens,
+            metrics=_metrics(request),
+        )
+
+
+def _ids(prompt: Any) -> list[int]:
+    if isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Iterable):
+        raise InvalidRequest("the prompt must be text or token ids", field="prompt")
+    ids = list(prompt)
+    if any(isinstance(token, bool) or not hasattr(token, "__index__") for token in ids):
+        raise InvalidRequest("the prompt must be text or a list of integers", field="prompt")
+    return [int(token) for token in ids]
+
+
+def _metrics(request: _Open) -> RequestMetrics:
+    times = [c.times for c in request.continuations if c.times is not None]
+    return RequestMetrics(
+        arrival_time=request.request.arrival_time,
+        first_scheduled_time=_earliest(t.scheduled for t in times),
+        first_token_time=_earliest(t.first_token for t in times),
+        last_token_time=max((t.last_token for t in times if t.last_token is not None), default=None),
+        finished_time=time.monotonic() if request.finished else None,
+        num_preemptions=sum(t.num_preemptions for t in times),
+    )
+
+
+def _earliest(times: Iterable[float | None]) -> float | None:
+    return min((t for t in times if t is not None), default=None)
+
+
+def _stats(request: _Open) -> RequestStats:
+    metrics = _metrics(request)
+    arrival, end = metrics.arrival_time, metrics.finished_time or metrics.arrival_time
+    scheduled = end if metrics.first_scheduled_time is None else metrics.first_scheduled_time
+    first = end if metrics.first_token_time is None else metrics.first_token_time
+    last = first if metrics.last_token_time is None else metrics.last_token_time
+    reasons = [c.finish_reason or "abort" for c in request.continuations]
+    params = request.request.params
+    return RequestStats(
+        request_id=request.request.request_id,
+        finish_reason=next((r for r in ("error", "abort", "length") if r in reasons), "stop"),
+        num_prompt_tokens=len(request.request.prompt_token_ids),
+        num_generation_tokens=sum(len(c.token_ids) for c in request.continuations),
+        num_cached_tokens=request.num_cached_tokens,
+        max_tokens=params.max_tokens,
+        n=params.n,
+        num_preemptions=metrics.num_preemptions,
+        e2e_seconds=end - arrival,
+        queued_seconds=max(0.0, scheduled - arrival),
+        prefill_seconds=max(0.0, first - scheduled),
+        decode_seconds=max(0.0, last - first),
+        inference_seconds=max(0.0, last - scheduled),
+    )

