@@ -250,7 +250,8 @@ def _byte_bpe(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> Tok
 def _word_piece(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> Tokenizer:
     special = _special(vocabulary, _Defaults(bos=101, unknown=100, seperator=102, padding=0))
     names = [_word_piece_name(token, t) for token, t in zip(vocabulary.tokens, vocabulary.types, strict=True)]
-    unknown = special.texts.get("unk_token", "[UNK]")
+    if (unknown := special.texts.get("unk_token")) is None:
+        vocabulary.fail("unknown_token_id is missing or outside the vocabulary")
     tokenizer = tokenizers.Tokenizer(models.WordPiece({name: i for i, name in enumerate(names)}, unk_token=unknown))
     lowercase = vocabulary.flag("normalizer.lowercase", True)
     tokenizer.normalizer = normalizers.BertNormalizer(
@@ -312,6 +313,9 @@ def _sentencepiece(
         vocabulary.types[unknown] = PieceType.UNKNOWN
     special = _special(vocabulary, defaults)
     add_space = vocabulary.flag("add_space_prefix", True)
+    byte_tokens = vocabulary.of_type(PieceType.BYTE)
+    if byte_tokens and byte_tokens.keys() != {f"<0x{byte:02X}>" for byte in range(256)}:
+        vocabulary.fail("tokens has byte tokens, but not <0x00> to <0xFF>")
     pieces = [
         # The library matches user-defined pieces after it has written spaces as ▁.
         Piece(text.replace(" ", SPACE) if t is PieceType.USER_DEFINED else text, score, t)
@@ -321,7 +325,7 @@ def _sentencepiece(
     serialized = proto.model(
         (Piece(text, piece.score, piece.type) for text, piece in zip(texts, pieces, strict=True)),
         model_type=model_type,
-        byte_fallback=PieceType.BYTE in vocabulary.types,
+        byte_fallback=bool(byte_tokens),
         whitespace_as_suffix=False,
         normalizer_spec=proto.normalizer(
             add_dummy_prefix=add_space,
