@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
@@ -17,7 +17,10 @@ from llmjax.config import ServerConfig
 from llmjax.version import __version__
 from serve.drain import Gate
 from serve.errors import ApiError
-from serve.interfaces import Engine, Tokenizer
+from serve.interfaces import Engine
+
+if TYPE_CHECKING:
+    from llmjax.tokenizer import Tokenizer
 
 SAFE_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 

@@ -1,40 +1,17 @@
-"""What the server needs of ``llmjax.AsyncLLM`` and of its tokenizer."""
+"""What the server needs of ``llmjax.AsyncLLM``."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llmjax.config import EngineConfig
+from llmjax.engine.stats import StatLogger
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import SamplingParams
 
-
-class Tokenizer(Protocol):
-    """Text to token ids and back."""
-
-    @property
-    def chat_template(self) -> object | None: ...
-
-    def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str: ...
-
-    def id_to_token(self, id: int, /) -> str: ...
-
-    def token_bytes(self, id: int, /) -> bytes: ...
-
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        /,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        **kwargs: Any,
-    ) -> str: ...
+if TYPE_CHECKING:  # importing it takes a while, and a busy port should be reported at once
+    from llmjax.tokenizer import Tokenizer
 
 
 class ModelShape(Protocol):
@@ -70,7 +47,7 @@ class Engine(Protocol):
 
     def generate(
         self,
-        prompt: Any,
+        prompt: Mapping[str, Any],
         sampling_params: SamplingParams,
         request_id: str,
         *,
@@ -80,6 +57,6 @@ class Engine(Protocol):
 
     def check_health(self) -> None: ...
 
-    def add_stat_logger(self, logger: Any) -> None: ...
+    def add_stat_logger(self, stat_logger: StatLogger, /) -> None: ...
 
     async def shutdown(self, *, drain_timeout: float) -> None: ...

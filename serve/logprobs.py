@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmjax.outputs import TokenLogprobs
-from serve.interfaces import Tokenizer
+
+if TYPE_CHECKING:
+    from llmjax.tokenizer import Tokenizer
 
 FLOOR = -9999.0  # OpenAI's value for "very unlikely"; JSON has no -inf
 

@@ -50,8 +50,9 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
 async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket.socket) -> None:
     from llmjax import AsyncLLM  # not before the port is known to be free: the import alone takes seconds
 
-    engine = await AsyncLLM.create(engine_config)
+    engine = AsyncLLM.from_config(engine_config)
     try:
+        await engine.wait_ready()
         await DrainingServer(engine, config, sock=sock).serve(sockets=[sock])
     finally:
         await engine.shutdown(drain_timeout=0)

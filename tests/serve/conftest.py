@@ -142,7 +142,8 @@ def start(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[Run
 
     async def main() -> None:
         sock = bind(server_config)
-        engine = await AsyncLLM.create(engine_config)
+        engine = AsyncLLM.from_config(engine_config)
+        await engine.wait_ready()
         server = DrainingServer(engine, server_config, sock=sock)
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         ready.append(Running(url, engine, asyncio.get_running_loop(), server))
@@ -197,7 +198,7 @@ def tiny_long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def engine_config(tiny_model: Path) -> EngineConfig:
+def engine_config(tiny_model: Path, compile_cache_dir: str) -> EngineConfig:
     return EngineConfig(
         model=str(tiny_model),
         dtype="float32",
@@ -207,6 +208,8 @@ def engine_config(tiny_model: Path) -> EngineConfig:
         page_size=16,
         kv_cache_memory_bytes=8 * 2**20,
         max_num_queued_reqs=64,
+        served_model_name="tiny-llama",
+        compilation_cache_dir=compile_cache_dir,
     )
 
 

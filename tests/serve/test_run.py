@@ -68,8 +68,9 @@ def wait_running(url: str) -> None:
         time.sleep(0.01)
 
 
-def test_sigterm_lets_streams_finish_then_cuts_what_is_too_long(tiny_long_model: Path) -> None:
-    with process(tiny_long_model) as (server, url):
+def test_sigterm_lets_streams_finish_then_cuts_what_is_too_long(tiny_long_model: Path, compile_cache_dir: str) -> None:
+    cache = ("--compilation-cache-dir", compile_cache_dir)
+    with process(tiny_long_model, *cache) as (server, url):
         lines: list[str] = []
         reader = stream(url, 300, lines)
         wait_running(url)
@@ -86,7 +87,7 @@ def test_sigterm_lets_streams_finish_then_cuts_what_is_too_long(tiny_long_model:
         (done,) = (entry for entry in entries if entry["status"] == 200 and entry["method"] == "POST")
         assert done["prompt_tokens"] == 2 and done["completion_tokens"] == 300
 
-    with process(tiny_long_model, "--shutdown-timeout", "0.2") as (server, url):
+    with process(tiny_long_model, *cache, "--shutdown-timeout", "0.2") as (server, url):
         lines = []
         reader = stream(url, 4000, lines)
         wait_running(url)
