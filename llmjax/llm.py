@@ -251,9 +251,9 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt is a list of one; a list of integers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    items = list(prompts) if isinstance(prompts, Iterable) else []
+    items: list[Any] = list(prompts) if isinstance(prompts, Iterable) else []
     if items and all(isinstance(item, int) for item in items):
-        return [items]
+        return [prompts]
     if not items:
         raise InvalidRequest("there are no prompts", field="prompts")
     return items

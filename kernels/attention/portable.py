@@ -65,7 +65,7 @@ def ragged_paged_attention(
 ) -> jax.Array:
     """Causal attention of every token over the pages of its request (contract: ``kernels.attention.attend``)."""
     rules = _Rules(scale=scale, window=window, softcap=softcap, sinks=sinks)
-    tokens, heads, head_dim = q.shape
+    tokens, _, head_dim = q.shape
     grouped = q.astype(jnp.float32).reshape(tokens, pages.k.shape[1], -1, head_dim)  # [T, K, G, h]
     if batch.decode:
         return _decode(grouped, pages, batch, rules).reshape(q.shape).astype(q.dtype)

@@ -33,7 +33,7 @@ class Bucket:
 
 
 def make_buckets(*, max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucket]:
-    """Both families, smallest first: decode buckets of 1, 2, 4, … rows; mixed ones of 16, 32, … tokens with all rows."""
+    """Both families: decode buckets of 1, 2, 4, … rows; mixed ones of 16, 32, … tokens with all rows."""
     decode = [Bucket(tokens=n, rows=n, decode=True) for n in _doubling(1, max_num_seqs)]
     mixed = [Bucket(tokens=n, rows=max_num_seqs, decode=False) for n in _doubling(16, max_num_batched_tokens)]
     return decode + mixed

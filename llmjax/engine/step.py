@@ -1,4 +1,4 @@
-"""The jitted step: one dispatch takes the packed batch, runs the model, samples, and leaves the result on the device."""
+"""The jitted step: one dispatch takes the packed batch, runs the model, samples, the result stays there."""
 
 from __future__ import annotations
 
