@@ -51,11 +51,12 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket
     from llmjax import AsyncLLM  # not before the port is known to be free: the import alone takes seconds
 
     engine = AsyncLLM.from_config(engine_config)
+    server = DrainingServer(engine, config, sock=sock)
     try:
         await engine.wait_ready()
-        await DrainingServer(engine, config, sock=sock).serve(sockets=[sock])
+        await server.serve(sockets=[sock])
     finally:
-        await engine.shutdown(drain_timeout=0)
+        await server.stop_engine()
 
 
 class DrainingServer(uvicorn.Server):
@@ -65,6 +66,7 @@ class DrainingServer(uvicorn.Server):
         self._engine = engine
         self._settings = config
         self._gate = Gate()
+        self._engine_stopped = False
         self._loop = asyncio.get_running_loop()
         self._drain_task: asyncio.Task[None] | None = None
         self._url = base_url(config, sock)
@@ -100,11 +102,17 @@ class DrainingServer(uvicorn.Server):
     def _start_drain(self) -> None:
         self._drain_task = self._loop.create_task(self._drain())
 
+    async def stop_engine(self) -> None:
+        """Aborts what still runs; the second call, after a drain that timed out, does nothing."""
+        if not self._engine_stopped:
+            self._engine_stopped = True
+            await self._engine.shutdown(drain_timeout=0)
+
     async def _drain(self) -> None:
         try:
             if not await self._gate.wait_empty(timeout=self._settings.shutdown_timeout):
                 log.warning("%d requests did not finish in time and are aborted", self._gate.active)
-                await self._engine.shutdown(drain_timeout=0)
+                await self.stop_engine()
                 await self._gate.wait_empty(timeout=LAST_WORDS_SECONDS)
         finally:
             self.should_exit = True
@@ -123,7 +131,8 @@ def _configure_logging(level: str) -> None:
     logging.basicConfig(
         level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
-    logging.getLogger("uvicorn").setLevel("WARNING")
+    for chatty in ("uvicorn", "jax", "asyncio"):
+        logging.getLogger(chatty).setLevel("WARNING")
     access = logging.getLogger("serve.access")
     access.handlers = [logging.StreamHandler(sys.stdout)]
     access.propagate = False

@@ -152,7 +152,7 @@ def start(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[Run
             await asyncio.sleep(0.01)
         up.set()
         await serving
-        await engine.shutdown(drain_timeout=0)
+        await server.stop_engine()
 
     def thread() -> None:
         try:
@@ -203,8 +203,8 @@ def engine_config(tiny_model: Path, compile_cache_dir: str) -> EngineConfig:
         model=str(tiny_model),
         dtype="float32",
         max_model_len=CONTEXT,
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
         page_size=16,
         kv_cache_memory_bytes=8 * 2**20,
         max_num_queued_reqs=64,
