@@ -38,7 +38,10 @@ def load_tokenizer(path: Path | str, *, gguf: GGUFFile | None = None, chat_templ
         gguf = GGUFFile.open(path)
     if gguf is not None:
         return tokenizer_from_gguf(gguf.metadata, source=str(path), chat_template=template)
-    if path.name in ("tokenizer.json", "vocab.json", "vocab.txt", *SENTENCEPIECE_FILES) and path.is_file():
+    if (
+        path.name in ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json", *SENTENCEPIECE_FILES)
+        and path.is_file()
+    ):
         path = path.parent
     if not path.is_dir():
         raise TokenizerError(f"{path}: is neither a folder nor a .gguf file")

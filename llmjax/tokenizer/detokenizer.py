@@ -44,7 +44,7 @@ class PieceTable:
         return self._id_to_token(token_id) is not None
 
     def _decode(self, token_id: int, *, first: bool) -> bytes:
-        token = self._id_to_token(token_id)
+        token = self._id_to_token(int(token_id))  # NumPy's integers come too
         return b"" if token is None else self._decoder(token, first=first)
 
 

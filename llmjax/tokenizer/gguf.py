@@ -337,7 +337,7 @@ def _sentencepiece(
     try:
         processor.LoadFromSerializedProto(serialized)
     except (RuntimeError, ValueError) as error:
-        vocabulary.fail(f"tokens: {error}")
+        vocabulary.fail(f"tokens, scores or precompiled_charsmap: {error}")
     rules = CutRules(
         special=vocabulary.of_type(PieceType.CONTROL, PieceType.UNKNOWN),
         literal=vocabulary.of_type(PieceType.USER_DEFINED),

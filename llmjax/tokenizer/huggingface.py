@@ -22,6 +22,7 @@ from llmjax.tokenizer.backend import CutRules, HuggingFaceBackend, SentencePiece
 from llmjax.tokenizer.chat_template import ChatTemplate
 from llmjax.tokenizer.pieces import SPACE, SpacePieces, decoder_of
 from llmjax.tokenizer.pretokenizers import pre_tokenizer_named
+from llmjax.tokenizer.tekken import tokenizer_from_tekken
 from llmjax.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
@@ -141,7 +142,11 @@ def tokenizer_from_folder(folder: Path, *, chat_template: ChatTemplate | None = 
         return _wrap(_byte_bpe(folder, config), config, template, source=folder / "vocab.json")
     if (folder / "vocab.txt").exists():
         return _wrap(_word_piece(folder / "vocab.txt", config), config, template, source=folder / "vocab.txt")
-    names = ", ".join(("tokenizer.json", *SENTENCEPIECE_FILES, "vocab.json with merges.txt", "vocab.txt"))
+    if (folder / "tekken.json").exists():
+        return tokenizer_from_tekken(folder / "tekken.json", chat_template=template)
+    names = ", ".join(
+        ("tokenizer.json", *SENTENCEPIECE_FILES, "vocab.json with merges.txt", "vocab.txt", "tekken.json")
+    )
     raise TokenizerError(f"{folder}: no tokenizer found (looked for {names})")
 
 

@@ -66,7 +66,9 @@ _NO_METHODS = frozenset(
         "__format__",
     ]
 )
-_WIDE_FORMAT = re.compile(r"\d{4,}|\*|\{[^{}]*\{")
+# A width of four digits or one given by an argument, in %-formats and in {}-fields ({{ is a brace).
+_FIELD = r"(?<!\{)(?:\{\{)*\{(?!\{)[^{}]*:[^{}]*"
+_WIDE_FORMAT = re.compile(rf"%[^a-zA-Z%(]*(?:\d{{4,}}|\*)|%\(.*\d{{4,}}|{_FIELD}(?:\d{{4,}}|\{{)", re.DOTALL)
 
 
 class _Budget:
@@ -151,7 +153,7 @@ def _check_amplification(name: str, args: Sequence[Any], kwargs: Mapping[str, An
             _measured(values)
     elif name == "list" and isinstance(value, str):
         _budget.get().spend(len(value) * ENTRY)
-    if name not in ("int", "float", "default", "d") and any(type(v) is int and abs(v) > MAX_WIDTH for v in values):
+    if name in ("indent", "tojson", "round") and any(type(v) is int and abs(v) > MAX_WIDTH for v in values):
         raise TokenizerError(f"chat template: a number of more than {MAX_WIDTH} given to {name}")
 
 
@@ -332,7 +334,7 @@ def render_bounded(template: jinja2.Template, variables: Mapping[str, Any]) -> s
         raise
     except jinja2.TemplateError as error:
         raise TokenizerError(f"chat template: {_one_line(error)}") from error
-    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, MemoryError) as error:
         raise TokenizerError(f"chat template: {type(error).__name__}: {_one_line(error)}") from error
     finally:
         _budget.reset(token)

@@ -143,7 +143,7 @@ class Tokenizer:
             template = self.chat_template
         else:
             raise TokenizerError(
-                "the model has no chat template: pass one as chat_template (Jinja source, a file, or a name as 'chatml')"
+                "the model has no chat template: pass one as chat_template (Jinja, a file, or a name as 'chatml')"
             )
         if reserved := kwargs.keys() & {"messages", "raise_exception", "strftime_now"}:
             raise InvalidRequest(

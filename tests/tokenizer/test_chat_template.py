@@ -217,6 +217,23 @@ def test_internals_are_out_of_reach() -> None:
     assert render("{{ ''|attr('__class__') }}{{ ''['__class__'] }}{{ '{0.__class__}'.format('') }}") == ""
 
 
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 'in 2024: %s, %05d%%' % ('x', 7) }}", "in 2024: x, 00007%"),
+        ("{{ '{} in 20240'.format('x') }}", "x in 20240"),
+        ("{{ '{{\"year\": 20240, {:>3}}}'.format(1) }}", '{"year": 20240,   1}'),
+        ("{{ messages[0].get('n', 40960) + 8192 }}", "49152"),
+        ("{{ messages[0].n|default(40960) }}", "40960"),
+        ("{{ (messages|length > 0) and 'a' in 'abc' and messages[0].role == 'user' }}", "True"),
+        ("{{ '123456789'|int * 10 }}", "1234567890"),
+        ("{{ ([1, 2] + [3]) | join('-') ~ 'x' ~ 4 }}", "1-2-3x4"),
+    ],
+)
+def test_limits_leave_ordinary_expressions_alone(source: str, text: str) -> None:
+    assert render(source) == text
+
+
 def test_the_budget_is_per_rendering() -> None:
     template = ChatTemplate.from_text("{{ 'x' * 1000000 }}")
     for _ in range(600):

@@ -45,7 +45,7 @@ def test_chunks_join_to_the_whole(
     tokenizer: Tokenizer, ids: list[int], cuts: list[int], to_bytes: bool, skip: bool, spaces: bool
 ) -> None:
     ids = biased(tokenizer, ids, to_bytes=to_bytes)
-    options = {"skip_special_tokens": skip, "spaces_between_special_tokens": spaces}
+    options: Any = {"skip_special_tokens": skip, "spaces_between_special_tokens": spaces}
     detokenizer = tokenizer.detokenizer(**options)
     chunks, at = [], 0
     for cut in cuts:

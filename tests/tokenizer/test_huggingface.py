@@ -115,9 +115,9 @@ def model() -> bytes:
     words = ["alpha", "beta", "gamma", "delta", "eps", "don't", "Straße", "日本", "12"]
     out = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([" ".join(words[i:] + words[:i]) for i in range(9)] * 4), model_writer=out, model_type="bpe",
-        vocab_size=340, byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
-        user_defined_symbols=["<box>"], minloglevel=2,
+        sentence_iterator=iter([" ".join(words[i:] + words[:i]) for i in range(9)] * 4),
+        model_writer=out, model_type="bpe", vocab_size=340, byte_fallback=True, normalization_rule_name="identity",
+        remove_extra_whitespaces=False, user_defined_symbols=["<box>"], minloglevel=2,
     )  # fmt: skip
     return out.getvalue()
 
