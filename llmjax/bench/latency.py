@@ -22,6 +22,7 @@ from llmjax.settings import settings_of
 
 if TYPE_CHECKING:
     from llmjax import AsyncLLM
+    from llmjax.engine.stats import EngineTotals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,22 +95,19 @@ async def measure(llm: AsyncLLM, options: LatencyOptions, *, seed: int) -> Batch
     Args:
         seed: of the prompts; every batch has new ones, so that the prefix cache has no part in the result.
     """
-    from llmjax.engine.stats import EngineTotals
-
-    totals = EngineTotals()
-    llm.add_stat_logger(totals)
     rng, shape = np.random.default_rng(seed), options.shape(llm.model_config.vocab_size)
     records = []
     try:
+        await llm.warm_up()
         for i in range(options.num_iters_warmup + options.num_iters):
             if i == options.num_iters_warmup:
-                before = work_of(totals)
+                before = work_of(llm.stats)
             samples = random_samples(options.batch_size, shape, rng)
             requests = [stream(llm, sample, f"bench-{i}-{j}") for j, sample in enumerate(samples)]
             batch = await asyncio.gather(*requests)
             if i >= options.num_iters_warmup:
                 records.append(batch)
-        return Batches(records=records, work=work_of(totals) - before)
+        return Batches(records=records, work=work_of(llm.stats) - before)
     finally:
         await llm.shutdown(drain_timeout=0)
 
@@ -141,8 +139,8 @@ async def stream(llm: AsyncLLM, sample: Sample, request_id: str) -> RequestRecor
     )
 
 
-def work_of(totals: Any) -> EngineWork:
-    """A copy of the engine's running totals (``llmjax.engine.stats.EngineTotals``)."""
+def work_of(totals: EngineTotals) -> EngineWork:
+    """A copy of the engine's running totals."""
     return EngineWork(steps=totals.steps, host_seconds=totals.host_seconds, compilations=totals.compilations)
 
 

@@ -50,10 +50,11 @@ def main(argv: list[str]) -> int:
         seed=config.seed, count_tokens=count_tokens, vocab_size=llm.model_config.vocab_size, extra=WARM_UP
     )
     timed, warm_up = samples[: options.num_prompts], samples[options.num_prompts :]
+    llm.warm_up()
     run(llm, warm_up)
-    before = work_of(llm.engine.stats)
+    before = work_of(llm.stats)
     outputs = run(llm, timed)
-    result = summarise_outputs(outputs, work_of(llm.engine.stats) - before, percentiles=report.metric_percentiles)
+    result = summarise_outputs(outputs, work_of(llm.stats) - before, percentiles=report.metric_percentiles)
     title = f"{llm.model_name}: {options.num_prompts} {options.dataset_name} prompts"
     setup = {"benchmark": "throughput", "model": llm.model_name, **as_setup(options)}
     publish(result, title=title, output_json=report.output_json, setup=setup, detailed=report.save_detailed)

@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     if len(prompts) == 1 and not values.json and given.get("n", 1) == 1 and given.get("detokenize", True):
         asyncio.run(_stream(prompts[0], LocalModel(config, given, defaults), values))
     else:
-        _batch(prompts, config, defaults | given, values)
+        _batch(prompts, config, given, defaults, values)
     return 0
 
 
@@ -67,11 +67,17 @@ async def _stream(prompt: Prompt, model: LocalModel, values: argparse.Namespace)
         await model.close()
 
 
-def _batch(prompts: list[Prompt], config: EngineConfig, fields: Mapping[str, Any], values: argparse.Namespace) -> None:
+def _batch(
+    prompts: list[Prompt],
+    config: EngineConfig,
+    given: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    values: argparse.Namespace,
+) -> None:
     from llmjax import LLM
 
     llm = LLM.from_config(config)
-    params = SamplingParams(**fields)
+    params = SamplingParams(**{**defaults, **llm.default_sampling_params, **given})
     if values.chat:
         outputs = llm.chat([_messages(prompt, values.system) for prompt in prompts], params)
     else:
