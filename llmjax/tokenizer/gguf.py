@@ -20,7 +20,7 @@ from llmjax.tokenizer.backend import CutRules, HuggingFaceBackend, SentencePiece
 from llmjax.tokenizer.chat_template import ChatTemplate
 from llmjax.tokenizer.pieces import SPACE, ByteLevelPieces, SpacePieces, WordPieces
 from llmjax.tokenizer.pretokenizers import pre_tokenizer_named
-from llmjax.tokenizer.sentencepiece_proto import ModelType, Piece, PieceType
+from llmjax.tokenizer.sentencepiece_proto import ModelType, Pieces, PieceType
 from llmjax.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 # Texts that end a turn or a document, whatever the file's keys say.
@@ -58,7 +58,7 @@ class Vocabulary:
 
     Attributes:
         tokens: texts by id, made unique.
-        types: by id.
+        types: [V] int32, values of PieceType.
     """
 
     def __init__(self, metadata: Mapping[str, Any], *, source: str) -> None:
@@ -69,9 +69,8 @@ class Vocabulary:
             self.fail("tokens is missing or is not an array of strings")
         self.tokens = _unique(tokens)
         types = self._numbers("token_type", np.integer)
-        self.types = (
-            [PieceType.NORMAL] * len(tokens) if types is None else [_TYPES.get(t, PieceType.NORMAL) for t in types]
-        )
+        self.types = np.full(len(tokens), PieceType.NORMAL, np.int32) if types is None else types.astype(np.int32)
+        self.types[~np.isin(self.types, list(PieceType))] = PieceType.NORMAL
         self.ids = {token: i for i, token in enumerate(self.tokens)}
         # A marker of the end that the converter took for an ordinary word is still one.
         for marker in END_MARKERS & self.ids.keys():
@@ -86,18 +85,18 @@ class Vocabulary:
             self.fail(f"{key} has the wrong type ({type(value).__name__})")
         return value
 
-    def _numbers(self, key: str, kind: type) -> list[Any] | None:
+    def _numbers(self, key: str, kind: type) -> np.ndarray | None:
         """A numeric array, one entry a token at least."""
         array = self._get(key, np.ndarray)
         if array is None:
             return None
         if not np.issubdtype(array.dtype, kind) or array.ndim != 1 or len(array) < len(self.tokens):
             self.fail(f"{key} is not {len(self.tokens)} numbers")
-        values: list[Any] = array[: len(self.tokens)].tolist()
-        return values
+        return np.asarray(array[: len(self.tokens)])
 
-    def scores(self) -> list[float]:
-        return self._numbers("scores", np.number) or [0.0] * len(self.tokens)
+    def scores(self) -> np.ndarray:
+        scores = self._numbers("scores", np.number)
+        return np.zeros(len(self.tokens), np.float32) if scores is None else scores.astype(np.float32)
 
     def text(self, key: str, default: str = "") -> str:
         value: str | None = self._get(key, str)
@@ -114,7 +113,7 @@ class Vocabulary:
         return token_id if token_id is not None and 0 <= token_id < len(self.tokens) else None
 
     def of_type(self, *types: PieceType) -> dict[str, int]:
-        return {token: i for i, (token, t) in enumerate(zip(self.tokens, self.types, strict=True)) if t in types}
+        return {self.tokens[i]: i for i in np.flatnonzero(np.isin(self.types, types)).tolist()}
 
     def merges(self) -> list[tuple[str, str]]:
         merges = self._get("merges", list)
@@ -136,9 +135,6 @@ class Vocabulary:
         if array.dtype not in (np.int8, np.uint8):
             self.fail("precompiled_charsmap is not an array of bytes")
         return bytes(array.tobytes())
-
-
-_TYPES = {int(t): t for t in PieceType}
 
 
 def _unique(tokens: Sequence[str]) -> list[str]:
@@ -249,7 +245,7 @@ def _byte_bpe(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> Tok
 
 def _word_piece(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> Tokenizer:
     special = _special(vocabulary, _Defaults(bos=101, unknown=100, seperator=102, padding=0))
-    names = [_word_piece_name(token, t) for token, t in zip(vocabulary.tokens, vocabulary.types, strict=True)]
+    names = [_word_piece_name(token, t) for token, t in zip(vocabulary.tokens, vocabulary.types.tolist(), strict=True)]
     if (unknown := special.texts.get("unk_token")) is None:
         vocabulary.fail("unknown_token_id is missing or outside the vocabulary")
     tokenizer = tokenizers.Tokenizer(models.WordPiece({name: i for i, name in enumerate(names)}, unk_token=unknown))
@@ -271,7 +267,7 @@ def _word_piece(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> T
     return Tokenizer(HuggingFaceBackend(tokenizer), WordPieces(), special=special, chat_template=chat_template)
 
 
-def _word_piece_name(token: str, kind: PieceType) -> str:
+def _word_piece_name(token: str, kind: int) -> str:
     """The converter writes ▁word for a word's start and drops the ## of continuations."""
     if token.startswith(SPACE):
         return token[1:]
@@ -309,21 +305,19 @@ def _sentencepiece(
     unigram = model_type is ModelType.UNIGRAM
     if (unknown := vocabulary.token_id("unknown", defaults.unknown)) is not None:
         # The library wants exactly one unknown piece.
-        vocabulary.types = [PieceType.CONTROL if t is PieceType.UNKNOWN else t for t in vocabulary.types]
+        vocabulary.types[vocabulary.types == PieceType.UNKNOWN] = PieceType.CONTROL
         vocabulary.types[unknown] = PieceType.UNKNOWN
     special = _special(vocabulary, defaults)
     add_space = vocabulary.flag("add_space_prefix", True)
     byte_tokens = vocabulary.of_type(PieceType.BYTE)
     if byte_tokens and byte_tokens.keys() != {f"<0x{byte:02X}>" for byte in range(256)}:
         vocabulary.fail("tokens has byte tokens, but not <0x00> to <0xFF>")
-    pieces = [
+    texts = list(vocabulary.tokens)
+    for token, i in vocabulary.of_type(PieceType.USER_DEFINED).items():
         # The library matches user-defined pieces after it has written spaces as ▁.
-        Piece(text.replace(" ", SPACE) if t is PieceType.USER_DEFINED else text, score, t)
-        for text, score, t in zip(vocabulary.tokens, vocabulary.scores(), vocabulary.types, strict=True)
-    ]
-    texts = _unique([piece.text for piece in pieces])
+        texts[i] = token.replace(" ", SPACE)
     serialized = proto.model(
-        (Piece(text, piece.score, piece.type) for text, piece in zip(texts, pieces, strict=True)),
+        Pieces(_unique(texts), vocabulary.scores(), vocabulary.types),
         model_type=model_type,
         byte_fallback=bool(byte_tokens),
         whitespace_as_suffix=False,

@@ -9,10 +9,11 @@ Field numbers: google/sentencepiece, ``src/sentencepiece_model.proto``.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+
+import numpy as np
 
 _VARINT, _BYTES, _FLOAT = 0, 2, 5
 
@@ -34,10 +35,18 @@ class ModelType(IntEnum):
 
 
 @dataclass(frozen=True)
-class Piece:
-    text: str
-    score: float
-    type: PieceType
+class Pieces:
+    """A vocabulary; the id of a piece is its position.
+
+    Args:
+        texts: V strings, none empty and none twice.
+        scores: [V] numbers.
+        types: [V] values of PieceType.
+    """
+
+    texts: Sequence[str]
+    scores: np.ndarray
+    types: np.ndarray
 
 
 def _varint(value: int) -> bytes:
@@ -75,21 +84,28 @@ def normalizer(*, add_dummy_prefix: bool, remove_extra_whitespaces: bool | None 
     return _data(3, spec)
 
 
+def _head(size: int) -> bytes:
+    """What stands before a piece's text of ``size`` bytes: the lengths of the piece and of the text."""
+    length = _varint(1 << 3 | _BYTES) + _varint(size)
+    return _varint(1 << 3 | _BYTES) + _varint(len(length) + size + 7) + length
+
+
 def model(
-    pieces: Iterable[Piece],
-    *,
-    model_type: ModelType,
-    byte_fallback: bool,
-    whitespace_as_suffix: bool,
-    normalizer_spec: bytes,
+    pieces: Pieces, *, model_type: ModelType, byte_fallback: bool, whitespace_as_suffix: bool, normalizer_spec: bytes
 ) -> bytes:
-    """A serialized ``ModelProto``; the id of a piece is its position."""
-    type_field = {t: _number(3, t) for t in PieceType}
-    score_tag = _varint(2 << 3 | _FLOAT)
-    pack = struct.Struct("<f").pack
-    parts = []
-    for piece in pieces:
-        body = _data(1, piece.text.encode()) + score_tag + pack(piece.score) + type_field[piece.type]
-        parts.append(_data(1, body))
+    """A serialized ``ModelProto``."""
+    texts = [text.encode() for text in pieces.texts]
+    # Behind its text every piece has the same seven bytes but for their values: score and type.
+    tails = np.empty((len(texts), 7), np.uint8)
+    tails[:, 0] = 2 << 3 | _FLOAT
+    tails[:, 1:5] = pieces.scores.astype("<f4").view(np.uint8).reshape(-1, 4)
+    tails[:, 5] = 3 << 3 | _VARINT
+    tails[:, 6] = pieces.types
+    tail = tails.tobytes()
+    # In front of it, what the length of the text decides.
+    heads = {size: _head(size) for size in set(map(len, texts))}
+    parts: list[bytes] = []
+    for i, text in enumerate(texts):
+        parts += (heads[len(text)], text, tail[7 * i : 7 * i + 7])
     trainer = _number(3, model_type) + _number(24, whitespace_as_suffix) + _number(35, byte_fallback)
     return b"".join([*parts, _data(2, trainer), normalizer_spec])
