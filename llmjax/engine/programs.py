@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -60,7 +62,7 @@ class StepPrograms:
     def __init__(self, build: Callable[[Bucket], Executable], buckets: list[Bucket], *, threads: int) -> None:
         self._build = build
         self._order = sorted(buckets, key=_cost)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile", initializer=_step_back)
         # The largest bucket holds every plan, so the engine can serve as soon as it is there; then one decode and the
         # largest decode bucket; the rest from small to large.
         first = [self._order[-1], next(b for b in self._order if b.decode), [b for b in self._order if b.decode][-1]]
@@ -109,6 +111,14 @@ class StepPrograms:
         program = Program(bucket=bucket, executable=executable, seconds=time.monotonic() - started)
         logger.debug("compiled %s in %.1f s", bucket, program.seconds)
         return program
+
+
+def _step_back() -> None:
+    """Compiling must not slow down requests that run already on the programs that are there."""
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    # Tracing is Python: give the engine's thread the interpreter sooner than the default 5 ms.
+    sys.setswitchinterval(0.0005)
 
 
 def _cost(bucket: Bucket) -> tuple[int, bool]:
