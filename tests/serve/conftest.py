@@ -190,10 +190,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a context that takes seconds to fill."""
+    """The same with a context that takes many seconds to fill."""
     folder = tmp_path_factory.mktemp("models") / "tiny-long"
     folder.mkdir()
-    write_llama(folder, vocab=write_tokenizer(folder), context=4096)
+    write_llama(folder, vocab=write_tokenizer(folder), context=16384)
     return folder
 
 

@@ -149,7 +149,6 @@ def test_gate_empties_and_times_out() -> None:
 
 
 def test_access_log_is_one_json_line(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("serve.access").propagate = True
     with caplog.at_level(logging.INFO, logger="serve.access"):
         ask(app_of(EngineDead("gone")), ("POST", "/v1/completions", {**IDS, "headers": {"X-Request-Id": "r-1"}}))
     (record,) = (record for record in caplog.records if record.name == "serve.access")

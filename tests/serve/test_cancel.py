@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import time
 from typing import Any
@@ -39,6 +40,23 @@ def test_client_that_hangs_up(running: Any, body: dict[str, Any]) -> None:
             began = time.monotonic()
             running.wait_idle()
             assert time.monotonic() - began < 0.5, "the request ran on for nobody"
+
+
+def test_log_names_clients_that_left(running: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="serve.access"):
+        for stream in (False, True):
+            with httpx.Client(base_url=running.url, timeout=0.3) as impatient, pytest.raises(httpx.TimeoutException):
+                if stream:
+                    with impatient.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+                        assert response.status_code == 200
+                        raise httpx.ReadTimeout("enough")
+                impatient.post("/v1/completions", json={**LONG, "n": 4})
+        running.wait_idle()
+        time.sleep(0.1)
+    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "serve.access"]
+    assert [line["status"] for line in lines] == [499, 200]
+    assert all("client" in line["error"] for line in lines)
+    assert lines[1]["completion_tokens"] < 480
 
 
 def test_half_of_many_streams_dropped(running: Any) -> None:

@@ -21,8 +21,8 @@ def smollm2(smollm2_path: Path, start_server: Any, compile_cache_dir: str) -> It
     config = EngineConfig(
         model=str(smollm2_path),
         max_model_len=256,
-        max_num_seqs=2,
-        max_num_batched_tokens=64,
+        max_num_seqs=1,
+        max_num_batched_tokens=32,
         kv_cache_memory_bytes=64 * 2**20,
         compilation_cache_dir=compile_cache_dir,
         served_model_name="smollm2",

@@ -22,8 +22,8 @@ from llmjax.config import ServerConfig
 from llmjax.errors import ConfigError
 from serve.listen import bind, check_tls
 
-ENGINE_FLAGS = ["--dtype", "float32", "--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--page-size", "16"]
-ENGINE_FLAGS += ["--kv-cache-memory-bytes", str(2**22), "--max-model-len", "4096"]
+ENGINE_FLAGS = ["--dtype", "float32", "--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--page-size", "16"]
+ENGINE_FLAGS += ["--kv-cache-memory-bytes", str(2**23), "--max-model-len", "16384"]
 
 
 @contextmanager
@@ -61,40 +61,38 @@ def stream(url: str, tokens: int, lines: list[str]) -> threading.Thread:
     return thread
 
 
-def wait_running(url: str) -> None:
+def wait_running(url: str, count: int) -> None:
     end = time.monotonic() + 30
-    while not re.search(r"^vllm:generation_tokens_total\S* [1-9]", httpx.get(f"{url}/metrics").text, re.MULTILINE):
+    while not re.search(rf"^vllm:num_requests_running\S* {count}\.0$", httpx.get(f"{url}/metrics").text, re.MULTILINE):
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def test_sigterm_lets_streams_finish_then_cuts_what_is_too_long(tiny_long_model: Path, compile_cache_dir: str) -> None:
-    cache = ("--compilation-cache-dir", compile_cache_dir)
-    with process(tiny_long_model, *cache) as (server, url):
-        lines: list[str] = []
-        reader = stream(url, 300, lines)
-        wait_running(url)
+def test_sigterm_lets_streams_finish_and_cuts_what_takes_too_long(
+    tiny_long_model: Path, compile_cache_dir: str
+) -> None:
+    flags = ("--compilation-cache-dir", compile_cache_dir, "--shutdown-timeout", "2.5")
+    with process(tiny_long_model, *flags) as (server, url):
+        short: list[str] = []
+        long: list[str] = []
+        readers = [stream(url, 200, short), stream(url, 16000, long)]
+        wait_running(url, 2)
         server.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 2
         while (response := httpx.post(f"{url}/v1/completions", json={"prompt": [40]})).status_code != 503:
             assert time.monotonic() < deadline
-        assert response.headers["retry-after"] == "30" and response.json()["error"]["code"] == "shutting_down"
-        reader.join(60)
-        assert lines[-1] == "data: [DONE]" and json.loads(lines[-2][6:])["choices"][0]["finish_reason"] == "length"
+        assert response.headers["retry-after"] == "3" and response.json()["error"]["code"] == "shutting_down"
+        for reader in readers:
+            reader.join(60)
         assert server.wait(20) == 0
         assert server.stdout is not None
         entries = [json.loads(line) for line in server.stdout.read().splitlines() if line.startswith("{")]
-        (done,) = (entry for entry in entries if entry["status"] == 200 and entry["method"] == "POST")
-        assert done["prompt_tokens"] == 2 and done["completion_tokens"] == 300
-
-    with process(tiny_long_model, *cache, "--shutdown-timeout", "0.2") as (server, url):
-        lines = []
-        reader = stream(url, 4000, lines)
-        wait_running(url)
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(20) == 0
-        reader.join(10)
-        assert lines[-1] == "data: [DONE]" and "error" in json.loads(lines[-2][6:])
+    assert short[-1] == long[-1] == "data: [DONE]"
+    assert json.loads(short[-2][6:])["choices"][0]["finish_reason"] == "length"
+    assert json.loads(long[-2][6:])["error"]["code"] == "aborted"
+    done = {entry["completion_tokens"]: entry for entry in entries if entry["status"] == 200}
+    assert done[200]["prompt_tokens"] == 2 and "error" not in done[200]
+    assert [entry["error"] for tokens, entry in done.items() if tokens != 200] == ["the request was aborted"]
 
 
 def test_busy_port_is_one_line_before_the_model_is_touched(tmp_path: Path) -> None:
