@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from llmjax.settings import Setting, settings_of
 
 # The benchmark measures one stream of text a request, of the length that its data set says.
 NOT_MEASURED = ("n", "max_tokens", "logprobs", "prompt_logprobs", "detokenize", "ignore_eos")
+QUIET_SECONDS = 3.0  # without a compilation, after which a server counts as warm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ class LoadOptions:
     request_rate: float = setting(math.inf, "requests a second; inf: all at once")
     burstiness: float = setting(1.0, "1: Poisson arrivals; below: more bursty; above: more even")
     max_concurrency: int | None = setting(None, "requests under way at most (default: no limit)")
-    num_warmups: int = setting(4, "requests before the clock starts")
+    num_warmups: int = setting(4, "requests before the clock starts, sent until the server compiles no more")
     ignore_eos: bool = setting(False, "let every answer have its full length")
     ready_check_timeout_sec: float = setting(600.0, "seconds to wait for the server")
 
@@ -152,7 +154,7 @@ async def _measure(plan: Plan, url: str, model: str | None) -> Result:
         )
         samples = await _samples(plan, client, name)
         timed, warm_up = samples[: plan.dataset.num_prompts], samples[plan.dataset.num_prompts :]
-        await _warm_up(target, warm_up)
+        await _warm_up(target, warm_up, seconds=load.ready_check_timeout_sec)
         rng = np.random.default_rng(plan.engine.seed)
         arrivals = arrival_times(len(timed), rate=load.request_rate, burstiness=load.burstiness, rng=rng)
         before = await work_of_server(client)
@@ -185,10 +187,29 @@ async def _samples(plan: Plan, client: OpenAIClient, model: str) -> list[Sample]
     )
 
 
-async def _warm_up(target: Target, samples: Sequence[Sample]) -> None:
-    for record in await run_load(target, samples, [0.0] * len(samples), max_concurrency=None):
-        if record.error is not None:
-            raise ServerFailed(f"a request of the warm-up failed: {record.error}")
+async def _warm_up(target: Target, samples: Sequence[Sample], *, seconds: float) -> None:
+    """Sends the samples, again and again as long as the server still compiles in the background.
+
+    Raises:
+        ServerFailed: one of them fails, or the server compiles for longer than ``seconds``.
+    """
+    if not samples:
+        return
+    begin = quiet_since = time.monotonic()
+    seen = await work_of_server(target.client)
+    while True:
+        for record in await run_load(target, samples, [0.0] * len(samples), max_concurrency=None):
+            if record.error is not None:
+                raise ServerFailed(f"a request of the warm-up failed: {record.error}")
+        work, now = await work_of_server(target.client), time.monotonic()
+        if work is None or seen is None:
+            return  # another server: nothing says when it has compiled
+        if work.compilations != seen.compilations:
+            seen, quiet_since = work, now
+        if now - quiet_since >= QUIET_SECONDS:
+            return
+        if now - begin > seconds:
+            raise ServerFailed(f"the server still compiles after {seconds:g} s")
 
 
 def _sampling_fields(values: argparse.Namespace, sampling: dict[str, Setting]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
 def run(llm: LLM, samples: list[Sample]) -> list[RequestOutput]:
     """Answers all samples, greedily and at exactly their lengths."""
     params = [SamplingParams(temperature=0.0, max_tokens=s.output_tokens, ignore_eos=True) for s in samples]
-    return llm.generate([sample.prompt for sample in samples], params)
+    return llm.generate([sample.prompt for sample in samples], params, use_tqdm=False)
 
 
 def summarise_outputs(outputs: list[RequestOutput], work: EngineWork, *, percentiles: Sequence[float]) -> Result:

@@ -77,11 +77,12 @@ def _batch(
     from llmjax import LLM
 
     llm = LLM.from_config(config)
+    progress = sys.stdout.isatty() and not values.json  # it is drawn on standard output
     params = SamplingParams(**{**defaults, **llm.default_sampling_params, **given})
     if values.chat:
-        outputs = llm.chat([_messages(prompt, values.system) for prompt in prompts], params)
+        outputs = llm.chat([_messages(prompt, values.system) for prompt in prompts], params, use_tqdm=progress)
     else:
-        outputs = llm.generate(prompts, params)
+        outputs = llm.generate(prompts, params, use_tqdm=progress)
     for number, output in enumerate(outputs):
         if values.json:
             print(json.dumps(json_of(output), ensure_ascii=False))
