@@ -13,6 +13,7 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
+from llmjax.checkpoint import ggml_iq, ggml_k, ggml_simple
 from llmjax.errors import CheckpointError
 
 Unpack = Callable[[np.ndarray, np.ndarray], None]
@@ -104,96 +105,6 @@ def _copy_plain(stored: np.ndarray, block: BlockType, target: np.ndarray) -> Non
     target[...] = stored
 
 
-def _f32(field: np.ndarray) -> np.ndarray:
-    return field.astype(np.float32)[:, None]
-
-
-def _nibbles(qs: np.ndarray, out: np.ndarray) -> None:
-    """Low halves of bytes [..., b] into out[..., 0, b], high halves into out[..., 1, b]."""
-    out[..., 0, :] = qs & 15
-    out[..., 1, :] = qs >> 4
-
-
-def _unpack_q4_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    _nibbles(blocks["qs"], out.reshape(-1, 2, 16))
-    out -= 8
-    out *= _f32(blocks["d"])
-
-
-def _unpack_q4_1(blocks: np.ndarray, out: np.ndarray) -> None:
-    _nibbles(blocks["qs"], out.reshape(-1, 2, 16))
-    out *= _f32(blocks["d"])
-    out += _f32(blocks["m"])
-
-
-def _five_bits(blocks: np.ndarray) -> np.ndarray:
-    """uint8 [n, 32]: nibbles with the fifth bits of Q5_0 and Q5_1; bit j of qh belongs to element j."""
-    quants = np.empty((len(blocks), 32), np.uint8)
-    _nibbles(blocks["qs"], quants.reshape(-1, 2, 16))
-    quants |= np.unpackbits(np.ascontiguousarray(blocks["qh"]), axis=1, bitorder="little") << 4
-    return quants
-
-
-def _unpack_q5_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    out[...] = _five_bits(blocks)
-    out -= 16
-    out *= _f32(blocks["d"])
-
-
-def _unpack_q5_1(blocks: np.ndarray, out: np.ndarray) -> None:
-    out[...] = _five_bits(blocks)
-    out *= _f32(blocks["d"])
-    out += _f32(blocks["m"])
-
-
-def _unpack_q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    np.multiply(blocks["qs"], _f32(blocks["d"]), out=out)
-
-
-def _apply_k_scales(blocks: np.ndarray, out: np.ndarray) -> None:
-    """The shared end of Q4_K and Q5_K: d * scale * q - dmin * min, 8 sub-blocks with 6-bit scales and minima.
-
-    The first four scales and minima are the low six bits of bytes 0-3 and 4-7; the last four take their low
-    halves from the nibbles of bytes 8-11 and their top two bits from those of bytes 0-3 and 4-7.
-    """
-    packed = blocks["scales"].reshape(-1, 3, 4)
-    first, second, third = packed[:, 0], packed[:, 1], packed[:, 2]
-    scales = np.concatenate([first & 63, (third & 15) | (first >> 6 << 4)], axis=1)
-    minima = np.concatenate([second & 63, (third >> 4) | (second >> 6 << 4)], axis=1)
-    quants = out.reshape(-1, 8, 32)
-    quants *= (_f32(blocks["d"]) * scales)[:, :, None]
-    quants -= (_f32(blocks["dmin"]) * minima)[:, :, None]
-
-
-def _unpack_q4_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    _nibbles(blocks["qs"].reshape(-1, 4, 32), out.reshape(-1, 4, 2, 32))
-    _apply_k_scales(blocks, out)
-
-
-def _unpack_q5_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    codes = np.empty((len(blocks), 8, 32), np.uint8)
-    _nibbles(blocks["qs"].reshape(-1, 4, 32), codes.reshape(-1, 4, 2, 32))
-    fifth = blocks["qh"][:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]  # bit s belongs to sub-block s
-    fifth &= 1
-    fifth <<= 4
-    codes |= fifth
-    out[...] = codes.reshape(-1, 256)
-    _apply_k_scales(blocks, out)
-
-
-def _unpack_q6_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    codes = np.empty((len(blocks), 2, 4, 32), np.uint8)
-    _nibbles(blocks["ql"].reshape(-1, 2, 64), codes.reshape(-1, 2, 2, 64))  # half of the block, nibble, byte
-    top = blocks["qh"].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-    top &= 3
-    top <<= 4
-    codes |= top
-    out[...] = codes.reshape(-1, 256)
-    out -= 32
-    by_scale = out.reshape(-1, 16, 16)
-    by_scale *= (_f32(blocks["d"]) * blocks["scales"])[:, :, None]
-
-
 def _plain(name: str, native: type | np.dtype, stored: str) -> BlockType:
     layout = np.dtype(stored)
     return BlockType(name, 1, layout.itemsize, layout, None, np.dtype(native))
@@ -205,6 +116,7 @@ def _quantised(name: str, elems: int, unpack: Unpack, **fields: object) -> Block
 
 
 F16 = "<f2"
+IQ2_XXS_GROUP = [("index", "u1", (4,)), ("signs", "<u4")]
 
 
 def _bytes(count: int) -> tuple[str, tuple[int]]:
@@ -215,36 +127,42 @@ GGML_TYPES: Mapping[int, BlockType] = MappingProxyType(
     {
         0: _plain("F32", np.float32, "<f4"),
         1: _plain("F16", np.float16, "<f2"),
-        2: _quantised("Q4_0", 32, _unpack_q4_0, d=F16, qs=_bytes(16)),
-        3: _quantised("Q4_1", 32, _unpack_q4_1, d=F16, m=F16, qs=_bytes(16)),
-        6: _quantised("Q5_0", 32, _unpack_q5_0, d=F16, qh=_bytes(4), qs=_bytes(16)),
-        7: _quantised("Q5_1", 32, _unpack_q5_1, d=F16, m=F16, qh=_bytes(4), qs=_bytes(16)),
-        8: _quantised("Q8_0", 32, _unpack_q8_0, d=F16, qs=("i1", (32,))),
+        2: _quantised("Q4_0", 32, ggml_simple.unpack_q4_0, d=F16, qs=_bytes(16)),
+        3: _quantised("Q4_1", 32, ggml_simple.unpack_q4_1, d=F16, m=F16, qs=_bytes(16)),
+        6: _quantised("Q5_0", 32, ggml_simple.unpack_q5_0, d=F16, qh=_bytes(4), qs=_bytes(16)),
+        7: _quantised("Q5_1", 32, ggml_simple.unpack_q5_1, d=F16, m=F16, qh=_bytes(4), qs=_bytes(16)),
+        8: _quantised("Q8_0", 32, ggml_simple.unpack_q8_0, d=F16, qs=("i1", (32,))),
         9: BlockType("Q8_1", 32, 36),
-        10: BlockType("Q2_K", 256, 84),
-        11: BlockType("Q3_K", 256, 110),
-        12: _quantised("Q4_K", 256, _unpack_q4_k, d=F16, dmin=F16, scales=_bytes(12), qs=_bytes(128)),
-        13: _quantised("Q5_K", 256, _unpack_q5_k, d=F16, dmin=F16, scales=_bytes(12), qh=_bytes(32), qs=_bytes(128)),
-        14: _quantised("Q6_K", 256, _unpack_q6_k, ql=_bytes(128), qh=_bytes(64), scales=("i1", (16,)), d=F16),
+        10: _quantised("Q2_K", 256, ggml_k.unpack_q2_k, scales=_bytes(16), qs=_bytes(64), d=F16, dmin=F16),
+        11: _quantised("Q3_K", 256, ggml_k.unpack_q3_k, hmask=_bytes(32), qs=_bytes(64), scales=_bytes(12), d=F16),
+        12: _quantised("Q4_K", 256, ggml_k.unpack_q4_k, d=F16, dmin=F16, scales=_bytes(12), qs=_bytes(128)),
+        13: _quantised(
+            "Q5_K", 256, ggml_k.unpack_q5_k, d=F16, dmin=F16, scales=_bytes(12), qh=_bytes(32), qs=_bytes(128)
+        ),
+        14: _quantised("Q6_K", 256, ggml_k.unpack_q6_k, ql=_bytes(128), qh=_bytes(64), scales=("i1", (16,)), d=F16),
         15: BlockType("Q8_K", 256, 292),
-        16: BlockType("IQ2_XXS", 256, 66),
-        17: BlockType("IQ2_XS", 256, 74),
-        18: BlockType("IQ3_XXS", 256, 98),
-        19: BlockType("IQ1_S", 256, 50),
-        20: BlockType("IQ4_NL", 32, 18),
-        21: BlockType("IQ3_S", 256, 110),
-        22: BlockType("IQ2_S", 256, 82),
-        23: BlockType("IQ4_XS", 256, 136),
+        16: _quantised("IQ2_XXS", 256, ggml_iq.unpack_iq2_xxs, d=F16, groups=(IQ2_XXS_GROUP, (8,))),
+        17: _quantised("IQ2_XS", 256, ggml_iq.unpack_iq2_xs, d=F16, qs=("<u2", (32,)), scales=_bytes(8)),
+        18: _quantised("IQ3_XXS", 256, ggml_iq.unpack_iq3_xxs, d=F16, qs=_bytes(64), scales_signs=("<u4", (8,))),
+        19: _quantised("IQ1_S", 256, ggml_iq.unpack_iq1_s, d=F16, qs=_bytes(32), qh=("<u2", (8,))),
+        20: _quantised("IQ4_NL", 32, ggml_simple.unpack_iq4_nl, d=F16, qs=_bytes(16)),
+        21: _quantised(
+            "IQ3_S", 256, ggml_iq.unpack_iq3_s, d=F16, qs=_bytes(64), qh=_bytes(8), signs=_bytes(32), scales=_bytes(4)
+        ),
+        22: _quantised(
+            "IQ2_S", 256, ggml_iq.unpack_iq2_s, d=F16, qs=_bytes(32), signs=_bytes(32), qh=_bytes(8), scales=_bytes(8)
+        ),
+        23: _quantised("IQ4_XS", 256, ggml_iq.unpack_iq4_xs, d=F16, scales_h="<u2", scales_l=_bytes(4), qs=_bytes(128)),
         24: _plain("I8", np.int8, "<i1"),
         25: _plain("I16", np.int16, "<i2"),
         26: _plain("I32", np.int32, "<i4"),
         27: _plain("I64", np.int64, "<i8"),
         28: _plain("F64", np.float64, "<f8"),
-        29: BlockType("IQ1_M", 256, 56),
+        29: _quantised("IQ1_M", 256, ggml_iq.unpack_iq1_m, qs=_bytes(32), qh=_bytes(16), scales=("<u2", (4,))),
         30: _plain("BF16", ml_dtypes.bfloat16, "<u2"),
-        34: BlockType("TQ1_0", 256, 54),
-        35: BlockType("TQ2_0", 256, 66),
-        39: BlockType("MXFP4", 32, 17),
+        34: _quantised("TQ1_0", 256, ggml_simple.unpack_tq1_0, qs=_bytes(48), qh=_bytes(4), d=F16),
+        35: _quantised("TQ2_0", 256, ggml_simple.unpack_tq2_0, qs=_bytes(64), d=F16),
+        39: _quantised("MXFP4", 32, ggml_simple.unpack_mxfp4, e="u1", qs=_bytes(16)),
         40: BlockType("NVFP4", 64, 36),
         41: BlockType("Q1_0", 128, 18),
         42: BlockType("Q2_0", 64, 18),
