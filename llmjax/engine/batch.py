@@ -131,7 +131,7 @@ class BatchLayout:
                 tokens[at] = READ_DEVICE
             else:
                 tokens[at : at + row.count] = sequence.tokens[row.start : row.start + row.count]
-                if sequence.wants_prompt_logprobs and row.start < sequence.num_prompt_tokens:
+                if row.scores_prompt:
                     following = sequence.tokens[row.start + 1 : row.start + 1 + row.count]
                     field["targets"][at : at + len(following)] = following
                     prompt_logprobs = True

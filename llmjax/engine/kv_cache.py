@@ -162,8 +162,8 @@ class KVCache:
     def _root(self, sequence: Sequence) -> bytes:
         request = sequence.request
         if not self.share_prefixes:
-            return b"request:" + request.request_id.encode()
-        return b"salt:" + request.cache_salt.encode() if request.cache_salt else b""
+            return b"request:" + request.request_id.encode(errors="surrogatepass")
+        return b"salt:" + request.cache_salt.encode(errors="surrogatepass") if request.cache_salt else b""
 
     def _known_pages(self, sequence: Sequence) -> list[list[int | None]]:
         """Per group, the cached page of each full page of the prompt, as far as the first group knows it."""

@@ -25,6 +25,11 @@ class Row:
         """The input token was sampled by the step before and has not been read by the host."""
         return self.count == 1 and self.start == len(self.sequence.tokens)
 
+    @property
+    def scores_prompt(self) -> bool:
+        """The log-probabilities of the prompt tokens after its own are asked for."""
+        return self.sequence.wants_prompt_logprobs and self.start < self.sequence.num_prompt_tokens
+
 
 @dataclass(frozen=True)
 class StepPlan:
@@ -40,7 +45,8 @@ class StepPlan:
 
     @property
     def decode_only(self) -> bool:
-        return all(row.count == 1 for row in self.rows)
+        """One token a row, none of which scores its prompt: what the decode family can run."""
+        return all(row.count == 1 and not row.scores_prompt for row in self.rows)
 
 
 class Scheduler:
