@@ -27,17 +27,30 @@ def grid(name: str) -> np.ndarray:
         return np.asarray(grids[name], np.float32)
 
 
+def _vectors(name: str, index: np.ndarray) -> np.ndarray:
+    return grid(name).take(index, axis=0)
+
+
 @cache
-def _signs() -> np.ndarray:
+def _sign_table() -> np.ndarray:
     """f32 [256, 8] of +1 and -1: bit j of a byte set means that number j is negated."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return 1 - 2 * bits.astype(np.float32)
 
 
 @cache
-def _even_signs() -> np.ndarray:
-    """As `_signs` [128, 8], for 7 bits whose eighth makes the number of minus signs even."""
-    return np.concatenate([(signs := _signs()[:128])[:, :7], signs.prod(axis=1, keepdims=True)], axis=1)
+def _even_sign_table() -> np.ndarray:
+    """f32 [128, 8], for 7 bits whose eighth makes the number of minus signs even."""
+    signs = _sign_table()[:128]
+    return np.concatenate([signs[:, :7], signs.prod(axis=1, keepdims=True)], axis=1)
+
+
+def _signs(index: np.ndarray) -> np.ndarray:
+    return _sign_table().take(index, axis=0)
+
+
+def _even_signs(index: np.ndarray) -> np.ndarray:
+    return _even_sign_table().take(index, axis=0)
 
 
 def _halves(packed: np.ndarray) -> np.ndarray:
@@ -61,7 +74,7 @@ def _combine(vectors: np.ndarray, signs: np.ndarray, scales: np.ndarray, out: np
 def unpack_iq2_xxs(blocks: np.ndarray, out: np.ndarray) -> None:
     words = blocks["groups"]["signs"]
     scales = column(blocks["d"]) * (np.float32(0.5) + (words >> 28).astype(np.float32)) * np.float32(0.25)
-    _combine(grid("iq2xxs")[blocks["groups"]["index"]], _even_signs()[_seven_bits(words)], scales, out)
+    _combine(_vectors("iq2xxs", blocks["groups"]["index"]), _even_signs(_seven_bits(words)), scales, out)
 
 
 def _scales_of_16(blocks: np.ndarray) -> np.ndarray:
@@ -70,26 +83,26 @@ def _scales_of_16(blocks: np.ndarray) -> np.ndarray:
 
 def unpack_iq2_xs(blocks: np.ndarray, out: np.ndarray) -> None:
     words = blocks["qs"]
-    _combine(grid("iq2xs")[words & 511], _even_signs()[words >> 9], _scales_of_16(blocks), out)
+    _combine(_vectors("iq2xs", words & 511), _even_signs(words >> 9), _scales_of_16(blocks), out)
 
 
 def unpack_iq2_s(blocks: np.ndarray, out: np.ndarray) -> None:
     top = (blocks["qh"][:, :, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3).reshape(-1, 32)
     index = blocks["qs"] | top.astype(np.uint16) << 8
-    _combine(grid("iq2s")[index], _signs()[blocks["signs"]], _scales_of_16(blocks), out)
+    _combine(_vectors("iq2s", index), _signs(blocks["signs"]), _scales_of_16(blocks), out)
 
 
 def unpack_iq3_xxs(blocks: np.ndarray, out: np.ndarray) -> None:
     words = blocks["scales_signs"]
     scales = column(blocks["d"]) * (np.float32(0.5) + (words >> 28).astype(np.float32)) * np.float32(0.5)
-    _combine(grid("iq3xxs")[blocks["qs"]], _even_signs()[_seven_bits(words)], scales, out)
+    _combine(_vectors("iq3xxs", blocks["qs"]), _even_signs(_seven_bits(words)), scales, out)
 
 
 def unpack_iq3_s(blocks: np.ndarray, out: np.ndarray) -> None:
     ninth = np.unpackbits(np.ascontiguousarray(blocks["qh"]), axis=1, bitorder="little")
     index = blocks["qs"] | ninth.astype(np.uint16) << 8
     scales = column(blocks["d"]) * (1 + 2 * _halves(blocks["scales"]))
-    _combine(grid("iq3s")[index], _signs()[blocks["signs"]], scales, out)
+    _combine(_vectors("iq3s", index), _signs(blocks["signs"]), scales, out)
 
 
 def _combine_shifted(vectors: np.ndarray, minus: np.ndarray, scales: np.ndarray, out: np.ndarray) -> None:
@@ -105,7 +118,7 @@ def unpack_iq1_s(blocks: np.ndarray, out: np.ndarray) -> None:
     high = blocks["qh"]
     top = (high[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7).reshape(-1, 32)
     scales = column(blocks["d"]) * (2 * (high >> 12 & 7) + 1)
-    _combine_shifted(grid("iq1s")[blocks["qs"] | top << 8], high >> 15 != 0, scales, out)
+    _combine_shifted(_vectors("iq1s", blocks["qs"] | top << 8), high >> 15 != 0, scales, out)
 
 
 def unpack_iq1_m(blocks: np.ndarray, out: np.ndarray) -> None:
@@ -116,7 +129,7 @@ def unpack_iq1_m(blocks: np.ndarray, out: np.ndarray) -> None:
     scales = column(whole) * (2 * (words[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7) + 1).reshape(-1, 16)
     high = _halves(blocks["qh"])
     index = blocks["qs"] | (high & 7).astype(np.uint16) << 8
-    _combine_shifted(grid("iq1s")[index], high & 8 != 0, scales, out)
+    _combine_shifted(_vectors("iq1s", index), high & 8 != 0, scales, out)
 
 
 def unpack_iq4_xs(blocks: np.ndarray, out: np.ndarray) -> None:
@@ -125,4 +138,4 @@ def unpack_iq4_xs(blocks: np.ndarray, out: np.ndarray) -> None:
     codes = np.empty((len(blocks), 8, 2, 16), np.uint8)
     nibbles(blocks["qs"].reshape(-1, 8, 16), codes)
     by_scale = out.reshape(-1, 8, 32)
-    np.multiply(IQ4_LEVELS[codes.reshape(-1, 8, 32)], (column(blocks["d"]) * scales)[:, :, None], out=by_scale)
+    np.multiply(IQ4_LEVELS.take(codes.reshape(-1, 8, 32)), (column(blocks["d"]) * scales)[:, :, None], out=by_scale)

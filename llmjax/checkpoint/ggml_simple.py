@@ -65,14 +65,14 @@ def unpack_q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
 def unpack_iq4_nl(blocks: np.ndarray, out: np.ndarray) -> None:
     codes = np.empty((len(blocks), 2, 16), np.uint8)
     nibbles(blocks["qs"], codes)
-    np.multiply(IQ4_LEVELS[codes.reshape(-1, 32)], column(blocks["d"]), out=out)
+    np.multiply(IQ4_LEVELS.take(codes.reshape(-1, 32)), column(blocks["d"]), out=out)
 
 
 def unpack_mxfp4(blocks: np.ndarray, out: np.ndarray) -> None:
     codes = np.empty((len(blocks), 2, 16), np.uint8)
     nibbles(blocks["qs"], codes)
     scale = np.ldexp(np.float32(1), blocks["e"].astype(np.int32) - 128)  # half of E8M0's 2^(e-127)
-    np.multiply(FP4_DOUBLED[codes.reshape(-1, 32)], scale[:, None], out=out)
+    np.multiply(FP4_DOUBLED.take(codes.reshape(-1, 32)), scale[:, None], out=out)
 
 
 def unpack_tq1_0(blocks: np.ndarray, out: np.ndarray) -> None:

@@ -90,6 +90,18 @@ class GGUFTensor:
             raise CheckpointError(f"{self.path}: tensor {self.name!r}: {error}") from None
         return values.reshape(self.shape)
 
+    def row_slice(self, start: int, stop: int) -> GGUFTensor:
+        """Rows (of a vector: elements) `start` to `stop` as a tensor of their own, where they lie.
+
+        Raises:
+            CheckpointError: a vector is stored in blocks, which cannot be cut anywhere.
+        """
+        if len(self.shape) == 1 and self.block.elems > 1:
+            raise CheckpointError(f"{self.path}: tensor {self.name!r} is a vector in blocks of {self.block.elems}")
+        row_bytes = self.nbytes // self.shape[0]
+        raw = self.raw[start * row_bytes : stop * row_bytes]
+        return replace(self, shape=(stop - start, *self.shape[1:]), raw=raw)
+
 
 @dataclass(frozen=True, eq=False)
 class GGUFFile:

@@ -8,8 +8,8 @@ entry of ARCHITECTURES. Every ``<arch>.*`` key must be understood: one that is n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -247,7 +247,7 @@ def hf_config(gguf: GGUFFile) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
     }
     if architecture.bias_keys:
-        config["attention_bias"] = "blk.0.attn_q.bias" in gguf.tensors
+        config["attention_bias"] = not gguf.tensors.keys().isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"))
         config["mlp_bias"] = "blk.0.ffn_up.bias" in gguf.tensors
     config |= rope_config(gguf, keys, head_dim=head_dim, context=context)
     config |= architecture.specialise(keys, config)
@@ -269,7 +269,7 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
     if architecture.permuted_qk:
         heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     tensors: dict[str, ConvertedTensor] = {}
-    for tensor in gguf.tensors.values():
+    for tensor in _split_qkv(gguf, config):
         if tensor.name in ROPE_TENSORS:  # part of the config by now
             continue
         layer = LAYER_TENSOR.fullmatch(tensor.name)
@@ -291,6 +291,27 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
             offset=architecture.norm_offset if tensor.name.endswith("norm.weight") else 0.0,
         )
     return tensors
+
+
+def _split_qkv(gguf: GGUFFile, config: Mapping[str, Any]) -> Iterator[GGUFTensor]:
+    """Every tensor, with ``attn_qkv`` (written on request by converters since 2026) as the three it consists of."""
+    kv_rows = config["num_key_value_heads"] * config["head_dim"]
+    sizes = {"attn_q": config["num_attention_heads"] * config["head_dim"], "attn_k": kv_rows, "attn_v": kv_rows}
+    for tensor in gguf.tensors.values():
+        layer = LAYER_TENSOR.fullmatch(tensor.name)
+        if layer is None or layer["stem"] != "attn_qkv":
+            yield tensor
+            continue
+        if tensor.shape[0] != sum(sizes.values()):
+            raise CheckpointError(
+                f"{tensor.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows, not {sum(sizes.values())} "
+                "for queries, keys and values"
+            )
+        start = 0
+        for stem, rows in sizes.items():
+            name = tensor.name.replace("attn_qkv", stem)
+            yield replace(tensor.row_slice(start, start + rows), name=name)
+            start += rows
 
 
 def hf_generation_config(gguf: GGUFFile) -> dict[str, Any]:

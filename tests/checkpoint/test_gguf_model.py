@@ -161,6 +161,31 @@ def test_llama_query_and_key_rows_return_to_their_order(path: Path, quantise: gg
     assert np.array_equal(tensors["model.layers.0.self_attn.v_proj.weight"].read(F32), weights["blk.0.attn_v.weight"])
 
 
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_fused_query_key_value_is_split(path: Path, arch: str) -> None:
+    weights = original_weights(16)
+    sides = {stem: weights.pop(f"blk.0.attn_{stem}.weight") for stem in "qkv"}
+    biases = {stem: np.arange(len(side), dtype=np.float32) for stem, side in sides.items()}
+    stored, stored_biases = dict(sides), dict(biases)
+    if arch == "llama":
+        for stem, heads in (("q", HEADS), ("k", KV_HEADS)):
+            stored[stem], stored_biases[stem] = permuted(sides[stem], heads), permuted(biases[stem], heads)
+    weights["blk.0.attn_qkv.weight"] = np.concatenate(list(stored.values()))
+    weights["blk.0.attn_qkv.bias"] = np.concatenate(list(stored_biases.values()))
+    keys = {name: value for name, value in GEMMA_KEYS.items() if arch == "gemma3" or "sliding" not in name}
+    checkpoint = open_checkpoint(write(path, arch, keys, weights))
+    for stem in "qkv":
+        module = f"model.layers.0.self_attn.{stem}_proj"
+        assert np.array_equal(checkpoint.tensors[f"{module}.weight"].read(F32), sides[stem])
+        assert np.array_equal(checkpoint.tensors[f"{module}.bias"].read(F32), biases[stem])
+    assert checkpoint.config.get("attention_bias", True) is True
+
+
+def test_fused_query_key_value_of_wrong_size(path: Path) -> None:
+    fused = {"blk.0.attn_qkv.weight": np.zeros((63, HIDDEN), np.float32)}
+    refuse(path, r"'blk.0.attn_qkv.weight' has 63 rows, not 64 for queries, keys and values", tensors=fused)
+
+
 def test_names_and_tied_head(path: Path) -> None:
     head = np.ones((VOCAB, HIDDEN), np.float32)
     checkpoint = llama(
