@@ -100,9 +100,10 @@ class Runner:
             )
             sampler = make_sampler_state(num_slots=max_num_seqs, vocab_size=config.vocab_size)
             self._state = DeviceState(kv=kv, last_token=jnp.zeros(max_num_seqs, jnp.int32), sampler=sampler)
+        self._weights = tuple(model.params.values())
         # Taken now: compiler threads must not look at the state while steps replace it.
         self._shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (model.params, self._state)
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (self._weights, self._state)
         )
         self._slots = SlotEditor(sampler)
         # Settings of each slot's request as the device takes them, and what else its slot needs.
@@ -136,7 +137,7 @@ class Runner:
         program = self.programs.pick(plan)
         packed = self._layout(program.bucket).pack(plan, tables=tables, sampling=self._settings)
         on_device = jax.device_put(packed, self._device)
-        self._state, output = program.executable(self.model.params, self._state, on_device)
+        self._state, output = program.executable(self._weights, self._state, on_device)
         output.tokens.copy_to_host_async()
         return PendingStep(plan=plan, output=output)
 
@@ -181,7 +182,13 @@ class Runner:
 
     def _compile(self, bucket: Bucket) -> Executable:
         layout = self._layout(bucket)
-        run = partial(step, graph=self.model.graph, layout=layout, max_logprobs=self._max_logprobs)
+        run = partial(
+            step,
+            graph=self.model.graph,
+            names=tuple(self.model.params),
+            layout=layout,
+            max_logprobs=self._max_logprobs,
+        )
         packed = jax.ShapeDtypeStruct(
             (layout.size,), jnp.int32, sharding=jax.sharding.SingleDeviceSharding(self._device)
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from llmjax.engine.batch import BatchLayout
 from llmjax.sampling.logprobs import TokenLogprobs, token_logprobs
 from llmjax.sampling.sampler import sample
 from llmjax.sampling.state import SamplerState
+from models.functional import ModelGraph
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits exist at once
 
@@ -40,25 +40,27 @@ class StepOutput:
 
 
 def step(
-    params: Mapping[str, jax.Array],
+    weights: tuple[jax.Array, ...],
     state: DeviceState,
     packed: jax.Array,
     *,
-    graph: Any,
+    graph: ModelGraph,
+    names: tuple[str, ...],
     layout: BatchLayout,
     max_logprobs: int,
 ) -> tuple[DeviceState, StepOutput]:
     """Runs one step.
 
     Args:
-        params: weights by Hugging Face name.
+        weights: in the order of ``names``; a tuple, because sorting a dict's keys at every dispatch costs time.
         state: donated.
         packed: i32 [layout.size], from ``BatchLayout.pack``.
         graph: the model's graph definition (static).
+        names: Hugging Face names of the weights (static).
         layout: shapes of this bucket (static).
         max_logprobs: top alternatives that are reported (static).
     """
-    model = models.merge(graph, params)
+    model = models.merge(graph, dict(zip(names, weights, strict=True)))
     batch = layout.unpack(packed)
     row, position, ragged = layout.ragged(batch, page_size=state.kv[0].page_size)
     tokens = jnp.where(batch.tokens < 0, state.last_token[batch.slot[row]], batch.tokens)
