@@ -57,7 +57,7 @@ def write_tokenizer(folder: Path) -> int:
     return tokenizer.get_vocab_size()
 
 
-def write_llama(folder: Path, *, vocab: int, context: int = CONTEXT) -> None:
+def write_llama(folder: Path, *, vocab: int) -> None:
     """Two layers of random weights, large enough in scale that greedy text is not constant."""
     hidden, inner, heads, kv_heads, layers = 32, 64, 4, 2, 2
     head = hidden // heads
@@ -72,7 +72,7 @@ def write_llama(folder: Path, *, vocab: int, context: int = CONTEXT) -> None:
         "num_key_value_heads": kv_heads,
         "head_dim": head,
         "hidden_act": "silu",
-        "max_position_embeddings": context,
+        "max_position_embeddings": CONTEXT,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "attention_bias": False,
@@ -185,15 +185,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
     folder.mkdir()
     write_llama(folder, vocab=write_tokenizer(folder))
-    return folder
-
-
-@pytest.fixture(scope="session")
-def tiny_long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a context that takes many seconds to fill."""
-    folder = tmp_path_factory.mktemp("models") / "tiny-long"
-    folder.mkdir()
-    write_llama(folder, vocab=write_tokenizer(folder), context=16384)
     return folder
 
 

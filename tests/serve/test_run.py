@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import signal
@@ -18,18 +19,19 @@ from typing import Any
 import httpx
 import pytest
 
-from llmjax.config import ServerConfig
+from llmjax.config import EngineConfig, ServerConfig
 from llmjax.errors import ConfigError
 from serve.listen import bind, check_tls
 
-ENGINE_FLAGS = ["--dtype", "float32", "--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--page-size", "16"]
-ENGINE_FLAGS += ["--kv-cache-memory-bytes", str(2**23), "--max-model-len", "16384"]
-
 
 @contextmanager
-def process(model: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """``python -m serve`` and its URL."""
-    command = [sys.executable, "-m", "serve", "--model", str(model), "--port", "0", *ENGINE_FLAGS, *flags]
+def process(config: EngineConfig, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """``python -m serve`` with the settings that are not defaults, and its URL."""
+    command = [sys.executable, "-m", "serve", "--port", "0", *flags]
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value != field.default and field.default is not dataclasses.MISSING:
+            command += [f"--{field.name.replace('_', '-')}", str(value)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert server.stdout is not None
     seen: list[str] = []
@@ -48,9 +50,9 @@ def process(model: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], s
         server.stdout.close()
 
 
-def stream(url: str, tokens: int, lines: list[str]) -> threading.Thread:
-    """Starts to read a stream of ``tokens`` tokens into ``lines``."""
-    body: dict[str, Any] = {"prompt": [40, 41], "max_tokens": tokens, "stream": True, "ignore_eos": True}
+def stream(url: str, lines: list[str], **fields: Any) -> threading.Thread:
+    """Starts to read a stream into ``lines``."""
+    body = {"prompt": [40, 41], "stream": True, "ignore_eos": True, **fields}
 
     def read() -> None:
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
@@ -68,20 +70,19 @@ def wait_running(url: str, count: int) -> None:
         time.sleep(0.01)
 
 
-def test_sigterm_lets_streams_finish_and_cuts_what_takes_too_long(
-    tiny_long_model: Path, compile_cache_dir: str
-) -> None:
-    flags = ("--compilation-cache-dir", compile_cache_dir, "--shutdown-timeout", "2.5")
-    with process(tiny_long_model, *flags) as (server, url):
+def test_sigterm_lets_streams_finish_and_cuts_what_takes_too_long(engine_config: EngineConfig) -> None:
+    with process(engine_config, "--shutdown-timeout", "5") as (server, url):
         short: list[str] = []
         long: list[str] = []
-        readers = [stream(url, 200, short), stream(url, 16000, long)]
-        wait_running(url, 2)
+        readers = [stream(url, short, max_tokens=200)]
+        wait_running(url, 1)
+        readers.append(stream(url, long, max_tokens=500, n=128))
+        wait_running(url, 4)
         server.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 2
         while (response := httpx.post(f"{url}/v1/completions", json={"prompt": [40]})).status_code != 503:
             assert time.monotonic() < deadline
-        assert response.headers["retry-after"] == "3" and response.json()["error"]["code"] == "shutting_down"
+        assert response.headers["retry-after"] == "5" and response.json()["error"]["code"] == "shutting_down"
         for reader in readers:
             reader.join(60)
         assert server.wait(20) == 0
