@@ -29,7 +29,7 @@ from llmjax.settings import Setting, settings_of
 
 # The benchmark measures one stream of text a request, of the length that its data set says.
 NOT_MEASURED = ("n", "max_tokens", "logprobs", "prompt_logprobs", "detokenize", "ignore_eos")
-QUIET_SECONDS = 3.0  # without a compilation, after which a server counts as warm
+QUIET_SECONDS = 10.0  # without a compilation, after which a server counts as warm: one program takes seconds
 
 
 @dataclass(frozen=True, kw_only=True)
