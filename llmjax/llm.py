@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -251,9 +251,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt is a list of one; a list of integers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    items: list[Any] = list(prompts) if isinstance(prompts, Iterable) else []
-    if items and all(isinstance(item, int) for item in items):
-        return [prompts]
+    items: list[Any] = list(prompts)
     if not items:
         raise InvalidRequest("there are no prompts", field="prompts")
-    return items
+    return [items] if all(isinstance(item, int) for item in items) else items

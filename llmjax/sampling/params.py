@@ -93,17 +93,16 @@ class SamplingParams:
             _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequest(f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}", field="min_tokens")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequest(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed", field="stop")
+            raise InvalidRequest(
+                f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}", field="min_tokens"
+            )
+        _at_most("stop", self.stop, MAX_STOP_STRINGS)
+        _at_most("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        _at_most("bad_words", self.bad_words, MAX_BAD_WORDS)
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise InvalidRequest("stop must hold non-empty strings", field="stop")
         if self.stop and not self.detokenize:
             raise InvalidRequest("stop strings need detokenize=True; use stop_token_ids instead", field="stop")
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequest(f"stop_token_ids has {len(self.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed", field="stop_token_ids")
-        if len(self.bad_words) > MAX_BAD_WORDS:
-            raise InvalidRequest(f"bad_words has {len(self.bad_words)} words; at most {MAX_BAD_WORDS} are allowed", field="bad_words")
         if any(not isinstance(w, str) or not w for w in self.bad_words):
             raise InvalidRequest("bad_words must hold non-empty strings", field="bad_words")
         for name in ("logprobs", "prompt_logprobs"):
@@ -125,9 +124,15 @@ class SamplingParams:
 PARAM_NAMES = frozenset(f.name for f in fields(SamplingParams))
 
 
+def _at_most(name: str, values: Sequence[object], limit: int) -> None:
+    if len(values) > limit:
+        raise InvalidRequest(f"{name} has {len(values)} entries; at most {limit} are allowed", field=name)
+
+
 def _number(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
-    if not ok or value > high or value < low or (low_open and value == low) or math.isinf(value):  # type: ignore[operator]
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    above = number > low if low_open else number >= low  # False for NaN
+    if not above or number > high or number == math.inf:
         interval = f"{'(' if low_open else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
         raise InvalidRequest(f"{name} must be a number in {interval}, not {value!r}", field=name)
 
