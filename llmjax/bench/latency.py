@@ -21,7 +21,7 @@ from llmjax.sampling.params import RequestOutputKind, SamplingParams
 from llmjax.settings import settings_of
 
 if TYPE_CHECKING:
-    from llmjax import AsyncLLM
+    from llmjax import LLM, AsyncLLM
     from llmjax.engine.stats import EngineTotals
 
 
@@ -112,11 +112,15 @@ async def measure(llm: AsyncLLM, options: LatencyOptions, *, seed: int) -> Batch
         await llm.shutdown(drain_timeout=0)
 
 
+def sampling(sample: Sample, llm: AsyncLLM | LLM) -> SamplingParams:
+    """Greedy, and exactly the sample's length; without a tokenizer, without text."""
+    detokenize = llm.tokenizer is not None
+    return SamplingParams(temperature=0.0, max_tokens=sample.output_tokens, ignore_eos=True, detokenize=detokenize)
+
+
 async def stream(llm: AsyncLLM, sample: Sample, request_id: str) -> RequestRecord:
     """One greedy request of exactly the sample's length, timed as its tokens arrive."""
-    params = SamplingParams(
-        temperature=0.0, max_tokens=sample.output_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
-    )
+    params = sampling(sample, llm).clone(output_kind=RequestOutputKind.DELTA)
     start = time.perf_counter()
     times: list[float] = []
     texts: list[str] = []

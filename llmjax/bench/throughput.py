@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmjax.bench.dataset import Sample
-from llmjax.bench.latency import work_of
+from llmjax.bench.latency import sampling, work_of
 from llmjax.bench.metrics import EngineWork, RequestRecord, Result, summarise
 from llmjax.bench.options import DatasetOptions, ReportOptions, as_setup, options_of
 from llmjax.bench.report import check_writable, publish
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.errors import ConfigError
 from llmjax.outputs import RequestOutput
-from llmjax.sampling.params import SamplingParams
 from llmjax.settings import settings_of
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 def run(llm: LLM, samples: list[Sample]) -> list[RequestOutput]:
     """Answers all samples, greedily and at exactly their lengths."""
-    params = [SamplingParams(temperature=0.0, max_tokens=s.output_tokens, ignore_eos=True) for s in samples]
+    params = [sampling(sample, llm) for sample in samples]
     return llm.generate([sample.prompt for sample in samples], params, use_tqdm=False)
 
 

@@ -1,14 +1,19 @@
-"""``llmjax generate`` and ``bench latency`` on the real default model."""
+"""``generate``, ``chat`` and the benchmarks in this process, on a tiny model of random weights."""
 
 from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from llmjax.cli import main
+
+GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
 
 
 @pytest.mark.parametrize(
@@ -35,39 +40,92 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert error.count("\n") == 1
 
 
-@pytest.mark.real_model
-def test_streamed_and_batched_text_agree_and_latency_is_measured(
-    smollm2_path: Path,
-    compile_cache_dir: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The random Llama of the golden logits, with one token for every printable ASCII character."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(GOLDEN / name, folder)
+    vocab = {chr(i): i - 32 for i in range(32, 127)} | {"<unk>": 95}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for message in messages %}{{ message['role'][0] }}: {{ message['content'] }} {% endfor %}a: "
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path, compile_cache_dir: str) -> list[str]:
+    line = f"--model {model} --max-num-seqs 2 --max-num-batched-tokens 16 --page-size 8 --kv-cache-memory-bytes 1MiB"
+    return [*line.split(), "--compilation-cache-dir", compile_cache_dir, "--dtype", "float32", "--disable-log-stats"]
+
+
+SAMPLING = ["--temperature", "0", "--max-tokens", "12", "--ignore-eos"]
+
+
+def run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(argv) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def rows_of(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines() if line.strip()]
+
+
+def test_streamed_batched_and_json_texts_agree(
+    engine: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = ["--model", str(smollm2_path), "--max-num-seqs", "2", "--max-num-batched-tokens", "64"]
-    engine += ["--max-model-len", "256", "--compilation-cache-dir", compile_cache_dir]
-    sampling = ["--temperature", "0", "--max-tokens", "8", "--chat"]
-    question = "What is the capital of France?"
-
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{question}\n"))
-    assert main(["generate", *engine, *sampling]) == 0
-    streamed = capsys.readouterr().out.strip()
-    assert "Paris" in streamed
-
-    assert main(["generate", question, "Say hello.", "--json", *engine, *sampling]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line]
-    assert [row["prompt"].count("<|im_start|>assistant") for row in rows] == [1, 1]
+    rows = rows_of(run(["generate", "Hello", "World", "--json", "--logprobs", "0", *SAMPLING, *engine], capsys))
+    assert [row["prompt"] for row in rows] == ["Hello", "World"]
+    assert rows[0]["prompt_token_ids"] == [ord(c) - 32 for c in "Hello"]
     answer = rows[0]["outputs"][0]
-    assert answer["text"].strip() == streamed
-    assert answer["finish_reason"] in ("stop", "length")
-    assert len(answer["token_ids"]) <= 8
+    assert (len(answer["token_ids"]), answer["finish_reason"]) == (12, "length")
+    assert answer["text"] == "".join(chr(token + 32) for token in answer["token_ids"])
+    assert len(answer["logprobs"]) == 12
 
-    result = tmp_path / "latency.json"
-    shape = ["--batch-size", "2", "--input-len", "16", "--output-len", "6", "--num-iters", "2"]
-    assert main(["bench", "latency", *engine, *shape, "--num-iters-warmup", "1", "--output-json", str(result)]) == 0
-    fields = json.loads(result.read_text())
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
+    assert run(["generate", *SAMPLING, *engine], capsys).lstrip("\n") == answer["text"] + "\n"
+
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt_token_ids": rows[1]["prompt_token_ids"]}) + '\n"Hello"\n')
+    lines = run(["generate", "--file", str(prompts), *SAMPLING, *engine], capsys).strip().splitlines()
+    assert lines == [f"[1] {rows[1]['outputs'][0]['text']}", f"[2] {answer['text']}"]
+
+
+def test_a_chat_in_this_process_answers_as_generate_does(
+    engine: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = rows_of(run(["generate", "Hi", "--chat", "--system", "S", "--json", *SAMPLING, *engine], capsys))
+    assert rows[0]["prompt"] == "s: S u: Hi a: "
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n" + "x" * 100 + "\n/reset\nHi\n"))
+    assert main(["chat", "--system", "S", *SAMPLING, *engine]) == 0
+    captured = capsys.readouterr()
+    answer = rows[0]["outputs"][0]["text"]
+    assert captured.out.replace("\n", "") == answer + answer
+    assert captured.err.count("12 tokens, ") == 2
+    assert captured.err.count("error: ") == 1  # the long message does not fit the context; the chat goes on
+
+
+def test_latency_and_throughput(engine: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = str(tmp_path / "result.json")
+    shape = ["--batch-size", "2", "--input-len", "10", "--output-len", "6"]
+    shape += ["--num-iters", "2", "--num-iters-warmup", "1"]
+    shown = run(["bench", "latency", *shape, "--output-json", result, *engine], capsys)
+    assert "time per output token (TPOT), ms" in shown
+    fields = json.loads(Path(result).read_text())
     assert (fields["completed"], fields["failed"], fields["compilations"]) == (4, 0, 0)
-    assert (fields["total_input_tokens"], fields["total_output_tokens"]) == (64, 24)
-    assert len(fields["latencies"]) == 2
-    assert fields["max_concurrent_requests"] == 2
+    assert (fields["total_input_tokens"], fields["total_output_tokens"]) == (40, 24)
+    assert (len(fields["latencies"]), fields["max_concurrent_requests"]) == (2, 2)
+    assert 0 < fields["mean_ttft_ms"] < fields["mean_e2el_ms"]
+    assert fields["steps"] >= 12
+
+    shape = ["--num-prompts", "5", "--input-len", "10", "--output-len", "6", "--skip-tokenizer-init"]
+    run(["bench", "throughput", *shape, "--output-json", result, "--save-detailed", *engine], capsys)
+    fields = json.loads(Path(result).read_text())
+    assert (fields["completed"], fields["compilations"]) == (5, 0)
+    assert (fields["input_lens"], fields["output_lens"]) == ([10] * 5, [6] * 5)
     assert fields["host_ms_per_step"] > 0
-    assert fields["mean_ttft_ms"] < fields["mean_e2el_ms"]
+    assert "mean_itl_ms" not in fields  # tokens are not seen one by one
