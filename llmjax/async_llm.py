@@ -17,7 +17,7 @@ from llmjax.engine.loop import EngineLoop
 from llmjax.engine.report import ThroughputLog
 from llmjax.engine.request import EngineOutput
 from llmjax.engine.setup import set_up
-from llmjax.engine.stats import EngineTotals, StatLogger
+from llmjax.engine.stats import EngineTotals, RequestStats, StatLogger
 from llmjax.errors import EngineDead, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import SamplingParams
@@ -135,15 +135,21 @@ class AsyncLLM:
                     return
         finally:
             self._streams.pop(request_id, None)
-            if self._frontend.forget(request_id):
+            if (stats := self._frontend.forget(request_id)) is not None:
                 self._loop.abort(request_id)
+                self._record(stats)
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; its stream gets a last output with finish reason "abort"."""
         self._loop.abort(request_id)
 
     async def shutdown(self, *, drain_timeout: float = 0.0) -> None:
-        """Stops: no new requests, running ones get ``drain_timeout`` seconds to finish, the rest are aborted."""
+        """Stops: no new requests, running ones get ``drain_timeout`` seconds to finish, the rest are aborted.
+
+        A second call does nothing.
+        """
+        if self._stopped:
+            return
         self._stopped = True
         deadline = time.monotonic() + drain_timeout
         while self.num_requests and time.monotonic() < deadline:
@@ -171,13 +177,16 @@ class AsyncLLM:
         for request_id, index in processed.aborts:
             self._loop.abort(request_id, index)
         for stats in processed.finished:
-            for stat_logger in self.engine.loggers:
-                stat_logger.record_request(stats)
+            self._record(stats)
         for output in processed.outputs:
             stream = self._streams.get(output.request_id)
             if stream is not None:
                 error = errors.get(output.request_id)
                 stream.put_nowait(output if error is None else InvalidRequest(error))
+
+    def _record(self, stats: RequestStats) -> None:
+        for stat_logger in self.engine.loggers:
+            stat_logger.record_request(stats)
 
     def _engine_died(self, error: BaseException) -> None:
         """On the engine's thread: every open request ends with an error."""

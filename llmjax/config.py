@@ -196,6 +196,7 @@ class ServerConfig:
     sse_keep_alive_interval: float = setting(15.0, "seconds between comments that keep an idle stream open")
     request_timeout: float | None = setting(None, "seconds after which a request is aborted")
     shutdown_timeout: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
+    trust_request_chat_template: bool = setting(False, "let requests bring their own chat template")
     response_role: str = setting("assistant", "role of chat answers")
     enable_request_id_headers: bool = setting(True, "answer with X-Request-Id")
     log_level: str = setting(

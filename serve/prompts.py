@@ -56,9 +56,10 @@ async def chat_prompt(server: Server, body: ChatTemplateFields) -> Prompt:
         raise ApiError(
             "add_generation_prompt and continue_final_message exclude each other", param="continue_final_message"
         )
-    if body.chat_template is not None and not getattr(server.config, "trust_request_chat_template", False):
+    if body.chat_template is not None and not server.config.trust_request_chat_template:
         raise ApiError(
-            "`chat_template` is refused: this server does not trust templates in requests",
+            "`chat_template` is refused: this server does not trust templates in requests "
+            "(--trust-request-chat-template)",
             param="chat_template",
             code="unsupported_parameter",
         )

@@ -48,12 +48,15 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
 
 
 async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket.socket) -> None:
-    from llmjax import AsyncLLM  # not before the port is known to be free: the import alone takes seconds
+    # Not before the port is known to be free: the imports alone take seconds.
+    from llmjax import AsyncLLM
+    from llmjax.engine.report import print_startup
 
     engine = AsyncLLM.from_config(engine_config)
     server = DrainingServer(engine, config, sock=sock)
     try:
         await engine.wait_ready()
+        print_startup(engine.engine)
         await server.serve(sockets=[sock])
     finally:
         await server.stop_engine()

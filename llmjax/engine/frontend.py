@@ -157,9 +157,10 @@ class Frontend:
         self._open[request_id] = _Open(request=request, prompt=text, continuations=continuations)
         return request
 
-    def forget(self, request_id: str) -> bool:
-        """Drops a request whose outputs nobody wants; returns whether it was open."""
-        return self._open.pop(request_id, None) is not None
+    def forget(self, request_id: str) -> RequestStats | None:
+        """Drops a request whose outputs nobody wants; returns its statistics if it was open."""
+        request = self._open.pop(request_id, None)
+        return None if request is None else _stats(request)
 
     def process(self, engine_outputs: Iterable[EngineOutput]) -> Processed:
         """Turns what the engine brought into request outputs. Outputs of forgotten requests are dropped."""
