@@ -1,0 +1,126 @@
+"""Whole engines on the golden checkpoints: greedy tokens against plain runs, log-probabilities against Hugging Face's.
+
+Budget and pages are small, so that prompts are cut into chunks, steps mix prefill with decode, windows move on, and
+sequences lose their pages on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmjax import LLM, SamplingParams
+
+CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
+TOLERANCE = 2e-4
+KV_BYTES = {  # about 28 pages of full attention: less than two requests of 64 tokens
+    "llama": 28 * 1536,
+    "llama-bias": 28 * 1024,
+    "mistral": 28 * 3072,
+    "qwen2": 28 * 1536,
+    "qwen3": 28 * 2304,
+    "gemma3": 28 * 768 + 24 * 1536,
+}
+ALL_BUCKETS = ("llama", "gemma3")  # the others run in the one that is compiled first
+
+
+@pytest.fixture(scope="module", params=KV_BYTES)
+def engine(request: Any, compile_cache_dir: str) -> Iterator[tuple[str, LLM]]:
+    name = request.param
+    llm = LLM(
+        str(CHECKPOINTS / name),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        page_size=4,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        kv_cache_memory_bytes=KV_BYTES[name],
+        compilation_cache_dir=compile_cache_dir,
+        compile_threads=2 if name in ALL_BUCKETS else 1,
+    )
+    if name in ALL_BUCKETS:
+        llm.warm_up()
+    yield name, llm
+    llm.engine.kv.check()
+    assert llm.kv_stats().used == 0
+    llm.close()
+
+
+def golden(name: str) -> tuple[list[int], np.ndarray]:
+    """The long prompt and log_softmax of Hugging Face's logits after each of its tokens."""
+    with np.load(CHECKPOINTS / name / "golden.npz") as archive:
+        logits = archive["long/logits"].astype(np.float64)
+        logits -= logits.max(-1, keepdims=True)
+        return archive["long/tokens"].tolist(), logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def greedy(max_tokens: int, **options: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **options)
+
+
+def test_greedy_tokens_of_mixed_batches(engine: tuple[str, LLM], plain: Callable[[str], Any]) -> None:
+    name, llm = engine
+    rng = np.random.default_rng(1)
+    long = golden(name)[0]
+    prompts = [long, long[:17], *(rng.integers(0, 96, n).tolist() for n in (1, 5, 30, 21)), long[:31] + [7]]
+    lengths = [24, 40, 30, 3, 20, 1, 12]
+    params = [greedy(length) for length in lengths]
+    expected = [plain(name).greedy(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
+    preemptions, hits = llm.stats.preemptions, llm.stats.prefix_cache_hits
+    for _ in range(2):  # the second time prompts and outputs are in the prefix cache, as far as it reaches
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert llm.stats.prefix_cache_hits > hits
+    if None in llm.model_config.windows:
+        assert llm.stats.preemptions > preemptions
+
+
+def test_logprobs_at_every_length_of_a_cached_prefix(engine: tuple[str, LLM]) -> None:
+    name, llm = engine
+    tokens, expected = golden(name)
+    prompts = [tokens[:length] for length in range(1, len(tokens) + 1)]
+    llm.engine.kv.reset_prefix_cache()
+    for cached in (False, True):
+        for prompt, row in zip(prompts, expected, strict=True):
+            (output,) = llm.generate(prompt, greedy(1, logprobs=20), use_tqdm=False)
+            if cached:  # all full pages but those of the last token
+                assert output.num_cached_tokens == (len(prompt) - 1) // 4 * 4
+            assert output.outputs[0].logprobs is not None
+            (entry,) = output.outputs[0].logprobs
+            check_entry(entry, row, sampled=int(row.argmax()), top=20)
+            assert output.outputs[0].cumulative_logprob == pytest.approx(row.max(), abs=TOLERANCE)
+        if name not in ALL_BUCKETS:
+            return  # the mixed bucket has been through it all
+
+
+def test_prompt_logprobs_over_chunks_and_cached_prefixes(engine: tuple[str, LLM]) -> None:
+    name, llm = engine
+    tokens, expected = golden(name)
+    llm.generate(tokens, greedy(1), use_tqdm=False)  # its pages are cached; scoring must not skip them
+    prompts = [tokens, tokens[:1], tokens[:17], tokens[:33]]
+    outputs = llm.generate(prompts, greedy(2, prompt_logprobs=3, logprobs=0), use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.num_cached_tokens == 0
+        assert output.prompt_logprobs is not None
+        assert output.prompt_logprobs[0] is None
+        assert len(output.prompt_logprobs) == len(prompt)
+        for position, entry in enumerate(output.prompt_logprobs[1:], start=1):
+            assert entry is not None
+            check_entry(entry, expected[position - 1], sampled=prompt[position], top=3)
+        assert output.outputs[0].logprobs is not None
+        check_entry(output.outputs[0].logprobs[0], expected[len(prompt) - 1], sampled=None, top=0)
+
+
+def check_entry(entry: Any, row: np.ndarray, *, sampled: int | None, top: int) -> None:
+    """One position's log-probabilities against the whole row f64 [V]."""
+    token = next(iter(entry))
+    assert sampled is None or token == sampled
+    order = np.argsort(-row, kind="stable")
+    assert set(entry) == {token, *order[:top].tolist()}
+    for other, value in entry.items():
+        assert abs(value.logprob - row[other]) <= TOLERANCE
+        assert value.rank == 1 + int((row > row[other]).sum())

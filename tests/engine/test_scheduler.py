@@ -1,0 +1,522 @@
+"""Engine, scheduler and KV cache over a simulated device that knows what every page holds.
+
+The device gets nothing but the packed batch, as the real one does. In place of keys and values it stores, for each
+token, a digest of the token and everything before it, and every row compares all entries that attention would read
+with those of its own history. So a page that was shared, freed, evicted or overwritten wrongly shows at the first read.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmjax.engine.batch import READ_DEVICE, BatchLayout, make_buckets
+from llmjax.engine.engine import Engine
+from llmjax.engine.kv_cache import GroupSpec, KVCache
+from llmjax.engine.page_pool import DUMMY_PAGE
+from llmjax.engine.request import EngineOutput, EngineRequest
+from llmjax.engine.runner import PendingStep
+from llmjax.engine.scheduler import Scheduler, StepPlan
+from llmjax.engine.stats import EngineTotals
+from llmjax.engine.step import StepOutput
+from llmjax.sampling.logprobs import TokenLogprobs
+from llmjax.sampling.params import SamplingParams
+from llmjax.sampling.rows import ROW_WORDS, RequestSampling
+
+VOCAB = 5
+STOP = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The sizes of an engine."""
+
+    page_size: int
+    windows: tuple[int | None, ...]
+    num_pages: tuple[int, ...]  # a group, the dummy page included
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    share_prefixes: bool = True
+
+
+def digests(tokens: Seq[int]) -> list[int]:
+    """What the pages hold for each token: a digest of it and of everything before it."""
+    found, digest = [], 0
+    for token in tokens:
+        digest = hash((digest, token))
+        found.append(digest)
+    return found
+
+
+def next_token(digest: int, seed: int) -> int:
+    return hash((digest, seed)) % VOCAB
+
+
+def alone(prompt: list[int], seed: int, max_tokens: int, stops: frozenset[int]) -> list[int]:
+    """The output of a request that nobody shares the device with."""
+    output: list[int] = []
+    while len(output) < max_tokens and not (output and output[-1] in stops):
+        output.append(next_token(digests([*prompt, *output])[-1], seed))
+    return output
+
+
+@dataclass
+class SimulatedDevice:
+    """A runner without weights. It checks every read against the tokens it knows each sequence to have."""
+
+    shape: Shape
+    content: list[dict[tuple[int, int], int]] = field(init=False)  # per group: (page, offset) -> digest
+    last_token: dict[int, int] = field(default_factory=dict)  # by slot
+    history: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # by request id and continuation
+
+    def __post_init__(self) -> None:
+        self.content = [{} for _ in self.shape.windows]
+        self.buckets = make_buckets(
+            max_num_seqs=self.shape.max_num_seqs, max_num_batched_tokens=self.shape.max_num_batched_tokens
+        )
+
+    def dispatch(self, plan: StepPlan, *, tables: list[np.ndarray], sampling: dict[Any, RequestSampling]) -> Any:
+        bucket = next(bucket for bucket in self.buckets if bucket.holds(plan))
+        pages = tables[0].shape[1]
+        layout = BatchLayout(
+            bucket=bucket, num_slots=tables[0].shape[0], pages_per_sequence=pages, num_groups=len(tables)
+        )
+        packed = layout.pack(plan, tables=tables, sampling=np.zeros((tables[0].shape[0], ROW_WORDS), np.int32))
+        part, at = {}, 0
+        for name, shape in layout.shapes.items():
+            part[name] = packed[at : at + int(np.prod(shape))].reshape(shape)
+            at += int(np.prod(shape))
+        return self._run(plan, part, sampling)
+
+    def _run(self, plan: StepPlan, part: dict[str, np.ndarray], sampling: dict[Any, RequestSampling]) -> Any:
+        inputs, known = [], []
+        for i, row in enumerate(plan.rows):
+            slot, length = int(part["slot"][i]), int(part["kv_len"][i])
+            first, end = part["query_start"][i : i + 2]
+            tokens = part["tokens"][first:end].tolist()
+            tokens = [self.last_token[slot] if token == READ_DEVICE else token for token in tokens]
+            request = row.sequence.request
+            history = self.history.setdefault((request.request_id, row.sequence.index), [*request.prompt_token_ids])
+            assert tokens == history[length - len(tokens) : length], "a step computes tokens that are not the request's"
+            inputs.append((i, length - len(tokens), length))
+            known.append(digests(history))
+        written: set[tuple[int, int, int]] = set()
+        for i, start, length in inputs:
+            for group in range(len(self.shape.windows)):
+                for position in range(start, length):
+                    place = self._place(part, group, i, position)
+                    assert place[0] != DUMMY_PAGE, "a token has no page"
+                    assert (group, *place) not in written, "two tokens of a step share a place"
+                    written.add((group, *place))
+                    self.content[group][place] = known[i][position]
+        for i, start, length in inputs:
+            for group, window in enumerate(self.shape.windows):
+                oldest = 0 if window is None else max(0, start - window + 1)
+                for position in range(oldest, length):
+                    found = self.content[group].get(self._place(part, group, i, position))
+                    assert found == known[i][position], f"group {group} holds something else at position {position}"
+        return PendingStep(plan=plan, output=self._sample(plan, part, known, sampling))
+
+    def _place(self, part: dict[str, np.ndarray], group: int, row: int, position: int) -> tuple[int, int]:
+        page_size = self.shape.page_size
+        return int(part[f"page_table{group}"][row, position // page_size]), position % page_size
+
+    def _sample(
+        self, plan: StepPlan, part: dict[str, np.ndarray], known: list[list[int]], sampling: dict[Any, RequestSampling]
+    ) -> StepOutput:
+        tokens = np.full(len(part["slot"]), -7, np.int32)
+        for i, row in enumerate(plan.rows):
+            assert bool(part["samples"][i]) == row.samples
+            assert row.sequence in sampling
+            if row.samples:
+                length = int(part["kv_len"][i])
+                tokens[i] = next_token(known[i][length - 1], row.sequence.seed)
+                self.last_token[int(part["slot"][i])] = int(tokens[i])
+                history = self.history[row.sequence.request.request_id, row.sequence.index]
+                if len(history) == length:
+                    history.append(int(tokens[i]))
+                assert history[length] == tokens[i]
+        # The score of a prompt token is the token itself, so that a shifted one shows.
+        targets = part.get("targets")
+        return StepOutput(
+            tokens=tokens,
+            logprobs=scores(part["kv_len"]),
+            prompt_logprobs=None if targets is None else scores(targets),
+        )
+
+
+def scores(values: np.ndarray) -> TokenLogprobs:
+    count = len(values)
+    return TokenLogprobs(
+        logprob=values.astype(np.float32),
+        rank=np.ones(count, np.int32),
+        top_ids=np.full((count, 1), -1, np.int32),
+        top_logprobs=np.zeros((count, 1), np.float32),
+    )
+
+
+class SimulatedEngine(Engine):
+    """The real engine around the simulated device."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.kv = KVCache(
+            tuple(GroupSpec(window=w, num_pages=n) for w, n in zip(shape.windows, shape.num_pages, strict=True)),
+            page_size=shape.page_size,
+            num_slots=shape.max_num_seqs,
+            pages_per_sequence=-(-shape.max_model_len // shape.page_size),
+            share_prefixes=shape.share_prefixes,
+        )
+        self.scheduler = Scheduler(
+            self.kv, max_num_seqs=shape.max_num_seqs, max_num_batched_tokens=shape.max_num_batched_tokens
+        )
+        self.model: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB))
+        self.runner: Any = SimulatedDevice(shape)
+        self.compilations: Any = SimpleNamespace(count=0)
+        self.totals = EngineTotals()
+        self.loggers = [self.totals]
+        self._sequences = {}
+        self._sampling = {}
+        self._pending = None
+        self._arrivals = 0
+        self._rng = np.random.default_rng(0)
+        self._last_read = 0.0
+        self._compilations_seen = 0
+
+    def check(self) -> None:
+        """Each page has as many holders as sequences list it; the device's tables say what the sequences do."""
+        self.kv.check()
+        running = self.scheduler.running
+        assert len({sequence.slot for sequence in running}) == len(running) <= self.shape.max_num_seqs
+        for group, pool in enumerate(self.kv.pools):
+            listed = Counter(page for s in running for page in s.pages[group] if page != DUMMY_PAGE)
+            assert pool.used == len(listed)
+            assert [pool._holders[page] for page in listed] == list(listed.values())
+            table = self.kv.tables[group].copy()
+            for sequence in running:
+                pages = sequence.pages[group]
+                assert table[sequence.slot, : len(pages)].tolist() == pages
+                table[sequence.slot] = 0
+            assert not table.any()
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request, when it comes and when somebody gives up on it."""
+
+    request: EngineRequest
+    at: int  # engine step
+    abort_at: int | None = None
+
+
+def request(name: str, prompt: list[int], **options: Any) -> EngineRequest:
+    """A request; ``options`` are split between the request and its sampling."""
+    own = {
+        key: options.pop(key) for key in ("priority", "cache_salt", "stop_token_ids", "max_tokens") if key in options
+    }
+    own.setdefault("stop_token_ids", frozenset())
+    return EngineRequest(request_id=name, prompt_token_ids=prompt, params=SamplingParams(seed=3, **options), **own)
+
+
+@dataclass
+class Result:
+    """What one continuation brought."""
+
+    tokens: list[int] = field(default_factory=list)
+    reason: str | None = None
+    prompt_logprobs: Any = None
+
+
+def run(engine: SimulatedEngine, arrivals: list[Arrival], *, max_steps: int) -> dict[tuple[str, int], Result]:
+    """Steps until everything has ended, checking the pages after every step."""
+    results: dict[tuple[str, int], Result] = {}
+
+    def take(outputs: list[EngineOutput]) -> None:
+        for output in outputs:
+            result = results.setdefault((output.request_id, output.index), Result())
+            assert result.reason is None, "an ended continuation brought something"
+            result.tokens += output.new_token_ids
+            result.reason = output.finish_reason
+            result.prompt_logprobs = output.prompt_logprobs or result.prompt_logprobs
+
+    step = 0
+    while step <= max(a.at for a in arrivals) or not engine.idle:
+        assert step < max_steps, "a request starves"
+        for arrival in arrivals:
+            if arrival.at == step:
+                engine.add(arrival.request)
+            if arrival.abort_at == step:
+                take(engine.abort(arrival.request.request_id))
+        take(engine.step())
+        engine.check()
+        step += 1
+    return results
+
+
+def check_results(arrivals: list[Arrival], results: dict[tuple[str, int], Result]) -> None:
+    """Every continuation ended as it would have alone, or was aborted on the way."""
+    for arrival in arrivals:
+        asked, prompt = arrival.request, arrival.request.prompt_token_ids
+        for index in range(asked.params.n):
+            result = results.get((asked.request_id, index))
+            expected = alone(prompt, 3 + index, asked.max_tokens, asked.stop_token_ids)
+            if arrival.abort_at is not None and (result is None or result.reason == "abort"):
+                assert result is None or result.tokens == expected[: len(result.tokens)]
+                continue
+            assert result is not None
+            assert result.tokens == expected
+            assert result.reason == ("stop" if expected[-1] in asked.stop_token_ids else "length")
+            if asked.params.prompt_logprobs is not None and index == 0:
+                first, *rest = result.prompt_logprobs
+                assert first is None
+                assert [{token: e.logprob for token, e in entry.items()} for entry in rest] == [
+                    {token: float(token)} for token in prompt[1:]
+                ]
+
+
+def check_idle(engine: SimulatedEngine) -> None:
+    stats = engine.kv_stats()
+    assert stats.used == 0
+    assert stats.free + stats.cached == stats.total
+    assert not engine._sequences
+    assert not engine._sampling
+    assert len(engine.scheduler._free_slots) == engine.shape.max_num_seqs
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    page_size = draw(st.integers(1, 5))
+    windows = draw(st.sampled_from([(None,), (None, 1), (None, 3), (None, 8), (6,), (2, 7), (None, 2, 5)]))
+    seqs = draw(st.integers(1, 5))
+    batched = max(seqs, draw(st.integers(1, 20)))
+    longest = draw(st.integers(8, 30))
+    num_pages = []
+    for window in windows:
+        alone_needs = -(-longest // page_size)
+        if window is not None:
+            alone_needs = min(alone_needs, -(-(window + batched) // page_size) + 2)
+        num_pages.append(1 + alone_needs + draw(st.integers(0, 2 * alone_needs)))
+    return Shape(
+        page_size=page_size,
+        windows=windows,
+        num_pages=tuple(num_pages),
+        max_num_seqs=seqs,
+        max_num_batched_tokens=batched,
+        max_model_len=longest,
+        share_prefixes=draw(st.booleans()),
+    )
+
+
+@st.composite
+def workloads(draw: st.DrawFn, shape: Shape) -> list[Arrival]:
+    arrivals = []
+    # Most prompts begin like a common text, so that prefixes are shared often.
+    common = draw(st.lists(st.integers(0, VOCAB - 1), min_size=shape.max_model_len, max_size=shape.max_model_len))
+    for i in range(draw(st.integers(1, 8))):
+        length = draw(st.integers(1, shape.max_model_len - 1))
+        shared = draw(st.integers(0, length))
+        rest = random.Random(draw(st.integers(0, 2**16)))
+        prompt = common[:shared] + [rest.randrange(VOCAB) for _ in range(length - shared)]
+        at = draw(st.integers(0, 12))
+        asked = request(
+            str(i),
+            prompt,
+            n=draw(st.sampled_from([1, 1, 1, 2, 4])),
+            prompt_logprobs=draw(st.sampled_from([None, None, 0])),
+            max_tokens=draw(st.integers(1, shape.max_model_len - length)),
+            stop_token_ids=draw(st.sampled_from([frozenset(), frozenset({STOP})])),
+            priority=draw(st.sampled_from([0, 0, -1, 1])),
+            cache_salt=draw(st.sampled_from([None, None, "a", "b"])),
+        )
+        abort_at = draw(st.one_of(st.none(), st.integers(at, at + 25)))
+        arrivals.append(Arrival(asked, at, abort_at))
+    return arrivals
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.data())
+def test_random_workloads(data: st.DataObject) -> None:
+    shape = data.draw(shapes())
+    arrivals = data.draw(workloads(shape))
+    engine = SimulatedEngine(shape)
+    # While any request is left, the one served first computes at least one more of its tokens in every step or two.
+    tokens = sum((len(a.request.prompt_token_ids) + a.request.max_tokens + 2) * a.request.params.n for a in arrivals)
+    results = run(engine, arrivals, max_steps=40 + 2 * tokens)
+    check_results(arrivals, results)
+    check_idle(engine)
+    engine.kv.reset_prefix_cache()
+    stats = engine.kv_stats()
+    assert stats.free == stats.total
+
+
+PLAIN = Shape(
+    page_size=4, windows=(None,), num_pages=(41,), max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32
+)
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    rest = random.Random(seed)
+    return [rest.randrange(VOCAB) for _ in range(length)]
+
+
+def test_out_of_pages_preempts_the_newest_and_changes_no_token() -> None:
+    shape = Shape(
+        page_size=4, windows=(None,), num_pages=(9,), max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32
+    )
+    engine = SimulatedEngine(shape)
+    arrivals = [Arrival(request(str(i), prompt_of(6, i), max_tokens=20), 0) for i in range(4)]
+    preempted: Counter[str] = Counter()
+    first_done: list[str] = []
+    for arrival in arrivals:
+        engine.add(arrival.request)
+    sequences = [s for group in engine._sequences.values() for s in group]
+    while not engine.idle:
+        first_done += [output.request_id for output in engine.step() if output.finish_reason]
+        engine.check()
+    for sequence in sequences:
+        preempted[sequence.request.request_id] = sequence.times.num_preemptions
+        assert sequence.tokens[6:] == alone(prompt_of(6, int(sequence.request.request_id)), 3, 20, frozenset())
+    assert first_done == ["0", "1", "2", "3"]
+    assert preempted["0"] == 0
+    assert preempted["3"] > 0
+    assert engine.totals.preemptions == sum(preempted.values())
+
+
+def test_priorities_order_the_queue() -> None:
+    shape = Shape(
+        page_size=4, windows=(None,), num_pages=(41,), max_num_seqs=1, max_num_batched_tokens=16, max_model_len=32
+    )
+    engine = SimulatedEngine(shape)
+    for name, priority in (("low", 5), ("high", -5), ("middle", 0)):
+        engine.add(request(name, prompt_of(3), max_tokens=2, priority=priority))
+    order = []
+    while not engine.idle:
+        order += [output.request_id for output in engine.step() if output.finish_reason]
+    assert order == ["high", "middle", "low"]
+
+
+def test_continuations_share_the_prompt() -> None:
+    engine = SimulatedEngine(PLAIN)
+    engine.add(request("a", prompt_of(9), n=4, max_tokens=3))
+    engine.step()
+    assert engine.totals.steps == 0  # nothing has been read yet
+    assert engine.kv_stats().used == 2 + 4  # two full pages for all, and for each the one with its ninth token
+    engine.check()
+
+
+def test_second_request_computes_only_what_is_new() -> None:
+    engine = SimulatedEngine(PLAIN)
+    prompt = prompt_of(14)
+    run(engine, [Arrival(request("a", prompt, max_tokens=6), 0)], max_steps=50)
+    before = engine.totals.prompt_tokens
+    output = run(engine, [Arrival(request("b", prompt, max_tokens=6), 0)], max_steps=50)
+    assert output["b", 0].tokens == alone(prompt, 3, 6, frozenset())
+    assert engine.totals.prompt_tokens - before == 14 - 12
+    assert engine.totals.prefix_cache_hits == 12
+    assert engine.totals.prefix_cache_queries == 28
+
+
+def test_generated_tokens_are_found_again() -> None:
+    engine = SimulatedEngine(PLAIN)
+    first = run(engine, [Arrival(request("a", prompt_of(6), max_tokens=11), 0)], max_steps=50)["a", 0].tokens
+    longer = prompt_of(6) + first
+    run(engine, [Arrival(request("b", longer, max_tokens=1), 0)], max_steps=50)
+    assert engine.totals.prefix_cache_hits >= 12
+
+
+@pytest.mark.parametrize(("salts", "hits"), [((None, None), 8), (("x", "x"), 8), (("x", "y"), 0), ((None, "x"), 0)])
+def test_salts_keep_prefixes_apart(salts: tuple[str | None, str | None], hits: int) -> None:
+    engine = SimulatedEngine(PLAIN)
+    for name, salt in zip("ab", salts, strict=True):
+        run(engine, [Arrival(request(name, prompt_of(10), max_tokens=2, cache_salt=salt), 0)], max_steps=50)
+    assert engine.totals.prefix_cache_hits == hits
+
+
+def test_salt_may_be_any_json_string() -> None:
+    engine = SimulatedEngine(PLAIN)
+    lone_surrogate = request("a", prompt_of(10), max_tokens=2, cache_salt="\ud800")
+    assert run(engine, [Arrival(lone_surrogate, 0)], max_steps=50)["a", 0].reason == "length"
+
+
+def test_without_prefix_caching_requests_share_nothing_and_continuations_do() -> None:
+    shape = Shape(
+        page_size=4,
+        windows=(None,),
+        num_pages=(41,),
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        max_model_len=32,
+        share_prefixes=False,
+    )
+    engine = SimulatedEngine(shape)
+    for name in "\ud800b":
+        run(engine, [Arrival(request(name, prompt_of(10), n=2, max_tokens=2), 0)], max_steps=50)
+    assert engine.totals.prefix_cache_hits == 2 * 8  # the second continuation of each
+
+
+def test_prefix_hit_needs_every_page_that_a_window_sees() -> None:
+    shape = Shape(
+        page_size=2, windows=(None, 4), num_pages=(33, 8), max_num_seqs=2, max_num_batched_tokens=4, max_model_len=32
+    )
+    engine = SimulatedEngine(shape)
+    prompt = prompt_of(16)
+    run(engine, [Arrival(request("a", prompt, max_tokens=1), 0)], max_steps=50)
+    # Other text evicts the window group's pages, of which there are few, and none of the full group's.
+    run(engine, [Arrival(request("b", prompt_of(14, 5), max_tokens=1), 0)], max_steps=50)
+    assert run(engine, [Arrival(request("c", prompt, max_tokens=4), 0)], max_steps=50)["c", 0].tokens == alone(
+        prompt, 3, 4, frozenset()
+    )
+    assert engine.totals.prefix_cache_hits == 0
+
+
+def test_windows_hold_no_more_pages_than_they_need() -> None:
+    shape = Shape(
+        page_size=2, windows=(None, 5), num_pages=(33, 33), max_num_seqs=1, max_num_batched_tokens=4, max_model_len=60
+    )
+    engine = SimulatedEngine(shape)
+    engine.add(request("a", prompt_of(20), max_tokens=30))
+    most = 0
+    while not engine.idle:
+        engine.step()
+        most = max(most, engine.kv.pools[1].used)
+    assert most <= (5 + 4) // 2 + 2
+
+
+def test_abort_in_every_state() -> None:
+    engine = SimulatedEngine(PLAIN)
+    for i in range(6):
+        engine.add(request(str(i), prompt_of(9, i), max_tokens=5))
+    assert [o.finish_reason for o in engine.abort("5")] == ["abort"]  # waiting, before any step
+    engine.step()
+    assert [o.finish_reason for o in engine.abort("0")] == ["abort"]  # its first tokens are in flight
+    assert [o.finish_reason for o in engine.abort("4")] == ["abort"]  # still waiting
+    assert engine.abort("0") == []
+    assert engine.abort("unknown") == []
+    ended = []
+    while not engine.idle:
+        ended += [o.request_id for o in engine.step() if o.finish_reason]
+        engine.check()
+    assert sorted(ended) == ["1", "2", "3"]
+    check_idle(engine)
+
+
+def test_abort_of_one_continuation_leaves_the_others() -> None:
+    engine = SimulatedEngine(PLAIN)
+    engine.add(request("a", prompt_of(9), n=3, max_tokens=5))
+    engine.step()
+    assert [(o.index, o.finish_reason) for o in engine.abort("a", 1)] == [(1, "abort")]
+    ended = []
+    while not engine.idle:
+        ended += [o.index for o in engine.step() if o.finish_reason]
+    assert ended == [0, 2]
+    check_idle(engine)
