@@ -13,6 +13,7 @@ import numpy as np
 
 from llmjax.checkpoint.gguf import GGUFFile
 from llmjax.checkpoint.gguf_model import hf_config, hf_generation_config, hf_tensors
+from llmjax.checkpoint.quantization import plain_tensors
 from llmjax.checkpoint.safetensors import SafetensorsTensor, open_safetensors
 from llmjax.errors import CheckpointError
 
@@ -59,7 +60,7 @@ class Checkpoint:
         path: folder or .gguf file.
         config: content of config.json; made up from the metadata for GGUF.
         generation_config: content of generation_config.json, or empty.
-        tensors: by Hugging Face name.
+        tensors: by Hugging Face name; those of quantised checkpoints too, see docs/formats.md.
         gguf: the container, for its tokenizer; None for a folder.
     """
 
@@ -82,19 +83,18 @@ def open_checkpoint(path: str | Path, *, overrides: Mapping[str, Any] | None = N
         CheckpointError: something is missing, malformed or of an unknown architecture.
     """
     path = Path(path)
-    checkpoint = _open_folder(path) if path.is_dir() else _open_gguf(path)
-    checkpoint.config.update(overrides or {})
-    return checkpoint
+    return _open_folder(path, overrides or {}) if path.is_dir() else _open_gguf(path, overrides or {})
 
 
-def _open_gguf(path: Path) -> Checkpoint:
+def _open_gguf(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
     gguf = GGUFFile.open(path)
     config = hf_config(gguf)
-    return Checkpoint(path, config, hf_generation_config(gguf), MappingProxyType(hf_tensors(gguf, config)), gguf)
+    tensors = MappingProxyType(hf_tensors(gguf, config))
+    return Checkpoint(path, {**config, **overrides}, hf_generation_config(gguf), tensors, gguf)
 
 
-def _open_folder(path: Path) -> Checkpoint:
-    config = _read_json(path / CONFIG)
+def _open_folder(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
+    config = {**_read_json(path / CONFIG), **overrides}
     generation = path / GENERATION_CONFIG
     generation_config = _read_json(generation) if generation.exists() else {}
     if (path / WEIGHTS).exists():
@@ -103,7 +103,8 @@ def _open_folder(path: Path) -> Checkpoint:
         tensors = _open_shards(path)
     else:
         raise CheckpointError(f"{path}: has neither {WEIGHTS} nor {INDEX}; other weight files are not read")
-    return Checkpoint(path, config, generation_config, MappingProxyType(tensors))
+    plain = MappingProxyType(plain_tensors(tensors, config, path))
+    return Checkpoint(path, config, generation_config, plain)
 
 
 def _open_shards(path: Path) -> dict[str, SafetensorsTensor]:

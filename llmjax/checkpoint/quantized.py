@@ -1,0 +1,237 @@
+"""Weights stored as small numbers with scales: what every quantised format of safetensors files has in common.
+
+A format's planes (the stored arrays of one linear layer) give rows of codes, scales and zero points; what weights
+these stand for is said once, in `QuantizedRows.dequantize`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import numpy as np
+
+from llmjax.checkpoint.safetensors import SafetensorsTensor
+from llmjax.errors import CheckpointError
+
+TILE = 1 << 17  # weights dequantised at a time: they and their temporaries stay in the cache
+
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedRows:
+    """Rows of a matrix: weight = (level of code - zero) * scale.
+
+    Attributes:
+        codes: integers [n, in].
+        scales: f32 [n, groups].
+        group_size: consecutive input columns that share a scale; the last group may be shorter.
+        zeros: numbers [n, groups], or None for 0.
+        group_of: intp [in], the group of each column; None: groups follow each other.
+        levels: f32 [codes], the number that a code stands for; None: the code itself.
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    group_size: int
+    zeros: np.ndarray | None = None
+    group_of: np.ndarray | None = None
+    levels: np.ndarray | None = None
+
+    def dequantize(self, out: np.ndarray) -> None:
+        """Fills f32 [n, in]; every step is one rounded f32 operation."""
+        out[...] = self.codes if self.levels is None else self.levels.take(self.codes)
+        columns = out.shape[1]
+        if self.group_of is None and columns % self.group_size == 0:
+            out = out.reshape(len(out), -1, self.group_size)
+            if self.zeros is not None:
+                out -= self.zeros[:, :, None].astype(np.float32)
+            out *= self.scales[:, :, None]
+            return
+        group_of = np.arange(columns) // self.group_size if self.group_of is None else self.group_of
+        if self.zeros is not None:
+            out -= self.zeros.astype(np.float32).take(group_of, axis=1)
+        out *= self.scales.take(group_of, axis=1)
+
+
+class Planes(Protocol):
+    """The stored arrays of a linear layer, in one format."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)."""
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes."""
+
+    @property
+    def row_step(self) -> int:
+        """`rows` may be asked only for rows that start at a multiple of this."""
+
+    def rows(self, start: int, stop: int) -> QuantizedRows:
+        """Output rows `start` to `stop`, unpacked."""
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedTensor:
+    """A quantised weight under its plain name, dequantised when it is read (a `StoredTensor`).
+
+    Attributes:
+        name: Hugging Face name, ending in ``.weight``.
+        type_name: such as ``GPTQ-4``.
+        planes: what is stored.
+        experts: if not 0, rows are those of so many matrices, each of which is read transposed: [experts, in, out].
+    """
+
+    name: str
+    type_name: str
+    planes: Planes
+    experts: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, columns = self.planes.shape
+        return (self.experts, columns, rows // self.experts) if self.experts else (rows, columns)
+
+    @property
+    def nbytes(self) -> int:
+        return self.planes.nbytes
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        """The weights, computed in f32 and rounded to nearest even if `dtype` is narrower.
+
+        Raises:
+            CheckpointError: `dtype` is no float type.
+        """
+        dtype = np.dtype(dtype)
+        if dtype.kind in "iub":
+            raise CheckpointError(f"tensor {self.name!r} of type {self.type_name} cannot be read as {dtype}")
+        rows, columns = self.planes.shape
+        result = np.empty((rows, columns), dtype)
+        unit = self.planes.row_step
+        step = unit * max(1, TILE // (unit * columns))
+        scratch = None if dtype == np.float32 else np.empty((min(step, rows), columns), np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # what exceeds f16 becomes inf, as anywhere
+            for start in range(0, rows, step):
+                target = result[start : start + step]
+                tile = target if scratch is None else scratch[: len(target)]
+                self.planes.rows(start, start + len(target)).dequantize(tile)
+                if scratch is not None:
+                    target[...] = tile
+        return result.reshape(self.experts, -1, columns).swapaxes(1, 2) if self.experts else result
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """The stored tensors of one layer.
+
+    Attributes:
+        name: of the module, for example ``model.layers.0.mlp.up_proj``.
+        parts: by what follows the name, for example ``.qweight``.
+        path: a file or folder, for messages.
+    """
+
+    name: str
+    parts: Mapping[str, SafetensorsTensor]
+    path: Path
+
+    def fail(self, problem: str, part: str = "") -> NoReturn:
+        path = self.parts[part].path if part in self.parts else self.path
+        raise CheckpointError(f"{path}: tensor {self.name + part!r} {problem}")
+
+    def array(self, part: str, *, types: frozenset[str], dims: int | None = None) -> np.ndarray:
+        """The stored array, after checking that it is there, not empty, of one of `types` and has `dims` dimensions."""
+        if part not in self.parts:
+            self.fail("is missing", part)
+        tensor = self.parts[part]
+        if tensor.type_name not in types:
+            self.fail(f"is of type {tensor.type_name}, not {' or '.join(sorted(types))}", part)
+        if 0 in tensor.shape:
+            self.fail(f"is empty: its shape is {list(tensor.shape)}", part)
+        if dims is not None and len(tensor.shape) != dims:
+            self.fail(f"has shape {list(tensor.shape)}, not {dims} dimensions", part)
+        return tensor.stored
+
+    def scales(self, part: str, *, dims: int | None = None) -> np.ndarray:
+        """As `array`, for floating-point scales, which must all be finite."""
+        array = self.array(part, types=FLOATS, dims=dims)
+        if not np.isfinite(array).all():
+            self.fail("holds scales that are infinite or not a number", part)
+        return array
+
+    def expect(self, part: str, shape: tuple[int, ...], why: str) -> None:
+        found = self.parts[part].shape
+        if found != shape:
+            self.fail(f"has shape {list(found)}, but {why} needs {list(shape)}", part)
+
+
+class Format(Protocol):
+    """A way of storing linear layers in several tensors each."""
+
+    @property
+    def name(self) -> str:
+        """For messages: ``GPTQ``."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What follows a module's name in the names of its tensors; of the longest that fits, the tensor is a part."""
+
+    @property
+    def plain_part(self) -> str:
+        """What follows it in the name of the weight when nothing is quantised: ``.weight``."""
+
+    def is_quantized(self, module: Module) -> bool:
+        """Whether a module is stored in this format; else its weight is plain."""
+
+    def open(self, module: Module) -> QuantizedTensor:
+        """The weight of a module that is stored in this format.
+
+        Raises:
+            CheckpointError: tensors are missing, do not fit each other or contradict the configuration.
+        """
+
+
+def quantized_tensors(
+    stored: Mapping[str, SafetensorsTensor], how: Format, path: Path
+) -> dict[str, SafetensorsTensor | QuantizedTensor]:
+    """Tensors under the names that they would have unquantised.
+
+    Args:
+        stored: what is in the files.
+        how: the format of quantised layers; other tensors stay what they are.
+        path: the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: nothing is stored in the format, or a layer is malformed.
+    """
+    parts: dict[str, dict[str, SafetensorsTensor]] = {}
+    tensors: dict[str, SafetensorsTensor | QuantizedTensor] = {}
+    endings = sorted(how.parts, key=len, reverse=True)
+    for name, tensor in stored.items():
+        ending = next((ending for ending in endings if name.endswith(ending)), None)
+        if ending is None:
+            tensors[name] = tensor
+        else:
+            parts.setdefault(name.removesuffix(ending), {})[ending] = tensor
+    found = 0
+    for name, own in parts.items():
+        module = Module(name, own, path)
+        if how.is_quantized(module):
+            found += 1
+            weight: SafetensorsTensor | QuantizedTensor = how.open(module)
+        elif how.plain_part in own:
+            weight = own.pop(how.plain_part)
+        else:
+            module.fail(f"belongs to no layer that {how.name} stores", next(iter(own)))
+        if not isinstance(weight, QuantizedTensor) and own:
+            module.fail(f"is of no use to a layer that {how.name} does not store", next(iter(own)))
+        if weight.name in tensors:
+            raise CheckpointError(f"{path}: tensor {weight.name!r} is there twice, once as {how.name} stores it")
+        tensors[weight.name] = weight
+    if not found:
+        raise CheckpointError(f"{path}: is declared to be quantised with {how.name}, but no tensor is stored so")
+    return tensors
