@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from llmjax.config import DEFAULT_MODEL, EngineConfig
@@ -19,6 +20,7 @@ from llmjax.engine.stats import EngineTotals, StatLogger
 from llmjax.errors import InvalidRequest
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import PARAM_NAMES, RequestOutputKind, SamplingParams
+from llmjax.settings import make_config, nearest, settings_of
 from llmjax.tokenizer import Tokenizer
 from models.config import ModelConfig
 
@@ -38,7 +40,7 @@ class LLM:
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, **settings: Any) -> None:
-        self._start(EngineConfig(model=model, **settings))
+        self._start(make_config(EngineConfig, {"model": model, **settings}, source="LLM()"))
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> LLM:
@@ -199,7 +201,8 @@ class LLM:
             TimeRemainingColumn(),
             TextColumn("{task.fields[speed]}"),
         )
-        with Progress(*columns, disable=not progress, transient=True) as bar:
+        console = Console(stderr=True)  # standard output belongs to generated text
+        with Progress(*columns, console=console, disable=not (progress and console.is_terminal), transient=True) as bar:
             task = bar.add_task("", total=len(requests), speed="")
             generated = 0
             while not self.engine.idle:
@@ -229,22 +232,23 @@ def generate(prompts: Prompt | Sequence[Prompt], *, model: str = DEFAULT_MODEL, 
     Raises:
         InvalidRequest: an option is neither.
     """
-    sampling = {name: value for name, value in options.items() if name in PARAM_NAMES and name != "seed"}
-    if "seed" in options:
-        sampling["seed"] = options["seed"]  # the request's, not the engine's
-    settings = {name: value for name, value in options.items() if name not in sampling}
-    known = {field.name for field in fields(EngineConfig)}
-    if unknown := settings.keys() - known:
-        name = sorted(unknown)[0]
-        raise InvalidRequest(f"{name} is neither a sampling parameter nor an engine setting", field=name)
-    llm = _loaded(model, tuple(sorted(settings.items())))
+    # "seed" is both; here it is the request's.
+    sampling = {name: value for name, value in options.items() if name in PARAM_NAMES}
+    settings = {name: value for name, value in options.items() if name not in PARAM_NAMES}
+    known = settings_of(EngineConfig).keys()
+    for name in settings:
+        if name not in known:
+            hint = nearest(name, [*PARAM_NAMES, *known])
+            raise InvalidRequest(f"{name} is neither a sampling parameter nor an engine setting{hint}", field=name)
+    llm = _loaded(model, json.dumps(settings, sort_keys=True, default=str))
     params = SamplingParams(**{**llm.default_sampling_params, **sampling})
     return llm.generate(prompts, params)
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(model: str, settings: tuple[tuple[str, Any], ...]) -> LLM:
-    return LLM(model, **dict(settings))
+def _loaded(model: str, settings: str) -> LLM:
+    """One model stays; the settings come as JSON because a cache key must be hashable."""
+    return LLM(model, **json.loads(settings))
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

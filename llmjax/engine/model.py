@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from rich.console import Console
 from rich.progress import track
 
 import models
@@ -72,7 +73,12 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
     )
     _check_tensors(checkpoint, shapes)
     params = {}
-    for name, shape in track(shapes.items(), description="Loading weights", transient=True):
+    # Standard output belongs to generated text.
+    console = Console(stderr=True)
+    progress = track(
+        shapes.items(), "Loading weights", console=console, transient=True, disable=not console.is_terminal
+    )
+    for name, shape in progress:
         params[name] = jax.device_put(checkpoint.tensors[name].read(np.dtype(shape.dtype)), platform.device)
     jax.block_until_ready(params)
     seconds = time.monotonic() - started
