@@ -10,6 +10,8 @@ import jax
 
 from kernels.attention.portable import ragged_paged_attention, write_kv
 from kernels.attention.types import KVPages, RaggedBatch, make_pages
+from kernels.cpu import attention as cpu
+from kernels.cpu.library import library
 
 __all__ = ["KVPages", "RaggedBatch", "attend", "make_pages"]
 
@@ -39,5 +41,17 @@ def attend(
     Returns:
         Output [T, H, h] in q's dtype (padding tokens: undefined, finite) and the pages.
     """
-    pages = write_kv(pages, k, v, batch.slots)
-    return ragged_paged_attention(q, pages, batch, scale=scale, window=window, softcap=softcap, sinks=sinks), pages
+    rules = {"scale": scale, "window": window, "softcap": softcap}
+    arguments = (q, k, v, pages, batch, sinks)
+
+    def portable(q, k, v, pages, batch, sinks):  # type: ignore[no-untyped-def]
+        pages = write_kv(pages, k, v, batch.slots)
+        return ragged_paged_attention(q, pages, batch, **rules, sinks=sinks), pages
+
+    if not cpu.supports(q, pages) or (native := library()) is None:
+        return portable(*arguments)
+
+    def on_cpu(q, k, v, pages, batch, sinks):  # type: ignore[no-untyped-def]
+        return cpu.attend(q, k, v, pages, batch, library=native, **rules, sinks=sinks)
+
+    return jax.lax.platform_dependent(*arguments, cpu=on_cpu, default=portable)

@@ -1,0 +1,65 @@
+"""Ragged paged attention in C++ (``src/attention.cc``)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels.attention.types import KVPages, RaggedBatch
+from kernels.cpu.library import Library
+
+CACHE_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
+MIN_HEAD_DIVISOR = 8  # what the narrowest of AVX's vectors hold; the baseline takes any multiple of 4
+
+
+def supports(q: jax.Array, pages: KVPages) -> bool:
+    """Whether the kernel takes these types and sizes."""
+    return (
+        q.dtype in (jnp.float32, jnp.bfloat16) and pages.dtype.name in CACHE_TYPES and q.shape[-1] % MIN_HEAD_DIVISOR == 0
+    )
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    pages: KVPages,
+    batch: RaggedBatch,
+    *,
+    library: Library,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: jax.Array | None = None,
+    isa: str | None = None,
+) -> tuple[jax.Array, KVPages]:
+    """``kernels.attention.attend`` by the library; a page or slot out of range is an error, not a stray write.
+
+    Args:
+        isa: an instruction set of the library; None: the best that the machine has.
+    """
+    call = jax.ffi.ffi_call(
+        "llmjax_attention",
+        tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, pages.k, pages.v)),
+        input_output_aliases={3: 1, 4: 2},
+    )
+    out, k_pages, v_pages = call(
+        q,
+        k.astype(q.dtype),
+        v.astype(q.dtype),
+        pages.k,
+        pages.v,
+        batch.query_start,
+        batch.kv_len,
+        batch.page_table,
+        batch.slots,
+        jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
+        scale=np.float32(scale),
+        softcap=np.float32(softcap or 0),
+        window=np.int32(window or 0),
+        cache_type=np.int32(CACHE_TYPES[pages.dtype.name]),
+        decode=batch.decode,
+        isa=np.int32(library.index(isa)),
+    )
+    return out, KVPages(k=k_pages, v=v_pages, dtype=pages.dtype)

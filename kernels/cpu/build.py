@@ -1,0 +1,125 @@
+"""Compiles the C++ kernels into one shared library. Needs a C++17 compiler and jaxlib's headers, nothing else.
+
+Run ``python -m kernels.cpu.build`` after changing a source in a development checkout; installing the package does it too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SOURCES = HERE / "src"
+LIBRARY = HERE / "libllmjax_cpu.so"
+
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
+AMX = (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
+X86 = {"avx2": AVX2, "avx512": AVX512, "amx": AMX}
+
+
+class BuildError(Exception):
+    """There is no compiler, no header, or the compiler refuses a source."""
+
+
+@dataclass(frozen=True)
+class _Compiler:
+    command: tuple[str, ...]
+    include: Path
+    flags: tuple[str, ...]
+
+    def accepts(self, flags: tuple[str, ...]) -> bool:
+        probe = [*self.command, *flags, "-x", "c++", "-fsyntax-only", os.devnull]
+        return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+
+    def compile(self, source: Path, target: Path, flags: tuple[str, ...]) -> None:
+        self.run(*self.flags, *flags, "-isystem", str(self.include), "-c", str(source), "-o", str(target))
+
+    def run(self, *arguments: str) -> None:
+        result = subprocess.run([*self.command, *arguments], capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise BuildError(f"{shlex.join([*self.command, *arguments])}\n{result.stderr.strip()}")
+
+
+def build(target: Path = LIBRARY, *, sanitize: str | None = None) -> Path:
+    """Compiles and links the library.
+
+    Args:
+        target: the file to write.
+        sanitize: what to give to ``-fsanitize=`` ("address,undefined" or "thread"); slow, for tests.
+
+    Raises:
+        BuildError: with what the compiler said.
+    """
+    compiler = _Compiler(command=_find_compiler(), include=_find_headers(), flags=_flags(sanitize))
+    isas: dict[str, tuple[str, ...]] = {"generic": ()}
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        isas |= {isa: flags for isa, flags in X86.items() if compiler.accepts(flags)}
+    have = tuple(f"-DLLMJAX_HAVE_{isa.upper()}" for isa in isas)
+    with tempfile.TemporaryDirectory() as directory:
+        jobs = [(SOURCES / "kernels.cc", f"kernels_{isa}.o", (*isas[isa], f"-DLLMJAX_ISA={isa}")) for isa in isas]
+        jobs += [(SOURCES / name, f"{name}.o", have) for name in ("attention.cc", "linear.cc", "isa.cc")]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for done in [pool.submit(compiler.compile, a, Path(directory, b), c) for a, b, c in jobs]:
+                done.result()
+        linked = Path(directory, "library")
+        link = ("-shared", *((f"-fsanitize={sanitize}",) if sanitize else ()))
+        compiler.run(*link, *(str(Path(directory, name)) for _, name, _ in jobs), "-o", str(linked), *_link_flags())
+        # A new file and not new contents: a process may have the old one mapped.
+        staged = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.copy(linked, staged)
+        staged.replace(target)
+    return target
+
+
+def _find_compiler() -> tuple[str, ...]:
+    """$CXX, which compilers are named by everywhere, else what is there."""
+    if os.environ.get("CXX"):
+        return tuple(shlex.split(os.environ["CXX"]))
+    for name in ("c++", "g++", "clang++"):
+        if shutil.which(name):
+            return (name,)
+    raise BuildError("there is no C++ compiler (c++, g++, clang++ or $CXX)")
+
+
+def _find_headers() -> Path:
+    found = importlib.util.find_spec("jaxlib")
+    if found is None or found.origin is None:
+        raise BuildError("jaxlib, whose headers are needed, is not installed")
+    include = Path(found.origin).parent / "include"
+    if not (include / "xla" / "ffi" / "api" / "ffi.h").exists():
+        raise BuildError(f"{include} does not hold XLA's FFI headers")
+    return include
+
+
+def _flags(sanitize: str | None) -> tuple[str, ...]:
+    common = ("-std=c++17", "-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-psabi", "-fPIC", "-pthread")
+    if sanitize:
+        return (*common, "-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={sanitize}")
+    return (*common, "-O3", "-DNDEBUG", "-ffp-contract=fast", "-fvisibility=hidden")
+
+
+def _link_flags() -> tuple[str, ...]:
+    return ("-pthread",) if "linux" not in sysconfig.get_platform() else ("-pthread", "-Wl,-z,defs")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sanitize", help="address,undefined or thread")
+    parser.add_argument("--output", type=Path, default=LIBRARY)
+    arguments = parser.parse_args()
+    print(build(arguments.output, sanitize=arguments.sanitize))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The compiled kernels: whether they are there, and which instruction sets of this machine they can use."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+LIBRARY = Path(__file__).parent / "libllmjax_cpu.so"
+TARGETS = ("llmjax_attention", "llmjax_linear")
+ISA_VARIABLE = "LLMJAX_CPU_ISA"  # for tests and bug reports: an instruction set by name, or "none" for portable kernels
+
+
+@dataclass(frozen=True)
+class Library:
+    """The loaded library; its handlers are registered with XLA."""
+
+    isas: tuple[str, ...]  # in the library's order, from narrow to wide
+    usable: tuple[str, ...]  # those that this machine has
+    forced: str | None  # by the environment
+
+    @property
+    def best(self) -> str:
+        """What a call gets that asks for none."""
+        return self.forced or self.usable[-1]
+
+    def index(self, isa: str | None) -> int:
+        """What the handlers take: -1 for the best at run time, so that a cached program fits other machines.
+
+        Raises:
+            ValueError: this machine or build does not have ``isa``.
+        """
+        isa = isa or self.forced
+        if isa is None:
+            return -1
+        if isa not in self.usable:
+            raise ValueError(f"instruction set {isa!r} is not available; there is: {', '.join(self.usable)}")
+        return self.isas.index(isa)
+
+
+def library() -> Library | None:
+    """The kernels, or None where they are not built; then a CPU process is warned, once."""
+    loaded = _load()
+    if isinstance(loaded, Library):
+        return loaded
+    if loaded and jax.default_backend() == "cpu":
+        _warn(loaded)
+    return None
+
+
+def describe() -> str:
+    """One line for people: what computes attention and few-row products on a CPU."""
+    loaded = _load()
+    if not isinstance(loaded, Library):
+        return f"portable XLA operations ({loaded or f'{ISA_VARIABLE}=none'})"
+    return f"C++ kernels for {loaded.best} (available: {', '.join(loaded.usable)})"
+
+
+@functools.cache
+def _load() -> Library | str:
+    """The library, or why there is none ("" if nobody wants it)."""
+    forced = os.environ.get(ISA_VARIABLE) or None
+    if forced == "none":
+        return ""
+    if not LIBRARY.exists():
+        return f"{LIBRARY.name} was not built; a C++ compiler and `pip install` again, or `python -m kernels.cpu.build`"
+    try:
+        handle = ctypes.CDLL(str(LIBRARY))
+        for target in TARGETS:
+            jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(handle, target)), platform="cpu")
+    except (OSError, AttributeError, RuntimeError) as error:
+        return f"{LIBRARY.name} cannot be used: {error}"
+    handle.llmjax_isa_name.restype = ctypes.c_char_p
+    isas = tuple(handle.llmjax_isa_name(i).decode() for i in range(handle.llmjax_isa_count()))
+    usable = tuple(isa for i, isa in enumerate(isas) if handle.llmjax_isa_usable(i))
+    if forced is not None and forced not in usable:
+        raise ValueError(f"{ISA_VARIABLE}={forced}: not available; there is: {', '.join(usable)}, none")
+    return Library(isas=isas, usable=usable, forced=forced)
+
+
+@functools.cache
+def _warn(why: str) -> None:
+    warnings.warn(
+        f"the C++ kernels for CPUs are missing, so attention and one-row products run several times slower: {why}",
+        RuntimeWarning,
+        stacklevel=4,
+    )

@@ -1,0 +1,84 @@
+// What the objects compiled for each instruction set offer to the code that is compiled once.
+
+#ifndef LLMJAX_KERNELS_H_
+#define LLMJAX_KERNELS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace llmjax {
+
+enum class Type : int { kF32, kBf16, kF16 };
+
+inline size_t size_of(Type type) { return type == Type::kF32 ? 4 : 2; }
+
+// One call of attention: everything its tasks share. Letters as in kernels/attention/types.py.
+struct Attention {
+  int heads, kv_heads, head_dim, page_size;
+  Type activations, cache;
+  float scale, softcap;  // softcap 0: none
+  int window;            // 0: none
+  const void* q;         // [T, H, h]
+  const float* sinks;    // [H] or null
+  void* out;             // [T, H, h]
+  void* k_pages;         // [N, K, page_size, h]
+  void* v_pages;
+
+  int group() const { return heads / kv_heads; }
+};
+
+// Some consecutive queries of one request and the query heads of one key/value head, over some of their keys.
+struct AttentionTask {
+  int first_token;     // of q and out
+  int queries;         // tokens
+  int first_position;  // of first_token in its request
+  int kv_head;
+  int key_begin, key_end;
+  bool first_keys;       // takes the sinks in
+  const int32_t* pages;  // the request's row of the page table
+  float* partial;        // null: writes out; else the online-softmax state for `attention_merge`
+};
+
+// Floats of one task's partial state: peak and total of each query, then the weighted sums.
+inline size_t partial_size(const Attention& call, int queries) {
+  return static_cast<size_t>(queries) * call.group() * (2 + call.head_dim);
+}
+
+// y[t, o] = sum_i x[t, i] * weight[o, i] + bias[o].
+struct Linear {
+  int rows, size_in, size_out;
+  Type type;           // of the weight: kBf16 or kF16
+  const float* x;      // [rows, size_in]
+  const void* weight;  // [size_out, size_in]
+  const float* bias;   // [size_out] or null
+  float* y;            // [rows, size_out]
+};
+
+struct Kernels {
+  const char* name;
+  int lanes;  // head sizes and size_in are multiples of this
+
+  // Stores `count` consecutive elements (a multiple of lanes) of the activations' type as the cache's.
+  void (*convert)(const void* from, Type from_type, void* to, Type to_type, int count);
+
+  size_t (*attention_workspace)(const Attention&, int queries);  // bytes
+  void (*attention)(const Attention&, const AttentionTask&, char* workspace);  // workspace: 64-byte aligned
+  // Combines the partial states of `parts` tasks that differ in their keys, `partials` one after the other.
+  void (*attention_merge)(const Attention&, const AttentionTask&, float* partials, int parts);
+
+  size_t (*linear_workspace)(const Linear&);                              // bytes, 64-byte aligned
+  void (*linear_prepare)(const Linear&, char* workspace);                 // once a call
+  void (*linear)(const Linear&, const char* workspace, int begin, int end);  // outputs begin..end
+};
+
+// The best instruction set of this machine for index -1, else by index in the order of `isa_name`; null where the
+// library or the machine does not have it. Sizes that the widest vectors do not divide get narrower ones.
+const Kernels* find_kernels(int isa, int divisible);
+
+int isa_count();
+const char* isa_name(int isa);
+bool isa_usable(int isa);
+
+}  // namespace llmjax
+
+#endif  // LLMJAX_KERNELS_H_

@@ -1,0 +1,203 @@
+// Vectors of f32 at the width of the instruction set this file is compiled for, written with compiler vector types so
+// that one source serves all of them.
+//
+// Everything sits in an anonymous namespace and nothing comes from the standard library: a template instantiated by
+// several objects would be merged by the linker, and a CPU without AVX-512 might then run the AVX-512 copy.
+
+#ifndef LLMJAX_SIMD_H_
+#define LLMJAX_SIMD_H_
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+constexpr int kRegisters = 32;
+#define LLMJAX_EACH_LANE(f) \
+  f(0), f(1), f(2), f(3), f(4), f(5), f(6), f(7), f(8), f(9), f(10), f(11), f(12), f(13), f(14), f(15)
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+constexpr int kRegisters = 16;
+#define LLMJAX_EACH_LANE(f) f(0), f(1), f(2), f(3), f(4), f(5), f(6), f(7)
+#else
+constexpr int kLanes = 4;
+constexpr int kRegisters = 16;
+#define LLMJAX_EACH_LANE(f) f(0), f(1), f(2), f(3)
+#endif
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Int __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Bits __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t Half __attribute__((vector_size(kLanes * 2)));
+
+// How an element is stored. Bf16 and F16 are tags for the 16 bits, not arithmetic types.
+struct Bf16 { uint16_t bits; };
+struct F16 { uint16_t bits; };
+
+template <class To, class From>
+inline To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "same size");
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+template <class V>
+inline V load_as(const void* p) {
+  V v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+inline Vec splat(float x) { return Vec{} + x; }
+inline Vec select(Int mask, Vec yes, Vec no) {
+  return bit_cast<Vec>((bit_cast<Int>(yes) & mask) | (bit_cast<Int>(no) & ~mask));
+}
+inline Vec vmax(Vec a, Vec b) { return select(a > b, a, b); }
+inline int imin(int a, int b) { return a < b ? a : b; }
+inline int imax(int a, int b) { return a > b ? a : b; }
+inline float fmax2(float a, float b) { return a > b ? a : b; }
+
+inline Vec load(const float* p) { return load_as<Vec>(p); }
+inline Vec load(const Bf16* p) { return bit_cast<Vec>(__builtin_convertvector(load_as<Half>(p), Bits) << 16); }
+inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
+
+#if defined(__AVX512F__)
+inline Vec load(const F16* p) { return (Vec)_mm512_cvtph_ps(load_as<__m256i>(p)); }
+inline void store(F16* p, Vec v) {
+  __m256i bits = _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
+  std::memcpy(p, &bits, sizeof(bits));
+}
+#elif defined(__F16C__)
+inline Vec load(const F16* p) { return (Vec)_mm256_cvtph_ps(load_as<__m128i>(p)); }
+inline void store(F16* p, Vec v) {
+  __m128i bits = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
+  std::memcpy(p, &bits, sizeof(bits));
+}
+#else
+// No step may rely on subnormal f32: XLA's threads treat them as zero.
+inline Vec load(const F16* p) {
+  Bits half = __builtin_convertvector(load_as<Half>(p), Bits);
+  Vec normal = bit_cast<Vec>(((half & 0x7fff) << 13) + (112u << 23));
+  Vec subnormal = __builtin_convertvector(bit_cast<Int>(half & 0x3ff), Vec) * splat(0x1p-24f);
+  Vec magnitude = select((Int)((half & 0x7c00) == 0), subnormal, normal);
+  Int special = (Int)((half & 0x7c00) == 0x7c00);
+  return bit_cast<Vec>(bit_cast<Bits>(magnitude) | (bit_cast<Bits>(special) & 0x7f800000u) | ((half & 0x8000) << 16));
+}
+inline uint16_t half_bits(float x) {
+  uint32_t bits = bit_cast<uint32_t>(x), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) return sign | 0x7e00 | ((magnitude >> 13) & 0x3ff);  // NaN
+  if (magnitude >= 0x477ff000) return sign | 0x7c00;                               // rounds to infinity
+  if (magnitude < 0x38800000) {  // subnormal: the addition leaves the rounded mantissa in the low bits
+    float aligned = bit_cast<float>(magnitude) + 0.5f;
+    return sign | (bit_cast<uint32_t>(aligned) - 0x3f000000);
+  }
+  return sign | ((magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13);
+}
+inline void store(F16* p, Vec v) {
+  for (int i = 0; i < kLanes; ++i) p[i].bits = half_bits(v[i]);
+}
+#endif
+
+// f32 to bf16 bits in the low half of each lane, to nearest even; NaN stays NaN.
+inline Bits bf16_bits(Vec v) {
+  Bits bits = bit_cast<Bits>(v);
+  Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  Bits nan = bit_cast<Bits>((Int)(v != v));
+  return (rounded & ~nan) | (((bits >> 16) | 0x40) & nan);
+}
+inline void store(Bf16* p, Vec v) {
+  Half half = __builtin_convertvector(bf16_bits(v), Half);
+  std::memcpy(p, &half, sizeof(half));
+}
+
+inline float horizontal_max(Vec v) {
+  float best = v[0];
+  for (int i = 1; i < kLanes; ++i) best = fmax2(best, v[i]);
+  return best;
+}
+inline float horizontal_sum(Vec v) {
+  float lane[kLanes];
+  std::memcpy(lane, &v, sizeof(v));
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+  }
+  return lane[0];
+}
+
+// e^x to about 1 ulp of f32; exactly 0 below -87. Range reduction by multiples of ln 2 and a degree 6 polynomial
+// (Cephes expf, Moshier).
+inline Vec vexp(Vec x) {
+  Int tiny = (Int)(x < splat(-87.0f));
+  x = select(tiny, splat(-87.0f), x);
+  x = select((Int)(x > splat(88.0f)), splat(88.0f), x);
+  Vec shifted = x * splat(1.44269504f) + splat(12582912.0f);  // 1.5 * 2^23: the integer part lands in the low bits
+  Vec n = shifted - splat(12582912.0f);
+  Vec r = x - n * splat(0.693359375f) - n * splat(-2.12194440e-4f);
+  Vec p = splat(1.9875691500e-4f);
+  p = p * r + splat(1.3981999507e-3f);
+  p = p * r + splat(8.3334519073e-3f);
+  p = p * r + splat(4.1665795894e-2f);
+  p = p * r + splat(1.6666665459e-1f);
+  p = p * r + splat(5.0000001201e-1f);
+  p = p * r * r + r + splat(1.0f);
+  Bits power = (bit_cast<Bits>(shifted) + 127u) << 23;
+  return bit_cast<Vec>(bit_cast<Int>(p * bit_cast<Vec>(power)) & ~tiny);
+}
+
+inline Vec vtanh(Vec x) { return splat(1.0f) - splat(2.0f) / (vexp(x + x) + splat(1.0f)); }
+
+// One stage of a transposition between rows that are `kStep` apart: exchanges the upper half of every 2 * kStep lanes
+// of `a` with the lower half of those of `b`.
+template <int kStep>
+inline void exchange(Vec& a, Vec& b) {
+#define LLMJAX_LOW(lane) ((lane) & kStep ? kLanes + (lane) - kStep : (lane))
+#define LLMJAX_HIGH(lane) ((lane) & kStep ? kLanes + (lane) : (lane) + kStep)
+#if defined(__clang__)
+  Vec low = __builtin_shufflevector(a, b, LLMJAX_EACH_LANE(LLMJAX_LOW));
+  Vec high = __builtin_shufflevector(a, b, LLMJAX_EACH_LANE(LLMJAX_HIGH));
+#else
+  Vec low = __builtin_shuffle(a, b, Int{LLMJAX_EACH_LANE(LLMJAX_LOW)});
+  Vec high = __builtin_shuffle(a, b, Int{LLMJAX_EACH_LANE(LLMJAX_HIGH)});
+#endif
+#undef LLMJAX_LOW
+#undef LLMJAX_HIGH
+  a = low;
+  b = high;
+}
+
+template <int kStep>
+inline void transpose_stages(Vec* rows) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    if (!(i & kStep)) exchange<kStep>(rows[i], rows[i + kStep]);
+  }
+  if constexpr (kStep > 1) transpose_stages<kStep / 2>(rows);
+}
+
+// Transposes kLanes vectors in place.
+inline void transpose(Vec* rows) { transpose_stages<kLanes / 2>(rows); }
+
+template <int kStep>
+inline Vec sum_stages(Vec* rows) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kStep; ++i) {
+    exchange<kStep>(rows[i], rows[i + kStep]);
+    rows[i] += rows[i + kStep];
+  }
+  if constexpr (kStep > 1) return sum_stages<kStep / 2>(rows);
+  return rows[0];
+}
+
+// Lane i of the result is the sum of the lanes of rows[i]; overwrites rows.
+inline Vec sum_rows(Vec* rows) { return sum_stages<kLanes / 2>(rows); }
+
+}  // namespace
+
+#endif  // LLMJAX_SIMD_H_
