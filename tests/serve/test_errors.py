@@ -119,7 +119,7 @@ def test_missing_field(http: httpx.Client) -> None:
 
 def test_million_stop_strings(http: httpx.Client) -> None:
     body = {**HELLO, "stop": ["x"] * 10**6}
-    check(http.post(CHAT, json=body), status=400, param="stop", says="1000000 strings")
+    check(http.post(CHAT, json=body), status=400, param="stop", says="1000000 entries")
     check(http.post(CHAT, json={**body, "stop": ["longer than the limit"] * 10**6}), status=413, param=None)
 
 
