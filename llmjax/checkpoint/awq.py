@@ -46,10 +46,6 @@ class AWQPlanes:
     def shape(self) -> tuple[int, int]:
         return self.qweight.shape[1] * 8, self.qweight.shape[0]
 
-    @property
-    def nbytes(self) -> int:
-        return self.qweight.nbytes + self.qzeros.nbytes + self.scales.nbytes
-
     def rows(self, start: int, stop: int) -> QuantizedRows:
         words = slice(start // 8, -(-stop // 8))
         return QuantizedRows(
@@ -103,7 +99,7 @@ class AWQ:
         module.expect(".qzeros", (groups, words), f"{inputs} inputs in groups of {group_size}")
         module.expect(".scales", (groups, words * 8), f"{words * 8} outputs in {groups} groups")
         planes = AWQPlanes(qweight=qweight, qzeros=qzeros, scales=scales, group_size=group_size)
-        return QuantizedTensor(f"{module.name}.weight", "AWQ-4", planes)
+        return module.quantized("AWQ-4", planes)
 
 
 def looks_like(settings: Mapping[str, Any]) -> bool:

@@ -48,10 +48,6 @@ class FourBitPlanes:
 
     row_step = 2  # of which one starts with a byte, even where rows have an odd length
 
-    @property
-    def nbytes(self) -> int:
-        return self.packed.nbytes + self.absmax.nbytes
-
     def scales(self, first: int, last: int) -> np.ndarray:
         """f32 scales of blocks `first` to `last`."""
         stored = self.absmax[first:last]
@@ -120,7 +116,7 @@ class BitsAndBytes:
 
     def open(self, module: Module) -> QuantizedTensor:
         if not self.four_bit:
-            return QuantizedTensor(f"{module.name}.weight", "BNB-INT8", _open_int8(module))
+            return module.quantized("BNB-INT8", _open_int8(module))
         state_part = f".weight.quant_state.bitsandbytes__{self.kind}"
         text = module.array(state_part, types=U8, dims=1).tobytes()
         where = f"{module.parts[state_part].path}: tensor {module.name + state_part!r}"
@@ -130,9 +126,7 @@ class BitsAndBytes:
             module.fail(f"is no valid JSON: {error}", state_part)
         if not isinstance(state, dict):
             module.fail("is no JSON object", state_part)
-        return QuantizedTensor(
-            f"{module.name}.weight", f"BNB-{self.kind.upper()}", _open_four_bit(module, QuantSettings(where, state))
-        )
+        return module.quantized(f"BNB-{self.kind.upper()}", _open_four_bit(module, QuantSettings(where, state)))
 
 
 def _open_int8(module: Module) -> ScaledPlanes:

@@ -21,7 +21,7 @@ from llmjax.checkpoint.mxfp4 import GROUP as MXFP4_GROUP
 from llmjax.checkpoint.mxfp4 import MXFP4Planes, check_exponents
 from llmjax.checkpoint.quant_settings import QuantSettings
 from llmjax.checkpoint.quantized import Module, Planes, QuantizedRows, QuantizedTensor
-from llmjax.checkpoint.scaled import ONE_BYTE, ScaledPlanes, open_scaled
+from llmjax.checkpoint.scaled import ONE_BYTE, ScaledPlanes, as_matrix, open_scaled
 from llmjax.errors import CheckpointError
 
 BYTES = ("int-quantized", "float-quantized", "naive-quantized")
@@ -56,10 +56,6 @@ class PackedPlanes:
     group_of: np.ndarray | None = None
 
     row_step = 32  # zero points of any width start a word again after 32
-
-    @property
-    def nbytes(self) -> int:
-        return self.packed.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
     def rows(self, start: int, stop: int) -> QuantizedRows:
         scales = self.scales[start:stop].astype(np.float32)
@@ -128,13 +124,15 @@ class Scheme:
     def open(self, module: Module) -> QuantizedTensor:
         planes = self._planes(module)
         kind = "MXFP4" if self.form == MXFP4 else f"{'FLOAT' if self.is_float else 'INT'}{self.bits}"
-        return QuantizedTensor(f"{module.name}.weight", f"CT-{kind}", planes)
+        return module.quantized(f"CT-{kind}", planes)
 
     def _planes(self, module: Module) -> Planes:
         if self.form == MXFP4:
             return _open_mxfp4(module)
-        if self.symmetric == (ZERO in module.parts):
-            module.fail("is missing" if ZERO not in module.parts else "is not expected of symmetric weights", ZERO)
+        if not self.symmetric and ZERO not in module.parts:
+            module.fail("is missing", ZERO)
+        if self.symmetric and ZERO in module.parts and module.parts[ZERO].stored.any():  # old files hold zeros
+            module.fail("is not 0, but the weights are declared symmetric", ZERO)
         return self._open_packed(module) if self.form == PACKED else self._open_bytes(module)
 
     def _scale_shapes(self, outputs: int, inputs: int, module: Module) -> tuple[tuple[int, ...], ...]:
@@ -180,9 +178,7 @@ class Scheme:
         if self.strategy == "block":
             module.fail("has scales of blocks, which pack-quantized weights cannot have", SCALE)
         scales = self._check_scales(module, outputs, inputs)
-        scales = np.broadcast_to(
-            scales.reshape(len(scales) if scales.ndim else 1, -1), (outputs, max(1, scales.size // outputs))
-        )
+        scales = np.broadcast_to(as_matrix(scales), (outputs, as_matrix(scales).shape[1]))
         zeros = None
         if not self.symmetric:
             zeros = module.array(ZERO, types=I32, dims=2)

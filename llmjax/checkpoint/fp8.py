@@ -51,4 +51,4 @@ class FP8:
         if len(found) != 1:
             module.fail("is of FP8 and must have one of weight_scale_inv and weight_scale", ".weight")
         planes = open_scaled(module, found[0], types=TYPES, block=self.block)
-        return QuantizedTensor(f"{module.name}.weight", f"FP8-{module.parts['.weight'].type_name}", planes)
+        return module.quantized(f"FP8-{module.parts['.weight'].type_name}", planes)

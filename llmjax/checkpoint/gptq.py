@@ -42,10 +42,6 @@ class GPTQPlanes:
     def shape(self) -> tuple[int, int]:
         return self.qweight.shape[1], self.qweight.shape[0] * 32 // self.bits
 
-    @property
-    def nbytes(self) -> int:
-        return self.qweight.nbytes + self.qzeros.nbytes + self.scales.nbytes
-
     def zeros(self, start: int, stop: int) -> np.ndarray:
         """int16 [rows, groups]."""
         first, last = start * self.bits // 32, -(-stop * self.bits // 32)
@@ -140,7 +136,7 @@ class GPTQ:
         )
         if self.symmetric and not self.dynamic:
             self._check_middle(module, planes)
-        return QuantizedTensor(f"{module.name}.weight", f"GPTQ-{bits}", planes)
+        return module.quantized(f"GPTQ-{bits}", planes)
 
     def _bits(self, module: Module, qweight: np.ndarray, g_idx: np.ndarray | None) -> int:
         if not self.dynamic or g_idx is None:

@@ -35,10 +35,6 @@ class MXFP4Planes:
     def shape(self) -> tuple[int, int]:
         return self.packed.shape[0], self.packed.shape[1] * 2
 
-    @property
-    def nbytes(self) -> int:
-        return self.packed.nbytes + self.exponents.nbytes
-
     def rows(self, start: int, stop: int) -> QuantizedRows:
         return QuantizedRows(
             codes=unpack_bits(self.packed[start:stop], 4, self.shape[1]),
@@ -81,4 +77,4 @@ class MXFP4:
         check_exponents(module, "_scales", exponents)
         groups = blocks.shape[-2]
         planes = MXFP4Planes(blocks.reshape(-1, groups * 16), exponents.reshape(-1, groups))
-        return QuantizedTensor(module.name, "MXFP4", planes, blocks.shape[0] if blocks.ndim == 4 else 0)
+        return module.quantized("MXFP4", planes, ending="", experts=blocks.shape[0] if blocks.ndim == 4 else 0)

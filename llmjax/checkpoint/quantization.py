@@ -41,6 +41,8 @@ FORMATS: Mapping[str, Callable[[QuantSettings], Format]] = MappingProxyType(
 )
 """By ``quant_method``."""
 
+DENSE = "dense"  # compressed-tensors' format of weights that are not quantised, only caches or activations
+
 MARLIN = frozenset({"marlin", "gptq_marlin", "awq_marlin"})
 
 METHOD_BY_KEYS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = MappingProxyType(
@@ -74,7 +76,7 @@ def plain_tensors(
         CheckpointError: the format is unknown or unsupported, or the tensors are not what it says.
     """
     settings = _settings(config, folder)
-    if settings is None:
+    if settings is None or settings.value("format") == DENSE:
         for name in stored:
             if name.endswith(TELLING):
                 raise CheckpointError(

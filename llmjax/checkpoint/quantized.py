@@ -65,10 +65,6 @@ class Planes(Protocol):
         """(out, in)."""
 
     @property
-    def nbytes(self) -> int:
-        """Stored bytes."""
-
-    @property
     def row_step(self) -> int:
         """`rows` may be asked only for rows that start at a multiple of this."""
 
@@ -84,22 +80,20 @@ class QuantizedTensor:
         name: Hugging Face name, ending in ``.weight``.
         type_name: such as ``GPTQ-4``.
         planes: what is stored.
+        nbytes: stored bytes, everything included.
         experts: if not 0, rows are those of so many matrices, each of which is read transposed: [experts, in, out].
     """
 
     name: str
     type_name: str
     planes: Planes
+    nbytes: int
     experts: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
         rows, columns = self.planes.shape
         return (self.experts, columns, rows // self.experts) if self.experts else (rows, columns)
-
-    @property
-    def nbytes(self) -> int:
-        return self.planes.nbytes
 
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The weights, computed in f32 and rounded to nearest even if `dtype` is narrower.
@@ -162,6 +156,13 @@ class Module:
         if not np.isfinite(array).all():
             self.fail("holds scales that are infinite or not a number", part)
         return array
+
+    def quantized(
+        self, type_name: str, planes: Planes, *, ending: str = ".weight", experts: int = 0
+    ) -> QuantizedTensor:
+        """The weight that the parts are; `ending` follows the module's name in its name."""
+        nbytes = sum(tensor.nbytes for tensor in self.parts.values())
+        return QuantizedTensor(self.name + ending, type_name, planes, nbytes, experts)
 
     def expect(self, part: str, shape: tuple[int, ...], why: str) -> None:
         found = self.parts[part].shape

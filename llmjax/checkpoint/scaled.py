@@ -40,10 +40,6 @@ class ScaledPlanes:
     def shape(self) -> tuple[int, int]:
         return self.weight.shape[0], self.weight.shape[1]
 
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
-
     def rows(self, start: int, stop: int) -> QuantizedRows:
         blocks = np.arange(start, stop) // self.block_rows
         codes, levels = self.weight[start:stop], None
@@ -57,6 +53,11 @@ class ScaledPlanes:
             zeros=None if self.zeros is None else self.zeros[blocks],
             levels=levels,
         )
+
+
+def as_matrix(scales: np.ndarray) -> np.ndarray:
+    """Scales for a tensor, [] or [1], as [1, 1], and those for rows, [out], as [out, 1]."""
+    return scales if scales.ndim == 2 else scales.reshape(-1, 1)
 
 
 def open_scaled(
@@ -81,12 +82,13 @@ def open_scaled(
         needed = (-(-outputs // block[0]), -(-inputs // block[1]))
         module.expect(scale_part, needed, f"{outputs} x {inputs} in blocks of {block[0]} x {block[1]}")
         return ScaledPlanes(weight, scales, *block)
-    if scales.size == 1:
-        return ScaledPlanes(weight, scales.reshape(1, 1), outputs, inputs)
-    columns = scales.shape[1] if scales.ndim == 2 else 1
-    if scales.ndim > 2 or len(scales) != outputs or inputs % columns:
+    matrix = as_matrix(scales)
+    if matrix.size == 1:
+        return ScaledPlanes(weight, matrix, outputs, inputs)
+    columns = matrix.shape[1]
+    if scales.ndim > 2 or len(matrix) != outputs or inputs % columns:
         module.fail(
             f"has shape {list(scales.shape)}, which is no scale for a tensor, rows or groups of {outputs} x {inputs}",
             scale_part,
         )
-    return ScaledPlanes(weight, scales.reshape(outputs, columns), 1, inputs // columns)
+    return ScaledPlanes(weight, matrix, 1, inputs // columns)

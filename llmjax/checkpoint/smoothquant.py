@@ -60,7 +60,7 @@ class SmoothQuant:
     def open(self, module: Module) -> QuantizedTensor:
         if self.float8:
             planes = open_scaled(module, ".weight_scale", types=frozenset(FLOAT8))
-            return QuantizedTensor(f"{module.name}.weight", "SmoothQuant-F8", planes)
+            return module.quantized("SmoothQuant-F8", planes)
         place = AFTER_NO_NORM.get(module.name.rpartition(".")[2])
         needs_input_scale = place is not None and self.fixed[place]
         if needs_input_scale != (INPUT_SCALE in module.parts):
@@ -73,7 +73,7 @@ class SmoothQuant:
                 module.fail("is no single number other than 0", INPUT_SCALE)
             scales = planes.scales.astype(np.float32) / np.float32(input_scale.item())
             planes = ScaledPlanes(planes.weight, scales, planes.block_rows, planes.block_columns)
-        return QuantizedTensor(f"{module.name}.weight", "SmoothQuant-8", planes)
+        return module.quantized("SmoothQuant-8", planes)
 
 
 def looks_like(settings: Mapping[str, Any]) -> bool:

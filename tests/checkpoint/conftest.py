@@ -1,0 +1,109 @@
+"""Tiny models whose linear layers are stored in a quantised format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import models
+from llmjax.checkpoint import Checkpoint, open_checkpoint
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 32}
+CONFIGS: Mapping[str, dict[str, Any]] = {"llama": LLAMA, "qwen3": QWEN3}
+
+Pack = Callable[[int, int], tuple[dict[str, np.ndarray], np.ndarray]]
+"""From outputs and inputs: random stored arrays by what follows the module's name, and the f32 weights they mean."""
+
+
+class Equal:
+    """Comparison of weights, bit for bit but for the payload of what is not a number."""
+
+    def __call__(self, left: np.ndarray, right: np.ndarray) -> bool:
+        words = np.dtype(f"u{left.itemsize}")
+        nan = np.isnan(left) & np.isnan(right)
+        same = left.view(words) == right.view(words) if left.shape == right.shape else False
+        return left.dtype == right.dtype and bool(np.all(same | nan))
+
+
+@pytest.fixture(scope="session")
+def same() -> Equal:
+    return Equal()
+
+
+@pytest.fixture(params=["llama", "qwen3"])
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def check_model(tmp_path: Path, family: str, same: Equal) -> Callable[..., Checkpoint]:
+    """Builds a whole checkpoint, opens it and compares every tensor."""
+
+    def check(
+        pack: Pack, settings: dict[str, Any] | None, *, file: str | None = None, head: bool = False
+    ) -> Checkpoint:
+        """
+        Args:
+            pack: makes a layer.
+            settings: of the quantisation: in config.json, or in `file`.
+            head: whether lm_head is quantised too.
+        """
+        _, shapes = models.abstract_model(
+            models.model_config(CONFIGS[family]), dtype=np.float32, activation_dtype=np.float32
+        )
+        rng = np.random.default_rng(0)
+        stored: dict[str, np.ndarray] = {}
+        expected: dict[str, np.ndarray] = {}
+        for name, like in shapes.items():
+            if "_proj." in name or (head and name == "lm_head.weight"):
+                parts, expected[name] = pack(*like.shape)
+                stored |= {name.removesuffix(".weight") + part: array for part, array in parts.items()}
+            else:
+                stored[name] = rng.standard_normal(like.shape).astype(ml_dtypes.bfloat16)
+                expected[name] = stored[name].astype(np.float32)
+        save_file(stored, tmp_path / "model.safetensors")
+        config = dict(CONFIGS[family])
+        if file is None:
+            config["quantization_config"] = settings
+        else:
+            (tmp_path / file).write_text(json.dumps(settings))
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        checkpoint = open_checkpoint(tmp_path)
+        assert set(checkpoint.tensors) == set(shapes)
+        for name, like in shapes.items():
+            tensor = checkpoint.tensors[name]
+            assert tensor.shape == like.shape and tensor.name == name
+            assert same(tensor.read(np.dtype(np.float32)), expected[name]), name
+            rounded = expected[name].astype(ml_dtypes.bfloat16)
+            assert same(tensor.read(np.dtype(ml_dtypes.bfloat16)), rounded), name
+        assert sum(tensor.nbytes for tensor in checkpoint.tensors.values()) == sum(a.nbytes for a in stored.values())
+        return checkpoint
+
+    return check
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes reading go step by step even where a matrix is small."""
+    monkeypatch.setattr("llmjax.checkpoint.quantized.TILE", 1)

@@ -1,0 +1,48 @@
+"""AWQ layers packed code by code, as AutoAWQ's GEMM layout is described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+SCALES = np.array([0.01, 0.0, -0.0, 65504.0, 6e-8, -0.5], np.float16)
+ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def pack_columns(codes: np.ndarray) -> np.ndarray:
+    """int32 [rows, columns / 8]: nibble n of word c holds column 8 c + ORDER[n]."""
+    words = np.zeros((codes.shape[0], codes.shape[1] // 8), np.uint32)
+    for row in range(codes.shape[0]):
+        for word in range(words.shape[1]):
+            words[row, word] = sum(int(codes[row, 8 * word + ORDER[n]]) << 4 * n for n in range(8))
+    return words.view(np.int32)
+
+
+def packer(group: int) -> Callable[[int, int], tuple[dict[str, np.ndarray], np.ndarray]]:
+    rng = np.random.default_rng(group + 1)
+
+    def pack(outputs: int, inputs: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        size = inputs if group == -1 else group
+        codes = rng.integers(0, 16, (inputs, outputs))
+        zeros = rng.integers(0, 16, (inputs // size, outputs))
+        scales = rng.choice(SCALES, zeros.shape)
+        weight = np.empty((outputs, inputs), np.float32)
+        for i in range(inputs):
+            weight[:, i] = (codes[i] - zeros[i // size]).astype(np.float32) * scales[i // size].astype(np.float32)
+        return {".qweight": pack_columns(codes), ".qzeros": pack_columns(zeros), ".scales": scales}, weight
+
+    return pack
+
+
+@pytest.mark.parametrize("group", [-1, 32])
+def test_group_sizes(group: int, check_model: Callable, small_tiles: None) -> None:
+    settings = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
+    check_model(packer(group), settings)
+
+
+def test_settings_in_a_file_of_their_own(check_model: Callable) -> None:
+    settings = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
+    checkpoint = check_model(packer(32), settings, file="quant_config.json")
+    assert checkpoint.tensors["model.layers.0.mlp.up_proj.weight"].type_name == "AWQ-4"

@@ -1,0 +1,99 @@
+"""FP8 and SmoothQuant layers: one byte a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from llmjax.checkpoint import Checkpoint
+
+Packed = tuple[dict[str, np.ndarray], np.ndarray]
+E4M3 = ml_dtypes.float8_e4m3fn
+
+
+def e4m3(code: int) -> float:
+    """Sign, 4 bits of exponent with bias 7, 3 of mantissa; S.1111.111 is not a number, nothing is infinite."""
+    sign, exponent, mantissa = (-1) ** (code >> 7), code >> 3 & 15, code & 7
+    if exponent == 15 and mantissa == 7:
+        return float("nan")
+    return sign * (2.0**-9 * mantissa if exponent == 0 else 2.0 ** (exponent - 7) * (1 + mantissa / 8))
+
+
+VALUES = np.array([e4m3(code) for code in range(256)], np.float32)
+VALUES[0x80] = -0.0
+
+
+def fp8_packer(part: str, block: tuple[int, int] | str) -> Callable[[int, int], Packed]:
+    rng = np.random.default_rng(0)
+
+    def pack(outputs: int, inputs: int) -> Packed:
+        codes = rng.integers(0, 256, (outputs, inputs), np.uint8)
+        rows, columns = {"tensor": (outputs, inputs), "row": (1, inputs)}.get(block, block)  # type: ignore[arg-type]
+        scales = rng.choice(
+            np.array([0.01, 0.0, -0.0, 1e30, 1e-42], np.float32), (-(-outputs // rows), -(-inputs // columns))
+        )
+        weight = np.empty((outputs, inputs), np.float32)
+        for o in range(outputs):
+            for i in range(inputs):
+                weight[o, i] = VALUES[codes[o, i]] * scales[o // rows, i // columns]
+        parts = {".weight": codes.view(E4M3), part: scales.reshape(()) if block == "tensor" else scales}
+        return parts | {".input_scale": np.array(0.5, np.float32)}, weight
+
+    return pack
+
+
+@pytest.mark.parametrize("block", [[128, 128], [32, 16], [40, 24]])
+def test_blocks(block: list[int], check_model: Callable[..., Checkpoint], small_tiles: None) -> None:
+    settings = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": block, "activation_scheme": "dynamic"}
+    check_model(fp8_packer(".weight_scale_inv", (block[0], block[1])), settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "kind"),
+    [
+        ("fp8", ".weight_scale", "tensor"),
+        ("fp8", ".weight_scale_inv", "tensor"),
+        ("fbgemm_fp8", ".weight_scale", "row"),
+    ],
+)
+def test_tensors_and_rows(
+    method: str, part: str, kind: str, check_model: Callable[..., Checkpoint], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "llmjax")
+    checkpoint = check_model(fp8_packer(part, kind), {"quant_method": method, "activation_scheme": "static"})
+    assert checkpoint.tensors["model.layers.0.mlp.up_proj.weight"].type_name == "FP8-F8_E4M3"
+    assert [record.message for record in caplog.records] == [
+        f"{checkpoint.path}: weights are quantised with FP8; activations stay unquantised"
+    ]
+
+
+def smooth_packer(kinds: dict[str, str]) -> Callable[[int, int], Packed]:
+    """Layers of 32 outputs by turns of the names that `check_model` goes through: k, o, q, v … are told by shape."""
+    rng = np.random.default_rng(1)
+
+    def pack(outputs: int, inputs: int) -> Packed:
+        codes = rng.integers(-128, 128, (outputs, inputs)).astype(np.int8)
+        dequant, quant = np.float32(rng.random() * 0.01), np.float32(rng.random() + 0.5)
+        fixed = kinds["fc2"] == "per-tensor" and inputs == 96  # down_proj alone has 96 inputs
+        scale = dequant / quant if fixed else dequant
+        parts = {".weight": codes, ".dequant_scale": np.array(dequant)}
+        return parts | ({".quant_scale": np.array(quant)} if fixed else {}), codes.astype(np.float32) * scale
+
+    return pack
+
+
+@pytest.mark.parametrize("fixed", [[], ["qkv", "fc1"], ["fc2"]])
+def test_smoothquant(fixed: list[str], check_model: Callable[..., Checkpoint]) -> None:
+    kinds: dict[str, Any] = {
+        name: "per-tensor" if name in fixed else "per-token" for name in ("qkv", "out", "fc1", "fc2")
+    }
+    check_model(smooth_packer(kinds), kinds | {"type": "int8"}, file="quant_config.json")
+
+
+def test_smoothquant_of_type_fp8(check_model: Callable[..., Checkpoint]) -> None:
+    kinds = dict.fromkeys(("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), "per-token")
+    check_model(fp8_packer(".weight_scale", "tensor"), kinds | {"type": "fp8"}, file="quant_config.json")
