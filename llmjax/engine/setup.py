@@ -31,12 +31,11 @@ def set_up(config: EngineConfig) -> Setup:
     """Loads the model and its tokenizer and starts to compile."""
     engine = Engine(config)
     checkpoint = engine.model.checkpoint
-    tokenizer = None
-    if not config.skip_tokenizer_init:
-        if config.tokenizer is not None:
-            tokenizer = load_tokenizer(_tokenizer_path(config), chat_template=config.chat_template)
-        else:
-            tokenizer = load_tokenizer(engine.model.path, gguf=checkpoint.gguf, chat_template=config.chat_template)
+    try:
+        tokenizer = _tokenizer(config, engine)
+    except BaseException:
+        engine.close()  # or its compiler threads would go on for nobody
+        raise
     eos = set(_ints(checkpoint.generation_config.get("eos_token_id"))) | set(engine.model.config.eos_token_ids)
     if tokenizer is not None:
         eos |= tokenizer.eos_token_ids
@@ -57,10 +56,22 @@ def set_up(config: EngineConfig) -> Setup:
     )
 
 
+def _tokenizer(config: EngineConfig, engine: Engine) -> Tokenizer | None:
+    if config.skip_tokenizer_init:
+        return None
+    if config.tokenizer is not None:
+        return load_tokenizer(_tokenizer_path(config), chat_template=config.chat_template)
+    gguf = engine.model.checkpoint.gguf
+    return load_tokenizer(engine.model.path, gguf=gguf, chat_template=config.chat_template)
+
+
 def _tokenizer_path(config: EngineConfig) -> Path:
     from llmjax.checkpoint.resolve import resolve
 
     assert config.tokenizer is not None
+    path = Path(config.tokenizer).expanduser()
+    if path.exists():
+        return path  # a folder with a tokenizer alone is no model, so resolve would refuse it
     return resolve(
         config.tokenizer,
         revision=None,
