@@ -65,12 +65,12 @@ def step(
     row, position, ragged = layout.ragged(batch, page_size=state.kv[0].page_size)
     tokens = jnp.where(batch.tokens < 0, state.last_token[batch.slot[row]], batch.tokens)
     result = model(tokens, position, state.kv, ragged)
-    last = result.hidden[jnp.maximum(batch.query_start[1:] - 1, 0)]  # [R, D]
+    last = jnp.maximum(batch.query_start[1:] - 1, 0)  # [R]
     sampled, sampler = sample(
-        model.logits(last),
+        model.logits(result.hidden[last]),
         state.sampler,
         batch.sampling,
-        last_token=state.last_token[batch.slot],
+        last_token=tokens[last],  # not the slot's: after a prefill that is some earlier request's
         max_logprobs=max_logprobs,
     )
     # Rows in the middle of a prompt sample too (one shape for all), but nothing of it is kept.
