@@ -30,10 +30,12 @@ class StopMatcher:
             return text
         if self.found is not None:
             return ""
+        held = len(self._held)
         text = self._held + text
         self._held = ""
         if may_stop:
-            hits = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+            # What ends in the held text came while nothing might stop, or it would have been found then.
+            hits = [(at, stop) for stop in self._stops if (at := text.find(stop, max(0, held + 1 - len(stop)))) >= 0]
             if hits:
                 # The one that is complete first, as if the text had come character by character.
                 at, self.found = min(hits, key=lambda hit: (hit[0] + len(hit[1]), hit[0]))
@@ -49,7 +51,7 @@ class StopMatcher:
         """Keeps the longest end of ``text`` that begins a stop string; returns the rest."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             tail = text[-length:]
-            if any(stop.startswith(tail) for stop in self._stops):
+            if any(length < len(stop) and stop.startswith(tail) for stop in self._stops):
                 self._held = tail
                 return text[:-length]
         return text
