@@ -8,6 +8,7 @@ import time
 from rich.console import Console
 from rich.table import Table
 
+from kernels.cpu.library import describe
 from llmjax.engine.engine import Engine
 from llmjax.engine.stats import RequestStats, StepStats
 
@@ -23,6 +24,8 @@ def startup_table(engine: Engine) -> Table:
     table.add_column(style="bold")
     table.add_column()
     table.add_row("model", f"{config.architecture}, {config.num_layers} layers, {engine.platform.dtype} weights")
+    if engine.platform.is_cpu:
+        table.add_row("kernels", describe())
     table.add_row("weights", f"{_size(model.num_bytes)}, loaded in {model.load_seconds:.1f} s")
     table.add_row("KV cache", f"{_size(plan.num_bytes)}: {plan.num_tokens:,} tokens in pages of {plan.page_size}")
     contexts = ", ".join(f"{n} × {plan.longest_context(n):,}" for n in (1, 2, 4, 8) if n <= engine.config.max_num_seqs)
