@@ -98,7 +98,7 @@ class StepPrograms:
         """The cheapest ready program that holds the plan."""
         for bucket in self._order:
             future = self._futures[bucket]
-            if bucket.holds(plan) and future.done():
+            if bucket.holds(plan) and future.done() and future.exception() is None:
                 return future.result()
         return self._futures[self._order[-1]].result()
 
@@ -107,7 +107,11 @@ class StepPrograms:
 
     def _compile(self, bucket: Bucket) -> Program:
         started = time.monotonic()
-        executable = self._build(bucket)
+        try:
+            executable = self._build(bucket)
+        except Exception:
+            logger.exception("the step program of %s does not compile; a larger one takes its place", bucket)
+            raise
         program = Program(bucket=bucket, executable=executable, seconds=time.monotonic() - started)
         logger.debug("compiled %s in %.1f s", bucket, program.seconds)
         return program
