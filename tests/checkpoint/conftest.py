@@ -30,6 +30,7 @@ LLAMA = {
     "tie_word_embeddings": False,
 }
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 32}
+F32 = np.dtype(np.float32)
 CONFIGS: Mapping[str, dict[str, Any]] = {"llama": LLAMA, "qwen3": QWEN3}
 
 Pack = Callable[[int, int], tuple[dict[str, np.ndarray], np.ndarray]]
@@ -69,9 +70,7 @@ def check_model(tmp_path: Path, family: str, same: Equal) -> Callable[..., Check
             settings: of the quantisation: in config.json, or in `file`.
             head: whether lm_head is quantised too.
         """
-        _, shapes = models.abstract_model(
-            models.model_config(CONFIGS[family]), dtype=np.float32, activation_dtype=np.float32
-        )
+        _, shapes = models.abstract_model(models.model_config(CONFIGS[family]), dtype=F32, activation_dtype=F32)
         rng = np.random.default_rng(0)
         stored: dict[str, np.ndarray] = {}
         expected: dict[str, np.ndarray] = {}

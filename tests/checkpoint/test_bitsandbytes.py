@@ -1,4 +1,4 @@
-"""bitsandbytes and MXFP4 layers packed code by code."""
+"""bitsandbytes and MXFP4 layers packed code by code, and golden ones (see golden/make_bitsandbytes.py)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import pytest
 from llmjax.checkpoint import Checkpoint
 from llmjax.checkpoint.quantization import plain_tensors
 from llmjax.checkpoint.quantized import QuantizedTensor
-from llmjax.checkpoint.safetensors import SafetensorsTensor
+from llmjax.checkpoint.safetensors import SafetensorsTensor, open_safetensors
 
+GOLDEN = Path(__file__).parent / "golden" / "bitsandbytes"
 Packed = tuple[dict[str, np.ndarray], np.ndarray]
 
 NF4 = [-1, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0]
@@ -88,6 +89,19 @@ def pack_int8(outputs: int, inputs: int) -> Packed:
 
 def test_eight_bits(check_model: Callable[..., Checkpoint]) -> None:
     check_model(pack_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False})
+
+
+@pytest.mark.parametrize("name", ["nf4", "nf4_nested", "fp4_nested", "int8"])
+def test_what_the_package_dequantises(name: str, small_tiles: None) -> None:
+    tensors = open_safetensors(GOLDEN / f"{name}.safetensors")
+    expected = tensors.pop("expected").stored
+    config = settings(name[:3]) if name != "int8" else {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    plain = plain_tensors(tensors, {"quantization_config": config}, GOLDEN)
+    weight = plain["model.layers.0.mlp.up_proj.weight"].read(np.dtype(np.float32))
+    if name == "int8":  # the package multiplies by 1 / 127 at the end, which may round otherwise
+        assert np.allclose(weight, expected, rtol=2.5e-7, atol=0)
+    else:
+        assert np.array_equal(weight, expected)
 
 
 def mxfp4(code: int, exponent: int) -> float:

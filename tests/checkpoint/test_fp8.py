@@ -80,7 +80,7 @@ def smooth_packer(kinds: dict[str, str]) -> Callable[[int, int], Packed]:
         dequant, quant = np.float32(rng.random() * 0.01), np.float32(rng.random() + 0.5)
         fixed = kinds["fc2"] == "per-tensor" and inputs == 96  # down_proj alone has 96 inputs
         scale = dequant / quant if fixed else dequant
-        parts = {".weight": codes, ".dequant_scale": np.array(dequant)}
+        parts: dict[str, np.ndarray] = {".weight": codes, ".dequant_scale": np.array(dequant)}
         return parts | ({".quant_scale": np.array(quant)} if fixed else {}), codes.astype(np.float32) * scale
 
     return pack

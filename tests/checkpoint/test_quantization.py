@@ -361,7 +361,8 @@ def test_any_shapes_and_types(kind: str, data: st.DataObject) -> None:
     parts = dict(LAYERS[kind][1])
     for part in data.draw(st.lists(st.sampled_from(list(parts)), max_size=2)):
         shape = list(parts[part].shape)
-        if shape and data.draw(st.booleans()):
+        one_size: bool = data.draw(st.booleans())
+        if shape and one_size:
             shape[data.draw(st.integers(0, len(shape) - 1))] = data.draw(st.sampled_from([0, 1, 2, 7, 32, 33, 64]))
         else:
             shape = data.draw(st.lists(st.sampled_from([0, 1, 2, 32]), max_size=4))

@@ -6,6 +6,8 @@ Each file holds the compressed tensors of a layer ``model.layers.0.mlp.up_proj``
 decompresses them to (``expected``); its metadata holds quantization_config.
 """
 
+# mypy: ignore-errors
+
 import json
 from pathlib import Path
 
