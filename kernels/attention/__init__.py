@@ -41,17 +41,23 @@ def attend(
     Returns:
         Output [T, H, h] in q's dtype (padding tokens: undefined, finite) and the pages.
     """
-    rules = {"scale": scale, "window": window, "softcap": softcap}
     arguments = (q, k, v, pages, batch, sinks)
 
-    def portable(q, k, v, pages, batch, sinks):  # type: ignore[no-untyped-def]
+    def portable(
+        q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, batch: RaggedBatch, sinks: jax.Array | None
+    ) -> tuple[jax.Array, KVPages]:
         pages = write_kv(pages, k, v, batch.slots)
-        return ragged_paged_attention(q, pages, batch, **rules, sinks=sinks), pages
+        out = ragged_paged_attention(q, pages, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        return out, pages
 
     if not cpu.supports(q, pages) or (native := library()) is None:
         return portable(*arguments)
 
-    def on_cpu(q, k, v, pages, batch, sinks):  # type: ignore[no-untyped-def]
-        return cpu.attend(q, k, v, pages, batch, library=native, **rules, sinks=sinks)
+    def on_cpu(
+        q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, batch: RaggedBatch, sinks: jax.Array | None
+    ) -> tuple[jax.Array, KVPages]:
+        return cpu.attend(
+            q, k, v, pages, batch, library=native, scale=scale, window=window, softcap=softcap, sinks=sinks
+        )
 
     return jax.lax.platform_dependent(*arguments, cpu=on_cpu, default=portable)

@@ -16,7 +16,9 @@ MIN_HEAD_DIVISOR = 8  # what the narrowest of AVX's vectors hold; the baseline t
 def supports(q: jax.Array, pages: KVPages) -> bool:
     """Whether the kernel takes these types and sizes."""
     return (
-        q.dtype in (jnp.float32, jnp.bfloat16) and pages.dtype.name in CACHE_TYPES and q.shape[-1] % MIN_HEAD_DIVISOR == 0
+        q.dtype in (jnp.float32, jnp.bfloat16)
+        and pages.dtype.name in CACHE_TYPES
+        and q.shape[-1] % MIN_HEAD_DIVISOR == 0
     )
 
 

@@ -1,6 +1,6 @@
 """Compiles the C++ kernels into one shared library. Needs a C++17 compiler and jaxlib's headers, nothing else.
 
-Run ``python -m kernels.cpu.build`` after changing a source in a development checkout; installing the package does it too.
+Installing the package does it; in a development checkout run ``python -m kernels.cpu.build`` after changing a source.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ def build(target: Path = LIBRARY, *, sanitize: str | None = None) -> Path:
 
 def _find_compiler() -> tuple[str, ...]:
     """$CXX, which compilers are named by everywhere, else what is there."""
-    if os.environ.get("CXX"):
-        return tuple(shlex.split(os.environ["CXX"]))
-    for name in ("c++", "g++", "clang++"):
-        if shutil.which(name):
-            return (name,)
-    raise BuildError("there is no C++ compiler (c++, g++, clang++ or $CXX)")
+    chosen = os.environ.get("CXX")
+    for name in (chosen,) if chosen else ("c++", "g++", "clang++"):
+        command = tuple(shlex.split(name))
+        if shutil.which(command[0]):
+            return command
+    raise BuildError(f"there is no C++ compiler ({chosen or 'c++, g++, clang++ or $CXX'})")
 
 
 def _find_headers() -> Path:

@@ -59,6 +59,14 @@ inline Workspace divide(char* memory, int rows, int head_dim) {
   return w;
 }
 
+// Asks for rows of a page ahead of their use: pages are too short for the hardware to foresee them.
+template <class T>
+inline void fetch(const T* const* rows, int begin, int end, int head_dim) {
+  for (int c = begin; c < end; ++c) {
+    for (int d = 0; d < head_dim; d += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(rows[c] + d);
+  }
+}
+
 // scores[m, c] = q[m] . key[c] for kRows queries.
 template <int kRows, class T>
 inline void score_few(const float* q, int head_dim, const T* const* keys, int begin, int end, float* scores) {
@@ -242,6 +250,15 @@ class AttentionKernel {
       multiply(q, head_dim_, Dense{w_.keys, kBlock}, rows, first, end, 0, head_dim_, Matrix{w_.scores, kBlock}, false);
       return;
     }
+    fetch(keys_, first, imin(first + kPad, end), head_dim_);
+    for (int c = first; c < end; c += kPad) {
+      fetch(keys_, c + kPad, imin(c + 2 * kPad, end), head_dim_);
+      fetch(values_, c, c + kPad, head_dim_);
+      score_rows(q, rows, c, c + kPad);
+    }
+  }
+
+  void score_rows(const float* q, int rows, int first, int end) {
     for (int i = 0; i < rows;) {
       const int left = rows - i;
       const float* from = q + static_cast<size_t>(i) * head_dim_;

@@ -79,7 +79,7 @@ void linear_vectors(const Linear& call, int begin, int end) {
 #if defined(__AMX_BF16__)
 
 // From this many rows on tiles are faster than vectors.
-constexpr int kTileRows = 1;
+constexpr int kTileRows = 3;
 
 inline bool linear_uses_tiles(const Linear& call) {
   return call.type == llmjax::Type::kBf16 && call.rows >= kTileRows && call.size_in % kTileK == 0 &&

@@ -1,0 +1,46 @@
+"""Compiles the C++ kernels when the package is built or installed; without a compiler the package goes without them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+REQUIRE_VARIABLE = "LLMJAX_REQUIRE_KERNELS"  # for who publishes wheels: fail rather than go without
+
+
+class KernelBuildHook(BuildHookInterface):
+    """Runs ``kernels/cpu/build.py`` and marks the wheel as one for this platform."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compiles into the source tree, from where an editable install runs and a wheel takes its files."""
+        if self.target_name != "wheel":
+            return
+        kernels = _load_build_module(Path(self.root) / "kernels" / "cpu" / "build.py")
+        try:
+            library = kernels.build()
+        except kernels.BuildError as error:
+            if os.environ.get(REQUIRE_VARIABLE):
+                raise
+            self.app.display_warning(f"no C++ kernels for CPUs, portable ones will serve: {error}")
+            return
+        # The library speaks C with Python and XLA, so it fits every Python 3 on this platform.
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{platform}"
+        build_data["artifacts"].append(library.relative_to(self.root).as_posix())
+
+
+def _load_build_module(path: Path) -> Any:
+    """By path: the package that it belongs to is not installed yet."""
+    spec = importlib.util.spec_from_file_location("llmjax_kernel_build", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,270 @@
+"""The C++ attention against the reference, for every instruction set of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kernels.attention
+from kernels.attention import RaggedBatch, reference
+from kernels.attention.types import KVPages, make_pages
+from kernels.cpu import attention as cpu
+from kernels.cpu.library import Library, library
+
+NATIVE = library()
+ISAS = NATIVE.usable if NATIVE else ()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason="the C++ library is not built")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows are (new tokens, length after them); (0, 0) is an empty row."""
+
+    lengths: tuple[tuple[int, int], ...]
+    heads: int = 6
+    kv_heads: int = 2
+    head_dim: int = 64
+    page_size: int = 16
+    cache: str = "float32"
+    activations: str = "float32"
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    decode: bool = False
+    padding: int = 3  # tokens and rows that belong to nobody
+
+
+@dataclass(frozen=True)
+class Data:
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    pages: KVPages
+    batch: RaggedBatch
+    rules: dict[str, Any]
+    real: np.ndarray  # bool [T]
+
+
+def native() -> Library:
+    assert NATIVE is not None
+    return NATIVE
+
+
+def make_data(case: Case, seed: int = 0) -> Data:
+    rng = np.random.default_rng(seed)
+    needed = [-(-kv // case.page_size) for _, kv in case.lengths]
+    num_pages = sum(needed) + 3
+    free = iter(rng.permutation(np.arange(1, num_pages)))
+    rows = len(case.lengths) + case.padding
+    table = np.zeros((rows, max(needed) + 1), np.int32)
+    start, kv_len = np.zeros(rows + 1, np.int32), np.zeros(rows, np.int32)
+    tokens = rows if case.decode else sum(count for count, _ in case.lengths) + case.padding
+    slots, real = np.zeros(tokens, np.int32), np.zeros(tokens, bool)
+    for r, (count, kv) in enumerate(case.lengths):
+        table[r, : needed[r]] = [next(free) for _ in range(needed[r])]
+        kv_len[r] = kv
+        first = r if case.decode else start[r]
+        for i, position in enumerate(range(kv - count, kv)):
+            slots[first + i] = table[r, position // case.page_size] * case.page_size + position % case.page_size
+            real[first + i] = True
+        start[r + 1] = start[r] + count
+    start[len(case.lengths) + 1 :] = start[len(case.lengths)]
+    if case.decode:
+        start = np.arange(rows + 1, dtype=np.int32)
+    cache = jnp.dtype(case.cache)
+    empty = make_pages(
+        num_pages=num_pages,
+        page_size=case.page_size,
+        num_kv_heads=case.kv_heads,
+        head_dim=case.head_dim,
+        dtype=cache,
+        as_bits=cache.itemsize == 2,
+    )
+
+    def normal(*shape: int, dtype: str = case.activations) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape).astype(jnp.dtype(dtype)))
+
+    def filled() -> jax.Array:
+        values = normal(*empty.k.shape, dtype=case.cache)
+        return jnp.asarray(np.asarray(values).view(empty.k.dtype))
+
+    rules: dict[str, Any] = {"scale": case.head_dim**-0.5, "window": case.window, "softcap": case.softcap}
+    if case.sinks:
+        rules["sinks"] = jnp.asarray(rng.standard_normal(case.heads), jnp.float32)
+    return Data(
+        q=normal(tokens, case.heads, case.head_dim),
+        k=normal(tokens, case.kv_heads, case.head_dim),
+        v=normal(tokens, case.kv_heads, case.head_dim),
+        pages=KVPages(k=filled(), v=filled(), dtype=cache),
+        batch=RaggedBatch(
+            query_start=jnp.asarray(start),
+            kv_len=jnp.asarray(kv_len),
+            page_table=jnp.asarray(table),
+            slots=jnp.asarray(slots),
+            decode=case.decode,
+        ),
+        rules=rules,
+        real=real,
+    )
+
+
+def tolerance(case: Case, isa: str) -> float:
+    """f32 products agree to rounding; tiles round q and the softmax weights to 8 bits of mantissa."""
+    if case.activations == "bfloat16" or (case.cache == "bfloat16" and isa == "amx"):
+        return 3e-2
+    return 1e-5
+
+
+def check(case: Case, isas: tuple[str, ...], seed: int = 0) -> None:
+    data = make_data(case, seed)
+    expected, expected_pages = _reference(data)
+    for isa in isas:
+        out, pages = run(data, isa)
+        # Every page but the dummy one must be equal to the bit.
+        np.testing.assert_array_equal(np.asarray(pages.k)[1:], np.asarray(expected_pages.k)[1:])
+        np.testing.assert_array_equal(np.asarray(pages.v)[1:], np.asarray(expected_pages.v)[1:])
+        assert out.dtype == data.q.dtype
+        values = np.asarray(out, np.float32)
+        assert (values[~data.real] == 0).all()
+        np.testing.assert_allclose(values[data.real], expected[data.real], atol=tolerance(case, isa), rtol=0)
+
+
+def run(data: Data, isa: str | None = None) -> tuple[jax.Array, KVPages]:
+    return cpu.attend(data.q, data.k, data.v, data.pages, data.batch, library=native(), isa=isa, **data.rules)
+
+
+def _reference(data: Data) -> tuple[np.ndarray, KVPages]:
+    @jax.jit
+    def compute(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, batch: RaggedBatch):  # type: ignore[no-untyped-def]
+        pages = reference.write_kv(pages, k, v, batch.slots)
+        return reference.ragged_paged_attention(q, pages, batch, **data.rules), pages
+
+    out, pages = compute(data.q, data.k, data.v, data.pages, data.batch)
+    return np.asarray(out, np.float32), pages
+
+
+DECODES = ((1, 1), (1, 37), (1, 300), (1, 64))
+MIX = ((1, 50), (0, 0), (13, 13), (70, 200), (1, 3), (2, 2))
+CASES = {
+    "decodes": Case(DECODES, decode=True),
+    "decodes of bf16": Case(DECODES, decode=True, cache="bfloat16", window=17, sinks=True),
+    "empty rows among decodes": Case(((1, 5), (0, 0), (1, 20)), decode=True, cache="float16"),
+    "mix": Case(MIX, page_size=4),
+    "mix of bf16": Case(MIX, page_size=4, cache="bfloat16", softcap=20.0),
+    "mix of f16": Case(MIX, page_size=1, cache="float16", sinks=True),
+    "window edges": Case(MIX, window=1),
+    "window edges of bf16": Case(MIX, window=32, cache="bfloat16", page_size=64),
+    "everything": Case(MIX, window=31, softcap=5.0, sinks=True, cache="bfloat16"),
+    "one long decode": Case(((1, 1100),), heads=2, kv_heads=1, cache="bfloat16", padding=0),
+    "one long decode, window": Case(((1, 1100),), heads=2, kv_heads=1, window=700, sinks=True),
+    "chunk of a long prompt": Case(((9, 2100),), heads=3, kv_heads=1, cache="bfloat16", sinks=True),
+    "bf16 activations": Case(MIX, activations="bfloat16", cache="bfloat16"),
+    "bf16 activations, f32 pages": Case(MIX, activations="bfloat16"),
+    "many heads share": Case(MIX, heads=16, kv_heads=1, cache="bfloat16"),
+    "no heads share": Case(MIX, heads=4, kv_heads=4, cache="bfloat16"),
+    "head size 32": Case(MIX, head_dim=32, cache="bfloat16"),
+    "head size 40": Case(MIX, head_dim=40, cache="bfloat16"),
+    "head size 80": Case(MIX, head_dim=80, cache="bfloat16"),
+    "head size 128": Case(MIX, head_dim=128, cache="float16"),
+    "head size 256": Case(MIX, head_dim=256, heads=4, kv_heads=1, cache="bfloat16"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_reference(name: str) -> None:
+    check(CASES[name], ISAS)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    counts = draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 90)), min_size=1, max_size=4))
+    decode = draw(st.booleans())
+    lengths = [(min(count, 1) if decode else count, past) for count, past in counts]
+    return Case(
+        lengths=tuple((count, count + past) if count else (0, 0) for count, past in lengths),
+        heads=draw(st.sampled_from([1, 2, 3, 7, 16])) * (kv_heads := draw(st.integers(1, 2))),
+        kv_heads=kv_heads,
+        head_dim=draw(st.sampled_from([8, 24, 32, 64, 96])),
+        page_size=draw(st.sampled_from([1, 3, 8, 16, 64])),
+        cache=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
+        window=draw(st.sampled_from([None, 1, 2, 16, 33])),
+        softcap=draw(st.sampled_from([None, 3.0])),
+        sinks=draw(st.booleans()),
+        decode=decode,
+        padding=draw(st.integers(1, 3)),
+    )
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(case=cases(), seed=st.integers(0, 99))
+def test_equals_reference_anywhere(case: Case, seed: int) -> None:
+    check(case, ISAS, seed)
+
+
+def test_result_of_a_request_does_not_depend_on_the_batch() -> None:
+    case = Case(((1, 700),), cache="bfloat16", decode=True, padding=0)
+    alone = make_data(case)
+    out, _ = run(alone)
+
+    def twelve(x: jax.Array) -> jax.Array:
+        return jnp.concatenate([x] * 12)
+
+    batch = RaggedBatch(
+        query_start=jnp.arange(13, dtype=jnp.int32),
+        kv_len=twelve(alone.batch.kv_len) - jnp.arange(12, dtype=jnp.int32) * 50,
+        page_table=twelve(alone.batch.page_table),
+        slots=twelve(alone.batch.slots),
+        decode=True,
+    )
+    many, _ = run(replace(alone, q=twelve(alone.q), k=twelve(alone.k), v=twelve(alone.v), batch=batch))
+    assert jnp.array_equal(many[0], out[0])
+
+
+@pytest.mark.parametrize(
+    "field,change,message",
+    [
+        ("page_table", lambda x: x.at[0, 0].set(10_000), "row 0: page 10000 does not exist"),
+        ("page_table", lambda x: x.at[0, 0].set(-1), "row 0: page -1 does not exist"),
+        ("slots", lambda x: x.at[1].set(1 << 20), "token 1: slot 1048576 does not exist"),
+        ("slots", lambda x: x.at[2].set(-5), "token 2: slot -5 does not exist"),
+        ("kv_len", lambda x: x.at[0].set(10_000), "row 0: kv_len 10000 out of range"),
+        ("kv_len", lambda x: x.at[0].set(2), "row 0: kv_len 2 out of range"),
+        ("query_start", lambda x: x.at[1].set(99), "row 0: query_start out of range"),
+        ("query_start", lambda x: x.at[0].set(-1), "row 0: query_start out of range"),
+    ],
+)
+def test_what_points_outside_is_refused(field: str, change: Callable[[jax.Array], jax.Array], message: str) -> None:
+    data = make_data(Case(((5, 9),), head_dim=8))
+    batch = replace(data.batch, **{field: change(getattr(data.batch, field))})
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        jax.block_until_ready(run(replace(data, batch=batch)))
+
+
+def test_attend_uses_the_kernel_in_place() -> None:
+    data = make_data(replace(CASES["mix of bf16"], softcap=None))
+
+    def step(q, k, v, pages, batch):  # type: ignore[no-untyped-def]
+        return kernels.attention.attend(q, k, v, pages, batch, scale=0.1)
+
+    compiled = jax.jit(step, donate_argnums=3).lower(data.q, data.k, data.v, data.pages, data.batch).compile()
+    text = compiled.as_text()
+    assert 'custom_call_target="llmjax_attention"' in text
+    assert not any(" copy(" in line and "u16[" in line for line in text.splitlines())
+    before = data.pages.k.unsafe_buffer_pointer()
+    _, pages = compiled(data.q, data.k, data.v, data.pages, data.batch)
+    assert pages.k.unsafe_buffer_pointer() == before
+
+
+def test_sizes_without_a_kernel_take_the_portable_way() -> None:
+    data = make_data(Case(((5, 9),), head_dim=12, heads=2, kv_heads=1))
+    attend = jax.jit(lambda *arguments: kernels.attention.attend(*arguments, **data.rules)[0])
+    out = attend(data.q, data.k, data.v, data.pages, data.batch)
+    np.testing.assert_allclose(out[data.real], _reference(data)[0][data.real], atol=1e-5)

@@ -1,0 +1,81 @@
+"""What happens with and without the compiled library."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.cpu import build
+from kernels.cpu.library import ISA_VARIABLE, library
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import sys, warnings
+from pathlib import Path
+import jax.numpy as jnp
+from kernels.cpu import library
+if "missing" in sys.argv:
+    library.LIBRARY = Path("nowhere/libllmjax_cpu.so")
+from kernels.linear import linear
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        out = linear(jnp.ones((1, 8)), jnp.ones((3, 8), jnp.bfloat16))
+print(out.tolist(), len(caught), [str(w.message) for w in caught], library.describe(), sep="|")
+"""
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
+    )
+
+
+def test_without_the_library_there_is_one_warning_and_the_right_result() -> None:
+    out, count, message, what = run("missing").stdout.strip().split("|")
+    assert (out, count) == ("[[8.0, 8.0, 8.0]]", "1")
+    assert "attention and one-row products run several times slower" in message
+    assert "was not built" in message
+    assert what.startswith("portable XLA operations")
+
+
+def test_the_environment_switches_the_library_off_silently() -> None:
+    out, count, _, what = run(**{ISA_VARIABLE: "none"}).stdout.strip().split("|")
+    assert (out, count, what) == ("[[8.0, 8.0, 8.0]]", "0", f"portable XLA operations ({ISA_VARIABLE}=none)")
+
+
+@pytest.mark.skipif(library() is None, reason="the C++ library is not built")
+def test_the_environment_chooses_an_instruction_set() -> None:
+    out, _, _, what = run(**{ISA_VARIABLE: "generic"}).stdout.strip().split("|")
+    assert out == "[[8.0, 8.0, 8.0]]"
+    assert what.startswith("C++ kernels for generic")
+    result = run(**{ISA_VARIABLE: "mmx"})
+    assert result.returncode != 0
+    assert f"{ISA_VARIABLE}=mmx: not available; there is: generic" in result.stderr
+
+
+@pytest.mark.skipif(library() is None, reason="the C++ library is not built")
+def test_an_instruction_set_that_is_not_there_is_named() -> None:
+    native = library()
+    assert native is not None
+    assert native.index(None) == (-1 if native.forced is None else native.isas.index(native.forced))
+    assert native.index("generic") == 0
+    with pytest.raises(ValueError, match="instruction set 'mmx' is not available; there is: generic"):
+        native.index("mmx")
+
+
+def test_a_missing_compiler_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    with pytest.raises(build.BuildError, match="no C\\+\\+ compiler"):
+        build.build(tmp_path / "library.so")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,62 @@
+"""``linear`` and its C++ kernel against exact products."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels.cpu import linear as cpu
+from kernels.cpu.library import library
+from kernels.linear import linear
+
+NATIVE = library()
+ISAS = NATIVE.usable if NATIVE else ()
+
+
+def product(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> np.ndarray:
+    exact = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+    return exact if bias is None else exact + np.asarray(bias, np.float64)
+
+
+def normal(seed: int, *shape: int, dtype: str = "float32") -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(jnp.dtype(dtype)))
+
+
+@pytest.mark.skipif(NATIVE is None, reason="the C++ library is not built")
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 16, 19, 33])
+@pytest.mark.parametrize("size_out,size_in,bias", [(48, 64, True), (33, 96, False), (400, 40, True), (1, 8, False)])
+def test_kernel(isa: str, dtype: str, rows: int, size_out: int, size_in: int, bias: bool) -> None:
+    assert NATIVE is not None
+    x, weight = normal(0, rows, size_in), normal(1, size_out, size_in, dtype=dtype)
+    added = normal(2, size_out) if bias else None
+    out = cpu.linear(x, weight, added, library=NATIVE, isa=isa)
+    assert out.dtype == jnp.float32
+    # With tiles an element of x keeps 16 bits: relative 2^-17 of each of size_in terms.
+    np.testing.assert_allclose(out, product(x, weight, added), atol=5e-4 if isa == "amx" else 2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("activations", ["bfloat16", "float32"])
+@pytest.mark.parametrize("rows", [1, 3, 5, 40])
+def test_any_types(dtype: str, activations: str, rows: int) -> None:
+    x, weight, bias = normal(0, rows, 64, dtype=activations), normal(1, 32, 64, dtype=dtype), normal(2, 32)
+    out = jax.jit(linear)(x, weight, bias)
+    assert out.dtype == activations
+    narrow = "bfloat16" in (dtype, activations)
+    np.testing.assert_allclose(
+        np.asarray(out, np.float64),
+        product(x, weight, bias),
+        atol=0.15 if narrow else 2e-2 if dtype == "float16" else 1e-5,
+    )
+
+
+@pytest.mark.skipif(NATIVE is None, reason="the C++ library is not built")
+def test_few_rows_go_to_the_kernel_and_many_to_xla() -> None:
+    weight = normal(1, 32, 64, dtype="bfloat16")
+    few, many = (jax.jit(linear).lower(normal(0, rows, 64), weight).compile().as_text() for rows in (1, 256))
+    assert "llmjax_linear" in few
+    assert "llmjax_linear" not in many
