@@ -1,0 +1,118 @@
+"""``llmjax doctor``: what this machine has, what llmjax would use of it, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from llmjax.cli.parser import Parser, add_config_flags, configs_of
+from llmjax.config import EngineConfig
+
+PACKAGES = ("llmjax", "jax", "jaxlib", "flax", "tokenizers", "numpy")
+MIN_FREE_DISK = 2 * 2**30  # a small model and its compiled programs
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; ``advice`` says what to do when it is not well."""
+
+    name: str
+    value: str
+    advice: str | None = None
+
+
+def main(argv: list[str]) -> int:
+    """Prints the report.
+
+    Returns:
+        0 if all is well, 1 if something should be mended.
+
+    Raises:
+        ConfigError: the device that was asked for is not there.
+    """
+    parser = Parser(prog="llmjax doctor", description="Show what this machine has and what llmjax would use of it.")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_config_flags(parser)
+    values = parser.parse(argv)
+    findings = examine(configs_of(values).engine)
+    if values.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        _print(findings)
+    return int(any(finding.advice for finding in findings))
+
+
+def examine(config: EngineConfig) -> list[Finding]:
+    """Looks at the machine as ``config`` would use it; loads no model."""
+    import jax
+
+    from kernels.cpu import library
+    from llmjax.platforms import CACHE_DIR, select_platform
+
+    chosen = select_platform(config)
+    findings = [
+        Finding("versions", ", ".join(f"{name} {_version(name)}" for name in PACKAGES)),
+        Finding("python", f"{platform.python_version()} on {platform.platform()}"),
+        Finding("devices", ", ".join(str(device) for device in jax.devices())),
+        Finding("used", f"{chosen.device} ({chosen.device.device_kind})"),
+        Finding("types", f"{chosen.dtype} weights and KV cache, {chosen.activation_dtype} between layers"),
+        Finding("free memory", f"{chosen.free_memory() / 2**30:.1f} GiB"),
+    ]
+    if chosen.is_cpu:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        native = library.library() is not None or os.environ.get(library.ISA_VARIABLE) == "none"
+        advice = None if native else "install a C++ compiler and run `pip install` again: CPUs are several times faster"
+        findings += [Finding("cores", str(cores)), Finding("kernels", library.describe(), advice)]
+    else:
+        findings.append(Finding("kernels", "portable XLA operations"))
+    return [
+        *findings,
+        _folder("models", Path(config.download_dir) if config.download_dir else CACHE_DIR / "models"),
+        _programs(config),
+    ]
+
+
+def _programs(config: EngineConfig) -> Finding:
+    from llmjax.platforms import CACHE_DIR
+
+    if config.compilation_cache_dir == "off":
+        return Finding("compiled programs", "not kept", "leave out --compilation-cache-dir off: starting takes longer")
+    directory = config.compilation_cache_dir
+    return _folder("compiled programs", Path(directory) if directory else CACHE_DIR / "xla")
+
+
+def _folder(name: str, path: Path) -> Finding:
+    """Whether a folder, or the one that it would be made in, can be written to and has room."""
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) if path.exists() else 0
+    value = f"{path}: {size / 2**20:.0f} MiB used, {free / 2**30:.1f} GiB free"
+    if not os.access(existing, os.W_OK):
+        return Finding(name, value, f"{existing} cannot be written to: choose another folder or change its owner")
+    return Finding(name, value, f"free some disk space at {existing}" if free < MIN_FREE_DISK else None)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _print(findings: list[Finding]) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for finding in findings:
+        table.add_row(finding.name, finding.value)
+        if finding.advice:
+            table.add_row("", f"[yellow]→ {finding.advice}")
+    Console().print(table)

@@ -1,0 +1,41 @@
+"""``llmjax doctor``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+
+from llmjax.cli import main
+
+
+def report(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, dict[str, str | None]]]:
+    status = main(["doctor", "--json", *flags])
+    return status, {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
+
+
+def test_says_what_would_be_used(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    flags = ("--cpu", "--dtype", "float32", "--download-dir", str(tmp_path), "--compilation-cache-dir", str(tmp_path))
+    _, found = report(capsys, *flags)
+    assert str(jax.devices("cpu")[0]) in str(found["used"]["value"])
+    assert found["types"]["value"] == "float32 weights and KV cache, float32 between layers"
+    assert f"jax {jax.__version__}" in str(found["versions"]["value"])
+    assert str(found["models"]["value"]).startswith(f"{tmp_path}: 0 MiB used")
+
+
+def test_advises(capsys: pytest.CaptureFixture[str]):
+    status, found = report(capsys, "--cpu", "--compilation-cache-dir", "off")
+    assert status == 1
+    assert "starting takes longer" in str(found["compiled programs"]["advice"])
+
+
+def test_device_that_is_not_there(capsys: pytest.CaptureFixture[str]):
+    assert main(["doctor", "--device", "gcu"]) == 1
+    assert "device 'gcu' is not available (there is: cpu" in capsys.readouterr().err
+
+
+def test_people_read_a_table(capsys: pytest.CaptureFixture[str]):
+    main(["doctor", "--cpu"])
+    assert "kernels" in capsys.readouterr().out
