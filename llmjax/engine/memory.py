@@ -45,7 +45,7 @@ def plan_kv(config: EngineConfig, model: ModelConfig, platform: Platform, *, kv_
         kv_dtype_bytes: bytes of one KV element.
 
     Raises:
-        ConfigError: not even one request of ``max_model_len`` fits.
+        ConfigError: not even one request of ``max_model_len`` fits, or two pages.
     """
     page = config.page_size
     page_bytes = [
@@ -59,26 +59,27 @@ def plan_kv(config: EngineConfig, model: ModelConfig, platform: Platform, *, kv_
     ]
     longest = config.max_model_len or model.max_position
     budget = config.kv_cache_memory_bytes or _default_budget(config, platform, sum(page_bytes) * -(-longest // page))
+    chunk = max(config.max_num_batched_tokens, config.max_num_seqs)  # tokens of the engine's largest step
     # A window group never needs more pages than every slot's window, a step's tokens and a page of slack for each.
     caps = [
-        None
-        if window is None
-        else config.max_num_seqs * (-(-window // page) + 3) + -(-config.max_num_batched_tokens // page)
+        None if window is None else config.max_num_seqs * (-(-window // page) + 3) + -(-chunk // page)
         for window in model.windows
     ]
     useful = config.max_num_seqs * (-(-longest // page)) + 1
     num_pages = _solve(budget, page_bytes, caps, useful)
+    if min(num_pages) < 2:
+        raise ConfigError(
+            f"{budget} bytes of KV cache hold no two pages of {page} tokens in each of {len(num_pages)} groups of "
+            f"layers: raise kv_cache_memory_bytes to {2 * sum(page_bytes)} or lower page_size"
+        )
     groups = tuple(
-        GroupSpec(window=window, num_pages=max(2, count))
-        for window, count in zip(model.windows, num_pages, strict=True)
+        GroupSpec(window=window, num_pages=count) for window, count in zip(model.windows, num_pages, strict=True)
     )
     # What one request of the longest length needs must be there, or it could never finish.
-    holds = min(
-        _longest_alone(group, page=page, chunk=config.max_num_batched_tokens, longest=longest) for group in groups
-    )
+    holds = min(_longest_alone(group, page=page, chunk=chunk, longest=longest) for group in groups)
     if holds < longest:
         needed = sum(page_bytes) * (-(-longest // page) + 1)
-        if config.max_model_len is not None or holds < page:
+        if config.max_model_len is not None:
             raise ConfigError(
                 f"max_model_len {longest} needs up to {needed / 2**20:.0f} MiB of KV cache, there are "
                 f"{budget / 2**20:.0f} MiB ({holds} tokens): lower max_model_len or raise kv_cache_memory_bytes"
