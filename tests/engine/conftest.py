@@ -70,8 +70,10 @@ class Plain:
     def logprobs(self, tokens: list[int]) -> np.ndarray:
         """f64 [n, V], log_softmax of ``logits``."""
         logits = self.logits(tokens).astype(np.float64)
-        return logits - np.log(np.sum(np.exp(logits - logits.max(-1, keepdims=True)), -1, keepdims=True)) - logits.max(
-            -1, keepdims=True
+        return (
+            logits
+            - np.log(np.sum(np.exp(logits - logits.max(-1, keepdims=True)), -1, keepdims=True))
+            - logits.max(-1, keepdims=True)
         )
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:

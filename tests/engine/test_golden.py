@@ -66,7 +66,7 @@ def test_greedy_tokens_of_mixed_batches(engine: tuple[str, LLM], plain: Callable
     name, llm = engine
     rng = np.random.default_rng(1)
     long = golden(name)[0]
-    prompts = [long, long[:17], *(rng.integers(0, 96, n).tolist() for n in (1, 5, 30, 21)), long[:31] + [7]]
+    prompts = [long, long[:17], *(rng.integers(0, 96, n).tolist() for n in (1, 5, 30, 21)), [*long[:31], 7]]
     lengths = [24, 40, 30, 3, 20, 1, 12]
     params = [greedy(length) for length in lengths]
     expected = [plain(name).greedy(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]

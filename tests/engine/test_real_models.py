@@ -1,4 +1,4 @@
-"""The two real models in f32 against greedy tokens that Hugging Face computed on the same files (golden/make_greedy.py)."""
+"""The two real models in f32 against greedy tokens of Hugging Face on the same files (golden/make_greedy.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_greedy_continuations(name: str, request: pytest.FixtureRequest, compile
         dtype="float32",
         max_model_len=1024,
         max_num_seqs=8,
-        max_num_batched_tokens=32,
+        max_num_batched_tokens=64,
         kv_cache_memory_bytes=256 * 2**20,
         compilation_cache_dir=compile_cache_dir,
         compile_threads=1,

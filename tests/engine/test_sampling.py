@@ -84,7 +84,7 @@ def test_min_tokens_forbid_stops_and_then_allow_them(
 
     expected = edited(edit, count=40)
     end = next((i for i, token in enumerate(expected) if token in (*stops, EOS)), 39)
-    assert 25 <= end
+    assert end >= 25
     params = greedy(40, min_tokens=25, stop_token_ids=stops, ignore_eos=False)
     assert generate(llm, params) == expected[: end + 1]
 
@@ -98,9 +98,7 @@ def test_min_tokens_end_exactly_then(llm: LLM) -> None:
 
 @pytest.mark.parametrize("generate", [tokens_of, newest_of_many])
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_bad_words(
-    llm: LLM, edited: Callable[..., list[int]], generate: Callable[..., list[int]], length: int
-) -> None:
+def test_bad_words(llm: LLM, edited: Callable[..., list[int]], generate: Callable[..., list[int]], length: int) -> None:
     banned: list[list[int]] = []
 
     def edit(logits: np.ndarray, output: list[int]) -> None:

@@ -16,21 +16,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from llmjax.config import EngineConfig
 from llmjax.engine.batch import READ_DEVICE, BatchLayout, make_buckets
 from llmjax.engine.engine import Engine
 from llmjax.engine.kv_cache import GroupSpec, KVCache
+from llmjax.engine.memory import plan_kv
 from llmjax.engine.page_pool import DUMMY_PAGE
 from llmjax.engine.request import EngineOutput, EngineRequest
 from llmjax.engine.runner import PendingStep
 from llmjax.engine.scheduler import Scheduler, StepPlan
 from llmjax.engine.stats import EngineTotals
 from llmjax.engine.step import StepOutput
+from llmjax.errors import ConfigError
 from llmjax.sampling.logprobs import TokenLogprobs
 from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.rows import ROW_WORDS, RequestSampling
+from models.config import LayerConfig, ModelConfig
 
 VOCAB = 5
 STOP = 4
@@ -343,7 +347,7 @@ def workloads(draw: st.DrawFn, shape: Shape) -> list[Arrival]:
     return arrivals
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_random_workloads(data: st.DataObject) -> None:
     shape = data.draw(shapes())
@@ -357,6 +361,55 @@ def test_random_workloads(data: st.DataObject) -> None:
     engine.kv.reset_prefix_cache()
     stats = engine.kv_stats()
     assert stats.free == stats.total
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_the_longest_request_alone_comes_to_its_end(data: st.DataObject) -> None:
+    """Whatever ``plan_kv`` accepts, one request of ``max_model_len`` tokens can be computed."""
+    windows = data.draw(st.sampled_from([(None,), (None, 1), (None, 8), (5,), (3, 11), (None, 2, 30)]))
+    longest = data.draw(st.integers(2, 80))
+    page_size = data.draw(st.integers(1, 7))
+    model = ModelConfig(
+        architecture="Test",
+        vocab_size=VOCAB,
+        hidden_size=1,
+        intermediate_size=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=1,
+        layers=tuple(LayerConfig(window=window) for window in windows),
+        ropes=(),
+        max_position=longest,
+    )
+    config = EngineConfig(
+        page_size=page_size,
+        max_num_seqs=data.draw(st.integers(1, 40)),
+        max_num_batched_tokens=data.draw(st.integers(1, 40)),
+        max_model_len=data.draw(st.sampled_from([None, longest])),
+        kv_cache_memory_bytes=data.draw(st.integers(2, 40)) * len(windows) * 2 * page_size,
+    )
+    platform: Any = SimpleNamespace(is_cpu=True)
+    try:
+        plan = plan_kv(config, model, platform, kv_dtype_bytes=1)
+    except ConfigError as error:
+        assert "raise kv_cache_memory_bytes" in str(error)
+        return
+    assert plan.max_model_len == longest or (config.max_model_len is None and plan.max_model_len < longest)
+    assume(plan.max_model_len > 1)
+    shape = Shape(
+        page_size=page_size,
+        windows=windows,
+        num_pages=tuple(group.num_pages for group in plan.groups),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max(config.max_num_seqs, config.max_num_batched_tokens),
+        max_model_len=plan.max_model_len,
+    )
+    prompt = prompt_of(data.draw(st.integers(1, plan.max_model_len - 1)))
+    arrivals = [Arrival(request("a", prompt, max_tokens=plan.max_model_len - len(prompt)), 0)]
+    engine = SimulatedEngine(shape)
+    check_results(arrivals, run(engine, arrivals, max_steps=plan.max_model_len + 3))
+    assert engine.totals.preemptions == 0
 
 
 PLAIN = Shape(

@@ -11,7 +11,7 @@ letters = st.text("ab", min_size=1, max_size=4)
 
 
 def oracle(text: str, allowed: list[bool], stops: list[str], *, include: bool) -> tuple[str, str | None]:
-    """What is shown of ``text`` and the stop that ended it; ``allowed`` says of each character if it may complete one."""
+    """What is shown of ``text`` and the stop that ended it; ``allowed`` says which characters may complete one."""
     for end in range(1, len(text) + 1):
         hits = [stop for stop in stops if allowed[end - 1] and text[:end].endswith(stop)]
         if hits:

@@ -17,7 +17,10 @@ FOLDER = Path(__file__).parent / "characters"
 SPECIAL = ["<pad>", "<s>", "</s>"]  # the checkpoints' bos is 1, their eos 2
 # The byte-level alphabet writes a space as Ġ.
 CHARACTERS = ["Ġ", *(c for c in string.digits + string.ascii_letters + string.punctuation if c not in "`~")][:93]
-TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
 
 
 def main() -> None:

@@ -46,7 +46,7 @@ def continuation(model: torch.nn.Module, prompt: list[int]) -> list[int]:
 
 def main() -> None:
     folder, smollm2, gemma3 = sys.argv[1:]
-    golden = {}
+    golden: dict[str, dict[str, dict[str, list[int]]]] = {}
     for name, file in (("smollm2", smollm2), ("gemma3", gemma3)):
         options = {"gguf_file": file, "local_files_only": True}
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)

@@ -1,0 +1,137 @@
+"""How the KV memory is divided. That the longest request can always run is in test_scheduler."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmjax.config import EngineConfig
+from llmjax.engine.memory import KVPlan, plan_kv
+from llmjax.errors import ConfigError
+from models.config import LayerConfig, ModelConfig
+
+MIB = 2**20
+
+
+def model(*windows: int | None, max_position: int = 8192) -> ModelConfig:
+    """2 key/value heads of 8: 32 elements a token and layer."""
+    return ModelConfig(
+        architecture="Test",
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=32,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        layers=tuple(LayerConfig(window=window) for window in windows),
+        ropes=(),
+        max_position=max_position,
+    )
+
+
+def cpu(free: int) -> Any:
+    return SimpleNamespace(is_cpu=True, free_memory=lambda: free)
+
+
+def gpu(free: int) -> Any:
+    return SimpleNamespace(is_cpu=False, free_memory=lambda: free)
+
+
+def config(**settings: Any) -> EngineConfig:
+    return EngineConfig(**{"page_size": 16, "max_num_seqs": 4, "max_num_batched_tokens": 64, **settings})
+
+
+def test_given_bytes_are_used_and_not_exceeded() -> None:
+    # 3 layers × 32 elements × 16 tokens × 2 bytes = 3072 bytes a page.
+    plan = plan_kv(
+        config(kv_cache_memory_bytes=MIB, max_model_len=4096), model(None, None, None), gpu(0), kv_dtype_bytes=2
+    )
+    assert [group.num_pages for group in plan.groups] == [MIB // 3072]
+    assert plan.num_bytes == MIB // 3072 * 3072 <= MIB
+    assert plan.num_tokens == (MIB // 3072 - 1) * 16
+    assert plan.pages_per_sequence == 256
+    assert [plan.longest_context(n) for n in (1, 2, 4)] == [4096, 170 * 16, 85 * 16]
+
+
+def test_no_more_pages_than_all_slots_can_use() -> None:
+    plan = plan_kv(config(kv_cache_memory_bytes=2**40, max_model_len=100), model(None), gpu(0), kv_dtype_bytes=2)
+    assert plan.groups[0].num_pages == 4 * 7 + 1
+
+
+def test_a_window_gets_what_it_can_use_and_full_attention_the_rest() -> None:
+    plan = plan_kv(config(kv_cache_memory_bytes=MIB), model(None, 32, 32, 32), gpu(0), kv_dtype_bytes=2)
+    full, window = plan.groups
+    assert (full.window, window.window) == (None, 32)
+    assert window.num_pages == 4 * (2 + 3) + 4
+    assert full.num_pages == (MIB - 24 * 3 * 1024) // 1024
+    assert plan.num_bytes <= MIB
+
+
+@pytest.mark.parametrize(
+    ("free", "context", "tokens"),
+    [
+        (8 * 2**30, 2048, 2**30),  # a quarter is 2 GiB, but 1 GiB is enough for one request
+        (2 * 2**30, 2048, 2**29),
+        (64 * 2**30, 2**19, 2**31),  # one request needs 2 GiB
+        (64 * 2**30, 2**22, 2**32),  # at most 4 GiB
+    ],
+)
+def test_default_share_of_a_cpu(free: int, context: int, tokens: int) -> None:
+    layers: list[int | None] = [None] * 64  # 64 × 32 × 2 bytes = 4 KiB a token
+    settings = config(max_num_seqs=4096)
+    plan = plan_kv(settings, model(*layers, max_position=context), cpu(free), kv_dtype_bytes=2)
+    assert tokens * 0.999 < plan.num_bytes <= tokens
+
+
+def test_default_share_of_an_accelerator() -> None:
+    settings = config(gpu_memory_utilization=0.5, max_num_seqs=10_000)
+    plan = plan_kv(settings, model(None), gpu(64 * MIB), kv_dtype_bytes=2)
+    assert plan.num_bytes == 32 * MIB
+
+
+def test_context_is_cut_to_the_memory_unless_it_was_asked_for() -> None:
+    settings = config(kv_cache_memory_bytes=100 * 1024)
+    plan = plan_kv(settings, model(None), gpu(0), kv_dtype_bytes=2)
+    assert plan.max_model_len == 99 * 16
+    with pytest.raises(ConfigError, match=r"max_model_len 8192 needs up to 1 MiB of KV cache.*\(1584 tokens\)"):
+        plan_kv(settings.replace(max_model_len=8192), model(None), gpu(0), kv_dtype_bytes=2)
+
+
+def test_two_pages_are_the_least() -> None:
+    def plan(budget: int) -> KVPlan:
+        return plan_kv(config(kv_cache_memory_bytes=budget), model(None, 8), gpu(0), kv_dtype_bytes=2)
+
+    assert plan(4096).max_model_len == 16
+    with pytest.raises(ConfigError, match=r"4095 bytes of KV cache hold no two pages of 16 tokens.* to 4096"):
+        plan(4095)
+
+
+def test_a_window_alone_does_not_limit_the_context() -> None:
+    plan = plan_kv(config(kv_cache_memory_bytes=24 * 1024), model(64), gpu(0), kv_dtype_bytes=2)
+    assert plan.max_model_len == 8192
+    assert plan.groups[0].num_pages == 24
+
+
+@given(
+    budget=st.integers(1, 4 * MIB),
+    windows=st.lists(st.sampled_from([None, 1, 16, 100, 1000]), min_size=1, max_size=4),
+    max_num_seqs=st.integers(1, 64),
+    batched=st.integers(1, 512),
+    page_size=st.integers(1, 64),
+)
+def test_never_over_budget(
+    budget: int, windows: list[int | None], max_num_seqs: int, batched: int, page_size: int
+) -> None:
+    settings = config(
+        kv_cache_memory_bytes=budget, max_num_seqs=max_num_seqs, max_num_batched_tokens=batched, page_size=page_size
+    )
+    try:
+        plan = plan_kv(settings, model(*windows), gpu(0), kv_dtype_bytes=4)
+    except ConfigError:
+        return
+    assert plan.num_bytes <= budget
+    assert 1 <= plan.max_model_len <= 8192
