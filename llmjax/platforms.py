@@ -56,7 +56,10 @@ def select_platform(config: EngineConfig) -> Platform:
     if config.device_ids:
         if "," in config.device_ids.strip(","):
             raise ConfigError(f"device_ids {config.device_ids!r}: more than one device is not supported yet")
-        index = int(config.device_ids.strip(","))
+        number = config.device_ids.strip(",").strip()
+        if not number.isdecimal():
+            raise ConfigError(f"device_ids must be a device's number, not {config.device_ids!r}")
+        index = int(number)
         if index >= len(devices):
             raise ConfigError(f"device_ids names device {index}; there are {len(devices)}")
     device = devices[index]

@@ -38,6 +38,7 @@ class CompileCounter:
 
     def __init__(self) -> None:
         self.count = 0
+        self._closed = False
         self._lock = threading.Lock()
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
@@ -47,7 +48,10 @@ class CompileCounter:
                 self.count += 1
 
     def close(self) -> None:
-        jax.monitoring.unregister_event_duration_listener(self._listen)
+        """Stops counting; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            jax.monitoring.unregister_event_duration_listener(self._listen)
 
 
 class StepPrograms:
