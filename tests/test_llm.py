@@ -1,0 +1,205 @@
+"""Offline generation: prompts in every form, batches, errors that leave nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmjax
+from llmjax import LLM, SamplingParams
+from llmjax.config import EngineConfig
+from llmjax.errors import CheckpointError, ConfigError, InvalidRequest
+
+GOLDEN = Path(__file__).parent / "models" / "golden" / "llama"
+CHARACTERS = Path(__file__).parent / "engine" / "golden" / "characters"
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def settings(compile_cache_dir: str) -> dict[str, Any]:
+    return {
+        "tokenizer": str(CHARACTERS),
+        "dtype": "float32",
+        "page_size": 4,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "kv_cache_memory_bytes": 28 * 1536,
+        "max_logprobs": 5,
+        "compilation_cache_dir": compile_cache_dir,
+        "compile_threads": 1,
+    }
+
+
+@pytest.fixture(scope="module")
+def llm(settings: dict[str, Any]) -> Iterator[LLM]:
+    llm = LLM(str(GOLDEN), **settings)
+    yield llm
+    assert llm.kv_stats().used == 0
+    llm.close()
+
+
+def said(llm: LLM, prompts: Any, params: Any = GREEDY, **options: Any) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False, **options)]
+
+
+def test_every_form_of_prompt_is_the_same_prompt(llm: LLM) -> None:
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.encode("Hello")
+    (expected,) = said(llm, "Hello")
+    assert said(llm, ids) == said(llm, tuple(ids)) == [expected]
+    forms: list[Any] = ["Hello", ids, {"prompt": "Hello"}, {"prompt_token_ids": ids}]
+    assert said(llm, forms) == [expected] * 4
+    (output,) = llm.generate({"prompt_token_ids": ids, "prompt": "shown"}, GREEDY, use_tqdm=False)
+    assert (output.prompt, output.prompt_token_ids) == ("shown", ids)
+    (output,) = llm.generate("Hello", GREEDY, use_tqdm=False)
+    assert (output.prompt, output.prompt_token_ids, output.finished) == ("Hello", ids, True)
+    assert output.outputs[0].text == llm.tokenizer.decode(expected)
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = [[10 + i, 40 - i, 3] for i in range(10)]
+    params = [GREEDY.clone(max_tokens=1 + (7 * i) % 10) for i in range(10)]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == prompts
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [p.max_tokens for p in params]
+    assert said(llm, prompts, params) == [said(llm, [p], [q])[0] for p, q in zip(prompts, params, strict=True)]
+
+
+def test_metrics(llm: LLM) -> None:
+    (output,) = llm.generate("Hello", GREEDY, use_tqdm=False)
+    times = output.metrics
+    assert times is not None
+    moments = [
+        times.arrival_time,
+        times.first_scheduled_time,
+        times.first_token_time,
+        times.last_token_time,
+        times.finished_time,
+    ]
+    assert None not in moments
+    assert moments == sorted(moments, key=lambda moment: moment or 0.0)
+    assert times.num_preemptions == 0
+
+
+def test_n_outputs(llm: LLM) -> None:
+    (output,) = llm.generate("Hi", GREEDY.clone(n=3, temperature=1, seed=1), use_tqdm=False)
+    assert [o.index for o in output.outputs] == [0, 1, 2]
+    assert len({tuple(o.token_ids) for o in output.outputs}) == 3
+
+
+def test_chat_renders_the_template_once(llm: LLM) -> None:
+    assert llm.tokenizer is not None
+    messages = [{"role": "user", "content": "Hi"}]
+    (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert output.prompt == "user: Hi assistant:"
+    assert output.prompt_token_ids == llm.tokenizer.encode(output.prompt, add_special_tokens=False)
+    both = llm.chat([messages, [{"role": "user", "content": "Bye"}]], GREEDY, use_tqdm=False)
+    assert [o.prompt for o in both] == ["user: Hi assistant:", "user: Bye assistant:"]
+    assert both[0].outputs[0].token_ids == output.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "field"),
+    [
+        ([], GREEDY, "prompts"),
+        (["ok", ""], [GREEDY], "sampling_params"),
+        (["ok", [96]], GREEDY, "prompt"),
+        (["ok", [3] * 64], GREEDY, "prompt"),
+        (["ok", "ok"], [GREEDY, GREEDY.clone(logprobs=6)], "logprobs"),
+    ],
+)
+def test_one_bad_prompt_and_nothing_runs(llm: LLM, prompts: Any, params: Any, field: str) -> None:
+    steps = llm.stats.steps
+    with pytest.raises(InvalidRequest) as caught:
+        llm.generate(prompts, params, use_tqdm=False)
+    assert caught.value.field == field
+    assert llm.stats.steps == steps
+    assert llm.engine.idle
+    assert llm._frontend.num_requests == 0
+    assert len(said(llm, "ok")[0]) == 8
+
+
+def test_priorities_need_one_each_and_the_policy(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="2 prompts and 1 priorities"):
+        llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[1])
+    with pytest.raises(InvalidRequest, match="--scheduling-policy priority"):
+        llm.generate(["a"], GREEDY, use_tqdm=False, priority=[1])
+
+
+def test_an_interrupted_call_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, calls = llm.engine.step, []
+
+    def interrupted() -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b", "c", "d", "e", "f"], GREEDY.clone(max_tokens=40), use_tqdm=False)
+    monkeypatch.undo()
+    assert llm.kv_stats().used == 0
+    assert llm._frontend.num_requests == 0
+    first = said(llm, "a")
+    assert first == said(llm, "a")
+    assert len(first[0]) == 8
+
+
+def test_without_a_tokenizer(settings: dict[str, Any], llm: LLM) -> None:
+    ids_only = LLM(str(GOLDEN), **{**settings, "tokenizer": None, "skip_tokenizer_init": True})
+    try:
+        assert ids_only.get_tokenizer() is None
+        (output,) = ids_only.generate([5, 6, 7], GREEDY, use_tqdm=False)
+        assert output.outputs[0].token_ids == said(llm, [5, 6, 7])[0]
+        assert (output.prompt, output.outputs[0].text) == (None, "")
+        with pytest.raises(InvalidRequest, match="there is no tokenizer: give token ids"):
+            ids_only.generate("text", GREEDY, use_tqdm=False)
+        with pytest.raises(InvalidRequest, match="chat needs a tokenizer"):
+            ids_only.chat([{"role": "user", "content": "Hi"}], GREEDY)
+    finally:
+        ids_only.close()
+    ids_only.close()  # a second time does nothing
+
+
+def test_generate_keeps_the_model_for_the_next_call(settings: dict[str, Any], llm: LLM) -> None:
+    options = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+    llmjax.llm._loaded.cache_clear()
+    (first,) = llmjax.generate("Hello", model=str(GOLDEN), **settings, **options)
+    assert first.outputs[0].token_ids == said(llm, "Hello")[0]
+    assert llmjax.llm._loaded.cache_info().misses == 1
+    (again,) = llmjax.generate(["Hello"], model=str(GOLDEN), **settings, temperature=1, seed=3, max_tokens=2)
+    assert llmjax.llm._loaded.cache_info().hits == 1
+    assert len(again.outputs[0].token_ids) == 2
+    with pytest.raises(InvalidRequest, match="temprature") as caught:
+        llmjax.generate("Hello", model=str(GOLDEN), temprature=1)
+    assert caught.value.field == "temprature"
+    llmjax.llm._loaded.cache_clear()
+
+
+def test_bad_settings_and_models(tmp_path: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="page_sise"):
+        LLM(str(GOLDEN), page_sise=4)
+    with pytest.raises(ConfigError, match="raise kv_cache_memory_bytes"):
+        LLM(str(GOLDEN), **{**settings, "kv_cache_memory_bytes": 1})
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        LLM(str(tmp_path), **settings)
+    with pytest.raises(ConfigError, match="device_ids"):
+        LLM(str(GOLDEN), **{**settings, "device_ids": "first"})
+    with pytest.raises(ConfigError, match="device_ids"):
+        LLM(str(GOLDEN), **{**settings, "device_ids": "-1"})
+    with pytest.raises(ConfigError, match="'tpu' is not available"):
+        LLM(str(GOLDEN), **{**settings, "device": "tpu"})
+
+
+def test_made_from_a_configuration(settings: dict[str, Any], llm: LLM) -> None:
+    made = LLM.from_config(EngineConfig(model=str(GOLDEN), **settings, served_model_name="tiny"))
+    try:
+        assert made.model_name == "tiny"
+        assert made.max_model_len == 64
+        assert said(made, "Hello") == said(llm, "Hello")
+    finally:
+        made.close()
