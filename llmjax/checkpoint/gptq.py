@@ -20,7 +20,6 @@ from llmjax.checkpoint.quant_settings import QuantSettings
 from llmjax.checkpoint.quantized import Module, QuantizedRows, QuantizedTensor
 
 BITS = (2, 3, 4, 8)
-MARLIN = frozenset({"marlin", "gptq_marlin", "marlin_24"})
 I32 = frozenset({"I32"})
 
 
@@ -91,12 +90,6 @@ class GPTQ:
     @classmethod
     def from_settings(cls, settings: QuantSettings) -> GPTQ:
         written = settings.text("checkpoint_format", settings.text("format", "gptq"))
-        if written in MARLIN or settings.flag("is_marlin_format", False):
-            settings.fail(
-                "is of a checkpoint repacked for one GPU kernel by AutoGPTQ's or GPTQModel's Marlin conversion; "
-                "load the GPTQ checkpoint that it was made from",
-                "checkpoint_format",
-            )
         if written not in ("gptq", "gptq_v2"):
             settings.fail(f"is {written!r}; supported are gptq and gptq_v2", "checkpoint_format")
         settings.choice("pack_dtype", ("int32",), "int32")

@@ -15,6 +15,7 @@ from llmjax.checkpoint.bitsandbytes import BitsAndBytes
 from llmjax.checkpoint.compressed_tensors import CompressedTensors
 from llmjax.checkpoint.fp8 import FP8
 from llmjax.checkpoint.gptq import GPTQ
+from llmjax.checkpoint.marlin import Marlin
 from llmjax.checkpoint.mxfp4 import MXFP4
 from llmjax.checkpoint.quant_settings import QuantSettings
 from llmjax.checkpoint.quantized import Format, QuantizedTensor, quantized_tensors
@@ -27,9 +28,16 @@ logger = logging.getLogger(__name__)
 CONFIG_KEYS = ("quantization_config", "compression_config")
 FILES = ("quantize_config.json", "quant_config.json")
 
+
+def _gptq(settings: QuantSettings) -> Format:
+    repacked = settings.text("checkpoint_format", "gptq") == "marlin" or settings.flag("is_marlin_format", False)
+    return Marlin.from_settings(settings) if repacked else GPTQ.from_settings(settings)
+
+
 FORMATS: Mapping[str, Callable[[QuantSettings], Format]] = MappingProxyType(
     {
-        "gptq": GPTQ.from_settings,
+        "gptq": _gptq,
+        "marlin": Marlin.from_settings,
         "awq": AWQ.from_settings,
         "compressed-tensors": CompressedTensors.from_settings,
         "fp8": FP8.from_settings,
@@ -43,7 +51,8 @@ FORMATS: Mapping[str, Callable[[QuantSettings], Format]] = MappingProxyType(
 
 DENSE = "dense"  # compressed-tensors' format of weights that are not quantised, only caches or activations
 
-MARLIN = frozenset({"marlin", "gptq_marlin", "awq_marlin"})
+KERNELS = frozenset({"gptq_marlin", "awq_marlin", "gptq_marlin_24"})
+"""Names of vLLM's kernels, which keep weights in layouts that no checkpoint is published in."""
 
 METHOD_BY_KEYS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = MappingProxyType(
     {"awq": awq.looks_like, "gptq": gptq.looks_like, "smoothquant": smoothquant.looks_like}
@@ -118,10 +127,10 @@ def _method(settings: QuantSettings) -> str:
             if fits(settings.values):
                 return method
     method = settings.text("quant_method")
-    if method in MARLIN:
+    if method in KERNELS:
         settings.fail(
-            f"is {method!r}: weights repacked for one GPU kernel by a Marlin conversion (AutoGPTQ, GPTQModel or vLLM); "
-            "load the checkpoint that it was made from",
+            f"is {method!r}: weights that vLLM repacked for its Marlin kernel; "
+            "load the GPTQ or AWQ checkpoint that they were made from",
             "quant_method",
         )
     if method not in FORMATS:
