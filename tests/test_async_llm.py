@@ -1,0 +1,321 @@
+"""Online generation: concurrent streams, cancellation, limits, a dying engine, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmjax import LLM, AsyncLLM, SamplingParams
+from llmjax.config import EngineConfig
+from llmjax.errors import EngineDead, InvalidRequest, QueueFull
+from llmjax.outputs import RequestOutput
+from llmjax.sampling.params import RequestOutputKind
+
+GOLDEN = Path(__file__).parent / "models" / "golden" / "llama"
+CHARACTERS = Path(__file__).parent / "engine" / "golden" / "characters"
+LONG_CONTEXT = 4096
+DELTA = RequestOutputKind.DELTA
+
+
+@pytest.fixture(scope="module")
+def config(compile_cache_dir: str) -> EngineConfig:
+    """Four slots and few pages."""
+    return EngineConfig(
+        model=str(GOLDEN),
+        tokenizer=str(CHARACTERS),
+        dtype="float32",
+        page_size=4,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        kv_cache_memory_bytes=28 * 1536,
+        max_logprobs=5,
+        compilation_cache_dir=compile_cache_dir,
+        compile_threads=1,
+        disable_log_stats=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def endless(config: EngineConfig) -> EngineConfig:
+    """Requests that run until somebody ends them."""
+    return config.replace(
+        hf_overrides={"max_position_embeddings": LONG_CONTEXT},
+        max_model_len=LONG_CONTEXT,
+        page_size=64,
+        kv_cache_memory_bytes=280 * 64 * 384,
+        max_num_queued_reqs=6,
+    )
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Callable[[EngineConfig], AsyncLLM]]:
+    """Starts engines, and stops them afterwards whatever state they are in."""
+    made: list[AsyncLLM] = []
+
+    def make(config: EngineConfig) -> AsyncLLM:
+        made.append(AsyncLLM.from_config(config))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        await engine.shutdown()
+
+
+@pytest.fixture(scope="module")
+def offline(config: EngineConfig) -> Iterator[LLM]:
+    llm = LLM.from_config(config)
+    yield llm
+    llm.close()
+
+
+def sampled(seed: int, **options: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 1.2, "seed": seed, "max_tokens": 30, "ignore_eos": True, **options})
+
+
+FOREVER = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, output_kind=DELTA)
+
+
+async def collect(stream: AsyncGenerator[RequestOutput, None]) -> list[RequestOutput]:
+    return [output async for output in stream]
+
+
+async def until(condition: Callable[[], bool], *, seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def all_free(engine: AsyncLLM) -> bool:
+    stats = engine.kv_stats()
+    return engine.num_requests == 0 and stats.used == 0 and stats.free + stats.cached == stats.total
+
+
+async def test_streams_say_what_offline_generation_says(
+    start: Callable[[EngineConfig], AsyncLLM], config: EngineConfig, offline: LLM
+) -> None:
+    engine = start(config)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 96, rng.integers(1, 30)).tolist() for _ in range(16)]
+    params = [sampled(seed, n=1 + seed % 2) for seed in range(16)]
+    alone = [offline.generate(p, q, use_tqdm=False)[0] for p, q in zip(prompts, params, strict=True)]
+    kinds = [list(RequestOutputKind)[i % 3] for i in range(16)]
+    streams = await asyncio.gather(
+        *(
+            collect(engine.generate(prompt, own.clone(output_kind=kind), str(i)))
+            for i, (prompt, own, kind) in enumerate(zip(prompts, params, kinds, strict=True))
+        )
+    )
+    for expected, outputs, kind in zip(alone, streams, kinds, strict=True):
+        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+        for index, wanted in enumerate(expected.outputs):
+            parts = [part for output in outputs for part in output.outputs if part.index == index]
+            if kind is DELTA:
+                assert len(parts) == 30
+            else:
+                parts = parts[-1:]
+            assert [token for part in parts for token in part.token_ids] == wanted.token_ids
+            assert "".join(part.text for part in parts) == wanted.text
+    assert engine.stats.preemptions > 0
+    assert engine.stats.finished_requests == 16
+    await until(lambda: all_free(engine))
+
+
+async def test_half_of_the_streams_dropped(start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig) -> None:
+    engine = start(endless.replace(max_num_queued_reqs=100))
+
+    async def take_some(name: str, count: int) -> None:
+        """Leaves the loop with the generator open, as a server does whose client has gone."""
+        stream = engine.generate([5, 6, 7], FOREVER, name)
+        seen = 0
+        async for output in stream:
+            seen += len(output.outputs[0].token_ids)
+            if seen >= count:
+                break
+        await stream.aclose()
+
+    cancelled = [asyncio.create_task(take_some(f"cancelled {i}", 10**6)) for i in range(2)]
+    kept = [
+        asyncio.create_task(collect(engine.generate([9, 9 + i], sampled(i, max_tokens=20), f"kept {i}")))
+        for i in range(8)
+    ]
+    await asyncio.gather(*(take_some(f"left {i}", 1 + 5 * i) for i in range(4)))
+    for task in cancelled:
+        task.cancel()
+    results = await asyncio.gather(*cancelled, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results)
+    for outputs in await asyncio.gather(*kept):
+        assert len(outputs[-1].outputs[0].token_ids) == 20
+    await until(lambda: all_free(engine))
+    engine.check_health()
+
+
+async def test_cancelled_before_the_first_token(
+    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig
+) -> None:
+    engine = start(endless)
+    task = asyncio.create_task(collect(engine.generate([3] * 2000, FOREVER, "prefilling")))
+    await until(lambda: engine.kv_stats().used > 0)
+    task.cancel()
+    await until(lambda: all_free(engine))
+    assert task.cancelled()
+
+
+async def test_abort_ends_the_stream_with_its_reason(
+    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig
+) -> None:
+    engine = start(endless)
+    outputs = []
+    async for output in engine.generate([5], FOREVER.clone(n=2), "r"):
+        outputs.append(output)
+        if len(outputs) == 3:
+            await engine.abort("r")
+            await engine.abort("unknown")
+    assert outputs[-1].finished
+    assert {
+        part.index: part.finish_reason for output in outputs[-2:] for part in output.outputs if part.finish_reason
+    } == {
+        0: "abort",
+        1: "abort",
+    }
+    await until(lambda: all_free(engine))
+
+
+async def test_a_stop_string_frees_the_pages(start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig) -> None:
+    engine = start(endless)
+    (first, *_), *_ = [(await collect(engine.generate([5], FOREVER.clone(max_tokens=3), "a")))[-1].outputs]
+    text = "".join([o.outputs[0].text for o in await collect(engine.generate([5], FOREVER.clone(max_tokens=3), "b"))])
+    outputs = await collect(engine.generate([5], FOREVER.clone(stop=[text]), "c"))
+    assert first.finish_reason == "length"
+    assert "".join(o.outputs[0].text for o in outputs) == ""
+    assert (outputs[-1].outputs[0].finish_reason, outputs[-1].outputs[0].stop_reason) == ("stop", text)
+    await until(lambda: all_free(engine))
+
+
+async def test_too_many_waiting_requests_are_refused(
+    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig
+) -> None:
+    engine = start(endless)
+    tasks = [asyncio.create_task(collect(engine.generate([5 + i], FOREVER, str(i)))) for i in range(4)]
+    await until(lambda: len(engine.engine.scheduler.running) == 4)
+    tasks += [asyncio.create_task(collect(engine.generate([5], FOREVER, f"waiting {i}"))) for i in range(6)]
+    await until(lambda: engine._loop.num_waiting == 6)
+    with pytest.raises(QueueFull, match="6 requests are waiting already") as caught:
+        await collect(engine.generate([5], FOREVER, "one more"))
+    assert caught.value.retry_after > 0
+    assert engine.num_requests == 10
+    for task in tasks:
+        task.cancel()
+    await until(lambda: all_free(engine))
+    assert (await collect(engine.generate([5], FOREVER.clone(max_tokens=2), "one more")))[-1].finished
+
+
+async def test_bad_requests_fail_before_the_first_output(
+    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig
+) -> None:
+    engine = start(endless)
+    with pytest.raises(InvalidRequest, match="the prompt is empty"):
+        await collect(engine.generate([], FOREVER, "a"))
+    first = engine.generate([5], FOREVER, "r")
+    await anext(first)
+    with pytest.raises(InvalidRequest, match="'r' is in use"):
+        await collect(engine.generate([5], FOREVER, "r"))
+    assert (await anext(first)).outputs[0].token_ids  # the first one goes on
+    await first.aclose()
+    await until(lambda: all_free(engine))
+
+
+async def test_a_request_that_only_the_engine_refuses_fails_alone(
+    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(endless)
+    add = engine.engine.add
+
+    def refuse(request: Any) -> None:
+        if request.request_id == "bad":
+            raise InvalidRequest("not this one", field="request_id")
+        add(request)
+
+    monkeypatch.setattr(engine.engine, "add", refuse)
+    good = engine.generate([5], FOREVER, "good")
+    await anext(good)
+    with pytest.raises(InvalidRequest, match="not this one"):
+        await collect(engine.generate([5], FOREVER.clone(n=2), "bad"))
+    await anext(good)
+    await good.aclose()
+    await until(lambda: all_free(engine))
+
+
+async def test_the_engine_dies(
+    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(endless)
+    streams = [engine.generate([5], FOREVER, str(i)) for i in range(6)]
+    for stream in streams[:3]:
+        await anext(stream)
+    tasks = [asyncio.create_task(collect(stream)) for stream in streams]
+    await asyncio.sleep(0)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the device is on fire")
+
+    monkeypatch.setattr(engine.engine.runner, "dispatch", fail)
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+    assert [type(result) for result in results] == [EngineDead] * 6
+    assert str(results[0]) == "the engine stopped: the device is on fire"
+    with pytest.raises(EngineDead, match="on fire"):
+        engine.check_health()
+    with pytest.raises(EngineDead, match="on fire"):
+        await collect(engine.generate([5], FOREVER, "late"))
+    assert engine.num_requests == 0
+    await engine.shutdown()
+
+
+async def test_a_step_that_hangs_is_noticed(
+    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(endless)
+    engine.check_health()
+    monkeypatch.setattr("llmjax.engine.loop.STUCK_AFTER", -1.0)
+    stream = engine.generate([5], FOREVER, "r")
+    with pytest.raises(EngineDead, match="in one step"):
+        while True:
+            await anext(stream)
+            engine.check_health()
+    await stream.aclose()
+    monkeypatch.undo()
+    engine.check_health()
+
+
+async def test_shutdown_lets_running_requests_finish(
+    start: Callable[[EngineConfig], AsyncLLM], config: EngineConfig
+) -> None:
+    engine = start(config)
+    tasks = [asyncio.create_task(collect(engine.generate([5], sampled(i), str(i)))) for i in range(6)]
+    await until(lambda: engine.num_requests == 6)
+    stopping = asyncio.create_task(engine.shutdown(drain_timeout=30))
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull, match="shutting down"):
+        await collect(engine.generate([5], sampled(0), "late"))
+    for outputs in await asyncio.gather(*tasks):
+        assert outputs[-1].outputs[0].finish_reason == "length"
+    await asyncio.wait_for(stopping, 20)
+    await engine.shutdown()  # a second time does nothing
+    with pytest.raises(EngineDead):
+        engine.check_health()
+
+
+async def test_shutdown_aborts_what_takes_too_long(
+    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig
+) -> None:
+    engine = start(endless)
+    tasks = [asyncio.create_task(collect(engine.generate([5], FOREVER, str(i)))) for i in range(6)]
+    await until(lambda: len(engine.engine.scheduler.running) == 4)
+    await asyncio.wait_for(engine.shutdown(drain_timeout=0.05), 20)
+    for outputs in await asyncio.wait_for(asyncio.gather(*tasks), 20):
+        assert outputs[-1].outputs[0].finish_reason == "abort"
+    assert all_free(engine)
