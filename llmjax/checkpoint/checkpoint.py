@@ -45,7 +45,7 @@ class StoredTensor(Protocol):
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The values [shape] as `dtype`: float32, float16 or bfloat16; maybe a read-only view of the file.
 
-        Temporary memory is bounded by a few hundred KB, whatever the tensor's size.
+        Temporary memory is bounded by a few MB, whatever the tensor's size.
 
         Raises:
             CheckpointError: the stored type is not supported.

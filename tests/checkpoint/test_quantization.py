@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,7 +225,7 @@ def test_tensors_that_do_not_fit(kind: str, change: Parts, message: str) -> None
         ),
         (
             "gptq",
-            {"checkpoint_format": "marlin", "sym": True},
+            {"checkpoint_format": "marlin", "sym": True, "desc_act": False},
             "declared to be quantised with Marlin, but no tensor is stored so",
         ),
         ("gptq", {"checkpoint_format": "marlin_24"}, "is 'marlin_24'; supported are gptq and gptq_v2"),
@@ -302,6 +303,24 @@ def test_a_declaration_without_such_tensors(kind: str) -> None:
     plain = stored({".weight": np.ones((2, 2), np.float32)})
     with pytest.raises(CheckpointError, match=r"is declared to be quantised with .*, but no tensor is stored so"):
         plain_tensors(plain, {"quantization_config": LAYERS[kind][0]}, FOLDER)
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq", "ct-packed", "bnb-int8"])
+def test_reading_needs_little_memory_besides_the_result(kind: str) -> None:
+    outputs, inputs = 2048, 2048
+    grow = {".weight_shape": np.array([outputs, inputs])} if kind == "ct-packed" else {}
+    for part, array in LAYERS[kind][1].items():
+        if part not in grow and part != ".g_idx":
+            shape = [size * (outputs // 32 if size in (32, 4) else inputs // 64) for size in array.shape]
+            grow[part] = np.zeros(shape, array.dtype)
+    change = grow | ({".g_idx": None} if kind == "gptq" else {})
+    tensor = open_layer(kind, change, {"desc_act": False} if kind == "gptq" else None)[f"{M}.weight"]
+    assert tensor.shape == (outputs, inputs)
+    tracemalloc.start()
+    result = tensor.read(np.dtype(np.float16))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < result.nbytes + 3 * 2**20
 
 
 def test_plain_checkpoints_stay_as_they_are() -> None:
