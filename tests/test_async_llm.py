@@ -229,6 +229,22 @@ async def test_bad_requests_fail_before_the_first_output(
     await until(lambda: all_free(engine))
 
 
+async def test_an_id_can_be_used_again_at_once(
+    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig
+) -> None:
+    engine = start(endless)
+    expected = [o.outputs[0].token_ids for o in await collect(engine.generate([9], FOREVER.clone(max_tokens=8), "x"))]
+    for _ in range(5):
+        dropped = engine.generate([5], FOREVER, "r")
+        await anext(dropped)
+        await dropped.aclose()
+        # Outputs of the dropped request, the answer to its abort among them, are still on their way.
+        outputs = await collect(engine.generate([9], FOREVER.clone(max_tokens=8), "r"))
+        assert outputs[-1].outputs[0].finish_reason == "length"
+        assert [o.outputs[0].token_ids for o in outputs] == expected
+    await until(lambda: all_free(engine))
+
+
 async def test_a_request_that_only_the_engine_refuses_fails_alone(
     start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

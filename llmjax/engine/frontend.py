@@ -168,8 +168,8 @@ class Frontend:
         aborts = []
         for output in engine_outputs:
             request = self._open.get(output.request_id)
-            if request is None:
-                continue
+            if request is None or output.times.arrival != request.request.arrival_time:
+                continue  # forgotten; its id may be another request's by now
             continuation = request.continuations[output.index]
             if continuation.finish_reason is not None:
                 continue  # the engine was one step ahead of a stop string

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmjax.config import EngineConfig
-from llmjax.engine.frontend import Frontend
+from llmjax.engine.frontend import Frontend, Processed
 from llmjax.engine.request import EngineOutput, SequenceTimes
 from llmjax.errors import InvalidRequest
 from llmjax.outputs import CompletionOutput, Logprob, RequestOutput
@@ -40,8 +40,16 @@ def ids(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False)
 
 
+def processed(frontend: Frontend, *outputs: EngineOutput) -> Processed:
+    """What becomes of outputs of the open request."""
+    for output in outputs:
+        if output.request_id in frontend._open:
+            output.times.arrival = frontend._open[output.request_id].request.arrival_time
+    return frontend.process(outputs)
+
+
 def process(frontend: Frontend, *outputs: EngineOutput) -> list[RequestOutput]:
-    return frontend.process(outputs).outputs
+    return processed(frontend, *outputs).outputs
 
 
 @settings(deadline=None)
@@ -123,10 +131,10 @@ def join(outputs: list[RequestOutput], index: int) -> CompletionOutput:
 def test_a_stop_string_ends_one_continuation_and_tells_the_engine() -> None:
     frontend = make()
     frontend.open([1], SamplingParams(n=2, stop=["bc"], max_tokens=9), "r")
-    assert frontend.process([said(ids("a")), said(ids("a"), index=1), said(ids("b"))]).aborts == []
-    processed = frontend.process([said(ids("c"))])
-    assert processed.aborts == [("r", 0)]
-    assert not processed.outputs[0].finished
+    assert processed(frontend, said(ids("a")), said(ids("a"), index=1), said(ids("b"))).aborts == []
+    result = processed(frontend, said(ids("c")))
+    assert result.aborts == [("r", 0)]
+    assert not result.outputs[0].finished
     # The engine was a step ahead, and answers the abort: neither shows.
     assert process(frontend, said(ids("d"))) == []
     assert process(frontend, said([], reason="abort")) == []
@@ -142,9 +150,9 @@ def test_a_stop_string_in_the_last_token_needs_no_abort() -> None:
     frontend = make()
     frontend.open([1], SamplingParams(stop=["b"], max_tokens=2), "r")
     process(frontend, said(ids("a")))
-    processed = frontend.process([said(ids("b"), reason="length")])
-    assert processed.aborts == []
-    assert (processed.outputs[0].outputs[0].finish_reason, processed.outputs[0].outputs[0].text) == ("stop", "a")
+    result = processed(frontend, said(ids("b"), reason="length"))
+    assert result.aborts == []
+    assert (result.outputs[0].outputs[0].finish_reason, result.outputs[0].outputs[0].text) == ("stop", "a")
 
 
 def test_what_was_held_back_comes_with_the_end() -> None:
@@ -261,3 +269,15 @@ def test_outputs_of_forgotten_requests_are_dropped() -> None:
     assert stats.finish_reason == "abort"
     assert process(frontend, said([4])) == []
     assert frontend.forget("r") is None
+
+
+def test_outputs_of_an_earlier_request_with_the_same_id_are_dropped() -> None:
+    frontend = make()
+    earlier = frontend.open([3], SamplingParams(), "r")
+    frontend.forget("r")
+    frontend.open([3], SamplingParams(), "r")
+    late = said([4], reason="abort")
+    late.times.arrival = earlier.arrival_time
+    assert frontend.process([late]).outputs == []
+    (output,) = process(frontend, said([5]))
+    assert output.outputs[0].token_ids == [5]
