@@ -12,7 +12,7 @@ CPU_MIN_ROWS = 4  # XLA's CPU dot of bfloat16 is a scalar loop for one row and a
 
 # Up to this many rows the C++ kernel beats XLA's dot (benchmarks/kernels.py prints both).
 CPU_MAX_KERNEL_ROWS = 4
-CPU_MAX_KERNEL_ROWS_TILED = 32  # with AMX
+CPU_MAX_KERNEL_ROWS_TILED = 16  # with AMX
 
 
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
@@ -26,28 +26,29 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     Returns:
         [T, out] in x's dtype.
     """
-    if weight.dtype.itemsize != 2:
-        return _add_bias(_dot(x.astype(weight.dtype), weight), bias).astype(x.dtype)
-
-    def by_xla(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
-        return _add_bias(_dot(x.astype(weight.dtype), weight), bias)
+    native = library() if cpu.supports(x, weight) else None
+    if native is None or len(x) > _max_kernel_rows(native, weight):
+        return linear_by_xla(x, weight, bias).astype(x.dtype)
 
     def on_cpu(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
-        if cpu.supports(x, weight) and (native := library()) and x.shape[0] <= _max_kernel_rows(native, weight):
-            return cpu.linear(x, weight, bias, library=native)
-        rows = x.astype(weight.dtype)
-        return _add_bias(_few_rows_dot(rows, weight) if len(x) < CPU_MIN_ROWS else _dot(rows, weight), bias)
+        return cpu.linear(x, weight, bias, library=native)
 
-    return jax.lax.platform_dependent(x, weight, bias, cpu=on_cpu, default=by_xla).astype(x.dtype)
+    return jax.lax.platform_dependent(x, weight, bias, cpu=on_cpu, default=linear_by_xla).astype(x.dtype)
+
+
+def linear_by_xla(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """``linear`` in XLA operations, as f32 [T, out]."""
+    rows = x.astype(weight.dtype)
+    if weight.dtype.itemsize == 2 and len(x) < CPU_MIN_ROWS:
+        out = jax.lax.platform_dependent(rows, weight, cpu=_few_rows_dot, default=_dot)
+    else:
+        out = _dot(rows, weight)
+    return out if bias is None else out + bias.astype(jnp.float32)
 
 
 def _max_kernel_rows(native: Library, weight: jax.Array) -> int:
     tiled = native.best == "amx" and weight.dtype == jnp.bfloat16
     return CPU_MAX_KERNEL_ROWS_TILED if tiled else CPU_MAX_KERNEL_ROWS
-
-
-def _add_bias(out: jax.Array, bias: jax.Array | None) -> jax.Array:
-    return out if bias is None else out + bias.astype(jnp.float32)
 
 
 def _dot(x: jax.Array, weight: jax.Array) -> jax.Array:

@@ -1,0 +1,210 @@
+"""Speed of each CPU kernel and of the XLA operations it replaces, next to what the machine can read.
+
+    python -m benchmarks.kernels [--only decode] [--repeat 30]
+
+Every measurement runs several layers in one compiled program and takes the fastest of its repetitions. `read GB/s` is
+the memory that a call must read (pages or weights) over its time; `limit` is the speed at which a one-row f32 product
+reads as many bytes, from whichever cache or memory they fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels.attention import KVPages, RaggedBatch, make_pages, portable
+from kernels.cpu import attention as cpu_attention
+from kernels.cpu import linear as cpu_linear
+from kernels.cpu.library import Library, describe, library
+from kernels.linear import linear_by_xla
+
+LAYERS = 8
+PAGE_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a kernel on one input."""
+
+    operation: str
+    implementation: str
+    seconds: float  # a layer
+    bytes_read: int
+    flops: int
+    limit: float  # bytes a second
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    name: str
+    requests: int
+    length: int
+    new: int  # tokens of each request in this step
+    heads: int
+    kv_heads: int
+    head_dim: int
+    cache: str = "bfloat16"
+
+
+ATTENTION = (
+    AttentionShape("decode 1 x 512", 1, 512, 1, 9, 3, 64),
+    AttentionShape("decode 16 x 512", 16, 512, 1, 9, 3, 64),
+    AttentionShape("decode 16 x 512, f32", 16, 512, 1, 9, 3, 64, "float32"),
+    AttentionShape("decode 1 x 8192", 1, 8192, 1, 9, 3, 64),
+    AttentionShape("decode 4 x 2048, h 128", 4, 2048, 1, 16, 8, 128),
+    AttentionShape("prefill 512", 1, 512, 512, 9, 3, 64),
+    AttentionShape("prefill 512, f32", 1, 512, 512, 9, 3, 64, "float32"),
+    AttentionShape("prefill 512 after 3584", 1, 4096, 512, 9, 3, 64),
+)
+LINEAR = ((576, 1536), (1536, 576), (1536, 8960), (8960, 1536))
+LINEAR_ROWS = (1, 4, 8, 16, 32)
+
+
+def fastest(run: Callable[[], object], repeat: int) -> float:
+    """Seconds of the fastest of ``repeat`` runs, after one that compiles."""
+    jax.block_until_ready(run())
+    best = float("inf")
+    for _ in range(repeat):
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+@functools.cache
+def read_limit(megabytes: int) -> float:
+    """Bytes a second that a one-row f32 product reads of a matrix of this size."""
+    weight = jnp.ones((megabytes * 256, 1024))
+    run = jax.jit(linear_by_xla)
+    return weight.nbytes / fastest(lambda: run(jnp.ones((1, 1024)), weight), 20)
+
+
+def limit_for(bytes_of_layer: int) -> float:
+    return read_limit(max(8, 1 << round(np.log2(bytes_of_layer * LAYERS / 1e6))))
+
+
+def attention_input(shape: AttentionShape) -> tuple[jax.Array, jax.Array, list[KVPages], RaggedBatch]:
+    rng = np.random.default_rng(0)
+    per_row = -(-shape.length // PAGE_SIZE)
+    table = 1 + np.arange(shape.requests * per_row, dtype=np.int32).reshape(shape.requests, per_row)
+    position = np.arange(shape.length - shape.new, shape.length)
+    slots = table[:, position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
+    batch = RaggedBatch(
+        query_start=jnp.arange(shape.requests + 1, dtype=jnp.int32) * shape.new,
+        kv_len=jnp.full(shape.requests, shape.length, jnp.int32),
+        page_table=jnp.asarray(table),
+        slots=jnp.asarray(slots.reshape(-1), jnp.int32),
+        decode=shape.new == 1,
+    )
+    empty = make_pages(
+        num_pages=table.size + 1,
+        page_size=PAGE_SIZE,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        dtype=jnp.dtype(shape.cache),
+        as_bits=True,
+    )
+    values = empty.encode(jnp.asarray(rng.standard_normal(empty.k.shape), jnp.float32))
+    pages = [KVPages(k=values.copy(), v=values.copy(), dtype=empty.dtype) for _ in range(LAYERS)]
+    tokens = shape.requests * shape.new
+    q = jnp.asarray(rng.standard_normal((tokens, shape.heads, shape.head_dim)), jnp.float32)
+    k = jnp.asarray(rng.standard_normal((tokens, shape.kv_heads, shape.head_dim)), jnp.float32)
+    return q, k, pages, batch
+
+
+def portable_attend(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, batch: RaggedBatch, **rules: Any) -> Any:
+    pages = portable.write_kv(pages, k, v, batch.slots)
+    return portable.ragged_paged_attention(q, pages, batch, **rules), pages
+
+
+def attention_seconds(shape: AttentionShape, attend: Callable[..., Any], repeat: int) -> float:
+    q, k, pages, batch = attention_input(shape)
+
+    def layers(q: jax.Array, k: jax.Array, pages: list[KVPages], batch: RaggedBatch) -> Any:
+        kept = []
+        for layer in pages:
+            q, layer = attend(q, k, k, layer, batch, scale=shape.head_dim**-0.5)
+            kept.append(layer)
+        return q, kept
+
+    run = jax.jit(layers, donate_argnums=2)
+    held = [pages]
+
+    def step() -> jax.Array:
+        out, held[0] = run(q, k, held[0], batch)
+        return out
+
+    return fastest(step, repeat) / LAYERS
+
+
+def attention_rows(native: Library | None, repeat: int, only: str) -> Iterator[Row]:
+    for shape in ATTENTION:
+        if only not in f"attention {shape.name}":
+            continue
+        ways: dict[str, Callable[..., Any]] = {"XLA": portable_attend}
+        if native:
+            ways |= {f"C++ {x}": functools.partial(cpu_attention.attend, library=native, isa=x) for x in native.usable}
+        kept = shape.requests * shape.length * shape.kv_heads * shape.head_dim * 2 * jnp.dtype(shape.cache).itemsize
+        seen = shape.requests * (shape.new * shape.length - shape.new * (shape.new - 1) // 2)
+        for name, attend in ways.items():
+            seconds = attention_seconds(shape, attend, max(3, repeat // 10) if name == "XLA" else repeat)
+            flops = 4 * seen * shape.heads * shape.head_dim
+            yield Row(f"attention {shape.name}", name, seconds, kept, flops, limit_for(kept))
+
+
+def linear_seconds(x: jax.Array, weights: list[jax.Array], apply: Callable[..., jax.Array], repeat: int) -> float:
+    run = jax.jit(lambda x, weights: [apply(x, w) for w in weights])
+    return fastest(lambda: run(x, weights), repeat) / LAYERS
+
+
+def linear_rows(native: Library | None, repeat: int, only: str) -> Iterator[Row]:
+    for size_out, size_in in LINEAR:
+        rng = np.random.default_rng(0)
+        weights = [
+            jnp.asarray(rng.standard_normal((size_out, size_in), np.float32).astype(jnp.bfloat16))
+            for _ in range(LAYERS)
+        ]
+        for rows in LINEAR_ROWS:
+            operation = f"linear {rows} rows, {size_out} x {size_in}"
+            if only not in operation:
+                continue
+            ways: dict[str, Callable[..., jax.Array]] = {"XLA": linear_by_xla}
+            if native:
+                ways |= {f"C++ {x}": functools.partial(cpu_linear.linear, library=native, isa=x) for x in native.usable}
+            x = jnp.asarray(rng.standard_normal((rows, size_in)), jnp.float32)
+            for name, apply in ways.items():
+                seconds = linear_seconds(x, weights, apply, repeat)
+                flops, size = 2 * rows * size_in * size_out, weights[0].nbytes
+                yield Row(operation, name, seconds, size, flops, limit_for(size))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="lines whose operation holds this text")
+    parser.add_argument("--repeat", type=int, default=30)
+    arguments = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    native = library()
+    print(f"JAX {jax.__version__}, {describe()}\n")
+    print(f"| {'operation':32} | {'by':12} | {'µs':>8} | read GB/s | limit | of limit | GFLOP/s |")
+    print(f"|{'-' * 34}|{'-' * 14}|{'-' * 9}:|----------:|------:|---------:|--------:|")
+    for rows in (attention_rows, linear_rows):
+        for row in rows(native, arguments.repeat, arguments.only):
+            speed = row.bytes_read / row.seconds
+            print(
+                f"| {row.operation:32} | {row.implementation:12} | {row.seconds * 1e6:8.1f} | {speed / 1e9:9.1f} |"
+                f" {row.limit / 1e9:5.1f} | {speed / row.limit:8.0%} | {row.flops / row.seconds / 1e9:7.0f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
