@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -167,13 +167,18 @@ class AsyncLLM:
 
     def _from_engine(self, outputs: list[EngineOutput]) -> None:
         """On the engine's thread: hands outputs to the event loop."""
-        if self._event_loop is not None and not self._event_loop.is_closed():
-            self._event_loop.call_soon_threadsafe(self._deliver, outputs)
+        self._on_event_loop(partial(self._deliver, outputs))
 
     def _deliver(self, outputs: list[EngineOutput]) -> None:
         """On the event loop's thread: text, stop strings, streams."""
         errors = {output.request_id: output.error for output in outputs if output.error is not None}
-        processed = self._frontend.process(outputs)
+        try:
+            processed = self._frontend.process(outputs)
+        except Exception as failure:
+            # Whose fault it was is not known; none of these requests may be left waiting for ever.
+            logger.exception("outputs could not be turned into text")
+            self._fail({output.request_id for output in outputs}, LLMJaxError(f"internal error: {failure}"))
+            return
         for request_id, index in processed.aborts:
             self._loop.abort(request_id, index)
         for stats in processed.finished:
@@ -190,9 +195,18 @@ class AsyncLLM:
 
     def _engine_died(self, error: BaseException) -> None:
         """On the engine's thread: every open request ends with an error."""
-        if self._event_loop is not None and not self._event_loop.is_closed():
-            self._event_loop.call_soon_threadsafe(partial(self._fail_all, EngineDead(f"the engine stopped: {error}")))
+        dead = EngineDead(f"the engine stopped: {error}")
+        self._on_event_loop(lambda: self._fail(list(self._streams), dead))
 
-    def _fail_all(self, error: LLMJaxError) -> None:
-        for stream in self._streams.values():
-            stream.put_nowait(error)
+    def _on_event_loop(self, call: Callable[[], None]) -> None:
+        if self._event_loop is None:
+            return
+        try:
+            self._event_loop.call_soon_threadsafe(call)
+        except RuntimeError:  # closed: whoever listened has gone
+            logger.debug("outputs came after the event loop had closed")
+
+    def _fail(self, request_ids: Iterable[str], error: LLMJaxError) -> None:
+        for request_id in request_ids:
+            if (stream := self._streams.get(request_id)) is not None:
+                stream.put_nowait(error)

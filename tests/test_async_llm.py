@@ -12,7 +12,7 @@ import pytest
 
 from llmjax import LLM, AsyncLLM, SamplingParams
 from llmjax.config import EngineConfig
-from llmjax.errors import EngineDead, InvalidRequest, QueueFull
+from llmjax.errors import EngineDead, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
 
@@ -289,6 +289,27 @@ async def test_the_engine_dies(
         await collect(engine.generate([5], FOREVER, "late"))
     assert engine.num_requests == 0
     await engine.shutdown()
+
+
+async def test_outputs_that_cannot_become_text_end_their_streams(
+    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(endless)
+    broken = engine.generate([5], FOREVER, "broken")
+    await anext(broken)
+    process = engine._frontend.process
+
+    def fail_once(*_: Any) -> None:
+        monkeypatch.setattr(engine._frontend, "process", process)
+        raise RuntimeError("no such letter")
+
+    monkeypatch.setattr(engine._frontend, "process", fail_once)
+    with pytest.raises(LLMJaxError, match="internal error: no such letter"):
+        await asyncio.wait_for(collect(broken), 20)
+    later = engine.generate([5], FOREVER, "later")
+    await anext(later)
+    await later.aclose()
+    await until(lambda: all_free(engine))
 
 
 async def test_a_step_that_hangs_is_noticed(

@@ -45,7 +45,6 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         use_compilation_cache(config.compilation_cache_dir)
-        self.compilations = CompileCounter()
         self.platform: Platform = select_platform(config)
         self.model: LoadedModel = load_model(config, self.platform)
         kv_dtype = self.platform.dtype if config.kv_cache_dtype == "auto" else jnp.dtype(config.kv_cache_dtype)
@@ -59,6 +58,7 @@ class Engine:
             share_prefixes=config.enable_prefix_caching,
         )
         self.scheduler = Scheduler(self.kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_tokens)
+        self.compilations = CompileCounter()
         self.runner = Runner(
             self.model,
             platform=self.platform,
@@ -234,6 +234,7 @@ class Engine:
         self, plan: StepPlan, outputs: list[EngineOutput], times: _StepTimes, *, host_seconds: float, read_at: float
     ) -> None:
         compiled = self.compilations.count
+        first_admitted = [s for s in plan.admitted if not s.times.num_preemptions]
         stats = StepStats(
             num_running=len(self.scheduler.running),
             num_waiting=self.scheduler.num_waiting,
@@ -241,8 +242,8 @@ class Engine:
             num_tokens=plan.num_tokens,
             num_prompt_tokens=sum(max(0, min(r.count, r.sequence.num_prompt_tokens - r.start)) for r in plan.rows),
             num_generation_tokens=len(outputs),
-            prefix_cache_queries=sum(s.num_prompt_tokens for s in plan.admitted),
-            prefix_cache_hits=sum(s.num_cached_tokens for s in plan.admitted),
+            prefix_cache_queries=sum(s.num_prompt_tokens for s in first_admitted),
+            prefix_cache_hits=sum(s.num_cached_tokens for s in first_admitted),
             num_preempted=plan.num_preempted,
             compilations=compiled - self._compilations_seen,
             host_seconds=host_seconds,

@@ -58,6 +58,11 @@ def plan_kv(config: EngineConfig, model: ModelConfig, platform: Platform, *, kv_
         for window in model.windows
     ]
     longest = config.max_model_len or model.max_position
+    if longest > model.max_position:
+        raise ConfigError(
+            f"max_model_len {longest} is above the {model.max_position} tokens that the model was made for; to go "
+            "beyond them, override max_position_embeddings or the rope scaling (--hf-overrides)"
+        )
     budget = config.kv_cache_memory_bytes or _default_budget(config, platform, sum(page_bytes) * -(-longest // page))
     chunk = max(config.max_num_batched_tokens, config.max_num_seqs)  # tokens of the engine's largest step
     # A window group never needs more pages than every slot's window, a step's tokens and a page of slack for each.

@@ -135,3 +135,8 @@ def test_never_over_budget(
         return
     assert plan.num_bytes <= budget
     assert 1 <= plan.max_model_len <= 8192
+
+
+def test_more_than_the_model_was_made_for_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_model_len 8193 is above the 8192 tokens"):
+        plan_kv(config(max_model_len=8193), model(None), cpu(2**34), kv_dtype_bytes=2)
