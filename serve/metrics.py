@@ -100,7 +100,7 @@ COUNTERS = {
 OWN_COUNTERS = {
     "steps": "Engine steps.",
     "compilations": "Programs compiled after the start; more than a few mean missing warm-up.",
-    "step_host_seconds": "Seconds of the engine's thread outside waiting for the device.",
+    "step_host_seconds": "CPU seconds of the engine's thread.",
 }
 
 

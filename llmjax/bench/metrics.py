@@ -84,7 +84,7 @@ class EngineWork:
 
     Args:
         steps: how many steps it took.
-        host_seconds: time of the host in them, outside the device.
+        host_seconds: CPU time of the engine thread in them.
         compilations: programs compiled.
     """
 

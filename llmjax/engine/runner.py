@@ -136,8 +136,7 @@ class Runner:
                 self._before_sampling(row, sampling[row.sequence])
         program = self.programs.pick(plan)
         packed = self._layout(program.bucket).pack(plan, tables=tables, sampling=self._settings)
-        on_device = jax.device_put(packed, self._device)
-        self._state, output = program.executable(self._weights, self._state, on_device)
+        self._state, output = program.executable(self._weights, self._state, packed)
         output.tokens.copy_to_host_async()
         return PendingStep(plan=plan, output=output)
 

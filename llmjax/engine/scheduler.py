@@ -6,6 +6,7 @@ import heapq
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.request import Sequence, Status
@@ -39,11 +40,11 @@ class StepPlan:
     admitted: list[Sequence] = field(default_factory=list)
     num_preempted: int = 0
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         return sum(row.count for row in self.rows)
 
-    @property
+    @cached_property
     def decode_only(self) -> bool:
         """One token a row, none of which scores its prompt: what the decode family can run."""
         return all(row.count == 1 and not row.scores_prompt for row in self.rows)

@@ -20,7 +20,7 @@ class StepStats:
     prefix_cache_hits: int = 0  # of those, found in the cache
     num_preempted: int = 0
     compilations: int = 0
-    host_seconds: float = 0.0  # planning, packing, dispatching, processing: everything but waiting for the device
+    host_seconds: float = 0.0  # CPU time of the engine's thread: planning, packing, dispatching, processing
     step_seconds: float = 0.0  # from one step's tokens to the next one's
     time_to_first_tokens: list[float] = field(default_factory=list)
     inter_token_latencies: list[float] = field(default_factory=list)
