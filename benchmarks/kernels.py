@@ -24,7 +24,7 @@ from kernels.attention import KVPages, RaggedBatch, make_pages, portable
 from kernels.cpu import attention as cpu_attention
 from kernels.cpu import linear as cpu_linear
 from kernels.cpu.library import Library, describe, library
-from kernels.linear import linear_by_xla
+from kernels.linear import CPU_MIN_ROWS, linear_by_padding, linear_by_xla
 
 LAYERS = 8
 PAGE_SIZE = 16
@@ -176,7 +176,8 @@ def linear_rows(native: Library | None, repeat: int, only: str) -> Iterator[Row]
             operation = f"linear {rows} rows, {size_out} x {size_in}"
             if only not in operation:
                 continue
-            ways: dict[str, Callable[..., jax.Array]] = {"XLA": linear_by_xla}
+            by_xla = linear_by_padding if rows < CPU_MIN_ROWS else linear_by_xla
+            ways: dict[str, Callable[..., jax.Array]] = {"XLA": by_xla}
             if native:
                 ways |= {f"C++ {x}": functools.partial(cpu_linear.linear, library=native, isa=x) for x in native.usable}
             x = jnp.asarray(rng.standard_normal((rows, size_in)), jnp.float32)

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from kernels.cpu import linear as cpu
-from kernels.cpu.library import Library, library
+from kernels.cpu.library import library
+from kernels.registry import Implementation, Operation
 
 CPU_MIN_ROWS = 4  # XLA's CPU dot of bfloat16 is a scalar loop for one row and a matrix product from a few rows on
 
@@ -26,38 +27,58 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     Returns:
         [T, out] in x's dtype.
     """
-    native = library() if cpu.supports(x, weight) else None
-    if native is None or len(x) > _max_kernel_rows(native, weight):
-        return linear_by_xla(x, weight, bias).astype(x.dtype)
-
-    def on_cpu(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
-        return cpu.linear(x, weight, bias, library=native)
-
-    return jax.lax.platform_dependent(x, weight, bias, cpu=on_cpu, default=linear_by_xla).astype(x.dtype)
+    out: jax.Array = LINEAR(x, weight, bias)
+    return out.astype(x.dtype)
 
 
 def linear_by_xla(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """``linear`` in XLA operations, as f32 [T, out]."""
-    rows = x.astype(weight.dtype)
-    if weight.dtype.itemsize == 2 and len(x) < CPU_MIN_ROWS:
-        out = jax.lax.platform_dependent(rows, weight, cpu=_few_rows_dot, default=_dot)
-    else:
-        out = _dot(rows, weight)
+    """``linear`` as one dot of XLA's, f32 [T, out]."""
+    # "highest" keeps f32 products in f32 on devices that would use TF32; narrower types are not affected.
+    out = jax.lax.dot_general(
+        x.astype(weight.dtype),
+        weight,
+        (((1,), (1,)), ((), ())),
+        precision="highest",
+        preferred_element_type=jnp.float32,
+    )
     return out if bias is None else out + bias.astype(jnp.float32)
 
 
-def _max_kernel_rows(native: Library, weight: jax.Array) -> int:
+def linear_by_padding(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """``linear_by_xla`` of so few rows that XLA on a CPU would fall back to a scalar loop."""
+    padded = jnp.pad(x, ((0, CPU_MIN_ROWS - len(x)), (0, 0)))
+    return linear_by_xla(padded, weight, bias)[: len(x)]
+
+
+def _padded_refuses(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> str | None:
+    if weight.dtype.itemsize == 2 and x.shape[0] < CPU_MIN_ROWS:
+        return None
+    return "only one to three rows of 16-bit weights gain"
+
+
+def _native(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
+    native = library()
+    assert native is not None
+    return cpu.linear(x, weight, bias, library=native)
+
+
+def _native_refuses(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> str | None:
+    if reason := cpu.refuses(x, weight):
+        return reason
+    native = library()
+    if native is None:
+        return "not built"
     tiled = native.best == "amx" and weight.dtype == jnp.bfloat16
-    return CPU_MAX_KERNEL_ROWS_TILED if tiled else CPU_MAX_KERNEL_ROWS
+    most = CPU_MAX_KERNEL_ROWS_TILED if tiled else CPU_MAX_KERNEL_ROWS
+    return None if x.shape[0] <= most else f"slower from {most + 1} rows on"
 
 
-def _dot(x: jax.Array, weight: jax.Array) -> jax.Array:
-    # "highest" keeps f32 products in f32 on devices that would use TF32; narrower types are not affected.
-    return jax.lax.dot_general(
-        x, weight, (((1,), (1,)), ((), ())), precision="highest", preferred_element_type=jnp.float32
-    )
-
-
-def _few_rows_dot(x: jax.Array, weight: jax.Array) -> jax.Array:
-    padded = jnp.pad(x, ((0, CPU_MIN_ROWS - x.shape[0]), (0, 0)))
-    return _dot(padded, weight)[: x.shape[0]]
+# Positional: x, weight, bias; f32 [T, out].
+LINEAR = Operation(
+    "linear",
+    (
+        Implementation("C++", _native, platform="cpu", refuses=_native_refuses),
+        Implementation("XLA, padded", linear_by_padding, platform="cpu", refuses=_padded_refuses),
+        Implementation("XLA", linear_by_xla),
+    ),
+)

@@ -6,14 +6,17 @@ may fuse the two.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
-from kernels.attention.portable import ragged_paged_attention, write_kv
+from kernels.attention import portable
 from kernels.attention.types import KVPages, RaggedBatch, make_pages
 from kernels.cpu import attention as cpu
 from kernels.cpu.library import library
+from kernels.registry import Implementation, Operation
 
-__all__ = ["KVPages", "RaggedBatch", "attend", "make_pages"]
+__all__ = ["ATTENTION", "KVPages", "RaggedBatch", "attend", "make_pages"]
 
 
 def attend(
@@ -41,23 +44,27 @@ def attend(
     Returns:
         Output [T, H, h] in q's dtype (padding tokens: undefined, finite) and the pages.
     """
-    arguments = (q, k, v, pages, batch, sinks)
+    attended: tuple[jax.Array, KVPages] = ATTENTION(
+        q, k, v, pages, batch, sinks, scale=scale, window=window, softcap=softcap
+    )
+    return attended
 
-    def portable(
-        q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, batch: RaggedBatch, sinks: jax.Array | None
-    ) -> tuple[jax.Array, KVPages]:
-        pages = write_kv(pages, k, v, batch.slots)
-        out = ragged_paged_attention(q, pages, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
-        return out, pages
 
-    if not cpu.supports(q, pages) or (native := library()) is None:
-        return portable(*arguments)
+def _native(*arguments: Any, **rules: Any) -> tuple[jax.Array, KVPages]:
+    native = library()
+    assert native is not None
+    return cpu.attend(*arguments, library=native, **rules)
 
-    def on_cpu(
-        q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, batch: RaggedBatch, sinks: jax.Array | None
-    ) -> tuple[jax.Array, KVPages]:
-        return cpu.attend(
-            q, k, v, pages, batch, library=native, scale=scale, window=window, softcap=softcap, sinks=sinks
-        )
 
-    return jax.lax.platform_dependent(*arguments, cpu=on_cpu, default=portable)
+def _native_refuses(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, *_: Any, **__: Any) -> str | None:
+    return cpu.refuses(q, pages) or (None if library() is not None else "not built")
+
+
+# Positional: q, k, v, pages, batch, sinks. Static: scale, window, softcap.
+ATTENTION = Operation(
+    "attention",
+    (
+        Implementation("C++", _native, platform="cpu", refuses=_native_refuses),
+        Implementation("XLA", portable.attend),
+    ),
+)

@@ -40,6 +40,23 @@ class _Partial:
     acc: jax.Array
 
 
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    pages: KVPages,
+    batch: RaggedBatch,
+    sinks: jax.Array | None,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> tuple[jax.Array, KVPages]:
+    """Write, then attention (contract: ``kernels.attention.attend``)."""
+    pages = write_kv(pages, k, v, batch.slots)
+    return ragged_paged_attention(q, pages, batch, scale=scale, window=window, softcap=softcap, sinks=sinks), pages
+
+
 def write_kv(pages: KVPages, k: jax.Array, v: jax.Array, slots: jax.Array) -> KVPages:
     """Stores each token's K and V ([T, K, h]) at its slot (i32 [T], ``page * page_size + offset``)."""
 

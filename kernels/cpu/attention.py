@@ -13,13 +13,15 @@ CACHE_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 MIN_HEAD_DIVISOR = 8  # what the narrowest of AVX's vectors hold; the baseline takes any multiple of 4
 
 
-def supports(q: jax.Array, pages: KVPages) -> bool:
-    """Whether the kernel takes these types and sizes."""
-    return (
-        q.dtype in (jnp.float32, jnp.bfloat16)
-        and pages.dtype.name in CACHE_TYPES
-        and q.shape[-1] % MIN_HEAD_DIVISOR == 0
-    )
+def refuses(q: jax.Array, pages: KVPages) -> str | None:
+    """Why the kernel does not take these types and sizes; None: it does."""
+    if q.dtype not in (jnp.float32, jnp.bfloat16):
+        return f"activations are {q.dtype}"
+    if pages.dtype.name not in CACHE_TYPES:
+        return f"pages are {pages.dtype.name}"
+    if q.shape[-1] % MIN_HEAD_DIVISOR:
+        return f"the head size {q.shape[-1]} is no multiple of {MIN_HEAD_DIVISOR}"
+    return None
 
 
 def attend(
@@ -28,12 +30,12 @@ def attend(
     v: jax.Array,
     pages: KVPages,
     batch: RaggedBatch,
+    sinks: jax.Array | None = None,
     *,
     library: Library,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
-    sinks: jax.Array | None = None,
     isa: str | None = None,
 ) -> tuple[jax.Array, KVPages]:
     """``kernels.attention.attend`` by the library; a page or slot out of range is an error, not a stray write.

@@ -9,9 +9,13 @@ import numpy as np
 from kernels.cpu.library import Library
 
 
-def supports(x: jax.Array, weight: jax.Array) -> bool:
-    """Whether the kernel takes these types and sizes; whether it is the fastest is another question."""
-    return weight.dtype in (jnp.bfloat16, jnp.float16) and x.shape[1] % 8 == 0
+def refuses(x: jax.Array, weight: jax.Array) -> str | None:
+    """Why the kernel does not take these types and sizes; None: it does. Whether it is the fastest is not asked."""
+    if weight.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"weights are {weight.dtype}"
+    if x.shape[1] % 8:
+        return f"{x.shape[1]} inputs are no multiple of 8"
+    return None
 
 
 def linear(

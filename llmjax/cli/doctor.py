@@ -9,12 +9,16 @@ import shutil
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from llmjax.cli.parser import Parser, add_config_flags, configs_of
 from llmjax.config import EngineConfig
+
+if TYPE_CHECKING:
+    from llmjax.platforms import Platform
 
 PACKAGES = ("llmjax", "jax", "jaxlib", "flax", "tokenizers", "numpy")
 MIN_FREE_DISK = 2 * 2**30  # a small model and its compiled programs
@@ -71,13 +75,35 @@ def examine(config: EngineConfig) -> list[Finding]:
         native = library.library() is not None or os.environ.get(library.ISA_VARIABLE) == "none"
         advice = None if native else "install a C++ compiler and run `pip install` again: CPUs are several times faster"
         findings += [Finding("cores", str(cores)), Finding("kernels", library.describe(), advice)]
-    else:
-        findings.append(Finding("kernels", "portable XLA operations"))
     return [
         *findings,
+        *_picks(chosen),
         _folder("models", Path(config.download_dir) if config.download_dir else CACHE_DIR / "models"),
         _programs(config),
     ]
+
+
+def _picks(chosen: Platform) -> list[Finding]:
+    """What the kernel registry picks for a typical model: head size 128, 4096 inputs."""
+    import jax
+    import jax.numpy as jnp
+
+    from kernels.attention import ATTENTION, make_pages
+    from kernels.linear import LINEAR
+
+    name = chosen.device.platform
+    pages = jax.eval_shape(
+        lambda: make_pages(
+            num_pages=2, page_size=32, num_kv_heads=8, head_dim=128, dtype=chosen.dtype, as_bits=chosen.is_cpu
+        )
+    )
+    heads = jax.ShapeDtypeStruct((1, 32, 128), chosen.activation_dtype)
+    weight = jax.ShapeDtypeStruct((4096, 4096), chosen.dtype)
+    findings = [Finding("attention", ATTENTION.explain(name, heads, heads, heads, pages))]
+    for rows in (1, 16, 512):
+        x = jax.ShapeDtypeStruct((rows, 4096), jnp.float32)
+        findings.append(Finding(f"products, {rows} rows", LINEAR.explain(name, x, weight, None)))
+    return findings
 
 
 def _programs(config: EngineConfig) -> Finding:

@@ -1,0 +1,73 @@
+"""Operations and their implementations: which one serves which device, types and shapes, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+
+
+def _takes_all(*arguments: Any, **options: Any) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute an operation.
+
+    Args:
+        name: for people.
+        run: called with the operation's arguments while tracing.
+        platform: the PJRT platform it is made for; None: any.
+        refuses: why it cannot, or should not, take these arguments (only shapes and types are looked at); None: it can.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    platform: str | None = None
+    refuses: Callable[..., str | None] = _takes_all
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A documented operation with its implementations, the best first; the last one takes everything everywhere."""
+
+    name: str
+    implementations: tuple[Implementation, ...]
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Runs the implementation for the platform that the program is lowered for.
+
+        Args:
+            arguments: arrays, or pytrees of them.
+            options: static settings.
+        """
+        default = self.pick(None, *arguments, **options)
+        platforms = {i.platform for i in self.implementations if i.platform is not None}
+        special = {p: self.pick(p, *arguments, **options) for p in sorted(platforms)}
+        ways = {p: partial(i.run, **options) for p, i in special.items() if i is not default}
+        run = partial(default.run, **options)
+        return jax.lax.platform_dependent(*arguments, default=run, **ways) if ways else run(*arguments)
+
+    def pick(self, platform: str | None, *arguments: Any, **options: Any) -> Implementation:
+        """The implementation for a platform (None: one of which nothing is known).
+
+        Args:
+            arguments: arrays or ``jax.ShapeDtypeStruct``s, and pytrees of them.
+        """
+        for implementation in self.implementations:
+            if implementation.platform in (None, platform) and not implementation.refuses(*arguments, **options):
+                return implementation
+        raise LookupError(f"{self.name}: no implementation takes these arguments")
+
+    def explain(self, platform: str | None, *arguments: Any, **options: Any) -> str:
+        """The pick by name, with why better ones were passed over."""
+        picked = self.pick(platform, *arguments, **options)
+        passed_over = []
+        for implementation in self.implementations[: self.implementations.index(picked)]:
+            if implementation.platform in (None, platform):
+                passed_over.append(f"{implementation.name}: {implementation.refuses(*arguments, **options)}")
+        return f"{picked.name} ({'; '.join(passed_over)})" if passed_over else picked.name
