@@ -7,39 +7,27 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
-from typing import Any
 
 from llmjax.config import EngineConfig
-from llmjax.engine.engine import Engine
 from llmjax.engine.frontend import Prompt
-from llmjax.engine.kv_cache import KVStats
 from llmjax.engine.loop import EngineLoop
 from llmjax.engine.report import ThroughputLog
 from llmjax.engine.request import EngineOutput
-from llmjax.engine.setup import set_up
-from llmjax.engine.stats import EngineTotals, RequestStats, StatLogger
+from llmjax.engine.setup import LoadedLLM
 from llmjax.errors import EngineDead, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import SamplingParams
-from llmjax.tokenizer import Tokenizer
-from models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
 LONG_TEXT = 20_000  # characters from which tokenising leaves the event loop's thread
 
 
-class AsyncLLM:
+class AsyncLLM(LoadedLLM):
     """A model that serves concurrent requests. Made by ``from_config``."""
 
     def __init__(self, config: EngineConfig) -> None:
-        setup = set_up(config)
-        self.config = config
-        self.tokenizer: Tokenizer | None = setup.tokenizer
-        self.model_name = setup.model_name
-        self.default_sampling_params: dict[str, Any] = setup.default_sampling_params
-        self.engine: Engine = setup.engine
-        self._frontend = setup.frontend
+        super().__init__(config)
         self._streams: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
@@ -54,30 +42,9 @@ class AsyncLLM:
         return cls(config)
 
     @property
-    def model_config(self) -> ModelConfig:
-        return self.engine.model.config
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest prompt and output together, in tokens."""
-        return self.engine.kv_plan.max_model_len
-
-    @property
     def num_requests(self) -> int:
         """Requests that have not ended."""
         return self._frontend.num_requests
-
-    @property
-    def stats(self) -> EngineTotals:
-        """Counts since the start."""
-        return self.engine.totals
-
-    def kv_stats(self) -> KVStats:
-        """Pages by state."""
-        return self.engine.kv_stats()
-
-    def add_stat_logger(self, stat_logger: StatLogger) -> None:
-        self.engine.loggers.append(stat_logger)
 
     def check_health(self) -> None:
         """Raises EngineDead when the engine has stopped or hangs."""
@@ -188,10 +155,6 @@ class AsyncLLM:
             if stream is not None:
                 error = errors.get(output.request_id)
                 stream.put_nowait(output if error is None else InvalidRequest(error))
-
-    def _record(self, stats: RequestStats) -> None:
-        for stat_logger in self.engine.loggers:
-            stat_logger.record_request(stats)
 
     def _engine_died(self, error: BaseException) -> None:
         """On the engine's thread: every open request ends with an error."""

@@ -11,23 +11,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from llmjax.config import DEFAULT_MODEL, EngineConfig
-from llmjax.engine.engine import Engine
 from llmjax.engine.frontend import Prompt
-from llmjax.engine.kv_cache import KVStats
 from llmjax.engine.request import EngineRequest
-from llmjax.engine.setup import set_up
-from llmjax.engine.stats import EngineTotals, StatLogger
+from llmjax.engine.setup import LoadedLLM
 from llmjax.errors import InvalidRequest
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import PARAM_NAMES, RequestOutputKind, SamplingParams
 from llmjax.settings import make_config, nearest, settings_of
 from llmjax.tokenizer import Tokenizer
-from models.config import ModelConfig
 
 Message = Mapping[str, Any]
 
 
-class LLM:
+class LLM(LoadedLLM):
     """A model that runs in this process and generates for whole lists of prompts.
 
     Args:
@@ -50,28 +46,8 @@ class LLM:
         return llm
 
     def _start(self, config: EngineConfig) -> None:
-        setup = set_up(config)
-        self.config = config
-        self.tokenizer: Tokenizer | None = setup.tokenizer
-        self.model_name = setup.model_name
-        self.default_sampling_params = setup.default_sampling_params
-        self.engine: Engine = setup.engine
-        self._frontend = setup.frontend
+        super().__init__(config)
         self._requests = 0
-
-    @property
-    def model_config(self) -> ModelConfig:
-        return self.engine.model.config
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest prompt and output together, in tokens."""
-        return self.engine.kv_plan.max_model_len
-
-    @property
-    def stats(self) -> EngineTotals:
-        """Counts since the start."""
-        return self.engine.totals
 
     def get_tokenizer(self) -> Tokenizer | None:
         return self.tokenizer
@@ -149,13 +125,6 @@ class LLM:
             prompts.append({"prompt": text, "prompt_token_ids": ids})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
-    def kv_stats(self) -> KVStats:
-        """Pages by state."""
-        return self.engine.kv_stats()
-
-    def add_stat_logger(self, logger: StatLogger) -> None:
-        self.engine.loggers.append(logger)
-
     def warm_up(self) -> None:
         """Waits until every step program is compiled."""
         self.engine.runner.warm_up()
@@ -211,8 +180,7 @@ class LLM:
                     self.engine.abort(request_id, index)
                 for stats in processed.finished:
                     generated += stats.num_generation_tokens
-                    for logger in self.engine.loggers:
-                        logger.record_request(stats)
+                    self._record(stats)
                 for output in processed.outputs:
                     done[output.request_id] = output
                     elapsed = bar.tasks[0].elapsed or 0.0

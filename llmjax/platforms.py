@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform as host
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,4 @@ def _free_host_memory() -> int:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    import os
-
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

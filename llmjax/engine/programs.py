@@ -86,10 +86,6 @@ class StepPrograms:
         """The programs compiled so far."""
         return [f.result() for f in self._futures.values() if f.done() and not f.cancelled() and f.exception() is None]
 
-    @property
-    def all_ready(self) -> bool:
-        return all(future.done() for future in self._futures.values())
-
     def wait_first(self) -> None:
         """Returns when every plan can be run; raises what the compiler raised."""
         self._futures[self._order[-1]].result()

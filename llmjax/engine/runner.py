@@ -81,8 +81,6 @@ class Runner:
         compile_threads: int = 0,
     ) -> None:
         self.model = model
-        self._kv_plan = kv_plan
-        self._max_num_seqs = max_num_seqs
         self._max_logprobs = max_logprobs
         self._device = platform.device
         config = model.config
@@ -108,10 +106,19 @@ class Runner:
         self._slots = SlotEditor(sampler)
         # Settings of each slot's request as the device takes them, and what else its slot needs.
         self._settings = np.zeros((max_num_seqs, ROW_WORDS), np.int32)
-        self._layouts: dict[Bucket, BatchLayout] = {}
+        buckets = make_buckets(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        self._layouts = {
+            bucket: BatchLayout(
+                bucket=bucket,
+                num_slots=max_num_seqs,
+                pages_per_sequence=kv_plan.pages_per_sequence,
+                num_groups=len(kv_plan.groups),
+            )
+            for bucket in buckets
+        }
         self.programs = StepPrograms(
             self._compile,
-            make_buckets(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+            buckets,
             threads=compile_threads or os.cpu_count() or 1,
         )
 
@@ -135,7 +142,7 @@ class Runner:
             if row.samples:
                 self._before_sampling(row, sampling[row.sequence])
         program = self.programs.pick(plan)
-        packed = self._layout(program.bucket).pack(plan, tables=tables, sampling=self._settings)
+        packed = self._layouts[program.bucket].pack(plan, tables=tables, sampling=self._settings)
         self._state, output = program.executable(self._weights, self._state, packed)
         output.tokens.copy_to_host_async()
         return PendingStep(plan=plan, output=output)
@@ -169,18 +176,8 @@ class Runner:
             sampler = self._slots.ban(self._state.sampler, sequence.slot, sampling, history=history)
             self._state = replace(self._state, sampler=sampler)
 
-    def _layout(self, bucket: Bucket) -> BatchLayout:
-        if bucket not in self._layouts:
-            self._layouts[bucket] = BatchLayout(
-                bucket=bucket,
-                num_slots=self._max_num_seqs,
-                pages_per_sequence=self._kv_plan.pages_per_sequence,
-                num_groups=len(self._kv_plan.groups),
-            )
-        return self._layouts[bucket]
-
     def _compile(self, bucket: Bucket) -> Executable:
-        layout = self._layout(bucket)
+        layout = self._layouts[bucket]
         run = partial(
             step,
             graph=self.model.graph,

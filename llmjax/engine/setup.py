@@ -3,57 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmjax.config import EngineConfig
 from llmjax.engine.engine import Engine
 from llmjax.engine.frontend import Frontend
+from llmjax.engine.kv_cache import KVStats
+from llmjax.engine.stats import EngineTotals, RequestStats, StatLogger
 from llmjax.tokenizer import Tokenizer, load_tokenizer
+from models.config import ModelConfig
 
 # Keys of generation_config.json that are defaults for requests, as in vLLM.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-@dataclass(frozen=True)
-class Setup:
-    """An engine and what belongs to it."""
+class LoadedLLM:
+    """A model with its tokenizer, ready to take requests: what ``LLM`` and ``AsyncLLM`` share.
 
-    engine: Engine
-    frontend: Frontend
-    tokenizer: Tokenizer | None
-    model_name: str
-    default_sampling_params: dict[str, Any]
+    Args:
+        config: everything; loads the model and starts to compile.
+    """
 
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.engine = Engine(config)
+        try:
+            self.tokenizer = _tokenizer(config, self.engine)
+        except BaseException:
+            self.engine.close()  # or its compiler threads would go on for nobody
+            raise
+        generation = self.engine.model.checkpoint.generation_config
+        eos = set(_ints(generation.get("eos_token_id"))) | set(self.model_config.eos_token_ids)
+        if self.tokenizer is not None:
+            eos |= self.tokenizer.eos_token_ids
+        self._frontend = Frontend(
+            config,
+            tokenizer=self.tokenizer,
+            vocab_size=self.model_config.vocab_size,
+            max_model_len=self.max_model_len,
+            eos_token_ids=frozenset(eos),
+        )
+        self.model_name = config.served_model_name or _model_name(config, self.engine.model.path)
+        self.default_sampling_params: dict[str, Any] = {
+            name: generation[name] for name in SAMPLING_DEFAULTS if generation.get(name) is not None
+        }
 
-def set_up(config: EngineConfig) -> Setup:
-    """Loads the model and its tokenizer and starts to compile."""
-    engine = Engine(config)
-    checkpoint = engine.model.checkpoint
-    try:
-        tokenizer = _tokenizer(config, engine)
-    except BaseException:
-        engine.close()  # or its compiler threads would go on for nobody
-        raise
-    eos = set(_ints(checkpoint.generation_config.get("eos_token_id"))) | set(engine.model.config.eos_token_ids)
-    if tokenizer is not None:
-        eos |= tokenizer.eos_token_ids
-    frontend = Frontend(
-        config,
-        tokenizer=tokenizer,
-        vocab_size=engine.model.config.vocab_size,
-        max_model_len=engine.kv_plan.max_model_len,
-        eos_token_ids=frozenset(eos),
-    )
-    generation = checkpoint.generation_config
-    return Setup(
-        engine=engine,
-        frontend=frontend,
-        tokenizer=tokenizer,
-        model_name=config.served_model_name or _model_name(config, engine.model.path),
-        default_sampling_params={k: generation[k] for k in SAMPLING_DEFAULTS if generation.get(k) is not None},
-    )
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.engine.model.config
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt and output together, in tokens."""
+        return self.engine.kv_plan.max_model_len
+
+    @property
+    def stats(self) -> EngineTotals:
+        """Counts since the start."""
+        return self.engine.totals
+
+    def kv_stats(self) -> KVStats:
+        """Pages by state."""
+        return self.engine.kv_stats()
+
+    def add_stat_logger(self, stat_logger: StatLogger) -> None:
+        self.engine.loggers.append(stat_logger)
+
+    def _record(self, stats: RequestStats) -> None:
+        for stat_logger in self.engine.loggers:
+            stat_logger.record_request(stats)
 
 
 def _tokenizer(config: EngineConfig, engine: Engine) -> Tokenizer | None:
