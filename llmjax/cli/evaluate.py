@@ -1,0 +1,174 @@
+"""``llmjax eval``: how good a model is as it is served."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
+from llmjax.config import EngineConfig
+from llmjax.errors import ConfigError
+from llmjax.settings import nearest, settings_of
+
+if TYPE_CHECKING:
+    from llmjax import LLM
+    from llmjax.evaluation.perplexity import Perplexity, Windowing
+
+
+def main(argv: list[str]) -> int:
+    """Runs an evaluation.
+
+    Raises:
+        LLMJaxError: a setting is wrong, or the run fails.
+    """
+    if not argv or argv[0] in ("--help", "-h"):
+        print("usage: llmjax eval EVALUATION [options]\n")
+        print("\n".join(f"  {name:<12} {evaluation.help}" for name, evaluation in EVALUATIONS.items()))
+        print("\nllmjax eval EVALUATION --help describes its options.")
+        return 0 if argv else 1
+    name, *rest = argv
+    if name not in EVALUATIONS:
+        raise ConfigError(f"unknown evaluation {name!r}{nearest(name, EVALUATIONS)} ({', '.join(EVALUATIONS)})")
+    return EVALUATIONS[name].run(rest)
+
+
+def perplexity(argv: list[str]) -> int:
+    """Scores a text and prints its perplexity.
+
+    Raises:
+        LLMJaxError: a setting is wrong, the model or text cannot be read, or the text is too short.
+    """
+    from llmjax.evaluation.perplexity import Windowing
+
+    parser = Parser(
+        prog="llmjax eval perplexity",
+        description="Perplexity of a text under a model as it is served: the engine's own kernels, weights and KV "
+        "cache. Only figures of the same text, windows and tokenizer can be compared.",
+    )
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    parser.add_argument("--text", metavar="FILE", help="UTF-8 text to score (required)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    windowing_settings = settings_of(Windowing)
+    add_settings(parser, windowing_settings.values(), section="windows")
+    add_config_flags(parser)
+    values = parser.parse(argv)
+    if values.text is None:
+        raise ConfigError("--text names the file to score and is required")
+    windowing = Windowing(**{name: getattr(values, name) for name in windowing_settings if hasattr(values, name)})
+    config = configs_of(values, model=values.positional_model).engine
+    if config.skip_tokenizer_init and config.tokenizer is None:
+        raise ConfigError("a text cannot be scored without a tokenizer: leave out --skip-tokenizer-init")
+    text = _read(Path(values.text))
+    from llmjax import LLM
+
+    # The step finds the top tokens of every position too, here of no use; and more requests than fill a step gain
+    # nothing.
+    requests = min(config.max_num_seqs, 1 + config.max_num_batched_tokens // windowing.context)
+    llm = LLM.from_config(config.replace(max_logprobs=1, max_num_seqs=requests, skip_tokenizer_init=False))
+    try:
+        _report(llm, text, windowing, values)
+    finally:
+        llm.close()
+    return 0
+
+
+def _report(llm: LLM, text: str, windowing: Windowing, values: argparse.Namespace) -> None:
+    from llmjax.evaluation.perplexity import text_tokens
+
+    assert llm.tokenizer is not None
+    token_ids, bos = text_tokens(llm.tokenizer, text)
+    started = time.perf_counter()
+    result = _score(llm, token_ids, bos, windowing)
+    seconds = time.perf_counter() - started
+    fields = {
+        "model": llm.model_name,
+        "text": values.text,
+        "text_tokens": min(len(token_ids), windowing.max_tokens or len(token_ids)),
+        "bos": bos,
+        **asdict(windowing),
+        "convention": windowing.describe(),
+        "perplexity": result.value,
+        "standard_error": result.standard_error,
+        "mean_nll": result.mean_nll,
+        "scored_tokens": result.num_tokens,
+        "windows": result.num_windows,
+        "dtype": str(llm.engine.platform.dtype),
+        "kv_cache_dtype": llm.config.kv_cache_dtype,
+        "weight_bytes": llm.engine.model.num_bytes,
+        "seconds": round(seconds, 3),
+    }
+    if values.json:
+        print(json.dumps(fields, indent=2, ensure_ascii=False))
+    else:
+        _print(fields)
+
+
+def _score(llm: LLM, token_ids: list[int], bos: int | None, windowing: Windowing) -> Perplexity:
+    from llmjax.evaluation.perplexity import Perplexity, score_windows
+
+    windows = windowing.cut(token_ids, bos=bos)
+    result = Perplexity()
+    columns = (
+        TextColumn("Scoring"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[so_far]}"),
+    )
+    console = Console(stderr=True)  # standard output is the report
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("", total=len(windows), so_far="")
+        for logprobs in score_windows(llm.engine, windows):
+            result.add(logprobs)
+            bar.update(task, advance=1, so_far=f"perplexity {result.value:.4f}")
+    return result
+
+
+def _print(fields: Mapping[str, Any]) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("model", f"{fields['model']}, {fields['dtype']}, KV cache {fields['kv_cache_dtype']}")
+    begin = "each begins with BOS" if fields["stride"] is None else "the text begins with BOS"
+    table.add_row("windows", fields["convention"] + (f", {begin}" if fields["bos"] is not None else ", no BOS"))
+    table.add_row("text", f"{fields['text']}: {fields['text_tokens']:,} tokens")
+    table.add_row("scored", f"{fields['scored_tokens']:,} tokens in {fields['windows']:,} windows")
+    table.add_row("weights", f"{fields['weight_bytes'] / 2**20:.1f} MiB in memory")
+    table.add_row("seconds", f"{fields['seconds']:.1f}")
+    table.add_row("perplexity", f"{fields['perplexity']:.4f} ± {fields['standard_error']:.4f}")
+    # Wide enough for a file: lines are not cut where no terminal says how long they may be.
+    Console(width=None if sys.stdout.isatty() else 200).print(table, highlight=False, markup=False)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--text {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--text {path}: no UTF-8 text ({error.reason} at byte {error.start})") from None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation: the function that runs it, and its line of help."""
+
+    run: Callable[[list[str]], int]
+    help: str
+
+
+EVALUATIONS = MappingProxyType(
+    {"perplexity": Evaluation(perplexity, "how well the model predicts a text, to compare weights and KV types")}
+)
