@@ -24,7 +24,7 @@ from kernels.attention import KVPages, RaggedBatch, make_pages, portable
 from kernels.cpu import attention as cpu_attention
 from kernels.cpu import linear as cpu_linear
 from kernels.cpu.library import Library, describe, library
-from kernels.linear import CPU_MIN_ROWS, linear_by_padding, linear_by_xla
+from kernels.dense_linear import CPU_MIN_ROWS, linear_by_padding, linear_by_xla
 
 LAYERS = 8
 PAGE_SIZE = 16

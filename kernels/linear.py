@@ -1,84 +1,40 @@
-"""``linear``: the one function through which every weight matrix is applied; it dispatches on the weight's type."""
+"""The two ways in which models use weight matrices, plain or quantised."""
 
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
-from kernels.cpu import linear as cpu
-from kernels.cpu.library import library
-from kernels.registry import Implementation, Operation
-
-CPU_MIN_ROWS = 4  # XLA's CPU dot of bfloat16 is a scalar loop for one row and a matrix product from a few rows on
-
-# Up to this many rows the C++ kernel beats XLA's dot (benchmarks/kernels.py prints both).
-CPU_MAX_KERNEL_ROWS = 4
-CPU_MAX_KERNEL_ROWS_TILED = 16  # with AMX
+from kernels.dense_linear import LINEAR
+from kernels.qtensor import QTensor
+from kernels.quantized_linear import QUANTIZED_LINEAR
 
 
-def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+def linear(x: jax.Array, weight: jax.Array | QTensor, bias: jax.Array | None = None) -> jax.Array:
     """``x @ weight.T + bias`` with f32 accumulation.
 
     Args:
         x: [T, in]; rounded to the weight's dtype, or less than that.
-        weight: [out, in], the layout of Hugging Face checkpoints and of XLA's fast CPU dots.
+        weight: [out, in].
         bias: [out] or None.
 
     Returns:
         [T, out] in x's dtype.
     """
-    out: jax.Array = LINEAR(x, weight, bias)
+    operation = QUANTIZED_LINEAR if isinstance(weight, QTensor) else LINEAR
+    out: jax.Array = operation(x, weight, bias)
     return out.astype(x.dtype)
 
 
-def linear_by_xla(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """``linear`` as one dot of XLA's, f32 [T, out]."""
-    # "highest" keeps f32 products in f32 on devices that would use TF32; narrower types are not affected.
-    out = jax.lax.dot_general(
-        x.astype(weight.dtype),
-        weight,
-        (((1,), (1,)), ((), ())),
-        precision="highest",
-        preferred_element_type=jnp.float32,
-    )
-    return out if bias is None else out + bias.astype(jnp.float32)
+def take_rows(weight: jax.Array | QTensor, rows: jax.Array) -> jax.Array:
+    """Rows of a matrix, as embeddings are looked up.
 
+    Args:
+        weight: [V, D].
+        rows: i32 [T]; numbers outside the matrix (padding) read some row.
 
-def linear_by_padding(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """``linear_by_xla`` of so few rows that XLA on a CPU would fall back to a scalar loop."""
-    padded = jnp.pad(x, ((0, CPU_MIN_ROWS - len(x)), (0, 0)))
-    return linear_by_xla(padded, weight, bias)[: len(x)]
-
-
-def _padded_refuses(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> str | None:
-    if weight.dtype.itemsize == 2 and x.shape[0] < CPU_MIN_ROWS:
-        return None
-    return "only one to three rows of 16-bit weights gain"
-
-
-def _native(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
-    native = library()
-    assert native is not None
-    return cpu.linear(x, weight, bias, library=native)
-
-
-def _native_refuses(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> str | None:
-    if reason := cpu.refuses(x, weight):
-        return reason
-    native = library()
-    if native is None:
-        return "not built"
-    tiled = native.best == "amx" and weight.dtype == jnp.bfloat16
-    most = CPU_MAX_KERNEL_ROWS_TILED if tiled else CPU_MAX_KERNEL_ROWS
-    return None if x.shape[0] <= most else f"slower from {most + 1} rows on"
-
-
-# Positional: x, weight, bias; f32 [T, out].
-LINEAR = Operation(
-    "linear",
-    (
-        Implementation("C++", _native, platform="cpu", refuses=_native_refuses),
-        Implementation("XLA, padded", linear_by_padding, platform="cpu", refuses=_padded_refuses),
-        Implementation("XLA", linear_by_xla),
-    ),
-)
+    Returns:
+        [T, D] in the weight's dtype.
+    """
+    if isinstance(weight, QTensor):
+        return weight.take(rows).astype(weight.dtype)
+    return weight.at[rows].get(mode="clip", wrap_negative_indices=False)

@@ -105,6 +105,12 @@ class EngineConfig:
         aliases=("--kvcache-dtype",),
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    activations: str = setting(
+        "auto",
+        "what products with quantised weights may round activations to: int8 with a scale for each group, or float for "
+        "exactness; auto: int8 on CPUs",
+        choices=("auto", "float", "int8"),
+    )
     seed: int = setting(0, "seed of requests that bring none")
 
     max_model_len: int | None = setting(

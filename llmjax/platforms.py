@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from kernels.qtensor import CPU_TILE
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
 
@@ -30,6 +31,16 @@ class Platform:
     @property
     def is_cpu(self) -> bool:
         return self.device.platform == "cpu"
+
+    @property
+    def weight_tile(self) -> int:
+        """Rows of quantised matrices to interleave, as the device's kernels read them."""
+        return CPU_TILE if self.is_cpu else 1
+
+    @property
+    def quantized_activations(self) -> str:
+        """What products with quantised matrices round activations to unless the configuration says (`QTensor`)."""
+        return "int8" if self.is_cpu else "float"
 
     def free_memory(self) -> int:
         """Bytes that are free on the device (on a CPU: in the machine)."""

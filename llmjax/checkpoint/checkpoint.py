@@ -16,6 +16,7 @@ from llmjax.checkpoint.gguf_model import hf_config, hf_generation_config, hf_ten
 from llmjax.checkpoint.quantization import plain_tensors
 from llmjax.checkpoint.safetensors import SafetensorsTensor, open_safetensors
 from llmjax.errors import CheckpointError
+from llmjax.quantization.packing import RowSource
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -41,6 +42,13 @@ class StoredTensor(Protocol):
     @property
     def type_name(self) -> str:
         """Type in the file: ``BF16``, ``Q4_K`` …"""
+
+    def row_source(self) -> RowSource | None:
+        """Its codes and scales, where it is a quantised matrix that can stay one; None: `read` it.
+
+        Raises:
+            CheckpointError: as `read`.
+        """
 
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The values [shape] as `dtype`: float32, float16 or bfloat16; maybe a read-only view of the file.

@@ -19,6 +19,7 @@ from llmjax.checkpoint.gguf import GGUFFile, GGUFTensor
 from llmjax.checkpoint.gguf_keys import ArchitectureKeys
 from llmjax.checkpoint.gguf_rope import ROPE_TENSORS, rope_config
 from llmjax.errors import CheckpointError
+from llmjax.quantization.packing import RowSource
 
 GLOBAL_TENSORS = MappingProxyType(
     {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
@@ -109,6 +110,10 @@ class ConvertedTensor:
     @property
     def type_name(self) -> str:
         return self.source.type_name
+
+    def row_source(self) -> RowSource | None:
+        """Codes and scales of a quantised matrix."""
+        return None
 
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The original values; see `GGUFTensor.read`."""

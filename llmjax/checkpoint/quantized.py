@@ -15,6 +15,7 @@ import numpy as np
 
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.errors import CheckpointError
+from llmjax.quantization.packing import RowSource
 
 TILE = 1 << 17  # weights dequantised at a time: they and their temporaries stay in the cache
 
@@ -94,6 +95,10 @@ class QuantizedTensor:
     def shape(self) -> tuple[int, ...]:
         rows, columns = self.planes.shape
         return (self.experts, columns, rows // self.experts) if self.experts else (rows, columns)
+
+    def row_source(self) -> RowSource | None:
+        """Codes and scales of a quantised matrix."""
+        return None
 
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The weights, computed in f32 and rounded to nearest even if `dtype` is narrower.

@@ -70,6 +70,9 @@ class SafetensorsTensor:
     def nbytes(self) -> int:
         return self.stored.nbytes
 
+    def row_source(self) -> None:
+        """Plain numbers have none."""
+
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The values as `dtype`, rounded to nearest even; of the stored type: the mapped view itself, not writable.
 

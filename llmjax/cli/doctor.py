@@ -89,7 +89,7 @@ def _picks(chosen: Platform) -> list[Finding]:
     import jax.numpy as jnp
 
     from kernels.attention import ATTENTION, make_pages
-    from kernels.linear import LINEAR
+    from kernels.dense_linear import LINEAR
 
     name = chosen.device.platform
     pages = jax.eval_shape(

@@ -15,11 +15,13 @@ from rich.console import Console
 from rich.progress import track
 
 import models
+from kernels.qtensor import QTensor
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.resolve import resolve
 from llmjax.config import EngineConfig
 from llmjax.errors import CheckpointError
 from llmjax.platforms import Platform
+from llmjax.quantization.packing import put
 from models.config import ModelConfig
 from models.errors import UnsupportedModel
 
@@ -35,7 +37,7 @@ class LoadedModel:
 
     config: ModelConfig
     graph: Any  # the model's graph definition
-    params: dict[str, jax.Array]  # by Hugging Face name
+    params: dict[str, jax.Array | QTensor]  # by Hugging Face name
     checkpoint: Checkpoint
     path: Path
     load_seconds: float
@@ -72,14 +74,25 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
         model_config, dtype=platform.dtype, activation_dtype=platform.activation_dtype
     )
     _check_tensors(checkpoint, shapes)
-    params = {}
+    activations = platform.quantized_activations if config.activations == "auto" else config.activations
+    params: dict[str, jax.Array | QTensor] = {}
     # Standard output belongs to generated text.
     console = Console(stderr=True)
     progress = track(
         shapes.items(), "Loading weights", console=console, transient=True, disable=not console.is_terminal
     )
     for name, shape in progress:
-        params[name] = jax.device_put(checkpoint.tensors[name].read(np.dtype(shape.dtype)), platform.device)
+        source = checkpoint.tensors[name].row_source() if len(shape.shape) > 1 else None
+        if source is None:
+            params[name] = jax.device_put(checkpoint.tensors[name].read(np.dtype(shape.dtype)), platform.device)
+        else:
+            params[name] = put(
+                source,
+                tile=platform.weight_tile,
+                dtype=shape.dtype,
+                activations=activations,
+                device=platform.device,
+            )
     jax.block_until_ready(params)
     seconds = time.monotonic() - started
     return LoadedModel(

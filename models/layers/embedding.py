@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from kernels.linear import take_rows
+
 
 class Embedding(nnx.Module):
     """Rows of the vocabulary matrix [V, D], cast to the activations' dtype and scaled.
@@ -23,6 +25,5 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """i32 [T] to [T, D]; ids outside the vocabulary (padding) read some row."""
-        rows = self.weight.get_value().at[tokens].get(mode="clip", wrap_negative_indices=False)
-        rows = rows.astype(self.activation_dtype)
+        rows = take_rows(self.weight.get_value(), tokens).astype(self.activation_dtype)
         return rows if self.scale == 1 else rows * jnp.asarray(self.scale, self.activation_dtype)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kernels.linear import LINEAR
+from kernels.dense_linear import LINEAR
 from kernels.registry import Implementation, Operation
 
 

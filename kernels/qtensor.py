@@ -1,0 +1,300 @@
+"""Quantised matrices: small integer codes and their scales, packed row by row into 32-bit words.
+
+A row is one record of words, whatever the file format it came from: its codes first, 32 columns in ``bits`` words, then
+its scales. So a new file format is a way to fill records, and a kernel is written once for all of them.
+
+    weight[o, i] = scale * (number(code) - zero) - minimum
+
+with scale, zero and minimum of the group of columns that i is in. `QTensor.dequantize` is the specification.
+
+Codes of 32 columns: widths 1, 2, 4 and 8 add up to any number of bits (six are four and two), and each such plane of
+width w takes w words. In word q of a plane, bits ``8 * b + w * s`` to ``+ w`` belong to column ``4 * (s * w + q) + b``:
+masking a word leaves the codes of four consecutive columns in its bytes, which is what integer dot products take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+CHUNK = 32  # columns whose codes fill whole words
+CPU_TILE = 16  # rows that the C++ kernels multiply side by side
+
+PLANES: Mapping[int, tuple[int, ...]] = MappingProxyType(
+    {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
+)
+"""Widths of the planes that codes of so many bits are split into, low bits first."""
+
+NUMBER_BITS: Mapping[str, int] = MappingProxyType(
+    {"f32": 32, "f16": 16, "bf16": 16, "i16": 16, "u8": 8, "i8": 8, "e4m3": 8, "e8m0": 8}
+)
+"""Types of scales, minima and zero points; e8m0 is a power of two by its biased exponent, as in OCP MX."""
+
+FLOAT8 = MappingProxyType({"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2})
+
+
+@dataclass(frozen=True)
+class Codes:
+    """What the codes of a matrix stand for.
+
+    Attributes:
+        bits: of a code, a key of PLANES.
+        kind: ``uint``; ``int`` (two's complement, 8 bits); ``e4m3`` or ``e5m2`` (8-bit floats).
+        levels: the number that each code stands for, of up to 4 bits; empty: the code itself.
+    """
+
+    bits: int
+    kind: str = "uint"
+    levels: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.bits not in PLANES:
+            raise ValueError(
+                f"codes of {self.bits} bits are not supported; supported are {', '.join(map(str, PLANES))}"
+            )
+        if self.kind not in ("uint", "int", *FLOAT8) or (self.kind != "uint") != (self.bits == 8):
+            raise ValueError(f"codes of {self.bits} bits cannot be {self.kind!r}")
+        if self.levels and (self.bits > 4 or len(self.levels) > 1 << self.bits):
+            raise ValueError(f"{len(self.levels)} levels for codes of {self.bits} bits; at most 4 bits have levels")
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """How the record of a row is laid out: codes, scales, zeros, minima, super scales, super minima, in this order.
+
+    Attributes:
+        size_in: columns.
+        codes: what the codes are.
+        group_size: consecutive columns that share a scale, a multiple of 16; the last group may be shorter.
+        scale: number type of a group's scale.
+        zero: subtracted from every number, or the number type of each group's own.
+        minimum: number type of a group's minimum; empty: none.
+        super_size: columns that share a super scale, a multiple of the group size; scales are multiples of it and
+            minima of the super minimum. 0: no such level.
+        super_scale: number type of super scales and super minima.
+    """
+
+    size_in: int
+    codes: Codes
+    group_size: int
+    scale: str
+    zero: int | str = 0
+    minimum: str = ""
+    super_size: int = 0
+    super_scale: str = "f16"
+
+    def __post_init__(self) -> None:
+        if self.size_in < 1:
+            raise ValueError(f"rows of {self.size_in} columns")
+        if self.group_size < 16 or self.group_size % 16:
+            raise ValueError(f"groups of {self.group_size} columns; they must be multiples of 16")
+        if self.super_size % self.group_size:
+            raise ValueError(f"groups of {self.group_size} columns do not divide super groups of {self.super_size}")
+        for name in (self.scale, self.minimum or "f32", self.super_scale, self.zero):
+            if isinstance(name, str) and name not in NUMBER_BITS:
+                raise ValueError(f"number type {name!r} is unknown; known are {', '.join(NUMBER_BITS)}")
+
+    @property
+    def num_chunks(self) -> int:
+        return -(-self.size_in // CHUNK)
+
+    @property
+    def num_groups(self) -> int:
+        return -(-self.size_in // self.group_size)
+
+    @property
+    def num_supers(self) -> int:
+        return -(-self.size_in // self.super_size) if self.super_size else 0
+
+    @cached_property
+    def fields(self) -> Mapping[str, Field]:
+        """Runs of numbers behind the codes, by name."""
+        counts = [("scales", self.scale, self.num_groups)]
+        if isinstance(self.zero, str):
+            counts.append(("zeros", self.zero, self.num_groups))
+        if self.minimum:
+            counts.append(("minima", self.minimum, self.num_groups))
+        if self.super_size:
+            counts.append(("super_scales", self.super_scale, self.num_supers))
+            if self.minimum:
+                counts.append(("super_minima", self.super_scale, self.num_supers))
+        fields, start = {}, self.num_chunks * self.codes.bits
+        for name, number, count in counts:
+            fields[name] = Field(number, count, start)
+            start += fields[name].num_words
+        return MappingProxyType(fields)
+
+    @property
+    def num_words(self) -> int:
+        """Words of a record."""
+        last = list(self.fields.values())[-1]
+        return last.start + last.num_words
+
+    @property
+    def bits_per_weight(self) -> float:
+        return self.num_words * 32 / self.size_in
+
+
+@dataclass(frozen=True)
+class Field:
+    """A run of numbers in a record, the first in the low bits of its word."""
+
+    number: str  # a key of NUMBER_BITS
+    count: int
+    start: int  # word
+
+    @property
+    def num_words(self) -> int:
+        return -(-self.count * NUMBER_BITS[self.number] // 32)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class QTensor:
+    """A quantised matrix [out, in], or a stack of them.
+
+    Attributes:
+        words: u32 [..., tiles, words of a record, tile]. Rows are dealt out in tiles whose words lie side by side: a
+            vector of words holds the same columns of consecutive rows. The last tile is filled up with rows of zeros.
+        columns: i32 [in], the logical column of each stored one; None: the same.
+        format: of a row.
+        size_out: rows.
+        dtype: float type that products take dequantised weights in.
+        activations: ``float``, or ``int8`` where kernels may round x to int8 with a scale for each group of columns.
+    """
+
+    words: jax.Array
+    columns: jax.Array | None
+    format: RowFormat = field(metadata={"static": True})
+    size_out: int = field(metadata={"static": True})
+    dtype: jnp.dtype = field(metadata={"static": True})
+    activations: str = field(default="float", metadata={"static": True})
+
+    @property
+    def tile(self) -> int:
+        return self.words.shape[-1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.words.shape[:-3], self.size_out, self.format.size_in)
+
+    @property
+    def nbytes(self) -> int:
+        return self.words.nbytes + (0 if self.columns is None else self.columns.nbytes)
+
+    def dequantize(self) -> jax.Array:
+        """The weights, f32 [..., out, in]."""
+        records = jnp.swapaxes(self.words, -1, -2)  # [..., tiles, tile, words]
+        records = records.reshape(*records.shape[:-3], -1, records.shape[-1])[..., : self.size_out, :]
+        return self._decode(records)
+
+    def take(self, rows: jax.Array) -> jax.Array:
+        """Some rows of a single matrix, f32 [n, in].
+
+        Args:
+            rows: i32 [n]; rows outside the matrix read some row.
+        """
+        rows = jnp.clip(rows, 0, self.size_out - 1)
+        return self._decode(self.words[rows // self.tile, :, rows % self.tile])
+
+    def _decode(self, records: jax.Array) -> jax.Array:
+        weights = decode(records, self.format)
+        if self.columns is None:
+            return weights
+        return jnp.zeros_like(weights).at[..., self.columns].set(weights, unique_indices=True)
+
+
+def decode(records: jax.Array, form: RowFormat) -> jax.Array:
+    """Dequantises records: u32 [..., words] to f32 [..., in] in the order of the stored columns."""
+    numbers = _numbers(records, form)
+    scale, zero, minimum = group_scales(records, form)
+    grouped = _in_groups(numbers, form.group_size)
+    if zero is not None:
+        grouped = grouped - zero[..., None]
+    elif form.zero:
+        grouped = grouped - jnp.float32(form.zero)
+    grouped = grouped * scale[..., None]
+    if minimum is not None:
+        grouped = grouped - minimum[..., None]
+    return grouped.reshape(*grouped.shape[:-2], -1)[..., : form.size_in]
+
+
+def group_scales(records: jax.Array, form: RowFormat) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+    """Scale, zero point and minimum of each group, f32 [..., groups]; None: not in the record."""
+    found = {name: _read_field(records, entry) for name, entry in form.fields.items()}
+
+    def whole(name: str) -> jax.Array | None:
+        value, above = found.get(name), found.get(f"super_{name}")
+        if value is None or above is None:
+            return value
+        by_super = _in_groups(value, form.super_size // form.group_size) * above[..., None]
+        return by_super.reshape(*by_super.shape[:-2], -1)[..., : form.num_groups]
+
+    scale = whole("scales")
+    assert scale is not None
+    return scale, found.get("zeros"), whole("minima")
+
+
+def _in_groups(values: jax.Array, size: int) -> jax.Array:
+    """[..., n] to [..., groups, size], the last group filled up with zeros."""
+    missing = -values.shape[-1] % size
+    padded = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, missing)]) if missing else values
+    return padded.reshape(*values.shape[:-1], -1, size)
+
+
+def _numbers(records: jax.Array, form: RowFormat) -> jax.Array:
+    """What the codes stand for, f32 [..., in]."""
+    bits, kind = form.codes.bits, form.codes.kind
+    words = records[..., : form.num_chunks * bits].reshape(*records.shape[:-1], form.num_chunks, bits)
+    codes, low = jnp.zeros((*words.shape[:-1], CHUNK), jnp.uint32), 0
+    for width in PLANES[bits]:
+        pieces, columns = np.ogrid[: 8 // width, :4]
+        shifts = (width * pieces + 8 * columns).astype(np.uint32)[:, None]  # [pieces, 1, bytes]
+        plane = words[..., None, low : low + width, None] >> shifts & ((1 << width) - 1)
+        codes = codes | plane.reshape(codes.shape) << low
+        low += width
+    codes = codes.reshape(*records.shape[:-1], -1)[..., : form.size_in]
+    if kind in FLOAT8:
+        return jax.lax.bitcast_convert_type(codes.astype(jnp.uint8), FLOAT8[kind]).astype(jnp.float32)
+    if kind == "int":
+        return (codes.astype(jnp.int32) << 24 >> 24).astype(jnp.float32)
+    return _levels(codes, form.codes.levels) if form.codes.levels else codes.astype(jnp.int32).astype(jnp.float32)
+
+
+def _levels(codes: jax.Array, levels: tuple[float, ...]) -> jax.Array:
+    """A table of up to 16 entries as a tree of selections: gathers are slow wherever vectors are short."""
+    found = [jnp.float32(level) for level in levels]
+    bit = 0
+    while len(found) > 1:
+        odd = (codes >> bit & 1).astype(bool)
+        found.append(found[-1])  # the last of an odd number meets itself
+        found = [jnp.where(odd, found[i + 1], found[i]) for i in range(0, len(found) - 1, 2)]
+        bit += 1
+    return found[0]
+
+
+def _read_field(records: jax.Array, entry: Field) -> jax.Array:
+    words = records[..., entry.start : entry.start + entry.num_words]
+    width = NUMBER_BITS[entry.number]
+    if width == 32:
+        return jax.lax.bitcast_convert_type(words, jnp.float32)
+    shifts = jnp.arange(0, 32, width, dtype=jnp.uint32)
+    values = (words[..., None] >> shifts & ((1 << width) - 1)).reshape(*words.shape[:-1], -1)[..., : entry.count]
+    match entry.number:
+        case "f16":
+            return jax.lax.bitcast_convert_type(values.astype(jnp.uint16), jnp.float16).astype(jnp.float32)
+        case "bf16":
+            return jax.lax.bitcast_convert_type(values << 16, jnp.float32)
+        case "e8m0":  # exponent 0 stands for 2^-127, which is subnormal
+            return jax.lax.bitcast_convert_type(jnp.where(values == 0, 1 << 22, values << 23), jnp.float32)
+        case "e4m3":
+            return jax.lax.bitcast_convert_type(values.astype(jnp.uint8), jnp.float8_e4m3fn).astype(jnp.float32)
+        case "i8" | "i16":
+            return (values.astype(jnp.int32) << 32 - width >> 32 - width).astype(jnp.float32)
+    return values.astype(jnp.int32).astype(jnp.float32)

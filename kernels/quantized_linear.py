@@ -1,0 +1,49 @@
+"""Products with quantised matrices."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from kernels.dense_linear import LINEAR
+from kernels.qtensor import QTensor, decode
+from kernels.registry import Implementation, Operation
+
+BLOCK = 1 << 22  # weights that the portable product dequantises at a time
+
+
+def linear_by_dequantizing(x: jax.Array, weight: QTensor, bias: jax.Array | None = None) -> jax.Array:
+    """``x @ weight.T + bias``, f32 [T, out], a block of rows at a time: memory stays bounded whatever the matrix.
+
+    Args:
+        x: [T, in].
+        weight: a single matrix [out, in]; its products are those of its dequantised rows in its dtype.
+        bias: [out] or None.
+    """
+    form = weight.format
+    if weight.columns is not None:
+        x = x[:, weight.columns]
+    tiles, num_words, tile = weight.words.shape
+    step = min(tiles, max(1, BLOCK // (tile * form.size_in)))
+
+    def block(first: jax.Array | int) -> jax.Array:
+        words = jax.lax.dynamic_slice_in_dim(weight.words, first, step)
+        records = jnp.swapaxes(words, 1, 2).reshape(step * tile, num_words)
+        out: jax.Array = LINEAR(x, decode(records, form).astype(weight.dtype), None)
+        return out
+
+    if step == tiles:
+        out = block(0)
+    else:
+        # The last block overlaps the one before it.
+        def put(i: jax.Array, out: jax.Array) -> jax.Array:
+            first = jnp.minimum(i * step, tiles - step)
+            return jax.lax.dynamic_update_slice_in_dim(out, block(first), first * tile, axis=1)
+
+        out = jax.lax.fori_loop(0, -(-tiles // step), put, jnp.zeros((len(x), tiles * tile), jnp.float32))
+    out = out[:, : weight.size_out]
+    return out if bias is None else out + bias.astype(jnp.float32)
+
+
+# Positional: x, weight, bias; f32 [T, out].
+QUANTIZED_LINEAR = Operation("quantised linear", (Implementation("XLA, dequantising", linear_by_dequantizing),))

@@ -1,0 +1,127 @@
+"""Rows of a quantised matrix as plain NumPy arrays: what every file format and every quantiser gives, and what is
+packed into the records of a `QTensor`. What weights they stand for is said once, in `QuantizedRows.dequantize`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import ml_dtypes
+import numpy as np
+
+from kernels.qtensor import CHUNK, PLANES, RowFormat
+
+NUMBER_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
+    {
+        "f32": np.dtype("<f4"),
+        "f16": np.dtype("<f2"),
+        "bf16": np.dtype(ml_dtypes.bfloat16),
+        "i16": np.dtype("<i2"),
+        "u8": np.dtype("u1"),
+        "i8": np.dtype("i1"),
+        "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+        "e8m0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    }
+)
+"""By number type of a `RowFormat`."""
+
+CODE_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
+    {
+        "uint": np.dtype("u1"),
+        "int": np.dtype("i1"),
+        "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+        "e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    }
+)
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedRows:
+    """Rows of a matrix: weight = scale * (number(code) - zero) - minimum, as `kernels.qtensor` has it.
+
+    Every array has the dtype that the format says (NUMBER_DTYPES, CODE_DTYPES); what it does not ask for is None.
+
+    Attributes:
+        format: of each row.
+        codes: [n, in].
+        scales: [n, groups].
+        zeros: [n, groups].
+        minima: [n, groups].
+        super_scales, super_minima: [n, super groups].
+    """
+
+    format: RowFormat
+    codes: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray | None = None
+    minima: np.ndarray | None = None
+    super_scales: np.ndarray | None = None
+    super_minima: np.ndarray | None = None
+
+    def dequantize(self, out: np.ndarray) -> None:
+        """Fills f32 [n, in]; every step is one rounded f32 operation."""
+        form = self.format
+        levels = form.codes.levels
+        out[...] = np.array(levels, np.float32).take(self.codes) if levels else self.codes
+        if self.zeros is not None:
+            self._by_group(np.subtract, out, self.zeros.astype(np.float32))
+        elif form.zero:
+            out -= np.float32(form.zero)
+        self._by_group(np.multiply, out, self._scaled(self.scales, self.super_scales))
+        if self.minima is not None:
+            self._by_group(np.subtract, out, self._scaled(self.minima, self.super_minima))
+
+    def write(self, records: np.ndarray) -> None:
+        """Fills the records of the rows.
+
+        Args:
+            records: u32 [n, words of a record].
+        """
+        form = self.format
+        bits, chunks = form.codes.bits, form.num_chunks
+        self._write_codes(records[:, : chunks * bits].reshape(len(records), chunks, bits))
+        for name, entry in form.fields.items():
+            dtype = NUMBER_DTYPES[entry.number]
+            padded = np.zeros((len(records), entry.num_words * 4 // dtype.itemsize), dtype)
+            padded[:, : entry.count] = getattr(self, name)
+            records[:, entry.start : entry.start + entry.num_words] = padded.view("<u4")
+
+    def _write_codes(self, words: np.ndarray) -> None:
+        """Fills u32 [n, chunks, bits]."""
+        rows, chunks, bits = words.shape
+        codes = np.ascontiguousarray(self.codes).view(np.uint8)
+        if missing := chunks * CHUNK - codes.shape[1]:
+            codes = np.pad(codes, ((0, 0), (0, missing)))
+        low = 0
+        for width in PLANES[bits]:
+            # Columns in the order pieces of a byte, words, bytes of a word.
+            parts = codes.reshape(rows, chunks, 8 // width, width * 4)
+            plane = np.zeros((rows, chunks, width * 4), np.uint8)
+            for piece in range(8 // width):
+                part = parts[:, :, piece]
+                if low or bits > low + width:
+                    part = (part >> low) & ((1 << width) - 1)
+                plane |= part << (width * piece) if piece else part
+            words[:, :, low : low + width] = plane.view("<u4")
+            low += width
+
+    def _scaled(self, values: np.ndarray, above: np.ndarray | None) -> np.ndarray:
+        values = values.astype(np.float32)
+        if above is None:
+            return values
+        return values * _spread(above.astype(np.float32), self.format.super_size // self.format.group_size, values)
+
+    def _by_group(self, operation: np.ufunc, out: np.ndarray, values: np.ndarray) -> None:
+        size = self.format.group_size
+        if out.shape[1] % size == 0:
+            grouped = out.reshape(len(out), -1, size)
+            operation(grouped, values[:, :, None], out=grouped)
+        else:
+            operation(out, _spread(values, size, out), out=out)
+
+
+def _spread(values: np.ndarray, size: int, like: np.ndarray) -> np.ndarray:
+    """Each value `size` times, as many as `like` has columns."""
+    return values.repeat(size, axis=1)[:, : like.shape[1]]
