@@ -98,9 +98,9 @@ class QuantizedRows:
         for width in PLANES[bits]:
             # Columns in the order pieces of a byte, words, bytes of a word.
             parts = codes.reshape(rows, chunks, 8 // width, width * 4)
-            plane = np.zeros((rows, chunks, width * 4), np.uint8)
+            plane: np.ndarray = np.zeros((rows, chunks, width * 4), np.uint8)
             for piece in range(8 // width):
-                part = parts[:, :, piece]
+                part: np.ndarray = parts[:, :, piece]
                 if low or bits > low + width:
                     part = (part >> low) & ((1 << width) - 1)
                 plane |= part << (width * piece) if piece else part
