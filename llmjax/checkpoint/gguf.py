@@ -48,6 +48,11 @@ NUMBERS: Mapping[int, np.dtype] = MappingProxyType(
 SPLIT_NAME = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 
+def part_name(stem: str, index: int, count: int) -> str:
+    """The name of a split file's part; ``index`` counts from 0."""
+    return f"{stem}-{index + 1:05}-of-{count:05}.gguf"
+
+
 @dataclass(frozen=True, eq=False)
 class GGUFTensor:
     """A tensor where it lies in the file.
@@ -153,7 +158,9 @@ def _join_parts(file: GGUFFile, count: object) -> GGUFFile:
         )
     parts = []
     for index in range(int(name["count"])):
-        path = file.path.with_name(f"{name['stem']}-{index + 1:05}-of-{name['count']}.gguf")
+        path = file.path.with_name(part_name(name["stem"], index, int(name["count"])))
+        if not path.exists():
+            raise CheckpointError(f"{path}: is missing; {file.path.name} is one of {count} parts")
         part = _open_part(path)
         if part.metadata.get("split.no") != index or part.metadata.get("split.count") != count:
             raise CheckpointError(f"{path}: split.no and split.count do not say part {index} of {count}")

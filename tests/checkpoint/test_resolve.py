@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.checkpoint.gguf_choice import choose_gguf, gguf_patterns
-from llmjax.checkpoint.hub import HubOptions, from_hugging_face
+from llmjax.checkpoint.hub import PROJECTORS, HubOptions, from_hugging_face
 from llmjax.checkpoint.resolve import resolve
 from llmjax.errors import CheckpointError, ConfigError
 
@@ -28,6 +28,10 @@ def make(folder: Path, *names: str) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(name.encode())
     return folder
+
+
+def parts(stem: str, count: int) -> list[str]:
+    return [f"{stem}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
 
 
 # Local models
@@ -78,6 +82,13 @@ def test_one_of_several_gguf_files_by_name_or_quantisation(tmp_path: Path, wante
         (["a-Q4_0.gguf", "b-Q4_0.gguf"], "Q4_0", "holds several files that fit gguf_file 'Q4_0': a-Q4_0.gguf, b-Q4"),
         (["a-IQ4_0.gguf", "b.gguf"], "Q4_0", "holds no gguf_file 'Q4_0': a-IQ4_0.gguf, b.gguf"),
         (["a-Q4_0.gguf"], "Q4", "holds no gguf_file 'Q4'"),
+        (
+            [*parts("a", 2), "b.gguf"],
+            None,
+            "holds several .gguf files; name one with gguf_file: a-00001-of-00002.gguf, b",
+        ),
+        (["a-Q4_0.gguf", "b-Q4_1.gguf"], "*Q4*", "holds several files that fit gguf_file '*Q4*': a-Q4_0.gguf, b-Q4_1"),
+        (["a-Q4_0.gguf"], "*Q5*", "holds no gguf_file '*Q5*': a-Q4_0.gguf"),
         (["mmproj-F16.gguf"], None, "holds no .gguf file: mmproj"),
         (["README.md"], None, "holds neither a config.json nor a .gguf file"),
         (["config.json"], "Q4_0", "holds no gguf_file 'Q4_0'"),
@@ -88,6 +99,55 @@ def test_an_ambiguous_or_empty_folder(tmp_path: Path, names: list[str], wanted: 
     with pytest.raises(CheckpointError) as caught:
         resolve(tmp_path, gguf_file=wanted)
     assert str(caught.value).startswith(f"{tmp_path} {message}")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        ("Q4_K_M", "m-Q4_K_M-00001-of-00003.gguf"),
+        ("q4_k_m", "m-Q4_K_M-00001-of-00003.gguf"),
+        ("m-Q4_K_M-00002-of-00003.gguf", "m-Q4_K_M-00001-of-00003.gguf"),
+        ("M-q4_k_m.gguf", "m-Q4_K_M-00001-of-00003.gguf"),
+        ("*Q4_K_M*", "m-Q4_K_M-00001-of-00003.gguf"),
+        ("m-q4_?_m", "m-Q4_K_M-00001-of-00003.gguf"),
+        ("*Q4_K_M.gguf", "m-Q4_K_M-00001-of-00003.gguf"),
+        ("Q8_0", "Q8_0/m-Q8_0-00001-of-00002.gguf"),
+        ("q8_0/*", "Q8_0/m-Q8_0-00001-of-00002.gguf"),
+        ("Q8_0/m-Q8_0-00002-of-00002.gguf", "Q8_0/m-Q8_0-00001-of-00002.gguf"),
+        ("F16", "m-F16-00001-of-00001.gguf"),
+        ("?-BF16.gguf", "m-BF16.gguf"),
+    ],
+)
+def test_a_split_file_is_one_choice(tmp_path: Path, wanted: str, chosen: str) -> None:
+    split = [*parts("m-Q4_K_M", 3), *parts("Q8_0/m-Q8_0", 2), *parts("m-F16", 1)]
+    names = [*split, "m-BF16.gguf", "mmproj-Q4_K_M.gguf"]
+    make(tmp_path, *names)
+    assert resolve(tmp_path, gguf_file=wanted) == tmp_path / chosen
+    # All parts are asked for, and none of another file.
+    stem = chosen.partition("-0000")[0].removesuffix(".gguf")
+    expected = {name for name in names if name.startswith(stem)}
+    sent = set(filter_repo_objects(names, allow_patterns=gguf_patterns(wanted), ignore_patterns=PROJECTORS))
+    assert sent == expected
+
+
+def test_a_folder_of_one_split_file_needs_no_choice(tmp_path: Path) -> None:
+    make(tmp_path, *parts("m", 2))
+    assert resolve(tmp_path) == tmp_path / "m-00001-of-00002.gguf"
+
+
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        ([1, 3], "holds 2 of 3 parts; missing: m-Q4_0-00002-of-00003.gguf"),
+        ([3], "holds 1 of 3 parts; missing: m-Q4_0-00001-of-00003.gguf and 1 more"),
+    ],
+)
+def test_a_missing_part_is_named(tmp_path: Path, there: list[int], message: str) -> None:
+    make(tmp_path, *(parts("m-Q4_0", 3)[i - 1] for i in there))
+    for wanted in (None, "Q4_0", parts("m-Q4_0", 3)[2]):
+        with pytest.raises(CheckpointError) as caught:
+            resolve(tmp_path, gguf_file=wanted)
+        assert str(caught.value) == f"{tmp_path} {message}"
 
 
 @pytest.mark.parametrize(
@@ -123,14 +183,23 @@ def test_modelscope_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None
 STEMS = st.from_regex(r"[A-Za-z0-9]{1,5}([-._][A-Za-z0-9]{1,4}){0,2}", fullmatch=True)
 
 
-@given(names=st.lists(STEMS, min_size=1, max_size=6, unique_by=str.lower), wanted=STEMS)
-def test_the_hub_is_asked_for_every_file_that_may_be_chosen(names: list[str], wanted: str) -> None:
-    files = [f"{name}.gguf" for name in names]
+FILES = st.builds(lambda stem, count: parts(stem, count) if count else [f"{stem}.gguf"], STEMS, st.integers(0, 3))
+WANTED = STEMS | st.builds("{}*{}".format, STEMS, STEMS) | st.builds("*{}".format, STEMS)
+
+
+@given(files=st.lists(FILES, min_size=1, max_size=6), wanted=WANTED, data=st.data())
+def test_the_hub_is_asked_for_all_parts_of_whatever_may_be_chosen(
+    files: list[list[str]], wanted: str, data: st.DataObject
+) -> None:
+    names = list(dict.fromkeys(name for own in files for name in own))
+    wanted = data.draw(st.sampled_from([wanted, *names]))
     try:
-        chosen = choose_gguf(files, wanted, where="here")
+        chosen = choose_gguf(names, wanted, where="here")
     except CheckpointError:
         return
-    assert chosen in filter_repo_objects(files, allow_patterns=gguf_patterns(wanted))
+    whole = next(own for own in files if chosen in own)
+    assert chosen == whole[0]
+    assert set(whole) <= set(filter_repo_objects(names, allow_patterns=gguf_patterns(wanted)))
 
 
 # Hugging Face
@@ -253,6 +322,29 @@ def test_a_repository_of_several_gguf_files_lists_them_and_sends_none(hub: FakeH
     with pytest.raises(CheckpointError, match=r"org/name holds no gguf_file 'Q4_0': m-F16.gguf, m-Q8_0.gguf"):
         from_hugging_face("org/name", "Q4_0", options)
     assert hub.sent == []
+
+
+@pytest.mark.parametrize("wanted", ["Q4_K_M", "*q4_k*", "m-Q4_K_M-00002-of-00002.gguf"])
+def test_all_parts_of_a_split_file_are_fetched(hub: FakeHub, options: HubOptions, wanted: str) -> None:
+    split = parts("Q4_K_M/m-Q4_K_M", 2)
+    hub.repositories["org/name"] = repository(*split, *parts("m-Q8_0", 2), "mmproj-Q4_K_M.gguf", "config.json")
+    path = from_hugging_face("org/name", wanted, options)
+    assert path.read_bytes() == split[0].encode()
+    assert (path.parent / Path(split[1]).name).read_bytes() == split[1].encode()
+    assert sorted(hub.sent) == split
+    assert resolve("org/name", gguf_file=wanted, download_dir=options.cache_dir, offline=True) == path
+
+
+def test_a_repository_of_one_split_file_needs_no_choice(hub: FakeHub, options: HubOptions) -> None:
+    hub.repositories["org/name"] = repository(*parts("m", 2), "README.md")
+    assert from_hugging_face("org/name", None, options).name == "m-00001-of-00002.gguf"
+    assert sorted(hub.sent) == parts("m", 2)
+
+
+def test_a_repository_without_one_of_the_parts(hub: FakeHub, options: HubOptions) -> None:
+    hub.repositories["org/name"] = repository(*parts("m-Q4_0", 3)[:2])
+    with pytest.raises(CheckpointError, match="org/name holds 2 of 3 parts; missing: m-Q4_0-00003-of-00003.gguf"):
+        from_hugging_face("org/name", "Q4_0", options)
 
 
 @pytest.mark.parametrize(
