@@ -1,117 +1,135 @@
-"""ggml's reference quantisers for the types with blocks of 32: q4_0 q4_1 q5_0 q5_1 q8_0.
-
-Bit for bit what ``quantize_row_*_ref`` of ggml-quants.c writes: codes are formed with the f32 reciprocal of the scale
-before the scale is rounded to f16.
-"""
+"""ggml's reference quantisers: weights in the blocks of a GGUF file, bit for bit as ggml writes them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
-from llmjax.checkpoint.ggml import GGML_TYPES, TILE
+from llmjax.checkpoint.ggml import GGML_TYPES, BlockType
 from llmjax.errors import CheckpointError, ConfigError
+from llmjax.quantization import reference_iq4, reference_k, reference_simple
 
-BLOCK = 32
-LAYOUTS = MappingProxyType({block.name.lower(): block.layout for block in GGML_TYPES.values()})
+TILE = 1 << 16  # weights quantised at a time: they and the arrays of a search stay in the L2 cache
+
+SCALES = frozenset({"d", "m", "dmin"})  # fields of blocks that are f16
+LARGEST = 2.0**29  # beyond what any block with f16 scales holds; far beyond it, searches overflow to zero blocks
+
+Fill = Callable[[np.ndarray, np.ndarray], None]
+"""Fills structured blocks [n] from f32 [n, elems]."""
 
 
-def quantize(weights: np.ndarray, scheme: str) -> np.ndarray:
+@dataclass(frozen=True)
+class Scheme:
+    """A ggml type that can be written.
+
+    Attributes:
+        block: the type.
+        fill: its quantiser.
+    """
+
+    block: BlockType
+    fill: Fill
+
+
+_FILLS: Mapping[str, Fill] = {
+    "q4_0": reference_simple.quantise_q4_0,
+    "q4_1": reference_simple.quantise_q4_1,
+    "q5_0": reference_simple.quantise_q5_0,
+    "q5_1": reference_simple.quantise_q5_1,
+    "q8_0": reference_simple.quantise_q8_0,
+    "q2_k": reference_k.quantise_q2_k,
+    "q3_k": reference_k.quantise_q3_k,
+    "q4_k": reference_k.quantise_q4_k,
+    "q5_k": reference_k.quantise_q5_k,
+    "q6_k": reference_k.quantise_q6_k,
+    "iq4_nl": reference_iq4.quantise_iq4_nl,
+    "iq4_xs": reference_iq4.quantise_iq4_xs,
+    "tq1_0": reference_simple.quantise_tq1_0,
+    "tq2_0": reference_simple.quantise_tq2_0,
+    "mxfp4": reference_simple.quantise_mxfp4,
+}
+_BY_NAME = {block.name.lower(): block for block in GGML_TYPES.values()}
+
+SCHEMES: Mapping[str, Scheme] = MappingProxyType({name: Scheme(_BY_NAME[name], fill) for name, fill in _FILLS.items()})
+"""Schemes by ggml's name in lower case."""
+
+ALIASES: Mapping[str, str] = MappingProxyType({name.replace("_", ""): name for name in SCHEMES})
+"""Short names that users type: ``q4k`` for ``q4_k``, ``q80`` for ``q8_0``."""
+
+
+def scheme_named(name: str) -> str:
+    """The key of SCHEMES that a user means by `name`, in any case.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    key = ALIASES.get(name.lower().replace("_", ""))
+    if key is None:
+        raise ConfigError(f"quantization scheme {name!r} is unknown; known are {', '.join(SCHEMES)}")
+    return key
+
+
+def quantize(weights: np.ndarray, scheme: str, *, threads: int | None = None) -> np.ndarray:
     """Weights in the blocks of a GGUF file.
 
     Args:
-        weights: float [rows, columns]; columns a multiple of 32. Other types than f32 are converted first.
-        scheme: a key of SCHEMES.
+        weights: float [rows, columns]; columns a multiple of the scheme's block (32, 256 for K-quants, iq4_xs and the
+            ternary types). Other types than f32 are converted first, tile by tile.
+        scheme: a key of SCHEMES or an alias.
+        threads: how many; None: one for each core that this process may use.
 
     Returns:
         uint8 [rows, bytes of a row], which `ggml.dequantize` reads.
 
     Raises:
         ConfigError: the scheme is unknown.
-        CheckpointError: columns do not fill blocks, or a weight is infinite or not a number.
+        CheckpointError: columns do not fill blocks; a weight is infinite or not a number, or beyond what the scheme's
+            scales can hold.
     """
-    if scheme not in SCHEMES:
-        raise ConfigError(f"quantization scheme {scheme!r} is unknown; known are {', '.join(SCHEMES)}")
+    scheme = scheme_named(scheme)
+    block = SCHEMES[scheme].block
     rows, columns = weights.shape
-    if columns % BLOCK:
-        raise CheckpointError(f"rows of {columns} weights cannot be quantised to {scheme} in blocks of {BLOCK}")
-    layout = np.dtype(LAYOUTS[scheme])
-    blocks = np.empty(rows * columns // BLOCK, layout)
-    flat = np.ascontiguousarray(weights).reshape(-1, BLOCK)
-    step = TILE // BLOCK
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # scales beyond f16 become inf, as in ggml
-        for start in range(0, len(flat), step):
-            tile = flat[start : start + step].astype(np.float32, copy=False)
-            if not np.isfinite(tile).all():
-                raise CheckpointError(f"weights that are infinite or not a number cannot be quantised to {scheme}")
-            SCHEMES[scheme](tile, blocks[start : start + step])
+    if columns % block.elems:
+        raise CheckpointError(f"rows of {columns} weights cannot be quantised to {scheme} in blocks of {block.elems}")
+    source = np.ascontiguousarray(weights).reshape(-1, block.elems)
+    blocks = np.empty(len(source), block.layout)
+    step = TILE // block.elems
+
+    def fill(start: int) -> None:
+        tile = source[start : start + step].astype(np.float32, copy=False)
+        peak = np.abs(tile).max(initial=0)
+        if not np.isfinite(peak):
+            raise CheckpointError(f"weights that are infinite or not a number cannot be quantised to {scheme}")
+        target = blocks[start : start + step]
+        fill_blocks(tile, scheme, target)
+        scales = [target[field] for field in SCALES.intersection(target.dtype.names or ())]
+        if scales and (peak > LARGEST or not all(np.isfinite(scale).all() for scale in scales)):
+            raise CheckpointError(f"weights up to {peak:.3g} are too large for {scheme}: a scale would exceed float16")
+
+    starts = range(0, len(source), step)
+    workers = min(len(starts), threads or len(os.sched_getaffinity(0)))
+    if workers > 1:
+        with ThreadPoolExecutor(workers) as pool:
+            for _ in pool.map(fill, starts):
+                pass
+    else:
+        for start in starts:
+            fill(start)
     return blocks.view(np.uint8).reshape(rows, -1)
 
 
-def _reciprocal(scale: np.ndarray) -> np.ndarray:
-    return np.where(scale == 0, np.float32(0), 1 / scale)
+def fill_blocks(weights: np.ndarray, scheme: str, blocks: np.ndarray) -> None:
+    """One tile, unchecked: what ggml writes, even where scales overflow.
 
-
-def _truncate(values: np.ndarray, top: int) -> np.ndarray:
-    """uint8 codes of non-negative numbers, at most `top`."""
-    codes: np.ndarray = np.trunc(values).astype(np.uint8)
-    return codes.clip(0, top)
-
-
-def _symmetric(weights: np.ndarray, blocks: np.ndarray, middle: int) -> np.ndarray:
-    """Codes around `middle`: the number of largest magnitude becomes code 0, whatever its sign."""
-    largest = np.take_along_axis(weights, np.abs(weights).argmax(axis=1, keepdims=True), axis=1)
-    scale = largest / np.float32(-middle)
-    blocks["d"] = scale[:, 0]
-    return _truncate(weights * _reciprocal(scale) + np.float32(middle + 0.5), 2 * middle - 1)
-
-
-def _from_minimum(weights: np.ndarray, blocks: np.ndarray, top: int) -> np.ndarray:
-    """Codes from 0 for the minimum to `top` for the maximum."""
-    least = weights.min(axis=1, keepdims=True)
-    scale = (weights.max(axis=1, keepdims=True) - least) / np.float32(top)
-    blocks["d"], blocks["m"] = scale[:, 0], least[:, 0]
-    return _truncate((weights - least) * _reciprocal(scale) + np.float32(0.5), top)
-
-
-def _store_nibbles(codes: np.ndarray, blocks: np.ndarray) -> None:
-    blocks["qs"] = codes[:, :16] & 15 | codes[:, 16:] << 4
-
-
-def _store_five_bits(codes: np.ndarray, blocks: np.ndarray) -> None:
-    _store_nibbles(codes, blocks)
-    blocks["qh"] = np.packbits(codes >> 4, axis=1, bitorder="little")
-
-
-def _q4_0(weights: np.ndarray, blocks: np.ndarray) -> None:
-    _store_nibbles(_symmetric(weights, blocks, 8), blocks)
-
-
-def _q4_1(weights: np.ndarray, blocks: np.ndarray) -> None:
-    _store_nibbles(_from_minimum(weights, blocks, 15), blocks)
-
-
-def _q5_0(weights: np.ndarray, blocks: np.ndarray) -> None:
-    _store_five_bits(_symmetric(weights, blocks, 16), blocks)
-
-
-def _q5_1(weights: np.ndarray, blocks: np.ndarray) -> None:
-    _store_five_bits(_from_minimum(weights, blocks, 31), blocks)
-
-
-def _q8_0(weights: np.ndarray, blocks: np.ndarray) -> None:
-    scale = np.abs(weights).max(axis=1, keepdims=True) / np.float32(127)
-    blocks["d"] = scale[:, 0]
-    exact = weights * _reciprocal(scale)
-    size = np.abs(exact)
-    whole = np.floor(size)
-    whole += np.floor(2 * (size - whole))  # halves go away from zero, as C's roundf has it
-    blocks["qs"] = np.copysign(whole, exact)
-
-
-SCHEMES: Mapping[str, Callable[[np.ndarray, np.ndarray], None]] = MappingProxyType(
-    {"q4_0": _q4_0, "q4_1": _q4_1, "q5_0": _q5_0, "q5_1": _q5_1, "q8_0": _q8_0}
-)
-"""What fills structured blocks [n] from f32 [n, 32]."""
+    Args:
+        weights: finite f32 [n, elems].
+        scheme: a key of SCHEMES.
+        blocks: structured array [n] of the scheme's layout, to be filled.
+    """
+    with np.errstate(all="ignore"):
+        SCHEMES[scheme].fill(weights, blocks)
