@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from llmjax.checkpoint.layout import Layout, StoredRows, Unsigned, scale_type
 from llmjax.checkpoint.quant_settings import QuantSettings
-from llmjax.checkpoint.quantized import Module, QuantizedRows, QuantizedTensor
+from llmjax.checkpoint.quantized import Module, QuantizedTensor
 
 I32 = frozenset({"I32"})
+FORM = Unsigned(4)
 COLUMN_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)
 OTHER_VERSIONS = frozenset({"gemv", "gemv_fast", "marlin", "exllama", "ipex"})
 
@@ -46,12 +48,21 @@ class AWQPlanes:
     def shape(self) -> tuple[int, int]:
         return self.qweight.shape[1] * 8, self.qweight.shape[0]
 
-    def rows(self, start: int, stop: int) -> QuantizedRows:
-        words = slice(start // 8, -(-stop // 8))
-        return QuantizedRows(
-            codes=unpack_words(np.ascontiguousarray(self.qweight[:, words].T))[: stop - start],
-            scales=np.ascontiguousarray(self.scales[:, start:stop].T, np.float32),
+    @property
+    def layout(self) -> Layout:
+        return Layout(
+            size_in=self.shape[1],
+            codes=FORM.codes,
             group_size=self.group_size,
+            scale=scale_type(self.scales.dtype),
+            zero=FORM.zero_type,
+        )
+
+    def rows(self, start: int, stop: int) -> StoredRows:
+        words = slice(start // 8, -(-stop // 8))
+        return StoredRows(
+            codes=unpack_words(np.ascontiguousarray(self.qweight[:, words].T))[: stop - start],
+            scales=self.scales[:, start:stop].T,
             zeros=unpack_words(np.ascontiguousarray(self.qzeros[:, words].T))[: stop - start],
         )
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from math import prod
+from functools import cached_property
+from math import gcd, prod
 
 import numpy as np
 
+from kernels.qtensor import Codes
+from llmjax.checkpoint.layout import Layout, StoredRows
 from llmjax.checkpoint.quant_settings import QuantSettings
-from llmjax.checkpoint.quantized import Module, QuantizedRows, QuantizedTensor
+from llmjax.checkpoint.quantized import Module, QuantizedTensor
 from llmjax.checkpoint.scaled import ScaledPlanes
 
 STATES = (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4")
@@ -56,7 +59,21 @@ class FourBitPlanes:
         outer = self.nested.absmax[np.arange(first, last) // self.nested.blocksize]
         return self.nested.levels.take(stored) * outer + self.nested.offset
 
-    def rows(self, start: int, stop: int) -> QuantizedRows:
+    @property
+    def group_size(self) -> int:
+        """Columns that share a scale in every row: blocks may run on from one row into the next."""
+        return gcd(self.shape[1], self.blocksize)
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout(
+            size_in=self.shape[1],
+            codes=Codes(4, levels=tuple(self.levels.tolist())),
+            group_size=self.group_size,
+            scale="f32",
+        )
+
+    def rows(self, start: int, stop: int) -> StoredRows:
         columns = self.shape[1]
         begin, end = start * columns, stop * columns
         data = self.packed[begin // 2 : -(-end // 2)]
@@ -65,15 +82,11 @@ class FourBitPlanes:
         np.bitwise_and(data, 15, out=codes[:, 1])
         first = begin // self.blocksize
         scales = self.scales(first, -(-end // self.blocksize))
-        group_size = self.blocksize
-        if columns % self.blocksize:  # blocks run on from one row into the next
-            scales = scales[np.arange(begin, end) // self.blocksize - first]
-            group_size = 1
-        return QuantizedRows(
+        if self.group_size < self.blocksize:
+            scales = scales[np.arange(begin, end, self.group_size) // self.blocksize - first]
+        return StoredRows(
             codes=codes.reshape(-1)[: end - begin].reshape(-1, columns),
             scales=scales.reshape(stop - start, -1),
-            group_size=group_size,
-            levels=self.levels,
         )
 
 

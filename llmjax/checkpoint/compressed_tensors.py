@@ -13,14 +13,16 @@ and one of the declared schemes must agree.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from llmjax.checkpoint.bits import unpack_bits
+from llmjax.checkpoint.layout import Layout, StoredRows, Unsigned, scale_type
 from llmjax.checkpoint.mxfp4 import GROUP as MXFP4_GROUP
 from llmjax.checkpoint.mxfp4 import MXFP4Planes, check_exponents
 from llmjax.checkpoint.quant_settings import QuantSettings
-from llmjax.checkpoint.quantized import Module, Planes, QuantizedRows, QuantizedTensor
+from llmjax.checkpoint.quantized import Module, Planes, QuantizedTensor
 from llmjax.checkpoint.scaled import ONE_BYTE, ScaledPlanes, as_matrix, open_scaled
 from llmjax.errors import CheckpointError
 
@@ -57,15 +59,25 @@ class PackedPlanes:
 
     row_step = 32  # zero points of any width start a word again after 32
 
-    def rows(self, start: int, stop: int) -> QuantizedRows:
-        scales = self.scales[start:stop].astype(np.float32)
-        if self.zeros is None:
-            zeros = np.full(scales.shape, 2 ** (self.bits - 1), np.uint8)
-        else:
+    @cached_property
+    def layout(self) -> Layout:
+        form = Unsigned(self.bits)
+        return Layout(
+            size_in=self.shape[1],
+            codes=form.codes,
+            group_size=self.group_size,
+            scale=scale_type(self.scales.dtype),
+            zero=form.middle - form.offset if self.zeros is None else form.zero_type,
+            group_of=self.group_of,
+        )
+
+    def rows(self, start: int, stop: int) -> StoredRows:
+        form, zeros = Unsigned(self.bits), None
+        if self.zeros is not None:
             words = self.zeros[start * self.bits // 32 : -(-stop * self.bits // 32)]
-            zeros = unpack_bits(words.T, self.bits, stop - start).T
-        codes = unpack_bits(self.packed[start:stop], self.bits, self.shape[1])
-        return QuantizedRows(codes, scales, self.group_size, zeros, self.group_of)
+            zeros = form.keep(unpack_bits(words.T, self.bits, stop - start).T)
+        codes = form.keep(unpack_bits(self.packed[start:stop], self.bits, self.shape[1]))
+        return StoredRows(codes, self.scales[start:stop], zeros)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from llmjax.checkpoint.bits import unpack_bits
+from llmjax.checkpoint.layout import Layout, StoredRows, Unsigned, scale_type
 from llmjax.checkpoint.quant_settings import QuantSettings
-from llmjax.checkpoint.quantized import Module, QuantizedRows, QuantizedTensor
+from llmjax.checkpoint.quantized import Module, QuantizedTensor
 
 BITS = (2, 3, 4, 8)
 I32 = frozenset({"I32"})
@@ -42,24 +44,36 @@ class GPTQPlanes:
         return self.qweight.shape[1], self.qweight.shape[0] * 32 // self.bits
 
     def zeros(self, start: int, stop: int) -> np.ndarray:
-        """int16 [rows, groups]."""
+        """uint8 [rows, groups]."""
         first, last = start * self.bits // 32, -(-stop * self.bits // 32)
-        zeros = unpack_bits(self.qzeros[:, first:last], self.bits, stop - start).T.astype(np.int16)
+        zeros = unpack_bits(self.qzeros[:, first:last], self.bits, stop - start).T
         if self.stores_zero_less_one:
-            zeros += 1
+            zeros = zeros + np.uint8(1)
             if self.bits != 3:  # AutoGPTQ wraps around, but not where codes cross words
-                zeros &= 2**self.bits - 1
+                zeros &= np.uint8(2**self.bits - 1)
         return zeros
 
-    def rows(self, start: int, stop: int) -> QuantizedRows:
+    @cached_property
+    def layout(self) -> Layout:
+        form, zeros = Unsigned(self.bits), self.zeros(0, self.shape[0])
+        first = int(zeros[0, 0])
+        return Layout(
+            size_in=self.shape[1],
+            codes=form.codes,
+            group_size=self.group_size,
+            scale=scale_type(self.scales.dtype),
+            zero=first - form.offset if (zeros == first).all() else form.zero_type,
+            group_of=self.group_of,
+        )
+
+    def rows(self, start: int, stop: int) -> StoredRows:
         # Words change places with rows before they are unpacked: there are fewer of them than of codes.
         words = np.ascontiguousarray(self.qweight[:, start:stop].T)
-        return QuantizedRows(
-            codes=unpack_bits(words, self.bits, self.shape[1]),
-            scales=np.ascontiguousarray(self.scales[:, start:stop].T, np.float32),
-            group_size=self.group_size,
-            zeros=self.zeros(start, stop),
-            group_of=self.group_of,
+        form = Unsigned(self.bits)
+        return StoredRows(
+            codes=form.keep(unpack_bits(words, self.bits, self.shape[1])),
+            scales=self.scales[:, start:stop].T,
+            zeros=None if isinstance(self.layout.zero, int) else form.keep(self.zeros(start, stop)),
         )
 
 

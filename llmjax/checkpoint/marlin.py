@@ -14,13 +14,14 @@ from functools import cache
 import numpy as np
 
 from llmjax.checkpoint.bits import unpack_bits
+from llmjax.checkpoint.layout import Layout, StoredRows, Unsigned, scale_type
 from llmjax.checkpoint.quant_settings import QuantSettings
-from llmjax.checkpoint.quantized import Module, QuantizedRows, QuantizedTensor
+from llmjax.checkpoint.quantized import Module, QuantizedTensor
 
 I32 = frozenset({"I32"})
 TILE = 16
 RUN = 64  # outputs whose codes are shuffled together
-ZERO = 8
+FORM = Unsigned(4)
 
 
 @cache
@@ -62,18 +63,26 @@ class MarlinPlanes:
     def shape(self) -> tuple[int, int]:
         return self.words.shape[1] // 2, self.words.shape[0] * TILE
 
-    def rows(self, start: int, stop: int) -> QuantizedRows:
+    @property
+    def layout(self) -> Layout:
+        inputs = self.shape[1]
+        return Layout(
+            size_in=inputs,
+            codes=FORM.codes,
+            group_size=inputs // len(self.scales),
+            scale=scale_type(self.scales.dtype),
+            zero=FORM.middle,
+        )
+
+    def rows(self, start: int, stop: int) -> StoredRows:
         inputs, runs = self.shape[1], (stop - start) // RUN
         stream = unpack_bits(self.words[:, 2 * start : 2 * stop], 4, (stop - start) * TILE)
         codes = stream.reshape(-1, runs, RUN * TILE).take(_code_places(), axis=2)
         groups = len(self.scales)
         scales = self.scales[:, start:stop].reshape(groups, runs, RUN).take(_scale_places(groups), axis=2)
-        scales = np.ascontiguousarray(scales.reshape(groups, -1).T, np.float32)
-        return QuantizedRows(
+        return StoredRows(
             codes=codes.reshape(-1, runs, RUN, TILE).transpose(1, 2, 0, 3).reshape(stop - start, inputs),
-            scales=scales,
-            group_size=inputs // groups,
-            zeros=np.full(scales.shape, ZERO, np.uint8),
+            scales=scales.reshape(groups, -1).T,
         )
 
 

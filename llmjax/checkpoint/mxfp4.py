@@ -12,14 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernels.qtensor import Codes
 from llmjax.checkpoint.bits import unpack_bits
+from llmjax.checkpoint.layout import Layout, StoredRows
 from llmjax.checkpoint.quant_settings import QuantSettings
-from llmjax.checkpoint.quantized import Module, QuantizedRows, QuantizedTensor
+from llmjax.checkpoint.quantized import Module, QuantizedTensor
+from llmjax.quantization.rows import NUMBER_DTYPES
 
 U8 = frozenset({"U8"})
 GROUP = 32
 E8M0_NAN = 255
-FP4_LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+FP4 = Codes(4, levels=(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +38,14 @@ class MXFP4Planes:
     def shape(self) -> tuple[int, int]:
         return self.packed.shape[0], self.packed.shape[1] * 2
 
-    def rows(self, start: int, stop: int) -> QuantizedRows:
-        return QuantizedRows(
+    @property
+    def layout(self) -> Layout:
+        return Layout(size_in=self.shape[1], codes=FP4, group_size=GROUP, scale="e8m0")
+
+    def rows(self, start: int, stop: int) -> StoredRows:
+        return StoredRows(
             codes=unpack_bits(self.packed[start:stop], 4, self.shape[1]),
-            scales=np.ldexp(np.float32(1), self.exponents[start:stop].astype(np.int32) - 127),
-            group_size=GROUP,
-            levels=FP4_LEVELS,
+            scales=self.exponents[start:stop].view(NUMBER_DTYPES["e8m0"]),
         )
 
 

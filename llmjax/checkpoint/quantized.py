@@ -1,11 +1,12 @@
 """Weights stored as small numbers with scales: what every quantised format of safetensors files has in common.
 
-A format's planes (the stored arrays of one linear layer) give rows of codes, scales and zero points; what weights
-these stand for is said once, in `QuantizedRows.dequantize`.
+A format's planes (the stored arrays of one linear layer) give rows of codes, scales and zero points, and say in a
+`Layout` how these become `QuantizedRows`. What weights those stand for is said once, in `QuantizedRows.dequantize`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,49 +14,18 @@ from typing import NoReturn, Protocol
 
 import numpy as np
 
+from kernels.qtensor import RowFormat
+from llmjax.checkpoint.layout import Layout, Piece, StoredRows
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.errors import CheckpointError
 from llmjax.quantization.packing import RowSource
+from llmjax.quantization.rows import QuantizedRows
+
+logger = logging.getLogger(__name__)
 
 TILE = 1 << 17  # weights dequantised at a time: they and their temporaries stay in the cache
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-
-
-@dataclass(frozen=True, eq=False)
-class QuantizedRows:
-    """Rows of a matrix: weight = (level of code - zero) * scale.
-
-    Attributes:
-        codes: integers [n, in].
-        scales: f32 [n, groups].
-        group_size: consecutive input columns that share a scale; the last group may be shorter.
-        zeros: numbers [n, groups], or None for 0.
-        group_of: intp [in], the group of each column; None: groups follow each other.
-        levels: f32 [codes], the number that a code stands for; None: the code itself.
-    """
-
-    codes: np.ndarray
-    scales: np.ndarray
-    group_size: int
-    zeros: np.ndarray | None = None
-    group_of: np.ndarray | None = None
-    levels: np.ndarray | None = None
-
-    def dequantize(self, out: np.ndarray) -> None:
-        """Fills f32 [n, in]; every step is one rounded f32 operation."""
-        out[...] = self.codes if self.levels is None else self.levels.take(self.codes)
-        columns = out.shape[1]
-        if self.group_of is None and columns % self.group_size == 0:
-            out = out.reshape(len(out), -1, self.group_size)
-            if self.zeros is not None:
-                out -= self.zeros[:, :, None].astype(np.float32)
-            out *= self.scales[:, :, None]
-            return
-        group_of = np.arange(columns) // self.group_size if self.group_of is None else self.group_of
-        if self.zeros is not None:
-            out -= self.zeros.astype(np.float32).take(group_of, axis=1)
-        out *= self.scales.take(group_of, axis=1)
 
 
 class Planes(Protocol):
@@ -66,16 +36,47 @@ class Planes(Protocol):
         """(out, in)."""
 
     @property
+    def layout(self) -> Layout:
+        """What rows hold."""
+
+    @property
     def row_step(self) -> int:
         """`rows` may be asked only for rows that start at a multiple of this."""
 
-    def rows(self, start: int, stop: int) -> QuantizedRows:
-        """Output rows `start` to `stop`, unpacked."""
+    def rows(self, start: int, stop: int) -> StoredRows:
+        """Output rows `start` to `stop`, unpacked; may be called from several threads."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlaneRows:
+    """A layer whose rows fit records (a `RowSource`)."""
+
+    planes: Planes
+    piece: Piece
+
+    @property
+    def format(self) -> RowFormat:
+        return self.piece.format
+
+    @property
+    def columns(self) -> np.ndarray | None:
+        return self.piece.columns
+
+    @property
+    def size_out(self) -> int:
+        return self.planes.shape[0]
+
+    @property
+    def row_step(self) -> int:
+        return self.planes.row_step
+
+    def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
+        return self.piece.rows(self.planes.rows(start, stop))
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTensor:
-    """A quantised weight under its plain name, dequantised when it is read (a `StoredTensor`).
+    """A quantised weight under its plain name (a `StoredTensor`).
 
     Attributes:
         name: Hugging Face name, ending in ``.weight``.
@@ -97,8 +98,12 @@ class QuantizedTensor:
         return (self.experts, columns, rows // self.experts) if self.experts else (rows, columns)
 
     def row_source(self) -> RowSource | None:
-        """Codes and scales of a quantised matrix."""
-        return None
+        """The weight as it stays quantised; None, with a warning, if it has to be dequantised."""
+        problem = "it is a stack of experts" if self.experts else self.planes.layout.problem
+        if problem:
+            logger.warning("tensor %r of type %s is dequantised: %s", self.name, self.type_name, problem)
+            return None
+        return PlaneRows(self.planes, self.planes.layout.pieces[0])
 
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The weights, computed in f32 and rounded to nearest even if `dtype` is narrower.
@@ -118,7 +123,9 @@ class QuantizedTensor:
             for start in range(0, rows, step):
                 target = result[start : start + step]
                 tile = target if scratch is None else scratch[: len(target)]
-                self.planes.rows(start, start + len(target)).dequantize(tile)
+                stored = self.planes.rows(start, start + len(target))
+                for piece in self.planes.layout.pieces:
+                    piece.dequantize(stored, tile)
                 if scratch is not None:
                     target[...] = tile
         return result.reshape(self.experts, -1, columns).swapaxes(1, 2) if self.experts else result
@@ -156,11 +163,18 @@ class Module:
         return tensor.stored
 
     def scales(self, part: str, *, dims: int | None = None) -> np.ndarray:
-        """As `array`, for floating-point scales, which must all be finite."""
+        """As `array`, for floating-point scales, which must all be finite in float32 too."""
         array = self.array(part, types=FLOATS, dims=dims)
-        if not np.isfinite(array).all():
-            self.fail("holds scales that are infinite or not a number", part)
+        if array.dtype == np.float64:
+            with np.errstate(over="ignore"):
+                array = array.astype(np.float32)
+        self.check_finite(part, array)
         return array
+
+    def check_finite(self, part: str, scales: np.ndarray) -> None:
+        """Refuses scales that weights cannot be multiplied with; `part` is what they were made from."""
+        if not np.isfinite(scales).all():
+            self.fail("holds scales that are infinite or not a number", part)
 
     def quantized(
         self, type_name: str, planes: Planes, *, ending: str = ".weight", experts: int = 0

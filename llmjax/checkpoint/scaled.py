@@ -9,12 +9,22 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
-from llmjax.checkpoint.quantized import Module, QuantizedRows
+from kernels.qtensor import Codes
+from llmjax.checkpoint.layout import Layout, StoredRows, scale_type
+from llmjax.checkpoint.quantized import Module
 
 FLOAT8: Mapping[str, np.dtype] = MappingProxyType(
     {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)}
 )
 ONE_BYTE = frozenset({"I8", *FLOAT8})
+CODES: Mapping[np.dtype, Codes] = MappingProxyType(
+    {
+        np.dtype(np.int8): Codes(8, "int"),
+        FLOAT8["F8_E4M3"]: Codes(8, "e4m3"),
+        FLOAT8["F8_E5M2"]: Codes(8, "e5m2"),
+    }
+)
+"""By the weight's dtype."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +34,7 @@ class ScaledPlanes:
     Attributes:
         weight: int8 or float8 [out, in].
         scales: floats [ceil(out / block_rows), ceil(in / block_columns)].
-        zeros: integers of the same shape, or None.
+        zeros: int8 of the same shape, or None.
         block_rows, block_columns: outputs and inputs that share a scale.
     """
 
@@ -40,18 +50,22 @@ class ScaledPlanes:
     def shape(self) -> tuple[int, int]:
         return self.weight.shape[0], self.weight.shape[1]
 
-    def rows(self, start: int, stop: int) -> QuantizedRows:
-        blocks = np.arange(start, stop) // self.block_rows
-        codes, levels = self.weight[start:stop], None
-        if codes.dtype != np.int8:  # looking up 256 values is much faster than converting float8
-            levels = np.arange(256, dtype=np.uint8).view(codes.dtype).astype(np.float32)
-            codes = codes.view(np.uint8)
-        return QuantizedRows(
-            codes=codes,
-            scales=self.scales[blocks].astype(np.float32),
+    @property
+    def layout(self) -> Layout:
+        return Layout(
+            size_in=self.shape[1],
+            codes=CODES[self.weight.dtype],
             group_size=self.block_columns,
+            scale=scale_type(self.scales.dtype),
+            zero=0 if self.zeros is None else "i8",
+        )
+
+    def rows(self, start: int, stop: int) -> StoredRows:
+        blocks = np.arange(start, stop) // self.block_rows
+        return StoredRows(
+            codes=self.weight[start:stop],
+            scales=self.scales[blocks],
             zeros=None if self.zeros is None else self.zeros[blocks],
-            levels=levels,
         )
 
 
