@@ -102,22 +102,29 @@ def _open_gguf(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
 
 
 def _open_folder(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
-    config = {**_read_json(path / CONFIG), **overrides}
+    config = {**read_json(path / CONFIG), **overrides}
     generation = path / GENERATION_CONFIG
-    generation_config = _read_json(generation) if generation.exists() else {}
-    if (path / WEIGHTS).exists():
-        tensors = open_safetensors(path / WEIGHTS)
-    elif (path / INDEX).exists():
-        tensors = _open_shards(path)
-    else:
-        raise CheckpointError(f"{path}: has neither {WEIGHTS} nor {INDEX}; other weight files are not read")
-    plain = MappingProxyType(plain_tensors(tensors, config, path))
+    generation_config = read_json(generation) if generation.exists() else {}
+    plain = MappingProxyType(plain_tensors(stored_tensors(path), config, path))
     return Checkpoint(path, config, generation_config, plain)
+
+
+def stored_tensors(path: Path) -> dict[str, SafetensorsTensor]:
+    """What a folder's safetensors files hold, as it is stored.
+
+    Raises:
+        CheckpointError: there is no such file, or one is missing or malformed.
+    """
+    if (path / WEIGHTS).exists():
+        return open_safetensors(path / WEIGHTS)
+    if (path / INDEX).exists():
+        return _open_shards(path)
+    raise CheckpointError(f"{path}: has neither {WEIGHTS} nor {INDEX}; other weight files are not read")
 
 
 def _open_shards(path: Path) -> dict[str, SafetensorsTensor]:
     """Every tensor of every file that the index names; where two files have it, the one that the index says."""
-    index = _read_json(path / INDEX)
+    index = read_json(path / INDEX)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path / INDEX}: weight_map is missing or empty")
@@ -139,7 +146,12 @@ def _open_shards(path: Path) -> dict[str, SafetensorsTensor]:
     return tensors
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        CheckpointError: the file cannot be read, or holds something else.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -84,7 +84,7 @@ def plain_tensors(
     Raises:
         CheckpointError: the format is unknown or unsupported, or the tensors are not what it says.
     """
-    settings = _settings(config, folder)
+    settings = quantization_settings(config, folder)
     if settings is None or settings.value("format") == DENSE:
         for name in stored:
             if name.endswith(TELLING):
@@ -100,7 +100,16 @@ def plain_tensors(
     return tensors
 
 
-def _settings(config: Mapping[str, Any], folder: Path) -> QuantSettings | None:
+def quantization_settings(config: Mapping[str, Any], folder: Path) -> QuantSettings | None:
+    """How a folder says that its weights are quantised; None: it does not.
+
+    Args:
+        config: content of config.json.
+        folder: where quantize_config.json or quant_config.json may lie.
+
+    Raises:
+        CheckpointError: a file with settings is malformed.
+    """
     whole = QuantSettings(f"{folder / 'config.json'}", config)
     for key in CONFIG_KEYS:
         found = whole.child(key)

@@ -26,6 +26,7 @@ COMMANDS = {
     "generate": Command("llmjax.cli.generate", "continue prompts from arguments, a file or standard input"),
     "chat": Command("llmjax.cli.chat", "talk to a model in the terminal"),
     "bench": Command("llmjax.cli.bench", "measure latency, throughput or a server"),
+    "inspect": Command("llmjax.cli.inspect", "show what a model's files hold, without loading them"),
     "eval": Command("llmjax.cli.evaluate", "measure how good a model is as it is served"),
     "doctor": Command("llmjax.cli.doctor", "show what this machine has and what llmjax would use of it"),
     "version": Command("llmjax.cli.version", "print the versions of llmjax and JAX"),

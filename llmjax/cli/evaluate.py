@@ -17,7 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
-from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
 from llmjax.settings import nearest, settings_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 from llmjax.config import Alias, EngineConfig
@@ -56,14 +56,18 @@ def add_settings(parser: Parser, settings: Iterable[Setting], *, section: str) -
         _add_setting(group, setting)
 
 
-def add_config_flags(parser: Parser, *classes: type) -> None:
-    """Adds ``--config`` and the flags of settings classes, ``EngineConfig`` if none is named."""
+def add_config_flags(parser: Parser, *classes: type, without: Collection[str] = ()) -> None:
+    """Adds ``--config`` and the flags of settings classes, ``EngineConfig`` if none is named.
+
+    Args:
+        without: settings that get no flag.
+    """
     parser.epilog = EPILOG
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file with any of these settings, or the name of a bundled one (smollm2)"
     )
     for cls in classes or (EngineConfig,):
-        add_settings(parser, settings_of(cls).values(), section=cls.__name__)
+        add_settings(parser, settings_of(cls, without=without).values(), section=cls.__name__)
 
 
 def configs_of(values: argparse.Namespace, *classes: type, model: str | None = None) -> Configs:

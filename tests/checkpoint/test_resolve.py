@@ -343,7 +343,7 @@ def test_a_repository_of_one_split_file_needs_no_choice(hub: FakeHub, options: H
 
 def test_a_repository_without_one_of_the_parts(hub: FakeHub, options: HubOptions) -> None:
     hub.repositories["org/name"] = repository(*parts("m-Q4_0", 3)[:2])
-    with pytest.raises(CheckpointError, match="org/name holds 2 of 3 parts; missing: m-Q4_0-00003-of-00003.gguf"):
+    with pytest.raises(CheckpointError, match="org/name holds 2 of 3 parts; missing: m-Q4_0-00003-of"):
         from_hugging_face("org/name", "Q4_0", options)
 
 

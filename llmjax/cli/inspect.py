@@ -1,0 +1,354 @@
+"""``llmjax inspect``: what a model's files hold and what they will need, without loading them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from llmjax.cli.parser import Parser, add_config_flags, configs_of
+from llmjax.config import EngineConfig
+from llmjax.errors import CheckpointError, ConfigError, TokenizerError
+
+if TYPE_CHECKING:
+    from llmjax.checkpoint.inspection import Inspection
+    from llmjax.platforms import Platform
+    from llmjax.tokenizer import Tokenizer
+    from models.config import ModelConfig
+
+SHOWN_ITEMS = 4  # of a longer list in a setting, only the length is shown
+TEMPLATE_LINES = 3
+SIZES = {
+    "layers": "num_hidden_layers",
+    "hidden size": "hidden_size",
+    "heads": "num_attention_heads",
+    "KV heads": "num_key_value_heads",
+    "head size": "head_dim",
+    "experts": "num_experts",
+}
+
+Facts = dict[str, Any]
+
+
+def main(argv: list[str]) -> int:
+    """Prints the report, or with ``--chat-template`` the template alone.
+
+    Returns:
+        0; 1 if llmjax cannot run the model.
+
+    Raises:
+        LLMJaxError: the model cannot be found, its containers cannot be read, or a setting is wrong.
+    """
+    parser = Parser(
+        prog="llmjax inspect",
+        description="Show what a model's files hold, without loading them. The exit status is 1 if it cannot be run.",
+    )
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--tensors", action="store_true", help="list every tensor too")
+    # Instead of the engine's setting of that name, which takes a value: here nothing is rendered.
+    parser.add_argument(
+        "--chat-template", dest="template_alone", action="store_true", help="print the chat template and nothing else"
+    )
+    add_config_flags(parser, without=("chat_template",))
+    values = parser.parse(argv)
+    config = configs_of(values, model=values.positional_model).engine
+    inspection = _open(config)
+    tokenizer = _tokenizer(inspection, config)
+    if values.template_alone:
+        _print_template(tokenizer)
+        return 0
+    facts = _facts(inspection, tokenizer, config)
+    if values.tensors:
+        facts["tensors"] = [
+            {"name": t.name, "type": t.type_name, "shape": list(t.shape), "bytes": t.nbytes}
+            for t in inspection.tensors.values()
+        ]
+    if values.json:
+        print(json.dumps(facts, indent=2, ensure_ascii=False, default=_plain))
+    else:
+        # Wide enough for names and paths: without a terminal nothing says how long lines may be.
+        Console(width=None if sys.stdout.isatty() else 160).print(_report(facts), highlight=False, markup=False)
+    return int(facts["problem"] is not None)
+
+
+def _open(config: EngineConfig) -> Inspection:
+    from llmjax.checkpoint.inspection import inspect_model
+    from llmjax.checkpoint.resolve import resolve
+
+    path = resolve(
+        config.model,
+        gguf_file=config.gguf_file,
+        revision=config.revision,
+        hf_token=config.hf_token,
+        download_dir=config.download_dir,
+        offline=config.offline,
+    )
+    return inspect_model(path, overrides=config.hf_overrides, max_model_len=config.max_model_len)
+
+
+def _tokenizer(inspection: Inspection, config: EngineConfig) -> Tokenizer | TokenizerError:
+    """The tokenizer, or why there is none."""
+    from llmjax.tokenizer import load_tokenizer
+
+    try:
+        return load_tokenizer(inspection.path, gguf=inspection.gguf, chat_template=config.chat_template)
+    except TokenizerError as error:
+        return error
+
+
+def _print_template(tokenizer: Tokenizer | TokenizerError) -> None:
+    if isinstance(tokenizer, TokenizerError):
+        raise tokenizer
+    if tokenizer.chat_template is None:
+        raise TokenizerError("the model has no chat template")
+    sources = tokenizer.chat_template.sources
+    for name, source in sources.items():
+        print((f"{{# {name} #}}\n" if len(sources) > 1 else "") + source)
+
+
+def _facts(inspection: Inspection, tokenizer: Tokenizer | TokenizerError, config: EngineConfig) -> Facts:
+    """Everything that is reported, as JSON has it."""
+    facts: Facts = {
+        "path": str(inspection.path),
+        "container": inspection.container,
+        "architecture": inspection.architecture,
+        "problem": inspection.problem,
+        "parameters": inspection.parameters,
+        "bytes": inspection.nbytes,
+        "types": [asdict(kind) for kind in inspection.types],
+        "quantization": inspection.quantization(),
+        "sizes": {name: inspection.setting(key) for name, key in SIZES.items() if inspection.setting(key) is not None},
+        "vocab_size": inspection.setting("vocab_size"),
+        "context_length": inspection.setting("max_position_embeddings"),
+        "rope": {
+            key: value
+            for key in ("rope_theta", "rope_local_base_freq", "rope_scaling", "rope_parameters")
+            if (value := inspection.setting(key)) is not None
+        },
+        "windows": _windows(inspection.model) if inspection.model is not None else None,
+    }
+    if inspection.model is not None:
+        model = inspection.model
+        sizes = (model.num_layers, model.hidden_size, model.num_heads, model.num_kv_heads, model.head_dim)
+        facts["sizes"] |= dict(zip(SIZES, sizes, strict=False))
+        facts |= {"vocab_size": model.vocab_size, "context_length": model.max_position}
+    facts["tokenizer"] = _tokenizer_facts(tokenizer)
+    if inspection.gguf is not None and "kind" in facts["tokenizer"]:
+        metadata = inspection.gguf.metadata
+        named = [metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre")]
+        facts["tokenizer"]["kind"] += " " + "/".join(str(name) for name in named if name)
+    try:
+        facts["memory"] = _memory(inspection, config)
+    except CheckpointError as error:  # a stored type that is not supported
+        facts |= {"memory": None, "problem": str(error)}
+    return facts
+
+
+def _windows(model: ModelConfig) -> list[Facts]:
+    """How many layers see how much."""
+    return [
+        {"window": window, "layers": sum(layer.window == window for layer in model.layers)} for window in model.windows
+    ]
+
+
+def _tokenizer_facts(tokenizer: Tokenizer | TokenizerError) -> Facts:
+    if isinstance(tokenizer, TokenizerError):
+        return {"problem": str(tokenizer)}
+    from llmjax.tokenizer.backend import HuggingFaceBackend
+
+    backend = tokenizer.backend
+    kind = type(backend.tokenizer.model).__name__ if isinstance(backend, HuggingFaceBackend) else "SentencePiece"
+
+    def token(token_id: int | None) -> Facts | None:
+        return None if token_id is None else {"id": token_id, "text": tokenizer.id_to_token(token_id)}
+
+    template = tokenizer.chat_template
+    return {
+        "kind": kind,
+        "tokens": tokenizer.vocab_size,
+        "bos": token(tokenizer.bos_token_id),
+        "eos": token(tokenizer.eos_token_id),
+        "pad": token(tokenizer.pad_token_id),
+        "ends": [token(token_id) for token_id in sorted(tokenizer.eos_token_ids)],
+        "special_tokens": len(tokenizer.all_special_ids),
+        "chat_templates": dict(template.sources) if template is not None else {},
+    }
+
+
+def _memory(inspection: Inspection, config: EngineConfig) -> Facts | None:
+    """What weights and KV cache need; None where the model cannot be run."""
+    if inspection.checkpoint is None or inspection.model is None:
+        return None
+    from llmjax.engine.footprint import KV_TYPES, kv_footprint, weight_bytes
+    from llmjax.platforms import select_platform
+
+    platform = select_platform(config)
+    weights = weight_bytes(inspection.checkpoint.tensors, platform)
+    free = _free_memory(platform)
+    kinds = []
+    for name, dtype in KV_TYPES.items():
+        kv = kv_footprint(inspection.model, dtype, page_size=config.page_size)
+        kinds.append(
+            {
+                "type": name,
+                "bytes_per_token": kv.first_token_bytes,
+                "bytes_per_token_beyond_windows": kv.token_bytes,
+                "tokens_that_fit": None if free is None else kv.tokens_in(free - weights),
+            }
+        )
+    return {"device": str(platform.device), "free": free, "weights": weights, "kv_cache": kinds}
+
+
+def _free_memory(platform: Platform) -> int | None:
+    try:
+        return platform.free_memory()
+    except ConfigError:  # a device that does not say
+        return None
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+# The report for people
+
+
+def _report(facts: Facts) -> RenderableType:
+    parts: list[RenderableType] = [_pairs(_general(facts))]
+    parts += ["", _grid(("stored type", "tensors", "parameters", "bytes", "share"), _type_rows(facts))]
+    if facts["memory"] is not None:
+        parts += ["", *_memory_tables(facts["memory"])]
+    if "tensors" in facts:
+        rows = ((t["name"], t["type"], " × ".join(map(str, t["shape"])), f"{t['bytes']:,}") for t in facts["tensors"])
+        parts += ["", _grid(("tensor", "type", "shape", "bytes"), rows, left=3)]
+    return Group(*parts)
+
+
+def _general(facts: Facts) -> Iterable[tuple[str, str]]:
+    yield "path", facts["path"]
+    yield "container", facts["container"]
+    yield "architecture", facts["architecture"] + ("" if facts["problem"] is None else " (cannot be run)")
+    if facts["problem"] is not None:
+        yield "problem", facts["problem"]
+    yield "parameters", f"{facts['parameters']:,} in {_size(facts['bytes'])}"
+    if facts["quantization"] is not None:
+        rest = dict(facts["quantization"])
+        method = str(rest.pop("quant_method", "no quant_method"))
+        yield "quantisation", method + (f": {_settings(rest)}" if rest else "")
+    yield "sizes", ", ".join(f"{name} {_short(value)}" for name, value in facts["sizes"].items())
+    if facts["context_length"] is not None:
+        yield "context", f"{_short(facts['context_length'])} tokens"
+    if facts["rope"]:
+        yield "rope", _settings(facts["rope"])
+    if facts["windows"] is not None:
+        yield "attention", ", ".join(map(_window, facts["windows"]))
+    if facts["vocab_size"] is not None:
+        yield "vocabulary", f"{_short(facts['vocab_size'])} rows"
+    yield from _tokenizer_pairs(facts["tokenizer"])
+
+
+def _window(facts: Facts) -> str:
+    layers = f"{facts['layers']} layer" + ("" if facts["layers"] == 1 else "s")
+    return f"{layers} over all tokens" if facts["window"] is None else f"{layers} over {facts['window']:,} tokens"
+
+
+def _tokenizer_pairs(facts: Facts) -> Iterable[tuple[str, str]]:
+    if "problem" in facts:
+        yield "tokenizer", facts["problem"]
+        return
+    yield "tokenizer", f"{facts['kind']}, {facts['tokens']:,} tokens, {facts['special_tokens']:,} of them special"
+    named = {kind: facts[kind] for kind in ("bos", "eos", "pad") if facts[kind] is not None}
+    shown = [f"{kind} {_token(token)}" for kind, token in named.items()]
+    shown += [f"end {_token(token)}" for token in facts["ends"] if token != facts["eos"]]
+    yield "special tokens", ", ".join(shown) or "none"
+    for name, source in facts["chat_templates"].items():
+        lines = source.splitlines()
+        more = f"\n… {len(lines) - TEMPLATE_LINES} more lines" if len(lines) > TEMPLATE_LINES else ""
+        title = "chat template" + (f" ({name})" if len(facts["chat_templates"]) > 1 else "")
+        yield title, "\n".join(_cut(line, 120) for line in lines[:TEMPLATE_LINES]) + more
+    if not facts["chat_templates"]:
+        yield "chat template", "none"
+
+
+def _token(token: Facts) -> str:
+    return f"{token['id']} {token['text']!r}"
+
+
+def _type_rows(facts: Facts) -> Iterable[Sequence[str]]:
+    for kind in facts["types"]:
+        share = kind["nbytes"] / facts["bytes"] if facts["bytes"] else 0.0
+        yield kind["name"], f"{kind['tensors']:,}", f"{kind['parameters']:,}", _size(kind["nbytes"]), f"{share:.1%}"
+
+
+def _memory_tables(memory: Facts) -> Iterable[RenderableType]:
+    free = "of unknown size" if memory["free"] is None else f"{_size(memory['free'])} free"
+    yield _pairs([("memory", f"{memory['device']}, {free}"), ("weights", f"{_size(memory['weights'])} when loaded")])
+    rows = [
+        (
+            kind["type"],
+            _size(kind["bytes_per_token"]),
+            _size(kind["bytes_per_token_beyond_windows"]),
+            "unknown" if memory["free"] is None else "any" if (n := kind["tokens_that_fit"]) is None else f"{n:,}",
+        )
+        for kind in memory["kv_cache"]
+    ]
+    columns = ("KV cache type", "a token", "beyond windows", "tokens beside the weights, in all free memory")
+    if all(kind["bytes_per_token"] == kind["bytes_per_token_beyond_windows"] for kind in memory["kv_cache"]):
+        rows = [(name, each, fit) for name, each, _, fit in rows]  # type: ignore[misc]
+        columns = (*columns[:2], columns[3])  # type: ignore[assignment]
+    yield ""
+    yield _grid(columns, rows)
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, Text(value))  # Text: brackets in names and templates are no markup
+    return table
+
+
+def _grid(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {_short(value)}" for key, value in values.items())
+
+
+def _short(value: Any) -> str:
+    """A setting in a few words."""
+    if isinstance(value, Mapping):
+        return "{" + _settings(value) + "}"
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, list | tuple):
+        few = len(value) <= SHOWN_ITEMS
+        return "[" + (", ".join(map(_short, value)) if few else f"{len(value)} values") + "]"
+    if type(value) is int:
+        return f"{value:,}"
+    return _cut(" ".join(str(value).split()), 100)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.2f} GiB"
