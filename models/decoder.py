@@ -44,12 +44,11 @@ class DecoderLayer(nnx.Module):
         self.post_feedforward_layernorm = norm() if config.sandwich_norms else None
 
     def __call__(self, x: jax.Array, by: Rotation, pages: KVPages, batch: RaggedBatch) -> tuple[jax.Array, KVPages]:
-        attended, pages = self.self_attn(self.input_layernorm(x), by, pages, batch)
-        if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
-            x = x + attended
-            return x + self.mlp(self.post_attention_layernorm(x)), pages
-        x = x + self.post_attention_layernorm(attended)
-        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x))), pages
+        sandwich = self.pre_feedforward_layernorm is not None
+        after_attention = self.post_attention_layernorm if sandwich else None
+        x, pages = self.self_attn(x, by, pages, batch, before=self.input_layernorm, after=after_attention)
+        before_mlp = self.pre_feedforward_layernorm or self.post_attention_layernorm
+        return self.mlp(x, before=before_mlp, after=self.post_feedforward_layernorm), pages
 
 
 @partial(jax.jit, static_argnums=0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kernels.activations import ACTIVATIONS
 from models.config import LayerConfig, ModelConfig, RopeConfig
 from models.fields import Fields
-from models.layers.mlp import ACTIVATIONS
 from models.layers.rope_scaling import LAYER_TYPES, RopeLengths, extended_length, resolve_rope, rope_parameters
 
 MAX_LAYERS = 4096  # far above any model: a wrong number must not build a million modules

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from kernels.attention import KVPages, RaggedBatch, attend
+from kernels.fused import linear_add, norm_linears
 from models.config import LayerConfig, ModelConfig
 from models.layers.linear import Linear
 from models.layers.norm import RMSNorm
@@ -14,7 +15,7 @@ from models.layers.rope import Rotation, rotate
 
 
 class Attention(nnx.Module):
-    """Projections, optional norms of q and k, rope, attention, output projection."""
+    """``x + after(o(attention))``; q, k and v are projected from ``before(x)``, normed if configured, and rotated."""
 
     def __init__(self, config: ModelConfig, layer: LayerConfig, *, dtype: jnp.dtype) -> None:
         size, head_dim = config.hidden_size, config.head_dim
@@ -32,11 +33,22 @@ class Attention(nnx.Module):
         self.window = layer.window
         self.softcap = config.attention_softcap
 
-    def __call__(self, x: jax.Array, by: Rotation, pages: KVPages, batch: RaggedBatch) -> tuple[jax.Array, KVPages]:
+    def __call__(
+        self,
+        x: jax.Array,
+        by: Rotation,
+        pages: KVPages,
+        batch: RaggedBatch,
+        *,
+        before: RMSNorm,
+        after: RMSNorm | None,
+    ) -> tuple[jax.Array, KVPages]:
         """[T, D] to [T, D], and the layer's pages with the tokens' keys and values stored."""
-        q, k, v = (project(x).reshape(len(x), -1, self.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj))
+        projections = [module.projection for module in (self.q_proj, self.k_proj, self.v_proj)]
+        q, k, v = (y.reshape(len(x), -1, self.head_dim) for y in norm_linears(x, before.norm, projections))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (rotate(heads, by, interleaved=self.interleaved) for heads in (q, k))
         out, pages = attend(q, k, v, pages, batch, scale=self.scale, window=self.window, softcap=self.softcap)
-        return self.o_proj(out.reshape(len(x), -1)), pages
+        added = after.norm if after is not None else None
+        return linear_add(out.reshape(len(x), -1), self.o_proj.projection, added, x), pages

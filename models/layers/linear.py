@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from kernels.linear import linear
+from kernels.fused import Projection
 
 
 class Linear(nnx.Module):
@@ -20,5 +20,7 @@ class Linear(nnx.Module):
         self.weight = nnx.Param(jax.ShapeDtypeStruct((size_out, size_in), dtype))
         self.bias = nnx.Param(jax.ShapeDtypeStruct((size_out,), jnp.float32)) if bias else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return linear(x, self.weight.get_value(), None if self.bias is None else self.bias.get_value())
+    @property
+    def projection(self) -> Projection:
+        """As kernels take it."""
+        return Projection(self.weight.get_value(), None if self.bias is None else self.bias.get_value())

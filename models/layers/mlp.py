@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from types import MappingProxyType
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from kernels.fused import linear_add, norm_gated
 from models.config import ModelConfig
 from models.layers.linear import Linear
-
-_tanh_gelu = partial(jax.nn.gelu, approximate=True)
-
-# By the names that config.json uses.
-ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
-    {
-        "silu": jax.nn.silu,
-        "swish": jax.nn.silu,
-        "gelu": partial(jax.nn.gelu, approximate=False),
-        "gelu_new": _tanh_gelu,
-        "gelu_fast": _tanh_gelu,
-        "gelu_pytorch_tanh": _tanh_gelu,
-        "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
-    }
-)
+from models.layers.norm import RMSNorm
 
 
 class MLP(nnx.Module):
-    """``down(act(gate(x)) * up(x))``; the activation is computed in f32."""
+    """``x + after(down(act(gate(n)) * up(n)))`` with ``n = before(x)``."""
 
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype) -> None:
         size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
@@ -39,6 +22,7 @@ class MLP(nnx.Module):
         self.down_proj = Linear(inner, size, bias=bias, dtype=dtype)
         self.activation = config.activation
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        gate = ACTIVATIONS[self.activation](self.gate_proj(x).astype(jnp.float32)).astype(x.dtype)
-        return self.down_proj(gate * self.up_proj(x))
+    def __call__(self, x: jax.Array, *, before: RMSNorm, after: RMSNorm | None) -> jax.Array:
+        gate, up = self.gate_proj.projection, self.up_proj.projection
+        inner = norm_gated(x, before.norm, gate, up, activation=self.activation)
+        return linear_add(inner, self.down_proj.projection, after.norm if after is not None else None, x)

@@ -1,4 +1,4 @@
-"""RMS norm in its two flavours."""
+"""RMS norm as a module."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from kernels.norm import Norm, rms_norm
+
 
 class RMSNorm(nnx.Module):
-    """``x / rms(x) * weight`` over the last axis; the statistics are f32.
+    """See ``kernels.norm.Norm``.
 
     Args:
         size: length of the last axis.
-        eps: added to the mean square.
-        plus_one: the weight is stored less one and the product is taken in f32 (Gemma); otherwise ``x / rms(x)`` is
-            rounded to x's dtype first (Llama and the rest).
     """
 
     def __init__(self, size: int, *, eps: float, plus_one: bool = False) -> None:
@@ -23,10 +22,10 @@ class RMSNorm(nnx.Module):
         self.eps = eps
         self.plus_one = plus_one
 
+    @property
+    def norm(self) -> Norm:
+        """As kernels take it."""
+        return Norm(self.weight.get_value(), self.eps, self.plus_one)
+
     def __call__(self, x: jax.Array) -> jax.Array:
-        weight = self.weight.get_value()
-        wide = x.astype(jnp.float32)
-        normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        if self.plus_one:
-            return (normed * (1 + weight.astype(jnp.float32))).astype(x.dtype)
-        return normed.astype(x.dtype) * weight.astype(x.dtype)
+        return rms_norm(x, self.norm)

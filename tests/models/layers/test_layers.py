@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from kernels.activations import ACTIVATIONS
 from models.layers.embedding import Embedding
-from models.layers.mlp import ACTIVATIONS
 from models.layers.norm import RMSNorm
 
 RNG = np.random.default_rng(0)

@@ -1,0 +1,34 @@
+"""RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467) in its two flavours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Norm:
+    """A norm's weight and how it is applied.
+
+    Attributes:
+        weight: f32 [D].
+        eps: added to the mean square.
+        plus_one: the weight is stored less one and the product is taken in f32 (Gemma); otherwise ``x / rms(x)`` is
+            rounded to x's dtype first (Llama and the rest).
+    """
+
+    weight: jax.Array
+    eps: float = field(metadata={"static": True})
+    plus_one: bool = field(default=False, metadata={"static": True})
+
+
+def rms_norm(x: jax.Array, norm: Norm) -> jax.Array:
+    """``x / rms(x) * weight`` over the last axis, in x's dtype; the statistics are f32."""
+    wide = x.astype(jnp.float32)
+    normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + norm.eps)
+    if norm.plus_one:
+        return (normed * (1 + norm.weight.astype(jnp.float32))).astype(x.dtype)
+    return normed.astype(x.dtype) * norm.weight.astype(x.dtype)
