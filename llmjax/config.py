@@ -99,6 +99,15 @@ class EngineConfig:
         choices=("auto", "float32", "bfloat16", "float16"),
         section="numerics",
     )
+    quantization: str | None = setting(
+        None,
+        "quantise weights at load: a ggml type for every matrix (q4k, q80 …) or a mix as llama.cpp's files (q4_k_m "
+        "…), int8, w8a8, int4, fp8; none: dequantise; default: as the checkpoint has them",
+        aliases=("--isq",),
+    )
+    quantization_rules: dict[str, str] = setting(  # noqa: RUF009
+        {}, 'quantisation of single modules, by regular expressions on names: \'{"down_proj": "q8_0"}\''
+    )
     kv_cache_dtype: str = setting(
         "auto",
         "type of the KV cache; auto: the model's",

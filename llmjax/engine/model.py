@@ -22,6 +22,7 @@ from llmjax.config import EngineConfig
 from llmjax.errors import CheckpointError
 from llmjax.platforms import Platform
 from llmjax.quantization.packing import put
+from llmjax.quantization.plan import Kept, QuantizationPlan
 from models.config import ModelConfig
 from models.errors import UnsupportedModel
 
@@ -74,6 +75,9 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
         model_config, dtype=platform.dtype, activation_dtype=platform.activation_dtype
     )
     _check_tensors(checkpoint, shapes)
+    plan = QuantizationPlan.of(
+        config.quantization, config.quantization_rules, settings, tied=model_config.tie_word_embeddings
+    )
     activations = platform.quantized_activations if config.activations == "auto" else config.activations
     params: dict[str, jax.Array | QTensor] = {}
     # Standard output belongs to generated text.
@@ -82,15 +86,16 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
         shapes.items(), "Loading weights", console=console, transient=True, disable=not console.is_terminal
     )
     for name, shape in progress:
-        source = checkpoint.tensors[name].row_source() if len(shape.shape) > 1 else None
-        if source is None:
-            params[name] = jax.device_put(checkpoint.tensors[name].read(np.dtype(shape.dtype)), platform.device)
+        tensor = checkpoint.tensors[name]
+        kept = plan.keep(tensor) if len(shape.shape) > 1 else Kept(None)
+        if kept.source is None:
+            params[name] = jax.device_put(tensor.read(np.dtype(shape.dtype)), platform.device)
         else:
             params[name] = put(
-                source,
+                kept.source,
                 tile=platform.weight_tile,
                 dtype=shape.dtype,
-                activations=activations,
+                activations=activations if kept.activations == "auto" else kept.activations,
                 device=platform.device,
             )
     jax.block_until_ready(params)

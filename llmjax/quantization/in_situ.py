@@ -1,0 +1,95 @@
+"""Weights quantised while they are loaded, a few rows at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import ml_dtypes
+import numpy as np
+
+from kernels.qtensor import RowFormat
+from llmjax.checkpoint.checkpoint import StoredTensor
+from llmjax.errors import CheckpointError
+from llmjax.quantization.packing import RowSource
+from llmjax.quantization.rows import QuantizedRows
+from llmjax.quantization.uniform import UniformScheme
+
+AS_STORED = {"BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype(np.float16)}
+"""Types that plain tensors are read in, so that no wider copy of them exists; else f32."""
+
+
+@dataclass(frozen=True, eq=False)
+class FloatRows:
+    """Rows of a stored matrix as floats, whatever it is stored as."""
+
+    tensor: StoredTensor
+
+    @cached_property
+    def _quantized(self) -> RowSource | None:
+        return self.tensor.row_source()
+
+    @cached_property
+    def _plain(self) -> np.ndarray:
+        return self.tensor.read(AS_STORED.get(self.tensor.type_name, np.dtype(np.float32)))
+
+    @property
+    def row_step(self) -> int:
+        """`read` may be asked only for rows that start at a multiple of this."""
+        return 1 if self._quantized is None else self._quantized.row_step
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Rows `start` to `stop`: float [n, in]."""
+        source = self._quantized
+        if source is None:
+            return self._plain[start:stop]
+        rows = source.quantized_rows(start, stop)
+        values = np.empty(rows.codes.shape, np.float32)
+        rows.dequantize(values)
+        if source.columns is None:
+            return values
+        ordered = np.empty_like(values)
+        ordered[:, source.columns] = values
+        return ordered
+
+
+@dataclass(frozen=True, eq=False)
+class InSituRows:
+    """A `RowSource` that quantises what it reads.
+
+    Attributes:
+        tensor: a matrix [out, in], quantised already or not.
+        scheme: what it becomes.
+    """
+
+    tensor: StoredTensor
+    scheme: UniformScheme
+    columns: None = None
+
+    @cached_property
+    def format(self) -> RowFormat:
+        return self.scheme.format(self.tensor.shape[1])
+
+    @cached_property
+    def _floats(self) -> FloatRows:
+        return FloatRows(self.tensor)
+
+    @property
+    def size_out(self) -> int:
+        return self.tensor.shape[0]
+
+    @property
+    def row_step(self) -> int:
+        return self._floats.row_step
+
+    def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
+        """Rows `start` to `stop`.
+
+        Raises:
+            CheckpointError: a weight cannot be quantised so.
+        """
+        rows = self._floats.read(start, stop)
+        try:
+            return self.scheme.quantize(rows)
+        except CheckpointError as error:
+            raise CheckpointError(f"tensor {self.tensor.name!r}: {error}") from None

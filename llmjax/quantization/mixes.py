@@ -1,0 +1,342 @@
+"""Which scheme each tensor gets: llama.cpp's mixes (q4_k_m …), one scheme for all, and the user's own rules.
+
+The mixes are those of ``llama_tensor_get_type`` in llama.cpp's llama-quant.cpp without an importance matrix: more bits
+for the output, for attention's values and for the MLP's way down, in layers that are known to be sensitive. They stand
+in MIXES as data: the first rule whose condition holds decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from llmjax.errors import ConfigError
+from llmjax.quantization.reference import SCHEMES, scheme_named
+
+KEEP = "none"
+"""In a user's rule: leave the tensor as it is."""
+
+FALLBACKS: Mapping[str, str] = MappingProxyType(
+    {
+        "q2_k": "q4_0",
+        "q3_k": "q4_0",
+        "q4_k": "q5_0",
+        "q5_k": "q5_1",
+        "q6_k": "q8_0",
+        "iq4_xs": "iq4_nl",
+        "tq1_0": "q4_0",
+        "tq2_0": "q4_0",
+    }
+)
+"""What stands in for a scheme of blocks of 256 where rows do not fill these."""
+
+_MODULE = r"(?:^|\.)(?:{})\.weight$"
+CATEGORIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (category, re.compile(_MODULE.format(modules)))
+    for category, modules in (
+        ("output", "lm_head"),
+        ("embedding", "embed_tokens"),
+        ("values", "v_proj|qkv_proj|kv_b_proj"),
+        ("keys", "k_proj"),
+        ("attention_output", "o_proj"),
+        ("down", r"down_proj|experts\.\d+\.w2"),
+    )
+)
+"""Kinds of tensors that mixes tell apart, by Hugging Face name."""
+
+_NEVER = re.compile(
+    r"norm\.weight$|(?:mlp|block_sparse_moe)\.gate\.weight$|shared_expert_gate\.weight$|router\.weight$"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """What mixes look at in a model.
+
+    Attributes:
+        layers: decoder layers.
+        heads: query heads.
+        kv_heads: key/value heads.
+        experts: experts of a layer; 0 for dense models.
+        tied: the output shares the embedding's weights.
+        family: config.json's ``model_type``.
+    """
+
+    layers: int
+    heads: int
+    kv_heads: int
+    experts: int = 0
+    tied: bool = False
+    family: str = ""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], *, tied: bool) -> ModelShape:
+        """From config.json; `tied` is whether the checkpoint has no output weights of its own."""
+        experts = next(
+            (config[key] for key in ("num_local_experts", "num_experts", "n_routed_experts") if key in config), 0
+        )
+        return cls(
+            layers=config["num_hidden_layers"],
+            heads=config["num_attention_heads"],
+            kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+            experts=experts or 0,
+            tied=tied,
+            family=config.get("model_type", ""),
+        )
+
+    @property
+    def shares_heads(self) -> bool:
+        """At least four query heads share a key/value head: values are small and cheap to keep precise."""
+        return self.heads // self.kv_heads >= 4
+
+    @property
+    def is_70b(self) -> bool:
+        """The shape that llama.cpp calls 70B."""
+        return self.layers == 80 and (
+            self.family == "qwen2" or (self.family == "llama" and self.heads != self.kv_heads)
+        )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor is: its layer in a model."""
+
+    layer: int
+    model: ModelShape
+
+
+Condition = Callable[[Place], bool]
+Rules = tuple[tuple[Condition, str], ...]
+
+
+def always(place: Place) -> bool:
+    return True
+
+
+def sensitive_layers(place: Place) -> bool:
+    """The first and last eighth, and every third layer in between."""
+    layer, layers = place.layer, place.model.layers
+    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+
+
+def first_eighth(place: Place) -> bool:
+    return place.layer < place.model.layers // 8
+
+
+def first_sixteenth(place: Place) -> bool:
+    return place.layer < place.model.layers // 16
+
+
+def first_two(place: Place) -> bool:
+    return place.layer < 2
+
+
+def first_four(place: Place) -> bool:
+    return place.layer < 4
+
+
+def shares_heads(place: Place) -> bool:
+    return place.model.shares_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix:
+    """Schemes by kind of tensor.
+
+    Attributes:
+        base: what no rule says otherwise.
+        values, down, attention_output: rules for these tensors.
+        embedding: scheme of an embedding that is not the output too; None: base.
+        few_experts_output: scheme of attention's output in models of eight experts; None: base.
+    """
+
+    base: str
+    values: Rules = ()
+    down: Rules = ()
+    attention_output: Rules = ()
+    embedding: str | None = None
+    few_experts_output: str | None = None
+
+
+MIXES: Mapping[str, Mix] = MappingProxyType(
+    {
+        "q4_0": Mix(base="q4_0"),
+        "q4_1": Mix(base="q4_1"),
+        "q5_0": Mix(base="q5_0"),
+        "q5_1": Mix(base="q5_1"),
+        "q8_0": Mix(base="q8_0"),
+        "q2_k": Mix(
+            base="q2_k",
+            values=((shares_heads, "q4_k"), (always, "q3_k")),
+            down=((always, "q3_k"),),
+            attention_output=((always, "q3_k"),),
+            few_experts_output="q5_k",
+        ),
+        "q3_k_s": Mix(base="q3_k", few_experts_output="q5_k"),
+        "q3_k_m": Mix(
+            base="q3_k",
+            values=((first_two, "q5_k"), (always, "q4_k")),
+            down=((first_sixteenth, "q5_k"), (always, "q4_k")),
+            attention_output=((always, "q4_k"),),
+            few_experts_output="q5_k",
+        ),
+        "q3_k_l": Mix(
+            base="q3_k",
+            values=((always, "q5_k"),),
+            down=((always, "q5_k"),),
+            attention_output=((always, "q5_k"),),
+        ),
+        "q4_k_s": Mix(
+            base="q4_k", values=((first_four, "q5_k"),), down=((first_eighth, "q5_k"),), few_experts_output="q5_k"
+        ),
+        "q4_k_m": Mix(
+            base="q4_k",
+            values=((sensitive_layers, "q6_k"),),
+            down=((sensitive_layers, "q6_k"),),
+            few_experts_output="q5_k",
+        ),
+        "q5_k_s": Mix(base="q5_k"),
+        "q5_k_m": Mix(base="q5_k", values=((sensitive_layers, "q6_k"),), down=((sensitive_layers, "q6_k"),)),
+        "q6_k": Mix(base="q6_k"),
+        "iq4_nl": Mix(
+            base="iq4_nl",
+            values=((shares_heads, "q5_k"),),
+            down=((first_eighth, "q5_k"),),
+            few_experts_output="q5_k",
+        ),
+        "iq4_xs": Mix(
+            base="iq4_xs",
+            values=((shares_heads, "q5_k"),),
+            down=((first_eighth, "q5_k"),),
+            few_experts_output="q5_k",
+        ),
+        "tq1_0": Mix(base="tq1_0", embedding="q4_k"),
+        "tq2_0": Mix(base="tq2_0", embedding="q4_k"),
+    }
+)
+"""What llama.cpp's files of that name hold. ``q4_k`` and ``q4k``, ``q2k`` … without an underscore before the k, are no
+mixes: every tensor gets that scheme."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What becomes of a tensor.
+
+    Attributes:
+        scheme: a key of SCHEMES, or None: it stays as it is.
+        wanted: the scheme that was meant for it; another one than `scheme` where rows do not fill its blocks.
+    """
+
+    scheme: str | None
+    wanted: str | None
+
+    @property
+    def fell_back(self) -> bool:
+        return self.scheme != self.wanted
+
+
+@dataclass(frozen=True)
+class UserRules:
+    """Rules by name, before those of the mix; the first that matches decides.
+
+    Attributes:
+        rules: patterns, searched for in Hugging Face names, and schemes (or None to keep a tensor as it is).
+    """
+
+    rules: tuple[tuple[re.Pattern[str], str | None], ...] = field(default=())
+
+    @classmethod
+    def parse(cls, rules: Iterable[tuple[str, str]]) -> UserRules:
+        """From regular expressions with scheme names or ``none``.
+
+        Raises:
+            ConfigError: an expression is malformed or a scheme unknown.
+        """
+        parsed = []
+        for pattern, scheme in rules:
+            try:
+                compiled = re.compile(pattern)
+            except re.error as error:
+                raise ConfigError(f"quantization rule {pattern!r} is no regular expression: {error}") from None
+            parsed.append((compiled, None if scheme.lower() == KEEP else scheme_named(scheme)))
+        return cls(tuple(parsed))
+
+
+def mix_named(name: str) -> Mix:
+    """A mix of llama.cpp, or else one scheme for every tensor.
+
+    Raises:
+        ConfigError: `name` is neither.
+    """
+    if (mix := MIXES.get(name.lower())) is not None:
+        return mix
+    try:
+        scheme = scheme_named(name)
+    except ConfigError:
+        known = ", ".join(dict.fromkeys((*MIXES, *SCHEMES)))
+        raise ConfigError(f"quantization {name!r} is unknown; known are {known}") from None
+    # The output too: a rule for it would have to name it.
+    return Mix(base=scheme, embedding=scheme)
+
+
+def tensor_scheme(
+    mix: str, *, name: str, shape: Sequence[int], model: ModelShape, rules: UserRules | None = None
+) -> Choice:
+    """The scheme for one tensor.
+
+    Vectors, norms and the routers of experts are never quantised, whatever the rules say.
+
+    Args:
+        mix: a key of MIXES, or a scheme for every tensor.
+        name: Hugging Face name.
+        shape: outermost dimension first; rows are what is cut into blocks.
+        model: the model's shape.
+        rules: the user's.
+
+    Raises:
+        ConfigError: the mix is unknown.
+    """
+    chosen = mix_named(mix)
+    if len(shape) < 2 or not name.endswith("weight") or _NEVER.search(name):
+        return Choice(None, None)
+    columns = shape[-1]
+    for pattern, scheme in () if rules is None else rules.rules:
+        if pattern.search(name):
+            return Choice(None, None) if scheme is None else fitting(scheme, columns)
+    pure = mix.lower() not in MIXES
+    return fitting(chosen.base if pure else _mixed(chosen, name, columns, model), columns)
+
+
+def _mixed(mix: Mix, name: str, columns: int, model: ModelShape) -> str:
+    category = next((category for category, pattern in CATEGORIES if pattern.search(name)), "")
+    layer = re.search(r"\.layers\.(\d+)\.", name)
+    place = Place(int(layer[1]) if layer else 0, model)
+    if category == "output" or (category == "embedding" and model.tied):
+        return "q8_0" if mix.base == "q8_0" or columns % SCHEMES[mix.base].block.elems else "q6_k"
+    if category == "embedding":
+        return mix.embedding or mix.base
+    if model.experts == 8 and category in ("values", "keys"):
+        return "q8_0"
+    if category == "values":
+        scheme = _first(mix.values, place, mix.base)
+        return "q5_k" if model.is_70b and scheme in ("q3_k", "q4_k") else scheme
+    if category == "attention_output" and model.experts == 8:
+        return mix.few_experts_output or mix.base
+    if category == "attention_output":
+        return _first(mix.attention_output, place, mix.base)
+    return _first(mix.down, place, mix.base) if category == "down" else mix.base
+
+
+def _first(rules: Rules, place: Place, default: str) -> str:
+    return next((scheme for condition, scheme in rules if condition(place)), default)
+
+
+def fitting(scheme: str, columns: int) -> Choice:
+    """The scheme, what stands in for it, or none (llama.cpp: float16) where rows of `columns` fill no blocks."""
+    for candidate in (scheme, FALLBACKS.get(scheme)):
+        if candidate is not None and columns % SCHEMES[candidate].block.elems == 0:
+            return Choice(candidate, scheme)
+    return Choice(None, scheme)

@@ -1,0 +1,130 @@
+"""Which weight is kept how: the `quantization` settings applied to the tensors of a model."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmjax.checkpoint.checkpoint import StoredTensor
+from llmjax.errors import ConfigError
+from llmjax.quantization import mixes, uniform
+from llmjax.quantization.in_situ import InSituRows
+from llmjax.quantization.mixes import ModelShape
+from llmjax.quantization.packing import RowSource
+from llmjax.quantization.schemes import SCHEMES, scheme_named
+
+logger = logging.getLogger(__name__)
+
+PLAIN = "none"  # dequantised to the model's dtype
+STORED = "stored"  # whatever the checkpoint has
+AT_EIGHT_BITS = re.compile(r"(^|\.)(embed_tokens|lm_head)\.weight$")
+"""What schemes without a mix of their own keep at 8 bits: every token passes through these two."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How a weight is kept in memory.
+
+    Attributes:
+        source: its codes and scales; None: plain numbers.
+        activations: for `QTensor.activations`; ``auto``: as the engine is configured.
+    """
+
+    source: RowSource | None
+    activations: str = "auto"
+
+
+@dataclass(frozen=True)
+class QuantizationPlan:
+    """What `quantization` and `quantization_rules` ask for.
+
+    Attributes:
+        default: a scheme, a mix, ``none`` or ``stored``.
+        rules: patterns that are searched for in names, with what a match becomes instead; the first decides.
+        model: its shape, which mixes look at.
+    """
+
+    default: str
+    rules: tuple[tuple[re.Pattern[str], str], ...]
+    model: ModelShape
+
+    @classmethod
+    def of(
+        cls, quantization: str | None, rules: Mapping[str, str], config: Mapping[str, Any], *, tied: bool
+    ) -> QuantizationPlan:
+        """The plan for one model.
+
+        Args:
+            quantization, rules: the settings.
+            config: content of config.json.
+            tied: whether the embedding is the head too.
+
+        Raises:
+            ConfigError: a scheme is unknown or an expression malformed.
+        """
+        if not isinstance(rules, Mapping) or not all(isinstance(scheme, str) for scheme in rules.values()):
+            raise ConfigError("quantization_rules must map regular expressions to scheme names")
+        compiled = []
+        for pattern, scheme in rules.items():
+            try:
+                compiled.append((re.compile(pattern), _checked(scheme, mix=False)))
+            except re.error as error:
+                raise ConfigError(f"quantization_rules: {pattern!r} is no regular expression: {error}") from None
+        return cls(_checked(quantization or STORED), tuple(compiled), ModelShape.of(config, tied=tied))
+
+    def keep(self, tensor: StoredTensor) -> Kept:
+        """How a matrix is kept.
+
+        Args:
+            tensor: under its Hugging Face name.
+        """
+        rule = next((scheme for pattern, scheme in self.rules if pattern.search(tensor.name)), None)
+        name = self._scheme(tensor, rule or self.default, ruled=rule is not None)
+        if name == PLAIN:
+            return Kept(None)
+        if name in (STORED, tensor.type_name.lower()):
+            return Kept(tensor.row_source())
+        scheme = scheme_named(name)
+        return Kept(InSituRows(tensor, scheme), scheme.activations)
+
+    def _scheme(self, tensor: StoredTensor, name: str, *, ruled: bool) -> str:
+        if name in (PLAIN, STORED):
+            return name
+        if name in uniform.SCHEMES:
+            eight_bits = "fp8" if name == "fp8" else "int8"
+            return eight_bits if not ruled and AT_EIGHT_BITS.search(tensor.name) else name
+        if ruled:
+            choice = mixes.fitting(name, tensor.shape[-1])
+        else:
+            choice = mixes.tensor_scheme(name, name=tensor.name, shape=tensor.shape, model=self.model)
+        if choice.fell_back:
+            logger.warning(
+                "%s: rows of %d weights do not fill blocks of %s; kept as %s",
+                tensor.name,
+                tensor.shape[-1],
+                choice.wanted,
+                choice.scheme or "it is",
+            )
+        return choice.scheme or STORED
+
+
+def _checked(name: str, *, mix: bool = True) -> str:
+    """The name as it is used here: of a mix or, where that is not meant or there is none of that name, of a scheme."""
+    name = name.lower()
+    if name in (PLAIN, STORED) or (mix and name in mixes.MIXES):
+        return name
+    try:
+        scheme = scheme_named(name).name
+    except ConfigError:
+        known = ", ".join(dict.fromkeys((*(mixes.MIXES if mix else ()), *SCHEMES, PLAIN, STORED)))
+        raise ConfigError(f"quantization {name!r} is unknown; known are {known}") from None
+    return name if scheme in mixes.MIXES else scheme  # q2k: one scheme for all, q2_k: the mix
+
+
+def summary(kinds: Counter[str]) -> str:
+    """``210 q4_k, 1 q6_k``: how many matrices are kept how, most first."""
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
