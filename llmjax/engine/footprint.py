@@ -47,7 +47,7 @@ class KVFootprint:
         left, used, windows = max(num_bytes, 0), 0, dict(sorted(self.window_bytes.items()))
         for window in list(windows):
             each = self.token_bytes + sum(windows.values())
-            if (longest := used + int(left / each)) <= window:
+            if (longest := used + int(left / each)) < window:
                 return longest
             left -= (window - used) * each
             used = window

@@ -23,7 +23,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def engine(compile_cache_dir: str) -> list[str]:
     line = f"--model {TESTS / 'models/golden/llama'} --tokenizer {TESTS / 'engine/golden/characters'} --page-size 4"
-    line += f" --max-num-batched-tokens 64 --kv-cache-memory-bytes 1MiB --compilation-cache-dir {compile_cache_dir}"
+    line += f" --max-num-batched-tokens 16 --kv-cache-memory-bytes 1MiB --compilation-cache-dir {compile_cache_dir}"
     return [*line.split(), "--dtype", "float32"]
 
 

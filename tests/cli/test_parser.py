@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmjax.cli import COMMANDS, main
 from llmjax.cli.bench import BENCHMARKS
+from llmjax.cli.evaluate import EVALUATIONS
 from llmjax.cli.parser import Parser
 from llmjax.cli.sampling import HELP, NOT_FLAGS, add_sampling_flags, sampling_params, sampling_settings
 from llmjax.cli.serve import parse
@@ -97,6 +98,7 @@ def test_mistakes_are_one_line_that_names_them(line: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=12) | st.sampled_from(["--port", "--config", "--api-key", "--offline", "--", "8"])))
 def test_any_arguments_are_settings_or_a_config_error(argv: list[str]) -> None:
     if {"-h", "--help"} & set(argv):
@@ -134,11 +136,17 @@ def test_help_says_every_flag_and_default(capsys: pytest.CaptureFixture[str]) ->
     assert max(map(len, text.splitlines())) <= 110
 
 
-@pytest.mark.parametrize("command", [[name] for name in COMMANDS] + [["bench", name] for name in BENCHMARKS])
+GROUPS = {"bench": BENCHMARKS, "eval": EVALUATIONS}
+
+
+@pytest.mark.parametrize(
+    "command", [[name] for name in COMMANDS] + [[group, name] for group, names in GROUPS.items() for name in names]
+)
 def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    if command == ["bench"]:
-        assert main(["bench", "--help"]) == 0
-        assert "latency" in capsys.readouterr().out
+    if command[0] in GROUPS and len(command) == 1:
+        assert main([*command, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert all(name in shown for name in GROUPS[command[0]])
     else:
         assert f"usage: llmjax {' '.join(command)} " in help_of(capsys, *command)
 

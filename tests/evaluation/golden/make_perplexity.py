@@ -1,4 +1,4 @@
-"""Writes ``perplexity.json`` beside it: perplexities of a short text by Hugging Face's models on the golden checkpoints.
+"""Writes ``perplexity.json`` beside it: a short text's perplexities by Hugging Face's models, golden checkpoints.
 
 Needs ``torch`` (CPU), ``transformers`` and ``safetensors``, none of which the tests need:
 

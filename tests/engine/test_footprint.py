@@ -1,0 +1,78 @@
+"""What a model will need, compared with what the engine takes when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.attention import make_pages
+from llmjax import LLM
+from llmjax.checkpoint import open_checkpoint
+from llmjax.config import EngineConfig
+from llmjax.engine.footprint import KV_TYPES, KVFootprint, kv_footprint, weight_bytes
+from llmjax.platforms import select_platform
+
+GOLDEN = Path(__file__).parents[1] / "models" / "golden"
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_weights_take_what_was_said(name: str, engine_of: Callable[..., LLM]) -> None:
+    llm = engine_of(name)
+    said = weight_bytes(open_checkpoint(GOLDEN / name).tensors, select_platform(EngineConfig(dtype="float32")))
+    assert said == llm.engine.model.num_bytes
+
+
+@pytest.mark.parametrize("kind", KV_TYPES)
+@pytest.mark.parametrize("page_size", [4, 32])
+def test_kv_pages_take_what_was_said(kind: str, page_size: int, engine_of: Callable[..., LLM]) -> None:
+    model = engine_of("gemma3").model_config
+    pages = jax.eval_shape(
+        lambda: make_pages(
+            num_pages=10,
+            page_size=page_size,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            dtype=KV_TYPES[kind],
+        )
+    )
+    one_layer = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pages)) / (10 * page_size)
+    found = kv_footprint(model, KV_TYPES[kind], page_size=page_size)
+    assert found.token_bytes == pytest.approx(2 * one_layer)
+    assert found.window_bytes == pytest.approx({8: 4 * one_layer})
+    assert found.first_token_bytes == pytest.approx(6 * one_layer)
+
+
+def test_a_model_of_full_attention_has_no_windows(engine_of: Callable[..., LLM]) -> None:
+    model = engine_of("llama").model_config
+    found = kv_footprint(model, jnp.dtype(jnp.bfloat16), page_size=16)
+    assert found == KVFootprint(3 * 2 * 2 * 8 * 2, {})
+    halved = replace(model, layers=model.layers[:1])
+    assert kv_footprint(halved, jnp.dtype(jnp.bfloat16), page_size=16).token_bytes == 2 * 2 * 8 * 2
+
+
+FOOTPRINTS = st.builds(
+    KVFootprint, st.integers(0, 20), st.dictionaries(st.integers(1, 30), st.integers(1, 20), max_size=3)
+)
+
+
+def needed(kv: KVFootprint, tokens: int) -> float:
+    return kv.token_bytes * tokens + sum(size * min(tokens, window) for window, size in kv.window_bytes.items())
+
+
+@settings(deadline=None)
+@given(FOOTPRINTS.filter(lambda kv: kv.first_token_bytes > 0), st.integers(-5, 3000))
+def test_as_many_tokens_fit_as_there_is_memory(kv: KVFootprint, num_bytes: int) -> None:
+    tokens = kv.tokens_in(num_bytes)
+    if tokens is None:
+        assert kv.token_bytes == 0
+        assert needed(kv, 10**6) <= num_bytes
+        return
+    assert needed(kv, tokens) <= max(num_bytes, 0)
+    assert needed(kv, tokens + 1) > num_bytes
