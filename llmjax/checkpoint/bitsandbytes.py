@@ -193,4 +193,6 @@ def _open_nested(module: Module, state: QuantSettings, blocks: int) -> NestedSca
     module.expect(".weight.nested_quant_map", (256,), "an 8-bit scale")
     absmax = module.scales(".weight.nested_absmax", dims=1)
     module.expect(".weight.nested_absmax", (-(-blocks // blocksize),), f"{blocks} scales in blocks of {blocksize}")
+    with np.errstate(over="ignore"):
+        module.check_finite(".weight.nested_absmax", np.abs(levels).max() * np.abs(absmax).max() + np.float32(offset))
     return NestedScales(levels.astype(np.float32), absmax.astype(np.float32), blocksize, np.float32(offset))

@@ -2,7 +2,8 @@
 
 Formats int-quantized, float-quantized and naive-quantized keep one code a byte in ``.weight``; pack-quantized packs
 signed codes plus 2^(bits - 1) along in, as ``.weight_packed`` int32 with ``.weight_shape``, and zero points along out;
-mxfp4-pack-quantized is ``.weight_packed`` uint8 with E8M0 scales. ``.weight_scale`` is for the tensor, rows
+mxfp4-pack-quantized is ``.weight_packed`` uint8 with E8M0 scales, nvfp4-pack-quantized the same with E4M3 scales and
+``.weight_global_scale``. ``.weight_scale`` is for the tensor, rows
 (strategy channel), groups of columns or blocks; ``.weight_g_idx`` gives the group of each column.
 Source: the compressed-tensors package, compressors/ and quantization/quant_args.py.
 
@@ -21,6 +22,8 @@ from llmjax.checkpoint.bits import unpack_bits
 from llmjax.checkpoint.layout import Layout, StoredRows, Unsigned, scale_type
 from llmjax.checkpoint.mxfp4 import GROUP as MXFP4_GROUP
 from llmjax.checkpoint.mxfp4 import MXFP4Planes, check_exponents
+from llmjax.checkpoint.nvfp4 import GROUP as NVFP4_GROUP
+from llmjax.checkpoint.nvfp4 import open_nvfp4
 from llmjax.checkpoint.quant_settings import QuantSettings
 from llmjax.checkpoint.quantized import Module, Planes, QuantizedTensor
 from llmjax.checkpoint.scaled import ONE_BYTE, ScaledPlanes, as_matrix, open_scaled
@@ -29,10 +32,13 @@ from llmjax.errors import CheckpointError
 BYTES = ("int-quantized", "float-quantized", "naive-quantized")
 PACKED = "pack-quantized"
 MXFP4 = "mxfp4-pack-quantized"
-FORMATS = (*BYTES, PACKED, MXFP4, "mixed-precision")
-STRATEGIES = ("tensor", "channel", "group", "block")
+NVFP4 = "nvfp4-pack-quantized"
+FP4_GROUPS = {MXFP4: MXFP4_GROUP, NVFP4: NVFP4_GROUP}
+FORMATS = (*BYTES, PACKED, *FP4_GROUPS, "mixed-precision")
+STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 I8, U8, I32, WHOLE = frozenset({"I8"}), frozenset({"U8"}), frozenset({"I32"}), frozenset({"I32", "I64"})
 SCALE, ZERO, PACKED_WEIGHT, G_IDX = ".weight_scale", ".weight_zero_point", ".weight_packed", ".weight_g_idx"
+GLOBAL_SCALE = ".weight_global_scale"
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +96,7 @@ class Scheme:
         is_float: type float rather than int.
         symmetric: no zero points.
         strategy: one of STRATEGIES.
-        group_size: for strategy group.
+        group_size: for strategies group and tensor_group.
         block: rows and columns, for strategy block.
     """
 
@@ -109,15 +115,21 @@ class Scheme:
             "strategy", STRATEGIES, "tensor" if size is None else "channel" if size == -1 else "group"
         )
         is_float = settings.choice("type", ("int", "float"), "int") == "float"
-        choices = (8,) if form in BYTES else (4,) if form == MXFP4 else tuple(range(1, 9))
+        choices = (8,) if form in BYTES else (4,) if form in FP4_GROUPS else tuple(range(1, 9))
         bits = settings.integer("num_bits", default=8, choices=choices)
         if is_float == (form in ("int-quantized", PACKED)) and form != "naive-quantized":
             settings.fail(f"does not go with format {form}", "type")
-        group_size = settings.group_size("group_size") if strategy == "group" else 0
-        if group_size < 0 or (form == MXFP4 and group_size != MXFP4_GROUP):
+        grouped = strategy in ("group", "tensor_group")
+        group_size = settings.group_size("group_size") if grouped else 0
+        if group_size < 0 or group_size != FP4_GROUPS.get(form, group_size):
             settings.fail(
                 f"is {group_size}, which does not go with format {form} and strategy {strategy}", "group_size"
             )
+        symmetric = settings.flag("symmetric", True)
+        if form in FP4_GROUPS and not symmetric:
+            settings.fail(f"is false, which does not go with format {form}", "symmetric")
+        if (strategy == "tensor_group") != (form == NVFP4):
+            settings.fail(f"is {strategy}, which does not go with format {form}", "strategy")
         block = settings.value("block_structure") if strategy == "block" else None
         if strategy == "block" and (
             not isinstance(block, list) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block)
@@ -127,7 +139,7 @@ class Scheme:
             form=form,
             bits=bits,
             is_float=is_float,
-            symmetric=settings.flag("symmetric", True),
+            symmetric=symmetric,
             strategy=strategy,
             group_size=group_size,
             block=(block[0], block[1]) if block else None,
@@ -135,12 +147,14 @@ class Scheme:
 
     def open(self, module: Module) -> QuantizedTensor:
         planes = self._planes(module)
-        kind = "MXFP4" if self.form == MXFP4 else f"{'FLOAT' if self.is_float else 'INT'}{self.bits}"
+        kind = self.form[:5].upper() if self.form in FP4_GROUPS else f"{'FLOAT' if self.is_float else 'INT'}{self.bits}"
         return module.quantized(f"CT-{kind}", planes)
 
     def _planes(self, module: Module) -> Planes:
         if self.form == MXFP4:
             return _open_mxfp4(module)
+        if self.form == NVFP4:
+            return open_nvfp4(module, packed=PACKED_WEIGHT, scales=SCALE, tensor_scale=GLOBAL_SCALE, reciprocal=True)
         if not self.symmetric and ZERO not in module.parts:
             module.fail("is missing", ZERO)
         if self.symmetric and ZERO in module.parts and module.parts[ZERO].stored.any():  # old files hold zeros
@@ -249,7 +263,9 @@ class CompressedTensors:
         ZERO,
         ".weight_shape",
         G_IDX,
+        GLOBAL_SCALE,
         ".input_scale",
+        ".input_global_scale",
         ".input_zero_point",
         ".output_scale",
         ".output_zero_point",

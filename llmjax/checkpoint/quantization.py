@@ -9,13 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from llmjax.checkpoint import awq, gptq, smoothquant
+from llmjax.checkpoint import awq, gptq, modelopt, smoothquant
 from llmjax.checkpoint.awq import AWQ
 from llmjax.checkpoint.bitsandbytes import BitsAndBytes
 from llmjax.checkpoint.compressed_tensors import CompressedTensors
 from llmjax.checkpoint.fp8 import FP8
 from llmjax.checkpoint.gptq import GPTQ
 from llmjax.checkpoint.marlin import Marlin
+from llmjax.checkpoint.modelopt import ModelOpt
 from llmjax.checkpoint.mxfp4 import MXFP4
 from llmjax.checkpoint.quant_settings import QuantSettings
 from llmjax.checkpoint.quantized import Format, QuantizedTensor, quantized_tensors
@@ -26,7 +27,7 @@ from llmjax.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
-FILES = ("quantize_config.json", "quant_config.json")
+FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
 
 def _gptq(settings: QuantSettings) -> Format:
@@ -45,6 +46,8 @@ FORMATS: Mapping[str, Callable[[QuantSettings], Format]] = MappingProxyType(
         "bitsandbytes": BitsAndBytes.from_settings,
         "mxfp4": MXFP4.from_settings,
         "smoothquant": SmoothQuant.from_settings,
+        "modelopt": ModelOpt.from_settings,
+        "modelopt_fp4": ModelOpt.from_settings,
     }
 )
 """By ``quant_method``."""
@@ -55,7 +58,12 @@ KERNELS = frozenset({"gptq_marlin", "awq_marlin", "gptq_marlin_24"})
 """Names of vLLM's kernels, which keep weights in layouts that no checkpoint is published in."""
 
 METHOD_BY_KEYS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = MappingProxyType(
-    {"awq": awq.looks_like, "gptq": gptq.looks_like, "smoothquant": smoothquant.looks_like}
+    {
+        "awq": awq.looks_like,
+        "gptq": gptq.looks_like,
+        "smoothquant": smoothquant.looks_like,
+        "modelopt": modelopt.looks_like,
+    }
 )
 """How settings of tools that write no ``quant_method`` are told apart."""
 
@@ -96,7 +104,12 @@ def plain_tensors(
     how = FORMATS[_method(settings)](settings)
     tensors = quantized_tensors(stored, how, folder)
     if _rounds_activations(how, settings):
-        logger.info("%s: weights are quantised with %s; activations stay unquantised", folder, how.name)
+        logger.info(
+            "%s: its makers round activations of %s layers with scales of their own, which are not used; "
+            "products round them as the setting `activations` says",
+            folder,
+            how.name,
+        )
     return tensors
 
 
@@ -152,4 +165,4 @@ def _rounds_activations(how: Format, settings: QuantSettings) -> bool:
     if isinstance(how, CompressedTensors):
         groups = settings.value("config_groups")
         return any(isinstance(group, dict) and group.get("input_activations") for group in groups.values())
-    return isinstance(how, FP8 | SmoothQuant)
+    return isinstance(how, FP8 | SmoothQuant | ModelOpt)

@@ -71,7 +71,9 @@ class SmoothQuant:
             input_scale = module.scales(INPUT_SCALE)
             if input_scale.size != 1 or not input_scale.item():
                 module.fail("is no single number other than 0", INPUT_SCALE)
-            scales = planes.scales.astype(np.float32) / np.float32(input_scale.item())
+            with np.errstate(over="ignore"):
+                scales = planes.scales.astype(np.float32) / np.float32(input_scale.item())
+            module.check_finite(INPUT_SCALE, scales)
             planes = ScaledPlanes(planes.weight, scales, planes.block_rows, planes.block_columns)
         return module.quantized("SmoothQuant-8", planes)
 

@@ -7,13 +7,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 import models
+from kernels.qtensor import QTensor
 from llmjax.checkpoint import Checkpoint, open_checkpoint
+from llmjax.checkpoint.checkpoint import StoredTensor
+from llmjax.quantization.packing import put
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -52,23 +56,53 @@ def same() -> Equal:
     return Equal()
 
 
+class Packed:
+    """Comparison of a tensor's records with what it reads as."""
+
+    def __init__(self) -> None:
+        self._dequantize = jax.jit(QTensor.dequantize)  # shared by all tests
+
+    def __call__(self, tensor: StoredTensor) -> QTensor | None:
+        """The records, if there are any, after comparing every number but those so small that XLA takes them for 0."""
+        source = tensor.row_source()
+        if source is None:
+            return None
+        weight = put(source, tile=16, dtype=F32, activations="float", device=jax.devices()[0])
+        found, expected = np.asarray(self._dequantize(weight)), tensor.read(F32)
+        tiny = np.float32(np.finfo(np.float32).smallest_normal)
+        same = (found == expected) | (np.isnan(found) & np.isnan(expected))
+        assert (same | (np.abs(expected) < tiny) & (np.abs(found) < tiny)).all(), tensor.name
+        return weight
+
+
+@pytest.fixture(scope="session")
+def packed() -> Packed:
+    return Packed()
+
+
 @pytest.fixture(params=["llama", "qwen3"])
 def family(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture
-def check_model(tmp_path: Path, family: str, same: Equal) -> Callable[..., Checkpoint]:
+def check_model(tmp_path: Path, family: str, same: Equal, packed: Packed) -> Callable[..., Checkpoint]:
     """Builds a whole checkpoint, opens it and compares every tensor."""
 
     def check(
-        pack: Pack, settings: dict[str, Any] | None, *, file: str | None = None, head: bool = False
+        pack: Pack,
+        settings: dict[str, Any] | None,
+        *,
+        file: str | None = None,
+        head: bool = False,
+        records: bool = True,
     ) -> Checkpoint:
         """
         Args:
             pack: makes a layer.
             settings: of the quantisation: in config.json, or in `file`.
             head: whether lm_head is quantised too.
+            records: whether layers stay quantised, rather than being dequantised.
         """
         _, shapes = models.abstract_model(models.model_config(CONFIGS[family]), dtype=F32, activation_dtype=F32)
         rng = np.random.default_rng(0)
@@ -96,6 +130,9 @@ def check_model(tmp_path: Path, family: str, same: Equal) -> Callable[..., Check
             assert same(tensor.read(np.dtype(np.float32)), expected[name]), name
             rounded = expected[name].astype(ml_dtypes.bfloat16)
             assert same(tensor.read(np.dtype(ml_dtypes.bfloat16)), rounded), name
+        for name in ("mlp.up_proj", "mlp.down_proj"):
+            weight = packed(checkpoint.tensors[f"model.layers.0.{name}.weight"])
+            assert (weight is not None) == records
         assert sum(tensor.nbytes for tensor in checkpoint.tensors.values()) == sum(a.nbytes for a in stored.values())
         return checkpoint
 

@@ -30,11 +30,11 @@ def golden(name: str) -> tuple[dict[str, SafetensorsTensor], dict[str, Any]]:
 
 
 def test_all_golden_files_are_there() -> None:
-    assert len(NAMES) == 16
+    assert len(NAMES) == 18
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_the_package_decompresses(name: str, tmp_path: Path, small_tiles: None) -> None:
+def test_what_the_package_decompresses(name: str, tmp_path: Path, packed: Any, small_tiles: None) -> None:
     tensors, settings = golden(name)
     expected = tensors.pop("expected").stored
     for key in ("quantization_config", "compression_config"):
@@ -44,18 +44,21 @@ def test_what_the_package_decompresses(name: str, tmp_path: Path, small_tiles: N
         assert isinstance(weight, QuantizedTensor) and weight.type_name.startswith("CT-")
         assert weight.nbytes == sum(tensor.nbytes for tensor in tensors.values())
         assert np.array_equal(weight.read(BF16), expected)
+    assert packed(weight) is not None
     # A number that bfloat16 rounds is the only thing that may differ in float32.
     assert np.allclose(weight.read(F32), expected.astype(np.float32), rtol=2**-8, atol=0)
 
 
-def test_columns_in_groups_of_their_own(tmp_path: Path) -> None:
+def test_columns_in_groups_of_their_own(tmp_path: Path, packed: Any) -> None:
     tensors, settings = golden("w4_asym")
     plain = plain_tensors(tensors, {"quantization_config": settings}, tmp_path)[f"{MODULE}.weight"].read(F32)
     order = np.random.default_rng(0).permutation(128)
     group_of = (np.arange(128) // 64)[order].astype(np.int32)
     name = f"{MODULE}.weight_g_idx"
     tensors[name] = SafetensorsTensor(name, "I32", group_of.shape, group_of, tmp_path)
-    found = plain_tensors(tensors, {"quantization_config": settings}, tmp_path)[f"{MODULE}.weight"].read(F32)
+    weight = plain_tensors(tensors, {"quantization_config": settings}, tmp_path)[f"{MODULE}.weight"]
+    found, records = weight.read(F32), packed(weight)
+    assert np.array_equal(records.columns, np.argsort(group_of, kind="stable"))
     kept = group_of == np.arange(128) // 64
     assert np.array_equal(found[:, kept], plain[:, kept]) and not np.array_equal(found, plain)
     unset = np.full(128, -1, np.int32)
@@ -83,7 +86,7 @@ def pack_int8(outputs: int, inputs: int) -> tuple[dict[str, np.ndarray], np.ndar
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_w8a8_says_that_activations_are_not_rounded(
+def test_w8a8_says_whose_scales_activations_are_rounded_with(
     dynamic: bool, check_model: Callable[..., Checkpoint], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "llmjax")
@@ -99,4 +102,4 @@ def test_w8a8_says_that_activations_are_not_rounded(
         return parts | ({} if dynamic else {".input_scale": np.ones(1, np.float32)}), weight
 
     check_model(pack, settings)
-    assert "activations stay unquantised" in caplog.text
+    assert "round activations of compressed-tensors layers with scales of their own, which are not used" in caplog.text

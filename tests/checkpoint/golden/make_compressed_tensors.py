@@ -38,6 +38,8 @@ SCHEMES = {
     "fp8_channel": ("float-quantized", FLOAT | {"strategy": "channel"}),
     "fp8_block": ("float-quantized", FLOAT | {"strategy": "block", "block_structure": [32, 64]}),
     "mxfp4": ("mxfp4-pack-quantized", {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 32}),
+    "w7_asym": ("pack-quantized", INT | {"num_bits": 7, "strategy": "group", "group_size": 32, "symmetric": False}),
+    "nvfp4": ("nvfp4-pack-quantized", {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16}),
 }
 
 
@@ -63,10 +65,14 @@ def main() -> None:
         scale = (torch.rand(scale_shape(args)) * reach + reach / 2).to(torch.bfloat16)
         if form == "mxfp4-pack-quantized":
             scale = torch.exp2(torch.randint(-9, -3, scale_shape(args))).to(torch.bfloat16)
+        if form == "nvfp4-pack-quantized":
+            scale = (torch.rand(scale_shape(args)) * 400 + 40).to(torch.float8_e4m3fn).float()
         state = {"weight": weight.to(torch.bfloat16), "weight_scale": scale}
         if not args.symmetric:
             low = -(2 ** (args.num_bits - 1))
             state["weight_zero_point"] = torch.randint(low, -low, scale.shape, dtype=torch.int8)
+        if form == "nvfp4-pack-quantized":
+            state["weight_global_scale"] = torch.tensor([448 * 6 / 0.2])
         compressor = BaseCompressor.get_value_from_registry(form)
         compressed = compressor.compress(dict(state), scheme)
         expected = compressor.decompress(dict(compressed), scheme)["weight"]
