@@ -1,0 +1,145 @@
+"""Which weights are kept how, and that what is quantised at load is what the reference quantisers write."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmjax.checkpoint.ggml import GGML_TYPES, dequantize
+from llmjax.errors import CheckpointError, ConfigError
+from llmjax.quantization import reference
+from llmjax.quantization.in_situ import InSituRows
+from llmjax.quantization.packing import RowSource, put
+from llmjax.quantization.plan import QuantizationPlan
+from llmjax.quantization.schemes import SCHEMES, scheme_named
+
+CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "model_type": "llama"}
+BLOCKS = {block.name.lower(): block for block in GGML_TYPES.values()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """A stored matrix of floats."""
+
+    name: str
+    values: np.ndarray
+    type_name: str = "F32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+    def row_source(self) -> RowSource | None:
+        return None
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        return self.values.astype(dtype)
+
+
+def matrix(name: str = "model.layers.0.mlp.up_proj.weight", rows: int = 24, columns: int = 512) -> Plain:
+    return Plain(name, np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32))
+
+
+def plan(quantization: str | None, rules: dict[str, str] | None = None) -> QuantizationPlan:
+    return QuantizationPlan.of(quantization, rules or {}, CONFIG, tied=True)
+
+
+def kept_as(quantization: str | None, tensor: Plain, rules: dict[str, str] | None = None) -> str:
+    source = plan(quantization, rules).keep(tensor).source
+    return source.scheme.name if isinstance(source, InSituRows) else "plain"
+
+
+@pytest.mark.parametrize("scheme", sorted(reference.SCHEMES))
+def test_weights_are_those_of_the_reference_quantiser(scheme: str) -> None:
+    tensor = matrix()
+    stored = reference.quantize(tensor.values, scheme)
+    source = InSituRows(tensor, scheme_named(scheme))
+    packed = put(source, tile=16, dtype=jnp.float32, activations="float", device=jax.devices("cpu")[0])
+    expected = dequantize(stored, BLOCKS[scheme], np.dtype(np.float32))
+    np.testing.assert_array_equal(packed.dequantize(), expected)
+    np.testing.assert_array_equal(expected, gguf.quants.dequantize(stored, gguf.GGMLQuantizationType[scheme.upper()]))
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int8_g128", "w8a8", "int4", "int4_g64", "fp8"])
+def test_uniform_schemes_are_as_exact_as_their_bits(scheme: str) -> None:
+    tensor = matrix()
+    kept = plan(scheme).keep(tensor)
+    assert kept.source is not None
+    packed = put(kept.source, tile=1, dtype=jnp.float32, activations="float", device=jax.devices("cpu")[0])
+    error = np.abs(np.asarray(packed.dequantize()) - tensor.values).max()
+    assert 0 < error < {"int4": 0.4, "int4_g64": 0.4, "fp8": 0.25}.get(scheme, 0.02)
+    assert kept.activations == ("int8" if scheme == "w8a8" else "auto")
+
+
+def test_quantised_weights_can_become_another_scheme() -> None:
+    first = InSituRows(matrix(), scheme_named("int8"))
+
+    @dataclasses.dataclass(frozen=True)
+    class Quantised(Plain):
+        type_name: str = "INT8"
+
+        def row_source(self) -> RowSource | None:
+            return first
+
+    tensor = Quantised("w.weight", first.tensor.read(np.dtype(np.float32)))
+    again = InSituRows(tensor, scheme_named("q8_0")).quantized_rows(8, 24)
+    weights = np.empty((16, 512), np.float32)
+    first.quantized_rows(8, 24).dequantize(weights)
+    expected = scheme_named("q8_0").quantize(weights)
+    np.testing.assert_array_equal(again.codes, expected.codes)
+    np.testing.assert_array_equal(again.scales, expected.scales)
+
+
+def test_names_of_schemes_and_mixes() -> None:
+    up, head = matrix(), matrix("model.embed_tokens.weight")
+    assert (kept_as(None, up), kept_as("none", up)) == ("plain", "plain")
+    assert (kept_as("q4k", up), kept_as("q4k", head)) == ("q4_k", "q4_k")
+    assert (kept_as("Q4_K_M", up), kept_as("Q4_K_M", head)) == ("q4_k", "q6_k")
+    assert (kept_as("q2k", head), kept_as("q2_k", head)) == ("q2_k", "q6_k")
+    assert (kept_as("int4", up), kept_as("int4", head)) == ("int4", "int8")
+    assert (kept_as("fp8", up), kept_as("fp8", head)) == ("fp8", "fp8")
+    assert {scheme.lower() for scheme in SCHEMES} == set(SCHEMES)
+
+
+def test_rules_come_first() -> None:
+    rules = {r"layers\.0\.mlp": "q8_0", "mlp": "none", "lm_head": "int4"}
+    assert kept_as("q4k", matrix(), rules) == "q8_0"
+    assert kept_as("q4k", matrix("model.layers.1.mlp.up_proj.weight"), rules) == "plain"
+    assert kept_as("q4k", matrix("lm_head.weight"), rules) == "int4"
+    assert kept_as("q4k", matrix("model.layers.1.self_attn.q_proj.weight"), rules) == "q4_k"
+
+
+def test_rows_that_fill_no_blocks_fall_back_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    assert kept_as("q4k", matrix(columns=96)) == "q5_0"
+    assert "do not fill blocks of q4_k" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("quantization", "rules", "message"),
+    [
+        ("q9", {}, "'q9' is unknown"),
+        ("q4k", {"(": "q8_0"}, "no regular expression"),
+        ("q4k", {"mlp": "q4_k_m"}, "'q4_k_m' is unknown"),
+        ("q4k", {"mlp": 4}, "must map"),
+    ],
+)
+def test_bad_settings_are_refused(quantization: str, rules: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(quantization, rules)
+
+
+@pytest.mark.parametrize("scheme", ["q4k", "q80", "int8", "fp8"])
+def test_weights_that_are_no_numbers_are_refused_by_name(scheme: str) -> None:
+    tensor = matrix()
+    tensor.values[3, 4] = np.nan
+    with pytest.raises(CheckpointError, match="up_proj"):
+        InSituRows(tensor, scheme_named(scheme)).quantized_rows(0, 24)
