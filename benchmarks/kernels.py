@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.attention import KVPages, RaggedBatch, make_pages, portable
+from kernels.attention import KVLayout, KVPages, RaggedBatch, make_pages, portable
 from kernels.cpu import attention as cpu_attention
 from kernels.cpu import linear as cpu_linear
 from kernels.cpu.library import Library, describe, library
@@ -58,10 +58,14 @@ ATTENTION = (
     AttentionShape("decode 1 x 512", 1, 512, 1, 9, 3, 64),
     AttentionShape("decode 16 x 512", 16, 512, 1, 9, 3, 64),
     AttentionShape("decode 16 x 512, f32", 16, 512, 1, 9, 3, 64, "float32"),
+    AttentionShape("decode 16 x 512, int8", 16, 512, 1, 9, 3, 64, "int8"),
+    AttentionShape("decode 16 x 512, e4m3", 16, 512, 1, 9, 3, 64, "float8_e4m3fn"),
     AttentionShape("decode 1 x 8192", 1, 8192, 1, 9, 3, 64),
     AttentionShape("decode 4 x 2048, h 128", 4, 2048, 1, 16, 8, 128),
+    AttentionShape("decode 4 x 2048, h 128, int8", 4, 2048, 1, 16, 8, 128, "int8"),
     AttentionShape("prefill 512", 1, 512, 512, 9, 3, 64),
     AttentionShape("prefill 512, f32", 1, 512, 512, 9, 3, 64, "float32"),
+    AttentionShape("prefill 512, int8", 1, 512, 512, 9, 3, 64, "int8"),
     AttentionShape("prefill 512 after 3584", 1, 4096, 512, 9, 3, 64),
 )
 LINEAR = ((576, 1536), (1536, 576), (1536, 8960), (8960, 1536))
@@ -104,7 +108,7 @@ def attention_input(shape: AttentionShape) -> tuple[jax.Array, jax.Array, list[K
         slots=jnp.asarray(slots.reshape(-1), jnp.int32),
         decode=shape.new == 1,
     )
-    empty = make_pages(
+    pages = make_pages(
         num_pages=table.size + 1,
         page_size=PAGE_SIZE,
         num_kv_heads=shape.kv_heads,
@@ -112,12 +116,14 @@ def attention_input(shape: AttentionShape) -> tuple[jax.Array, jax.Array, list[K
         dtype=jnp.dtype(shape.cache),
         as_bits=True,
     )
-    values = empty.encode(jnp.asarray(rng.standard_normal(empty.k.shape), jnp.float32))
-    pages = [KVPages(k=values.copy(), v=values.copy(), dtype=empty.dtype) for _ in range(LAYERS)]
+    every = jnp.arange((table.size + 1) * PAGE_SIZE)
+    values = jnp.asarray(rng.standard_normal((len(every), shape.kv_heads, shape.head_dim)), jnp.float32)
+    filled = portable.write_kv(pages, values, values, every)
+    layers = [filled.with_data(filled.data.copy()) for _ in range(LAYERS)]
     tokens = shape.requests * shape.new
     q = jnp.asarray(rng.standard_normal((tokens, shape.heads, shape.head_dim)), jnp.float32)
     k = jnp.asarray(rng.standard_normal((tokens, shape.kv_heads, shape.head_dim)), jnp.float32)
-    return q, k, pages, batch
+    return q, k, layers, batch
 
 
 def portable_attend(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, batch: RaggedBatch, **rules: Any) -> Any:
@@ -128,14 +134,14 @@ def portable_attend(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, ba
 def attention_seconds(shape: AttentionShape, attend: Callable[..., Any], repeat: int) -> float:
     q, k, pages, batch = attention_input(shape)
 
-    def layers(q: jax.Array, k: jax.Array, pages: list[KVPages], batch: RaggedBatch) -> Any:
+    def run_layers(q: jax.Array, k: jax.Array, pages: list[KVPages], batch: RaggedBatch) -> Any:
         kept = []
         for layer in pages:
             q, layer = attend(q, k, k, layer, batch, scale=shape.head_dim**-0.5)
             kept.append(layer)
         return q, kept
 
-    run = jax.jit(layers, donate_argnums=2)
+    run = jax.jit(run_layers, donate_argnums=2)
     held = [pages]
 
     def step() -> jax.Array:
@@ -152,7 +158,9 @@ def attention_rows(native: Library | None, repeat: int, only: str) -> Iterator[R
         ways: dict[str, Callable[..., Any]] = {"XLA": portable_attend}
         if native:
             ways |= {f"C++ {x}": functools.partial(cpu_attention.attend, library=native, isa=x) for x in native.usable}
-        kept = shape.requests * shape.length * shape.kv_heads * shape.head_dim * 2 * jnp.dtype(shape.cache).itemsize
+        layout = KVLayout.of(jnp.dtype(shape.cache), page_size=PAGE_SIZE)
+        page = layout.page_bytes(num_kv_heads=shape.kv_heads, head_dim=shape.head_dim)
+        kept = shape.requests * shape.length * page // PAGE_SIZE
         seen = shape.requests * (shape.new * shape.length - shape.new * (shape.new - 1) // 2)
         for name, attend in ways.items():
             seconds = attention_seconds(shape, attend, max(3, repeat // 10) if name == "XLA" else repeat)

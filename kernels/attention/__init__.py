@@ -11,12 +11,12 @@ from typing import Any
 import jax
 
 from kernels.attention import portable
-from kernels.attention.types import KVPages, RaggedBatch, make_pages
+from kernels.attention.types import KVLayout, KVPages, RaggedBatch, make_pages
 from kernels.cpu import attention as cpu
 from kernels.cpu.library import library
 from kernels.registry import Implementation, Operation
 
-__all__ = ["ATTENTION", "KVPages", "RaggedBatch", "attend", "make_pages"]
+__all__ = ["ATTENTION", "KVLayout", "KVPages", "RaggedBatch", "attend", "make_pages"]
 
 
 def attend(

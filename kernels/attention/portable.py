@@ -59,15 +59,21 @@ def attend(
 
 def write_kv(pages: KVPages, k: jax.Array, v: jax.Array, slots: jax.Array) -> KVPages:
     """Stores each token's K and V ([T, K, h]) at its slot (i32 [T], ``page * page_size + offset``)."""
-
-    def write(cache: jax.Array, new: jax.Array) -> jax.Array:
-        num_pages, kv_heads, page_size, head_dim = cache.shape
-        page, offset = slots // page_size, slots % page_size
-        rows = (page[:, None] * kv_heads + jnp.arange(kv_heads)) * page_size + offset[:, None]  # [T, K]
-        flat = cache.reshape(num_pages * kv_heads * page_size, head_dim)
-        return flat.at[rows].set(pages.encode(new)).reshape(cache.shape)
-
-    return KVPages(k=write(pages.k, k), v=write(pages.v, v), dtype=pages.dtype)
+    num_pages, _, kv_heads, rows, head_dim = pages.data.shape
+    page, offset = slots // pages.page_size, slots % pages.page_size
+    record = page[:, None] * 2 * kv_heads + jnp.arange(2 * kv_heads)  # [T, 2K]
+    values, scales = pages.encode(k, v)
+    flat = pages.data.reshape(num_pages * 2 * kv_heads * rows, head_dim)
+    flat = flat.at[record * rows + offset[:, None]].set(values.reshape(*record.shape, head_dim))
+    if scales is not None:
+        byte = pages.page_size * head_dim + 4 * offset[:, None]  # of the record
+        where = jnp.stack([record, jnp.broadcast_to(byte, record.shape)], -1)  # [T, 2K, 2]
+        stored = jax.lax.bitcast_convert_type(scales, jnp.uint8).reshape(*record.shape, 4)
+        windows = jax.lax.ScatterDimensionNumbers(
+            update_window_dims=(2,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 1)
+        )
+        flat = jax.lax.scatter(flat.reshape(-1, rows * head_dim), where, stored, windows)
+    return pages.with_data(flat.reshape(pages.data.shape))
 
 
 def ragged_paged_attention(
@@ -83,7 +89,7 @@ def ragged_paged_attention(
     """Causal attention of every token over the pages of its request (contract: ``kernels.attention.attend``)."""
     rules = _Rules(scale=scale, window=window, softcap=softcap, sinks=sinks)
     tokens, _, head_dim = q.shape
-    grouped = q.astype(jnp.float32).reshape(tokens, pages.k.shape[1], -1, head_dim)  # [T, K, G, h]
+    grouped = q.astype(jnp.float32).reshape(tokens, pages.data.shape[2], -1, head_dim)  # [T, K, G, h]
     if batch.decode:
         return _decode(grouped, pages, batch, rules).reshape(q.shape).astype(q.dtype)
     count = jnp.diff(batch.query_start)
@@ -114,7 +120,7 @@ def _decode(q: jax.Array, pages: KVPages, batch: RaggedBatch, rules: _Rules) -> 
     def body(index: jax.Array, partial: _Partial) -> _Partial:
         page = first_page[:, None] + index * per_block + jnp.arange(per_block)  # [R, per_block]
         ids = jnp.take_along_axis(batch.page_table, jnp.minimum(page, batch.page_table.shape[1] - 1), axis=1)
-        keys, values = _gather(pages, pages.k, ids), _gather(pages, pages.v, ids)  # [R, K, C, h]
+        keys, values = _gather(pages, ids)  # [R, K, C, h]
         key = (first_page * page_size + index * block)[:, None] + jnp.arange(block)  # [R, C]
         visible = (key <= position[:, None]) & (key >= first_key[:, None])
         logits = jnp.einsum("rkgh,rkch->rkgc", q, keys, precision="highest")
@@ -149,7 +155,7 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
 
         def key_block(index: jax.Array, partial: _Partial) -> _Partial:
             ids = jax.lax.dynamic_slice(table, (row, index * per_block), (1, per_block))
-            keys, values = _gather(pages, pages.k, ids)[0], _gather(pages, pages.v, ids)[0]  # [K, C, h]
+            keys, values = _gather(pages, ids)[:, 0]  # [K, C, h]
             key = index * block + jnp.arange(block)
             visible = key[None] <= position[:, None]  # [Q, C]
             if rules.window is not None:
@@ -177,12 +183,13 @@ def _pages_per_block(pages: KVPages, batch: RaggedBatch) -> int:
     return min(max(1, KEY_BLOCK // pages.page_size), batch.page_table.shape[1])
 
 
-def _gather(pages: KVPages, cache: jax.Array, ids: jax.Array) -> jax.Array:
-    """Pages ``ids`` [R, n] of a cache as f32 [R, K, n * page_size, h]."""
-    num_pages, kv_heads, page_size, head_dim = cache.shape
-    flat = cache.reshape(num_pages * kv_heads, page_size, head_dim)
-    rows = ids[:, None, :] * kv_heads + jnp.arange(kv_heads)[None, :, None]  # [R, K, n]: no transpose afterwards
-    return pages.decode(flat[rows]).reshape(ids.shape[0], kv_heads, -1, head_dim)
+def _gather(pages: KVPages, ids: jax.Array) -> jax.Array:
+    """Keys and values of pages ``ids`` [R, n] as f32 [2, R, K, n * page_size, h]."""
+    num_pages, _, kv_heads, rows, head_dim = pages.data.shape
+    flat = pages.data.reshape(num_pages * 2 * kv_heads, rows, head_dim)
+    parts, heads = jnp.arange(2)[:, None, None, None], jnp.arange(kv_heads)[:, None]
+    records = flat[(ids[:, None, :] * 2 + parts) * kv_heads + heads]  # [2, R, K, n, rows, h]: no transpose afterwards
+    return pages.decode(records).reshape(2, ids.shape[0], kv_heads, -1, head_dim)
 
 
 def _cap(logits: jax.Array, rules: _Rules) -> jax.Array:

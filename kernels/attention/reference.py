@@ -16,11 +16,15 @@ def write_kv(pages: KVPages, k: jax.Array, v: jax.Array, slots: jax.Array) -> KV
         slots: i32 [T], ``page * page_size + offset``.
     """
     page, offset = slots // pages.page_size, slots % pages.page_size
-    return KVPages(
-        k=pages.k.at[page, :, offset].set(pages.encode(k)),
-        v=pages.v.at[page, :, offset].set(pages.encode(v)),
-        dtype=pages.dtype,
-    )
+    values, scales = pages.encode(k, v)
+    data = pages.data.at[page, :, :, offset].set(values)
+    if scales is not None:
+        flat = data.reshape(*data.shape[:3], -1)
+        byte = pages.page_size * data.shape[-1] + 4 * offset[:, None] + jnp.arange(4)  # [T, 4]
+        stored = jax.lax.bitcast_convert_type(scales, jnp.uint8)  # [T, 2, K, 4]
+        flat = flat.at[page[:, None], :, :, byte].set(stored.transpose(0, 3, 1, 2))
+        data = flat.reshape(data.shape)
+    return pages.with_data(data)
 
 
 def ragged_paged_attention(
@@ -43,17 +47,16 @@ def ragged_paged_attention(
         [T, H, h] in q's dtype; rows of padding tokens are undefined but finite.
     """
     tokens, heads, head_dim = q.shape
-    kv_heads = pages.k.shape[1]
+    kv_heads = pages.data.shape[2]
     rows = batch.kv_len.shape[0]
     row = jnp.clip(jnp.searchsorted(batch.query_start, jnp.arange(tokens), side="right") - 1, 0, rows - 1)  # [T]
     position = jnp.arange(tokens) - batch.query_start[row + 1] + batch.kv_len[row]  # [T]
 
-    def keys_of(cache: jax.Array) -> jax.Array:  # [T, L, K, h]
-        gathered = pages.decode(cache[batch.page_table[row]])  # [T, P, K, page, h]
-        return gathered.swapaxes(2, 3).reshape(tokens, -1, kv_heads, head_dim)
-
+    records = pages.data[batch.page_table[row]].transpose(2, 0, 1, 3, 4, 5)  # [2, T, P, K, rows, h]
+    gathered = pages.decode(records).swapaxes(3, 4)  # [2, T, P, page, K, h]
+    keys, values = gathered.reshape(2, tokens, -1, kv_heads, head_dim)  # [T, L, K, h]
     grouped = q.astype(jnp.float32).reshape(tokens, kv_heads, heads // kv_heads, head_dim)
-    logits = jnp.einsum("tkgh,tlkh->tkgl", grouped, keys_of(pages.k), precision="highest") * scale
+    logits = jnp.einsum("tkgh,tlkh->tkgl", grouped, keys, precision="highest") * scale
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
     key = jnp.arange(logits.shape[-1])
@@ -66,5 +69,5 @@ def ragged_paged_attention(
         weights = jax.nn.softmax(jnp.concatenate([logits, sink], -1), axis=-1)[..., :-1]
     else:
         weights = jax.nn.softmax(logits, axis=-1)
-    out = jnp.einsum("tkgl,tlkh->tkgh", weights, keys_of(pages.v), precision="highest")
+    out = jnp.einsum("tkgl,tlkh->tkgh", weights, values, precision="highest")
     return out.reshape(tokens, heads, head_dim).astype(q.dtype)

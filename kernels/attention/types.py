@@ -3,10 +3,50 @@ heads, h head size."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
+
+LEAST_AMAX = 1e-30  # a row of zeros still has a normal scale: some devices flush subnormals
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """How the pages of a layer are stored.
+
+    The record of a head in a page is ``page_size`` rows of ``h`` elements, one a token. One-byte types with a scale a
+    token and head have the scales behind them: ``page_size`` f32 as bytes, in as many further rows as they need. So a
+    layer's cache is one array whatever the type (each argument of a dispatch costs the host time).
+
+    Args:
+        dtype: of the values.
+        page_size: tokens in a page.
+        token_scales: each token and head has its scale, computed when it is stored.
+    """
+
+    dtype: jnp.dtype
+    page_size: int
+    token_scales: bool
+
+    @classmethod
+    def of(cls, dtype: jnp.dtype, *, page_size: int, calibrated: bool = False) -> KVLayout:
+        """The layout of a type: scales in the pages where it is one byte wide and has no calibrated ones."""
+        dtype = jnp.dtype(dtype)
+        return cls(dtype=dtype, page_size=page_size, token_scales=dtype.itemsize == 1 and not calibrated)
+
+    @property
+    def max_value(self) -> float:
+        """What a scale maps the largest magnitude to."""
+        return 127.0 if self.dtype == jnp.int8 else float(jnp.finfo(self.dtype).max)
+
+    def rows(self, head_dim: int) -> int:
+        """Rows of a record."""
+        return self.page_size + (-(-4 * self.page_size // head_dim) if self.token_scales else 0)
+
+    def page_bytes(self, *, num_kv_heads: int, head_dim: int) -> int:
+        """Bytes of a page of one layer: keys, values and their scales."""
+        return 2 * num_kv_heads * self.rows(head_dim) * head_dim * self.dtype.itemsize
 
 
 @jax.tree_util.register_dataclass
@@ -14,27 +54,61 @@ import jax.numpy as jnp
 class KVPages:
     """The pages of one layer. Page 0 is the dummy page: padding reads and writes it, nobody owns it.
 
-    The arrays hold ``dtype`` or, where that is two bytes wide and XLA cannot index such floats in place (CPU: it would
-    widen the whole array at every access), the same bits as uint16.
+    ``data`` holds the layout's type; as bits in uint8 where that is one byte wide, and in uint16 where it is two bytes
+    wide and XLA cannot index such floats in place (CPU: it would widen the whole array at every access).
     """
 
-    k: jax.Array  # [N, K, page_size, h]
-    v: jax.Array  # [N, K, page_size, h]
-    dtype: jnp.dtype = field(metadata={"static": True})
+    data: jax.Array  # [N, 2 (keys, values), K, layout.rows(h), h]
+    calibration: jax.Array | None  # f32 [2 (keys, values), 2 (scale, zero point)] of one-byte types; None: not given
+    layout: KVLayout = field(metadata={"static": True})
 
     @property
     def page_size(self) -> int:
-        return self.k.shape[2]
+        return self.layout.page_size
 
-    def encode(self, x: jax.Array) -> jax.Array:
-        """Values as the arrays store them."""
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Type of the values."""
+        return self.layout.dtype
+
+    def with_data(self, data: jax.Array) -> KVPages:
+        return replace(self, data=data)
+
+    def encode(self, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Keys and values [..., K, h] as elements of ``data`` [..., 2, K, h], and the scales [..., 2, K] to store.
+
+        Products with reciprocals and no quotients: XLA turns some divisions into those, and every implementation is to
+        store the same bits.
+        """
+        x, scales = jnp.stack([k, v], axis=-3), None
+        if self.dtype.itemsize == 1:
+            x = x.astype(jnp.float32)
+            if self.calibration is not None:
+                scale, zero = (self.calibration[:, i, None, None] for i in (0, 1))
+                x = (x - zero) * (1 / scale)
+            elif self.layout.token_scales:
+                scales = jnp.maximum(jnp.abs(x).max(-1), LEAST_AMAX) * (1 / self.layout.max_value)
+                x = x * (1 / scales)[..., None]
+            x = jnp.clip(x, -self.layout.max_value, self.layout.max_value)
+            x = jnp.round(x) if self.dtype == jnp.int8 else x
         x = x.astype(self.dtype)
-        return x if self.k.dtype == self.dtype else jax.lax.bitcast_convert_type(x, self.k.dtype)
+        bits = x if self.data.dtype == self.dtype else jax.lax.bitcast_convert_type(x, self.data.dtype)
+        return bits, scales
 
-    def decode(self, x: jax.Array) -> jax.Array:
-        """Stored elements as f32."""
-        x = x if self.k.dtype == self.dtype else jax.lax.bitcast_convert_type(x, self.dtype)
-        return x.astype(jnp.float32)
+    def decode(self, records: jax.Array) -> jax.Array:
+        """Records [2, ..., layout.rows(h), h] as keys and values in f32 [2, ..., page_size, h]."""
+        x = records[..., : self.page_size, :]
+        x = x if self.data.dtype == self.dtype else jax.lax.bitcast_convert_type(x, self.dtype)
+        x = x.astype(jnp.float32)
+        if self.calibration is not None:
+            scale, zero = (self.calibration[:, i].reshape(2, *[1] * (x.ndim - 1)) for i in (0, 1))
+            return x * scale + zero
+        if self.layout.token_scales:
+            rest = records[..., self.page_size :, :]
+            tail = rest.reshape(*rest.shape[:-2], -1)[..., : 4 * self.page_size]
+            scales = jax.lax.bitcast_convert_type(tail.reshape(*tail.shape[:-1], -1, 4), jnp.float32)
+            return x * scales[..., None]
+        return x
 
 
 @jax.tree_util.register_dataclass
@@ -54,14 +128,28 @@ class RaggedBatch:
 
 
 def make_pages(
-    *, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype, as_bits: bool = False
+    *,
+    num_pages: int,
+    page_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: jnp.dtype,
+    as_bits: bool = False,
+    calibration: jax.Array | None = None,
 ) -> KVPages:
     """Zeroed pages of one layer.
 
     Args:
+        dtype: float32, bfloat16, float16, int8, float8_e4m3fn or float8_e5m2.
         as_bits: keep two-byte floats as uint16 (for CPUs).
+        calibration: f32 [2, 2], scale and zero point of keys and of values, for one-byte types; None: a scale for each
+            token and head is computed when it is stored.
     """
-    dtype = jnp.dtype(dtype)
-    stored = jnp.dtype(jnp.uint16) if as_bits and dtype.itemsize == 2 else dtype
-    shape = (num_pages, num_kv_heads, page_size, head_dim)
-    return KVPages(k=jnp.zeros(shape, stored), v=jnp.zeros(shape, stored), dtype=dtype)
+    layout = KVLayout.of(dtype, page_size=page_size, calibrated=calibration is not None)
+    stored = layout.dtype
+    if stored.itemsize == 1:
+        stored = jnp.dtype(jnp.uint8)
+    elif stored.itemsize == 2 and as_bits:
+        stored = jnp.dtype(jnp.uint16)
+    shape = (num_pages, 2, num_kv_heads, layout.rows(head_dim), head_dim)
+    return KVPages(data=jnp.zeros(shape, stored), calibration=calibration, layout=layout)

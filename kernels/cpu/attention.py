@@ -9,7 +9,7 @@ import numpy as np
 from kernels.attention.types import KVPages, RaggedBatch
 from kernels.cpu.library import Library
 
-CACHE_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
+CACHE_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "float8_e4m3fn": 4, "float8_e5m2": 5}
 MIN_HEAD_DIVISOR = 8  # what the narrowest of AVX's vectors hold; the baseline takes any multiple of 4
 
 
@@ -45,15 +45,15 @@ def attend(
     """
     call = jax.ffi.ffi_call(
         "llmjax_attention",
-        tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, pages.k, pages.v)),
-        input_output_aliases={3: 1, 4: 2},
+        tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, pages.data)),
+        input_output_aliases={3: 1},
     )
-    out, k_pages, v_pages = call(
+    out, data = call(
         q,
         k.astype(q.dtype),
         v.astype(q.dtype),
-        pages.k,
-        pages.v,
+        pages.data,
+        jnp.zeros(0, jnp.float32) if pages.calibration is None else pages.calibration,
         batch.query_start,
         batch.kv_len,
         batch.page_table,
@@ -63,7 +63,9 @@ def attend(
         softcap=np.float32(softcap or 0),
         window=np.int32(window or 0),
         cache_type=np.int32(CACHE_TYPES[pages.dtype.name]),
+        page_size=np.int32(pages.page_size),
+        token_scales=pages.layout.token_scales,
         decode=batch.decode,
         isa=np.int32(library.index(isa)),
     )
-    return out, KVPages(k=k_pages, v=v_pages, dtype=pages.dtype)
+    return out, pages.with_data(data)

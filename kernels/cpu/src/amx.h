@@ -91,6 +91,66 @@ inline void multiply_bf16(const uint16_t* a, int stride_a, const uint32_t* b, in
 // 32 consecutive f32 as bf16, to nearest even.
 inline Vec round_pairs(Vec low, Vec high) { return (Vec)(__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low); }
 
+// 16 * kGroups keys times up to 8 queries: products[key][16], see pair_queries. `keys` are the first rows of 16 each.
+template <int kGroups>
+inline void multiply_keys(const Bf16* const* keys, const uint32_t* queries, int size, float* products) {
+  static_assert(kGroups == 2, "one accumulator each");
+  finish_stores();
+  _tile_zero(0);
+  _tile_zero(1);
+  for (int d = 0; d < size; d += kTileK) {
+    _tile_loadd(4, queries + static_cast<size_t>(d / 2) * kTile, kTile * 4);
+    _tile_loadd(5, keys[0] + d, size * 2);
+    _tile_dpbf16ps(0, 5, 4);
+    _tile_loadd(6, keys[1] + d, size * 2);
+    _tile_dpbf16ps(1, 6, 4);
+  }
+  _tile_stored(0, products, kTile * 4);
+  _tile_stored(1, products + kTile * kTile, kTile * 4);
+}
+
+// Up to 8 queries [rows][size] for `multiply_keys`: out[size / 2][16], each as two bf16 addends (16 bits of mantissa),
+// the larger in column m and the rest in column m + 8.
+inline void pair_queries(const float* q, int rows, int size, uint32_t* out) {
+  std::memset(out, 0, static_cast<size_t>(size / 2) * kTile * 4);
+  for (int m = 0; m < rows; ++m) {
+    for (int d = 0; d < size; d += kLanes) {
+      const Vec x = load(q + static_cast<size_t>(m) * size + d);
+      const Bits large = bf16_bits(x), rest = bf16_bits(x - bit_cast<Vec>(large << 16));
+      for (int i = 0; i < kLanes; i += 2) {
+        uint32_t* to = out + static_cast<size_t>((d + i) / 2) * kTile + m;
+        to[0] = large[i] | (large[i + 1] << 16);
+        to[8] = rest[i] | (rest[i + 1] << 16);
+      }
+    }
+  }
+}
+
+// What `multiply_keys` left of 16 keys as scores[rows][stride].
+inline void add_and_transpose(const float* products, int rows, float* scores, int stride) {
+  Vec columns[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const float *low = products + i * kTile, *high = low + 8 * kTile;
+    const __m256 first = _mm256_add_ps(_mm256_loadu_ps(low), _mm256_loadu_ps(low + 8));
+    const __m256 second = _mm256_add_ps(_mm256_loadu_ps(high), _mm256_loadu_ps(high + 8));
+    columns[i] = (Vec)_mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1);
+  }
+  transpose_stages<8, 4>(columns);
+  for (int m = 0; m < rows; ++m) store(scores + static_cast<size_t>(m) * stride, columns[m]);
+}
+
+// Rows of any type as bf16, exact for one-byte types.
+template <class T>
+inline void widen(const T* const* rows, int count, int size, Bf16* out) {
+  for (int c = 0; c < count; ++c, out += size) {
+    for (int d = 0; d < size; d += kTileK) {
+      const Vec pairs = round_pairs(load(rows[c] + d), load(rows[c] + d + kLanes));
+      std::memcpy(out + d, &pairs, sizeof(pairs));
+    }
+  }
+}
+
 // Keys' rows [count][size] as the right-hand side of q * k^T: out[size / 2][stride].
 inline void pair_transposed(const Bf16* const* rows, int count, int size, uint32_t* out, int stride) {
   for (int c = 0; c < count; c += kLanes) {
@@ -103,20 +163,33 @@ inline void pair_transposed(const Bf16* const* rows, int count, int size, uint32
   }
 }
 
-// Values' rows [count][size] as the right-hand side of weights * v: out[count / 2][size].
-inline void pair_rows(const Bf16* const* rows, int count, int size, uint32_t* out) {
+// Values' rows begin..end of [.][size] as the right-hand side of weights * v: out[. / 2][size].
+inline void pair_rows(const Bf16* const* rows, int begin, int end, int size, uint32_t* out) {
   alignas(64) uint16_t low[32], high[32];
   for (int i = 0; i < 16; ++i) {
     low[2 * i] = static_cast<uint16_t>(i), low[2 * i + 1] = static_cast<uint16_t>(32 + i);
     high[2 * i] = static_cast<uint16_t>(16 + i), high[2 * i + 1] = static_cast<uint16_t>(48 + i);
   }
   const __m512i first = _mm512_load_si512(low), second = _mm512_load_si512(high);
-  for (int c = 0; c < count; c += 2) {
+  for (int c = begin; c < end; c += 2) {
     uint32_t* to = out + static_cast<size_t>(c / 2) * size;
     for (int d = 0; d < size; d += kTileK) {
       const __m512i even = _mm512_loadu_si512(rows[c] + d), odd = _mm512_loadu_si512(rows[c + 1] + d);
       _mm512_storeu_si512(to + d, _mm512_permutex2var_epi16(even, first, odd));
       _mm512_storeu_si512(to + d + 16, _mm512_permutex2var_epi16(even, second, odd));
+    }
+  }
+}
+
+// The same for types that bf16 holds exactly, so that the upper half of an f32 is the value.
+template <class T>
+inline void pair_rows(const T* const* rows, int begin, int end, int size, uint32_t* out) {
+  for (int c = begin; c < end; c += 2) {
+    uint32_t* to = out + static_cast<size_t>(c / 2) * size;
+    for (int d = 0; d < size; d += kLanes) {
+      const Bits even = bit_cast<Bits>(load(rows[c] + d)), odd = bit_cast<Bits>(load(rows[c + 1] + d));
+      const Bits pairs = (even >> 16) | (odd & 0xffff0000u);
+      std::memcpy(to + d, &pairs, sizeof(pairs));
     }
   }
 }

@@ -69,12 +69,11 @@ void store_token(const Kernels& kernels, const Attention& call, const Batch& bat
                  const char* v) {
   const int page = batch.slots[token] / call.page_size, offset = batch.slots[token] % call.page_size;
   if (page == 0) return;
-  const size_t in = size_of(call.activations) * call.head_dim, out = size_of(call.cache) * call.head_dim;
+  const size_t size = size_of(call.activations) * call.head_dim;
   for (int head = 0; head < call.kv_heads; ++head) {
-    const size_t from = (static_cast<size_t>(token) * call.kv_heads + head) * in;
-    const size_t to = ((static_cast<size_t>(page) * call.kv_heads + head) * call.page_size + offset) * out;
-    kernels.convert(k + from, call.activations, static_cast<char*>(call.k_pages) + to, call.cache, call.head_dim);
-    kernels.convert(v + from, call.activations, static_cast<char*>(call.v_pages) + to, call.cache, call.head_dim);
+    const size_t from = (static_cast<size_t>(token) * call.kv_heads + head) * size;
+    kernels.attention_store(call, k + from, call.record(page, 0, head), offset, call.keys);
+    kernels.attention_store(call, v + from, call.record(page, 1, head), offset, call.values);
   }
 }
 
@@ -197,40 +196,45 @@ void clear_padding(const Attention& call, const Batch& batch) {
 }
 
 ffi::Error attention_handler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
-                             ffi::AnyBuffer k_in, ffi::AnyBuffer v_in, ffi::Buffer<ffi::S32> query_start,
-                             ffi::Buffer<ffi::S32> kv_len, ffi::Buffer<ffi::S32> page_table, ffi::Buffer<ffi::S32> slots,
-                             ffi::Buffer<ffi::F32> sinks, ffi::Result<ffi::AnyBuffer> out,
-                             ffi::Result<ffi::AnyBuffer> k_pages, ffi::Result<ffi::AnyBuffer> v_pages, float scale,
-                             float softcap, int32_t window, int32_t cache_type, bool decode, int32_t isa) {
-  const auto dims = q.dimensions(), cache = k_pages->dimensions(), table = page_table.dimensions();
-  if (dims.size() != 3 || cache.size() != 4 || table.size() != 2 || kv_len.dimensions().size() != 1) {
+                             ffi::AnyBuffer pages_in, ffi::Buffer<ffi::F32> calibration,
+                             ffi::Buffer<ffi::S32> query_start, ffi::Buffer<ffi::S32> kv_len,
+                             ffi::Buffer<ffi::S32> page_table, ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::F32> sinks,
+                             ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> pages, float scale,
+                             float softcap, int32_t window, int32_t cache_type, int32_t page_size, bool token_scales,
+                             bool decode, int32_t isa) {
+  const auto dims = q.dimensions(), cache = pages->dimensions(), table = page_table.dimensions();
+  if (dims.size() != 3 || cache.size() != 5 || table.size() != 2 || kv_len.dimensions().size() != 1) {
     return invalid("attention: wrong number of dimensions");
   }
-  const int64_t tokens = dims[0], heads = dims[1], head_dim = dims[2], kv_heads = cache[1], rows = table[0];
-  if (kv_heads == 0 || heads % kv_heads != 0 || cache[2] == 0 || head_dim == 0 ||
-      !has_shape(k, {tokens, kv_heads, head_dim}) || !has_shape(v, {tokens, kv_heads, head_dim}) ||
-      !has_shape(*v_pages, {cache[0], kv_heads, cache[2], head_dim}) || cache[3] != head_dim ||
+  const int64_t tokens = dims[0], heads = dims[1], head_dim = dims[2], kv_heads = cache[2], rows = table[0];
+  if (page_size < 1 || head_dim == 0) return invalid("attention: empty pages");
+  const int64_t scale_rows = token_scales ? (4 * static_cast<int64_t>(page_size) + head_dim - 1) / head_dim : 0;
+  if (kv_heads == 0 || heads % kv_heads != 0 || cache[1] != 2 || cache[3] != page_size + scale_rows ||
+      cache[4] != head_dim || !has_shape(k, {tokens, kv_heads, head_dim}) ||
+      !has_shape(v, {tokens, kv_heads, head_dim}) || (calibration.element_count() != 0 && !has_shape(calibration, {2, 2})) ||
       !has_shape(query_start, {rows + 1}) || !has_shape(kv_len, {rows}) || !has_shape(slots, {tokens}) ||
       (decode && rows != tokens) || (sinks.element_count() != 0 && !has_shape(sinks, {heads}))) {
     return invalid("attention: shapes do not fit each other");
   }
-  if (k_in.untyped_data() != k_pages->untyped_data() || v_in.untyped_data() != v_pages->untyped_data()) {
+  if (pages_in.untyped_data() != pages->untyped_data()) {
     return invalid("attention: pages are not aliased");
   }
   const auto activations = float_type(q.element_type());
-  const size_t width = ffi::ByteWidth(k_pages->element_type());
+  const size_t width = ffi::ByteWidth(pages->element_type());
   if (!activations || *activations == Type::kF16 || k.element_type() != q.element_type() ||
       v.element_type() != q.element_type() || out->element_type() != q.element_type() || cache_type < 0 ||
-      cache_type > 2 || width != size_of(static_cast<Type>(cache_type)) ||
-      k_pages->element_type() != v_pages->element_type()) {
+      cache_type > static_cast<int>(Type::kE5M2) || width != size_of(static_cast<Type>(cache_type)) ||
+      ((token_scales || calibration.element_count() != 0) && width != 1)) {
     return invalid("attention: unsupported types");
   }
   const Kernels* kernels = find_kernels(isa, static_cast<int>(head_dim));
   if (kernels == nullptr) return invalid("attention: this machine lacks the instruction set or the head size is odd");
+  const float* fixed = calibration.typed_data();
+  const bool calibrated = calibration.element_count() != 0 && !token_scales;
   const Attention call{static_cast<int>(heads),
                        static_cast<int>(kv_heads),
                        static_cast<int>(head_dim),
-                       static_cast<int>(cache[2]),
+                       page_size,
                        *activations,
                        static_cast<Type>(cache_type),
                        scale,
@@ -239,8 +243,11 @@ ffi::Error attention_handler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
                        q.untyped_data(),
                        sinks.element_count() == 0 ? nullptr : sinks.typed_data(),
                        out->untyped_data(),
-                       k_pages->untyped_data(),
-                       v_pages->untyped_data()};
+                       static_cast<char*>(pages->untyped_data()),
+                       static_cast<size_t>(cache[3] * head_dim) * width,
+                       token_scales,
+                       calibrated ? Affine{fixed[0], fixed[1]} : Affine{},
+                       calibrated ? Affine{fixed[2], fixed[3]} : Affine{}};
   const Batch batch{static_cast<int>(tokens),
                     static_cast<int>(rows),
                     static_cast<int>(cache[0]),
@@ -268,20 +275,21 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_attention, attention_handler,
                                   .Arg<ffi::AnyBuffer>()           // q
                                   .Arg<ffi::AnyBuffer>()           // k
                                   .Arg<ffi::AnyBuffer>()           // v
-                                  .Arg<ffi::AnyBuffer>()           // k pages
-                                  .Arg<ffi::AnyBuffer>()           // v pages
+                                  .Arg<ffi::AnyBuffer>()           // pages
+                                  .Arg<ffi::Buffer<ffi::F32>>()    // calibration, empty for none
                                   .Arg<ffi::Buffer<ffi::S32>>()    // query_start
                                   .Arg<ffi::Buffer<ffi::S32>>()    // kv_len
                                   .Arg<ffi::Buffer<ffi::S32>>()    // page_table
                                   .Arg<ffi::Buffer<ffi::S32>>()    // slots
                                   .Arg<ffi::Buffer<ffi::F32>>()    // sinks, empty for none
                                   .Ret<ffi::AnyBuffer>()           // out
-                                  .Ret<ffi::AnyBuffer>()           // k pages
-                                  .Ret<ffi::AnyBuffer>()           // v pages
+                                  .Ret<ffi::AnyBuffer>()           // pages
                                   .Attr<float>("scale")
                                   .Attr<float>("softcap")
                                   .Attr<int32_t>("window")
                                   .Attr<int32_t>("cache_type")
+                                  .Attr<int32_t>("page_size")
+                                  .Attr<bool>("token_scales")
                                   .Attr<bool>("decode")
                                   .Attr<int32_t>("isa"));
 

@@ -3,13 +3,17 @@
 //
 // The `queries * group` rows that share the keys of one key/value head are processed together, 16 at a time. Three ways
 // to multiply, by how much there is to share: rows of few queries take dot products with the pages where they lie;
-// many queries first bring the block into a form that a matrix product likes; bf16 pages go through tiles if there are.
+// many queries first bring the block into a form that a matrix product likes; pages of bf16, and of one byte widened to
+// bf16, go through tiles if there are.
+//
+// Scales never touch an element: those of keys multiply scores, those of values multiply weights.
 
 #ifndef LLMJAX_ATTENTION_KERNEL_H_
 #define LLMJAX_ATTENTION_KERNEL_H_
 
 #include "gemm.h"
 #include "kernels.h"
+#include "kv_types.h"
 
 #if defined(__AMX_BF16__)
 #include "amx.h"
@@ -33,7 +37,13 @@ struct Workspace {
   float *q, *sums, *peak, *total;  // [rows, h] scaled queries and weighted values, [rows], [rows]
   float* scores;                   // [16, kBlock]
   float *keys, *values;            // a block in the form the product takes: at most [h, kBlock] and [kBlock, h]
-  uint16_t *narrow_q, *weights;    // bf16 [rows, h], [16, kBlock]
+  float *key_scales, *value_scales;  // [kBlock], where the pages have them
+  float* offsets;                    // [rows], what the zero point of keys adds to every score
+  uint16_t *narrow_q, *weights;      // bf16 [rows, h], [16, kBlock]
+  // For few rows in tiles: queries as pairs [h / 2, 16], products with keys [kPad, 16] and values [16, h].
+  uint32_t* paired_q;
+  float *products, *outputs;
+  uint16_t* wide;  // bf16 [kBlock, h], keys of a narrower type
   size_t bytes;
 };
 
@@ -53,8 +63,17 @@ inline Workspace divide(char* memory, int rows, int head_dim) {
   w.scores = reinterpret_cast<float*>(take(kRowTile * kBlock, 4));
   w.keys = reinterpret_cast<float*>(take(static_cast<size_t>(kBlock) * head_dim, 4));
   w.values = reinterpret_cast<float*>(take(static_cast<size_t>(kBlock) * head_dim, 4));
+  w.key_scales = reinterpret_cast<float*>(take(kBlock, 4));
+  w.value_scales = reinterpret_cast<float*>(take(kBlock, 4));
+  w.offsets = reinterpret_cast<float*>(take(padded, 4));
   w.narrow_q = reinterpret_cast<uint16_t*>(take(padded * head_dim, 2));
   w.weights = reinterpret_cast<uint16_t*>(take(kRowTile * kBlock, 2));
+#if defined(__AMX_BF16__)
+  w.paired_q = reinterpret_cast<uint32_t*>(take(static_cast<size_t>(head_dim) * kRowTile / 2, 4));
+  w.products = reinterpret_cast<float*>(take(kPad * kRowTile, 4));
+  w.outputs = reinterpret_cast<float*>(take(static_cast<size_t>(head_dim) * kRowTile, 4));
+  w.wide = reinterpret_cast<uint16_t*>(take(static_cast<size_t>(kBlock) * head_dim, 2));
+#endif
   w.bytes = used;
   return w;
 }
@@ -96,6 +115,18 @@ inline void score_few(const float* q, int head_dim, const T* const* keys, int be
   }
 }
 
+// How the products are computed.
+enum class Way {
+  kScattered,  // few rows, from where the pages lie
+  kDense,      // many rows, from a copy of the block in f32
+  kTiles,      // many rows in bf16
+  kFewTiles,   // few rows, each as two addends of bf16
+};
+
+constexpr bool fits_bf16(const void*) { return true; }
+constexpr bool fits_bf16(const float*) { return false; }
+constexpr bool fits_bf16(const F16*) { return false; }
+
 template <class T>
 class AttentionKernel {
  public:
@@ -106,12 +137,12 @@ class AttentionKernel {
         rows_(task.queries * call.group()),
         head_dim_(call.head_dim),
         w_(divide(memory, rows_, head_dim_)),
-        tiled_(uses_tiles(rows_, head_dim_)) {}
+        way_(choose(rows_, head_dim_)) {}
 
   void run() {
     begin();
 #if defined(__AMX_BF16__)
-    if (tiled_) {
+    if (way_ == Way::kTiles || way_ == Way::kFewTiles) {
       Tiles tiles;
       for (int key = task_.key_begin; key < task_.key_end; key += kBlock) block(key);
       return finish();
@@ -122,16 +153,14 @@ class AttentionKernel {
   }
 
  private:
-  static bool uses_tiles(int rows, int head_dim) {
+  static Way choose(int rows, int head_dim) {
+    (void)head_dim;
 #if defined(__AMX_BF16__)
-    return sizeof(T) == 2 && is_bf16(static_cast<const T*>(nullptr)) && rows > kFewRows && head_dim % kTileK == 0;
-#else
-    (void)rows, (void)head_dim;
-    return false;
+    if (kFitsBf16 && head_dim % kTileK == 0) return rows > kFewRows ? Way::kTiles : Way::kFewTiles;
 #endif
+    return rows > kFewRows ? Way::kDense : Way::kScattered;
   }
-  static constexpr bool is_bf16(const Bf16*) { return true; }
-  static constexpr bool is_bf16(const void*) { return false; }
+  static constexpr bool kFitsBf16 = fits_bf16(static_cast<const T*>(nullptr));
 
   int head_of(int row) const { return task_.kv_head * group_ + row % group_; }
   size_t token_offset(int row) const {
@@ -148,9 +177,10 @@ class AttentionKernel {
 
   void begin() {
     const int padded = round_up(rows_, kRowTile);
-    const Vec scale = splat(call_.scale);
+    const Vec scale = splat(call_.scale * call_.keys.scale);
     for (int m = 0; m < padded; ++m) {
       float* q = w_.q + static_cast<size_t>(m) * head_dim_;
+      Vec sum{};
       for (int d = 0; d < head_dim_; d += kLanes) {
         Vec x{};
         if (m < rows_) {
@@ -159,29 +189,39 @@ class AttentionKernel {
                                               : load(static_cast<const Bf16*>(call_.q) + at);
         }
         x = x * scale;
-        if (tiled_) {
+        sum += x;
+        if (way_ == Way::kTiles) {
           store(reinterpret_cast<Bf16*>(w_.narrow_q + static_cast<size_t>(m) * head_dim_ + d), x);
         } else {
           store(q + d, x);
         }
         store(w_.sums + static_cast<size_t>(m) * head_dim_ + d, Vec{});
       }
+      w_.offsets[m] = horizontal_sum(sum) * (call_.keys.zero / call_.keys.scale);
       const bool sink = call_.sinks != nullptr && task_.first_keys && m < rows_;
       w_.peak[m] = sink ? call_.sinks[head_of(m)] : kNothingSeen;
       w_.total[m] = sink ? 1.0f : 0.0f;
     }
+#if defined(__AMX_BF16__)
+    if (way_ == Way::kFewTiles) pair_queries(w_.q, rows_, head_dim_, w_.paired_q);
+#endif
   }
 
   // Where the rows of keys begin..begin + count lie; further ones up to a multiple of kPad repeat the last.
   void locate(int begin, int count) {
-    const size_t page_stride = static_cast<size_t>(call_.kv_heads) * call_.page_size * head_dim_;
-    const size_t head_stride = static_cast<size_t>(task_.kv_head) * call_.page_size * head_dim_;
     int page = begin / call_.page_size, offset = begin % call_.page_size;
     for (int c = 0; c < count;) {
-      const size_t at = task_.pages[page] * page_stride + head_stride + static_cast<size_t>(offset) * head_dim_;
-      const T* key = static_cast<const T*>(call_.k_pages) + at;
-      const T* value = static_cast<const T*>(call_.v_pages) + at;
-      for (; offset < call_.page_size && c < count; ++offset, ++c, key += head_dim_, value += head_dim_) {
+      const char* key_record = call_.record(task_.pages[page], 0, task_.kv_head);
+      const char* value_record = call_.record(task_.pages[page], 1, task_.kv_head);
+      const int rows = imin(call_.page_size - offset, count - c);
+      const T* key = reinterpret_cast<const T*>(key_record) + static_cast<size_t>(offset) * head_dim_;
+      const T* value = reinterpret_cast<const T*>(value_record) + static_cast<size_t>(offset) * head_dim_;
+      if (call_.token_scales) {
+        const size_t at = (static_cast<size_t>(call_.page_size) * head_dim_ * sizeof(T)) + 4 * static_cast<size_t>(offset);
+        std::memcpy(w_.key_scales + c, key_record + at, 4 * static_cast<size_t>(rows));
+        std::memcpy(w_.value_scales + c, value_record + at, 4 * static_cast<size_t>(rows));
+      }
+      for (const int end = c + rows; c < end; ++c, key += head_dim_, value += head_dim_) {
         keys_[c] = key;
         values_[c] = value;
       }
@@ -191,13 +231,15 @@ class AttentionKernel {
     for (int c = count; c < round_up(count, kPad); ++c) {
       keys_[c] = keys_[count - 1];
       values_[c] = values_[count - 1];
+      w_.key_scales[c] = w_.key_scales[count - 1];
+      w_.value_scales[c] = w_.value_scales[count - 1];
     }
   }
 
   void block(int begin) {
     const int count = imin(kBlock, task_.key_end - begin);
     locate(begin, count);
-    if (rows_ > kFewRows) stage(round_up(count, kPad));
+    if (way_ == Way::kDense || way_ == Way::kTiles) stage(round_up(count, kPad));
     for (int m = 0; m < rows_; m += kRowTile) {
       const int rows = imin(kRowTile, rows_ - m);
       const int first = first_visible(m, begin) / kPad * kPad;
@@ -214,10 +256,12 @@ class AttentionKernel {
 
   void stage(int count) {
 #if defined(__AMX_BF16__)
-    if constexpr (is_bf16(static_cast<const T*>(nullptr))) {
-      if (tiled_) {
-        pair_transposed(keys_, count, head_dim_, reinterpret_cast<uint32_t*>(w_.keys), kBlock);
-        pair_rows(values_, count, head_dim_, reinterpret_cast<uint32_t*>(w_.values));
+    if constexpr (kFitsBf16) {
+      if (way_ == Way::kTiles) {
+        const Bf16* keys[kBlock];
+        for (int c = 0; c < count; c += kPad) bf16_rows(c, w_.wide + static_cast<size_t>(c) * head_dim_, keys + c);
+        pair_transposed(keys, count, head_dim_, reinterpret_cast<uint32_t*>(w_.keys), kBlock);
+        pair_rows(values_, 0, count, head_dim_, reinterpret_cast<uint32_t*>(w_.values));
         return;
       }
     }
@@ -237,9 +281,51 @@ class AttentionKernel {
     }
   }
 
+#if defined(__AMX_BF16__)
+  // Where kPad keys from c on lie as bf16: in the pages, or in `wide`.
+  void bf16_rows(int c, uint16_t* wide, const Bf16** rows) {
+    if constexpr (sizeof(T) == 2) {
+      for (int i = 0; i < kPad; ++i) rows[i] = reinterpret_cast<const Bf16*>(keys_[c + i]);
+    } else {
+      widen(keys_ + c, kPad, head_dim_, reinterpret_cast<Bf16*>(wide));
+      for (int i = 0; i < kPad; ++i) rows[i] = reinterpret_cast<const Bf16*>(wide) + static_cast<size_t>(i) * head_dim_;
+    }
+  }
+
+  // Rows 0..rows of scores for keys first..end.
+  void score_few_tiles(int rows, int first, int end) {
+    fetch(keys_, first, imin(first + kPad, end), head_dim_);
+    for (int c = first; c < end; c += kPad) {
+      fetch(keys_, c + kPad, imin(c + 2 * kPad, end), head_dim_);
+      fetch(values_, c, c + kPad, head_dim_);
+      const Bf16* keys[kPad];
+      bf16_rows(c, w_.wide, keys);
+      const Bf16* starts[2];
+      for (int half = 0; half < 2; ++half) {
+        const Bf16* const* rows16 = keys + half * kTile;
+        // Pages of 16 or more have nothing else at this distance; shorter ones could by chance.
+        const bool together = rows16[15] == rows16[0] + 15 * head_dim_ && (sizeof(T) == 1 || call_.page_size >= kTile);
+        starts[half] = rows16[0];
+        if (together) continue;
+        uint16_t* copy = w_.wide + static_cast<size_t>(half) * kTile * head_dim_;
+        for (int i = 0; i < kTile; ++i) {
+          std::memcpy(copy + static_cast<size_t>(i) * head_dim_, rows16[i], static_cast<size_t>(head_dim_) * 2);
+        }
+        starts[half] = reinterpret_cast<const Bf16*>(copy);
+      }
+      multiply_keys<2>(starts, w_.paired_q, head_dim_, w_.products);
+      add_and_transpose(w_.products, rows, w_.scores + c, kBlock);
+      add_and_transpose(w_.products + kTile * kTile, rows, w_.scores + c + kTile, kBlock);
+    }
+  }
+#endif
+
   void score(int m, int rows, int first, int end) {
 #if defined(__AMX_BF16__)
-    if (tiled_) {
+    if constexpr (kFitsBf16) {
+      if (way_ == Way::kFewTiles) return score_few_tiles(rows, first, end);
+    }
+    if (way_ == Way::kTiles) {
       multiply_bf16(w_.narrow_q + static_cast<size_t>(m) * head_dim_, head_dim_, reinterpret_cast<uint32_t*>(w_.keys),
                     kBlock, first, end, 0, head_dim_, w_.scores, kBlock, false);
       return;
@@ -282,6 +368,11 @@ class AttentionKernel {
 
   // One step of the online softmax for one row: turns scores into weights and shrinks what was summed before.
   void soften(int row, float* scores, uint16_t* weights, int first, int end, Range visible) {
+    if (call_.token_scales) {
+      for (int c = first; c < end; c += kLanes) store(scores + c, load(scores + c) * load(w_.key_scales + c));
+    } else if (call_.keys.zero != 0) {
+      for (int c = first; c < end; c += kLanes) store(scores + c, load(scores + c) + splat(w_.offsets[row]));
+    }
     if (call_.softcap != 0) {
       const Vec cap = splat(call_.softcap), inverse = splat(1 / call_.softcap);
       for (int c = first; c < end; c += kLanes) store(scores + c, cap * vtanh(load(scores + c) * inverse));
@@ -293,26 +384,43 @@ class AttentionKernel {
     const float old = w_.peak[row], peak = fmax2(old, horizontal_max(highest));
     Vec total{};
     for (int c = first; c < end; c += kLanes) {
-      const Vec weight = vexp(load(scores + c) - splat(peak));
+      Vec weight = vexp(load(scores + c) - splat(peak));
       total += weight;
-      if (tiled_) {
+      if (call_.token_scales) weight *= load(w_.value_scales + c);
+      if (way_ == Way::kTiles) {
         store(reinterpret_cast<Bf16*>(weights + c), weight);
+      } else if (way_ == Way::kFewTiles) {
+        const Bits large = bf16_bits(weight);
+        store(reinterpret_cast<Bf16*>(weights + c), weight);
+        store(reinterpret_cast<Bf16*>(weights + kFewRows * kBlock + c), weight - bit_cast<Vec>(large << 16));
       } else {
         store(scores + c, weight);
       }
     }
-    const float shrink = vexp(splat(old - peak))[0];
+    const float shrink = vexp(splat(old - peak))[0], added = horizontal_sum(total);
+    const float shift = added * (call_.values.zero / call_.values.scale);
     w_.peak[row] = peak;
-    w_.total[row] = w_.total[row] * shrink + horizontal_sum(total);
-    if (shrink == 1.0f) return;
+    w_.total[row] = w_.total[row] * shrink + added;
+    if (shrink == 1.0f && shift == 0.0f) return;
     float* sums = w_.sums + static_cast<size_t>(row) * head_dim_;
-    for (int d = 0; d < head_dim_; d += kLanes) store(sums + d, load(sums + d) * splat(shrink));
+    for (int d = 0; d < head_dim_; d += kLanes) store(sums + d, load(sums + d) * splat(shrink) + splat(shift));
   }
 
   void add_values(int m, int rows, int first, int end) {
     float* sums = w_.sums + static_cast<size_t>(m) * head_dim_;
 #if defined(__AMX_BF16__)
-    if (tiled_) {
+    if constexpr (kFitsBf16) {
+      if (way_ == Way::kFewTiles) {
+        uint32_t* paired = reinterpret_cast<uint32_t*>(w_.values);
+        pair_rows(values_, first, end, head_dim_, paired);
+        multiply_bf16(w_.weights, kBlock, paired, head_dim_, 0, head_dim_, first, end, w_.outputs, head_dim_, false);
+        for (int i = 0; i < rows * head_dim_; i += kLanes) {
+          store(sums + i, load(sums + i) + load(w_.outputs + i) + load(w_.outputs + kFewRows * head_dim_ + i));
+        }
+        return;
+      }
+    }
+    if (way_ == Way::kTiles) {
       multiply_bf16(w_.weights, kBlock, reinterpret_cast<uint32_t*>(w_.values), head_dim_, 0, head_dim_, first, end,
                     sums, head_dim_, true);
       return;
@@ -338,7 +446,7 @@ class AttentionKernel {
 
  public:
   void write_out(int row, const float* sums, float total) const {
-    const Vec factor = splat(1.0f / fmax2(total, 1e-30f));
+    const Vec factor = splat(call_.values.scale / fmax2(total, 1e-30f));
     for (int d = 0; d < head_dim_; d += kLanes) {
       const Vec x = load(sums + d) * factor;
       const size_t at = token_offset(row) + d;
@@ -355,7 +463,7 @@ class AttentionKernel {
   const AttentionTask& task_;
   const int group_, rows_, head_dim_;
   const Workspace w_;
-  const bool tiled_;
+  const Way way_;
   const T* keys_[kBlock];
   const T* values_[kBlock];
 };
@@ -369,6 +477,9 @@ void attention(const Attention& call, const AttentionTask& task, char* workspace
     case Type::kF32: AttentionKernel<float>(call, task, workspace).run(); break;
     case Type::kBf16: AttentionKernel<Bf16>(call, task, workspace).run(); break;
     case Type::kF16: AttentionKernel<F16>(call, task, workspace).run(); break;
+    case Type::kInt8: AttentionKernel<Int8>(call, task, workspace).run(); break;
+    case Type::kE4M3: AttentionKernel<E4M3>(call, task, workspace).run(); break;
+    case Type::kE5M2: AttentionKernel<E5M2>(call, task, workspace).run(); break;
   }
 }
 

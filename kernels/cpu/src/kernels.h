@@ -8,9 +8,14 @@
 
 namespace llmjax {
 
-enum class Type : int { kF32, kBf16, kF16 };
+enum class Type : int { kF32, kBf16, kF16, kInt8, kE4M3, kE5M2 };
 
-inline size_t size_of(Type type) { return type == Type::kF32 ? 4 : 2; }
+inline size_t size_of(Type type) { return type == Type::kF32 ? 4 : type <= Type::kF16 ? 2 : 1; }
+
+// value = stored * scale + zero.
+struct Affine {
+  float scale = 1, zero = 0;
+};
 
 // One call of attention: everything its tasks share. Letters as in kernels/attention/types.py.
 struct Attention {
@@ -21,10 +26,16 @@ struct Attention {
   const void* q;         // [T, H, h]
   const float* sinks;    // [H] or null
   void* out;             // [T, H, h]
-  void* k_pages;         // [N, K, page_size, h]
-  void* v_pages;
+  char* pages;           // [N, 2, K] records: page_size rows of h elements and their scales
+  size_t record_bytes;
+  bool token_scales;  // page_size f32 at the end of each record
+  Affine keys, values;  // of all tokens, where there are no token_scales
 
   int group() const { return heads / kv_heads; }
+  // `part` 0: keys, 1: values.
+  char* record(int page, int part, int kv_head) const {
+    return pages + ((static_cast<size_t>(page) * 2 + part) * kv_heads + kv_head) * record_bytes;
+  }
 };
 
 // Some consecutive queries of one request and the query heads of one key/value head, over some of their keys.
@@ -58,9 +69,8 @@ struct Kernels {
   const char* name;
   int lanes;  // head sizes and size_in are multiples of this
 
-  // Stores `count` consecutive elements (a multiple of lanes) of the activations' type as the cache's.
-  void (*convert)(const void* from, Type from_type, void* to, Type to_type, int count);
-
+  // Stores a token's elements of one head, [h] in the activations' type, in a record. `fixed`: as it is for all tokens.
+  void (*attention_store)(const Attention&, const void* from, char* record, int offset, Affine fixed);
   size_t (*attention_workspace)(const Attention&, int queries);  // bytes
   void (*attention)(const Attention&, const AttentionTask&, char* workspace);  // workspace: 64-byte aligned
   // Combines the partial states of `parts` tasks that differ in their keys, `partials` one after the other.

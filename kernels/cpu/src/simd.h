@@ -69,21 +69,21 @@ inline Vec load(const Bf16* p) { return bit_cast<Vec>(__builtin_convertvector(lo
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
 
 #if defined(__AVX512F__)
-inline Vec load(const F16* p) { return (Vec)_mm512_cvtph_ps(load_as<__m256i>(p)); }
+inline Vec from_half(Half bits) { return (Vec)_mm512_cvtph_ps((__m256i)bits); }
 inline void store(F16* p, Vec v) {
   __m256i bits = _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
   std::memcpy(p, &bits, sizeof(bits));
 }
 #elif defined(__F16C__)
-inline Vec load(const F16* p) { return (Vec)_mm256_cvtph_ps(load_as<__m128i>(p)); }
+inline Vec from_half(Half bits) { return (Vec)_mm256_cvtph_ps((__m128i)bits); }
 inline void store(F16* p, Vec v) {
   __m128i bits = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
   std::memcpy(p, &bits, sizeof(bits));
 }
 #else
 // No step may rely on subnormal f32: XLA's threads treat them as zero.
-inline Vec load(const F16* p) {
-  Bits half = __builtin_convertvector(load_as<Half>(p), Bits);
+inline Vec from_half(Half bits) {
+  Bits half = __builtin_convertvector(bits, Bits);
   Vec normal = bit_cast<Vec>(((half & 0x7fff) << 13) + (112u << 23));
   Vec subnormal = __builtin_convertvector(bit_cast<Int>(half & 0x3ff), Vec) * splat(0x1p-24f);
   Vec magnitude = select((Int)((half & 0x7c00) == 0), subnormal, normal);
@@ -104,6 +104,8 @@ inline void store(F16* p, Vec v) {
   for (int i = 0; i < kLanes; ++i) p[i].bits = half_bits(v[i]);
 }
 #endif
+
+inline Vec load(const F16* p) { return from_half(load_as<Half>(p)); }
 
 // f32 to bf16 bits in the low half of each lane, to nearest even; NaN stays NaN.
 inline Bits bf16_bits(Vec v) {
@@ -172,17 +174,17 @@ inline void exchange(Vec& a, Vec& b) {
   b = high;
 }
 
-template <int kStep>
+// Transposes kCount vectors in place, kCount lanes at a time.
+template <int kCount, int kStep>
 inline void transpose_stages(Vec* rows) {
 #pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     if (!(i & kStep)) exchange<kStep>(rows[i], rows[i + kStep]);
   }
-  if constexpr (kStep > 1) transpose_stages<kStep / 2>(rows);
+  if constexpr (kStep > 1) transpose_stages<kCount, kStep / 2>(rows);
 }
 
-// Transposes kLanes vectors in place.
-inline void transpose(Vec* rows) { transpose_stages<kLanes / 2>(rows); }
+inline void transpose(Vec* rows) { transpose_stages<kLanes, kLanes / 2>(rows); }
 
 template <int kStep>
 inline Vec sum_stages(Vec* rows) {
