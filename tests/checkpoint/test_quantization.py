@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from llmjax.checkpoint.quantization import FORMATS, plain_tensors
 from llmjax.checkpoint.quantized import QuantizedTensor
 from llmjax.checkpoint.safetensors import DTYPES, SafetensorsTensor
 from llmjax.errors import CheckpointError
+from llmjax.quantization.packing import pack
 
 M = "model.layers.0.mlp.up_proj"
 FOLDER = Path("/model")
@@ -48,6 +50,7 @@ def ct(form: str, weights: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 SMOOTH = {"quant_method": "smoothquant", "type": "int8"} | dict.fromkeys(("qkv", "out", "fc1", "fc2"), "per-token")
 W4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+FP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
 F8 = np.zeros((32, 64), ml_dtypes.float8_e4m3fn)
 LAYERS: dict[str, tuple[dict[str, Any], Parts]] = {
     "gptq": (
@@ -102,6 +105,26 @@ LAYERS: dict[str, tuple[dict[str, Any], Parts]] = {
         {"quant_method": "mxfp4"},
         {"_blocks": np.zeros((32, 2, 16), np.uint8), "_scales": np.zeros((32, 2), np.uint8)},
     ),
+    "ct-nvfp4": (
+        ct("nvfp4-pack-quantized", FP4),
+        {
+            ".weight_packed": np.zeros((32, 32), np.uint8),
+            ".weight_scale": F8[:, :4],
+            ".weight_global_scale": scales(1, dtype=np.float32),
+        },
+    ),
+    "modelopt-fp8": (
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+        {".weight": F8, ".weight_scale": scales(dtype=np.float32)},
+    ),
+    "modelopt-nvfp4": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        {
+            ".weight": np.zeros((32, 32), np.uint8),
+            ".weight_scale": F8[:, :4],
+            ".weight_scale_2": scales(dtype=np.float32),
+        },
+    ),
     "smoothquant": (
         SMOOTH,
         {".weight": np.zeros((32, 64), np.int8), ".dequant_scale": scales(dtype=np.float32)},
@@ -143,6 +166,12 @@ def test_a_whole_layer_opens(kind: str) -> None:
 
 
 NAN = np.float32("nan")
+NESTED: Parts = {
+    ".weight.absmax": np.zeros(32, np.uint8),
+    ".weight.nested_absmax": np.ones(1, np.float32),
+    ".weight.nested_quant_map": np.full(256, 2, np.float32),
+}
+NESTED_STATE = state(nested_blocksize=256, nested_offset=0.1)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +230,26 @@ NAN = np.float32("nan")
         ("mxfp4", {"_blocks": np.zeros((32, 2, 8), np.uint8)}, r"not \[..., out, groups, 16\]"),
         ("mxfp4", {"_blocks": None}, "_blocks' is missing"),
         ("smoothquant", {".dequant_scale": None}, "dequant_scale' is missing"),
+        ("gptq", {".scales": np.full((2, 32), 1e300)}, "scales' holds scales that are infinite"),  # in float32
+        ("nf4", {".weight.quant_map": np.full(16, NAN)}, "quant_map' holds scales that are infinite or not a number"),
+        ("nf4", NESTED | {NF4: state(nested_blocksize=0, nested_offset=0.1)}, "nested_blocksize is 0, not a number of"),
+        ("nf4", NESTED | {NF4: state(nested_blocksize=256, nested_offset=NAN.item())}, "nested_offset is 'nan'"),
+        (
+            "nf4",
+            NESTED | {".weight.nested_absmax": np.full(1, 3e38, np.float32), NF4: NESTED_STATE},
+            "nested_absmax' holds scales that are infinite or not a number",
+        ),
+        ("ct-nvfp4", {".weight_global_scale": None}, "weight_global_scale' is missing"),
+        ("ct-nvfp4", {".weight_global_scale": np.zeros(1, np.float32)}, "global_scale' holds scales that are infinite"),
+        ("ct-nvfp4", {".weight_scale": F8[:, :3]}, r"scale' has shape \[32, 3\], but groups of 16 needs \[32, 4\]"),
+        (
+            "ct-nvfp4",
+            {".weight_scale": F8[:, :4] * NAN.astype(F8.dtype)},
+            "weight_scale' holds scales that are infinite",
+        ),
+        ("modelopt-nvfp4", {".weight_scale_2": scales(2)}, r"scale_2' has shape \[2\], not one scale for the tensor"),
+        ("modelopt-nvfp4", {".weight": np.zeros((32, 30), np.uint8)}, "has 60 columns, not a multiple of 16"),
+        ("modelopt-fp8", {".weight_scale": None}, "weight_scale' is missing"),
         ("smoothquant", {".quant_scale": scales()}, "quant_scale' is not expected"),
     ],
 )
@@ -269,6 +318,12 @@ def test_tensors_that_do_not_fit(kind: str, change: Parts, message: str) -> None
         ("nf4", {"load_in_8bit": True}, "load_in_4bit or load_in_8bit must be true, and not both"),
         ("nf4", {"bnb_4bit_quant_type": "fp4"}, "quant_state.bitsandbytes__fp4' is missing"),
         ("smoothquant", {"out": "per-row"}, "out is 'per-row'"),
+        ("modelopt-fp8", {"quant_algo": "W4A8_AWQ"}, "quant_algo is 'w4a8_awq'; supported are fp8, fp8_per_channel"),
+        ("modelopt-nvfp4", {"group_size": 32}, "group_size is 32; supported are 16"),
+        ("ct-nvfp4", ct("nvfp4-pack-quantized", FP4 | {"group_size": 32}), "group_size is 32, which does not go with"),
+        ("ct-nvfp4", ct("nvfp4-pack-quantized", FP4 | {"symmetric": False}), "symmetric is false, which does not go"),
+        ("ct-nvfp4", ct("nvfp4-pack-quantized", FP4 | {"strategy": "group"}), "strategy is group, which does not go"),
+        ("ct-packed", ct("pack-quantized", W4 | {"strategy": "tensor_group"}), "strategy is tensor_group, which does"),
     ],
 )
 def test_settings_that_do_not_fit(kind: str, config: Parts, message: str) -> None:
@@ -288,6 +343,8 @@ def test_smoothquant_needs_the_input_scale_of_a_layer_behind_no_norm() -> None:
     assert (tensors[f"{module}.weight"].read(np.dtype(np.float32)) == 0.25).all()
     zero = {".quant_scale": np.array(0, np.float32)}
     refuse("no single number other than 0", "smoothquant", zero, config={"out": "per-tensor"}, module=module)
+    tiny = {".quant_scale": np.array(1e-44, np.float32)}
+    refuse("quant_scale' holds scales that are", "smoothquant", tiny, config={"out": "per-tensor"}, module=module)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind not in ("mxfp4",)])
@@ -323,6 +380,42 @@ def test_reading_needs_little_memory_besides_the_result(kind: str) -> None:
     assert peak < result.nbytes + 3 * 2**20
 
 
+@pytest.mark.parametrize(
+    ("kind", "change", "problem"),
+    [
+        ("gptq", {".g_idx": np.array([0] * 31 + [1] * 33, np.int32)}, "its groups of columns have sizes from 31 to 33"),
+        ("ct-packed", {".weight_g_idx": np.array([0] * 16 + [1] * 48, np.int32)}, "have sizes from 16 to 48"),
+        ("mxfp4", {"_blocks": np.zeros((4, 8, 2, 16), np.uint8), "_scales": np.zeros((4, 8, 2), np.uint8)}, "a stack"),
+    ],
+)
+def test_what_cannot_stay_quantised_is_said(
+    kind: str, change: Parts, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tensor,) = (tensor for tensor in open_layer(kind, change).values() if isinstance(tensor, QuantizedTensor))
+    assert tensor.row_source() is None
+    assert tensor.read(np.dtype(np.float32)).shape == tensor.shape
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and f"tensor {tensor.name!r}" in record.message and problem in record.message
+
+
+def test_zero_points_that_are_all_equal_are_a_constant() -> None:
+    tensor = open_layer("gptq")[f"{M}.weight"]
+    assert tensor.row_source().format.zero == 1  # version 1 stores 0
+    mixed = i32(2, 4)
+    mixed[1, 3] = 7
+    assert open_layer("gptq", {".qzeros": mixed})[f"{M}.weight"].row_source().format.zero == "u8"
+
+
+def test_packing_needs_little_memory_besides_the_result() -> None:
+    change = {".weight": np.zeros((2048, 2048), np.int8), ".weight_scale": scales(2048, 1)}
+    source = open_layer("ct-int8", change)[f"{M}.weight"].row_source()
+    tracemalloc.start()
+    words = pack(source, tile=16)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert words.nbytes == 2048 * (2048 + 4) and peak < words.nbytes + (os.cpu_count() or 1) * 2**21
+
+
 def test_plain_checkpoints_stay_as_they_are() -> None:
     plain = stored({".weight": np.ones((2, 2), np.float32)})
     assert plain_tensors(plain, {}, FOLDER) is plain
@@ -354,6 +447,9 @@ def opens_or_refuses(act: Callable[[], Any]) -> None:
     for tensor in tensors.values():
         if isinstance(tensor, QuantizedTensor):
             assert tensor.read(np.dtype(np.float32)).shape == tensor.shape
+            source = tensor.row_source()
+            if source is not None:
+                assert pack(source, tile=16).shape == (-(-tensor.shape[0] // 16), source.format.num_words, 16)
 
 
 @pytest.mark.parametrize("kind", LAYERS)
