@@ -1,0 +1,110 @@
+"""Mixes against what llama.cpp wrote for models of several shapes, and the user's own rules."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmjax.errors import ConfigError
+from llmjax.quantization.mixes import MIXES, Choice, ModelShape, UserRules, tensor_scheme
+
+GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "mixes.json").read_text())
+HEAD = 32
+
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output": "lm_head",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.3.gate_proj",
+    "ffn_up_exps": "mlp.experts.3.up_proj",
+    "ffn_down_exps": "mlp.experts.3.down_proj",
+}
+DENSE = ModelShape(layers=32, heads=32, kv_heads=32)
+
+
+def choice(mix: str, name: str, columns: int = 4096, model: ModelShape = DENSE, **options: Any) -> Choice:
+    return tensor_scheme(mix, name=name, shape=(64, columns), model=model, **options)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("case", GOLDEN)
+def test_as_llama_cpp(case: str, mix: str) -> None:
+    facts = GOLDEN[case]["model"]
+    model = ModelShape(
+        layers=facts["layers"],
+        heads=facts["heads"],
+        kv_heads=facts["kv_heads"],
+        experts=facts["experts"],
+        tied=facts["tied"],
+        family="llama",
+    )
+    for stem, expected in GOLDEN[case]["types"][mix].items():
+        columns = {"attn_output": facts["heads"] * HEAD, "ffn_down": facts["ff"], "ffn_down_exps": facts["ff"]}
+        if stem in ("token_embd", "output"):
+            names = [f"{NAMES[stem]}.weight"]
+        else:
+            names = [f"model.layers.{layer}.{NAMES[stem]}.weight" for layer in range(facts["layers"])]
+        found = [choice(mix, name, columns.get(stem, facts["hidden"]), model).scheme or "f32" for name in names]
+        assert found == expected or (len(expected) == 1 and found == expected * len(names)), stem
+
+
+def test_one_scheme_for_everything() -> None:
+    for name in ("lm_head", "model.embed_tokens", "model.layers.0.self_attn.v_proj", "model.layers.0.mlp.down_proj"):
+        assert choice("q4k", f"{name}.weight").scheme == "q4_k"
+        assert choice("Q2K", f"{name}.weight").scheme == "q2_k"
+    assert choice("q2_k", "model.layers.0.mlp.down_proj.weight").scheme == "q3_k"
+
+
+def test_rows_that_fill_no_blocks() -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert choice("q4_k_m", name, 576) == Choice("q5_0", "q4_k")
+    assert choice("q4_k_m", name, 576).fell_back
+    assert choice("q4_k_m", name, 40) == Choice(None, "q4_k")
+    assert choice("q8_0", name, 40) == Choice(None, "q8_0")
+    assert not choice("q4_k_m", name).fell_back
+
+
+def test_what_is_never_quantised() -> None:
+    everything = UserRules.parse([(".*", "q8_0")])
+    for name in ("model.norm.weight", "model.layers.0.mlp.gate.weight", "model.layers.0.self_attn.q_proj.bias"):
+        assert choice("q4_k_m", name, rules=everything) == Choice(None, None)
+    vector = tensor_scheme("q4_k_m", name="model.layers.0.input_layernorm.weight", shape=(256,), model=DENSE)
+    assert vector == Choice(None, None)
+
+
+def test_users_rules_come_first() -> None:
+    rules = UserRules.parse([(r"layers\.[01]\.", "Q8_0"), (r"mlp", "q5k"), (r"lm_head", "none")])
+    assert choice("q4_k_m", "model.layers.1.mlp.up_proj.weight", rules=rules).scheme == "q8_0"
+    assert choice("q4_k_m", "model.layers.2.mlp.up_proj.weight", rules=rules).scheme == "q5_k"
+    assert choice("q4_k_m", "model.layers.2.mlp.up_proj.weight", 96, rules=rules) == Choice("q5_1", "q5_k")
+    assert choice("q4_k_m", "lm_head.weight", rules=rules) == Choice(None, None)
+    assert choice("q4_k_m", "model.layers.6.self_attn.q_proj.weight", rules=rules).scheme == "q4_k"
+
+
+def test_model_shape_of_a_config() -> None:
+    config = {"model_type": "qwen2", "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
+    model = ModelShape.of(config, tied=False)
+    assert model == ModelShape(layers=80, heads=64, kv_heads=8, family="qwen2")
+    assert model.is_70b
+    assert ModelShape.of({"num_hidden_layers": 2, "num_attention_heads": 4, "num_experts": 8}, tied=True) == ModelShape(
+        layers=2, heads=4, kv_heads=4, experts=8, tied=True
+    )
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match="quantization 'q4_k_x' is unknown; known are q4_0"):
+        choice("q4_k_x", "lm_head.weight")
+    with pytest.raises(ConfigError, match=r"rule '\(' is no regular expression"):
+        UserRules.parse([("(", "q8_0")])
+    with pytest.raises(ConfigError, match="scheme 'q9' is unknown"):
+        UserRules.parse([("mlp", "q9")])
