@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 import models
+from kernels.attention import RaggedBatch, make_pages
 from kernels.qtensor import QTensor
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.checkpoint import StoredTensor
+from llmjax.config import EngineConfig
+from llmjax.engine.model import load_model
+from llmjax.platforms import select_platform
 from llmjax.quantization.packing import put
 
 LLAMA = {
@@ -80,9 +86,58 @@ def packed() -> Packed:
     return Packed()
 
 
+class Logits:
+    """A model run over one short sequence in f32."""
+
+    def __init__(self) -> None:
+        self._steps = {family: jax.jit(partial(self._run, config)) for family, config in CONFIGS.items()}
+
+    def __call__(self, family: str, params: Mapping[str, Any]) -> np.ndarray:
+        return np.asarray(self._steps[family](params))
+
+    def _run(self, settings: dict[str, Any], params: Mapping[str, Any]) -> jax.Array:
+        config = models.model_config(settings)
+        graph, _ = models.abstract_model(config, dtype=F32, activation_dtype=F32)
+        pages = make_pages(
+            num_pages=2, page_size=8, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=F32
+        )
+        tokens = jnp.arange(3, 11, dtype=jnp.int32)
+        batch = RaggedBatch(
+            query_start=jnp.array([0, 8], jnp.int32),
+            kv_len=jnp.array([8], jnp.int32),
+            page_table=jnp.ones((1, 1), jnp.int32),
+            slots=jnp.arange(8, 16, dtype=jnp.int32),
+        )
+        model = models.merge(graph, params)
+        result = model(tokens, tokens - 3, (pages,) * config.num_layers, (batch,) * len(config.windows))
+        return model.logits(result.hidden)
+
+
+@pytest.fixture(scope="session")
+def logits() -> Logits:
+    return Logits()
+
+
 @pytest.fixture(params=["llama", "qwen3"])
 def family(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture
+def check_logits(family: str, logits: Logits) -> Callable[[Checkpoint], None]:
+    """Compares a model whose layers stay quantised with one that has their dequantised weights."""
+
+    def check(checkpoint: Checkpoint) -> None:
+        config = EngineConfig(model=str(checkpoint.path), dtype="float32", activations="float")
+        loaded = load_model(config, select_platform(config))
+        kept = [name for name, weight in loaded.params.items() if isinstance(weight, QTensor)]
+        assert len(kept) == 7
+        plain = {name: jnp.asarray(checkpoint.tensors[name].read(F32)) for name in loaded.params}
+        expected = logits(family, plain)
+        assert np.isfinite(expected).all() and expected.std() > 1e-3
+        assert np.abs(logits(family, loaded.params) - expected).max() < 1e-3 * np.abs(expected).max()
+
+    return check
 
 
 @pytest.fixture

@@ -20,14 +20,14 @@ def pack_columns(codes: np.ndarray) -> np.ndarray:
     return words.view(np.int32)
 
 
-def packer(group: int) -> Callable[[int, int], tuple[dict[str, np.ndarray], np.ndarray]]:
+def packer(group: int, values: np.ndarray = SCALES) -> Callable[[int, int], tuple[dict[str, np.ndarray], np.ndarray]]:
     rng = np.random.default_rng(group + 1)
 
     def pack(outputs: int, inputs: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         size = inputs if group == -1 else group
         codes = rng.integers(0, 16, (inputs, outputs))
         zeros = rng.integers(0, 16, (inputs // size, outputs))
-        scales = rng.choice(SCALES, zeros.shape)
+        scales = rng.choice(values, zeros.shape)
         weight = np.empty((outputs, inputs), np.float32)
         for i in range(inputs):
             weight[:, i] = (codes[i] - zeros[i // size]).astype(np.float32) * scales[i // size].astype(np.float32)
@@ -46,3 +46,8 @@ def test_settings_in_a_file_of_their_own(check_model: Callable) -> None:
     settings = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
     checkpoint = check_model(packer(32), settings, file="quant_config.json")
     assert checkpoint.tensors["model.layers.0.mlp.up_proj.weight"].type_name == "AWQ-4"
+
+
+def test_logits(check_model: Callable, check_logits: Callable) -> None:
+    settings = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    check_logits(check_model(packer(32, np.array([0.01, 0.02, -0.015], np.float16)), settings))

@@ -26,7 +26,12 @@ FP4 += [-value for value in FP4]
 
 
 def four_bit_packer(
-    kind: str, blocksize: int, *, nested: int = 0, storage: Any = np.uint8
+    kind: str,
+    blocksize: int,
+    *,
+    nested: int = 0,
+    storage: Any = np.uint8,
+    absmaxes: tuple[float, ...] = (0.0, 1.0, 0.3, 1e38, 1e-42),
 ) -> Callable[[int, int], Packed]:
     rng = np.random.default_rng(blocksize)
     levels = np.array(NF4 if kind == "nf4" else FP4, np.float32)
@@ -46,7 +51,7 @@ def four_bit_packer(
             state |= {"nested_blocksize": nested, "nested_dtype": "float32", "nested_offset": float(offset)}
             parts |= {".weight.absmax": stored, ".weight.nested_quant_map": table, ".weight.nested_absmax": outer}
         else:
-            absmax = rng.choice(np.array([0.0, 1.0, 0.3, 1e38, 1e-42], np.float32), blocks)
+            absmax = rng.choice(np.array(absmaxes, np.float32), blocks)
             parts[".weight.absmax"] = absmax
         weight = np.array([levels[code] * absmax[k // blocksize] for k, code in enumerate(codes)], np.float32)
         text = np.frombuffer(json.dumps(state).encode(), np.uint8)
@@ -110,7 +115,7 @@ def mxfp4(code: int, exponent: int) -> float:
 
 
 @pytest.mark.parametrize("experts", [0, 3])
-def test_mxfp4(experts: int, tmp_path: Path, same: Callable[..., bool], small_tiles: None) -> None:
+def test_mxfp4(experts: int, tmp_path: Path, same: Callable[..., bool], packed: Any, small_tiles: None) -> None:
     rng = np.random.default_rng(0)
     outer = (experts, 6) if experts else (6,)
     blocks = rng.integers(0, 256, (*outer, 2, 16), np.uint8)
@@ -130,3 +135,58 @@ def test_mxfp4(experts: int, tmp_path: Path, same: Callable[..., bool], small_ti
     expected = weight.swapaxes(-1, -2) if experts else weight
     assert tensor.shape == expected.shape
     assert same(np.ascontiguousarray(tensor.read(np.dtype(np.float32))), np.ascontiguousarray(expected))
+    scales[scales == 0] = 1  # XLA takes the scale 2^-127 for 0
+    assert (packed(tensor) is None) == (experts > 0)
+
+
+def nvfp4_packer(outputs: int, inputs: int) -> Packed:
+    """ModelOpt's layers."""
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 256, (outputs, inputs // 2), np.uint8)
+    scales = rng.choice(np.array([0.0, 2.0**-9, 1.0, 1.125, 30.0], np.float32), (outputs, inputs // 16))
+    whole = np.float32(0.0123)
+    weight = np.empty((outputs, inputs), np.float32)
+    for o, i in np.ndindex(outputs, inputs):
+        code = int(data[o, i // 2] >> 4 if i % 2 else data[o, i // 2] & 15)
+        weight[o, i] = np.float32(mxfp4(code, 127)) * (scales[o, i // 16] * whole)
+    parts = {
+        ".weight": data,
+        ".weight_scale": scales.astype(ml_dtypes.float8_e4m3fn),
+        ".weight_scale_2": np.array(whole),
+    }
+    return parts | {".input_scale": np.array(1, np.float32)}, weight
+
+
+@pytest.mark.parametrize("file", [None, "hf_quant_config.json"])
+def test_nvfp4(file: str | None, check_model: Callable[..., Checkpoint], check_logits: Callable) -> None:
+    inner = {"quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": None}
+    config = {"quantization": inner} if file else inner | {"quant_method": "modelopt"}
+    checkpoint = check_model(nvfp4_packer, config, file=file)
+    assert checkpoint.tensors["model.layers.0.mlp.up_proj.weight"].type_name == "ModelOpt-NVFP4"
+    if file:
+        check_logits(checkpoint)
+
+
+def mxfp4_packer(outputs: int, inputs: int) -> Packed:
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (outputs, inputs // 32, 16), np.uint8)
+    scales = rng.integers(120, 125, (outputs, inputs // 32), np.uint8)
+    weight = np.empty((outputs, inputs), np.float32)
+    for o, i in np.ndindex(outputs, inputs):
+        byte = int(blocks[o, i // 32, i % 32 // 2])
+        weight[o, i] = mxfp4(byte >> 4 if i % 2 else byte & 15, int(scales[o, i // 32]))
+    return {".weight_blocks": blocks, ".weight_scales": scales}, weight
+
+
+def test_logits_of_mxfp4(check_model: Callable[..., Checkpoint], check_logits: Callable) -> None:
+    check_logits(check_model(mxfp4_packer, {"quant_method": "mxfp4"}))
+
+
+def test_logits_of_four_bits(check_model: Callable[..., Checkpoint], check_logits: Callable) -> None:
+    layers = four_bit_packer("nf4", 64, absmaxes=(0.1, 0.2, 0.3))
+    check_logits(check_model(layers, settings("nf4")))
+
+
+def test_logits_of_eight_bits(check_model: Callable[..., Checkpoint], check_logits: Callable) -> None:
+    checkpoint = check_model(pack_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True})
+    check_logits(checkpoint)

@@ -103,3 +103,31 @@ def test_w8a8_says_whose_scales_activations_are_rounded_with(
 
     check_model(pack, settings)
     assert "round activations of compressed-tensors layers with scales of their own, which are not used" in caplog.text
+
+
+def pack_w4a16(outputs: int, inputs: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Signed codes and zero points plus 8, eight a word: codes along in, zero points along out."""
+    rng = np.random.default_rng(0)
+    codes, zeros = rng.integers(0, 16, (outputs, inputs)), rng.integers(5, 11, (outputs, inputs // 32))
+    scales = (rng.random(zeros.shape) * 0.02 + 0.01).astype(ml_dtypes.bfloat16)
+    nibbles = 4 * np.arange(8)
+    words = (codes.reshape(outputs, -1, 8) << nibbles).sum(-1).astype(np.uint32).view(np.int32)
+    columns = (zeros.T.reshape(inputs // 32, -1, 8) << nibbles).sum(-1).astype(np.uint32).view(np.int32).T
+    parts = {
+        ".weight_packed": words,
+        ".weight_zero_point": np.ascontiguousarray(columns),
+        ".weight_scale": scales,
+        ".weight_shape": np.array([outputs, inputs]),
+    }
+    weight = (codes - zeros.repeat(32, axis=1)).astype(np.float32) * scales.astype(np.float32).repeat(32, axis=1)
+    return parts, weight
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_logits(bits: int, check_model: Callable[..., Checkpoint], check_logits: Callable) -> None:
+    weights: dict[str, Any] = {"num_bits": bits, "type": "int"}
+    weights |= {"strategy": "group", "group_size": 32, "symmetric": False} if bits == 4 else {"strategy": "channel"}
+    form = "pack-quantized" if bits == 4 else "int-quantized"
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    settings = {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+    check_logits(check_model(pack_w4a16 if bits == 4 else pack_int8, settings))

@@ -25,17 +25,18 @@ def e4m3(code: int) -> float:
 
 VALUES = np.array([e4m3(code) for code in range(256)], np.float32)
 VALUES[0x80] = -0.0
+SCALES = np.array([0.01, 0.0, -0.0, 1e30, 1e-42], np.float32)
 
 
-def fp8_packer(part: str, block: tuple[int, int] | str) -> Callable[[int, int], Packed]:
+def fp8_packer(
+    part: str, block: tuple[int, int] | str, *, scales_of: np.ndarray = SCALES, codes_of: int = 256
+) -> Callable[[int, int], Packed]:
     rng = np.random.default_rng(0)
 
     def pack(outputs: int, inputs: int) -> Packed:
-        codes = rng.integers(0, 256, (outputs, inputs), np.uint8)
+        codes = rng.integers(0, codes_of, (outputs, inputs), np.uint8)
         rows, columns = {"tensor": (outputs, inputs), "row": (1, inputs)}.get(block, block)  # type: ignore[arg-type]
-        scales = rng.choice(
-            np.array([0.01, 0.0, -0.0, 1e30, 1e-42], np.float32), (-(-outputs // rows), -(-inputs // columns))
-        )
+        scales = rng.choice(scales_of, (-(-outputs // rows), -(-inputs // columns)))
         weight = np.empty((outputs, inputs), np.float32)
         for o in range(outputs):
             for i in range(inputs):
@@ -107,3 +108,21 @@ def test_smoothquant(fixed: list[str], check_model: Callable[..., Checkpoint]) -
 def test_smoothquant_of_type_fp8(check_model: Callable[..., Checkpoint]) -> None:
     kinds = dict.fromkeys(("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), "per-token")
     check_model(fp8_packer(".weight_scale", "tensor"), kinds | {"type": "fp8"}, file="quant_config.json")
+
+
+def test_modelopt_fp8(check_model: Callable[..., Checkpoint]) -> None:
+    settings = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    checkpoint = check_model(fp8_packer(".weight_scale", "tensor"), settings, file="hf_quant_config.json")
+    assert checkpoint.tensors["model.layers.0.mlp.up_proj.weight"].type_name == "ModelOpt-FP8"
+
+
+@pytest.mark.parametrize(("part", "block"), [(".weight_scale_inv", (32, 32)), (".weight_scale", "row")])
+def test_logits(part: str, block: Any, check_model: Callable[..., Checkpoint], check_logits: Callable) -> None:
+    layers = fp8_packer(part, block, scales_of=np.array([0.1, -0.2, 0.15], np.float32), codes_of=64)
+    settings = {"quant_method": "fp8"} | ({"weight_block_size": list(block)} if block != "row" else {})
+    check_logits(check_model(layers, settings))
+
+
+def test_logits_of_smoothquant(check_model: Callable[..., Checkpoint], check_logits: Callable) -> None:
+    kinds: dict[str, Any] = dict.fromkeys(("qkv", "out", "fc1"), "per-token") | {"fc2": "per-tensor"}
+    check_logits(check_model(smooth_packer(kinds), kinds | {"type": "int8"}, file="quant_config.json"))

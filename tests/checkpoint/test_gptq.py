@@ -32,7 +32,14 @@ def int32(words: list[list[int]]) -> np.ndarray:
 
 
 def packer(
-    bits: int = 4, group: int = 32, *, symmetric: bool = False, version: int = 1, act: bool = False, g_idx: bool = True
+    bits: int = 4,
+    group: int = 32,
+    *,
+    symmetric: bool = False,
+    version: int = 1,
+    act: bool = False,
+    g_idx: bool = True,
+    values: np.ndarray = SCALES,
 ) -> Callable[[int, int], tuple[dict[str, np.ndarray], np.ndarray]]:
     rng = np.random.default_rng(bits)
 
@@ -44,7 +51,7 @@ def packer(
             zeros = np.full((groups, outputs), 2 ** (bits - 1))
         else:  # what AutoGPTQ's version 1 can express: 0 wraps around, except in 3 bits, which can express 8 instead
             zeros = rng.integers(0, 2**bits, (groups, outputs)) + (version == 1 and bits == 3)
-        scales = rng.choice(SCALES, (groups, outputs))
+        scales = rng.choice(values, (groups, outputs))
         group_of = np.arange(inputs) // size
         if act:
             group_of = rng.permutation(group_of)
@@ -102,3 +109,9 @@ def test_layers_may_differ_where_the_settings_say_so(check_model: Callable) -> N
 
 def test_group_size_128_and_a_short_last_group(check_model: Callable) -> None:
     check_model(packer(4, 128), config(4, 128))
+
+
+@pytest.mark.parametrize(("bits", "act"), [(4, False), (4, True), (8, False), (3, True)])
+def test_logits(bits: int, act: bool, check_model: Callable, check_logits: Callable) -> None:
+    layers = packer(bits, act=act, values=np.array([0.01, 0.02, -0.015], np.float16) * 16 / 2**bits)
+    check_logits(check_model(layers, config(bits, desc_act=act)))
