@@ -67,7 +67,16 @@ class Piece:
             return
         part = np.empty((len(out), len(self.columns)), np.float32)
         self.rows(stored).dequantize(part)
-        out[:, self.columns] = part
+        if len(self.columns) < out.shape[1]:
+            out[:, self.columns] = part
+        else:  # the same, several times faster
+            part.take(self._places, axis=1, out=out, mode="clip")
+
+    @cached_property
+    def _places(self) -> np.ndarray:
+        """intp [in]: which of `columns` each logical column is."""
+        assert self.columns is not None
+        return np.argsort(self.columns)
 
 
 @dataclass(frozen=True, eq=False)

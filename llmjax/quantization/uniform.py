@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Protocol
 
@@ -98,7 +99,7 @@ class Float8Scheme:
         form = self.format(rows.shape[1])
         scales, quotients = _divided(rows, form, E4M3_MAX, self.name)
         np.clip(quotients, -E4M3_MAX, E4M3_MAX, out=quotients)
-        return QuantizedRows(form, quotients.astype(CODE_DTYPES["e4m3"]), scales)
+        return QuantizedRows(form, _to_e4m3(quotients), scales)
 
 
 SCHEMES: Mapping[str, UniformScheme] = MappingProxyType(
@@ -115,6 +116,23 @@ SCHEMES: Mapping[str, UniformScheme] = MappingProxyType(
     }
 )
 """By name."""
+
+
+def _to_e4m3(numbers: np.ndarray) -> np.ndarray:
+    """f32 up to E4M3_MAX rounded to nearest even, by a table: converting them one by one is several times slower."""
+    words = numbers.view(np.uint32)
+    # E4M3 has 4 bits less than the upper half has. So of the lower half it only matters whether it is 0.
+    upper = words >> 16
+    upper |= (words & 0xFFFF) != 0
+    return _e4m3_of_upper_halves().take(upper).view(CODE_DTYPES["e4m3"])
+
+
+@cache
+def _e4m3_of_upper_halves() -> np.ndarray:
+    """uint8 [65536], by the upper half of an f32."""
+    numbers = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
+    with np.errstate(invalid="ignore"):
+        return np.clip(numbers, -E4M3_MAX, E4M3_MAX).astype(CODE_DTYPES["e4m3"]).view(np.uint8)
 
 
 def _group_size(asked: int, size_in: int) -> int:

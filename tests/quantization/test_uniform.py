@@ -105,3 +105,17 @@ def test_weights_beyond_float16_scales() -> None:
 
 def test_other_groups() -> None:
     assert IntegerScheme("mine", 4, 32).quantize(WEIGHT).scales.shape == (len(WEIGHT), WEIGHT.shape[1] // 32)
+
+
+def test_float8_is_rounded_to_nearest_even() -> None:
+    rng = np.random.default_rng(0)
+    levels = np.arange(0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    middles = (levels[1:] + levels[:-1]) / 2
+    near = np.concatenate(
+        [levels, middles, np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.float32(500))]
+    )
+    numbers = np.concatenate([near, -near, rng.uniform(-448, 448, 5000), rng.normal(0, 0.01, 5000), [448.0]])
+    rows = numbers.astype(np.float32)[None]  # the peak is 448, so the scale is 1
+    found = SCHEMES["fp8"].quantize(rows)
+    assert found.scales.item() == 1
+    assert np.array_equal(found.codes.view(np.uint8), rows.astype(ml_dtypes.float8_e4m3fn).view(np.uint8))
