@@ -25,14 +25,13 @@ class Bars:
 
 @dataclass(frozen=True)
 class Line:
-    """One panel with a line, on logarithmic axes unless ``y_from_zero``."""
+    """One panel with a line: x in powers of two, y from zero."""
 
     title: str
     x_label: str
     y_label: str
     x: Sequence[float]
     y: Sequence[float]
-    y_from_zero: bool = False
 
 
 def check_plot(path: str | None) -> None:
@@ -80,10 +79,7 @@ def draw(panels: Sequence[Bars | Line], *, title: str, path: str) -> None:
             ax.set_xscale("log", base=2)
             ax.set_xticks(panel.x, [f"{x:g}" for x in panel.x], fontsize=8)
             ax.minorticks_off()
-            if panel.y_from_zero:
-                ax.set_ylim(bottom=0)
-            else:
-                ax.set_yscale("log")
+            ax.set_ylim(bottom=0)
             ax.set_xlabel(panel.x_label)
             ax.set_ylabel(panel.y_label)
         ax.grid(axis="y", alpha=0.3)

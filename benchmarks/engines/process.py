@@ -111,7 +111,7 @@ class EngineProcess:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise EngineFailed(f"{self.name}: the process has ended; see {self._log}") from None
+            raise EngineFailed(f"{self.name}: the process ended; see {self._log}") from None
         line = self._process.stdout.readline()
         if not line:
             raise EngineFailed(f"{self.name}: the process ended; see {self._log}")

@@ -1,0 +1,111 @@
+"""Models of a given shape with random weights, as Hugging Face folders: for speed, where no real model is at hand."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+BLOCK = 1 << 20  # random weights that every tensor repeats: each still has memory of its own
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a Llama with tied embeddings; names are those of config.json."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors under Hugging Face's names."""
+        d, f = self.hidden_size, self.intermediate_size
+        q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        layer = {
+            "self_attn.q_proj": (q, d),
+            "self_attn.k_proj": (kv, d),
+            "self_attn.v_proj": (kv, d),
+            "self_attn.o_proj": (d, q),
+            "mlp.gate_proj": (f, d),
+            "mlp.up_proj": (f, d),
+            "mlp.down_proj": (d, f),
+            "input_layernorm": (d,),
+            "post_attention_layernorm": (d,),
+        }
+        layers = {
+            f"model.layers.{i}.{name}.weight": shape
+            for i in range(self.num_hidden_layers)
+            for name, shape in layer.items()
+        }
+        return {"model.embed_tokens.weight": (self.vocab_size, d), **layers, "model.norm.weight": (d,)}
+
+
+# The sizes of SmolLM2-135M and -360M, Qwen2.5-1.5B and Llama-3.2-3B, all in the Llama architecture.
+SHAPES = {
+    "tiny": Shape(64, 128, 2, 4, 2, 512),
+    "135m": Shape(576, 1536, 30, 9, 3, 49152),
+    "360m": Shape(960, 2560, 32, 15, 5, 49152),
+    "1.5b": Shape(1536, 8960, 28, 12, 2, 151936),
+    "3b": Shape(3072, 8192, 28, 24, 8, 128256),
+}
+
+
+def write_random_model(folder: Path, shape: Shape, *, max_position_embeddings: int) -> None:
+    """Writes config.json and model.safetensors with bfloat16 weights; nothing if they are there already."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "torch_dtype": "bfloat16",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_hidden_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "vocab_size": shape.vocab_size,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": max_position_embeddings,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "eos_token_id": 0,
+        "bos_token_id": 0,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = folder / "model.safetensors"
+    if not weights.exists():
+        part = weights.with_suffix(".part")
+        _write_weights(part, shape.tensors(), scale=shape.hidden_size**-0.5)
+        part.rename(weights)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def _write_weights(path: Path, tensors: dict[str, tuple[int, ...]], *, scale: float) -> None:
+    """Normal weights; those of norms are 1. bfloat16 is the upper half of float32."""
+    block = _bfloat16(np.random.default_rng(0).standard_normal(BLOCK, np.float32) * scale)
+    header, end = {}, 0
+    for name, shape in tensors.items():
+        size = 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for shape in tensors.values():
+            values = np.resize(block, np.prod(shape)) if len(shape) > 1 else _bfloat16(np.ones(shape, np.float32))
+            file.write(values.tobytes())
+
+
+def _bfloat16(values: np.ndarray) -> np.ndarray:
+    return (values.view(np.uint32) >> 16).astype(np.uint16)
