@@ -135,6 +135,12 @@ class EngineConfig:
         aliases=("--prefill-chunk-size",),
         unit="tokens",
     )
+    decode_steps: int = setting(
+        0,
+        "decode steps in one dispatch at most; it takes fewer when steps are slow (a dispatch stays below 25 ms), "
+        "requests wait or the host must see every token; 0: 8 on a CPU, 1 elsewhere",
+        aliases=("--num-scheduler-steps",),
+    )
     page_size: int = setting(32, "tokens in a KV page", aliases=("--block-size",))
     gpu_memory_utilization: float = setting(
         0.9, "share of an accelerator's memory to use in all", aliases=("--kv-fraction",)
@@ -176,6 +182,7 @@ class EngineConfig:
         for name, low in (
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 1),
+            ("decode_steps", 0),
             ("page_size", 1),
             ("max_num_queued_reqs", 1),
             ("max_logprobs", 0),

@@ -98,7 +98,8 @@ COUNTERS = {
 }
 
 OWN_COUNTERS = {
-    "steps": "Engine steps.",
+    "steps": "Passes through the model.",
+    "dispatches": "Device programs started; one may take several decode steps.",
     "compilations": "Programs compiled after the start; more than a few mean missing warm-up.",
     "step_host_seconds": "CPU seconds of the engine's thread.",
 }
@@ -153,10 +154,11 @@ class EngineMetrics(Collector):
         counters["num_preemptions"] += stats.num_preempted
         counters["prompt_tokens"] += stats.num_prompt_tokens
         counters["generation_tokens"] += stats.num_generation_tokens
-        counters["steps"] += 1
+        counters["dispatches"] += 1
+        counters["steps"] += stats.num_steps
         counters["compilations"] += stats.compilations
         counters["step_host_seconds"] += stats.host_seconds
-        self._histograms["iteration_tokens_total"].observe(stats.num_tokens)
+        self._histograms["iteration_tokens_total"].observe(stats.num_tokens / max(1, stats.num_steps))
         self._histograms["time_to_first_token_seconds"].observe(*stats.time_to_first_tokens)
         self._histograms["inter_token_latency_seconds"].observe(*stats.inter_token_latencies)
 

@@ -16,6 +16,8 @@ from llmjax.sampling.rows import ROW_WORDS
 from llmjax.sampling.sampler import SamplingBatch
 
 READ_DEVICE = -1  # in ``tokens``: the input is the slot's last sampled token
+MAX_STOPS = 8  # stop ids a row brings to the device; the host alone finds further ones, a dispatch later
+NO_STOP = -1  # in ``stops``: no id
 
 
 @dataclass(frozen=True)
@@ -25,16 +27,17 @@ class Bucket:
     tokens: int
     rows: int
     decode: bool
+    steps: int = 1  # that one dispatch may take; more only in the decode family
 
     def holds(self, plan: StepPlan) -> bool:
-        if self.decode and not plan.decode_only:
+        if plan.steps > self.steps or (self.decode and not plan.decode_only):
             return False
         return plan.num_tokens <= self.tokens and len(plan.rows) <= self.rows
 
 
-def make_buckets(*, max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucket]:
+def make_buckets(*, max_num_seqs: int, max_num_batched_tokens: int, decode_steps: int = 1) -> list[Bucket]:
     """Both families: decode buckets of 1, 2, 4, … rows; mixed ones of 16, 32, … tokens with all rows."""
-    decode = [Bucket(tokens=n, rows=n, decode=True) for n in _doubling(1, max_num_seqs)]
+    decode = [Bucket(tokens=n, rows=n, decode=True, steps=decode_steps) for n in _doubling(1, max_num_seqs)]
     mixed = [Bucket(tokens=n, rows=max_num_seqs, decode=False) for n in _doubling(16, max_num_batched_tokens)]
     return decode + mixed
 
@@ -56,6 +59,8 @@ class StepBatch:
     query_start: jax.Array  # i32 [R + 1]
     kv_len: jax.Array  # i32 [R]
     slot: jax.Array  # i32 [R]; padding rows have num_slots: read clamped, writes dropped
+    steps: jax.Array  # i32 [R], tokens to sample one after another; 0 in the middle of a prompt
+    stops: jax.Array  # i32 [R, MAX_STOPS], ids after which the row ends; NO_STOP where there are fewer
     page_tables: tuple[jax.Array, ...]  # G × i32 [R, P]
     targets: jax.Array | None  # i32 [T], the prompt token after each token; None in the decode family
     any_prompt_logprobs: jax.Array  # bool []
@@ -85,7 +90,8 @@ class BatchLayout:
             "query_start": (rows + 1,),
             "kv_len": (rows,),
             "slot": (rows,),
-            "samples": (rows,),
+            "steps": (rows,),
+            "stops": (rows, MAX_STOPS),
             "sampling": (rows, ROW_WORDS),
             "prompt_logprobs": (1,),
         }
@@ -107,12 +113,13 @@ class BatchLayout:
     def size(self) -> int:
         return sum(int(np.prod(shape)) for shape in self.shapes.values())
 
-    def pack(self, plan: StepPlan, *, tables: Seq[np.ndarray], sampling: np.ndarray) -> np.ndarray:
+    def pack(self, plan: StepPlan, *, tables: Seq[np.ndarray], sampling: np.ndarray, stops: np.ndarray) -> np.ndarray:
         """The packed batch of a plan.
 
         Args:
             tables: per group i32 [num_slots, P], the page tables by slot.
             sampling: i32 [num_slots, ROW_WORDS], the sampling settings by slot.
+            stops: i32 [num_slots, MAX_STOPS], the stop ids by slot.
 
         Returns:
             i32 [size]; a new array every time, because the device may read it in place.
@@ -143,7 +150,8 @@ class BatchLayout:
         field["kv_len"][:count] = lengths
         field["slot"][:count] = slots
         field["slot"][count:] = self.num_slots
-        field["samples"][:count] = [row.samples for row in plan.rows]
+        field["steps"][:count] = [row.steps if row.samples else 0 for row in plan.rows]
+        field["stops"][:count] = stops[slots]
         for group, table in enumerate(tables):
             field[f"page_table{group}"][:count] = table[slots]
         field["prompt_logprobs"][0] = prompt_logprobs
@@ -161,11 +169,13 @@ class BatchLayout:
             query_start=field["query_start"],
             kv_len=field["kv_len"],
             slot=field["slot"],
+            steps=field["steps"],
+            stops=field["stops"],
             page_tables=tuple(field[f"page_table{group}"] for group in range(self.num_groups)),
             targets=field.get("targets"),
             any_prompt_logprobs=field["prompt_logprobs"][0] > 0,
             sampling=SamplingBatch.from_words(
-                field["sampling"], slot=field["slot"], samples=field["samples"] > 0, position=field["kv_len"]
+                field["sampling"], slot=field["slot"], samples=field["steps"] > 0, position=field["kv_len"]
             ),
         )
 

@@ -12,6 +12,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.kv_cache import KVCache, KVStats
 from llmjax.engine.memory import KVPlan, plan_kv
 from llmjax.engine.model import LoadedModel, load_model
+from llmjax.engine.pace import Pace
 from llmjax.engine.programs import CompileCounter
 from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, SequenceTimes, Status
 from llmjax.engine.runner import HostLogprobs, PendingStep, Runner
@@ -23,6 +24,8 @@ from llmjax.outputs import TokenLogprobs as TokenLogprobsDict
 from llmjax.platforms import Platform, select_platform, use_compilation_cache
 from llmjax.sampling.rows import RequestSampling, request_sampling
 
+DECODE_STEPS = 8  # in one dispatch at most: an eighth of its host cost is little beside any step
+
 
 @dataclass
 class _StepTimes:
@@ -31,12 +34,23 @@ class _StepTimes:
     first_tokens: list[float]
     inter_token: list[float]
 
+    def take(self, sequence: Sequence, now: float, count: int) -> None:
+        """``count`` tokens of a sequence came; those of one dispatch share the time since the one before."""
+        times = sequence.times
+        if count and times.first_token is None:
+            times.first_token = times.last_token = now
+            self.first_tokens.append(now - times.arrival)
+            count -= 1
+        if count:
+            self.inter_token += [(now - (times.last_token or now)) / count] * count
+            times.last_token = now
+
 
 class Engine:
     """Continuous batching over one model.
 
     ``step`` dispatches the next step before it reads the one before, so the device never waits for the host; tokens
-    come out one step late.
+    come out one step late. While decodes run undisturbed, a dispatch takes several steps.
 
     Args:
         config: everything; the model is loaded and the step programs start to compile here.
@@ -58,6 +72,8 @@ class Engine:
             share_prefixes=config.enable_prefix_caching,
         )
         self.scheduler = Scheduler(self.kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_tokens)
+        # Elsewhere than on a CPU the condition of a loop on the device is a round trip to the host.
+        decode_steps = config.decode_steps or (DECODE_STEPS if self.platform.is_cpu else 1)
         self.compilations = CompileCounter()
         self.runner = Runner(
             self.model,
@@ -67,6 +83,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max_tokens,
             max_logprobs=config.max_logprobs,
+            decode_steps=decode_steps,
             compile_threads=config.compile_threads,
         )
         self.totals = EngineTotals()
@@ -76,6 +93,7 @@ class Engine:
         self._pending: PendingStep | None = None
         self._arrivals = 0
         self._rng = np.random.default_rng(config.seed)
+        self._pace = Pace(decode_steps)
         self._last_read = 0.0
         self._compilations_seen = 0
 
@@ -101,6 +119,13 @@ class Engine:
         sequences = []
         for index in range(params.n):
             seed = (base + index) % 2**64
+            sampling = request_sampling(
+                params,
+                vocab_size=self.model.config.vocab_size,
+                seed=seed,
+                eos_ids=request.stop_token_ids,
+                bad_words=request.bad_words_token_ids,
+            )
             sequence = Sequence(
                 request=request,
                 index=index,
@@ -108,15 +133,10 @@ class Engine:
                 seed=seed,
                 tokens=list(request.prompt_token_ids),
                 times=SequenceTimes(arrival=request.arrival_time),
+                every_token=sampling.bans_vary,
             )
             self._arrivals += 1
-            self._sampling[sequence] = request_sampling(
-                params,
-                vocab_size=self.model.config.vocab_size,
-                seed=seed,
-                eos_ids=request.stop_token_ids,
-                bad_words=request.bad_words_token_ids,
-            )
+            self._sampling[sequence] = sampling
             sequences.append(sequence)
         self._sequences[request.request_id] = sequences
         for sequence in sequences:
@@ -133,19 +153,20 @@ class Engine:
         return outputs
 
     def step(self) -> list[EngineOutput]:
-        """Dispatches the next step, then reads the one before.
+        """Dispatches the next step or steps, then reads what was dispatched before.
 
         Returns:
-            What the step that was read brought; empty if there was none.
+            What the dispatch that was read brought; empty if there was none.
         """
         started = time.thread_time()
-        plan = self.scheduler.plan()
+        max_steps = min(self._pace.steps, self.runner.most_steps(len(self.scheduler.running)))
+        plan = self.scheduler.plan(max_steps=max_steps)
         dispatched = None
         if plan.rows:
             dispatched = self.runner.dispatch(plan, tables=self.kv.tables, sampling=self._sampling)
             for row in plan.rows:
                 if row.samples:
-                    row.sequence.in_flight += 1
+                    row.sequence.in_flight += row.steps
         pending, self._pending = self._pending, dispatched
         if pending is None:
             return []
@@ -154,7 +175,7 @@ class Engine:
         times = _StepTimes([], [])
         outputs = self._process(pending, tokens, times)
         host_seconds = time.thread_time() - started
-        self._record(pending.plan, outputs, times, host_seconds=host_seconds, read_at=ready)
+        self._record(pending.plan, tokens, times, host_seconds=host_seconds, read_at=ready)
         return outputs
 
     def close(self) -> None:
@@ -164,7 +185,7 @@ class Engine:
         self.runner.close()
         self.compilations.close()
 
-    def _process(self, pending: PendingStep, tokens: list[int], times: _StepTimes) -> list[EngineOutput]:
+    def _process(self, pending: PendingStep, tokens: list[list[int]], times: _StepTimes) -> list[EngineOutput]:
         now = time.monotonic()
         rows = pending.plan.rows
         logprobs = prompt_logprobs = None
@@ -180,45 +201,43 @@ class Engine:
                 _take_prompt_logprobs(row, prompt_logprobs, at)
             at += row.count
             if row.samples and sequence.status is not Status.FINISHED:
-                sequence.in_flight -= 1
-                outputs.append(self._take_token(sequence, tokens[i], logprobs, i, now, times))
+                sequence.in_flight -= row.steps
+                before = len(sequence.tokens)
+                outputs += self._take_tokens(sequence, tokens[i], logprobs, i)
+                times.take(sequence, now, len(sequence.tokens) - before)
         return outputs
 
-    def _take_token(
-        self,
-        sequence: Sequence,
-        token: int,
-        logprobs: HostLogprobs | None,
-        row: int,
-        now: float,
-        times: _StepTimes,
-    ) -> EngineOutput:
-        sequence.tokens.append(token)
-        if sequence.times.first_token is None:
-            sequence.times.first_token = now
-            times.first_tokens.append(now - sequence.times.arrival)
-        else:
-            times.inter_token.append(now - (sequence.times.last_token or now))
-        sequence.times.last_token = now
+    def _take_tokens(
+        self, sequence: Sequence, tokens: list[int], logprobs: HostLogprobs | None, row: int
+    ) -> list[EngineOutput]:
+        """Adds the row's tokens to the sequence, up to the one that ends it.
+
+        Returns:
+            One output; one for each token if there are stop strings, so that whoever finds one knows where it ended.
+        """
         request, params = sequence.request, sequence.request.params
-        produced = len(sequence.tokens) - sequence.num_prompt_tokens
-        reason: str | None = None
-        stop: int | None = None
-        if token in request.stop_token_ids and produced > params.min_tokens:
-            reason = "stop"
-            stop = token if token in params.stop_token_ids else None
-        elif produced >= request.max_tokens:
-            reason = "length"
-        output = _output(sequence, finish_reason=reason)
-        output.new_token_ids = [token]
-        output.stop_reason = stop
-        if logprobs is not None and params.logprobs is not None:
-            output.new_logprobs = [_logprobs_at(logprobs, row, token, params.logprobs)]
-        if produced == 1 and sequence.index == 0:
-            output.prompt_logprobs = sequence.prompt_logprobs
-        if reason is not None:
-            self._finish(sequence)
-        return output
+        outputs: list[EngineOutput] = []
+        for step, token in enumerate(tokens):
+            sequence.tokens.append(token)
+            produced = len(sequence.tokens) - sequence.num_prompt_tokens
+            if not outputs or params.stop:
+                outputs.append(_output(sequence))
+            output = outputs[-1]
+            output.new_token_ids.append(token)
+            if logprobs is not None and params.logprobs is not None:
+                entry = _logprobs_at(logprobs, (step, row), token, params.logprobs)
+                output.new_logprobs = [*(output.new_logprobs or ()), entry]
+            if produced == 1 and sequence.index == 0:
+                output.prompt_logprobs = sequence.prompt_logprobs
+            if token in request.stop_token_ids and produced > params.min_tokens:
+                output.finish_reason = "stop"
+                output.stop_reason = token if token in params.stop_token_ids else None
+            elif produced >= request.max_tokens:
+                output.finish_reason = "length"
+            if output.finish_reason is not None:
+                self._finish(sequence)
+                break
+        return outputs
 
     def _finish(self, sequence: Sequence) -> None:
         self.scheduler.finish(sequence)
@@ -229,23 +248,31 @@ class Engine:
             del self._sequences[sequence.request.request_id]
 
     def _record(
-        self, plan: StepPlan, outputs: list[EngineOutput], times: _StepTimes, *, host_seconds: float, read_at: float
+        self, plan: StepPlan, tokens: list[list[int]], times: _StepTimes, *, host_seconds: float, read_at: float
     ) -> None:
         compiled = self.compilations.count
         first_admitted = [s for s in plan.admitted if not s.times.num_preemptions]
+        seconds = read_at - self._last_read if self._last_read else 0.0
+        # A dispatch takes none if every row had ended in the one before.
+        steps = max(len(sampled) if row.samples else 1 for row, sampled in zip(plan.rows, tokens, strict=False))
+        if plan.decode_only and not plan.admitted:
+            self._pace.record(steps, seconds)
+        else:
+            self._pace.restart()
         stats = StepStats(
             num_running=len(self.scheduler.running),
             num_waiting=self.scheduler.num_waiting,
             kv_usage=self.kv.stats().usage,
-            num_tokens=plan.num_tokens,
+            num_steps=steps,
+            num_tokens=plan.num_tokens + sum(len(sampled) - 1 for sampled in tokens if sampled),
             num_prompt_tokens=sum(max(0, min(r.count, r.sequence.num_prompt_tokens - r.start)) for r in plan.rows),
-            num_generation_tokens=len(outputs),
+            num_generation_tokens=len(times.first_tokens) + len(times.inter_token),
             prefix_cache_queries=sum(s.num_prompt_tokens for s in first_admitted),
             prefix_cache_hits=sum(s.num_cached_tokens for s in first_admitted),
             num_preempted=plan.num_preempted,
             compilations=compiled - self._compilations_seen,
             host_seconds=host_seconds,
-            step_seconds=read_at - self._last_read if self._last_read else 0.0,
+            step_seconds=seconds,
             time_to_first_tokens=times.first_tokens,
             inter_token_latencies=times.inter_token,
         )
@@ -255,7 +282,7 @@ class Engine:
             logger.record_step(stats)
 
 
-def _output(sequence: Sequence, *, finish_reason: str | None) -> EngineOutput:
+def _output(sequence: Sequence, *, finish_reason: str | None = None) -> EngineOutput:
     return EngineOutput(
         request_id=sequence.request.request_id,
         index=sequence.index,
@@ -266,10 +293,10 @@ def _output(sequence: Sequence, *, finish_reason: str | None) -> EngineOutput:
     )
 
 
-def _logprobs_at(logprobs: HostLogprobs, at: int, token: int, top: int) -> TokenLogprobsDict:
+def _logprobs_at(logprobs: HostLogprobs, at: int | tuple[int, int], token: int, top: int) -> TokenLogprobsDict:
     """The token's own entry and the ``top`` most likely ones."""
     found = {token: Logprob(logprob=float(logprobs.logprob[at]), rank=int(logprobs.rank[at]))}
-    ids, values = logprobs.top_ids[at, :top].tolist(), logprobs.top_logprobs[at, :top].tolist()
+    ids, values = logprobs.top_ids[at][:top].tolist(), logprobs.top_logprobs[at][:top].tolist()
     for rank, (other, value) in enumerate(zip(ids, values, strict=True), start=1):
         if other >= 0:
             found.setdefault(other, Logprob(logprob=value, rank=rank))

@@ -115,10 +115,12 @@ class KVCache:
         the device runs steps in order and writes before it reads.
         """
         sequence.num_computed += num_tokens
-        self._commit(sequence)
+        self._commit(sequence, len(sequence.tokens))
 
     def release(self, sequence: Sequence) -> None:
         """Gives every page back. Later pages go first, so that they are evicted before the prefix they continue."""
+        # Tokens may have become known since the last step was planned. What sampled the last one computed the others.
+        self._commit(sequence, len(sequence.tokens) - 1)
         for group, pool in enumerate(self.pools):
             pool.release(reversed(sequence.pages[group]))
             self.tables[group][sequence.slot, : len(sequence.pages[group])] = DUMMY_PAGE
@@ -199,8 +201,9 @@ class KVCache:
                 pages[last] = self.tables[group][sequence.slot, last] = DUMMY_PAGE
                 last -= 1
 
-    def _commit(self, sequence: Sequence) -> None:
-        full = min(sequence.num_computed, len(sequence.tokens)) // self.page_size
+    def _commit(self, sequence: Sequence, known: int) -> None:
+        """Registers the full pages among the first ``known`` tokens."""
+        full = min(sequence.num_computed, known) // self.page_size
         for index in range(sequence.num_committed, full):
             key = self._key(sequence, index)
             for group, pool in enumerate(self.pools):

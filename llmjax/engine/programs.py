@@ -66,6 +66,8 @@ class StepPrograms:
     def __init__(self, build: Callable[[Bucket], Executable], buckets: list[Bucket], *, threads: int) -> None:
         self._build = build
         self._order = sorted(buckets, key=_cost)
+        self._ready: list[Program] = []  # cheapest first; replaced, never changed, so that the engine reads it freely
+        self._ready_lock = threading.Lock()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile", initializer=_step_back)
         # The largest bucket holds every plan, so the engine can serve as soon as it is there; then one decode and the
         # largest decode bucket; the rest from small to large.
@@ -83,8 +85,8 @@ class StepPrograms:
 
     @property
     def ready(self) -> list[Program]:
-        """The programs compiled so far."""
-        return [f.result() for f in self._futures.values() if f.done() and not f.cancelled() and f.exception() is None]
+        """The programs compiled so far, cheapest first."""
+        return self._ready
 
     def wait_first(self) -> None:
         """Returns when every plan can be run; raises what the compiler raised."""
@@ -96,11 +98,12 @@ class StepPrograms:
 
     def pick(self, plan: StepPlan) -> Program:
         """The cheapest ready program that holds the plan."""
-        for bucket in self._order:
-            future = self._futures[bucket]
-            if bucket.holds(plan) and future.done() and future.exception() is None:
-                return future.result()
-        return self._futures[self._order[-1]].result()
+        fitting = next((program for program in self._ready if program.bucket.holds(plan)), None)
+        return self._futures[self._order[-1]].result() if fitting is None else fitting
+
+    def most_steps(self, rows: int) -> int:
+        """Decode steps that one dispatch of so many rows may take with the programs that are ready."""
+        return max((program.bucket.steps for program in self._ready if program.bucket.rows >= rows), default=1)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -114,6 +117,8 @@ class StepPrograms:
             raise
         program = Program(bucket=bucket, executable=executable, seconds=time.monotonic() - started)
         logger.debug("compiled %s in %.1f s", bucket, program.seconds)
+        with self._ready_lock:
+            self._ready = sorted([*self._ready, program], key=lambda ready: _cost(ready.bucket))
         return program
 
 

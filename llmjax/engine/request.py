@@ -74,7 +74,8 @@ class Sequence:
     status: Status = Status.WAITING
     slot: int = -1  # row of the per-sequence device state while running
     num_computed: int = 0  # tokens whose KV is in pages once every dispatched step has run
-    in_flight: int = 0  # 0 or 1
+    in_flight: int = 0  # tokens that dispatched steps sample and the host has not read
+    every_token: bool = False  # the host has to see each token before the one after the next is sampled
     pages: list[list[int]] = field(default_factory=list)  # per KV group; 0 where freed behind the window
     keys: list[bytes] = field(default_factory=list)  # digests of the full pages hashed so far
     num_committed: int = 0  # full pages whose content the pools know
@@ -104,7 +105,20 @@ class Sequence:
     @property
     def at_limit(self) -> bool:
         """Every token it may have is sampled or being sampled."""
-        return self.num_output_tokens >= self.request.max_tokens
+        return self.steps_left <= 0
+
+    @property
+    def steps_left(self) -> int:
+        """Tokens until ``max_tokens``."""
+        return self.request.max_tokens - self.num_output_tokens
+
+    @property
+    def steps_alone(self) -> int:
+        """Tokens the device may sample before the host has to do something for the sequence."""
+        if self.every_token:
+            return 1
+        forbidden = self.request.params.min_tokens - self.num_output_tokens  # then stop ids are allowed again
+        return forbidden if forbidden > 0 else self.steps_left
 
     @property
     def rank(self) -> tuple[int, int]:

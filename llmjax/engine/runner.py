@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.attention import make_pages
-from llmjax.engine.batch import BatchLayout, Bucket, make_buckets
+from llmjax.engine.batch import MAX_STOPS, NO_STOP, BatchLayout, Bucket, make_buckets
 from llmjax.engine.memory import KVPlan
 from llmjax.engine.model import LoadedModel
 from llmjax.engine.programs import Executable, StepPrograms
 from llmjax.engine.request import Sequence
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.engine.slots import SlotEditor
-from llmjax.engine.step import DeviceState, StepOutput, step
+from llmjax.engine.step import NO_TOKEN, DeviceState, StepOutput, step
 from llmjax.platforms import Platform
 from llmjax.sampling.logprobs import TokenLogprobs
 from llmjax.sampling.rows import ROW_WORDS, RequestSampling
@@ -49,9 +49,10 @@ class PendingStep:
     plan: StepPlan
     output: StepOutput
 
-    def tokens(self) -> list[int]:
-        """Waits for the sampled token of each row; meaningless where the row does not sample."""
-        return np.asarray(self.output.tokens).tolist()
+    def tokens(self) -> list[list[int]]:
+        """Waits for the tokens that each row sampled."""
+        rows = np.asarray(self.output.tokens).T.tolist()
+        return [[token for token in row if token != NO_TOKEN] for row in rows]
 
 
 class Runner:
@@ -65,6 +66,7 @@ class Runner:
         max_num_seqs: slots.
         max_num_batched_tokens: tokens of the largest step.
         max_logprobs: top alternatives reported.
+        decode_steps: decode steps a dispatch may take.
         compile_threads: compilations at once; 0: one a core.
     """
 
@@ -78,6 +80,7 @@ class Runner:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_logprobs: int,
+        decode_steps: int = 1,
         compile_threads: int = 0,
     ) -> None:
         self.model = model
@@ -106,7 +109,10 @@ class Runner:
         self._slots = SlotEditor(sampler)
         # Settings of each slot's request as the device takes them, and what else its slot needs.
         self._settings = np.zeros((max_num_seqs, ROW_WORDS), np.int32)
-        buckets = make_buckets(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        self._stops = np.full((max_num_seqs, MAX_STOPS), NO_STOP, np.int32)
+        buckets = make_buckets(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, decode_steps=decode_steps
+        )
         self._layouts = {
             bucket: BatchLayout(
                 bucket=bucket,
@@ -127,6 +133,10 @@ class Runner:
         self.programs.wait_all()
         self._slots.compile()
 
+    def most_steps(self, rows: int) -> int:
+        """Decode steps that a dispatch of so many rows may take now."""
+        return self.programs.most_steps(rows)
+
     def dispatch(
         self, plan: StepPlan, *, tables: list[npt.NDArray[np.int32]], sampling: dict[Sequence, RequestSampling]
     ) -> PendingStep:
@@ -142,7 +152,7 @@ class Runner:
             if row.samples:
                 self._before_sampling(row, sampling[row.sequence])
         program = self.programs.pick(plan)
-        packed = self._layouts[program.bucket].pack(plan, tables=tables, sampling=self._settings)
+        packed = self._layouts[program.bucket].pack(plan, tables=tables, sampling=self._settings, stops=self._stops)
         self._state, output = program.executable(self._weights, self._state, packed)
         output.tokens.copy_to_host_async()
         return PendingStep(plan=plan, output=output)
@@ -152,9 +162,12 @@ class Runner:
         self.programs.close()
 
     def _set_up(self, sequence: Sequence, sampling: RequestSampling) -> None:
+        count = sequence.num_prompt_tokens
         self._settings[sequence.slot] = sampling.words
+        self._stops[sequence.slot] = NO_STOP
+        if len(sequence.tokens) - count >= sampling.min_tokens:
+            self._set_stops(sequence)
         if sampling.uses_slot:
-            count = sequence.num_prompt_tokens
             sampler = self._slots.set_up(
                 self._state.sampler,
                 sequence.slot,
@@ -164,12 +177,17 @@ class Runner:
             )
             self._state = replace(self._state, sampler=sampler)
 
+    def _set_stops(self, sequence: Sequence) -> None:
+        ids = sorted(sequence.request.stop_token_ids)[:MAX_STOPS]
+        self._stops[sequence.slot, : len(ids)] = ids
+
     def _before_sampling(self, row: Row, sampling: RequestSampling) -> None:
         sequence = row.sequence
         produced = row.start + row.count - sequence.num_prompt_tokens  # output tokens before the one sampled now
         if sampling.min_tokens and produced == sampling.min_tokens:
             sampler = self._slots.allow_stops(self._state.sampler, sequence.slot, sampling)
             self._state = replace(self._state, sampler=sampler)
+            self._set_stops(sequence)
         if sampling.bans_vary:
             # The host may not know the last token yet; the ban is conditional on it.
             history = sequence.tokens[: row.start + row.count - 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from llmjax.engine.kv_cache import KVCache
@@ -14,17 +14,24 @@ from llmjax.engine.request import Sequence, Status
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence's part of a step: its tokens ``start : start + count``."""
+    """One sequence's part of a dispatch: its tokens ``start : start + count``, and with ``steps`` above 1 those that
+    it samples but the last."""
 
     sequence: Sequence
     start: int
     count: int
     samples: bool  # the last of them is the sequence's last known token, so the step samples the next one
+    steps: int = 1  # tokens to sample one after another; fewer if the sequence ends
+
+    @property
+    def span(self) -> int:
+        """Tokens whose keys and values the dispatch stores."""
+        return self.count + self.steps - 1
 
     @property
     def reads_device(self) -> bool:
-        """The input token was sampled by the step before and has not been read by the host."""
-        return self.count == 1 and self.start == len(self.sequence.tokens)
+        """The input token was sampled by a dispatch before and has not been read by the host."""
+        return self.count == 1 and self.start >= len(self.sequence.tokens)
 
     @property
     def scores_prompt(self) -> bool:
@@ -42,7 +49,13 @@ class StepPlan:
 
     @cached_property
     def num_tokens(self) -> int:
+        """Of the first step."""
         return sum(row.count for row in self.rows)
+
+    @cached_property
+    def steps(self) -> int:
+        """Of the row that takes most."""
+        return max((row.steps for row in self.rows), default=1)
 
     @cached_property
     def decode_only(self) -> bool:
@@ -99,8 +112,12 @@ class Scheduler:
         yield from self.running
         yield from (sequence for _, sequence in self._waiting if sequence.status is Status.WAITING)
 
-    def plan(self) -> StepPlan:
-        """The next step. Empty if nothing can run before a step in flight has been read."""
+    def plan(self, *, max_steps: int = 1) -> StepPlan:
+        """The next dispatch. Empty if nothing can run before a step in flight has been read.
+
+        Args:
+            max_steps: decode steps it may take; it takes more than one only if nobody waits for it to end.
+        """
         budget = self.max_num_batched_tokens
         rows: dict[Sequence, Row] = {}
         preempted = 0
@@ -121,12 +138,33 @@ class Scheduler:
             if sequence.status is Status.RUNNING:
                 rows[sequence] = _row(sequence, count)
                 budget -= count
+        if not preempted:
+            rows = self._longer(rows, max_steps)
         for row in rows.values():  # only now: until here a row could still be preempted
-            self.kv.advance(row.sequence, row.count)
+            self.kv.advance(row.sequence, row.span)
         admitted = self._admit(budget, rows) if not preempted else []
         return StepPlan(
             rows=sorted(rows.values(), key=lambda row: row.count > 1), admitted=admitted, num_preempted=preempted
         )
+
+    def _longer(self, rows: dict[Sequence, Row], max_steps: int) -> dict[Sequence, Row]:
+        """The same rows with more steps each, as far as the host is not needed in between and pages are there."""
+        if max_steps == 1 or not rows:
+            return rows
+        if not all(row.samples and row.count == 1 and not row.scores_prompt for row in rows.values()):
+            return rows
+        steps = min(max_steps, max(sequence.steps_left for sequence in rows))
+        for sequence in rows:
+            if sequence.steps_alone < sequence.steps_left:
+                steps = min(steps, sequence.steps_alone)
+        if self._num_waiting:
+            # Only the end of a running sequence lets one in: that end must not wait for other rows.
+            blocked = not self._free_slots and len(rows) == len(self.running)
+            steps = min(steps, *(sequence.steps_left for sequence in rows)) if blocked else 1
+        if steps <= 1:
+            return rows
+        longer = {sequence: replace(row, steps=min(steps, sequence.steps_left)) for sequence, row in rows.items()}
+        return longer if all(self.kv.reserve(row.sequence, row.span) for row in longer.values()) else rows
 
     def _admit(self, budget: int, rows: dict[Sequence, Row]) -> list[Sequence]:
         admitted = []

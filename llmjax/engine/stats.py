@@ -8,12 +8,13 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class StepStats:
-    """One engine step. Times in seconds."""
+    """One dispatch. Times in seconds."""
 
     num_running: int
     num_waiting: int
     kv_usage: float  # share of the pages that are held, 0 to 1
-    num_tokens: int  # computed in this step
+    num_steps: int  # passes through the model
+    num_tokens: int  # computed in them
     num_prompt_tokens: int  # of those, prompt tokens
     num_generation_tokens: int  # sampled tokens that reached the host
     prefix_cache_queries: int = 0  # prompt tokens of sequences admitted in this step
@@ -21,7 +22,7 @@ class StepStats:
     num_preempted: int = 0
     compilations: int = 0
     host_seconds: float = 0.0  # CPU time of the engine's thread: planning, packing, dispatching, processing
-    step_seconds: float = 0.0  # from one step's tokens to the next one's
+    step_seconds: float = 0.0  # from one dispatch's tokens to the next one's
     time_to_first_tokens: list[float] = field(default_factory=list)
     inter_token_latencies: list[float] = field(default_factory=list)
 
@@ -57,6 +58,7 @@ class StatLogger(Protocol):
 class EngineTotals:
     """Sums since the start, for benchmarks and the log line."""
 
+    dispatches: int = 0
     steps: int = 0
     host_seconds: float = 0.0
     compilations: int = 0
@@ -68,7 +70,8 @@ class EngineTotals:
     finished_requests: int = 0
 
     def record_step(self, stats: StepStats) -> None:
-        self.steps += 1
+        self.dispatches += 1
+        self.steps += stats.num_steps
         self.host_seconds += stats.host_seconds
         self.compilations += stats.compilations
         self.prompt_tokens += stats.num_prompt_tokens

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmjax.engine.batch import READ_DEVICE, BatchLayout, Bucket, make_buckets
+from llmjax.engine.batch import MAX_STOPS, READ_DEVICE, BatchLayout, Bucket, make_buckets
 from llmjax.engine.request import EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.sampling.params import SamplingParams
@@ -45,6 +45,7 @@ SETTINGS = np.concatenate(
         for i in range(SLOTS)
     ]
 )
+STOPS = np.arange(SLOTS * MAX_STOPS, dtype=np.int32).reshape(SLOTS, MAX_STOPS)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +58,8 @@ SETTINGS = np.concatenate(
     ],
 )
 def test_buckets(seqs: int, batched: int, decode: list[int], mixed: list[int]) -> None:
-    buckets = make_buckets(max_num_seqs=seqs, max_num_batched_tokens=batched)
-    assert [b for b in buckets if b.decode] == [Bucket(tokens=n, rows=n, decode=True) for n in decode]
+    buckets = make_buckets(max_num_seqs=seqs, max_num_batched_tokens=batched, decode_steps=3)
+    assert [b for b in buckets if b.decode] == [Bucket(tokens=n, rows=n, decode=True, steps=3) for n in decode]
     assert [b for b in buckets if not b.decode] == [Bucket(tokens=n, rows=seqs, decode=False) for n in mixed]
 
 
@@ -80,6 +81,10 @@ def test_which_plans_a_bucket_holds() -> None:
     assert mixed.holds(plan(1, 1, 1, 13))
     assert not mixed.holds(plan(1, 1, 1, 14))
     assert not mixed.holds(plan(1, 1, 1, 1, 1))
+    three = StepPlan(rows=[Row(sequence(0, [1, 2]), start=1, count=1, samples=True, steps=3)])
+    assert Bucket(tokens=2, rows=2, decode=True, steps=3).holds(three)
+    assert not decode.holds(three)
+    assert not mixed.holds(three)
 
 
 def test_mixed_batch() -> None:
@@ -87,7 +92,7 @@ def test_mixed_batch() -> None:
     chunk = sequence(1, list(range(20, 32)), prompt_logprobs=0)
     rows = [Row(decoding, start=3, count=1, samples=True), Row(chunk, start=5, count=6, samples=False)]
     layout = layout_of(Bucket(tokens=16, rows=4, decode=False), groups=2)
-    packed = layout.pack(StepPlan(rows=rows), tables=tables(2), sampling=SETTINGS)
+    packed = layout.pack(StepPlan(rows=rows), tables=tables(2), sampling=SETTINGS, stops=STOPS)
     assert packed.shape == (layout.size,)
     batch = layout.unpack(jax.numpy.asarray(packed))
     assert batch.tokens[:7].tolist() == [READ_DEVICE, 25, 26, 27, 28, 29, 30]
@@ -98,6 +103,8 @@ def test_mixed_batch() -> None:
     assert batch.kv_len.tolist() == [4, 11, 0, 0]
     assert batch.slot.tolist() == [4, 1, SLOTS, SLOTS]
     assert batch.sampling.samples.tolist() == [True, False, False, False]
+    assert batch.steps.tolist() == [1, 0, 0, 0]
+    assert batch.stops[:2].tolist() == STOPS[[4, 1]].tolist()
     assert batch.sampling.position.tolist() == [4, 11, 0, 0]
     assert batch.sampling.temperature.tolist() == [1.0, 0.25, 0, 0]
     assert batch.sampling.key[:2].tolist() == [[2**8, 4], [2**8, 1]]
@@ -120,15 +127,16 @@ def test_mixed_batch() -> None:
 )
 def test_decode_batch(lengths: list[int], slots: list[int]) -> None:
     rows = [
-        Row(sequence(slot, [3] * (length - 1), prompt=1), start=length - 1, count=1, samples=True)
+        Row(sequence(slot, [3] * (length - 1), prompt=1), start=length - 1, count=1, samples=True, steps=slot + 1)
         for slot, length in zip(slots, lengths, strict=False)
     ]
     layout = layout_of(Bucket(tokens=4, rows=4, decode=True))
     count = len(rows)
-    batch = layout.unpack(layout.pack(StepPlan(rows=rows), tables=tables(), sampling=SETTINGS))
+    batch = layout.unpack(layout.pack(StepPlan(rows=rows), tables=tables(), sampling=SETTINGS, stops=STOPS))
     assert batch.targets is None
     assert batch.tokens.tolist() == [READ_DEVICE] * count + [0] * (4 - count)
     assert batch.kv_len.tolist() == lengths + [0] * (4 - count)
+    assert batch.steps.tolist() == [slot + 1 for slot in slots[:count]] + [0] * (4 - count)
     row, position, (ragged,) = layout.ragged(batch, page_size=PAGE)
     assert row.tolist() == [0, 1, 2, 3]
     assert position.tolist() == [length - 1 for length in lengths] + [0] * (4 - count)
@@ -143,8 +151,8 @@ def test_decode_batch(lengths: list[int], slots: list[int]) -> None:
 def test_every_pack_is_a_new_array() -> None:
     plan = StepPlan(rows=[Row(sequence(0, [3, 4]), start=0, count=2, samples=True)])
     layout = layout_of(Bucket(tokens=16, rows=4, decode=False))
-    first = layout.pack(plan, tables=tables(), sampling=SETTINGS)
-    second = layout.pack(plan, tables=tables(), sampling=SETTINGS)
+    first = layout.pack(plan, tables=tables(), sampling=SETTINGS, stops=STOPS)
+    second = layout.pack(plan, tables=tables(), sampling=SETTINGS, stops=STOPS)
     assert not np.shares_memory(first, second)
     np.testing.assert_array_equal(first, second)
     assert SETTINGS.shape == (SLOTS, ROW_WORDS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,16 +20,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llmjax.config import EngineConfig
-from llmjax.engine.batch import READ_DEVICE, BatchLayout, make_buckets
+from llmjax.engine.batch import MAX_STOPS, NO_STOP, READ_DEVICE, BatchLayout, make_buckets
 from llmjax.engine.engine import Engine
 from llmjax.engine.kv_cache import GroupSpec, KVCache
 from llmjax.engine.memory import plan_kv
+from llmjax.engine.pace import Pace
 from llmjax.engine.page_pool import DUMMY_PAGE
 from llmjax.engine.request import EngineOutput, EngineRequest
 from llmjax.engine.runner import PendingStep
-from llmjax.engine.scheduler import Scheduler, StepPlan
+from llmjax.engine.scheduler import Row, Scheduler, StepPlan
 from llmjax.engine.stats import EngineTotals
-from llmjax.engine.step import StepOutput
+from llmjax.engine.step import ENDED, NO_TOKEN, StepOutput
 from llmjax.errors import ConfigError
 from llmjax.sampling.logprobs import TokenLogprobs
 from llmjax.sampling.params import SamplingParams
@@ -51,6 +52,7 @@ class Shape:
     max_num_batched_tokens: int
     max_model_len: int
     share_prefixes: bool = True
+    decode_steps: int = 1  # in one dispatch at most
 
 
 def digests(tokens: Seq[int]) -> list[int]:
@@ -66,10 +68,10 @@ def next_token(digest: int, seed: int) -> int:
     return hash((digest, seed)) % VOCAB
 
 
-def alone(prompt: list[int], seed: int, max_tokens: int, stops: frozenset[int]) -> list[int]:
+def alone(prompt: list[int], seed: int, max_tokens: int, stops: frozenset[int], *, min_tokens: int = 0) -> list[int]:
     """The output of a request that nobody shares the device with."""
     output: list[int] = []
-    while len(output) < max_tokens and not (output and output[-1] in stops):
+    while len(output) < max_tokens and not (len(output) > min_tokens and output[-1] in stops):
         output.append(next_token(digests([*prompt, *output])[-1], seed))
     return output
 
@@ -86,8 +88,13 @@ class SimulatedDevice:
     def __post_init__(self) -> None:
         self.content = [{} for _ in self.shape.windows]
         self.buckets = make_buckets(
-            max_num_seqs=self.shape.max_num_seqs, max_num_batched_tokens=self.shape.max_num_batched_tokens
+            max_num_seqs=self.shape.max_num_seqs,
+            max_num_batched_tokens=self.shape.max_num_batched_tokens,
+            decode_steps=self.shape.decode_steps,
         )
+
+    def most_steps(self, rows: int) -> int:
+        return self.shape.decode_steps
 
     def dispatch(self, plan: StepPlan, *, tables: list[np.ndarray], sampling: dict[Any, RequestSampling]) -> Any:
         bucket = next(bucket for bucket in self.buckets if bucket.holds(plan))
@@ -95,25 +102,49 @@ class SimulatedDevice:
         layout = BatchLayout(
             bucket=bucket, num_slots=tables[0].shape[0], pages_per_sequence=pages, num_groups=len(tables)
         )
-        packed = layout.pack(plan, tables=tables, sampling=np.zeros((tables[0].shape[0], ROW_WORDS), np.int32))
+        slots = tables[0].shape[0]
+        stops = np.full((slots, MAX_STOPS), NO_STOP, np.int32)
+        for row in plan.rows:
+            if row.start + row.count - row.sequence.num_prompt_tokens >= row.sequence.request.params.min_tokens:
+                ids = sorted(row.sequence.request.stop_token_ids)
+                stops[row.sequence.slot, : len(ids)] = ids
+        packed = layout.pack(plan, tables=tables, sampling=np.zeros((slots, ROW_WORDS), np.int32), stops=stops)
         part, at = {}, 0
         for name, shape in layout.shapes.items():
             part[name] = packed[at : at + int(np.prod(shape))].reshape(shape)
             at += int(np.prod(shape))
-        return self._run(plan, part, sampling)
-
-    def _run(self, plan: StepPlan, part: dict[str, np.ndarray], sampling: dict[Any, RequestSampling]) -> Any:
-        inputs, known = [], []
         for i, row in enumerate(plan.rows):
-            slot, length = int(part["slot"][i]), int(part["kv_len"][i])
+            assert part["steps"][i] == (row.steps if row.samples else 0)
+            assert row.sequence in sampling
+            check_host_is_in_time(row)
+        tokens = np.full((bucket.steps, len(part["slot"])), NO_TOKEN, np.int32)
+        for done in range(plan.steps):
+            self._run(plan, part, done, tokens)
+        # The score of a token is its position, that of a prompt token the token itself, so that a shifted one shows.
+        targets = part.get("targets")
+        positions = part["kv_len"] + np.arange(bucket.steps)[:, None]
+        output = StepOutput(
+            tokens=tokens,
+            logprobs=scores(positions),
+            prompt_logprobs=None if targets is None else scores(targets),
+        )
+        return PendingStep(plan=plan, output=output)
+
+    def _run(self, plan: StepPlan, part: dict[str, np.ndarray], done: int, sampled: np.ndarray) -> None:
+        """One pass over the rows that are alive; fills row ``done`` of ``sampled``."""
+        inputs, known = [], {}
+        for i, row in enumerate(plan.rows):
+            slot, length = int(part["slot"][i]), int(part["kv_len"][i]) + done
             first, end = part["query_start"][i : i + 2]
-            tokens = part["tokens"][first:end].tolist()
+            tokens = part["tokens"][first:end].tolist() if not done else [READ_DEVICE]
             tokens = [self.last_token[slot] if token == READ_DEVICE else token for token in tokens]
+            if ENDED in tokens or done >= max(1, part["steps"][i]):
+                continue
             request = row.sequence.request
             history = self.history.setdefault((request.request_id, row.sequence.index), [*request.prompt_token_ids])
             assert tokens == history[length - len(tokens) : length], "a step computes tokens that are not the request's"
             inputs.append((i, length - len(tokens), length))
-            known.append(digests(history))
+            known[i] = digests(history)
         written: set[tuple[int, int, int]] = set()
         for i, start, length in inputs:
             for group in range(len(self.shape.windows)):
@@ -129,43 +160,41 @@ class SimulatedDevice:
                 for position in range(oldest, length):
                     found = self.content[group].get(self._place(part, group, i, position))
                     assert found == known[i][position], f"group {group} holds something else at position {position}"
-        return PendingStep(plan=plan, output=self._sample(plan, part, known, sampling))
+        for i, _, length in inputs:
+            if part["steps"][i]:
+                sampled[done, i] = self._sample(plan.rows[i], part["stops"][i], known[i][length - 1], length)
 
     def _place(self, part: dict[str, np.ndarray], group: int, row: int, position: int) -> tuple[int, int]:
         page_size = self.shape.page_size
         return int(part[f"page_table{group}"][row, position // page_size]), position % page_size
 
-    def _sample(
-        self, plan: StepPlan, part: dict[str, np.ndarray], known: list[list[int]], sampling: dict[Any, RequestSampling]
-    ) -> StepOutput:
-        tokens = np.full(len(part["slot"]), -7, np.int32)
-        for i, row in enumerate(plan.rows):
-            assert bool(part["samples"][i]) == row.samples
-            assert row.sequence in sampling
-            if row.samples:
-                length = int(part["kv_len"][i])
-                tokens[i] = next_token(known[i][length - 1], row.sequence.seed)
-                self.last_token[int(part["slot"][i])] = int(tokens[i])
-                history = self.history[row.sequence.request.request_id, row.sequence.index]
-                if len(history) == length:
-                    history.append(int(tokens[i]))
-                assert history[length] == tokens[i]
-        # The score of a prompt token is the token itself, so that a shifted one shows.
-        targets = part.get("targets")
-        return StepOutput(
-            tokens=tokens,
-            logprobs=scores(part["kv_len"]),
-            prompt_logprobs=None if targets is None else scores(targets),
-        )
+    def _sample(self, row: Row, stops: np.ndarray, digest: int, length: int) -> int:
+        token = next_token(digest, row.sequence.seed)
+        self.last_token[row.sequence.slot] = ENDED if token in stops else token
+        history = self.history[row.sequence.request.request_id, row.sequence.index]
+        if len(history) == length:
+            history.append(token)
+        assert history[length] == token
+        return token
+
+
+def check_host_is_in_time(row: Row) -> None:
+    """What the host does between tokens of a sequence, it can do."""
+    if row.steps > 1:
+        produced = row.start + row.count - row.sequence.num_prompt_tokens
+        min_tokens = row.sequence.request.params.min_tokens
+        assert produced >= min_tokens or produced + row.steps <= min_tokens, "min_tokens ends within a dispatch"
+    if row.samples and row.sequence.request.bad_words_token_ids:
+        assert row.steps == 1
+        assert row.start <= len(row.sequence.tokens), "a ban needs the tokens before the last"
 
 
 def scores(values: np.ndarray) -> TokenLogprobs:
-    count = len(values)
     return TokenLogprobs(
         logprob=values.astype(np.float32),
-        rank=np.ones(count, np.int32),
-        top_ids=np.full((count, 1), -1, np.int32),
-        top_logprobs=np.zeros((count, 1), np.float32),
+        rank=np.ones(values.shape, np.int32),
+        top_ids=np.full((*values.shape, 1), -1, np.int32),
+        top_logprobs=np.zeros((*values.shape, 1), np.float32),
     )
 
 
@@ -194,6 +223,7 @@ class SimulatedEngine(Engine):
         self._pending = None
         self._arrivals = 0
         self._rng = np.random.default_rng(0)
+        self._pace = Pace(shape.decode_steps, seconds=1e9)
         self._last_read = 0.0
         self._compilations_seen = 0
 
@@ -226,7 +256,9 @@ class Arrival:
 def request(name: str, prompt: list[int], **options: Any) -> EngineRequest:
     """A request; ``options`` are split between the request and its sampling."""
     own = {
-        key: options.pop(key) for key in ("priority", "cache_salt", "stop_token_ids", "max_tokens") if key in options
+        key: options.pop(key)
+        for key in ("priority", "cache_salt", "stop_token_ids", "max_tokens", "bad_words_token_ids")
+        if key in options
     }
     own.setdefault("stop_token_ids", frozenset())
     return EngineRequest(request_id=name, prompt_token_ids=prompt, params=SamplingParams(seed=3, **options), **own)
@@ -239,6 +271,7 @@ class Result:
     tokens: list[int] = field(default_factory=list)
     reason: str | None = None
     prompt_logprobs: Any = None
+    logprobs: list[Any] = field(default_factory=list)
 
 
 def run(engine: SimulatedEngine, arrivals: list[Arrival], *, max_steps: int) -> dict[tuple[str, int], Result]:
@@ -250,6 +283,7 @@ def run(engine: SimulatedEngine, arrivals: list[Arrival], *, max_steps: int) -> 
             result = results.setdefault((output.request_id, output.index), Result())
             assert result.reason is None, "an ended continuation brought something"
             result.tokens += output.new_token_ids
+            result.logprobs += output.new_logprobs or []
             result.reason = output.finish_reason
             result.prompt_logprobs = output.prompt_logprobs or result.prompt_logprobs
 
@@ -273,13 +307,19 @@ def check_results(arrivals: list[Arrival], results: dict[tuple[str, int], Result
         asked, prompt = arrival.request, arrival.request.prompt_token_ids
         for index in range(asked.params.n):
             result = results.get((asked.request_id, index))
-            expected = alone(prompt, 3 + index, asked.max_tokens, asked.stop_token_ids)
+            min_tokens = asked.params.min_tokens
+            expected = alone(prompt, 3 + index, asked.max_tokens, asked.stop_token_ids, min_tokens=min_tokens)
             if arrival.abort_at is not None and (result is None or result.reason == "abort"):
                 assert result is None or result.tokens == expected[: len(result.tokens)]
                 continue
             assert result is not None
             assert result.tokens == expected
-            assert result.reason == ("stop" if expected[-1] in asked.stop_token_ids else "length")
+            stopped = expected[-1] in asked.stop_token_ids and len(expected) > min_tokens
+            assert result.reason == ("stop" if stopped else "length")
+            if asked.params.logprobs is not None:
+                assert [{t: e.logprob for t, e in entry.items()} for entry in result.logprobs] == [
+                    {token: float(len(prompt) + i)} for i, token in enumerate(expected)
+                ]
             if asked.params.prompt_logprobs is not None and index == 0:
                 first, *rest = result.prompt_logprobs
                 assert first is None
@@ -318,6 +358,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         max_num_batched_tokens=batched,
         max_model_len=longest,
         share_prefixes=draw(st.booleans()),
+        decode_steps=draw(st.sampled_from([1, 2, 3, 8])),
     )
 
 
@@ -337,6 +378,11 @@ def workloads(draw: st.DrawFn, shape: Shape) -> list[Arrival]:
             prompt,
             n=draw(st.sampled_from([1, 1, 1, 2, 4])),
             prompt_logprobs=draw(st.sampled_from([None, None, 0])),
+            logprobs=draw(st.sampled_from([None, 0])),
+            stop=draw(st.sampled_from([(), ("a",)])),
+            min_tokens=draw(st.integers(0, 4)),
+            # The simulated device ignores what is forbidden.
+            bad_words_token_ids=draw(st.sampled_from([(), (), (), ((0, 0, 0),)])),
             max_tokens=draw(st.integers(1, shape.max_model_len - length)),
             stop_token_ids=draw(st.sampled_from([frozenset(), frozenset({STOP})])),
             priority=draw(st.sampled_from([0, 0, -1, 1])),
@@ -573,3 +619,83 @@ def test_abort_of_one_continuation_leaves_the_others() -> None:
         ended += [o.index for o in engine.step() if o.finish_reason]
     assert ended == [0, 2]
     check_idle(engine)
+
+
+MANY = replace(PLAIN, decode_steps=8)
+
+
+def steps_of(engine: SimulatedEngine) -> list[int]:
+    """Runs to the end; the steps of each dispatch that was read."""
+    taken, before = [], 0
+    while not engine.idle:
+        engine.step()
+        engine.check()
+        if engine.totals.steps > before:
+            taken.append(engine.totals.steps - before)
+        before = engine.totals.steps
+    return taken
+
+
+def test_undisturbed_decodes_take_more_and_more_steps_in_a_dispatch() -> None:
+    engine = SimulatedEngine(MANY)
+    engine.add(request("a", prompt_of(4), max_tokens=28))
+    # Each doubling shows in the plan after the next, because two dispatches are under way.
+    assert steps_of(engine) == [1, 1, 1, 2, 2, 4, 4, 8, 5]
+    assert engine.totals.generation_tokens == 28
+
+
+def test_a_newcomer_ends_long_dispatches() -> None:
+    engine = SimulatedEngine(MANY)
+    engine.add(request("a", prompt_of(4), max_tokens=28))
+    while engine.totals.steps < 6:
+        engine.step()
+    engine.add(request("b", prompt_of(4, 1), max_tokens=4))
+    engine.step()
+    assert engine._pending is not None
+    assert [row.sequence.request.request_id for row in engine._pending.plan.rows] == ["a", "b"]
+    assert engine._pending.plan.steps == 1
+
+
+def test_full_slots_wait_for_the_first_that_ends() -> None:
+    engine = SimulatedEngine(replace(MANY, max_num_seqs=2))
+    for name, count in (("a", 28), ("b", 20), ("c", 5)):
+        engine.add(request(name, prompt_of(4), max_tokens=count))
+    order, longest = [], 0
+    while not engine.idle:
+        if engine._pending is not None and engine.scheduler.num_waiting:
+            longest = max(longest, engine._pending.plan.steps)
+            for row in engine._pending.plan.rows:
+                assert engine._pending.plan.steps <= row.steps
+        order += [output.request_id for output in engine.step() if output.finish_reason]
+    assert longest > 1
+    assert order == ["b", "c", "a"] or order == ["b", "a", "c"]
+
+
+def test_a_row_that_ends_on_the_device_computes_nothing_more() -> None:
+    engine = SimulatedEngine(MANY)
+    prompts = [prompt_of(4, i) for i in range(40)]
+    ends = [len(alone(prompt, 3, 28, frozenset({STOP}))) for prompt in prompts]
+    late = prompts[next(i for i, end in enumerate(ends) if 8 <= end <= 11)]
+    engine.add(request("a", late, max_tokens=28, stop_token_ids=frozenset({STOP})))
+    expected = len(alone(late, 3, 28, frozenset({STOP})))
+    assert sum(steps_of(engine)) == expected
+    assert engine.totals.generation_tokens == expected
+    assert sum(map(len, engine.runner.content)) == 4 + expected - 1
+
+
+def test_stop_strings_get_tokens_one_by_one() -> None:
+    engine = SimulatedEngine(MANY)
+    engine.add(request("a", prompt_of(4), max_tokens=28, stop="x"))
+    engine.add(request("b", prompt_of(4, 1), max_tokens=28))
+    most: Counter[str] = Counter()
+    while not engine.idle:
+        for output in engine.step():
+            most[output.request_id] = max(most[output.request_id], len(output.new_token_ids))
+    assert most == {"a": 1, "b": 8}
+
+
+def test_too_few_pages_for_many_steps_are_enough_for_one() -> None:
+    engine = SimulatedEngine(replace(MANY, page_size=2, num_pages=(17,)))
+    arrivals = [Arrival(request(str(i), prompt_of(4, i), max_tokens=12), 0) for i in range(2)]
+    check_results(arrivals, run(engine, arrivals, max_steps=60))
+    assert engine.totals.preemptions == 0
