@@ -140,6 +140,10 @@ class GGUFFile:
 
 
 def _open_part(path: Path) -> GGUFFile:
+    return _open(path, _Parser)
+
+
+def _open(path: Path, parser: type[_Parser]) -> GGUFFile:
     try:
         with path.open("rb") as handle:
             size = handle.seek(0, 2)
@@ -147,7 +151,7 @@ def _open_part(path: Path) -> GGUFFile:
             data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
-    return _Parser(path, data).file()
+    return parser(path, data).file()
 
 
 def _join_parts(file: GGUFFile, count: object) -> GGUFFile:
@@ -376,3 +380,25 @@ class _Parser:
             )
             for record in records
         }
+
+
+class _StoredValues(_Parser):
+    """Leaves numbers in the width in which they are stored."""
+
+    def value(self, type_id: int, what: str) -> Any:
+        if type_id in (STRING, ARRAY):
+            return super().value(type_id, what)
+        return self.numbers(type_id, 1, what)[0]
+
+    def alignment(self, metadata: Mapping[str, Any]) -> int:
+        value = metadata.get("general.alignment", np.uint32(DEFAULT_ALIGNMENT))
+        return super().alignment({"general.alignment": value.item() if isinstance(value, np.generic) else value})
+
+
+def stored_metadata(path: Path) -> dict[str, Any]:
+    """A file's metadata with numbers as NumPy scalars, so that it can be written again as it is.
+
+    Raises:
+        CheckpointError: the file cannot be read or is malformed.
+    """
+    return dict(_open(path, _StoredValues).metadata)

@@ -9,13 +9,14 @@ Field numbers: google/sentencepiece, ``src/sentencepiece_model.proto``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
-_VARINT, _BYTES, _FLOAT = 0, 2, 5
+_VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
 
 
 class PieceType(IntEnum):
@@ -109,3 +110,52 @@ def model(
         parts += (heads[len(text)], text, tail[7 * i : 7 * i + 7])
     trainer = _number(3, model_type) + _number(24, whitespace_as_suffix) + _number(35, byte_fallback)
     return b"".join([*parts, _data(2, trainer), normalizer_spec])
+
+
+def pieces_of(serialized: bytes) -> Pieces:
+    """The vocabulary of a serialized ``ModelProto`` that the library has accepted.
+
+    Raises:
+        ValueError: the bytes are no such message.
+    """
+    texts, scores, types = [], [], []
+    for field, message in _fields(serialized):
+        if field == 1 and isinstance(message, bytes):
+            piece = dict(_fields(message))
+            texts.append(bytes(piece.get(1, b"")).decode())
+            scores.append(np.frombuffer(piece.get(2, bytes(4)), "<f4")[0])
+            types.append(PieceType(piece.get(3, PieceType.NORMAL)))
+    return Pieces(texts, np.array(scores, np.float32), np.array(types, np.int32))
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Numbers of fields with an int for varints and bytes for all else."""
+    pos = 0
+
+    def varint() -> int:
+        nonlocal pos
+        value = shift = 0
+        while True:
+            byte = data[pos]
+            pos += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    try:
+        while pos < len(data):
+            key = varint()
+            if key & 7 == _VARINT:
+                yield key >> 3, varint()
+                continue
+            size = {_DOUBLE: 8, _FLOAT: 4}.get(key & 7)
+            if size is None and key & 7 != _BYTES:
+                raise ValueError(f"wire type {key & 7} at byte {pos}")
+            size = varint() if size is None else size
+            if pos + size > len(data):
+                raise ValueError(f"a field of {size} bytes at byte {pos} of {len(data)}")
+            yield key >> 3, data[pos : pos + size]
+            pos += size
+    except IndexError:
+        raise ValueError("the message ends inside a number") from None

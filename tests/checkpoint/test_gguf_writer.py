@@ -105,24 +105,27 @@ def test_data_in_chunks(tmp_path: Path) -> None:
     assert np.array_equal(GGUFFile.open(tmp_path / "a.gguf").tensors["t"].read(F32), numbers.reshape(3, 4))
 
 
-def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
+def fill(path: Path, infos: list[TensorInfo], *data: tuple[str, int]) -> None:
+    """Write tensors of zeros by name and number."""
+    with open_gguf_writer(path, {}, infos) as writer:
+        for name, count in data:
+            writer.write(name, [np.zeros(count, np.float32)])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([("b", 4)], "tensor 'b' was written where 'a' was announced"),
+        ([("a", 3)], "tensor 'a' was announced with 16 bytes, not 12"),
+        ([("a", 4)], "tensor 'b' was announced but not written"),
+        ([("a", 4), ("b", 4), ("c", 4)], "tensor 'c' was written where 'the end' was announced"),
+    ],
+)
+def test_a_failure_leaves_the_old_file(tmp_path: Path, data: list[tuple[str, int]], message: str) -> None:
     path = tmp_path / "a.gguf"
     path.write_text("old")
-    infos = [TensorInfo("a", (4,), "F32"), TensorInfo("b", (4,), "F32")]
-    with pytest.raises(KeyError), open_gguf_writer(path, {}, infos):
-        raise KeyError
-    with pytest.raises(CheckpointError, match="tensor 'b' was written where 'a' was announced"):
-        with open_gguf_writer(path, {}, infos) as writer:
-            writer.write("b", [np.zeros(4, np.float32)])
-    with pytest.raises(CheckpointError, match="tensor 'a' was announced with 16 bytes, not 12"):
-        with open_gguf_writer(path, {}, infos) as writer:
-            writer.write("a", [np.zeros(3, np.float32)])
-    with pytest.raises(CheckpointError, match="tensor 'b' was announced but not written"):
-        with open_gguf_writer(path, {}, infos) as writer:
-            writer.write("a", [np.zeros(4, np.float32)])
-    with pytest.raises(CheckpointError, match="tensor 'c' was written where 'the end' was announced"):
-        with open_gguf_writer(path, {}, []) as writer:
-            writer.write("c", [np.zeros(4, np.float32)])
+    with pytest.raises(CheckpointError, match=message):
+        fill(path, [TensorInfo("a", (4,), "F32"), TensorInfo("b", (4,), "F32")], *data)
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["a.gguf"]
 
@@ -145,16 +148,15 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
     ],
 )
 def test_refusals(tmp_path: Path, metadata: Any, infos: Any, message: str) -> None:
-    with pytest.raises(CheckpointError, match=message) as caught:
-        with open_gguf_writer(tmp_path / "a.gguf", metadata, [TensorInfo(*info) for info in infos]):
-            pass
+    opened = open_gguf_writer(tmp_path / "a.gguf", metadata, [TensorInfo(*info) for info in infos])
+    with pytest.raises(CheckpointError, match=message) as caught, opened:
+        pass
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be written: No such file"):
-        with open_gguf_writer(tmp_path / "none" / "a.gguf", {}, []):
-            pass
+        fill(tmp_path / "none" / "a.gguf", [])
 
 
 KEYS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)

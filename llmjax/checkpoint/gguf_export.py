@@ -1,0 +1,266 @@
+"""A checkpoint written as one GGUF file: the inverse of `gguf_model`, quantising on the way.
+
+A source in Hugging Face's layout gets its metadata from config.json and its tensors the converter's changes (names,
+interleaved query and key rows, norms plus one). Of a source that is GGUF, metadata is copied value by value and
+tensors stay as stored unless they are quantised anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from llmjax.checkpoint.checkpoint import Checkpoint, StoredTensor
+from llmjax.checkpoint.gguf import GGUFTensor, stored_metadata
+from llmjax.checkpoint.gguf_metadata import (
+    END_KEYS,
+    architecture_metadata,
+    architecture_name,
+    rope_tensors,
+    token_metadata,
+)
+from llmjax.checkpoint.gguf_model import ARCHITECTURES, GLOBAL_TENSORS, LAYER_TENSOR, Architecture
+from llmjax.checkpoint.gguf_writer import TensorInfo, open_gguf_writer
+from llmjax.errors import CheckpointError
+from llmjax.quantization.mixes import Choice, ModelShape, UserRules, mix_named, tensor_scheme
+from llmjax.quantization.reference import SCHEMES, quantize
+from models import ModelConfig, model_config
+
+PLAIN: Mapping[str, np.dtype] = MappingProxyType(
+    {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+)
+"""Schemes that do not quantise."""
+
+FILE_TYPES: Mapping[str, int] = MappingProxyType(
+    {
+        "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k_s": 11,
+        "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25,
+        "iq4_xs": 30, "bf16": 32, "tq1_0": 36, "tq2_0": 37, "mxfp4": 38, "q3_k": 11, "q4_k": 14, "q5_k": 16,
+    }
+)  # fmt: skip
+"""``general.file_type`` (llama.cpp's ``llama_ftype``) by mix or scheme."""
+
+QUANTIZATION_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What became of a tensor.
+
+    Attributes:
+        name: in the file.
+        hf_name: in Hugging Face's naming, which rules look at.
+        source_type: as the source stores it.
+        info: shape and type in the file.
+        choice: of the mix; None for plain types and tensors that are never quantised.
+    """
+
+    name: str
+    hf_name: str
+    source_type: str
+    info: TensorInfo
+    choice: Choice | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written.
+
+    Attributes:
+        tensors: in file order.
+        notes: one line each on what the file lacks.
+    """
+
+    tensors: tuple[Exported, ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, eq=False)
+class _Item:
+    """A tensor to be written: announced as `exported`, its rows reordered and shifted as the format wants."""
+
+    exported: Exported
+    source: StoredTensor | GGUFTensor
+    interleaved_heads: int = 0
+    offset: float = 0.0
+
+    def data(self) -> np.ndarray:
+        info = self.exported.info
+        if (
+            isinstance(self.source, GGUFTensor)
+            and self.source.type_name == info.type_name
+            and not self.source.big_endian
+        ):
+            return self.source.raw
+        kept = PLAIN.get(self.exported.source_type.lower(), PLAIN["f32"])
+        values = self.source.read(PLAIN["f32"] if self.offset else kept)
+        if self.offset:
+            values = values + np.float32(self.offset)
+        if self.interleaved_heads:  # row (head, i, half) from row (head, half, i)
+            order = np.arange(len(values)).reshape(self.interleaved_heads, 2, -1).swapaxes(1, 2).reshape(-1)
+            values = values[order]
+        if info.type_name.lower() in PLAIN:
+            return values.astype(PLAIN[info.type_name.lower()], copy=False)
+        return quantize(values.reshape(-1, values.shape[-1]), info.type_name.lower())
+
+
+def export_gguf(
+    checkpoint: Checkpoint,
+    path: str | Path,
+    *,
+    scheme: str,
+    rules: UserRules | None = None,
+    tokenizer: Mapping[str, Any] | None = None,
+    progress: Callable[[Exported], None] = lambda exported: None,
+) -> Report:
+    """Write a checkpoint as GGUF. One tensor at a time is in memory.
+
+    Args:
+        checkpoint: of a supported family.
+        path: the file to write; it appears when it is complete.
+        scheme: a key of PLAIN, a mix of llama.cpp (`mixes.MIXES`) or one scheme for every matrix.
+        rules: the user's, before those of the mix.
+        tokenizer: ``tokenizer.*`` keys (`llmjax.tokenizer.gguf_export.tokenizer_metadata`); None: none, or those of a
+            source that is GGUF.
+        progress: called after each tensor.
+
+    Returns:
+        Types of all tensors, and what the file cannot hold.
+
+    Raises:
+        ConfigError: the scheme is unknown.
+        CheckpointError: the model or a tensor cannot be written.
+    """
+    if scheme.lower() not in PLAIN:
+        mix_named(scheme)
+    model = model_config(checkpoint.config)
+    plan = _gguf_items if checkpoint.gguf is not None else _hf_items
+    shape = ModelShape.of(checkpoint.config, tied=_tied(checkpoint, model))
+    items = list(plan(checkpoint, model, _Typing(scheme.lower(), shape, rules)))
+    notes = _notes(checkpoint, model)
+    ropes = {} if checkpoint.gguf is not None else rope_tensors(checkpoint.config, model)
+    infos = [TensorInfo(name, values.shape, "F32") for name, values in ropes.items()]
+    metadata = _metadata(checkpoint, model, scheme.lower()) | dict(tokenizer or {})
+    with open_gguf_writer(path, metadata, [*infos, *(item.exported.info for item in items)]) as writer:
+        for name, values in ropes.items():
+            writer.write(name, [values])
+        for item in items:
+            try:
+                data = item.data()
+            except CheckpointError as error:
+                raise CheckpointError(f"{checkpoint.path}: tensor {item.exported.hf_name!r}: {error}") from None
+            writer.write(item.exported.name, [data])
+            progress(item.exported)
+    return Report(tuple(item.exported for item in items), tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Typing:
+    """Decides on types."""
+
+    scheme: str
+    shape: ModelShape
+    rules: UserRules | None
+
+    def exported(self, name: str, hf_name: str, tensor: StoredTensor | GGUFTensor) -> Exported:
+        source_type, shape = tensor.type_name, tensor.shape
+        choice = None
+        if len(shape) < 2:
+            type_name = "f32"
+        elif self.scheme in PLAIN:
+            type_name = self.scheme
+        else:
+            choice = tensor_scheme(self.scheme, name=hf_name, shape=shape, model=self.shape, rules=self.rules)
+            kept = source_type.lower()
+            # A matrix that cannot be quantised, or shall not be, keeps its type if that is one of GGUF's.
+            type_name = choice.scheme or (kept if kept in PLAIN or kept in SCHEMES else "f32")
+        return Exported(name, hf_name, source_type, TensorInfo(name, tuple(shape), type_name.upper()), choice)
+
+
+def _tied(checkpoint: Checkpoint, model: ModelConfig) -> bool:
+    return model.tie_word_embeddings or "lm_head.weight" not in checkpoint.tensors
+
+
+def _gguf_items(checkpoint: Checkpoint, model: ModelConfig, typing: _Typing) -> Iterator[_Item]:
+    assert checkpoint.gguf is not None
+    architecture = ARCHITECTURES[checkpoint.gguf.metadata["general.architecture"]]
+    for tensor in checkpoint.gguf.tensors.values():
+        yield _Item(typing.exported(tensor.name, _hf_name(tensor.name, architecture), tensor), tensor)
+
+
+def _hf_name(name: str, architecture: Architecture) -> str:
+    """Hugging Face's name of a GGUF tensor; its own if it has none."""
+    if (layer := LAYER_TENSOR.fullmatch(name)) is None:
+        top, _, suffix = name.rpartition(".")
+        return f"{GLOBAL_TENSORS[top]}.{suffix}" if top in GLOBAL_TENSORS else name
+    module = {"attn_qkv": "self_attn.qkv_proj", **architecture.layer_tensors}.get(layer["stem"])
+    return f"model.layers.{layer['layer']}.{module}.{layer['suffix']}" if module else name
+
+
+def _hf_items(checkpoint: Checkpoint, model: ModelConfig, typing: _Typing) -> Iterator[_Item]:
+    """The tensors that the model uses, embedding first, then layer by layer."""
+    architecture = ARCHITECTURES[architecture_name(model, checkpoint.path)]
+    heads = {"attn_q": model.num_heads, "attn_k": model.num_kv_heads} if architecture.permuted_qk else {}
+    tops = [top for top in GLOBAL_TENSORS if top != "output" or not model.tie_word_embeddings]
+    names = {f"{top}.weight": f"{GLOBAL_TENSORS[top]}.weight" for top in tops}
+    for layer in range(model.num_layers):
+        for stem, module in architecture.layer_tensors.items():
+            names |= {
+                f"blk.{layer}.{stem}.{suffix}": f"model.layers.{layer}.{module}.{suffix}"
+                for suffix in ("weight", *(["bias"] if _has_bias(module, model) else []))
+            }
+    for name, hf_name in names.items():
+        if (tensor := checkpoint.tensors.get(hf_name)) is None:
+            raise CheckpointError(f"{checkpoint.path}: tensor {hf_name!r} is missing")
+        stem = name.split(".")[-2]
+        rows = heads.get(stem, 0)
+        if rows and tensor.shape[0] % (2 * rows):
+            raise CheckpointError(f"{checkpoint.path}: tensor {hf_name!r} has {tensor.shape[0]} rows for {rows} heads")
+        offset = architecture.norm_offset if name.endswith("norm.weight") else 0.0
+        yield _Item(typing.exported(name, hf_name, tensor), tensor, interleaved_heads=rows, offset=offset)
+
+
+def _has_bias(module: str, model: ModelConfig) -> bool:
+    if module.startswith("mlp."):
+        return model.mlp_bias
+    if module == "self_attn.o_proj":
+        return model.o_bias
+    return model.qkv_bias and module.endswith("_proj")
+
+
+def _metadata(checkpoint: Checkpoint, model: ModelConfig, scheme: str) -> dict[str, Any]:
+    if checkpoint.gguf is not None:
+        stored = stored_metadata(checkpoint.gguf.path)
+        found = {key: value for key, value in stored.items() if not key.startswith("split.")}
+    else:
+        found = {
+            "general.architecture": architecture_name(model, checkpoint.path),
+            "general.type": "model",
+            "general.name": checkpoint.path.resolve().name,
+            **architecture_metadata(checkpoint.config, model, checkpoint.path),
+            **token_metadata(model, checkpoint.generation_config),
+        }
+    kind = scheme if scheme in FILE_TYPES else mix_named(scheme).base
+    return found | {
+        "general.quantization_version": np.uint32(QUANTIZATION_VERSION),
+        "general.file_type": np.uint32(FILE_TYPES[kind]),
+    }
+
+
+def _notes(checkpoint: Checkpoint, model: ModelConfig) -> list[str]:
+    notes = []
+    if checkpoint.gguf is None:
+        if len(model.eos_token_ids) > len(END_KEYS):
+            rest = list(model.eos_token_ids[len(END_KEYS) :])
+            notes.append(f"GGUF names {len(END_KEYS)} tokens that end a text; {rest} of config.json are left out")
+        used = {"lm_head.weight"} if not model.tie_word_embeddings else set()
+        unused = [n for n in checkpoint.tensors if not n.startswith("model.") and n not in used]
+        if unused:
+            notes.append(f"tensors without a place in GGUF are left out: {', '.join(sorted(unused)[:5])}")
+    return notes
