@@ -53,11 +53,12 @@ class Times:
     one: list[float] = field(default_factory=list)
     more: list[float] = field(default_factory=list)
 
-    def seconds(self, point: Point, new_tokens: int) -> float:
-        """What the point measures, out of the fastest runs."""
-        if point.kind == "decode":
-            return (min(self.more) - min(self.one)) / new_tokens
-        return min(self.one)
+    def seconds(self, point: Point, new_tokens: int) -> float | None:
+        """What the point measures, out of the fastest runs; None: it was not measured, or noise was larger."""
+        if not self.one or (point.kind == "decode" and not self.more):
+            return None
+        seconds = (min(self.more) - min(self.one)) / new_tokens if point.kind == "decode" else min(self.one)
+        return seconds if seconds > 0 else None
 
 
 @dataclass
@@ -122,12 +123,12 @@ def _start(standing: Standing, points: Sequence[Point], rounds: Rounds) -> None:
     contender = standing.contender
     process = EngineProcess(contender.name, python=contender.python, options=contender.options)
     standing.process = process
-    process.warm_up()
-    standing.answer = process.generate([rounds.text], AGREEMENT_TOKENS).tokens[0]
-    for point in points:
-        if point.kind != "load":
-            process.generate(prompts_of(point, rounds), 4 if point.kind == "decode" else 1)
-    process.pause()
+    with process.awake():
+        process.warm_up()
+        standing.answer = process.generate([rounds.text], AGREEMENT_TOKENS).tokens[0]
+        for point in points:
+            if point.kind != "load":
+                process.generate(prompts_of(point, rounds), 4 if point.kind == "decode" else 1)
 
 
 def _turn(standing: Standing, point: Point, number: int, rounds: Rounds) -> None:

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.comparison import AGREEMENT_TOKENS, OURS, Standing
+from benchmarks.comparison import AGREEMENT_TOKENS, OURS, Standing, Times
 from benchmarks.machine import Machine, this_machine
 from benchmarks.plot import Bars, draw
 from benchmarks.points import Point
@@ -58,10 +58,9 @@ def figures_of(standings: Sequence[Standing], points: Sequence[Point], setup: Se
     found = []
     for point in points:
         for standing in standings:
-            times = standing.times.get(point)
-            if times is None or not times.one or (point.kind == "decode" and not times.more):
-                continue  # the engine failed here; the report says so
-            seconds = times.seconds(point, setup.new_tokens)
+            seconds = standing.times.get(point, Times()).seconds(point, setup.new_tokens)
+            if seconds is None:
+                continue  # the table says so
             found.append(
                 Figure(
                     point=point,
@@ -107,7 +106,7 @@ def publish(
         f"{setup.model}, {setup.weight_bytes / 1e6:.1f} MB of weights; {machine}; {_today()}", highlight=False
     )
     console.print()
-    console.print(_figure_table(figures, points))
+    console.print(_figure_table(figures, points, engines=[standing.contender.name for standing in standings]))
     console.print()
     console.print(_engine_table(standings))
     for standing in standings:
@@ -119,7 +118,7 @@ def publish(
         draw(_panels(figures, points), title=f"{setup.model} on {machine}", path=plot)
 
 
-def _figure_table(figures: Sequence[Figure], points: Sequence[Point]) -> Table:
+def _figure_table(figures: Sequence[Figure], points: Sequence[Point], *, engines: Sequence[str]) -> Table:
     table = Table(box=box.MARKDOWN)
     table.add_column("point")
     table.add_column("engine")
@@ -137,6 +136,9 @@ def _figure_table(figures: Sequence[Figure], points: Sequence[Point]) -> Table:
                 _number(figure.weight_bytes_per_second and figure.weight_bytes_per_second / 1e9),
                 f"{figure.seconds / ours.seconds:.2f}×" if ours and figure is not ours else "",
             )
+        for engine in engines:
+            if engine not in [figure.engine for figure in here]:
+                table.add_row(point.name, engine, "–", "–", "–" if point.kind == "decode" else "", "–")
     return table
 
 

@@ -43,6 +43,11 @@ def test_figures_are_those_of_the_fastest_runs() -> None:
     assert (first.seconds, first.tokens_per_second, first.weight_bytes_per_second) == (1.0, 1024.0, None)
 
 
+def test_a_difference_below_noise_is_no_figure() -> None:
+    noisy = standing(OURS, [], {DECODE: Times([0.3], [0.2])})
+    assert figures_of([noisy], [DECODE], SETUP) == []
+
+
 def test_the_ratio_is_to_the_best_peer() -> None:
     figures = figures_of(STANDINGS, [DECODE, TTFT, LOAD], SETUP)
     best = best_peer(figures, TTFT)
@@ -63,6 +68,7 @@ def test_the_report_holds_every_figure(tmp_path: Path, capsys: pytest.CaptureFix
     assert ["decode, 4 streams after 32", OURS, "200.0", "20.0", "5.0", ""] in lines
     assert ["decode, 4 streams after 32", "vllm", "20.0", "200.0", "0.5", "10.00×"] in lines
     assert ["start to first token", "vllm", "", "30,000", "", "10.00×"] in lines
+    assert ["decode, 4 streams after 32", "llama.cpp", "–", "–", "–", "–"] in lines
     assert "llama.cpp: the process ended" in shown
     content = json.loads((tmp_path / "r.json").read_text())
     assert content["ratio_to_best_peer"] == pytest.approx({DECODE.name: 10.0, LOAD.name: 10.0})
