@@ -1,11 +1,12 @@
-"""ggml's IQ types: 1 to 4 bits a number, as indices into fixed grids of vectors.
+"""ggml's IQ1 to IQ3 types: indices into fixed grids of vectors of 4 or 8 numbers.
 
-A grid index gives 4 or 8 numbers at once, a byte of signs (or 7 bits of it, where the eighth makes the number of
-minus signs even) negates some, and small scales apply to 8, 16 or 32 numbers.
+A byte of signs (or 7 bits of it, where the eighth makes the number of minus signs even) negates some numbers of a
+vector, or one bit shifts a group of them; small odd scales apply to 16 or 32 numbers. The grids hold few distinct
+numbers, so a number is a code of 3 or 4 bits: twice its rank among the grid's numbers, plus the bit of sign or shift.
 
 The grids are ggml's published constants ``iq2xxs_grid``, ``iq2xs_grid``, ``iq2s_grid``, ``iq3xxs_grid``,
 ``iq3s_grid`` and ``iq1s_grid`` (ggml-common.h, MIT licence, https://github.com/ggml-org/ggml), kept in ggml_grids.npz
-as 8-bit integers [vectors, 4 or 8]. Functions as in `ggml_simple`, bit for bit as ggml-quants.c.
+as 8-bit integers [vectors, 4 or 8]. Functions as in `ggml_simple`.
 """
 
 from __future__ import annotations
@@ -15,127 +16,150 @@ from importlib import resources
 
 import numpy as np
 
-from llmjax.checkpoint.ggml_simple import IQ4_LEVELS, column, nibbles
+from llmjax.checkpoint.ggml_simple import Parts, bits_in_order, copied, one, runs
 
-IQ1_DELTA = np.float32(0.125)
+
+def _signed(*numbers: float) -> tuple[float, ...]:
+    return tuple(sign * number for number in numbers for sign in (1, -1))
+
+
+IQ2_LEVELS = _signed(8, 25, 43)
+IQ3_XXS_LEVELS = _signed(4, 12, 20, 28, 36, 44, 52, 62)
+IQ3_S_LEVELS = _signed(1, 3, 5, 7, 9, 11, 13, 15)
+IQ1_LEVELS = (-7.0, -9.0, 1.0, -1.0, 9.0, 7.0)
+"""Eight times -1, 0 and 1, shifted by 1/8 up and down."""
 
 
 @cache
 def grid(name: str) -> np.ndarray:
-    """f32 [vectors, 4 or 8] of a grid: ``iq2xxs`` …"""
+    """int8 [vectors, 4 or 8] of a grid: ``iq2xxs`` …"""
     with (resources.files("llmjax.checkpoint") / "ggml_grids.npz").open("rb") as file, np.load(file) as grids:
-        return np.asarray(grids[name], np.float32)
-
-
-def _vectors(name: str, index: np.ndarray) -> np.ndarray:
-    return grid(name).take(index, axis=0)
+        return np.asarray(grids[name], np.int8)
 
 
 @cache
-def _sign_table() -> np.ndarray:
-    """f32 [256, 8] of +1 and -1: bit j of a byte set means that number j is negated."""
-    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    return 1 - 2 * bits.astype(np.float32)
+def _grid_codes(name: str) -> np.ndarray:
+    """uint32 or uint64 [vectors]: codes of the vectors of a grid, a byte each."""
+    vectors = grid(name)
+    codes = (2 * np.searchsorted(np.unique(vectors), vectors)).astype(np.uint8)
+    return codes.view(f"u{vectors.shape[1]}")[:, 0]
 
 
 @cache
-def _even_sign_table() -> np.ndarray:
-    """f32 [128, 8], for 7 bits whose eighth makes the number of minus signs even."""
-    signs = _sign_table()[:128]
-    return np.concatenate([signs[:, :7], signs.prod(axis=1, keepdims=True)], axis=1)
+def _sign_bits() -> np.ndarray:
+    """uint64 [256]: the bits of a byte, a byte each."""
+    return bits_in_order(np.arange(256, dtype=np.uint8)[:, None]).view(np.uint64)[:, 0]
 
 
-def _signs(index: np.ndarray) -> np.ndarray:
-    return _sign_table().take(index, axis=0)
+@cache
+def _even_sign_bits() -> np.ndarray:
+    """uint64 [128], for 7 bits whose eighth makes the number of minus signs even."""
+    bits = bits_in_order(np.arange(128, dtype=np.uint8)[:, None])
+    bits[:, 7] = bits.sum(axis=1) & 1
+    return bits.view(np.uint64)[:, 0]
 
 
-def _even_signs(index: np.ndarray) -> np.ndarray:
-    return _even_sign_table().take(index, axis=0)
+def _codes(name: str, index: np.ndarray, bits: np.ndarray) -> np.ndarray:
+    """uint8 [n, 256] from indices into a grid [n, vectors] and what to add to codes: uint64 [n, 32]."""
+    codes = _grid_codes(name).take(index).view(np.uint64)
+    codes |= bits
+    return codes.view(np.uint8)
+
+
+def _seven_bits(words: np.ndarray) -> np.ndarray:
+    """[n, 32]: the four 7-bit fields at the bottom of 32-bit words [n, 8]."""
+    fields = words[:, :, None] >> np.arange(0, 28, 7, dtype=np.uint32) & 127
+    return fields.reshape(len(words), -1)
 
 
 def _halves(packed: np.ndarray) -> np.ndarray:
     """uint8 [n, 2 b]: low and high half of each byte of [n, b] in turn."""
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
+    return runs(packed.reshape(-1, 1), 4).reshape(len(packed), -1)
 
 
-def _seven_bits(words: np.ndarray) -> np.ndarray:
-    """[n, 8, 4]: the four 7-bit fields at the bottom of 32-bit words [n, 8]."""
-    fields: np.ndarray = words[:, :, None] >> np.arange(0, 28, 7, dtype=np.uint32) & 127
-    return fields
+def _odd(scales: np.ndarray) -> np.ndarray:
+    return (2 * scales + 1).astype(np.uint8)
 
 
-def _combine(vectors: np.ndarray, signs: np.ndarray, scales: np.ndarray, out: np.ndarray) -> None:
-    """out = scale * vector * sign, with f32 scales [n, groups] and signs of 8 numbers each."""
-    by_scale = out.reshape(*scales.shape, -1)
-    np.multiply(vectors.reshape(by_scale.shape), scales[:, :, None], out=by_scale)
-    out *= signs.reshape(out.shape)
+def _fraction(d: np.ndarray, denominator: int) -> np.ndarray:
+    """A part of each block's scale; f32, because f16 could not hold that of its small numbers."""
+    with np.errstate(invalid="ignore"):  # for inf and nan there is a better message
+        return one(d).astype(np.float32) * np.float32(1 / denominator)
 
 
-def unpack_iq2_xxs(blocks: np.ndarray, out: np.ndarray) -> None:
+def iq2_xxs(blocks: np.ndarray) -> Parts:
     words = blocks["groups"]["signs"]
-    scales = column(blocks["d"]) * (np.float32(0.5) + (words >> 28).astype(np.float32)) * np.float32(0.25)
-    _combine(_vectors("iq2xxs", blocks["groups"]["index"]), _even_signs(_seven_bits(words)), scales, out)
+    index = blocks["groups"]["index"].reshape(-1, 32)
+    return {
+        "codes": _codes("iq2xxs", index, _even_sign_bits().take(_seven_bits(words))),
+        "scales": _odd(words >> 28),
+        "super_scales": _fraction(blocks["d"], 8),
+    }
 
 
-def _scales_of_16(blocks: np.ndarray) -> np.ndarray:
-    return column(blocks["d"]) * (np.float32(0.5) + _halves(blocks["scales"])) * np.float32(0.25)
-
-
-def unpack_iq2_xs(blocks: np.ndarray, out: np.ndarray) -> None:
+def iq2_xs(blocks: np.ndarray) -> Parts:
     words = blocks["qs"]
-    _combine(_vectors("iq2xs", words & 511), _even_signs(words >> 9), _scales_of_16(blocks), out)
+    return {
+        "codes": _codes("iq2xs", words & 511, _even_sign_bits().take(words >> 9)),
+        "scales": _odd(_halves(copied(blocks["scales"]))),
+        "super_scales": _fraction(blocks["d"], 8),
+    }
 
 
-def unpack_iq2_s(blocks: np.ndarray, out: np.ndarray) -> None:
+def iq2_s(blocks: np.ndarray) -> Parts:
     top = (blocks["qh"][:, :, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3).reshape(-1, 32)
     index = blocks["qs"] | top.astype(np.uint16) << 8
-    _combine(_vectors("iq2s", index), _signs(blocks["signs"]), _scales_of_16(blocks), out)
+    return {
+        "codes": _codes("iq2s", index, _sign_bits().take(blocks["signs"])),
+        "scales": _odd(_halves(copied(blocks["scales"]))),
+        "super_scales": _fraction(blocks["d"], 8),
+    }
 
 
-def unpack_iq3_xxs(blocks: np.ndarray, out: np.ndarray) -> None:
+def iq3_xxs(blocks: np.ndarray) -> Parts:
     words = blocks["scales_signs"]
-    scales = column(blocks["d"]) * (np.float32(0.5) + (words >> 28).astype(np.float32)) * np.float32(0.5)
-    _combine(_vectors("iq3xxs", blocks["qs"]), _even_signs(_seven_bits(words)), scales, out)
+    return {
+        "codes": _codes("iq3xxs", blocks["qs"], _even_sign_bits().take(_seven_bits(words))),
+        "scales": _odd(words >> 28),
+        "super_scales": _fraction(blocks["d"], 4),
+    }
 
 
-def unpack_iq3_s(blocks: np.ndarray, out: np.ndarray) -> None:
-    ninth = np.unpackbits(np.ascontiguousarray(blocks["qh"]), axis=1, bitorder="little")
-    index = blocks["qs"] | ninth.astype(np.uint16) << 8
-    scales = column(blocks["d"]) * (1 + 2 * _halves(blocks["scales"]))
-    _combine(_vectors("iq3s", index), _signs(blocks["signs"]), scales, out)
+def iq3_s(blocks: np.ndarray) -> Parts:
+    index = blocks["qs"] | bits_in_order(copied(blocks["qh"])).astype(np.uint16) << 8
+    return {
+        "codes": _codes("iq3s", index, _sign_bits().take(blocks["signs"])),
+        "scales": _odd(_halves(copied(blocks["scales"]))),
+        "super_scales": one(blocks["d"]),
+    }
 
 
-def _combine_shifted(vectors: np.ndarray, minus: np.ndarray, scales: np.ndarray, out: np.ndarray) -> None:
-    """out = scale * (vector - 1/8 where `minus` else + 1/8), with f32 scales and truth values [n, groups]."""
-    by_delta = out.reshape(*minus.shape, -1)
-    delta = np.where(minus, -IQ1_DELTA, IQ1_DELTA)
-    np.add(vectors.reshape(by_delta.shape), delta[:, :, None], out=by_delta)
-    by_scale = out.reshape(*scales.shape, -1)
-    by_scale *= scales[:, :, None]
+def _shifts(minus: np.ndarray) -> np.ndarray:
+    """uint64 [n, 32] from truth values [n, groups]: a one in each byte of a group."""
+    ones = minus.astype(np.uint64) * np.uint64(0x0101010101010101)
+    return ones.repeat(32 // minus.shape[1], axis=1)
 
 
-def unpack_iq1_s(blocks: np.ndarray, out: np.ndarray) -> None:
+def iq1_s(blocks: np.ndarray) -> Parts:
     high = blocks["qh"]
     top = (high[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7).reshape(-1, 32)
-    scales = column(blocks["d"]) * (2 * (high >> 12 & 7) + 1)
-    _combine_shifted(_vectors("iq1s", blocks["qs"] | top << 8), high >> 15 != 0, scales, out)
+    return {
+        "codes": _codes("iq1s", blocks["qs"] | top << 8, _shifts(high >> 15)),
+        "scales": _odd(high >> 12 & 7),
+        "super_scales": _fraction(blocks["d"], 8),
+    }
 
 
-def unpack_iq1_m(blocks: np.ndarray, out: np.ndarray) -> None:
+def iq1_m(blocks: np.ndarray) -> Parts:
     """The block's scale is spread over the top nibbles of the four words that hold the 3-bit scales."""
     words = blocks["scales"].astype(np.uint16)
     parts = (words & 0xF000) >> np.arange(12, -1, -4, dtype=np.uint16)
     whole = np.bitwise_or.reduce(parts, axis=1).view(np.float16)
-    scales = column(whole) * (2 * (words[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7) + 1).reshape(-1, 16)
-    high = _halves(blocks["qh"])
+    scales = (words[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7).reshape(-1, 16)
+    high = _halves(copied(blocks["qh"]))
     index = blocks["qs"] | (high & 7).astype(np.uint16) << 8
-    _combine_shifted(_vectors("iq1s", index), high & 8 != 0, scales, out)
-
-
-def unpack_iq4_xs(blocks: np.ndarray, out: np.ndarray) -> None:
-    top = (blocks["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8)
-    scales = (_halves(blocks["scales_l"]) | top << 4).astype(np.float32) - 32
-    codes = np.empty((len(blocks), 8, 2, 16), np.uint8)
-    nibbles(blocks["qs"].reshape(-1, 8, 16), codes)
-    by_scale = out.reshape(-1, 8, 32)
-    np.multiply(IQ4_LEVELS.take(codes.reshape(-1, 8, 32)), (column(blocks["d"]) * scales)[:, :, None], out=by_scale)
+    return {
+        "codes": _codes("iq1s", index, _shifts(high >> 3)),
+        "scales": _odd(scales),
+        "super_scales": _fraction(whole, 8),
+    }

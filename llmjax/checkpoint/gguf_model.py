@@ -18,6 +18,7 @@ import numpy as np
 from llmjax.checkpoint.gguf import GGUFFile, GGUFTensor
 from llmjax.checkpoint.gguf_keys import ArchitectureKeys
 from llmjax.checkpoint.gguf_rope import ROPE_TENSORS, rope_config
+from llmjax.checkpoint.gguf_rows import row_source
 from llmjax.errors import CheckpointError
 from llmjax.quantization.packing import RowSource
 
@@ -113,27 +114,27 @@ class ConvertedTensor:
 
     def row_source(self) -> RowSource | None:
         """Codes and scales of a quantised matrix."""
-        return None
+        return None if self.offset else row_source(self.source, self._row_order())
 
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The original values; see `GGUFTensor.read`."""
-        if self.interleaved_heads:
-            return self._read_halves(dtype)
+        order = self._row_order()
         if self.offset:
             return (self.source.read(np.dtype(np.float32)) - np.float32(self.offset)).astype(dtype)
-        return self.source.read(dtype)
+        if order is not None and len(self.shape) == 1:  # a bias: its rows are its elements
+            return self.source.read(dtype)[order]
+        return self.source.read(dtype, row_order=order)
 
-    def _read_halves(self, dtype: np.dtype) -> np.ndarray:
-        """Row (head, half, i) from stored row (head, i, half)."""
+    def _row_order(self) -> np.ndarray | None:
+        """Row (head, half, i) is stored row (head, i, half)."""
         rows, heads = self.shape[0], self.interleaved_heads
+        if not heads:
+            return None
         if rows % (2 * heads):
             raise CheckpointError(
                 f"{self.source.path}: tensor {self.source.name!r} has {rows} rows, not an even number for {heads} heads"
             )
-        order = np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(rows)
-        if len(self.shape) == 1:  # a bias: its rows are its elements
-            return self.source.read(dtype)[order]
-        return self.source.read(dtype, row_order=order)
+        return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(rows)
 
 
 def _llama(keys: ArchitectureKeys, config: dict[str, Any]) -> dict[str, Any]:
@@ -277,6 +278,9 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
     for tensor in _split_qkv(gguf, config):
         if tensor.name in ROPE_TENSORS:  # part of the config by now
             continue
+        weight = f"{tensor.name.removesuffix('.scale')}.weight"
+        if tensor.name.endswith(".scale") and weight in gguf.tensors:
+            raise CheckpointError(f"{tensor.path}: tensor {tensor.name!r} scales {weight!r}, which is not supported")
         layer = LAYER_TENSOR.fullmatch(tensor.name)
         name, stem = tensor.name, ""
         if layer is not None and layer["stem"] in architecture.layer_tensors:

@@ -96,16 +96,14 @@ class QuantizedRows:
             codes = np.pad(codes, ((0, 0), (0, missing)))
         low = 0
         for width in PLANES[bits]:
-            # Columns in the order pieces of a byte, words, bytes of a word.
-            parts = codes.reshape(rows, chunks, 8 // width, width * 4)
-            plane: np.ndarray = np.zeros((rows, chunks, width * 4), np.uint8)
-            for piece in range(8 // width):
-                part: np.ndarray = parts[:, :, piece]
-                if low or bits > low + width:
-                    part = (part >> low) & ((1 << width) - 1)
-                plane |= part << (width * piece) if piece else part
-            words[:, :, low : low + width] = plane.view("<u4")
+            plane = _plane(codes.reshape(-1, CHUNK), low, width, last=low + width == bits)
+            words[:, :, low : low + width] = plane.reshape(rows, chunks, width)
             low += width
+
+    @property
+    def finite(self) -> bool:
+        """Whether all scales and minima are."""
+        return all(bool(np.isfinite(getattr(self, name)).all()) for name in self.format.fields)
 
     def _scaled(self, values: np.ndarray, above: np.ndarray | None) -> np.ndarray:
         values = values.astype(np.float32)
@@ -120,6 +118,34 @@ class QuantizedRows:
             operation(grouped, values[:, :, None], out=grouped)
         else:
             operation(out, _spread(values, size, out), out=out)
+
+
+def _plane(codes: np.ndarray, low: int, width: int, *, last: bool) -> np.ndarray:
+    """Bits `low` to `low + width` of codes, a plane of words as `kernels.qtensor` has them.
+
+    Works on words of several codes at once: no bit leaves its byte.
+
+    Args:
+        codes: uint8 [n, CHUNK].
+        last: the codes have no higher bits.
+
+    Returns:
+        u32 [n, width].
+    """
+    if width == 8:
+        return codes.view(np.uint32)
+    word = np.dtype(np.uint32 if width == 1 else np.uint64)
+    stored = codes.view(word)
+    if low or not last:
+        stored = stored & np.frombuffer(bytes([(1 << width) - 1 << low] * word.itemsize), word)
+    stored = stored.reshape(len(codes), 8 // width, -1)
+    plane = np.zeros((len(codes), stored.shape[2]), word)
+    for piece in range(8 // width):
+        shift = width * piece - low
+        for index in range(stored.shape[2]):  # one word of every chunk, so that the loops within are long
+            part = stored[:, piece, index]
+            plane[:, index] |= part << word.type(shift) if shift >= 0 else part >> word.type(-shift)
+    return plane.view(np.uint32)
 
 
 def _spread(values: np.ndarray, size: int, like: np.ndarray) -> np.ndarray:
