@@ -167,6 +167,9 @@ class EngineConfig:
         section="device and compilation",
     )
     device_ids: str | None = setting(None, "devices to use, for example 0,1", aliases=("--d",))
+    threads: int = setting(0, "threads that a CPU computes on; 0: one a core")
+    cpu_list: str | None = setting(None, "cores that the process is tied to, for example 0-3,8 (Linux)")
+    numa: int | None = setting(None, "NUMA node whose cores and memory alone are used (Linux)")
     compilation_cache_dir: str | None = setting(
         None, "where compiled programs are kept (default: ~/.cache/llmjax/xla); 'off' keeps none"
     )
@@ -183,6 +186,7 @@ class EngineConfig:
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 1),
             ("decode_steps", 0),
+            ("threads", 0),
             ("page_size", 1),
             ("max_num_queued_reqs", 1),
             ("max_logprobs", 0),
@@ -191,6 +195,8 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least {low}, not {getattr(self, name)}")
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"max_model_len must be at least 1, not {self.max_model_len}")
+        if self.numa is not None and self.numa < 0:
+            raise ConfigError(f"numa must be at least 0, not {self.numa}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must lie in (0, 1], not {self.gpu_memory_utilization}")
         if self.kv_cache_memory_bytes is not None and self.kv_cache_memory_bytes < 1:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from kernels.qtensor import CPU_TILE
 from llmjax.config import EngineConfig
+from llmjax.cpu_affinity import bind_process, check_threads
 from llmjax.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -53,11 +54,12 @@ class Platform:
 
 
 def select_platform(config: EngineConfig) -> Platform:
-    """Finds the device that the configuration asks for.
+    """Finds the device that the configuration asks for; ties the process to cores and memory first.
 
     Raises:
-        ConfigError: no such platform or device.
+        ConfigError: no such platform, device, core or NUMA node.
     """
+    bind_process(config)
     name = {"auto": None, "cuda": "gpu"}.get(config.device, config.device)
     try:
         devices = jax.devices(name) if name else jax.devices()
@@ -76,6 +78,8 @@ def select_platform(config: EngineConfig) -> Platform:
             raise ConfigError(f"device_ids names device {index}; there are {len(devices)}")
     device = devices[index]
     cpu = device.platform == "cpu"
+    if cpu:
+        check_threads(config)
     if config.dtype == "auto":
         dtype = jnp.dtype(jnp.bfloat16 if not cpu or cpu_is_fast_at_bfloat16() else jnp.float32)
     else:

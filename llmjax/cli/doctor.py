@@ -59,6 +59,7 @@ def examine(config: EngineConfig) -> list[Finding]:
     import jax
 
     from kernels.cpu import library
+    from llmjax import cpu_affinity
     from llmjax.platforms import CACHE_DIR, select_platform
 
     chosen = select_platform(config)
@@ -71,10 +72,9 @@ def examine(config: EngineConfig) -> list[Finding]:
         Finding("free memory", f"{chosen.free_memory() / 2**30:.1f} GiB"),
     ]
     if chosen.is_cpu:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         native = library.library() is not None or os.environ.get(library.ISA_VARIABLE) == "none"
         advice = None if native else "install a C++ compiler and run `pip install` again: CPUs are several times faster"
-        findings += [Finding("cores", str(cores)), Finding("kernels", library.describe(), advice)]
+        findings += [Finding("cores", cpu_affinity.describe()), Finding("kernels", library.describe(), advice)]
     return [
         *findings,
         *_picks(chosen),

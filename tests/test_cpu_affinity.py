@@ -1,0 +1,101 @@
+"""Cores, threads and NUMA nodes. What changes a whole process runs in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmjax.config import EngineConfig
+from llmjax.cpu_affinity import NODES, bind_process, format_cpu_list, node_cores, parse_cpu_list
+from llmjax.errors import ConfigError
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+
+REPORT = """
+import json, os, sys
+from llmjax.config import EngineConfig
+from llmjax.cpu_affinity import describe, pool_threads
+from llmjax.errors import ConfigError
+from llmjax.platforms import select_platform
+found = []
+for settings in json.loads(sys.argv[1]):
+    try:
+        select_platform(EngineConfig(**settings))
+    except ConfigError as error:
+        found.append(str(error))
+    else:
+        masks = {tuple(sorted(os.sched_getaffinity(int(task)))) for task in os.listdir("/proc/self/task")}
+        found.append([pool_threads(), sorted(masks), describe(), "NPROC" in os.environ])
+print(json.dumps(found))
+"""
+
+
+def report(*settings: dict[str, Any]) -> list[Any]:
+    """What a process finds after each of the configurations, one after another."""
+    environment = {name: value for name, value in os.environ.items() if name != "NPROC"}
+    done = subprocess.run(
+        [sys.executable, "-c", REPORT, json.dumps(settings)],
+        capture_output=True,
+        text=True,
+        env={**environment, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout))
+
+
+@LINUX
+def test_cores_and_threads() -> None:
+    core = min(os.sched_getaffinity(0))
+    first, again, other = report({"cpu_list": str(core), "threads": 3}, {"threads": 3}, {"threads": 2})
+    threads, masks, line, changed = first
+    assert (threads, masks, changed) == (3, [[core]], False)
+    assert line.startswith(f"{core} of {os.cpu_count()}; 3 threads")
+    assert again == first
+    assert other == "threads is 2, but JAX's CPU backend runs already in this process, with 3"
+
+
+@LINUX
+@pytest.mark.skipif(not (NODES / "node0").exists(), reason="the kernel shows no NUMA nodes")
+def test_numa_node() -> None:
+    (found,) = report({"numa": 0})
+    if isinstance(found, str):  # containers may forbid it
+        assert found.startswith("numa: the memory cannot be bound to node 0: ")
+        return
+    assert found[0] == len(found[1][0])  # one thread a core
+    assert {core for mask in found[1] for core in mask} <= node_cores(0)
+
+
+@LINUX
+def test_what_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="no NUMA node 4096"):
+        bind_process(EngineConfig(numa=4096))
+    with pytest.raises(ConfigError, match="cpu_list names core 4096; this process may use "):
+        bind_process(EngineConfig(cpu_list="0,4096"))
+    if (NODES / "node0").exists():
+        with pytest.raises(ConfigError, match="cpu_list names cores outside NUMA node 0, which has "):
+            bind_process(EngineConfig(cpu_list="4096", numa=0))
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "3-1", "1,,2", "1;2", "1-2-3", "٣"])
+def test_bad_lists(text: str) -> None:
+    with pytest.raises(ConfigError, match="cpu_list must be core numbers such as 0-3,8, not "):
+        parse_cpu_list(text, source="cpu_list")
+
+
+@pytest.mark.parametrize(("field", "value"), [("threads", -1), ("numa", -1), ("decode_steps", -1)])
+def test_numbers_out_of_range(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{field} must be at least 0, not -1"):
+        EngineConfig(**{field: value})
+
+
+@given(st.frozensets(st.integers(0, 40), min_size=1))
+def test_lists_are_read_as_written(cores: frozenset[int]) -> None:
+    assert parse_cpu_list(format_cpu_list(cores), source="test") == cores
+    assert format_cpu_list(frozenset({0, 1, 2, 3, 8})) == "0-3,8"
