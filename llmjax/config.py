@@ -110,9 +110,16 @@ class EngineConfig:
     )
     kv_cache_dtype: str = setting(
         "auto",
-        "type of the KV cache; auto: the model's",
+        "type of the KV cache; auto: the model's; int8 and fp8 (fp8_e4m3) compute a scale for each token and head "
+        "unless calibrated ones are given",
         aliases=("--kvcache-dtype",),
-        choices=("auto", "float32", "bfloat16", "float16"),
+        choices=("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"),
+    )
+    quantization_param_path: str | None = setting(
+        None,
+        "calibrated scales for a KV cache of int8 or fp8_e4m3: vLLM's JSON file or LMDeploy's folder (default: the "
+        "checkpoint's, if it has any)",
+        aliases=("--kv-quant-params-path",),
     )
     activations: str = setting(
         "auto",
@@ -202,6 +209,11 @@ class EngineConfig:
         if self.kv_cache_memory_bytes is not None and self.kv_cache_memory_bytes < 1:
             raise ConfigError(f"kv_cache_memory_bytes must be at least 1, not {self.kv_cache_memory_bytes}")
         check_choices(self)
+        if self.quantization_param_path is not None and self.kv_cache_dtype not in ("int8", "fp8", "fp8_e4m3"):
+            raise ConfigError(
+                "quantization_param_path holds scales for a kv_cache_dtype of int8 or fp8_e4m3, not of "
+                f"{self.kv_cache_dtype}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

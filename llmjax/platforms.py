@@ -33,6 +33,14 @@ class Platform:
     def is_cpu(self) -> bool:
         return self.device.platform == "cpu"
 
+    def kv_dtype(self, name: str) -> jnp.dtype:
+        """The type that a ``kv_cache_dtype`` names."""
+        if name == "auto":
+            return self.dtype
+        return jnp.dtype(
+            {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}.get(name, name)
+        )
+
     @property
     def weight_tile(self) -> int:
         """Rows of quantised matrices to interleave, as the device's kernels read them."""

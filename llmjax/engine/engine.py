@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import jax.numpy as jnp
 import numpy as np
 
+from kernels.attention import KVLayout
 from llmjax.config import EngineConfig
 from llmjax.engine.kv_cache import KVCache, KVStats
 from llmjax.engine.memory import KVPlan, plan_kv
@@ -61,8 +61,12 @@ class Engine:
         use_compilation_cache(config.compilation_cache_dir)
         self.platform: Platform = select_platform(config)
         self.model: LoadedModel = load_model(config, self.platform)
-        kv_dtype = self.platform.dtype if config.kv_cache_dtype == "auto" else jnp.dtype(config.kv_cache_dtype)
-        self.kv_plan: KVPlan = plan_kv(config, self.model.config, self.platform, kv_dtype_bytes=kv_dtype.itemsize)
+        layout = KVLayout.of(
+            self.platform.kv_dtype(config.kv_cache_dtype),
+            page_size=config.page_size,
+            calibrated=self.model.kv_calibration is not None,
+        )
+        self.kv_plan: KVPlan = plan_kv(config, self.model.config, self.platform, layout=layout)
         max_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
         self.kv = KVCache(
             self.kv_plan.groups,
@@ -79,7 +83,6 @@ class Engine:
             self.model,
             platform=self.platform,
             kv_plan=self.kv_plan,
-            kv_dtype=kv_dtype,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max_tokens,
             max_logprobs=config.max_logprobs,

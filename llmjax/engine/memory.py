@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernels.attention import KVLayout
 from llmjax.config import EngineConfig
 from llmjax.engine.kv_cache import GroupSpec
 from llmjax.errors import ConfigError
@@ -20,9 +21,13 @@ class KVPlan:
     """The shape of the KV cache."""
 
     groups: tuple[GroupSpec, ...]
-    page_size: int
+    layout: KVLayout
     max_model_len: int
     num_bytes: int
+
+    @property
+    def page_size(self) -> int:
+        return self.layout.page_size
 
     @property
     def pages_per_sequence(self) -> int:
@@ -38,25 +43,18 @@ class KVPlan:
         return min(self.max_model_len, (self.groups[0].num_pages - 1) // num_requests * self.page_size)
 
 
-def plan_kv(config: EngineConfig, model: ModelConfig, platform: Platform, *, kv_dtype_bytes: int) -> KVPlan:
+def plan_kv(config: EngineConfig, model: ModelConfig, platform: Platform, *, layout: KVLayout) -> KVPlan:
     """Divides the memory.
 
     Args:
-        kv_dtype_bytes: bytes of one KV element.
+        layout: how a layer's pages are stored.
 
     Raises:
         ConfigError: not even one request of ``max_model_len`` fits, or two pages.
     """
-    page = config.page_size
-    page_bytes = [
-        sum(layer.window == window for layer in model.layers)
-        * 2
-        * model.num_kv_heads
-        * model.head_dim
-        * page
-        * kv_dtype_bytes
-        for window in model.windows
-    ]
+    page = layout.page_size
+    of_layer = layout.page_bytes(num_kv_heads=model.num_kv_heads, head_dim=model.head_dim)
+    page_bytes = [of_layer * sum(layer.window == window for layer in model.layers) for window in model.windows]
     longest = config.max_model_len or model.max_position
     if longest > model.max_position:
         raise ConfigError(
@@ -91,7 +89,7 @@ def plan_kv(config: EngineConfig, model: ModelConfig, platform: Platform, *, kv_
             )
         longest = holds
     used = sum(group.num_pages * size for group, size in zip(groups, page_bytes, strict=True))
-    return KVPlan(groups=groups, page_size=page, max_model_len=longest, num_bytes=used)
+    return KVPlan(groups=groups, layout=layout, max_model_len=longest, num_bytes=used)
 
 
 def _default_budget(config: EngineConfig, platform: Platform, one_request: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
 
@@ -21,6 +22,7 @@ from llmjax.checkpoint.resolve import resolve
 from llmjax.config import EngineConfig
 from llmjax.errors import CheckpointError
 from llmjax.platforms import Platform
+from llmjax.quantization.kv_scales import is_kv_scale, kv_calibration
 from llmjax.quantization.packing import put
 from llmjax.quantization.plan import Kept, QuantizationPlan
 from models.config import ModelConfig
@@ -42,6 +44,7 @@ class LoadedModel:
     checkpoint: Checkpoint
     path: Path
     load_seconds: float
+    kv_calibration: npt.NDArray[np.float32] | None = None  # see `quantization.kv_scales.kv_calibration`
 
     @property
     def num_bytes(self) -> int:
@@ -75,6 +78,12 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
         model_config, dtype=platform.dtype, activation_dtype=platform.activation_dtype
     )
     _check_tensors(checkpoint, shapes)
+    calibration = kv_calibration(
+        checkpoint,
+        config.quantization_param_path,
+        dtype=platform.kv_dtype(config.kv_cache_dtype),
+        num_layers=model_config.num_layers,
+    )
     plan = QuantizationPlan.of(
         config.quantization, config.quantization_rules, settings, tied=model_config.tie_word_embeddings
     )
@@ -101,7 +110,13 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
     jax.block_until_ready(params)
     seconds = time.monotonic() - started
     return LoadedModel(
-        config=model_config, graph=graph, params=params, checkpoint=checkpoint, path=path, load_seconds=seconds
+        config=model_config,
+        graph=graph,
+        params=params,
+        checkpoint=checkpoint,
+        path=path,
+        load_seconds=seconds,
+        kv_calibration=calibration,
     )
 
 
@@ -116,6 +131,8 @@ def _check_tensors(checkpoint: Checkpoint, shapes: Mapping[str, jax.ShapeDtypeSt
             raise CheckpointError(
                 f"{checkpoint.path}: tensor {name} has shape {list(found)}, the config asks for {list(shape.shape)}"
             )
-    unused = [n for n in checkpoint.tensors if n not in shapes and not n.endswith(IGNORED_SUFFIXES)]
+    unused = [
+        n for n in checkpoint.tensors if n not in shapes and not n.endswith(IGNORED_SUFFIXES) and not is_kv_scale(n)
+    ]
     if unused:
         logger.warning("%d tensors of %s are not used, for example %s", len(unused), checkpoint.path, unused[0])

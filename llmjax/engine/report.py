@@ -27,7 +27,12 @@ def startup_table(engine: Engine) -> Table:
     if engine.platform.is_cpu:
         table.add_row("kernels", describe())
     table.add_row("weights", f"{_size(model.num_bytes)}, loaded in {model.load_seconds:.1f} s")
-    table.add_row("KV cache", f"{_size(plan.num_bytes)}: {plan.num_tokens:,} tokens in pages of {plan.page_size}")
+    scales = " with calibrated scales" if model.kv_calibration is not None else ""
+    table.add_row(
+        "KV cache",
+        f"{_size(plan.num_bytes)}: {plan.num_tokens:,} tokens in pages of {plan.page_size}, "
+        f"{plan.layout.dtype.name}{scales}",
+    )
     contexts = ", ".join(f"{n} × {plan.longest_context(n):,}" for n in (1, 2, 4, 8) if n <= engine.config.max_num_seqs)
     table.add_row("longest contexts", f"{contexts} tokens")
     for family, decode in (("decode steps", True), ("mixed steps", False)):

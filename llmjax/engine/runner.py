@@ -62,7 +62,6 @@ class Runner:
         model: weights and definition.
         platform: where they are.
         kv_plan: shape of the KV cache.
-        kv_dtype: its type.
         max_num_seqs: slots.
         max_num_batched_tokens: tokens of the largest step.
         max_logprobs: top alternatives reported.
@@ -76,7 +75,6 @@ class Runner:
         *,
         platform: Platform,
         kv_plan: KVPlan,
-        kv_dtype: jnp.dtype,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_logprobs: int,
@@ -87,6 +85,7 @@ class Runner:
         self._max_logprobs = max_logprobs
         self._device = platform.device
         config = model.config
+        scales = model.kv_calibration
         with jax.default_device(platform.device):
             kv = tuple(
                 make_pages(
@@ -94,8 +93,9 @@ class Runner:
                     page_size=kv_plan.page_size,
                     num_kv_heads=config.num_kv_heads,
                     head_dim=config.head_dim,
-                    dtype=kv_dtype,
+                    dtype=kv_plan.layout.dtype,
                     as_bits=platform.is_cpu,
+                    calibration=None if scales is None else jnp.asarray(scales[layer]),
                 )
                 for layer in range(config.num_layers)
             )

@@ -5,16 +5,19 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.attention import KVLayout, make_pages
 from llmjax.config import EngineConfig
 from llmjax.engine.memory import KVPlan, plan_kv
 from llmjax.errors import ConfigError
 from models.config import LayerConfig, ModelConfig
 
 MIB = 2**20
+BF16 = KVLayout.of(jnp.dtype(jnp.bfloat16), page_size=16)
 
 
 def model(*windows: int | None, max_position: int = 8192) -> ModelConfig:
@@ -47,9 +50,7 @@ def config(**settings: Any) -> EngineConfig:
 
 def test_given_bytes_are_used_and_not_exceeded() -> None:
     # 3 layers × 32 elements × 16 tokens × 2 bytes = 3072 bytes a page.
-    plan = plan_kv(
-        config(kv_cache_memory_bytes=MIB, max_model_len=4096), model(None, None, None), gpu(0), kv_dtype_bytes=2
-    )
+    plan = plan_kv(config(kv_cache_memory_bytes=MIB, max_model_len=4096), model(None, None, None), gpu(0), layout=BF16)
     assert [group.num_pages for group in plan.groups] == [MIB // 3072]
     assert plan.num_bytes == MIB // 3072 * 3072 <= MIB
     assert plan.num_tokens == (MIB // 3072 - 1) * 16
@@ -58,12 +59,12 @@ def test_given_bytes_are_used_and_not_exceeded() -> None:
 
 
 def test_no_more_pages_than_all_slots_can_use() -> None:
-    plan = plan_kv(config(kv_cache_memory_bytes=2**40, max_model_len=100), model(None), gpu(0), kv_dtype_bytes=2)
+    plan = plan_kv(config(kv_cache_memory_bytes=2**40, max_model_len=100), model(None), gpu(0), layout=BF16)
     assert plan.groups[0].num_pages == 4 * 7 + 1
 
 
 def test_a_window_gets_what_it_can_use_and_full_attention_the_rest() -> None:
-    plan = plan_kv(config(kv_cache_memory_bytes=MIB), model(None, 32, 32, 32), gpu(0), kv_dtype_bytes=2)
+    plan = plan_kv(config(kv_cache_memory_bytes=MIB), model(None, 32, 32, 32), gpu(0), layout=BF16)
     full, window = plan.groups
     assert (full.window, window.window) == (None, 32)
     assert window.num_pages == 4 * (2 + 3) + 4
@@ -83,27 +84,27 @@ def test_a_window_gets_what_it_can_use_and_full_attention_the_rest() -> None:
 def test_default_share_of_a_cpu(free: int, context: int, tokens: int) -> None:
     layers: list[int | None] = [None] * 64  # 64 × 32 × 2 bytes = 4 KiB a token
     settings = config(max_num_seqs=4096)
-    plan = plan_kv(settings, model(*layers, max_position=context), cpu(free), kv_dtype_bytes=2)
+    plan = plan_kv(settings, model(*layers, max_position=context), cpu(free), layout=BF16)
     assert tokens * 0.999 < plan.num_bytes <= tokens
 
 
 def test_default_share_of_an_accelerator() -> None:
     settings = config(gpu_memory_utilization=0.5, max_num_seqs=10_000)
-    plan = plan_kv(settings, model(None), gpu(64 * MIB), kv_dtype_bytes=2)
+    plan = plan_kv(settings, model(None), gpu(64 * MIB), layout=BF16)
     assert plan.num_bytes == 32 * MIB
 
 
 def test_context_is_cut_to_the_memory_unless_it_was_asked_for() -> None:
     settings = config(kv_cache_memory_bytes=100 * 1024)
-    plan = plan_kv(settings, model(None), gpu(0), kv_dtype_bytes=2)
+    plan = plan_kv(settings, model(None), gpu(0), layout=BF16)
     assert plan.max_model_len == 99 * 16
     with pytest.raises(ConfigError, match=r"max_model_len 8192 needs up to 1 MiB of KV cache.*\(1584 tokens\)"):
-        plan_kv(settings.replace(max_model_len=8192), model(None), gpu(0), kv_dtype_bytes=2)
+        plan_kv(settings.replace(max_model_len=8192), model(None), gpu(0), layout=BF16)
 
 
 def test_two_pages_are_the_least() -> None:
     def plan(budget: int) -> KVPlan:
-        return plan_kv(config(kv_cache_memory_bytes=budget), model(None, 8), gpu(0), kv_dtype_bytes=2)
+        return plan_kv(config(kv_cache_memory_bytes=budget), model(None, 8), gpu(0), layout=BF16)
 
     assert plan(4096).max_model_len == 16
     with pytest.raises(ConfigError, match=r"4095 bytes of KV cache hold no two pages of 16 tokens.* to 4096"):
@@ -111,7 +112,7 @@ def test_two_pages_are_the_least() -> None:
 
 
 def test_a_window_alone_does_not_limit_the_context() -> None:
-    plan = plan_kv(config(kv_cache_memory_bytes=24 * 1024), model(64), gpu(0), kv_dtype_bytes=2)
+    plan = plan_kv(config(kv_cache_memory_bytes=24 * 1024), model(64), gpu(0), layout=BF16)
     assert plan.max_model_len == 8192
     assert plan.groups[0].num_pages == 24
 
@@ -130,7 +131,9 @@ def test_never_over_budget(
         kv_cache_memory_bytes=budget, max_num_seqs=max_num_seqs, max_num_batched_tokens=batched, page_size=page_size
     )
     try:
-        plan = plan_kv(settings, model(*windows), gpu(0), kv_dtype_bytes=4)
+        plan = plan_kv(
+            settings, model(*windows), gpu(0), layout=KVLayout.of(jnp.dtype(jnp.float32), page_size=page_size)
+        )
     except ConfigError:
         return
     assert plan.num_bytes <= budget
@@ -139,4 +142,31 @@ def test_never_over_budget(
 
 def test_more_than_the_model_was_made_for_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_model_len 8193 is above the 8192 tokens"):
-        plan_kv(config(max_model_len=8193), model(None), cpu(2**34), kv_dtype_bytes=2)
+        plan_kv(config(max_model_len=8193), model(None), cpu(2**34), layout=BF16)
+
+
+@pytest.mark.parametrize(
+    "dtype,calibrated,expected",
+    [
+        (jnp.float32, False, 2 * 2 * 16 * 8 * 4),
+        (jnp.bfloat16, False, 2 * 2 * 16 * 8 * 2),
+        # 16 scales of 4 bytes fill 8 rows of 8.
+        (jnp.int8, False, 2 * 2 * (16 + 8) * 8),
+        (jnp.float8_e4m3fn, False, 2 * 2 * (16 + 8) * 8),
+        (jnp.float8_e5m2, True, 2 * 2 * 16 * 8),
+    ],
+)
+def test_bytes_of_every_type_are_those_of_the_arrays(dtype: jnp.dtype, calibrated: bool, expected: int) -> None:
+    layout = KVLayout.of(dtype, page_size=16, calibrated=calibrated)
+    plan = plan_kv(config(kv_cache_memory_bytes=MIB), model(None, None), gpu(0), layout=layout)
+    assert plan.num_bytes == plan.groups[0].num_pages * 2 * expected <= MIB
+    pages = make_pages(
+        num_pages=plan.groups[0].num_pages,
+        page_size=16,
+        num_kv_heads=2,
+        head_dim=8,
+        dtype=dtype,
+        calibration=jnp.ones((2, 2)) if calibrated else None,
+    )
+    assert pages.layout == layout
+    assert pages.data.nbytes * 2 == plan.num_bytes

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from kernels.attention import KVLayout
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import MAX_STOPS, NO_STOP, READ_DEVICE, BatchLayout, make_buckets
 from llmjax.engine.engine import Engine
@@ -437,7 +439,9 @@ def test_the_longest_request_alone_comes_to_its_end(data: st.DataObject) -> None
     )
     platform: Any = SimpleNamespace(is_cpu=True)
     try:
-        plan = plan_kv(config, model, platform, kv_dtype_bytes=1)
+        plan = plan_kv(
+            config, model, platform, layout=KVLayout(dtype=jnp.dtype(jnp.int8), page_size=page_size, token_scales=False)
+        )
     except ConfigError as error:
         assert "raise kv_cache_memory_bytes" in str(error)
         return
