@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,10 +30,9 @@ class LlamaCppEngine:
         self._contexts: dict[int, llama_cpp.llama_context_p] = {}
 
     def details(self) -> dict[str, str]:
-        return {
-            "llama-cpp-python": llama_cpp.__version__,
-            "system": llama_cpp.llama_print_system_info().decode().strip(" |"),
-        }
+        # "CPU : SSE3 = 1 | AVX2 = 1 | …"
+        features = re.findall(r"(\w+) = 1", llama_cpp.llama_print_system_info().decode())
+        return {"llama-cpp-python": llama_cpp.__version__, "built for": " ".join(features)}
 
     def warm_up(self) -> None:
         """Nothing is compiled."""
