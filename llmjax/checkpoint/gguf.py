@@ -64,6 +64,7 @@ class GGUFTensor:
         raw: uint8 [nbytes], a view of the mapped file.
         big_endian: byte order of the file.
         path: the file, for messages.
+        mapping: the mapped file.
     """
 
     name: str
@@ -72,6 +73,7 @@ class GGUFTensor:
     raw: np.ndarray
     big_endian: bool
     path: Path
+    mapping: mmap.mmap
 
     @property
     def type_name(self) -> str:
@@ -94,6 +96,23 @@ class GGUFTensor:
         except CheckpointError as error:
             raise CheckpointError(f"{self.path}: tensor {self.name!r}: {error}") from None
         return values.reshape(self.shape)
+
+    def take_rows(self, rows: slice | np.ndarray) -> np.ndarray:
+        """A copy of some rows of a matrix, whose pages of the file are given back: they will not be read again.
+
+        Args:
+            rows: a slice, or int [n].
+
+        Returns:
+            uint8 [n, bytes of a row].
+        """
+        stored = self.raw.reshape(self.shape[0], -1)
+        taken = stored[rows].copy() if isinstance(rows, slice) else stored[rows]
+        near = stored[rows if isinstance(rows, slice) else slice(rows.min(), rows.max() + 1)]
+        first = near.ctypes.data - np.frombuffer(self.mapping, np.uint8).ctypes.data
+        start = first // mmap.PAGESIZE * mmap.PAGESIZE
+        self.mapping.madvise(mmap.MADV_DONTNEED, start, first + near.nbytes - start)
+        return taken
 
     def row_slice(self, start: int, stop: int) -> GGUFTensor:
         """Rows (of a vector: elements) `start` to `stop` as a tensor of their own, where they lie.
@@ -146,9 +165,9 @@ def _open_part(path: Path) -> GGUFFile:
 def _open(path: Path, parser: type[_Parser]) -> GGUFFile:
     try:
         with path.open("rb") as handle:
-            size = handle.seek(0, 2)
-            # An empty file cannot be mapped; it is as truncated as any other short one.
-            data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+            if not handle.seek(0, 2):  # and cannot be mapped
+                raise CheckpointError(f"{path}: not a GGUF file: it is empty")
+            data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
     return parser(path, data).file()
@@ -199,7 +218,7 @@ class _Record:
 class _Parser:
     """Walks over the header; `pos` never passes the end of the file."""
 
-    def __init__(self, path: Path, data: mmap.mmap | bytes) -> None:
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
         self.data = data
         self.size = len(data)
@@ -377,6 +396,7 @@ class _Parser:
                 raw=np.frombuffer(self.data, np.uint8, record.nbytes, base + record.offset),
                 big_endian=self.order == ">",
                 path=self.path,
+                mapping=self.data,
             )
             for record in records
         }

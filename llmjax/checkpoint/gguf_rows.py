@@ -39,8 +39,7 @@ class GGUFRows:
             CheckpointError: a scale or minimum is infinite or not a number.
         """
         tensor = self.tensor
-        stored = tensor.raw.reshape(self.size_out, -1)
-        raw = stored[start:stop] if self.row_order is None else stored[self.row_order[start:stop]]
+        raw = tensor.take_rows(slice(start, stop) if self.row_order is None else self.row_order[start:stop])
         rows = tensor.block.quantized_rows(raw, self.format, big_endian=tensor.big_endian)
         if not rows.finite:
             raise CheckpointError(f"{tensor.path}: tensor {tensor.name!r} has scales that are infinite or not a number")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -13,6 +14,7 @@ import numpy as np
 from kernels.qtensor import QTensor, RowFormat
 from llmjax.quantization.rows import QuantizedRows
 
+XLA_ALIGNMENT = 64  # bytes
 BLOCK = 1 << 18  # weights packed at a time by a thread: codes and records stay in the L2 cache
 
 
@@ -51,7 +53,7 @@ def pack(source: RowSource, *, tile: int) -> np.ndarray:
     """
     form, size_out = source.format, source.size_out
     tiles = -(-size_out // tile)
-    words = np.empty((tiles, form.num_words, tile), np.uint32)
+    words = _aligned_words((tiles, form.num_words, tile))
     unit = int(np.lcm(tile, source.row_step))
     step = unit * max(1, BLOCK // (unit * form.size_in))
 
@@ -65,6 +67,14 @@ def pack(source: RowSource, *, tile: int) -> np.ndarray:
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         list(threads.map(fill, range(0, size_out, step)))
     return words
+
+
+def _aligned_words(shape: tuple[int, ...]) -> np.ndarray:
+    """u32 where XLA wants it on a CPU, which then takes the array as it is and copies nothing."""
+    size = math.prod(shape)
+    memory = np.empty(size + XLA_ALIGNMENT // 4, np.uint32)
+    start = -memory.ctypes.data % XLA_ALIGNMENT // 4
+    return memory[start : start + size].reshape(shape)
 
 
 def put(source: RowSource, *, tile: int, dtype: jnp.dtype, activations: str, device: jax.Device) -> QTensor:
