@@ -90,12 +90,12 @@ class Logits:
     """A model run over one short sequence in f32."""
 
     def __init__(self) -> None:
-        self._steps = {family: jax.jit(partial(self._run, config)) for family, config in CONFIGS.items()}
+        self._steps = {family: jax.jit(partial(self.run, config)) for family, config in CONFIGS.items()}
 
     def __call__(self, family: str, params: Mapping[str, Any]) -> np.ndarray:
         return np.asarray(self._steps[family](params))
 
-    def _run(self, settings: dict[str, Any], params: Mapping[str, Any]) -> jax.Array:
+    def run(self, settings: dict[str, Any], params: Mapping[str, Any]) -> jax.Array:
         config = models.model_config(settings)
         graph, _ = models.abstract_model(config, dtype=F32, activation_dtype=F32)
         pages = make_pages(
