@@ -176,7 +176,7 @@ class AttentionKernel {
   }
 
   void begin() {
-    const int padded = round_up(rows_, kRowTile);
+    const int padded = rows_ > kFewRows ? round_up(rows_, kRowTile) : rows_;
     const Vec scale = splat(call_.scale * call_.keys.scale);
     for (int m = 0; m < padded; ++m) {
       float* q = w_.q + static_cast<size_t>(m) * head_dim_;
@@ -390,9 +390,9 @@ class AttentionKernel {
       if (way_ == Way::kTiles) {
         store(reinterpret_cast<Bf16*>(weights + c), weight);
       } else if (way_ == Way::kFewTiles) {
-        const Bits large = bf16_bits(weight);
-        store(reinterpret_cast<Bf16*>(weights + c), weight);
-        store(reinterpret_cast<Bf16*>(weights + kFewRows * kBlock + c), weight - bit_cast<Vec>(large << 16));
+        const Half large = round_bf16(weight);
+        std::memcpy(weights + c, &large, sizeof(large));
+        store(reinterpret_cast<Bf16*>(weights + kFewRows * kBlock + c), weight - widen_bf16(large));
       } else {
         store(scores + c, weight);
       }

@@ -65,7 +65,6 @@ inline int imax(int a, int b) { return a > b ? a : b; }
 inline float fmax2(float a, float b) { return a > b ? a : b; }
 
 inline Vec load(const float* p) { return load_as<Vec>(p); }
-inline Vec load(const Bf16* p) { return bit_cast<Vec>(__builtin_convertvector(load_as<Half>(p), Bits) << 16); }
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
 
 #if defined(__AVX512F__)
@@ -114,8 +113,17 @@ inline Bits bf16_bits(Vec v) {
   Bits nan = bit_cast<Bits>((Int)(v != v));
   return (rounded & ~nan) | (((bits >> 16) | 0x40) & nan);
 }
+inline Half round_bf16(Vec v) {
+#if defined(__AVX512BF16__)
+  return (Half)_mm512_cvtneps_pbh((__m512)v);
+#else
+  return __builtin_convertvector(bf16_bits(v), Half);
+#endif
+}
+inline Vec widen_bf16(Half bits) { return bit_cast<Vec>(__builtin_convertvector(bits, Bits) << 16); }
+inline Vec load(const Bf16* p) { return widen_bf16(load_as<Half>(p)); }
 inline void store(Bf16* p, Vec v) {
-  Half half = __builtin_convertvector(bf16_bits(v), Half);
+  const Half half = round_bf16(v);
   std::memcpy(p, &half, sizeof(half));
 }
 
