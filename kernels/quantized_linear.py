@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from kernels.cpu import quantized_linear as cpu
+from kernels.cpu.library import library
 from kernels.dense_linear import LINEAR
 from kernels.qtensor import QTensor, decode
 from kernels.registry import Implementation, Operation
@@ -45,5 +47,21 @@ def linear_by_dequantizing(x: jax.Array, weight: QTensor, bias: jax.Array | None
     return out if bias is None else out + bias.astype(jnp.float32)
 
 
+def _native(x: jax.Array, weight: QTensor, bias: jax.Array | None) -> jax.Array:
+    native = library()
+    assert native is not None
+    return cpu.quantized_linears(x, [weight], [bias], library=native)[0]
+
+
+def _native_refuses(x: jax.Array, weight: QTensor, bias: jax.Array | None) -> str | None:
+    return cpu.refuses(weight) or (None if library() is not None else "not built")
+
+
 # Positional: x, weight, bias; f32 [T, out].
-QUANTIZED_LINEAR = Operation("quantised linear", (Implementation("XLA, dequantising", linear_by_dequantizing),))
+QUANTIZED_LINEAR = Operation(
+    "quantised linear",
+    (
+        Implementation("C++", _native, platform="cpu", refuses=_native_refuses),
+        Implementation("XLA, dequantising", linear_by_dequantizing),
+    ),
+)

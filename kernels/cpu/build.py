@@ -24,8 +24,10 @@ LIBRARY = HERE / "libllmjax_cpu.so"
 
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
-AMX = (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
-X86 = {"avx2": AVX2, "avx512": AVX512, "amx": AMX}
+VNNI = (*AVX512, "-mavx512vnni")
+AMX = (*VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
+X86 = {"avx2": AVX2, "avxvnni": (*AVX2, "-mavxvnni"), "avx512": AVX512, "avx512vnni": VNNI, "amx": AMX}
+INTEGER_ONLY = ("avxvnni", "avx512vnni")  # of no use to what multiplies floats
 
 
 class BuildError(Exception):
@@ -67,8 +69,15 @@ def build(target: Path = LIBRARY, *, sanitize: str | None = None) -> Path:
         isas |= {isa: flags for isa, flags in X86.items() if compiler.accepts(flags)}
     have = tuple(f"-DLLMJAX_HAVE_{isa.upper()}" for isa in isas)
     with tempfile.TemporaryDirectory() as directory:
-        jobs = [(SOURCES / "kernels.cc", f"kernels_{isa}.o", (*isas[isa], f"-DLLMJAX_ISA={isa}")) for isa in isas]
-        jobs += [(SOURCES / name, f"{name}.o", have) for name in ("attention.cc", "linear.cc", "isa.cc")]
+        jobs = [
+            (SOURCES / f"{name}.cc", f"{name}_{isa}.o", (*flags, f"-DLLMJAX_ISA={isa}"))
+            for name in ("kernels", "quantized_kernels")
+            for isa, flags in isas.items()
+            if name == "quantized_kernels" or isa not in INTEGER_ONLY
+        ]
+        jobs += [
+            (SOURCES / name, f"{name}.o", have) for name in ("attention.cc", "linear.cc", "quantized.cc", "isa.cc")
+        ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for done in [pool.submit(compiler.compile, a, Path(directory, b), c) for a, b, c in jobs]:
                 done.result()

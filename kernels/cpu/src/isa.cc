@@ -1,6 +1,7 @@
 // Which instruction sets this machine has, and the kernels compiled for each.
 
 #include "kernels.h"
+#include "quantized.h"
 
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
@@ -10,20 +11,30 @@
 namespace llmjax {
 
 extern const Kernels kernels_generic;
+extern const QuantizedKernels quantized_generic;
 #if defined(LLMJAX_HAVE_AVX2)
 extern const Kernels kernels_avx2;
+extern const QuantizedKernels quantized_avx2;
+#endif
+#if defined(LLMJAX_HAVE_AVXVNNI)
+extern const QuantizedKernels quantized_avxvnni;
 #endif
 #if defined(LLMJAX_HAVE_AVX512)
 extern const Kernels kernels_avx512;
+extern const QuantizedKernels quantized_avx512;
+#endif
+#if defined(LLMJAX_HAVE_AVX512VNNI)
+extern const QuantizedKernels quantized_avx512vnni;
 #endif
 #if defined(LLMJAX_HAVE_AMX)
 extern const Kernels kernels_amx;
+extern const QuantizedKernels quantized_amx;
 #endif
 
 namespace {
 
-constexpr int kCount = 4;  // from narrow to wide
-const char* const kNames[kCount] = {"generic", "avx2", "avx512", "amx"};
+constexpr int kCount = 6;  // from narrow to wide
+const char* const kNames[kCount] = {"generic", "avx2", "avxvnni", "avx512", "avx512vnni", "amx"};
 
 #if defined(__x86_64__)
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
@@ -33,14 +44,22 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
+bool has_avxvnni() {
+  unsigned eax = 7, ebx = 0, ecx = 1, edx = 0;
+  __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
+  return has_avx2() && (eax & (1u << 4)) != 0;
+}
+
+bool has_avx512vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
 // Linux hands out the tile registers on request, once a process.
 bool has_amx() {
 #if defined(__linux__)
-  if (!has_avx512()) return false;
+  if (!has_avx512vnni()) return false;
   unsigned eax = 7, ebx = 0, ecx = 0, edx = 0;
   __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
-  if ((edx & kBf16) == 0 || (edx & kTile) == 0) return false;
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
+  if ((edx & kBf16) == 0 || (edx & kTile) == 0 || (edx & kInt8) == 0) return false;
   eax = 7, ecx = 1;
   __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
   if ((eax & (1u << 5)) == 0) return false;  // AVX-512 BF16
@@ -52,18 +71,34 @@ bool has_amx() {
 }
 #endif
 
+// Kernels that would gain nothing from an instruction set are not compiled for it: null.
 struct Table {
-  const Kernels* usable[kCount] = {&kernels_generic, nullptr, nullptr, nullptr};
+  bool usable[kCount] = {true};
+  const Kernels* kernels[kCount] = {&kernels_generic};
+  const QuantizedKernels* quantized[kCount] = {&quantized_generic};
+
+  void add(int isa, bool here, const Kernels* plain, const QuantizedKernels* of_quantized) {
+    if (!here) return;
+    usable[isa] = true;
+    kernels[isa] = plain;
+    quantized[isa] = of_quantized;
+  }
 
   Table() {
 #if defined(LLMJAX_HAVE_AVX2)
-    if (has_avx2()) usable[1] = &kernels_avx2;
+    add(1, has_avx2(), &kernels_avx2, &quantized_avx2);
+#endif
+#if defined(LLMJAX_HAVE_AVXVNNI)
+    add(2, has_avxvnni(), nullptr, &quantized_avxvnni);
 #endif
 #if defined(LLMJAX_HAVE_AVX512)
-    if (has_avx512()) usable[2] = &kernels_avx512;
+    add(3, has_avx512(), &kernels_avx512, &quantized_avx512);
+#endif
+#if defined(LLMJAX_HAVE_AVX512VNNI)
+    add(4, has_avx512vnni(), nullptr, &quantized_avx512vnni);
 #endif
 #if defined(LLMJAX_HAVE_AMX)
-    if (has_amx()) usable[3] = &kernels_amx;
+    add(5, has_amx(), &kernels_amx, &quantized_amx);
 #endif
   }
 };
@@ -77,15 +112,22 @@ const Table& table() {
 
 int isa_count() { return kCount; }
 const char* isa_name(int isa) { return kNames[isa]; }
-bool isa_usable(int isa) { return isa >= 0 && isa < kCount && table().usable[isa] != nullptr; }
+bool isa_usable(int isa) { return isa >= 0 && isa < kCount && table().usable[isa]; }
 
 const Kernels* find_kernels(int isa, int divisible) {
   if (isa < -1 || isa >= kCount || (isa >= 0 && !isa_usable(isa))) return nullptr;
   for (int i = isa < 0 ? kCount - 1 : isa; i >= 0; --i) {
-    const Kernels* kernels = table().usable[i];
+    const Kernels* kernels = table().kernels[i];
     if (kernels != nullptr && divisible % kernels->lanes == 0) return kernels;
   }
   return nullptr;
+}
+
+const QuantizedKernels* find_quantized_kernels(int isa) {
+  if (isa < -1 || isa >= kCount || (isa >= 0 && !isa_usable(isa))) return nullptr;
+  int i = isa < 0 ? kCount - 1 : isa;
+  while (table().quantized[i] == nullptr) --i;
+  return table().quantized[i];
 }
 
 }  // namespace llmjax

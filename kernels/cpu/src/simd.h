@@ -55,7 +55,7 @@ inline V load_as(const void* p) {
   return v;
 }
 
-inline Vec splat(float x) { return Vec{} + x; }
+inline Vec splat(float x) { return x - Vec{}; }  // x - 0 is x, which compilers know; x + 0 is not for -0
 inline Vec select(Int mask, Vec yes, Vec no) {
   return bit_cast<Vec>((bit_cast<Int>(yes) & mask) | (bit_cast<Int>(no) & ~mask));
 }

@@ -1,0 +1,88 @@
+// Products with quantised matrices: what the handler and the objects of each instruction set share.
+
+#ifndef LLMJAX_QUANTIZED_H_
+#define LLMJAX_QUANTIZED_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace llmjax {
+
+constexpr int kChunk = 32;    // columns whose codes fill whole words
+constexpr int kTileRows = 16;  // rows of a matrix whose words lie side by side
+
+enum class Number : int { kF32, kF16, kBf16, kI16, kU8, kI8, kE4M3, kE8M0 };
+enum class CodeKind : int { kUint, kInt, kE4M3, kE5M2 };
+
+inline int bits_of(Number number) {
+  return number == Number::kF32 ? 32 : number <= Number::kI16 ? 16 : 8;
+}
+
+// A run of numbers in a record, the first in the low bits of its word; count 0: there are none.
+struct NumberField {
+  Number number;
+  int start, count;
+};
+
+// A matrix [size_out, size_in] as kernels/qtensor.py lays it out: weight = scale * (number(code) - zero) - minimum.
+struct QuantizedMatrix {
+  int size_in, size_out, num_words;  // of a record
+  int bits;
+  CodeKind kind;
+  int num_levels;     // 0: codes stand for themselves
+  float levels[16];   // what they stand for else, filled up with zeros
+  float level_factor;  // makes integers of at most 8 bits of the levels; 0: nothing does
+  int group_size, super_size;
+  float zero;  // where no group has its own
+  NumberField scales, zeros, minima, super_scales, super_minima;
+  const uint32_t* words;  // [tiles, num_words, 16]
+  const float* bias;      // [size_out] or null
+  float* y;               // [rows, size_out]
+
+  int chunks() const { return (size_in + kChunk - 1) / kChunk; }
+  int groups() const { return (size_in + group_size - 1) / group_size; }
+  int tiles() const { return (size_out + kTileRows - 1) / kTileRows; }
+  const uint32_t* tile(int i) const { return words + static_cast<size_t>(i) * num_words * kTileRows; }
+};
+
+// How to multiply. Float vectors are exact f32; the others round x to int8 by blocks of columns, or x and the
+// dequantised weights to bf16.
+enum class Method : int { kFloatVectors, kInt8Vectors, kInt8Tiles, kBf16Tiles };
+constexpr int kMethods = 4;
+
+// The rows of x, in blocks of at most 16 that are filled up with zeros to `block` rows, chunk by chunk of 32 columns:
+// element (m, i) of any form lies at ((m / block * chunks + i / 32) * block + m % block) * 32 + i % 32, and what
+// belongs to a chunk at the 32nd part of that. Forms that no method needs are null.
+struct QuantizedInput {
+  int rows, size_in, block;
+  int round_columns;  // that share a scale of int8: 32 or 64
+  const float* x;     // [rows, size_in]
+  float* floats;
+  float* float_sums;  // of halves of chunks: [..., 2, block]
+  int8_t* bytes;
+  float* byte_scales;  // x ~ byte * scale
+  float* byte_sums;    // of x rounded so, over the halves of a chunk and all of it: [..., 3, block]
+  uint16_t* bf16;
+
+  int chunks() const { return (size_in + kChunk - 1) / kChunk; }
+  int blocks() const { return (rows + block - 1) / block; }
+  size_t chunk_rows() const { return static_cast<size_t>(blocks()) * chunks() * block; }
+};
+
+struct QuantizedKernels {
+  bool (*takes)(const QuantizedMatrix&, Method);
+  // The fastest method: x may be rounded to int8, x and weights may be rounded to bf16.
+  Method (*choose)(const QuantizedMatrix&, int rows, bool int8, bool bf16);
+  int (*input_block)(int rows, Method);  // rows of x that lie together, see QuantizedInput
+  void (*prepare)(const QuantizedInput&, int block_of_rows);
+  size_t (*workspace)(const QuantizedMatrix&, Method, int tiles);  // bytes, 64-byte aligned
+  // Outputs of tiles begin..end.
+  void (*multiply)(const QuantizedMatrix&, const QuantizedInput&, Method, int begin, int end, char* workspace);
+};
+
+// As `find_kernels`.
+const QuantizedKernels* find_quantized_kernels(int isa);
+
+}  // namespace llmjax
+
+#endif  // LLMJAX_QUANTIZED_H_

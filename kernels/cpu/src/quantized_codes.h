@@ -1,0 +1,234 @@
+// The codes of a chunk of 32 columns: from words to bytes (four consecutive columns of a row in each 32-bit lane), to
+// f32, and their dot products with int8.
+
+#ifndef LLMJAX_QUANTIZED_CODES_H_
+#define LLMJAX_QUANTIZED_CODES_H_
+
+#include "quantized_scales.h"
+
+namespace {
+
+constexpr int kQuads = llmjax::kChunk / 4;  // vectors of a chunk
+
+enum class Meaning : int { kUint, kInt, kTable, kE4M3, kE5M2 };
+
+// Codes of one format, and the tables of what they stand for.
+template <int kBitsOfCode, Meaning kMeaningOfCode>
+struct CodesOf {
+  static constexpr int kBits = kBitsOfCode;
+  static constexpr Meaning kMeaning = kMeaningOfCode;
+  static constexpr bool kFloat8 = kMeaning == Meaning::kE4M3 || kMeaning == Meaning::kE5M2;
+  static constexpr bool kSigned = kMeaning == Meaning::kInt || kMeaning == Meaning::kTable;
+};
+
+// Calls body(CodesOf<...>()) for the codes of a matrix.
+template <class Body>
+inline void for_integer_codes(const QuantizedMatrix& w, const Body& body) {
+  if (w.num_levels != 0) {
+    switch (w.bits) {
+      case 1: return body(CodesOf<1, Meaning::kTable>());
+      case 2: return body(CodesOf<2, Meaning::kTable>());
+      case 3: return body(CodesOf<3, Meaning::kTable>());
+      default: return body(CodesOf<4, Meaning::kTable>());
+    }
+  }
+  switch (w.bits) {
+    case 1: return body(CodesOf<1, Meaning::kUint>());
+    case 2: return body(CodesOf<2, Meaning::kUint>());
+    case 3: return body(CodesOf<3, Meaning::kUint>());
+    case 4: return body(CodesOf<4, Meaning::kUint>());
+    case 5: return body(CodesOf<5, Meaning::kUint>());
+    case 6: return body(CodesOf<6, Meaning::kUint>());
+    default: return body(CodesOf<8, Meaning::kInt>());
+  }
+}
+template <class Body>
+inline void for_codes(const QuantizedMatrix& w, const Body& body) {
+  if (w.kind == CodeKind::kE4M3) return body(CodesOf<8, Meaning::kE4M3>());
+  if (w.kind == CodeKind::kE5M2) return body(CodesOf<8, Meaning::kE5M2>());
+  for_integer_codes(w, body);
+}
+
+template <int kWidth, int kLow>
+inline void add_plane(const uint32_t* words, Bits* codes) {
+  constexpr uint32_t kMask = ((1u << kWidth) - 1) * 0x01010101u << kLow;
+#pragma GCC unroll 8
+  for (int q = 0; q < kWidth; ++q) {
+    const Bits word = load_as<Bits>(words + (kLow + q) * llmjax::kTileRows);
+#pragma GCC unroll 8
+    for (int s = 0; s < 8 / kWidth; ++s) {
+      const int right = kWidth * s - kLow;
+      const Bits piece = (right >= 0 ? word >> (right & 31) : word << (-right & 31)) & kMask;
+      Bits& code = codes[s * kWidth + q];
+      code = kLow == 0 ? piece : code | piece;
+    }
+  }
+}
+
+// Bytes of the codes of 32 columns; `words` at the chunk's first and at the rows wanted.
+template <int kBits>
+inline void unpack(const uint32_t* words, Bits* codes) {
+  if constexpr (kBits == 8) {
+#pragma GCC unroll 8
+    for (int q = 0; q < kQuads; ++q) codes[q] = load_as<Bits>(words + q * llmjax::kTileRows);
+  }
+  if constexpr (kBits == 1) add_plane<1, 0>(words, codes);
+  if constexpr (kBits == 2 || kBits == 3) add_plane<2, 0>(words, codes);
+  if constexpr (kBits == 3) add_plane<1, 2>(words, codes);
+  if constexpr (kBits >= 4 && kBits <= 6) add_plane<4, 0>(words, codes);
+  if constexpr (kBits == 5) add_plane<1, 4>(words, codes);
+  if constexpr (kBits == 6) add_plane<2, 4>(words, codes);
+}
+
+// ---- bytes and integer dot products ----
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+constexpr bool kUnsignedBytes = true;  // of codes: signed ones are moved by 128
+#else
+constexpr bool kUnsignedBytes = false;
+#endif
+
+// The table of levels as bytes, for `byte_levels`.
+struct ByteTable {
+#if defined(__AVX2__)
+  Bits entries;
+#else
+  int8_t entries[16];
+#endif
+
+  explicit ByteTable(const QuantizedMatrix& w, bool unsigned_bytes) {
+    int8_t bytes[16];
+    for (int i = 0; i < 16; ++i) {
+      bytes[i] = static_cast<int8_t>(static_cast<int>(w.levels[i] * w.level_factor) + (unsigned_bytes ? 128 : 0));
+    }
+#if defined(__AVX2__)
+    for (int i = 0; i < kLanes / 4; ++i) std::memcpy(reinterpret_cast<char*>(&entries) + 16 * i, bytes, 16);
+#else
+    std::memcpy(entries, bytes, 16);
+#endif
+  }
+
+  Bits operator()(Bits codes) const {
+#if defined(__AVX512F__)
+    return (Bits)_mm512_shuffle_epi8((__m512i)entries, (__m512i)codes);
+#elif defined(__AVX2__)
+    return (Bits)_mm256_shuffle_epi8((__m256i)entries, (__m256i)codes);
+#else
+    uint8_t at[sizeof(Bits)];
+    std::memcpy(at, &codes, sizeof(at));
+    for (uint8_t& byte : at) byte = static_cast<uint8_t>(entries[byte]);
+    return load_as<Bits>(at);
+#endif
+  }
+};
+
+// Codes as bytes that `dot` takes.
+template <class Codes>
+inline void unpack_bytes(const uint32_t* words, const ByteTable& table, bool unsigned_bytes, Bits* codes) {
+  unpack<Codes::kBits>(words, codes);
+  if constexpr (Codes::kMeaning == Meaning::kTable) {
+#pragma GCC unroll 8
+    for (int q = 0; q < kQuads; ++q) codes[q] = table(codes[q]);
+  }
+  if constexpr (Codes::kMeaning == Meaning::kInt) {
+    if (!unsigned_bytes) return;
+#pragma GCC unroll 8
+    for (int q = 0; q < kQuads; ++q) codes[q] = codes[q] ^ 0x80808080u;
+  }
+}
+
+// sum + four products of bytes in each lane; x: four int8 from -127 to 127.
+template <bool kSigned>
+inline Int dot(Int sum, Bits codes, const int8_t* x) {
+  int32_t four;
+  std::memcpy(&four, x, 4);
+#if defined(__AVX512VNNI__)
+  return (Int)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(four));
+#elif defined(__AVXVNNI__)
+  return (Int)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, _mm256_set1_epi32(four));
+#elif defined(__AVX512F__)
+  __m512i bytes = _mm512_set1_epi32(four), magnitude = (__m512i)codes;
+  if constexpr (kSigned) {  // the sign moves over to x, so that pairs of products fit into 16 bits
+    bytes = _mm512_mask_sub_epi8(bytes, _mm512_movepi8_mask(magnitude), _mm512_setzero_si512(), bytes);
+    magnitude = _mm512_abs_epi8(magnitude);
+  }
+  const __m512i pairs = _mm512_maddubs_epi16(magnitude, bytes);
+  return sum + (Int)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+  __m256i bytes = _mm256_set1_epi32(four), magnitude = (__m256i)codes;
+  if constexpr (kSigned) {
+    bytes = _mm256_sign_epi8(bytes, magnitude);
+    magnitude = _mm256_abs_epi8(magnitude);
+  }
+  const __m256i pairs = _mm256_maddubs_epi16(magnitude, bytes);
+  return sum + (Int)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#else
+  // Two 16-bit lanes at a time: even and odd bytes; products of codes and x fit.
+  typedef int16_t Short __attribute__((vector_size(kLanes * 4)));
+  const Short both = bit_cast<Short>(codes);
+  const Short even = kSigned ? (Short)(both << 8) >> 8 : both & 0xff;
+  const Short odd = kSigned ? both >> 8 : (both >> 8) & 0xff;
+  const Short xs_even = bit_cast<Short>(Int{} + ((x[0] & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(x[2]) << 16)));
+  const Short xs_odd = bit_cast<Short>(Int{} + ((x[1] & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(x[3]) << 16)));
+  const Int first = bit_cast<Int>(even * xs_even), second = bit_cast<Int>(odd * xs_odd);
+  return sum + ((first << 16) >> 16) + (first >> 16) + ((second << 16) >> 16) + (second >> 16);
+#endif
+}
+
+// ---- f32 ----
+
+// What codes stand for, as f32.
+template <class Codes>
+struct FloatValues {
+#if defined(__AVX512F__)
+  Vec table;
+#else
+  const float* levels;
+#endif
+
+  explicit FloatValues(const QuantizedMatrix& w) {
+#if defined(__AVX512F__)
+    alignas(64) float entries[16];
+    for (int i = 0; i < 16; ++i) {
+      entries[i] = w.num_levels != 0 ? w.levels[i] : static_cast<float>(i & ((1 << imin(Codes::kBits, 4)) - 1));
+    }
+    table = load(entries);
+#else
+    levels = w.levels;
+#endif
+  }
+
+  // Of byte kByte of each lane.
+  template <int kByte>
+  Vec get(Bits codes) const {
+    const Bits moved = codes >> (8 * kByte);
+#if defined(__AVX512F__)
+    // The permutation looks at the low four bits alone.
+    if constexpr (Codes::kBits <= 4) return (Vec)_mm512_permutexvar_ps((__m512i)moved, (__m512)table);
+#endif
+    const Bits code = kByte == 3 ? moved : moved & 0xff;
+    if constexpr (Codes::kMeaning == Meaning::kE4M3) return from_e4m3(code);
+    if constexpr (Codes::kMeaning == Meaning::kE5M2) return from_e5m2(code);
+    if constexpr (Codes::kMeaning == Meaning::kInt) {
+      return to_float(bit_cast<Bits>(bit_cast<Int>(codes << (24 - 8 * kByte)) >> 24));
+    }
+#if !defined(__AVX512F__)
+    if constexpr (Codes::kMeaning == Meaning::kTable) {
+#if defined(__AVX2__)
+      const Vec low = (Vec)_mm256_permutevar8x32_ps((__m256)load(levels), (__m256i)code);
+      const Vec high = (Vec)_mm256_permutevar8x32_ps((__m256)load(levels + 8), (__m256i)code);
+      return (Vec)_mm256_blendv_ps((__m256)low, (__m256)high, (__m256)(code << 28));
+#else
+      Vec values{};
+      for (int i = 0; i < kLanes; ++i) values[i] = levels[code[i]];
+      return values;
+#endif
+    }
+#endif
+    return to_float(code);
+  }
+};
+
+}  // namespace
+
+#endif  // LLMJAX_QUANTIZED_CODES_H_

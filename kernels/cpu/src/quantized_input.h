@@ -1,0 +1,90 @@
+// Rows of x in the forms that the methods take.
+
+#ifndef LLMJAX_QUANTIZED_INPUT_H_
+#define LLMJAX_QUANTIZED_INPUT_H_
+
+#include "kv_types.h"
+#include "quantized_codes.h"
+
+#if defined(__AMX_BF16__)
+#include "amx.h"
+#endif
+
+namespace {
+
+using llmjax::kChunk;
+using llmjax::QuantizedInput;
+
+constexpr int kVectorsOfHalf = kChunk / 2 / kLanes;
+
+// A chunk of f32 as int8, to nearest; `scale` NaN (as it is for rows with NaN or infinity) reaches every sum.
+inline void round_chunk(const float* x, float scale, float inverse, int8_t* bytes, float* sums, int stride) {
+  float both = 0;
+  for (int half = 0; half < 2; ++half) {
+    Vec sum{};
+    for (int i = 0; i < kVectorsOfHalf; ++i) {
+      const int at = (half * kVectorsOfHalf + i) * kLanes;
+      const Vec shifted = load(x + at) * splat(inverse) + splat(12582912.0f);  // 1.5 * 2^23: rounds to an integer
+      sum += shifted - splat(12582912.0f);
+      store_bytes(bytes + at, bit_cast<Bits>(shifted) & 0xff);
+    }
+    const float total = horizontal_sum(sum) * scale;
+    sums[half * stride] = total;
+    both += total;
+  }
+  sums[2 * stride] = both;
+}
+
+inline void prepare_row(const QuantizedInput& in, int row, int block_of_rows) {
+  const int chunks = in.chunks(), per_scale = in.round_columns / kChunk;
+  const bool real = row < in.rows;
+  const float* x = in.x + static_cast<size_t>(real ? row : 0) * in.size_in;
+  for (int c = 0; c < chunks; c += per_scale) {
+    alignas(64) float part[2 * kChunk] = {};
+    const int count = real ? imin(per_scale * kChunk, in.size_in - c * kChunk) : 0;
+    std::memcpy(part, x + (real ? c * kChunk : 0), count * sizeof(float));
+    float scale = 0, inverse = 0;
+    if (in.bytes != nullptr) {
+      Vec most{}, poison{};
+      for (int i = 0; i < per_scale * kChunk; i += kLanes) {
+        const Vec v = load(part + i);
+        most = vmax(most, vmax(v, -v));
+        poison += v * splat(0.0f);
+      }
+      const float peak = horizontal_max(most), wrong = horizontal_sum(poison);
+      scale = peak * (1.0f / 127.0f) + wrong;
+      inverse = wrong == 0 && peak > 1e-30f ? 127.0f / peak : 0;
+    }
+    for (int i = 0; i < per_scale && c + i < chunks; ++i) {
+      const float* from = part + i * kChunk;
+      const size_t at = (static_cast<size_t>(block_of_rows) * chunks + c + i) * in.block + row % in.block;
+      const size_t sums = (static_cast<size_t>(block_of_rows) * chunks + c + i) * 3 * in.block + row % in.block;
+      if (in.bytes != nullptr) {
+        in.byte_scales[at] = scale;
+        round_chunk(from, scale, inverse, in.bytes + at * kChunk, in.byte_sums + sums, in.block);
+      }
+      if (in.floats != nullptr) {
+        std::memcpy(in.floats + at * kChunk, from, kChunk * sizeof(float));
+        for (int half = 0; half < 2; ++half) {
+          Vec sum{};
+          for (int j = 0; j < kChunk / 2; j += kLanes) sum += load(from + half * kChunk / 2 + j);
+          in.float_sums[(at - row % in.block) * 2 + half * in.block + row % in.block] = horizontal_sum(sum);
+        }
+      }
+#if defined(__AMX_BF16__)
+      if (in.bf16 != nullptr) {
+        const Vec pairs = round_pairs(load(from), load(from + kLanes));
+        std::memcpy(in.bf16 + at * kChunk, &pairs, sizeof(pairs));
+      }
+#endif
+    }
+  }
+}
+
+void quantized_prepare(const QuantizedInput& in, int block_of_rows) {
+  for (int m = 0; m < in.block; ++m) prepare_row(in, block_of_rows * in.block + m, block_of_rows);
+}
+
+}  // namespace
+
+#endif  // LLMJAX_QUANTIZED_INPUT_H_

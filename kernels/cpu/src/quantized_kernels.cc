@@ -1,0 +1,87 @@
+// Products with quantised matrices, compiled once for each instruction set; LLMJAX_ISA names it.
+
+#include "quantized.h"
+
+#include "quantized_tiles.h"
+#include "quantized_vectors.h"
+
+namespace {
+
+using llmjax::Method;
+
+bool quantized_takes(const QuantizedMatrix& w, Method method) {
+  switch (method) {
+    case Method::kFloatVectors: return true;
+    case Method::kInt8Vectors: return w.level_factor != 0 && w.kind != CodeKind::kE4M3 && w.kind != CodeKind::kE5M2;
+#if defined(__AMX_INT8__)
+    case Method::kInt8Tiles: return quantized_takes(w, Method::kInt8Vectors);
+    case Method::kBf16Tiles: return true;
+#else
+    default: return false;
+#endif
+  }
+  return false;
+}
+
+// Up to how many rows which method is the fastest: benchmarks/kernels.py prints all of them.
+constexpr int kMaxVectorRows = 4, kMaxByteTileRows = 48, kMaxByteTileRowsOfShortGroups = 16;
+
+Method quantized_choose(const QuantizedMatrix& w, int rows, bool int8, bool bf16) {
+  const bool bytes = int8 && quantized_takes(w, Method::kInt8Vectors);
+  const Method vectors = bytes ? Method::kInt8Vectors : Method::kFloatVectors;
+  if (rows <= kMaxVectorRows || !quantized_takes(w, Method::kBf16Tiles)) return vectors;
+  const int most = w.group_size % kChunk == 0 ? kMaxByteTileRows : kMaxByteTileRowsOfShortGroups;
+  if (bytes && (rows <= most || !bf16)) return Method::kInt8Tiles;
+  return bf16 ? Method::kBf16Tiles : vectors;
+}
+
+int quantized_input_block(int rows, Method method) {
+  const bool tiles = method == Method::kInt8Tiles || method == Method::kBf16Tiles;
+  return rows <= kMaxVectorRows && !tiles ? rows : llmjax::kTileRows;
+}
+
+size_t quantized_workspace(const QuantizedMatrix& w, Method method, int tiles) {
+  size_t panel = 0;
+#if defined(__AMX_INT8__)
+  if (method == Method::kInt8Tiles) panel = byte_panel_bytes(w);
+  if (method == Method::kBf16Tiles) panel = bf16_panel_bytes(w, tiles);
+#else
+  (void)method, (void)tiles;
+#endif
+  return panel + GroupScales::bytes(w);
+}
+
+void quantized_multiply(const QuantizedMatrix& w, const QuantizedInput& in, Method method, int begin, int end,
+                        char* workspace) {
+  switch (method) {
+    case Method::kInt8Vectors:
+      return for_integer_codes(w, [&](auto codes) {
+        for (int i = begin; i < end; ++i) int8_tile<decltype(codes)>(w, in, GroupScales(w, workspace), i);
+      });
+    case Method::kFloatVectors:
+      return for_codes(w, [&](auto codes) {
+        for (int i = begin; i < end; ++i) float_tile<decltype(codes)>(w, in, GroupScales(w, workspace), i);
+      });
+#if defined(__AMX_INT8__)
+    case Method::kInt8Tiles:
+      return for_integer_codes(w, [&](auto codes) { byte_tiles<decltype(codes)>(w, in, begin, end, workspace); });
+    case Method::kBf16Tiles:
+      return for_codes(w, [&](auto codes) { bf16_tiles<decltype(codes)>(w, in, begin, end, workspace); });
+#else
+    default: return;
+#endif
+  }
+}
+
+}  // namespace
+
+#define LLMJAX_JOIN(a, b) a##b
+#define LLMJAX_TABLE(isa) LLMJAX_JOIN(quantized_, isa)
+
+namespace llmjax {
+
+extern const QuantizedKernels LLMJAX_TABLE(LLMJAX_ISA);
+const QuantizedKernels LLMJAX_TABLE(LLMJAX_ISA) = {quantized_takes,   quantized_choose,    quantized_input_block,
+                                                   quantized_prepare, quantized_workspace, quantized_multiply};
+
+}  // namespace llmjax

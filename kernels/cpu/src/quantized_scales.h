@@ -1,0 +1,141 @@
+// Scales and offsets of a tile of 16 rows as f32, whatever a format stores: weight = scale * code - offset.
+
+#ifndef LLMJAX_QUANTIZED_SCALES_H_
+#define LLMJAX_QUANTIZED_SCALES_H_
+
+#include "quantized.h"
+#include "simd.h"
+
+namespace {
+
+using llmjax::CodeKind;
+using llmjax::Number;
+using llmjax::NumberField;
+using llmjax::QuantizedMatrix;
+
+constexpr int kParts = llmjax::kTileRows / kLanes;  // vectors of a tile
+
+inline Vec to_float(Bits integers) { return __builtin_convertvector(bit_cast<Int>(integers), Vec); }
+
+// By way of f16, whose subnormals stay exact where f32 ones count as zero.
+inline Vec from_e4m3(Bits code) {
+  const Bits magnitude = code & 0x7f;
+  const Vec value = from_half(__builtin_convertvector(magnitude << 7, Half)) * splat(256.0f);
+  const Int nan = (Int)(magnitude == 0x7f);
+  return bit_cast<Vec>(bit_cast<Bits>(value) | (code & 0x80) << 24 | (bit_cast<Bits>(nan) & 0x7fc00000));
+}
+inline Vec from_e5m2(Bits code) { return from_half(__builtin_convertvector(code << 8, Half)); }
+
+// The number in the low bits of each word.
+template <Number kNumber>
+inline Vec number(Bits word) {
+  if constexpr (kNumber == Number::kF32) return bit_cast<Vec>(word);
+  if constexpr (kNumber == Number::kF16) return from_half(__builtin_convertvector(word, Half));
+  if constexpr (kNumber == Number::kBf16) return bit_cast<Vec>(word << 16);
+  if constexpr (kNumber == Number::kI16) return to_float(bit_cast<Bits>(bit_cast<Int>(word << 16) >> 16));
+  if constexpr (kNumber == Number::kU8) return to_float(word & 0xff);
+  if constexpr (kNumber == Number::kI8) return to_float(bit_cast<Bits>(bit_cast<Int>(word << 24) >> 24));
+  if constexpr (kNumber == Number::kE4M3) return from_e4m3(word & 0xff);
+  if constexpr (kNumber == Number::kE8M0) {  // exponent 0 stands for 2^-127
+    const Bits exponent = word & 0xff;
+    return bit_cast<Vec>(exponent << 23 | (bit_cast<Bits>((Int)(exponent == 0)) & 1u << 22));
+  }
+}
+
+template <Number kNumber, class Put>
+inline void each_number(const uint32_t* record, int count, const Put& put) {
+  constexpr int kBits = kNumber == Number::kF32 ? 32 : kNumber <= Number::kI16 ? 16 : 8, kPerWord = 32 / kBits;
+  int i = 0;
+  for (; i + kPerWord <= count; i += kPerWord, record += llmjax::kTileRows) {
+    const Bits word = load_as<Bits>(record);
+#pragma GCC unroll 4
+    for (int j = 0; j < kPerWord; ++j) put(i + j, number<kNumber>(word >> (j * kBits)));
+  }
+  if (i < count) {
+    Bits word = load_as<Bits>(record);
+    for (; i < count; ++i, word = word >> (kBits % 32)) put(i, number<kNumber>(word));
+  }
+}
+
+// Calls put(i, values of the rows in this part of the tile) for the numbers of a field.
+template <class Put>
+inline void read_field(const uint32_t* tile, const NumberField& field, const Put& put) {
+  const uint32_t* from = tile + field.start * llmjax::kTileRows;
+  switch (field.number) {
+    case Number::kF32: return each_number<Number::kF32>(from, field.count, put);
+    case Number::kF16: return each_number<Number::kF16>(from, field.count, put);
+    case Number::kBf16: return each_number<Number::kBf16>(from, field.count, put);
+    case Number::kI16: return each_number<Number::kI16>(from, field.count, put);
+    case Number::kU8: return each_number<Number::kU8>(from, field.count, put);
+    case Number::kI8: return each_number<Number::kI8>(from, field.count, put);
+    case Number::kE4M3: return each_number<Number::kE4M3>(from, field.count, put);
+    case Number::kE8M0: return each_number<Number::kE8M0>(from, field.count, put);
+  }
+}
+
+// Of one tile: [groups + 2][16] each, two groups of zeros for columns that pad the last chunk.
+struct GroupScales {
+  float *scale, *offset, *super;
+
+  static size_t floats(const QuantizedMatrix& w) { return (static_cast<size_t>(w.groups()) + 2) * llmjax::kTileRows; }
+  static size_t bytes(const QuantizedMatrix& w) { return 3 * floats(w) * sizeof(float); }
+  GroupScales(const QuantizedMatrix& w, char* memory)
+      : scale(reinterpret_cast<float*>(memory)), offset(scale + floats(w)), super(offset + floats(w)) {}
+};
+
+// Multiplies values by those of their super group.
+__attribute__((noinline)) void times_super(const QuantizedMatrix& w, const uint32_t* tile, const NumberField& field, float* values,
+                        float* super, int part) {
+  if (field.count == 0) return;
+  read_field(tile, field, [&](int i, Vec v) { store(super + i * llmjax::kTileRows + part, v); });
+  const int groups = w.groups(), per_super = w.super_size / w.group_size;
+  for (int i = 0, g = 0; g < groups; ++i) {
+    const Vec above = load(super + i * llmjax::kTileRows + part);
+    for (const int end = imin(groups, g + per_super); g < end; ++g) {
+      float* value = values + g * llmjax::kTileRows + part;
+      store(value, load(value) * above);
+    }
+  }
+}
+
+// `factor` is what codes were multiplied by, `bias` what was then added to them.
+__attribute__((noinline)) void read_scales(const QuantizedMatrix& w, const uint32_t* tile, const GroupScales& to, float factor, float bias) {
+  const int groups = w.groups();
+  for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
+    const uint32_t* from = tile + part;
+    float *scale = to.scale + part, *offset = to.offset + part;
+    const auto put = [](float* values) {
+      return [values](int i, Vec v) { store(values + i * llmjax::kTileRows, v); };
+    };
+    read_field(from, w.scales, put(scale));
+    times_super(w, from, w.super_scales, to.scale, to.super, part);
+    if (w.minima.count != 0) {
+      read_field(from, w.minima, put(offset));
+      times_super(w, from, w.super_minima, to.offset, to.super, part);
+    } else {
+      for (int g = 0; g < groups; ++g) store(offset + g * llmjax::kTileRows, Vec{});
+    }
+    if (w.zeros.count != 0) {
+      read_field(from, w.zeros, [&](int i, Vec v) {
+        float* at = offset + i * llmjax::kTileRows;
+        store(at, load(at) + load(scale + i * llmjax::kTileRows) * v);
+      });
+    }
+    const float per_code = 1.0f / factor, shift = w.zero + bias * per_code;
+    if (factor != 1.0f || shift != 0.0f) {
+      for (int g = 0; g < groups; ++g) {
+        float *s = scale + g * llmjax::kTileRows, *o = offset + g * llmjax::kTileRows;
+        store(o, load(o) + load(s) * splat(shift));
+        store(s, load(s) * splat(per_code));
+      }
+    }
+    for (int g = groups; g < groups + 2; ++g) {
+      store(scale + g * llmjax::kTileRows, Vec{});
+      store(offset + g * llmjax::kTileRows, Vec{});
+    }
+  }
+}
+
+}  // namespace
+
+#endif  // LLMJAX_QUANTIZED_SCALES_H_

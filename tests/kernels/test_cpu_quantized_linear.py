@@ -1,0 +1,130 @@
+"""C++ products with quantised matrices against the dequantised weights: formats, rows, methods, instruction sets."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels.cpu.library import Library, library
+from kernels.cpu.quantized_linear import METHODS, quantized_linears
+from kernels.qtensor import Codes, QTensor, RowFormat
+from kernels.quantized_linear import QUANTIZED_LINEAR, linear_by_dequantizing
+from llmjax.quantization.packing import pack
+from llmjax.quantization.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
+
+native = library()
+pytestmark = pytest.mark.skipif(native is None, reason="the C++ kernels are not built")
+
+NF4 = (-1.0, -0.696, -0.525, -0.395, -0.284, -0.185, -0.091, 0.0, 0.08, 0.161, 0.246, 0.338, 0.441, 0.563, 0.723, 1.0)
+
+FORMATS = {
+    "q4_0": RowFormat(288, Codes(4), 32, "f16", zero=8),
+    "q4_1": RowFormat(100, Codes(4), 32, "f16", minimum="f16"),
+    "q8_0": RowFormat(576, Codes(8, "int"), 32, "f16"),
+    "q4_k": RowFormat(512, Codes(4), 32, "u8", minimum="u8", super_size=256),
+    "q6_k": RowFormat(512, Codes(6), 16, "i8", zero=32, super_size=256),
+    "gptq": RowFormat(384, Codes(4), 128, "f16", zero="u8"),
+    "channel": RowFormat(200, Codes(8, "int"), 208, "f32"),
+    "fp8": RowFormat(256, Codes(8, "e4m3"), 128, "f32"),
+    "nf4": RowFormat(256, Codes(4, levels=NF4), 64, "f32"),
+    "bits3": RowFormat(90, Codes(3), 16, "f32"),
+    "bits5": RowFormat(90, Codes(5), 48, "f32", minimum="f32"),
+    "ternary": RowFormat(90, Codes(2, levels=(-1, 0, 1)), 96, "f32"),
+    "bits1": RowFormat(90, Codes(1), 96, "f32"),
+}
+
+# Of |x| |w|. Integers have 7 bits and a sign for the peak of a block, bfloat16 8 bits for every number.
+LIMITS = {"float vectors": 1e-6, "int8 vectors": 8e-3, "int8 tiles": 8e-3, "bf16 tiles": 4e-3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    rows: QuantizedRows
+    columns: None = None
+    row_step: int = 1
+
+    @property
+    def format(self) -> RowFormat:
+        return self.rows.format
+
+    @property
+    def size_out(self) -> int:
+        return len(self.rows.codes)
+
+    def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
+        names = ("codes", "scales", "zeros", "minima", "super_scales", "super_minima")
+        parts = {name: getattr(self.rows, name) for name in names}
+        return QuantizedRows(self.format, **{n: None if a is None else a[start:stop] for n, a in parts.items()})
+
+
+def tensor(form: RowFormat, *, size_out: int = 40, activations: str = "int8") -> QTensor:
+    rng = np.random.default_rng(0)
+    top = len(form.codes.levels) or 1 << form.codes.bits
+    codes = rng.integers(0, top, (size_out, form.size_in)).astype(np.uint8).view(CODE_DTYPES[form.codes.kind])
+    if form.codes.kind == "e4m3":
+        codes = rng.standard_normal((size_out, form.size_in)).astype(codes.dtype)
+
+    def numbers(number: str, count: int) -> np.ndarray:
+        dtype = NUMBER_DTYPES[number]
+        if dtype.kind in "iu":
+            return rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max + 1, (size_out, count)).astype(dtype)
+        return rng.standard_normal((size_out, count)).astype(dtype)
+
+    parts = {name: numbers(entry.number, entry.count) for name, entry in form.fields.items()}
+    words = pack(Stored(QuantizedRows(form, codes, **parts)), tile=16)
+    return QTensor(jnp.asarray(words), None, form, size_out, jnp.dtype(jnp.bfloat16), activations)
+
+
+def relative_error(out: np.ndarray, x: np.ndarray, weight: QTensor) -> float:
+    dense = np.asarray(weight.dequantize(), np.float64)
+    sizes = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(dense, axis=1)
+    return float((np.abs(np.asarray(out) - x.astype(np.float64) @ dense.T) / sizes).max())
+
+
+def built() -> Library:
+    assert native is not None
+    return native
+
+
+@pytest.mark.parametrize("isa", native.usable if native else ())
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_method_is_within_the_error_of_its_rounding(name: str, isa: str) -> None:
+    weight = tensor(FORMATS[name])
+    tried = 0
+    for rows in (1, 3, 20, 50):
+        x = np.random.default_rng(rows).standard_normal((rows, FORMATS[name].size_in)).astype(np.float32)
+        for method in METHODS:
+            try:
+                (out,) = quantized_linears(jnp.asarray(x), [weight], [None], library=built(), isa=isa, method=method)
+            except Exception as error:
+                if "method does not" not in str(error):
+                    raise
+                continue
+            tried += 1
+            assert relative_error(np.asarray(out), x, weight) < LIMITS[method], (method, rows)
+    assert tried >= 4
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rows", [0, 1, 5, 33])
+def test_the_operation_keeps_float_activations_exact(name: str, rows: int) -> None:
+    weight = dataclasses.replace(tensor(FORMATS[name], activations="float"), dtype=jnp.dtype(jnp.float32))
+    x = np.random.default_rng(1).standard_normal((rows, FORMATS[name].size_in)).astype(np.float32)
+    bias = np.arange(40, dtype=np.float32)
+    out = QUANTIZED_LINEAR(jnp.asarray(x), weight, jnp.asarray(bias))
+    assert out.shape == (rows, 40)
+    if rows:
+        assert relative_error(np.asarray(out) - bias, x, weight) < 1e-5
+        portable = np.asarray(linear_by_dequantizing(jnp.asarray(x), weight, jnp.asarray(bias)))
+        assert relative_error(portable - bias, x, weight) < 1e-5
+
+
+def test_weights_of_one_input_share_a_call() -> None:
+    weights = [tensor(FORMATS["q4_k"], size_out=size) for size in (16, 40)] + [tensor(FORMATS["q6_k"], size_out=24)]
+    x = np.random.default_rng(2).standard_normal((3, 512)).astype(np.float32)
+    outs = quantized_linears(jnp.asarray(x), weights, [None] * 3, library=built())
+    assert [out.shape for out in outs] == [(3, 16), (3, 40), (3, 24)]
+    assert all(relative_error(np.asarray(out), x, weight) < 8e-3 for out, weight in zip(outs, weights, strict=True))
