@@ -97,7 +97,12 @@ class QuantizedRows:
         low = 0
         for width in PLANES[bits]:
             plane = _plane(codes.reshape(-1, CHUNK), low, width, last=low + width == bits)
-            words[:, :, low : low + width] = plane.reshape(rows, chunks, width)
+            plane = plane.reshape(rows, chunks, width)
+            if width == bits:
+                words[...] = plane
+            else:
+                for index in range(width):  # long loops again
+                    words[:, :, low + index] = plane[:, :, index]
             low += width
 
     @property
@@ -134,18 +139,19 @@ def _plane(codes: np.ndarray, low: int, width: int, *, last: bool) -> np.ndarray
     """
     if width == 8:
         return codes.view(np.uint32)
-    word = np.dtype(np.uint32 if width == 1 else np.uint64)
-    stored = codes.view(word)
+    stored = codes.view(np.uint64)
     if low or not last:
-        stored = stored & np.frombuffer(bytes([(1 << width) - 1 << low] * word.itemsize), word)
-    stored = stored.reshape(len(codes), 8 // width, -1)
-    plane = np.zeros((len(codes), stored.shape[2]), word)
-    for piece in range(8 // width):
-        shift = width * piece - low
+        stored = stored & np.frombuffer(bytes([(1 << width) - 1 << low] * 8), np.uint64)
+    pieces = 1 if width > 1 else 2  # that a word holds side by side
+    stored = stored.reshape(len(codes), 8 // width // pieces, -1)
+    plane = np.zeros((len(codes), stored.shape[2]), np.uint64)
+    for step in range(stored.shape[1]):
+        shift = width * pieces * step - low
         for index in range(stored.shape[2]):  # one word of every chunk, so that the loops within are long
-            part = stored[:, piece, index]
-            plane[:, index] |= part << word.type(shift) if shift >= 0 else part >> word.type(-shift)
-    return plane.view(np.uint32)
+            part = stored[:, step, index]
+            plane[:, index] |= part << np.uint64(shift) if shift >= 0 else part >> np.uint64(-shift)
+    words = plane.view(np.uint32)
+    return words if width > 1 else words[:, :1] | words[:, 1:] << 1
 
 
 def _spread(values: np.ndarray, size: int, like: np.ndarray) -> np.ndarray:
