@@ -67,7 +67,7 @@ def extreme_blocks(name: str) -> np.ndarray:
     fills = [np.zeros(shape, np.uint8), np.full(shape, 255, np.uint8), rng.integers(0, 256, shape, np.uint8)]
     raw = np.concatenate(fills)
     fields = raw.view(block.layout)[:, 0]
-    halves = [name for name in ("d", "m", "dmin") if (block.layout.fields or {}).get(name, [None])[0] == np.float16]
+    halves = [field for field in ("d", "m", "dmin") if field in (block.layout.names or ()) and name != "NVFP4"]
     for position, field in enumerate(halves):
         fields[field] = np.array([pair[position] for pair in pairs] * len(fills), np.float16)
     if name == "MXFP4":
