@@ -65,25 +65,33 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("mix", MIXES, ids=list(MIXES))
-@pytest.mark.parametrize(
-    "window,softcap,sinks", [(None, None, False), (6, None, False), (None, 20.0, True), (17, 5.0, True)]
-)
-@pytest.mark.parametrize(
-    "heads,kv_heads,dtype,as_bits",
-    [
-        (6, 2, jnp.float32, False),
-        (4, 4, jnp.float16, True),
-        (8, 1, jnp.bfloat16, True),
-        (2, 1, jnp.bfloat16, False),
-        (6, 2, jnp.int8, True),
-        (4, 1, jnp.float8_e4m3fn, False),
-        (2, 2, jnp.float8_e5m2, True),
-    ],
-)
-def test_portable_equals_reference(mix, window, softcap, sinks, heads, kv_heads, dtype, as_bits, monkeypatch):
+RULES = {
+    "plain": {},
+    "window": {"window": 6},
+    "softcap, sinks": {"softcap": 20.0, "sinks": True},
+    "all": {"window": 17, "softcap": 5.0, "sinks": True},
+}
+KINDS = {
+    "f32": (6, 2, jnp.float32, False),
+    "f16 bits": (4, 4, jnp.float16, True),
+    "bf16 bits": (8, 1, jnp.bfloat16, True),
+    "bf16": (2, 1, jnp.bfloat16, False),
+    "int8": (6, 2, jnp.int8, True),
+    "e4m3": (4, 1, jnp.float8_e4m3fn, False),
+    "e5m2": (2, 2, jnp.float8_e5m2, True),
+}
+# Every mix with every rule in one type, every type in two of these.
+GRID = [(mix, rule, "f32") for mix in MIXES for rule in RULES]
+GRID += [
+    (*case, kind) for kind in KINDS if kind != "f32" for case in (("decodes", "all"), ("decodes and chunks", "plain"))
+]
+
+
+@pytest.mark.parametrize("mix,rule,kind", GRID)
+def test_portable_equals_reference(mix, rule, kind, monkeypatch):
     monkeypatch.setattr(portable, "KEY_BLOCK", 8)
     monkeypatch.setattr(portable, "QUERY_BLOCK", 8)
+    heads, kv_heads, dtype, as_bits = KINDS[kind]
     rng, dtype = np.random.default_rng(0), jnp.dtype(dtype)
     lengths = MIXES[mix]
     used = sum(count for count, _ in lengths)
@@ -96,15 +104,57 @@ def test_portable_equals_reference(mix, window, softcap, sinks, heads, kv_heads,
     q = jnp.asarray(rng.standard_normal((tokens, heads, head_dim)), jnp.float32)
     k = jnp.asarray(rng.standard_normal((tokens, kv_heads, head_dim)), jnp.float32)
     v = jnp.asarray(rng.standard_normal((tokens, kv_heads, head_dim)), jnp.float32)
-    rules = {"scale": head_dim**-0.5, "window": window, "softcap": softcap}
-    if sinks:
+    rules = {"scale": head_dim**-0.5, **RULES[rule]}
+    if rules.get("sinks"):
         rules["sinks"] = jnp.asarray(rng.standard_normal(heads), jnp.float32)
 
-    written = portable.write_kv(pages, k, v, batch.slots)
-    expected_pages = reference.write_kv(pages, k, v, batch.slots)
+    @jax.jit
+    def both(q, k, v, pages):
+        written, expected_pages = (
+            portable.write_kv(pages, k, v, batch.slots),
+            reference.write_kv(pages, k, v, batch.slots),
+        )
+        out = portable.ragged_paged_attention(q, written, batch, **rules)
+        return written, expected_pages, out, reference.ragged_paged_attention(q, written, batch, **rules)
+
+    written, expected_pages, out, expected = both(q, k, v, pages)
     # Padding tokens race for the dummy page; every other page must be equal to the bit.
     assert jnp.array_equal(written.data[1:], expected_pages.data[1:])
-    out = jax.jit(lambda q, p: portable.ragged_paged_attention(q, p, batch, **rules))(q, written)
-    expected = reference.ragged_paged_attention(q, written, batch, **rules)
     assert np.isfinite(np.asarray(out)).all()
     np.testing.assert_allclose(out[:used], expected[:used], atol=2e-6, rtol=1e-5)
+
+
+def values_of(pages: KVPages) -> np.ndarray:
+    """Every key and value as f32 [2, N, K, page_size, h]."""
+    return np.asarray(pages.decode(jnp.moveaxis(pages.data, 1, 0)))
+
+
+@pytest.mark.parametrize("dtype,largest", [("int8", 127), ("float8_e4m3fn", 448), ("float8_e5m2", 57344)])
+@pytest.mark.parametrize("calibration", [None, ((0.02, 0.25), (0.5, -0.5))], ids=["token scales", "calibrated"])
+@pytest.mark.parametrize("write", [reference.write_kv, portable.write_kv], ids=["reference", "portable"])
+def test_one_byte_pages_hold_the_nearest_values(dtype, largest, calibration, write) -> None:
+    """Against NumPy and ml_dtypes, with a row of zeros, of tiny and of huge numbers."""
+    rng, slots, kv_heads, head_dim = np.random.default_rng(1), 3 * PAGE, 2, 8
+    pages = make_pages(
+        num_pages=3,
+        page_size=PAGE,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=jnp.dtype(dtype),
+        calibration=None if calibration is None else jnp.asarray(calibration, jnp.float32),
+    )
+    new = rng.standard_normal((2, slots, kv_heads, head_dim)).astype(np.float32)
+    new[:, 1], new[:, 2], new[:, 3, 0, 0] = 0, new[:, 2] * 1e-20, 1e9
+    given = np.asarray(calibration or ((1, 0), (1, 0)), np.float32).reshape(2, 2, 1, 1, 1)
+    scale, zero = given[:, 0], given[:, 1]
+    if calibration is None:
+        scale = np.maximum(np.abs(new).max(-1, keepdims=True), np.float32(1e-30)) * np.float32(1 / largest)
+    stored = np.clip((new - zero) * (np.float32(1) / scale), -largest, largest)
+    stored = (np.round(stored) if dtype == "int8" else stored).astype(jnp.dtype(dtype)).astype(np.float32)
+    expected = (stored * scale + zero).reshape(2, 3, PAGE, kv_heads, head_dim).swapaxes(2, 3)
+    found = values_of(jax.jit(write)(pages, jnp.asarray(new[0]), jnp.asarray(new[1]), jnp.arange(slots)))
+    np.testing.assert_array_equal(found, expected)
+    if calibration is None:
+        step = {"int8": 1 / 254, "float8_e4m3fn": 1 / 16, "float8_e5m2": 1 / 8}[dtype]
+        error = np.abs(found.swapaxes(2, 3).reshape(new.shape) - new)
+        assert (error <= step * 1.001 * np.abs(new).max(-1, keepdims=True)).all()
