@@ -18,6 +18,8 @@ from llmjax.cli.parser import Parser, add_config_flags, configs_of
 from llmjax.config import EngineConfig
 
 if TYPE_CHECKING:
+    import jax.numpy as jnp
+
     from llmjax.platforms import Platform
 
 PACKAGES = ("llmjax", "jax", "jaxlib", "flax", "tokenizers", "numpy")
@@ -68,7 +70,11 @@ def examine(config: EngineConfig) -> list[Finding]:
         Finding("python", f"{platform.python_version()} on {platform.platform()}"),
         Finding("devices", ", ".join(str(device) for device in jax.devices())),
         Finding("used", f"{chosen.device} ({chosen.device.device_kind})"),
-        Finding("types", f"{chosen.dtype} weights and KV cache, {chosen.activation_dtype} between layers"),
+        Finding(
+            "types",
+            f"{chosen.dtype} weights, {chosen.kv_dtype(config.kv_cache_dtype)} KV cache, "
+            f"{chosen.activation_dtype} between layers",
+        ),
         Finding("free memory", f"{chosen.free_memory() / 2**30:.1f} GiB"),
     ]
     if chosen.is_cpu:
@@ -77,13 +83,13 @@ def examine(config: EngineConfig) -> list[Finding]:
         findings += [Finding("cores", cpu_affinity.describe()), Finding("kernels", library.describe(), advice)]
     return [
         *findings,
-        *_picks(chosen),
+        *_picks(chosen, chosen.kv_dtype(config.kv_cache_dtype)),
         _folder("models", Path(config.download_dir) if config.download_dir else CACHE_DIR / "models"),
         _programs(config),
     ]
 
 
-def _picks(chosen: Platform) -> list[Finding]:
+def _picks(chosen: Platform, kv_dtype: jnp.dtype) -> list[Finding]:
     """What the kernel registry picks for a typical model: head size 128, 4096 inputs."""
     import jax
     import jax.numpy as jnp
@@ -94,7 +100,7 @@ def _picks(chosen: Platform) -> list[Finding]:
     name = chosen.device.platform
     pages = jax.eval_shape(
         lambda: make_pages(
-            num_pages=2, page_size=32, num_kv_heads=8, head_dim=128, dtype=chosen.dtype, as_bits=chosen.is_cpu
+            num_pages=2, page_size=32, num_kv_heads=8, head_dim=128, dtype=kv_dtype, as_bits=chosen.is_cpu
         )
     )
     heads = jax.ShapeDtypeStruct((1, 32, 128), chosen.activation_dtype)

@@ -20,7 +20,7 @@ def test_says_what_would_be_used(capsys: pytest.CaptureFixture[str], tmp_path: P
     flags = ("--cpu", "--dtype", "float32", "--download-dir", str(tmp_path), "--compilation-cache-dir", str(tmp_path))
     _, found = report(capsys, *flags)
     assert str(jax.devices("cpu")[0]) in str(found["used"]["value"])
-    assert found["types"]["value"] == "float32 weights and KV cache, float32 between layers"
+    assert found["types"]["value"] == "float32 weights, float32 KV cache, float32 between layers"
     assert found["products, 512 rows"]["value"].startswith("XLA (C++: weights are float32")  # type: ignore[union-attr]
     assert f"jax {jax.__version__}" in str(found["versions"]["value"])
     assert str(found["models"]["value"]).startswith(f"{tmp_path}: 0 MiB used")
