@@ -28,8 +28,9 @@ from llmjax.checkpoint.gguf_metadata import (
 from llmjax.checkpoint.gguf_model import ARCHITECTURES, GLOBAL_TENSORS, LAYER_TENSOR, Architecture
 from llmjax.checkpoint.gguf_writer import TensorInfo, open_gguf_writer
 from llmjax.errors import CheckpointError
-from llmjax.quantization.mixes import Choice, ModelShape, UserRules, mix_named, tensor_scheme
-from llmjax.quantization.reference import SCHEMES, quantize
+from llmjax.quantization.mixes import KEEP, Choice, ModelShape, mix_named, tensor_scheme
+from llmjax.quantization.reference import SCHEMES, quantize, scheme_named
+from llmjax.quantization.rules import Rules
 from models import ModelConfig, model_config
 
 PLAIN: Mapping[str, np.dtype] = MappingProxyType(
@@ -115,7 +116,7 @@ def export_gguf(
     path: str | Path,
     *,
     scheme: str,
-    rules: UserRules | None = None,
+    rules: Mapping[str, str] | None = None,
     tokenizer: Mapping[str, Any] | None = None,
     progress: Callable[[Exported], None] = lambda exported: None,
 ) -> Report:
@@ -125,7 +126,8 @@ def export_gguf(
         checkpoint: of a supported family.
         path: the file to write; it appears when it is complete.
         scheme: a key of PLAIN, a mix of llama.cpp (`mixes.MIXES`) or one scheme for every matrix.
-        rules: the user's, before those of the mix.
+        rules: regular expressions on Hugging Face names with schemes or ``none``, before the rules of the mix; the
+            first that matches decides.
         tokenizer: ``tokenizer.*`` keys (`llmjax.tokenizer.gguf_export.tokenizer_metadata`); None: none, or those of a
             source that is GGUF.
         progress: called after each tensor.
@@ -134,15 +136,16 @@ def export_gguf(
         Types of all tensors, and what the file cannot hold.
 
     Raises:
-        ConfigError: the scheme is unknown.
+        ConfigError: a scheme is unknown or a rule malformed.
         CheckpointError: the model or a tensor cannot be written.
     """
     if scheme.lower() not in PLAIN:
         mix_named(scheme)
+    parsed = Rules.parse(rules or {}, lambda name: KEEP if name.lower() == KEEP else scheme_named(name))
     model = model_config(checkpoint.config)
     plan = _gguf_items if checkpoint.gguf is not None else _hf_items
     shape = ModelShape.of(checkpoint.config, tied=_tied(checkpoint, model))
-    items = list(plan(checkpoint, model, _Typing(scheme.lower(), shape, rules)))
+    items = list(plan(checkpoint, model, _Typing(scheme.lower(), shape, parsed)))
     notes = _notes(checkpoint, model)
     ropes = {} if checkpoint.gguf is not None else rope_tensors(checkpoint.config, model)
     infos = [TensorInfo(name, values.shape, "F32") for name, values in ropes.items()]
@@ -166,7 +169,7 @@ class _Typing:
 
     scheme: str
     shape: ModelShape
-    rules: UserRules | None
+    rules: Rules
 
     def exported(self, name: str, hf_name: str, tensor: StoredTensor | GGUFTensor) -> Exported:
         source_type, shape = tensor.type_name, tensor.shape
@@ -176,7 +179,8 @@ class _Typing:
         elif self.scheme in PLAIN:
             type_name = self.scheme
         else:
-            choice = tensor_scheme(self.scheme, name=hf_name, shape=shape, model=self.shape, rules=self.rules)
+            rule = self.rules.find(hf_name)
+            choice = tensor_scheme(self.scheme, name=hf_name, shape=shape, model=self.shape, rule=rule)
             kept = source_type.lower()
             # A matrix that cannot be quantised, or shall not be, keeps its type if that is one of GGUF's.
             type_name = choice.scheme or (kept if kept in PLAIN or kept in SCHEMES else "f32")

@@ -1,4 +1,4 @@
-"""Which scheme each tensor gets: llama.cpp's mixes (q4_k_m …), one scheme for all, and the user's own rules.
+"""Which scheme each tensor gets: llama.cpp's mixes (q4_k_m …), or one scheme for all.
 
 The mixes are those of ``llama_tensor_get_type`` in llama.cpp's llama-quant.cpp without an importance matrix: more bits
 for the output, for attention's values and for the MLP's way down, in layers that are known to be sensitive. They stand
@@ -8,8 +8,8 @@ in MIXES as data: the first rule whose condition holds decides.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +17,7 @@ from llmjax.errors import ConfigError
 from llmjax.quantization.reference import SCHEMES, scheme_named
 
 KEEP = "none"
-"""In a user's rule: leave the tensor as it is."""
+"""Instead of a scheme: leave the tensor as it is."""
 
 FALLBACKS: Mapping[str, str] = MappingProxyType(
     {
@@ -238,33 +238,6 @@ class Choice:
         return self.scheme != self.wanted
 
 
-@dataclass(frozen=True)
-class UserRules:
-    """Rules by name, before those of the mix; the first that matches decides.
-
-    Attributes:
-        rules: patterns, searched for in Hugging Face names, and schemes (or None to keep a tensor as it is).
-    """
-
-    rules: tuple[tuple[re.Pattern[str], str | None], ...] = field(default=())
-
-    @classmethod
-    def parse(cls, rules: Iterable[tuple[str, str]]) -> UserRules:
-        """From regular expressions with scheme names or ``none``.
-
-        Raises:
-            ConfigError: an expression is malformed or a scheme unknown.
-        """
-        parsed = []
-        for pattern, scheme in rules:
-            try:
-                compiled = re.compile(pattern)
-            except re.error as error:
-                raise ConfigError(f"quantization rule {pattern!r} is no regular expression: {error}") from None
-            parsed.append((compiled, None if scheme.lower() == KEEP else scheme_named(scheme)))
-        return cls(tuple(parsed))
-
-
 def mix_named(name: str) -> Mix:
     """A mix of llama.cpp, or else one scheme for every tensor.
 
@@ -282,19 +255,17 @@ def mix_named(name: str) -> Mix:
     return Mix(base=scheme, embedding=scheme)
 
 
-def tensor_scheme(
-    mix: str, *, name: str, shape: Sequence[int], model: ModelShape, rules: UserRules | None = None
-) -> Choice:
+def tensor_scheme(mix: str, *, name: str, shape: Sequence[int], model: ModelShape, rule: str | None = None) -> Choice:
     """The scheme for one tensor.
 
-    Vectors, norms and the routers of experts are never quantised, whatever the rules say.
+    Vectors, norms and the routers of experts are never quantised, whatever the rule says.
 
     Args:
         mix: a key of MIXES, or a scheme for every tensor.
         name: Hugging Face name.
         shape: outermost dimension first; rows are what is cut into blocks.
         model: the model's shape.
-        rules: the user's.
+        rule: a key of SCHEMES, or KEEP, that the user asks for instead; None: nothing.
 
     Raises:
         ConfigError: the mix is unknown.
@@ -303,9 +274,8 @@ def tensor_scheme(
     if len(shape) < 2 or not name.endswith("weight") or _NEVER.search(name):
         return Choice(None, None)
     columns = shape[-1]
-    for pattern, scheme in () if rules is None else rules.rules:
-        if pattern.search(name):
-            return Choice(None, None) if scheme is None else fitting(scheme, columns)
+    if rule is not None:
+        return Choice(None, None) if rule == KEEP else fitting(rule, columns)
     pure = mix.lower() not in MIXES
     return fitting(chosen.base if pure else _mixed(chosen, name, columns, model), columns)
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from llmjax.checkpoint.checkpoint import StoredTensor
@@ -15,6 +16,7 @@ from llmjax.quantization import mixes, uniform
 from llmjax.quantization.in_situ import InSituRows
 from llmjax.quantization.mixes import ModelShape
 from llmjax.quantization.packing import RowSource
+from llmjax.quantization.rules import Rules
 from llmjax.quantization.schemes import SCHEMES, scheme_named
 
 logger = logging.getLogger(__name__)
@@ -44,12 +46,12 @@ class QuantizationPlan:
 
     Attributes:
         default: a scheme, a mix, ``none`` or ``stored``.
-        rules: patterns that are searched for in names, with what a match becomes instead; the first decides.
+        rules: what single modules become instead.
         model: its shape, which mixes look at.
     """
 
     default: str
-    rules: tuple[tuple[re.Pattern[str], str], ...]
+    rules: Rules
     model: ModelShape
 
     @classmethod
@@ -66,15 +68,11 @@ class QuantizationPlan:
         Raises:
             ConfigError: a scheme is unknown or an expression malformed.
         """
-        if not isinstance(rules, Mapping) or not all(isinstance(scheme, str) for scheme in rules.values()):
-            raise ConfigError("quantization_rules must map regular expressions to scheme names")
-        compiled = []
-        for pattern, scheme in rules.items():
-            try:
-                compiled.append((re.compile(pattern), _checked(scheme, mix=False)))
-            except re.error as error:
-                raise ConfigError(f"quantization_rules: {pattern!r} is no regular expression: {error}") from None
-        return cls(_checked(quantization or STORED), tuple(compiled), ModelShape.of(config, tied=tied))
+        return cls(
+            _checked(quantization or STORED),
+            Rules.parse(rules, partial(_checked, mix=False)),
+            ModelShape.of(config, tied=tied),
+        )
 
     def keep(self, tensor: StoredTensor) -> Kept:
         """How a matrix is kept.
@@ -82,8 +80,7 @@ class QuantizationPlan:
         Args:
             tensor: under its Hugging Face name.
         """
-        rule = next((scheme for pattern, scheme in self.rules if pattern.search(tensor.name)), None)
-        name = self._scheme(tensor, rule or self.default, ruled=rule is not None)
+        name = self._scheme(tensor, self.rules.find(tensor.name))
         if name == PLAIN:
             return Kept(None)
         if name in (STORED, tensor.type_name.lower()):
@@ -91,16 +88,14 @@ class QuantizationPlan:
         scheme = scheme_named(name)
         return Kept(InSituRows(tensor, scheme), scheme.activations)
 
-    def _scheme(self, tensor: StoredTensor, name: str, *, ruled: bool) -> str:
+    def _scheme(self, tensor: StoredTensor, rule: str | None) -> str:
+        name = rule or self.default
         if name in (PLAIN, STORED):
             return name
         if name in uniform.SCHEMES:
             eight_bits = "fp8" if name == "fp8" else "int8"
-            return eight_bits if not ruled and AT_EIGHT_BITS.search(tensor.name) else name
-        if ruled:
-            choice = mixes.fitting(name, tensor.shape[-1])
-        else:
-            choice = mixes.tensor_scheme(name, name=tensor.name, shape=tensor.shape, model=self.model)
+            return eight_bits if rule is None and AT_EIGHT_BITS.search(tensor.name) else name
+        choice = mixes.tensor_scheme(name, name=tensor.name, shape=tensor.shape, model=self.model, rule=rule)
         if choice.fell_back:
             logger.warning(
                 "%s: rows of %d weights do not fill blocks of %s; kept as %s",

@@ -18,7 +18,7 @@ from llmjax.checkpoint.gguf import GGUFFile
 from llmjax.checkpoint.gguf_export import Report, export_gguf
 from llmjax.checkpoint.gguf_writer import TensorInfo, open_gguf_writer
 from llmjax.errors import CheckpointError, ConfigError
-from llmjax.quantization.mixes import Choice, UserRules
+from llmjax.quantization.mixes import Choice
 from llmjax.quantization.reference import quantize
 from models import RopeConfig, model_config
 
@@ -143,7 +143,7 @@ def types(report: Report) -> Mapping[str, str]:
 def test_a_mix_with_rules(tmp_path: Path) -> None:
     source = llama(tmp_path / "source")
     seen: list[str] = []
-    rules = UserRules.parse([(r"layers\.3\.mlp\.up", "q2k"), (r"layers\.4\.mlp\.up", "none")])
+    rules = {r"layers\.3\.mlp\.up": "q2k", r"layers\.4\.mlp\.up": "none"}
     path = tmp_path / "a.gguf"
     report = export_gguf(source, path, scheme="q4_k_m", rules=rules, progress=lambda tensor: seen.append(tensor.name))
     found = types(report)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmjax.errors import ConfigError
-from llmjax.quantization.mixes import MIXES, Choice, ModelShape, UserRules, tensor_scheme
+from llmjax.quantization.mixes import MIXES, Choice, ModelShape, tensor_scheme
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "mixes.json").read_text())
 HEAD = 32
@@ -75,20 +75,17 @@ def test_rows_that_fill_no_blocks() -> None:
 
 
 def test_what_is_never_quantised() -> None:
-    everything = UserRules.parse([(".*", "q8_0")])
     for name in ("model.norm.weight", "model.layers.0.mlp.gate.weight", "model.layers.0.self_attn.q_proj.bias"):
-        assert choice("q4_k_m", name, rules=everything) == Choice(None, None)
+        assert choice("q4_k_m", name, rule="q8_0") == Choice(None, None)
     vector = tensor_scheme("q4_k_m", name="model.layers.0.input_layernorm.weight", shape=(256,), model=DENSE)
     assert vector == Choice(None, None)
 
 
-def test_users_rules_come_first() -> None:
-    rules = UserRules.parse([(r"layers\.[01]\.", "Q8_0"), (r"mlp", "q5k"), (r"lm_head", "none")])
-    assert choice("q4_k_m", "model.layers.1.mlp.up_proj.weight", rules=rules).scheme == "q8_0"
-    assert choice("q4_k_m", "model.layers.2.mlp.up_proj.weight", rules=rules).scheme == "q5_k"
-    assert choice("q4_k_m", "model.layers.2.mlp.up_proj.weight", 96, rules=rules) == Choice("q5_1", "q5_k")
-    assert choice("q4_k_m", "lm_head.weight", rules=rules) == Choice(None, None)
-    assert choice("q4_k_m", "model.layers.6.self_attn.q_proj.weight", rules=rules).scheme == "q4_k"
+def test_a_rule_comes_first() -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert choice("q4_k_m", name, rule="q8_0").scheme == "q8_0"
+    assert choice("q4_k_m", name, 96, rule="q5_k") == Choice("q5_1", "q5_k")
+    assert choice("q4_k_m", "lm_head.weight", rule="none") == Choice(None, None)
 
 
 def test_model_shape_of_a_config() -> None:
@@ -104,7 +101,3 @@ def test_model_shape_of_a_config() -> None:
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="quantization 'q4_k_x' is unknown; known are q4_0"):
         choice("q4_k_x", "lm_head.weight")
-    with pytest.raises(ConfigError, match=r"rule '\(' is no regular expression"):
-        UserRules.parse([("(", "q8_0")])
-    with pytest.raises(ConfigError, match="scheme 'q9' is unknown"):
-        UserRules.parse([("mlp", "q9")])
