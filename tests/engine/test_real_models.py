@@ -21,6 +21,7 @@ def test_greedy_continuations(name: str, request: pytest.FixtureRequest, compile
         str(path),
         skip_tokenizer_init=True,
         dtype="float32",
+        activations="float",
         max_model_len=1024,
         max_num_seqs=8,
         max_num_batched_tokens=64,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from functools import partial
 from typing import Any
 
@@ -47,11 +46,8 @@ def lower(tokens: int) -> Any:
     return jax.jit(step, donate_argnums=1).lower(shapes, kv, ints(tokens), (batch, batch))
 
 
-def test_thirty_layers_of_two_kinds_are_two_functions_traced_in_under_a_second() -> None:
-    lower(8)
-    start = time.perf_counter()
+def test_thirty_layers_of_two_kinds_are_two_functions() -> None:
     text = lower(16).as_text()
-    assert time.perf_counter() - start < 1
     assert text.count("func.func private @decoder_layer") == 2
     assert text.count("call @decoder_layer") == 30
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,26 +63,31 @@ def stream(url: str, lines: list[str], **fields: Any) -> threading.Thread:
     return thread
 
 
-def wait_running(url: str, count: int) -> None:
+def wait_for(condition: Callable[[], object]) -> None:
     end = time.monotonic() + 30
-    while not re.search(rf"^vllm:num_requests_running\S* {count}\.0$", httpx.get(f"{url}/metrics").text, re.MULTILINE):
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
+def wait_running(url: str, count: int) -> None:
+    line = re.compile(rf"^vllm:num_requests_running\S* {count}\.0$", re.MULTILINE)
+    wait_for(lambda: line.search(httpx.get(f"{url}/metrics").text))
+
+
 def test_sigterm_lets_streams_finish_and_cuts_what_takes_too_long(engine_config: EngineConfig) -> None:
-    with process(engine_config, "--shutdown-timeout", "5") as (server, url):
+    with process(engine_config, "--shutdown-timeout", "4") as (server, url):
         short: list[str] = []
         long: list[str] = []
         readers = [stream(url, short, max_tokens=200)]
-        wait_running(url, 1)
-        readers.append(stream(url, long, max_tokens=500, n=128))
+        wait_for(lambda: bool(short))
+        readers.append(stream(url, long, max_tokens=500, n=512))
         wait_running(url, 4)
         server.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 2
         while (response := httpx.post(f"{url}/v1/completions", json={"prompt": [40]})).status_code != 503:
             assert time.monotonic() < deadline
-        assert response.headers["retry-after"] == "5" and response.json()["error"]["code"] == "shutting_down"
+        assert response.headers["retry-after"] == "4" and response.json()["error"]["code"] == "shutting_down"
         for reader in readers:
             reader.join(60)
         assert server.wait(20) == 0
