@@ -1,10 +1,16 @@
-"""Quantisers of evenly spaced integers and of float8, symmetric about 0: what checkpoints call W8A16, W8A8, W4A16, FP8.
+"""Quantisers of evenly spaced integers and of float8: what checkpoints call W8A16, W8A8, W4A16, FP8.
+
+Symmetric about 0:
 
     scale = peak / (range / 2),  code = round(weight / scale)
 
 with the largest magnitude of a row or group as peak, and 255, 15 or 896 as range. So the peak itself is cut off by half
-a step where codes are integers. Source: the compressed-tensors package, quantization/utils/helpers.py and
-lifecycle/forward.py (calculate_qparams, quantize).
+a step where codes are integers. Integers may have a zero point instead, with 0 between least and most:
+
+    scale = (most - least) / range,  zero = round(lowest code - least / scale),  code = round(weight / scale + zero)
+
+Source: the compressed-tensors package, quantization/utils/helpers.py and lifecycle/forward.py (calculate_qparams,
+quantize).
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Protocol
 
+import ml_dtypes
 import numpy as np
 
 from kernels.qtensor import Codes, RowFormat
@@ -49,46 +56,126 @@ class UniformScheme(Protocol):
         """
 
 
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """The numbers that integer codes stand for: ``scale * (code - zero)`` with signed codes.
+
+    Attributes:
+        scales: [n, groups], of the type in which they are kept.
+        zeros: f32 [n, groups], whole numbers; None: 0.
+    """
+
+    scales: np.ndarray
+    zeros: np.ndarray | None
+
+
 @dataclass(frozen=True)
 class IntegerScheme:
-    """Signed integers with a scale for each row (f32) or each group of columns (f16).
+    """Integers with a scale for each row or each group of columns.
 
     Attributes:
         name, activations: see `UniformScheme`.
         bits: 4 or 8.
         group_size: columns that share a scale; 0: all.
+        symmetric: zero is in the middle; else each scale has a zero point.
+        scale: number type of scales; empty: f16 for groups, f32 for rows.
     """
 
     name: str
     bits: int
     group_size: int = 0
     activations: str = "auto"
+    symmetric: bool = True
+    scale: str = ""
 
     def format(self, size_in: int) -> RowFormat:
         """See `UniformScheme`."""
-        codes, zero = (Codes(8, "int"), 0) if self.bits == 8 else (Codes(self.bits), 1 << self.bits - 1)
-        scale = "f16" if self.group_size else "f32"
         return RowFormat(
-            size_in=size_in, codes=codes, group_size=_group_size(self.group_size, size_in), scale=scale, zero=zero
+            size_in=size_in,
+            codes=Codes(8, "int") if self.bits == 8 else Codes(self.bits),
+            group_size=_group_size(self.group_size, size_in),
+            scale=self._scale,
+            zero=self._offset if self.symmetric else self._zero,
         )
 
     def quantize(self, rows: np.ndarray) -> QuantizedRows:
         """See `UniformScheme`."""
-        form = self.format(rows.shape[1])
+        grouped = _grouped(rows, self.format(rows.shape[1]))
+        grid = self._grid(grouped)
+        return self.rows(self._round(grouped, grid, rows.shape[1]), grid)
+
+    def grid(self, rows: np.ndarray) -> Grid:
+        """The grid that spans the rows.
+
+        Args:
+            rows: float [n, in].
+
+        Raises:
+            CheckpointError: see `UniformScheme.quantize`.
+        """
+        return self._grid(_grouped(rows, self.format(rows.shape[1])))
+
+    def round(self, rows: np.ndarray, grid: Grid) -> np.ndarray:
+        """Signed codes, f32 [n, in], of float rows whose groups are those of the grid."""
+        return self._round(_grouped(rows, self.format(rows.shape[1])), grid, rows.shape[1])
+
+    def _grid(self, grouped: np.ndarray) -> Grid:
+        half, number = 1 << self.bits - 1, self._scale
+        if self.symmetric:
+            return Grid(_scales(_peaks(grouped) / np.float32((2 * half - 1) / 2), number, self.name), None)
+        # 0 is always among the numbers, whatever the last group was filled up with.
+        least, most = np.minimum(grouped.min(axis=2), 0), np.maximum(grouped.max(axis=2), 0)
+        with np.errstate(over="ignore"):
+            scales = _scales((most - least) / np.float32(2 * half - 1), number, self.name)
+        zeros = np.float32(-half) - least / scales.astype(np.float32)
+        return Grid(scales, np.rint(np.clip(zeros, -half, half - 1, out=zeros)))
+
+    def _round(self, grouped: np.ndarray, grid: Grid, size_in: int) -> np.ndarray:
+        """Works in place."""
         half = 1 << self.bits - 1
-        scales, quotients = _divided(rows, form, (2 * half - 1) / 2, self.name)
-        np.rint(quotients, out=quotients)
-        np.clip(quotients, -half, half - 1, out=quotients)
-        quotients += np.float32(form.zero)
-        return QuantizedRows(form, quotients.astype(CODE_DTYPES[form.codes.kind]), scales)
+        grouped /= grid.scales.astype(np.float32)[:, :, None]
+        if grid.zeros is not None:
+            grouped += grid.zeros[:, :, None]
+        np.rint(grouped, out=grouped)
+        np.clip(grouped, -half, half - 1, out=grouped)
+        return grouped.reshape(len(grouped), -1)[:, :size_in]
+
+    def rows(self, codes: np.ndarray, grid: Grid) -> QuantizedRows:
+        """Signed codes, f32 [n, in], as they are kept; `codes` is overwritten."""
+        form = self.format(codes.shape[1])
+        codes += np.float32(self._offset)
+        zeros = grid.zeros
+        if zeros is not None:
+            zeros = (zeros + np.float32(self._offset)).astype(NUMBER_DTYPES[self._zero])
+        return QuantizedRows(form, codes.astype(CODE_DTYPES[form.codes.kind]), grid.scales, zeros=zeros)
+
+    @property
+    def _scale(self) -> str:
+        return self.scale or ("f16" if self.group_size else "f32")
+
+    @property
+    def _zero(self) -> str:
+        """Number type of zero points."""
+        return "i8" if self.bits == 8 else "u8"
+
+    @property
+    def _offset(self) -> int:
+        """What is added to signed codes where they are kept."""
+        return 0 if self.bits == 8 else 1 << self.bits - 1
 
 
 @dataclass(frozen=True)
 class Float8Scheme:
-    """E4M3 numbers with an f32 scale for each row."""
+    """E4M3 numbers with an f32 scale for each row.
+
+    Attributes:
+        name, activations: see `UniformScheme`.
+        per_tensor: all rows that are quantised together have the same scale.
+    """
 
     name: str = "fp8"
     activations: str = "auto"
+    per_tensor: bool = False
 
     def format(self, size_in: int) -> RowFormat:
         """See `UniformScheme`."""
@@ -97,12 +184,17 @@ class Float8Scheme:
     def quantize(self, rows: np.ndarray) -> QuantizedRows:
         """See `UniformScheme`."""
         form = self.format(rows.shape[1])
-        scales, quotients = _divided(rows, form, E4M3_MAX, self.name)
-        np.clip(quotients, -E4M3_MAX, E4M3_MAX, out=quotients)
-        return QuantizedRows(form, _to_e4m3(quotients), scales)
+        grouped = _grouped(rows, form)
+        peaks = _peaks(grouped)
+        if self.per_tensor:
+            peaks = np.full_like(peaks, peaks.max())
+        scales = _scales(peaks / np.float32(E4M3_MAX), form.scale, self.name)
+        grouped /= scales[:, :, None]
+        np.clip(grouped, -E4M3_MAX, E4M3_MAX, out=grouped)
+        return QuantizedRows(form, _to_e4m3(grouped.reshape(len(rows), -1)[:, : rows.shape[1]]), scales)
 
 
-SCHEMES: Mapping[str, UniformScheme] = MappingProxyType(
+SCHEMES: Mapping[str, IntegerScheme | Float8Scheme] = MappingProxyType(
     {
         scheme.name: scheme
         for scheme in (
@@ -111,11 +203,17 @@ SCHEMES: Mapping[str, UniformScheme] = MappingProxyType(
             IntegerScheme("w8a8", 8, activations="int8"),
             IntegerScheme("int4", 4, 128),
             IntegerScheme("int4_g64", 4, 64),
+            IntegerScheme("int4_asym", 4, 128, symmetric=False),
             Float8Scheme(),
         )
     }
 )
-"""By name."""
+"""By name: each row by itself, so that rows can be quantised while they are read."""
+
+SAVED_SCHEMES: Mapping[str, IntegerScheme | Float8Scheme] = MappingProxyType(
+    {**SCHEMES, "fp8_tensor": Float8Scheme("fp8_tensor", per_tensor=True)}
+)
+"""By name: those that files of safetensors can hold."""
 
 
 def _to_e4m3(numbers: np.ndarray) -> np.ndarray:
@@ -139,20 +237,27 @@ def _group_size(asked: int, size_in: int) -> int:
     return -(-min(asked or size_in, size_in) // UNIT) * UNIT
 
 
-def _divided(rows: np.ndarray, form: RowFormat, reach: float, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Scales [n, groups] of the format's type that bring the peak of each group to `reach`, and rows / scale, f32."""
-    size, columns = form.group_size, rows.shape[1]
-    grouped: np.ndarray = np.zeros((len(rows), form.num_groups * size), np.float32)
-    grouped[:, :columns] = rows
-    grouped = grouped.reshape(len(rows), form.num_groups, size)
-    peaks = np.maximum(grouped.max(axis=2), -grouped.min(axis=2))
-    if not np.isfinite(peaks).all():
+def _grouped(rows: np.ndarray, form: RowFormat) -> np.ndarray:
+    """f32 [n, groups, columns], the last group filled up with zeros."""
+    grouped: np.ndarray = np.zeros((len(rows), form.num_groups * form.group_size), np.float32)
+    grouped[:, : rows.shape[1]] = rows
+    return grouped.reshape(len(rows), form.num_groups, form.group_size)
+
+
+def _peaks(grouped: np.ndarray) -> np.ndarray:
+    """Largest magnitudes, f32 [n, groups]."""
+    peaks: np.ndarray = np.maximum(grouped.max(axis=2), -grouped.min(axis=2))
+    return peaks
+
+
+def _scales(steps: np.ndarray, number: str, name: str) -> np.ndarray:
+    """Steps f32 [n, groups] as the type of scales."""
+    if not np.isfinite(steps).all():
         raise CheckpointError(f"weights that are infinite or not a number cannot be quantised to {name}")
-    dtype = NUMBER_DTYPES[form.scale]
+    dtype = NUMBER_DTYPES[number]
     with np.errstate(over="ignore"):
-        scales = (peaks / np.float32(reach)).astype(dtype)
+        scales = steps.astype(dtype)
     if not np.isfinite(scales).all():
-        raise CheckpointError(f"weights up to {peaks.max():.3g} are too large for {name}: a scale would exceed {dtype}")
-    scales[scales == 0] = np.finfo(dtype).eps  # any divisor gives zeros their code
-    grouped /= scales.astype(np.float32)[:, :, None]
-    return scales, grouped.reshape(len(rows), -1)[:, :columns]
+        raise CheckpointError(f"weights are too large for {name}: a scale would be {steps.max():.3g}, beyond {dtype}")
+    scales[scales == 0] = ml_dtypes.finfo(dtype).eps  # any divisor gives zeros their code
+    return scales

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from llmjax.checkpoint.safetensors import open_safetensors
 from llmjax.errors import CheckpointError
-from llmjax.quantization.uniform import SCHEMES, IntegerScheme
+from llmjax.quantization.uniform import SAVED_SCHEMES, SCHEMES, IntegerScheme
 
 GOLDEN = open_safetensors(Path(__file__).parent / "golden" / "uniform.safetensors")
 WEIGHT = GOLDEN["weight"].stored
@@ -21,13 +21,13 @@ WEIGHT = GOLDEN["weight"].stored
 
 def read(name: str, rows: np.ndarray) -> np.ndarray:
     out = np.empty(rows.shape, np.float32)
-    SCHEMES[name].quantize(rows).dequantize(out)
+    SAVED_SCHEMES[name].quantize(rows).dequantize(out)
     return out
 
 
-@pytest.mark.parametrize("name", ["int8", "int8_g128", "w8a8", "int4", "int4_g64", "fp8"])
+@pytest.mark.parametrize("name", ["int8", "int8_g128", "w8a8", "int4", "int4_g64", "fp8", "fp8_tensor"])
 def test_codes_and_scales_of_the_package(name: str) -> None:
-    scheme = SCHEMES[name]
+    scheme = SCHEMES.get(name) or SAVED_SCHEMES[name]
     found = scheme.quantize(WEIGHT)
     golden = "int8" if name == "w8a8" else name
     codes, scales = GOLDEN[f"{golden}.code"].stored, GOLDEN[f"{golden}.scale"].stored
@@ -37,6 +37,22 @@ def test_codes_and_scales_of_the_package(name: str) -> None:
     assert np.array_equal(kept.astype(np.float32), codes.astype(np.float32))
     expected = codes.astype(np.float32) * scales.astype(np.float32).repeat(WEIGHT.shape[1] // scales.shape[1], axis=1)
     assert np.array_equal(read(name, WEIGHT), expected)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_zero_points_of_the_package(bits: int) -> None:
+    scheme = IntegerScheme("asymmetric", bits, 64, symmetric=False, scale="f32")
+    found = scheme.quantize(WEIGHT)
+    codes, scales, zeros = (GOLDEN[f"int{bits}_asym.{part}"].stored for part in ("code", "scale", "zero"))
+    assert np.array_equal(found.scales, scales) and found.zeros is not None
+    offset = 8 if bits == 4 else 0
+    # Row 0 is all zeros, for which the package's zero points are 0 / 0.
+    assert np.array_equal(found.zeros[1:].astype(np.int16) - offset, zeros[1:])
+    assert np.array_equal(found.codes[1:].astype(np.int16) - offset, codes[1:])
+    out = np.empty(WEIGHT.shape, np.float32)
+    found.dequantize(out)
+    expected = (codes.reshape(24, -1, 64) - zeros[:, :, None].astype(np.float32)) * scales[:, :, None]
+    assert np.array_equal(out[1:], expected.reshape(24, -1)[1:]) and not out[0].any()
 
 
 def test_what_activations_become() -> None:
@@ -98,7 +114,9 @@ def test_weights_that_are_no_numbers(name: str, value: float) -> None:
 
 
 def test_weights_beyond_float16_scales() -> None:
-    with pytest.raises(CheckpointError, match=r"weights up to 1e\+06 are too large for int4: a scale would exceed fl"):
+    with pytest.raises(
+        CheckpointError, match=r"weights are too large for int4: a scale would be 1.33e\+05, beyond float16"
+    ):
         SCHEMES["int4"].quantize(np.full((1, 64), 1e6, np.float32))
     assert read("int8", np.full((1, 64), 3e38, np.float32)) == pytest.approx(np.full((1, 64), 3e38 / 127.5 * 127))
 

@@ -2,8 +2,9 @@
 
     pip install compressed-tensors==0.20.0 torch==2.13.0 && python make_uniform.py
 
-`weight` f32 [out, in] and, for each scheme, `<scheme>.scale` and `<scheme>.code` as the package computes them. Weights
-are float16 numbers, from which the package computes float16 scales: those of groups.
+`weight` f32 [out, in] and, for each scheme, `<scheme>.scale`, `<scheme>.code` and, if it has zero points,
+`<scheme>.zero` as the package computes them. Weights are float16 numbers, from which the package computes float16
+scales: those of groups without zero points.
 """
 
 # mypy: ignore-errors
@@ -40,6 +41,16 @@ def main() -> None:
         dtype = torch.float8_e4m3fn if args.type == "float" else torch.int8
         tensors[f"{name}.code"] = quantize(weight, scale.float(), zero, args, dtype=dtype)
         tensors[f"{name}.scale"] = scale
+    args = QuantizationArgs(num_bits=8, type="float", strategy="tensor", symmetric=True)
+    scale, zero = calculate_qparams(weight.min(), weight.max(), args)
+    tensors["fp8_tensor.code"] = quantize(weight, scale, zero, args, dtype=torch.float8_e4m3fn)
+    tensors["fp8_tensor.scale"] = scale.expand(OUT, 1)
+    for bits in (4, 8):
+        args = QuantizationArgs(num_bits=bits, type="int", strategy="group", group_size=64, symmetric=False)
+        grouped = weight.reshape(OUT, -1, 64)
+        scale, zero = calculate_qparams(grouped.amin(-1), grouped.amax(-1), args)
+        tensors[f"int{bits}_asym.code"] = quantize(weight, scale, zero, args, dtype=torch.int8)
+        tensors |= {f"int{bits}_asym.scale": scale, f"int{bits}_asym.zero": zero.to(torch.int8)}
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()}, Path(__file__).parent / "uniform.safetensors"
     )
