@@ -76,18 +76,18 @@ def wait_running(url: str, count: int) -> None:
 
 
 def test_sigterm_lets_streams_finish_and_cuts_what_takes_too_long(engine_config: EngineConfig) -> None:
-    with process(engine_config, "--shutdown-timeout", "4") as (server, url):
+    with process(engine_config, "--shutdown-timeout", "1") as (server, url):
         short: list[str] = []
         long: list[str] = []
         readers = [stream(url, short, max_tokens=200)]
         wait_for(lambda: bool(short))
-        readers.append(stream(url, long, max_tokens=500, n=512))
+        readers.append(stream(url, long, max_tokens=500, n=128))
         wait_running(url, 4)
         server.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 2
         while (response := httpx.post(f"{url}/v1/completions", json={"prompt": [40]})).status_code != 503:
             assert time.monotonic() < deadline
-        assert response.headers["retry-after"] == "4" and response.json()["error"]["code"] == "shutting_down"
+        assert response.headers["retry-after"] == "1" and response.json()["error"]["code"] == "shutting_down"
         for reader in readers:
             reader.join(60)
         assert server.wait(20) == 0
