@@ -44,11 +44,22 @@ class DecoderLayer(nnx.Module):
         self.post_feedforward_layernorm = norm() if config.sandwich_norms else None
 
     def __call__(self, x: jax.Array, by: Rotation, pages: KVPages, batch: RaggedBatch) -> tuple[jax.Array, KVPages]:
-        sandwich = self.pre_feedforward_layernorm is not None
-        after_attention = self.post_attention_layernorm if sandwich else None
-        x, pages = self.self_attn(x, by, pages, batch, before=self.input_layernorm, after=after_attention)
-        before_mlp = self.pre_feedforward_layernorm or self.post_attention_layernorm
-        return self.mlp(x, before=before_mlp, after=self.post_feedforward_layernorm), pages
+        x, pages = self.attend(x, by, pages, batch)
+        return self.feed_forward(x), pages
+
+    def attend(self, x: jax.Array, by: Rotation, pages: KVPages, batch: RaggedBatch) -> tuple[jax.Array, KVPages]:
+        """The first half."""
+        after = self.post_attention_layernorm if self.pre_feedforward_layernorm is not None else None
+        return self.self_attn(x, by, pages, batch, before=self.input_layernorm, after=after)
+
+    def feed_forward(self, x: jax.Array) -> jax.Array:
+        """The second half."""
+        return self.mlp(x, before=self.mlp_norm, after=self.post_feedforward_layernorm)
+
+    @property
+    def mlp_norm(self) -> RMSNorm:
+        """The norm before the MLP."""
+        return self.pre_feedforward_layernorm or self.post_attention_layernorm
 
 
 @partial(jax.jit, static_argnums=0)

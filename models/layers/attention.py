@@ -44,11 +44,17 @@ class Attention(nnx.Module):
         after: RMSNorm | None,
     ) -> tuple[jax.Array, KVPages]:
         """[T, D] to [T, D], and the layer's pages with the tokens' keys and values stored."""
+        out, pages = self.heads(x, by, pages, batch, before=before)
+        return linear_add(out, self.o_proj.projection, after.norm if after is not None else None, x), pages
+
+    def heads(
+        self, x: jax.Array, by: Rotation, pages: KVPages, batch: RaggedBatch, *, before: RMSNorm
+    ) -> tuple[jax.Array, KVPages]:
+        """What ``o_proj`` is given, [T, heads * head_dim], and the pages."""
         projections = [module.projection for module in (self.q_proj, self.k_proj, self.v_proj)]
         q, k, v = (y.reshape(len(x), -1, self.head_dim) for y in norm_linears(x, before.norm, projections))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (rotate(heads, by, interleaved=self.interleaved) for heads in (q, k))
         out, pages = attend(q, k, v, pages, batch, scale=self.scale, window=self.window, softcap=self.softcap)
-        added = after.norm if after is not None else None
-        return linear_add(out.reshape(len(x), -1), self.o_proj.projection, added, x), pages
+        return out.reshape(len(x), -1), pages

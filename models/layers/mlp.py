@@ -23,6 +23,10 @@ class MLP(nnx.Module):
         self.activation = config.activation
 
     def __call__(self, x: jax.Array, *, before: RMSNorm, after: RMSNorm | None) -> jax.Array:
-        gate, up = self.gate_proj.projection, self.up_proj.projection
-        inner = norm_gated(x, before.norm, gate, up, activation=self.activation)
+        inner = self.inner(x, before=before)
         return linear_add(inner, self.down_proj.projection, after.norm if after is not None else None, x)
+
+    def inner(self, x: jax.Array, *, before: RMSNorm) -> jax.Array:
+        """What ``down_proj`` is given, [T, intermediate]."""
+        gate, up = self.gate_proj.projection, self.up_proj.projection
+        return norm_gated(x, before.norm, gate, up, activation=self.activation)
