@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import settings
 
 # Before jax is imported; a run on another device sets JAX_PLATFORMS itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+settings.register_profile("llmjax", deadline=None)  # how long an example takes depends on what else the machine does
+settings.load_profile("llmjax")
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -35,5 +39,5 @@ def compile_cache_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 def _resolve_config(name: str) -> Path:
     from llmjax.checkpoint.resolve import resolve
 
-    settings = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
-    return resolve(settings["model"], progress=False)
+    config = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    return resolve(config["model"], progress=False)

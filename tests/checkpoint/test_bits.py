@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from llmjax.checkpoint.bits import unpack_bits
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 8), st.integers(1, 70), st.data())
 def test_a_row_is_one_long_number(bits: int, count: int, data: st.DataObject) -> None:
     codes = data.draw(st.lists(st.integers(0, 2**bits - 1), min_size=count, max_size=count))

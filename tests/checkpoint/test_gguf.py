@@ -317,7 +317,7 @@ def open_bytes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bytes], GG
     return open_bytes
 
 
-@settings(max_examples=250, deadline=2000)
+@settings(max_examples=250)
 @given(data=st.data())
 def test_damaged_files_are_refused_or_read(
     valid: bytes, open_bytes: Callable[[bytes], GGUFFile], data: st.DataObject

@@ -169,7 +169,7 @@ ANY_VALUE = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.dictionaries(KEYS.filter(lambda key: key != "general.alignment" and not key.startswith("split.")), ANY_VALUE),
     st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), max_size=5),

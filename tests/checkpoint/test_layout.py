@@ -51,7 +51,7 @@ def orders(draw: st.DrawFn) -> np.ndarray | None:
 
 
 @given(order=orders())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_columns_in_any_order(order: np.ndarray) -> None:
     case = matrix(len(order), 16, order)
     assert np.array_equal(dequantize(case), case.weights)
@@ -61,7 +61,7 @@ def test_columns_in_any_order(order: np.ndarray) -> None:
 
 
 @given(size_in=st.integers(1, 130), group_size=st.integers(1, 140))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_groups_of_any_size(size_in: int, group_size: int) -> None:
     case = matrix(size_in, group_size, None)
     assert np.array_equal(dequantize(case), case.weights)

@@ -453,7 +453,7 @@ def opens_or_refuses(act: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_settings(kind: str, data: st.DataObject) -> None:
     base = LAYERS[kind][0]
@@ -478,7 +478,7 @@ def test_any_settings(kind: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_shapes_and_types(kind: str, data: st.DataObject) -> None:
     parts = dict(LAYERS[kind][1])

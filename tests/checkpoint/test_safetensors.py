@@ -137,7 +137,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
-@settings(max_examples=300, deadline=2000)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_damaged_files_are_refused_or_read(valid: bytes, folder: Path, data: st.DataObject) -> None:
     content = bytearray(valid[: data.draw(st.just(len(valid)) | st.integers(0, len(valid)))])

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.cli import COMMANDS, main
@@ -98,7 +98,6 @@ def test_mistakes_are_one_line_that_names_them(line: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(max_size=12) | st.sampled_from(["--port", "--config", "--api-key", "--offline", "--", "8"])))
 def test_any_arguments_are_settings_or_a_config_error(argv: list[str]) -> None:
     if {"-h", "--help"} & set(argv):

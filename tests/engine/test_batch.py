@@ -120,7 +120,7 @@ def test_mixed_batch() -> None:
     assert not first.decode
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(1, PAGE * WIDTH), min_size=1, max_size=4),
     slots=st.permutations(range(SLOTS)),

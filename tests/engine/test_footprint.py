@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.attention import make_pages
@@ -66,7 +66,6 @@ def needed(kv: KVFootprint, tokens: int) -> float:
     return kv.token_bytes * tokens + sum(size * min(tokens, window) for window, size in kv.window_bytes.items())
 
 
-@settings(deadline=None)
 @given(FOOTPRINTS.filter(lambda kv: kv.first_token_bytes > 0), st.integers(-5, 3000))
 def test_as_many_tokens_fit_as_there_is_memory(kv: KVFootprint, num_bytes: int) -> None:
     tokens = kv.tokens_in(num_bytes)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.config import EngineConfig
@@ -52,7 +52,6 @@ def process(frontend: Frontend, *outputs: EngineOutput) -> list[RequestOutput]:
     return processed(frontend, *outputs).outputs
 
 
-@settings(deadline=None)
 @given(
     tokens=st.lists(st.lists(st.one_of(st.integers(4, 6), st.integers(0, 95)), min_size=1, max_size=12), min_size=1),
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=8),

@@ -94,7 +94,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert [p for p in [self.pool.find(key)] if p is not None] == expected
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestPool = PoolMachine.TestCase
 
 

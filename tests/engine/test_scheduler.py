@@ -395,7 +395,7 @@ def workloads(draw: st.DrawFn, shape: Shape) -> list[Arrival]:
     return arrivals
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data())
 def test_random_workloads(data: st.DataObject) -> None:
     shape = data.draw(shapes())
@@ -411,7 +411,7 @@ def test_random_workloads(data: st.DataObject) -> None:
     assert stats.free == stats.total
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_the_longest_request_alone_comes_to_its_end(data: st.DataObject) -> None:
     """Whatever ``plan_kv`` accepts, one request of ``max_model_len`` tokens can be computed."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax import LLM
@@ -32,7 +32,7 @@ def llm(request: pytest.FixtureRequest, compile_cache_dir: str) -> Iterator[LLM]
         max_num_seqs=1,
         max_num_batched_tokens=16,
         kv_cache_memory_bytes=2**20,
-        max_logprobs=1,
+        max_logprobs=0,
         served_model_name=request.param,
         compilation_cache_dir=compile_cache_dir,
     )
@@ -86,7 +86,6 @@ def test_windows_that_nobody_waits_for_leave_the_engine(llm: LLM) -> None:
 IDS = st.integers(2, 60).map(lambda count: list(range(10, 10 + count)))  # all different, so that places are known
 
 
-@settings(deadline=None)
 @given(ids=IDS, context=st.integers(2, 20), bos=st.none() | st.just(1), data=st.data())
 def test_strided_windows_score_every_token_once_after_all_the_text_that_fits(
     ids: list[int], context: int, bos: int | None, data: st.DataObject
@@ -106,7 +105,6 @@ def test_strided_windows_score_every_token_once_after_all_the_text_that_fits(
     assert scored == set(range(len(text))) - unscored
 
 
-@settings(deadline=None)
 @given(ids=IDS, context=st.integers(3, 20), bos=st.none() | st.just(1))
 def test_halves_score_the_second_half_of_whole_windows(ids: list[int], context: int, bos: int | None) -> None:
     text = [bos, *ids] if bos is not None else ids
@@ -143,7 +141,6 @@ def test_impossible_windows_are_refused(numbers: dict[str, int], message: str) -
         Windowing(**numbers)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-30, 0), min_size=2, max_size=40), st.integers(1, 39))
 def test_sums_are_those_of_all_tokens(values: list[float], at: int) -> None:
     result = Perplexity()

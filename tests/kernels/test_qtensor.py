@@ -104,7 +104,7 @@ def formats(draw: st.DrawFn) -> RowFormat:
 
 
 @given(form=formats(), size_out=st.integers(1, 40), tile=st.sampled_from([1, 8, 16]), seed=st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_dequantize_is_what_the_rows_say(form: RowFormat, size_out: int, tile: int, seed: int) -> None:
     rows = random_rows(form, size_out, seed)
     tensor = q_tensor(rows, tile=tile)

@@ -293,7 +293,7 @@ SCALINGS = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.sampled_from(sorted(FAMILIES)),
     st.dictionaries(KEYS, VALUES, max_size=4),

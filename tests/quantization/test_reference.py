@@ -61,7 +61,7 @@ def test_random_weights_as_the_gguf_package(scheme: str, spread: float) -> None:
     assert np.array_equal(quantize(weights, scheme), package(weights, scheme))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(IN_PACKAGE[:5]), st.lists(st.floats(-65504, 65504, width=16), min_size=32, max_size=32))
 def test_any_block_of_halves(scheme: str, numbers: list[float]) -> None:
     weights = np.array([numbers], np.float32) + np.float32(0)  # the package has its own way with -0

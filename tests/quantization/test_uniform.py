@@ -92,7 +92,7 @@ def test_narrow_weights_are_those_numbers_in_f32(name: str, dtype: type) -> None
         elements=st.floats(-1000, 1000, width=32).map(lambda x: x if abs(x) > 1e-2 else 0.0),
     ),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_errors_are_at_most_a_step(name: str, rows: np.ndarray) -> None:
     quantized = SCHEMES[name].quantize(rows)
     size = quantized.format.group_size

@@ -236,7 +236,7 @@ def rows(draw: st.DrawFn) -> Row:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(rows(), min_size=1, max_size=R))
 def test_batches_agree_with_the_written_order(batch: list[Row]) -> None:
     out, state = run(batch)
@@ -256,7 +256,7 @@ def test_batches_agree_with_the_written_order(batch: list[Row]) -> None:
             assert state.output_count[i].tolist() == counts.tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(rows(), min_size=R, max_size=R))
 def test_logits_are_edited_as_written(batch: list[Row]) -> None:
     state = make_sampler_state(num_slots=R, vocab_size=V, max_bans=BANS)

@@ -35,7 +35,7 @@ def row(rng: np.random.Generator, scale: float, grid: bool) -> np.ndarray:
     return z - z.max()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     seed=st.integers(0, 2**32 - 1),
     scale=st.lists(st.sampled_from([0.01, 0.5, 2.0, 50.0]), min_size=R, max_size=R),

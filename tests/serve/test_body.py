@@ -34,7 +34,7 @@ def test_every_field_of_openais_api_is_known() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_random_fields(model: Any, data: st.DataObject) -> None:
     names = st.sampled_from(sorted(model.model_fields)) | st.text(max_size=8)

@@ -39,7 +39,7 @@ def biased(tokenizer: Tokenizer, ids: list[int], *, to_bytes: bool) -> list[int]
     return [i % (min(270, tokenizer.vocab_size) if to_bytes else tokenizer.vocab_size + 3) for i in ids]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(IDS, st.lists(st.integers(0, 5), max_size=60), st.booleans(), st.booleans(), st.booleans())
 def test_chunks_join_to_the_whole(
     tokenizer: Tokenizer, ids: list[int], cuts: list[int], to_bytes: bool, skip: bool, spaces: bool
@@ -55,7 +55,7 @@ def test_chunks_join_to_the_whole(
     assert "".join(chunks) + detokenizer.finish() == tokenizer.decode(ids, **options)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=40))
 def test_text_is_never_cut_inside_a_character(tokenizer: Tokenizer, text: str) -> None:
     detokenizer = tokenizer.detokenizer(skip_special_tokens=False)
@@ -68,7 +68,7 @@ def test_text_is_never_cut_inside_a_character(tokenizer: Tokenizer, text: str) -
     assert shown + detokenizer.finish() == whole
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=60))
 def test_byte_level_round_trip(byte_bpe: Tokenizer, text: str) -> None:
     ids = byte_bpe.encode(text, add_special_tokens=False)

@@ -329,7 +329,7 @@ def test_long_runs_take_linear_time(golden: Golden, gguf_keys: Keys) -> None:
             assert time.monotonic() - start < 2, (pre, text[-2:])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(["gpt2", "llama", "bert", "t5"]),
     st.dictionaries(
