@@ -74,7 +74,7 @@ def perplexity(argv: list[str]) -> int:
     # The step finds the top tokens of every position too, here of no use; and more requests than fill a step gain
     # nothing.
     requests = min(config.max_num_seqs, 1 + config.max_num_batched_tokens // windowing.context)
-    llm = LLM.from_config(config.replace(max_logprobs=1, max_num_seqs=requests, skip_tokenizer_init=False))
+    llm = LLM.from_config(config.replace(max_logprobs=0, max_num_seqs=requests, skip_tokenizer_init=False))
     try:
         _report(llm, text, windowing, values)
     finally:

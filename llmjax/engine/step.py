@@ -212,7 +212,7 @@ def _prompt_logprobs(model: Any, hidden: jax.Array, batch: StepBatch, max_logpro
 
     def score(_: None) -> TokenLogprobs:
         scored = jax.lax.map(lambda b: token_logprobs(model.logits(b[0]), b[1], max_logprobs=max_logprobs), blocks)
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:tokens], scored)
+        return jax.tree.map(lambda x: x.reshape(tokens + padding, *x.shape[2:])[:tokens], scored)
 
     shapes = jax.eval_shape(score, None)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
