@@ -159,6 +159,7 @@ class AsyncLLM(LoadedLLM):
     def _engine_died(self, error: BaseException) -> None:
         """On the engine's thread: every open request ends with an error."""
         dead = EngineDead(f"the engine stopped: {error}")
+        dead.__cause__ = error
         self._on_event_loop(lambda: self._fail(list(self._streams), dead))
 
     def _on_event_loop(self, call: Callable[[], None]) -> None:

@@ -19,6 +19,10 @@ class TokenizerError(LLMJaxError):
     """A tokenizer or chat template cannot be loaded or rendered."""
 
 
+class CompileError(LLMJaxError):
+    """XLA refuses the program of an engine step; the cause is what it raised."""
+
+
 class InvalidRequest(LLMJaxError, ValueError):
     """A request asks for something impossible or unsupported.
 

@@ -97,7 +97,8 @@ class EngineLoop:
                     self._deliver(outputs)
                 self._busy_since = None
         except Exception as error:
-            logger.exception("the engine stopped")
+            # A deliberate error says in its line what is wrong.
+            logger.error("the engine stopped: %s", error, exc_info=not isinstance(error, LLMJaxError))
             self._error = error
             self._died(error)
 

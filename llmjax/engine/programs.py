@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import sys
@@ -10,12 +11,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 
 from llmjax.engine.batch import Bucket
 from llmjax.engine.scheduler import StepPlan
+from llmjax.errors import CompileError
 
 logger = logging.getLogger(__name__)
 
@@ -71,12 +74,10 @@ class StepPrograms:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile", initializer=_step_back)
         # The largest bucket holds every plan, so the engine can serve as soon as it is there; then one decode and the
         # largest decode bucket; the rest from small to large.
-        first = [self._order[-1], next(b for b in self._order if b.decode), [b for b in self._order if b.decode][-1]]
-        urgent = list(dict.fromkeys(first))
-        self._futures: dict[Bucket, Future[Program]] = {
-            bucket: self._pool.submit(self._compile, bucket)
-            for bucket in urgent + [b for b in self._order if b not in urgent]
-        }
+        self._largest: Future[Program] = self._pool.submit(self._compile, self._order[-1])
+        decode = [bucket for bucket in self._order if bucket.decode]
+        smaller = list(dict.fromkeys([decode[0], decode[-1], *self._order[:-1]]))
+        self._smaller = [self._pool.submit(self._compile_smaller, bucket) for bucket in smaller]
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -89,17 +90,23 @@ class StepPrograms:
         return self._ready
 
     def wait_first(self) -> None:
-        """Returns when every plan can be run; raises what the compiler raised."""
-        self._futures[self._order[-1]].result()
+        """Returns when every plan can be run.
+
+        Raises:
+            CompileError: no plan can, for the largest bucket does not compile.
+        """
+        self._largest.result()
 
     def wait_all(self) -> None:
-        for future in list(self._futures.values()):
-            future.result()
+        """Returns when nothing is left to compile; raises as `wait_first`."""
+        self.wait_first()
+        for future in self._smaller:
+            future.exception()
 
     def pick(self, plan: StepPlan) -> Program:
         """The cheapest ready program that holds the plan."""
         fitting = next((program for program in self._ready if program.bucket.holds(plan)), None)
-        return self._futures[self._order[-1]].result() if fitting is None else fitting
+        return self._largest.result() if fitting is None else fitting
 
     def most_steps(self, rows: int) -> int:
         """Decode steps that one dispatch of so many rows may take with the programs that are ready."""
@@ -112,14 +119,37 @@ class StepPrograms:
         started = time.monotonic()
         try:
             executable = self._build(bucket)
-        except Exception:
-            logger.exception("the step program of %s does not compile; a larger one takes its place", bucket)
-            raise
+        except Exception as error:
+            cause = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise CompileError(f"the step program of {bucket} does not compile: {cause}") from error
         program = Program(bucket=bucket, executable=executable, seconds=time.monotonic() - started)
         logger.debug("compiled %s in %.1f s", bucket, program.seconds)
         with self._ready_lock:
             self._ready = sorted([*self._ready, program], key=lambda ready: _cost(ready.bucket))
+        _give_back_memory()
         return program
+
+    def _compile_smaller(self, bucket: Bucket) -> Program:
+        if self._largest.done():
+            self._largest.result()  # its error is this one's too
+        try:
+            return self._compile(bucket)
+        except CompileError as error:
+            self._largest.add_done_callback(partial(_warn_unless_all_failed, error))
+            raise
+
+
+def _warn_unless_all_failed(error: CompileError, largest: Future[Program]) -> None:
+    """If the largest one fails too, its error is the only one that anybody should read."""
+    if not largest.cancelled() and largest.exception() is None:
+        logger.warning("%s; a larger one takes its place", error)
+        logger.debug("why:", exc_info=error)
+
+
+def _give_back_memory() -> None:
+    """What compiling frees stays with the process in glibc's arenas, tens of MB a program, unless they are trimmed."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def _step_back() -> None:
