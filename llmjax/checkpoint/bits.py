@@ -39,3 +39,30 @@ def unpack_bits(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
             code |= data[:, :, byte + 1] << np.uint8(8 - shift)
         np.bitwise_and(code, mask, out=codes[:, :, k])
     return codes.reshape(len(data), -1)[:, :count]
+
+
+def pack_bits(codes: np.ndarray, bits: int) -> np.ndarray:
+    """The inverse of `unpack_bits`.
+
+    Args:
+        codes: uint8 [n, count], each below 2^bits.
+        bits: 1 to 8.
+
+    Returns:
+        int32 [n, ceil(count * bits / 32)], little-endian; bits in which no code lies are 0.
+    """
+    rows, count = codes.shape
+    cell = lcm(bits, 8) // 8
+    codes_per_cell = cell * 8 // bits
+    cells = -(-count // codes_per_cell)
+    codes = np.pad(codes, ((0, 0), (0, cells * codes_per_cell - count))).reshape(rows, cells, codes_per_cell)
+    data = np.zeros((rows, cells, cell), np.uint8)
+    for k in range(codes_per_cell):
+        byte, shift = divmod(k * bits, 8)
+        data[:, :, byte] |= codes[:, :, k] << np.uint8(shift)
+        if shift + bits > 8:
+            data[:, :, byte + 1] |= codes[:, :, k] >> np.uint8(8 - shift)
+    packed = np.zeros((rows, -(-count * bits // 32) * 4), np.uint8)
+    used = min(packed.shape[1], cells * cell)
+    packed[:, :used] = data.reshape(rows, -1)[:, :used]
+    return packed.view("<i4")

@@ -8,7 +8,7 @@ tensors stay as stored unless they are quantised anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from llmjax.checkpoint.checkpoint import Checkpoint, StoredTensor
+from llmjax.checkpoint.ggml import BlockType, dequantize
 from llmjax.checkpoint.gguf import GGUFTensor, stored_metadata
 from llmjax.checkpoint.gguf_metadata import (
     END_KEYS,
@@ -28,6 +29,7 @@ from llmjax.checkpoint.gguf_metadata import (
 from llmjax.checkpoint.gguf_model import ARCHITECTURES, GLOBAL_TENSORS, LAYER_TENSOR, Architecture
 from llmjax.checkpoint.gguf_writer import TensorInfo, open_gguf_writer
 from llmjax.errors import CheckpointError
+from llmjax.quantization.difference import Difference
 from llmjax.quantization.mixes import KEEP, Choice, ModelShape, mix_named, tensor_scheme
 from llmjax.quantization.reference import SCHEMES, quantize, scheme_named
 from llmjax.quantization.rules import Rules
@@ -48,6 +50,7 @@ FILE_TYPES: Mapping[str, int] = MappingProxyType(
 """``general.file_type`` (llama.cpp's ``llama_ftype``) by mix or scheme."""
 
 QUANTIZATION_VERSION = 2
+DIFFERENCE_BLOCK = 1 << 20  # weights compared at a time
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Exported:
         source_type: as the source stores it.
         info: shape and type in the file.
         choice: of the mix; None for plain types and tensors that are never quantised.
+        difference: from the source's weights, where they were quantised anew; None: not, or not yet.
     """
 
     name: str
@@ -67,6 +71,7 @@ class Exported:
     source_type: str
     info: TensorInfo
     choice: Choice | None
+    difference: Difference | None = None
 
 
 @dataclass(frozen=True)
@@ -91,14 +96,15 @@ class _Item:
     interleaved_heads: int = 0
     offset: float = 0.0
 
-    def data(self) -> np.ndarray:
+    def data(self) -> tuple[np.ndarray, Difference | None]:
+        """What is stored, and how far that is from the source if it was quantised here."""
         info = self.exported.info
         if (
             isinstance(self.source, GGUFTensor)
             and self.source.type_name == info.type_name
             and not self.source.big_endian
         ):
-            return self.source.raw
+            return self.source.raw, None
         kept = PLAIN.get(self.exported.source_type.lower(), PLAIN["f32"])
         values = self.source.read(PLAIN["f32"] if self.offset else kept)
         if self.offset:
@@ -107,8 +113,10 @@ class _Item:
             order = np.arange(len(values)).reshape(self.interleaved_heads, 2, -1).swapaxes(1, 2).reshape(-1)
             values = values[order]
         if info.type_name.lower() in PLAIN:
-            return values.astype(PLAIN[info.type_name.lower()], copy=False)
-        return quantize(values.reshape(-1, values.shape[-1]), info.type_name.lower())
+            return values.astype(PLAIN[info.type_name.lower()], copy=False), None
+        rows = values.reshape(-1, values.shape[-1])
+        stored = quantize(rows, info.type_name.lower())
+        return stored, _difference(stored, rows, SCHEMES[info.type_name.lower()].block)
 
 
 def export_gguf(
@@ -150,17 +158,28 @@ def export_gguf(
     ropes = {} if checkpoint.gguf is not None else rope_tensors(checkpoint.config, model)
     infos = [TensorInfo(name, values.shape, "F32") for name, values in ropes.items()]
     metadata = _metadata(checkpoint, model, scheme.lower()) | dict(tokenizer or {})
+    written: list[Exported] = []
     with open_gguf_writer(path, metadata, [*infos, *(item.exported.info for item in items)]) as writer:
         for name, values in ropes.items():
             writer.write(name, [values])
         for item in items:
             try:
-                data = item.data()
+                data, difference = item.data()
             except CheckpointError as error:
                 raise CheckpointError(f"{checkpoint.path}: tensor {item.exported.hf_name!r}: {error}") from None
             writer.write(item.exported.name, [data])
-            progress(item.exported)
-    return Report(tuple(item.exported for item in items), tuple(notes))
+            written.append(replace(item.exported, difference=difference))
+            progress(written[-1])
+    return Report(tuple(written), tuple(notes))
+
+
+def _difference(stored: np.ndarray, rows: np.ndarray, block: BlockType) -> Difference:
+    step = max(1, DIFFERENCE_BLOCK // rows.shape[1])
+    starts = range(0, len(rows), step)
+    parts = (
+        Difference.between(dequantize(stored[i : i + step], block, PLAIN["f32"]), rows[i : i + step]) for i in starts
+    )
+    return sum(parts, Difference())
 
 
 @dataclass(frozen=True)

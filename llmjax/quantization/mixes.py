@@ -47,9 +47,7 @@ CATEGORIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 """Kinds of tensors that mixes tell apart, by Hugging Face name."""
 
-_NEVER = re.compile(
-    r"norm\.weight$|(?:mlp|block_sparse_moe)\.gate\.weight$|shared_expert_gate\.weight$|router\.weight$"
-)
+NEVER = re.compile(r"norm\.weight$|(?:mlp|block_sparse_moe)\.gate\.weight$|shared_expert_gate\.weight$|router\.weight$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +269,7 @@ def tensor_scheme(mix: str, *, name: str, shape: Sequence[int], model: ModelShap
         ConfigError: the mix is unknown.
     """
     chosen = mix_named(mix)
-    if len(shape) < 2 or not name.endswith("weight") or _NEVER.search(name):
+    if len(shape) < 2 or not name.endswith("weight") or NEVER.search(name):
         return Choice(None, None)
     columns = shape[-1]
     if rule is not None:

@@ -91,15 +91,20 @@ class SentencePieceBackend:
     ) -> None:
         self._outer: Any = processor
         self._inner: Any = inner or processor
-        self._rules = rules
+        self.rules = rules
         self._every = TokenCutter({**rules.literal, **rules.special})
         self._literal = TokenCutter(rules.literal)
         self._pieces: int = processor.get_piece_size()
         self._added = {token_id: text for text, token_id in rules.added.items()}
         self.vocab_size = max([self._pieces - 1, *self._added]) + 1
 
+    def serialized(self) -> bytes:
+        """The model as a tokenizer.model file has it."""
+        proto: bytes = self._outer.serialized_model_proto()
+        return proto
+
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
-        ids = list(self._rules.before) if add_special_tokens else []
+        ids = list(self.rules.before) if add_special_tokens else []
         processor = self._outer
         for piece in (self._every if parse_special else self._literal).cut(text):
             if isinstance(piece, int):
@@ -108,7 +113,7 @@ class SentencePieceBackend:
                 ids += processor.encode(piece)
             processor = self._inner
         if add_special_tokens:
-            ids += self._rules.after
+            ids += self.rules.after
         return ids
 
     def id_to_token(self, token_id: int) -> str | None:
@@ -117,8 +122,8 @@ class SentencePieceBackend:
         return self._outer.id_to_piece(token_id) if 0 <= token_id < self._pieces else None
 
     def token_to_id(self, token: str) -> int | None:
-        if token in self._rules.added:
-            return self._rules.added[token]
+        if token in self.rules.added:
+            return self.rules.added[token]
         token_id: int = self._outer.piece_to_id(token)
         # The library answers an unknown piece with the id of <unk>.
         return token_id if self._outer.id_to_piece(token_id) == token else None

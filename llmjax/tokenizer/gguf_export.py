@@ -74,7 +74,9 @@ def tokenizer_metadata(folder: Path, *, vocab_size: int) -> dict[str, Any]:
     for candidate in candidates:
         keys = candidate | _switches(original) | _special_ids(original, config)
         metadata = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
-        text = _first_difference(original, tokenizer_from_gguf(metadata, source=str(path)), keys)
+        whole = np.flatnonzero(np.isin(keys["token_type"], (PieceType.CONTROL, PieceType.USER_DEFINED)))
+        tokens = [keys["tokens"][i] for i in whole[:CHECK_TOKENS]]
+        text = first_difference(original, tokenizer_from_gguf(metadata, source=str(path)), tokens)
         if text is None:
             return metadata | _template_keys(templates)
         problem = f"text {text[:60]!r} would get other ids"
@@ -106,10 +108,8 @@ def _id_of(tokenizer: Tokenizer, text: str) -> int | None:
     return ids[0] if len(ids) == 1 else None
 
 
-def _first_difference(original: Tokenizer, exported: Tokenizer, keys: Mapping[str, Any]) -> str | None:
-    """The first text on which two tokenizers disagree."""
-    whole = np.flatnonzero(np.isin(keys["token_type"], (PieceType.CONTROL, PieceType.USER_DEFINED)))
-    tokens = [keys["tokens"][i] for i in whole[:CHECK_TOKENS]]
+def first_difference(original: Tokenizer, exported: Tokenizer, tokens: Iterable[str]) -> str | None:
+    """The first text on which two tokenizers disagree: CHECK_TEXTS, and sentences with `tokens` that are never cut."""
     for text in (*CHECK_TEXTS, *(f"a{token} b{token}c" for token in tokens)):
         for special in (True, False):
             if original.encode(text, add_special_tokens=special) != exported.encode(text, add_special_tokens=special):
