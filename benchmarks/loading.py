@@ -1,0 +1,148 @@
+"""How fast GGUF weights get from a file to the device, and how much memory that takes.
+
+    python -m benchmarks.loading [FILE.gguf ...] [--synthetic Q4_K ...] [--gigabytes 1]
+
+Each file is loaded in a process of its own: every tensor under its Hugging Face name, quantised matrices as records and
+others in bfloat16. Synthetic files are random blocks of one type in matrices of 8192 x 4096. `s` is from opening the
+file to the last tensor on the device, without starting Python and JAX; `peak - kept` is the largest resident memory
+of the process, less what it had before and what the tensors take on the device, as Linux counts it. Files come from
+the page cache if they fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from benchmarks.machine import this_machine
+from kernels.qtensor import CPU_TILE, QTensor
+from llmjax.checkpoint import GGUFFile, open_checkpoint
+from llmjax.checkpoint.checkpoint import StoredTensor
+from llmjax.checkpoint.ggml import GGML_TYPES
+from llmjax.checkpoint.gguf_model import ConvertedTensor
+from llmjax.checkpoint.gguf_writer import TensorInfo, open_gguf_writer
+from llmjax.errors import CheckpointError
+from llmjax.quantization.packing import put
+
+ROWS, COLUMNS = 8192, 4096
+BLOCKS = {block.name: block for block in GGML_TYPES.values()}
+SYNTHETIC = "synthetic"
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What one loading took; sizes in bytes."""
+
+    seconds: float
+    file_bytes: int
+    kept_bytes: int
+    extra_bytes: int
+
+
+def load(path: Path) -> Loading:
+    """Loads all tensors of a file; the process should have done nothing else."""
+    device = jax.devices()[0]
+    before = _memory("VmRSS")
+    started = time.perf_counter()
+    tensors = _tensors(path)
+    kept = [_put(tensor, device) for tensor in tensors.values()]
+    jax.block_until_ready(kept)
+    seconds = time.perf_counter() - started
+    kept_bytes = sum(weight.nbytes for weight in kept)
+    return Loading(
+        seconds=seconds,
+        file_bytes=sum(tensor.nbytes for tensor in tensors.values()),
+        kept_bytes=kept_bytes,
+        extra_bytes=_memory("VmHWM") - before - kept_bytes,
+    )
+
+
+def _tensors(path: Path) -> Mapping[str, StoredTensor]:
+    file = GGUFFile.open(path)
+    if file.metadata.get("general.architecture") != SYNTHETIC:
+        return open_checkpoint(path).tensors
+    return {name: ConvertedTensor(name, tensor) for name, tensor in file.tensors.items()}
+
+
+def _put(tensor: StoredTensor, device: jax.Device) -> jax.Array | QTensor:
+    source = tensor.row_source()
+    bfloat16 = np.dtype(ml_dtypes.bfloat16)
+    if source is None:
+        return jax.device_put(tensor.read(bfloat16), device)
+    return put(source, tile=CPU_TILE, dtype=bfloat16, activations="float", device=device)
+
+
+def _memory(field: str) -> int:
+    """Bytes of the process: VmRSS now, VmHWM at most."""
+    match = re.search(rf"^{field}:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert match is not None
+    return int(match[1]) * 1024
+
+
+def write_synthetic(path: Path, type_name: str, num_bytes: int) -> None:
+    """Matrices of random blocks with scales of 1, as many as `num_bytes` hold and at least one."""
+    block = BLOCKS[type_name]
+    if block.layout is None or block.format is None:
+        raise SystemExit(f"--synthetic {type_name}: not a quantised type that can be read")
+    raw = np.random.default_rng(0).integers(0, 256, (ROWS, COLUMNS // block.elems * block.nbytes), dtype=np.uint8)
+    fields = raw.reshape(-1, block.nbytes).view(block.layout)[:, 0]
+    for name, value in {"d": 1, "m": 1, "dmin": 1, "e": 127}.items():
+        if name in (block.layout.names or ()):
+            fields[name] = value
+    if type_name == "IQ1_M":  # its scale is the top nibbles: 0x3C00 is 1, the lowest nibble first
+        fields["scales"] = fields["scales"] & 0x0FFF | np.array([0, 0, 0xC000, 0x3000], np.uint16)
+    count = max(1, num_bytes // raw.nbytes)
+    infos = [TensorInfo(f"blk.{index}.weight", (ROWS, COLUMNS), type_name) for index in range(count)]
+    with open_gguf_writer(path, {"general.architecture": SYNTHETIC}, infos) as writer:
+        for info in infos:
+            writer.write(info.name, [raw])
+
+
+def _files(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Path]]:
+    for path in arguments.files:
+        yield path.name, path
+    for type_name in arguments.synthetic:
+        path = folder / "synthetic.gguf"
+        write_synthetic(path, type_name, int(arguments.gigabytes * 1e9))
+        yield f"{type_name}, synthetic", path
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE.gguf")
+    parser.add_argument("--synthetic", nargs="*", default=["Q4_K"], choices=sorted(BLOCKS), metavar="TYPE")
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="size of a synthetic file")
+    parser.add_argument("--folder", type=Path, help="where synthetic files are written (a temporary folder)")
+    arguments = parser.parse_args(argv)
+    print(f"{this_machine()}\n")
+    print("| file | GB | s | GB/s | kept, GB | peak - kept, GB |\n|---|---|---|---|---|---|")
+    with (
+        tempfile.TemporaryDirectory(dir=arguments.folder) as folder,
+        multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool,
+    ):
+        for name, path in _files(arguments, Path(folder)):
+            try:
+                found = pool.apply(load, (path,))
+            except CheckpointError as error:
+                raise SystemExit(str(error)) from None
+            size = found.file_bytes / 1e9
+            print(
+                f"| {name} | {size:.2f} | {found.seconds:.2f} | {size / found.seconds:.2f} "
+                f"| {found.kept_bytes / 1e9:.2f} | {found.extra_bytes / 1e9:.2f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

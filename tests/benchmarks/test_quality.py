@@ -1,0 +1,87 @@
+"""Perplexities of a tiny model by scheme, from flags to the table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.quality import REFERENCE, ROWS, Difference, Score, main, row_settings, table
+from llmjax.config import EngineConfig
+from llmjax.errors import ConfigError
+from llmjax.quantization.plan import QuantizationPlan
+from llmjax.settings import make_config
+
+TESTS = Path(__file__).parents[1]
+GOLDEN = json.loads((TESTS / "evaluation" / "golden" / "perplexity.json").read_text())
+
+
+def test_a_row_is_a_scheme_and_settings() -> None:
+    assert row_settings("q4_k") == {"activations": "float", "quantization": "q4_k"}
+    row = row_settings("none,dtype=float32,max_num_batched_tokens=16,activations=int8")
+    assert row == {"activations": "int8", "quantization": "none", "dtype": "float32", "max_num_batched_tokens": 16}
+    with pytest.raises(ConfigError, match="'dtypes=float32' is no SETTING=VALUE of the engine; did you mean dtype"):
+        row_settings("none,dtypes=float32")
+    with pytest.raises(ConfigError, match="'float32' is no SETTING=VALUE"):
+        row_settings("none,float32")
+
+
+def test_every_row_can_be_run() -> None:
+    assert ROWS[0] == REFERENCE
+    config = json.loads((TESTS / "models" / "golden" / "llama" / "config.json").read_text())
+    for row in ROWS:
+        settings = make_config(EngineConfig, row_settings(row), source=row)
+        QuantizationPlan.of(settings.quantization, {}, config, tied=False)
+
+
+def test_differences_are_taken_token_by_token() -> None:
+    rng = np.random.default_rng(0)
+    reference = -rng.exponential(3, 400)
+    change = rng.normal(0.01, 0.02, 400)
+    found = Difference.of(tuple(reference - change), tuple(reference))
+    assert found.value == pytest.approx(np.exp(change.mean()) - 1)
+    assert found.error == pytest.approx(np.exp(change.mean()) * change.std(ddof=1) / 20)
+    assert Difference.of(tuple(reference), tuple(reference)) == Difference(0.0, 0.0)
+
+
+def test_the_table_names_figures_and_settings() -> None:
+    scores = {
+        REFERENCE: Score(logprobs=(-1.0, -2.0, -3.0), weight_bytes=4_000_000, dtype="float32", seconds=1),
+        "q4_k,activations=int8": Score(logprobs=(-1.1, -2.1, -3.1), weight_bytes=500_000, dtype="bfloat16", seconds=1),
+    }
+    _, _, first, second = table(scores).splitlines()
+    error = np.exp(2) * np.std([1, 2, 3]) / np.sqrt(2)
+    assert first == f"| none | float32 | 4.0 | 7.3891 ± {error:.2f} | |"
+    assert (
+        second == f"| q4_k | bfloat16, activations=int8 | 0.5 | 8.1662 ± {error * np.exp(0.1):.2f} | +10.52 % ± 0.00 |"
+    )
+
+
+def test_scores_are_kept_and_the_reference_is_hugging_faces(
+    tmp_path: Path, compile_cache_dir: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(GOLDEN["text"], encoding="utf-8")
+    expected = GOLDEN["perplexity"]["llama"][0]
+    flags = [str(TESTS / "models/golden/llama"), "--text", str(text), "--context", str(expected["context"])]
+    flags += ["--results", str(tmp_path / "r.json"), "--settings", f"tokenizer={TESTS / 'engine/golden/characters'}"]
+    flags += ["page_size=4", f"compilation_cache_dir={compile_cache_dir}"]
+    assert main([*flags, "--rows", REFERENCE]) == 0
+    first = capsys.readouterr().out.splitlines()
+    assert f"| {expected['perplexity']:.4f} ± {expected['standard_error']:.2f} |" in first[-2]
+    assert f"{expected['tokens']} tokens scored" in first[2]
+
+    written = (tmp_path / "r.json").read_text()
+    assert main([*flags, "--rows", REFERENCE]) == 0
+    assert capsys.readouterr().out.splitlines() == first
+    assert (tmp_path / "r.json").read_text() == written
+
+    assert main([*flags, "--rows", REFERENCE, "int5"]) == 1
+    assert "quantization 'int5' is unknown" in capsys.readouterr().err
+    assert main([*flags[:2], str(tmp_path / "nowhere")]) == 1
+    assert "No such file" in capsys.readouterr().err
+    (tmp_path / "r.json").write_text("{")
+    assert main(flags) == 1
+    assert f"--results {tmp_path / 'r.json'}: " in capsys.readouterr().err
