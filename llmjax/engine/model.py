@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 import models
+from kernels.cpu.library import library
 from kernels.qtensor import QTensor
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.resolve import resolve
@@ -108,6 +109,7 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
                 device=platform.device,
             )
     jax.block_until_ready(params)
+    _warn_of_slow_products(params, platform)
     seconds = time.monotonic() - started
     return LoadedModel(
         config=model_config,
@@ -118,6 +120,14 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
         load_seconds=seconds,
         kv_calibration=calibration,
     )
+
+
+def _warn_of_slow_products(params: Mapping[str, jax.Array | QTensor], platform: Platform) -> None:
+    if platform.is_cpu and library() is None and any(isinstance(weight, QTensor) for weight in params.values()):
+        logger.warning(
+            "quantised weights without the C++ kernels: every product dequantises its matrix again, ten times slower "
+            "than with weights that are dequantised once; if memory allows those, set --quantization none"
+        )
 
 
 def _check_tensors(checkpoint: Checkpoint, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> None:
