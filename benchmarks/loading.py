@@ -1,12 +1,15 @@
-"""How fast GGUF weights get from a file to the device, and how much memory that takes.
+"""How fast GGUF weights get from a file to the device, and how much memory that and a whole engine take.
 
-    python -m benchmarks.loading [FILE.gguf ...] [--synthetic Q4_K ...] [--gigabytes 1]
+    python -m benchmarks.loading [FILE.gguf ...] [--synthetic Q4_K ...] [--gigabytes 1] [--engine]
 
 Each file is loaded in a process of its own: every tensor under its Hugging Face name, quantised matrices as records and
 others in bfloat16. Synthetic files are random blocks of one type in matrices of 8192 x 4096. `s` is from opening the
 file to the last tensor on the device, without starting Python and JAX; `peak - kept` is the largest resident memory
 of the process, less what it had before and what the tensors take on the device, as Linux counts it. Files come from
 the page cache if they fit.
+
+With --engine a second table has the resident memory of a process with a whole `LLM` of each FILE: after the imports,
+when `LLM()` returns (step programs compile by then), and when all of them are compiled or read from the cache.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from llmjax.quantization.packing import put
 ROWS, COLUMNS = 8192, 4096
 BLOCKS = {block.name: block for block in GGML_TYPES.values()}
 SYNTHETIC = "synthetic"
+KV_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,32 @@ def load(path: Path) -> Loading:
         kept_bytes=kept_bytes,
         extra_bytes=_memory("VmHWM") - before - kept_bytes,
     )
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Bytes that a process has in memory as its engine starts."""
+
+    kv_bytes: int
+    imported: int
+    loaded: int
+    compiled: int
+    most: int
+
+
+def start(path: Path) -> Resident:
+    """Starts an engine for four short requests; the process should have done nothing else."""
+    from llmjax import LLM
+
+    jax.devices()
+    imported = _memory("VmRSS")
+    llm = LLM(str(path), max_num_seqs=4, max_model_len=2048, kv_cache_memory_bytes=KV_BYTES)
+    loaded = _memory("VmRSS")
+    llm.warm_up()
+    kv_bytes = llm.engine.kv_plan.num_bytes
+    found = Resident(kv_bytes, imported, loaded, _memory("VmRSS"), _memory("VmHWM"))
+    llm.close()
+    return found
 
 
 def _tensors(path: Path) -> Mapping[str, StoredTensor]:
@@ -123,6 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.gguf")
     parser.add_argument("--synthetic", nargs="*", default=["Q4_K"], choices=sorted(BLOCKS), metavar="TYPE")
     parser.add_argument("--gigabytes", type=float, default=1.0, help="size of a synthetic file")
+    parser.add_argument("--engine", action="store_true", help="start a whole engine with each FILE too")
     parser.add_argument("--folder", type=Path, help="where synthetic files are written (a temporary folder)")
     arguments = parser.parse_args(argv)
     print(f"{this_machine()}\n")
@@ -141,6 +172,16 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"| {name} | {size:.2f} | {found.seconds:.2f} | {size / found.seconds:.2f} "
                 f"| {found.kept_bytes / 1e9:.2f} | {found.extra_bytes / 1e9:.2f} |",
                 flush=True,
+            )
+        if arguments.engine:
+            print("\n| MB: file | KV cache | imports | loaded | beyond file and KV | compiled | peak |")
+            print("|---|---|---|---|---|---|---|")
+        for path in arguments.files if arguments.engine else ():
+            resident, size = pool.apply(start, (path,)), path.stat().st_size
+            beyond = resident.loaded - size - resident.kv_bytes
+            cells = (resident.kv_bytes, resident.imported, resident.loaded, beyond, resident.compiled, resident.most)
+            print(
+                f"| {path.name}: {size / 1e6:.0f} | {' | '.join(f'{cell / 1e6:.0f}' for cell in cells)} |", flush=True
             )
 
 
