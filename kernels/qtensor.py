@@ -25,6 +25,7 @@ import numpy as np
 
 CHUNK = 32  # columns whose codes fill whole words
 CPU_TILE = 16  # rows that the C++ kernels multiply side by side
+CUDA_TILE = 32  # rows whose words are a cache line
 
 PLANES: Mapping[int, tuple[int, ...]] = MappingProxyType(
     {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}

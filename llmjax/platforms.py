@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from kernels.qtensor import CPU_TILE
+from kernels.qtensor import CPU_TILE, CUDA_TILE
 from llmjax.config import EngineConfig
 from llmjax.cpu_affinity import bind_process, check_threads
 from llmjax.errors import ConfigError
@@ -44,7 +44,7 @@ class Platform:
     @property
     def weight_tile(self) -> int:
         """Rows of quantised matrices to interleave, as the device's kernels read them."""
-        return CPU_TILE if self.is_cpu else 1
+        return {"cpu": CPU_TILE, "gpu": CUDA_TILE}.get(self.device.platform, 1)
 
     @property
     def quantized_activations(self) -> str:

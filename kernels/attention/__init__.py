@@ -14,6 +14,7 @@ from kernels.attention import portable
 from kernels.attention.types import KVLayout, KVPages, RaggedBatch, make_pages
 from kernels.cpu import attention as cpu
 from kernels.cpu.library import library
+from kernels.cuda import attention as cuda
 from kernels.registry import Implementation, Operation
 
 __all__ = ["ATTENTION", "KVLayout", "KVPages", "RaggedBatch", "attend", "make_pages"]
@@ -65,6 +66,7 @@ ATTENTION = Operation(
     "attention",
     (
         Implementation("C++", _native, platform="cpu", refuses=_native_refuses),
+        Implementation("Pallas", cuda.attend, platform="cuda", refuses=cuda.refuses),
         Implementation("XLA", portable.attend),
     ),
 )

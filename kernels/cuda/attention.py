@@ -1,0 +1,73 @@
+"""Ragged paged attention for CUDA: keys and values written by XLA, then one kernel for decodes and one for chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kernels.attention.portable import write_kv
+from kernels.attention.types import KVPages, RaggedBatch
+from kernels.cuda.decode import decode
+from kernels.cuda.flash import Rules
+from kernels.cuda.prefill import prefill
+
+CACHE_TYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m2")
+MAX_HEAD_DIM = 256
+MAX_GROUP = 64
+INT32_BYTES = (1 << 31, 1 << 32)  # Pallas computes 32-bit offsets of elements for arrays of up to so many bytes
+
+
+def refuses(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, *_: Any, **__: Any) -> str | None:
+    """Why the kernels do not take these types and sizes; None: they do."""
+    heads, head_dim = q.shape[1:]
+    kv_heads, size = pages.data.shape[2], pages.data.size
+    if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        return f"activations are {q.dtype}"
+    if pages.dtype.name not in CACHE_TYPES:
+        return f"pages are {pages.dtype.name}"
+    if pages.data.dtype == jnp.uint16:
+        return "pages are kept as bits of two-byte floats"
+    if head_dim % 8 or head_dim > MAX_HEAD_DIM:
+        return f"the head size {head_dim} is no multiple of 8 up to {MAX_HEAD_DIM}"
+    if heads // kv_heads > MAX_GROUP:
+        return f"{heads // kv_heads} query heads share a key/value head; at most {MAX_GROUP}"
+    if INT32_BYTES[0] < size and size * pages.data.dtype.itemsize <= INT32_BYTES[1]:
+        return "pages of one-byte types between 2 and 4 GiB a layer are beyond Pallas' 32-bit offsets"
+    return None
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    pages: KVPages,
+    batch: RaggedBatch,
+    sinks: jax.Array | None = None,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    interpret: bool = False,
+) -> tuple[jax.Array, KVPages]:
+    """``kernels.attention.attend``; the output of padding tokens is 0.
+
+    Args:
+        interpret: run the kernels as XLA operations, on any device.
+    """
+    pages = write_kv(pages, k, v, batch.slots)
+    rules = Rules(scale=scale, window=window, softcap=softcap)
+    if batch.decode:
+        return decode(q, pages, batch.kv_len, batch.page_table, sinks, rules=rules, interpret=interpret), pages
+    tokens, rows = q.shape[0], len(batch.kv_len)
+    count = jnp.diff(batch.query_start)
+    single = count == 1
+    out = prefill(q, pages, batch, jnp.where(single, 0, count), sinks, rules=rules, interpret=interpret)
+    first = jnp.minimum(batch.query_start[:-1], tokens - 1)
+    lengths = jnp.where(single, batch.kv_len, 0)
+    singles = decode(q[first], pages, lengths, batch.page_table, sinks, rules=rules, interpret=interpret)
+    token = jnp.arange(tokens)
+    row = jnp.minimum(jnp.searchsorted(batch.query_start, token, side="right") - 1, rows - 1)
+    out = jnp.where(single[row, None, None], singles[row], out)
+    return jnp.where((token < batch.query_start[-1])[:, None, None], out, 0), pages

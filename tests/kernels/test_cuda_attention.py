@@ -1,0 +1,176 @@
+"""Attention for CUDA, run as XLA operations, against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.attention import RaggedBatch, portable, reference
+from kernels.attention.types import KVPages, make_pages
+from kernels.cuda import attention as cuda
+
+HURRY = {"xla_backend_optimization_level": "0"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows are (new tokens, length after them); (0, 0) is an empty row."""
+
+    lengths: tuple[tuple[int, int], ...]
+    heads: int = 6
+    kv_heads: int = 2
+    head_dim: int = 64
+    page_size: int = 16
+    cache: str = "float32"
+    activations: str = "float32"
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    decode: bool = False
+    calibration: tuple[tuple[float, float], tuple[float, float]] | None = None  # (scale, zero) of keys, of values
+    padding: int = 2  # tokens and rows that belong to nobody
+
+
+@dataclass(frozen=True)
+class Data:
+    """Arguments of ``attend`` and what fills the pages before, as NumPy arrays: only what is compiled takes time."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    filling: np.ndarray  # [2, every slot, K, h]
+    batch: RaggedBatch
+    rules: dict[str, Any]
+    sinks: np.ndarray | None
+    real: np.ndarray  # bool [T]
+
+
+def filled_pages(case: Case, filling: jax.Array) -> KVPages:
+    pages = make_pages(
+        num_pages=filling.shape[1] // case.page_size,
+        page_size=case.page_size,
+        num_kv_heads=case.kv_heads,
+        head_dim=case.head_dim,
+        dtype=jnp.dtype(case.cache),
+        calibration=None if case.calibration is None else jnp.asarray(case.calibration, jnp.float32),
+    )
+    return portable.write_kv(pages, filling[0], filling[1], jnp.arange(filling.shape[1]))
+
+
+def make_data(case: Case, seed: int = 0) -> Data:
+    rng = np.random.default_rng(seed)
+    needed = [-(-kv // case.page_size) for _, kv in case.lengths]
+    num_pages = sum(needed) + 2
+    free = iter(rng.permutation(np.arange(1, num_pages)))
+    rows = len(case.lengths) + case.padding
+    table = np.zeros((rows, max(needed) + 1), np.int32)
+    counts = [count for count, _ in case.lengths] + [0] * case.padding
+    start = np.arange(rows + 1) if case.decode else np.cumsum([0, *counts])
+    tokens = rows if case.decode else sum(counts) + case.padding
+    kv_len, slots, real = np.zeros(rows, np.int32), np.zeros(tokens, np.int32), np.zeros(tokens, bool)
+    for r, (count, kv) in enumerate(case.lengths):
+        table[r, : needed[r]] = [next(free) for _ in range(needed[r])]
+        kv_len[r] = kv
+        positions = np.arange(kv - count, kv)
+        mine = slice(start[r], start[r] + count)
+        slots[mine] = table[r, positions // case.page_size] * case.page_size + positions % case.page_size
+        real[mine] = True
+        if case.window is not None:  # pages behind the window are given back
+            table[r, : max(0, kv - count - case.window + 1) // case.page_size] = 0
+
+    def normal(*shape: int, dtype: str = case.activations) -> np.ndarray:
+        return rng.standard_normal(shape).astype(jnp.dtype(dtype))
+
+    return Data(
+        q=normal(tokens, case.heads, case.head_dim),
+        k=normal(tokens, case.kv_heads, case.head_dim),
+        v=normal(tokens, case.kv_heads, case.head_dim),
+        filling=normal(2, num_pages * case.page_size, case.kv_heads, case.head_dim, dtype="float32"),
+        batch=RaggedBatch(*(x.astype(np.int32) for x in (start, kv_len, table, slots)), decode=case.decode),
+        rules={"scale": case.head_dim**-0.5, "window": case.window, "softcap": case.softcap},
+        sinks=normal(case.heads, dtype="float32") if case.sinks else None,
+        real=real,
+    )
+
+
+def check(case: Case, seed: int = 0) -> None:
+    data = make_data(case, seed)
+
+    @jax.jit
+    def compute(
+        q: jax.Array, k: jax.Array, v: jax.Array, filling: jax.Array, batch: RaggedBatch, sinks: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        pages = filled_pages(case, filling)
+        assert cuda.refuses(q, k, v, pages) is None
+        out, pages = cuda.attend(q, k, v, pages, batch, sinks, **data.rules, interpret=True)
+        return out, reference.ragged_paged_attention(q, pages, batch, sinks=sinks, **data.rules)
+
+    arguments = (data.q, data.k, data.v, data.filling, data.batch, data.sinks)
+    out, expected = (np.asarray(x) for x in compute.lower(*arguments).compile(HURRY)(*arguments))
+    assert out.dtype == data.q.dtype
+    values, expected = out.astype(np.float32), expected.astype(np.float32)
+    assert (values[~data.real] == 0).all()
+    tolerance = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 3e-2}[case.activations]
+    np.testing.assert_allclose(values[data.real], expected[data.real], atol=tolerance, rtol=0)
+
+
+DECODES = ((1, 1), (1, 37), (0, 0), (1, 150), (1, 64))
+MIX = ((1, 50), (0, 0), (13, 13), (40, 100), (1, 3), (2, 2))
+CALIBRATION = ((0.03, 0.25), (0.02, -0.5))
+CASES = {
+    "decodes": Case(DECODES, decode=True),
+    "mix": Case(MIX, page_size=4),
+    "decodes, everything": Case(DECODES, decode=True, window=17, softcap=4.0, sinks=True, cache="int8"),
+    "everything": Case(MIX, window=31, softcap=5.0, sinks=True, cache="bfloat16"),
+    "one key": Case(MIX, window=1, cache="float16"),
+    "one token a page": Case(MIX, page_size=1, head_dim=32, cache="int8"),
+    "pages of 3": Case(DECODES, decode=True, page_size=3, cache="bfloat16", window=45),
+    "int8, calibrated": Case(MIX, cache="int8", calibration=CALIBRATION, softcap=5.0, sinks=True),
+    "int8, calibrated decodes": Case(DECODES, decode=True, cache="int8", calibration=CALIBRATION, sinks=True),
+    "e4m3": Case(MIX, cache="float8_e4m3fn", head_dim=40),
+    "e4m3, calibrated": Case(DECODES, decode=True, cache="float8_e4m3fn", calibration=((0.005, 0), (0.5, 0))),
+    "e5m2": Case(DECODES, decode=True, cache="float8_e5m2", head_dim=256, heads=4, kv_heads=1),
+    "bf16": Case(MIX, activations="bfloat16", cache="bfloat16", head_dim=80),
+    "f16, 16 heads share": Case(MIX, activations="float16", cache="float16", heads=16, kv_heads=1, head_dim=128),
+    "bf16 with int8, no heads share": Case(MIX, activations="bfloat16", cache="int8", heads=3, kv_heads=3),
+    "head size 256": Case(MIX, head_dim=256, heads=4, kv_heads=1, cache="bfloat16"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_reference(name: str) -> None:
+    check(CASES[name])
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    counts = draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 90)), min_size=1, max_size=4))
+    decode = draw(st.booleans())
+    lengths = [(min(count, 1) if decode else count, past) for count, past in counts]
+    kv_heads = draw(st.integers(1, 2))
+    return Case(
+        lengths=tuple((count, count + past) if count else (0, 0) for count, past in lengths),
+        heads=draw(st.sampled_from([1, 2, 3, 7, 16])) * kv_heads,
+        kv_heads=kv_heads,
+        head_dim=draw(st.sampled_from([8, 24, 64, 96])),
+        page_size=draw(st.sampled_from([1, 3, 8, 16, 64])),
+        cache=draw(st.sampled_from(cuda.CACHE_TYPES)),
+        window=draw(st.sampled_from([None, 1, 2, 16, 33])),
+        softcap=draw(st.sampled_from([None, 3.0])),
+        sinks=draw(st.booleans()),
+        decode=decode,
+        padding=draw(st.integers(1, 3)),
+    )
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(case=cases(), seed=st.integers(0, 99))
+def test_equals_reference_anywhere(case: Case, seed: int) -> None:
+    check(case, seed)

@@ -1,0 +1,152 @@
+"""Products with quantised matrices for CUDA, run as XLA operations, against the dequantised weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels.cuda.quantized_linear import MAX_ROWS, Plan, quantized_linear, refuses
+from kernels.qtensor import CUDA_TILE, FLOAT8, Codes, QTensor, RowFormat
+
+NF4 = (-1.0, -0.696, -0.525, -0.395, -0.284, -0.185, -0.091, 0.0, 0.08, 0.161, 0.246, 0.338, 0.441, 0.563, 0.723, 1.0)
+
+FORMATS = {
+    "q4_1": RowFormat(100, Codes(4), 32, "f16", minimum="f16"),
+    "q8_0": RowFormat(576, Codes(8, "int"), 32, "f16"),
+    "q4_k": RowFormat(512, Codes(4), 32, "u8", minimum="u8", super_size=256),
+    "q6_k": RowFormat(512, Codes(6), 16, "i8", zero=32, super_size=256),
+    "gptq": RowFormat(384, Codes(4), 128, "f16", zero="u8"),
+    "channel": RowFormat(200, Codes(8, "int"), 208, "bf16", zero="i8"),
+    "fp8": RowFormat(256, Codes(8, "e4m3"), 128, "f32"),
+    "mxfp4": RowFormat(96, Codes(4, levels=NF4[1:]), 32, "e8m0"),
+    "nvfp4": RowFormat(96, Codes(4, levels=NF4), 16, "e4m3", super_size=96, super_scale="f32"),
+    "bits3": RowFormat(90, Codes(3), 16, "f32"),
+    "bits5": RowFormat(90, Codes(5), 48, "f32", minimum="f32", zero="i16"),
+    "bits1": RowFormat(90, Codes(1), 96, "f32"),
+}
+
+
+def random_tensor(form: RowFormat, *, size_out: int, dtype: str = "float32", permuted: bool = False) -> QTensor:
+    """Random codes; scales that neither vanish nor overflow."""
+    rng = np.random.default_rng(size_out)
+    tiles = -(-size_out // CUDA_TILE)
+    words = rng.integers(0, 1 << 32, (tiles, form.num_words, CUDA_TILE), np.uint64).astype(np.uint32)
+    if form.codes.kind in ("e4m3", "e5m2"):
+        words &= np.uint32(0xBFBFBFBF)  # neither infinite nor NaN
+    if form.codes.levels:
+        codes = rng.integers(0, len(form.codes.levels), (*words.shape, 32 // form.codes.bits), np.uint32)
+        words = (codes << np.arange(0, 32, form.codes.bits, np.uint32)).sum(-1).astype(np.uint32)
+    for entry in form.fields.values():
+        shape = (tiles, entry.num_words * 4, CUDA_TILE)
+        match entry.number:
+            case "f32":
+                raw = rng.uniform(0.5, 2, (tiles, entry.num_words, CUDA_TILE)).astype(np.float32).view(np.uint32)
+            case "f16" | "bf16":
+                dtype16 = jnp.dtype({"f16": "float16", "bf16": "bfloat16"}[entry.number])
+                raw = (
+                    rng.uniform(0.5, 2, (tiles, entry.num_words, CUDA_TILE, 2)).astype(dtype16).view(np.uint32)[..., 0]
+                )
+            case _:
+                low, high = {"e8m0": (120, 130), "e4m3": (40, 80)}.get(entry.number, (0, 256))
+                raw = rng.integers(low, high, (*shape[:1], entry.num_words, CUDA_TILE, 4)).astype(np.uint8)
+                raw = raw.view(np.uint32)[..., 0]
+        words[:, entry.start : entry.start + entry.num_words] = raw
+    columns = jnp.asarray(rng.permutation(form.size_in), jnp.int32) if permuted else None
+    return QTensor(jnp.asarray(words), columns, form, size_out, jnp.dtype(dtype))
+
+
+def relative_error(out: np.ndarray, x: np.ndarray, weight: QTensor) -> float:
+    """Of |x| |w|."""
+    dense = np.asarray(weight.dequantize(), np.float64)
+    sizes = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(dense, axis=1)
+    return float((np.abs(out - x.astype(np.float64) @ dense.T) / sizes).max())
+
+
+def inputs(rows: int, size_in: int) -> np.ndarray:
+    return np.random.default_rng(rows).standard_normal((rows, size_in)).astype(np.float32)
+
+
+def product(
+    x: np.ndarray | jax.Array, weight: QTensor, bias: np.ndarray | None = None, plan: Plan | None = None
+) -> np.ndarray:
+    """The kernel as XLA operations, compiled in a hurry."""
+
+    def call(x: jax.Array, weight: QTensor, bias: jax.Array | None) -> jax.Array:
+        return quantized_linear(x, weight, bias, plan=plan, interpret=True)
+
+    arguments = (jnp.asarray(x), weight, None if bias is None else jnp.asarray(bias))
+    return np.asarray(jax.jit(call).lower(*arguments).compile({"xla_backend_optimization_level": "0"})(*arguments))
+
+
+# Every format by the kernel for few rows; the one for more reads them with the same functions.
+@pytest.mark.parametrize(
+    "name,rows", [*((name, 1) for name in FORMATS), *((name, 5) for name in ("q6_k", "nvfp4", "bits5"))]
+)
+def test_every_format_is_exact_in_float32(name: str, rows: int) -> None:
+    form = FORMATS[name]
+    weight = random_tensor(form, size_out=40)
+    x = inputs(rows, form.size_in)
+    out = product(x, weight)
+    assert out.shape == (rows, 40)
+    assert out.dtype == np.float32
+    assert relative_error(out, x, weight) < 3e-6
+
+
+@pytest.mark.parametrize(
+    "rows,plan",
+    [
+        (2, Plan(rows=2, outputs=64, chunks=4, steps=2, splits=2, warps=1)),
+        (20, Plan(rows=16, outputs=32, chunks=16, steps=1, splits=1, warps=4)),
+        (70, None),
+    ],
+)
+def test_rows_divisions_bias_and_columns(rows: int, plan: Plan | None) -> None:
+    form = FORMATS["gptq"]
+    weight = random_tensor(form, size_out=75, permuted=True)
+    x, bias = inputs(rows, form.size_in), np.arange(75, dtype=np.float32)
+    out = product(x, weight, bias, plan)
+    assert relative_error(out - bias, x, weight) < 3e-6
+
+
+def test_bfloat16_weights_round_once() -> None:
+    form = FORMATS["q4_k"]
+    weight = random_tensor(form, size_out=33, dtype="bfloat16")
+    x = np.asarray(jnp.asarray(inputs(9, form.size_in), jnp.bfloat16))
+    out = product(x, weight)
+    rounded = np.asarray(weight.dequantize().astype(jnp.bfloat16), np.float64)
+    expected = x.astype(np.float64) @ rounded.T
+    assert np.abs(out - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_codes_of_eight_bits_are_read_as_they_are() -> None:
+    """Every code of both float formats, NaN and infinities apart."""
+    for kind in ("e4m3", "e5m2"):
+        form = RowFormat(256, Codes(8, kind), 256, "f32")
+        weight = random_tensor(form, size_out=1)
+        words = np.asarray(weight.words).copy()
+        codes = np.arange(256, dtype=np.uint8)
+        codes[~np.isfinite(codes.view(FLOAT8[kind]).astype(np.float32))] = 0
+        words[0, :64, 0] = codes.view(np.uint32)
+        words[0, 64] = np.float32(1).view(np.uint32)
+        weight = dataclasses.replace(weight, words=jnp.asarray(words))
+        expected = np.asarray(weight.dequantize())[0]
+        found = product(np.eye(256, dtype=np.float32), weight)
+        assert len(set(expected.tolist())) >= 246
+        np.testing.assert_array_equal(found[:, 0], expected)
+
+
+def test_says_what_it_refuses() -> None:
+    weight = random_tensor(FORMATS["q8_0"], size_out=40)
+    x = jnp.zeros((1, 576))
+    assert refuses(x, weight) is None
+    assert refuses(jnp.zeros((MAX_ROWS, 576)), weight) is None
+    assert "dequantised once" in str(refuses(jnp.zeros((MAX_ROWS + 1, 576)), weight))
+    assert refuses(jnp.zeros((0, 576)), weight) == "no rows"
+    stack = dataclasses.replace(weight, words=weight.words[None])
+    assert refuses(x, stack) == "a stack of matrices"
+    other = dataclasses.replace(weight, words=weight.words.reshape(4, -1, 16))
+    assert "interleaved by 16" in str(refuses(x, other))
