@@ -6,14 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from kernels.cpu import linear as cpu
+from kernels.cpu import matrices
 from kernels.cpu.library import library
 from kernels.registry import Implementation, Operation
 
 CPU_MIN_ROWS = 4  # XLA's CPU dot of bfloat16 is a scalar loop for one row and a matrix product from a few rows on
-
-# Up to this many rows the C++ kernel beats XLA's dot (benchmarks/kernels.py prints both).
-CPU_MAX_KERNEL_ROWS = 4
-CPU_MAX_KERNEL_ROWS_TILED = 16  # with AMX
 
 
 def linear_by_xla(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
@@ -54,14 +51,10 @@ def _native(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Arra
 
 
 def _native_refuses(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> str | None:
-    if reason := cpu.refuses(x, weight):
+    if reason := matrices.refuses(weight):
         return reason
     native = library()
-    if native is None:
-        return "not built"
-    tiled = native.best == "amx" and weight.dtype == jnp.bfloat16
-    most = CPU_MAX_KERNEL_ROWS_TILED if tiled else CPU_MAX_KERNEL_ROWS
-    return None if x.shape[0] <= most else f"slower from {most + 1} rows on"
+    return "not built" if native is None else matrices.slow(x.shape[0], weight, native)
 
 
 # Positional: x, weight, bias; f32 [T, out].

@@ -5,8 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from kernels.cpu import quantized_linear as cpu
+from kernels.cpu import linear as cpu
+from kernels.cpu import matrices
 from kernels.cpu.library import library
+from kernels.cuda import quantized_linear as cuda
 from kernels.dense_linear import LINEAR
 from kernels.qtensor import QTensor, decode
 from kernels.registry import Implementation, Operation
@@ -50,11 +52,11 @@ def linear_by_dequantizing(x: jax.Array, weight: QTensor, bias: jax.Array | None
 def _native(x: jax.Array, weight: QTensor, bias: jax.Array | None) -> jax.Array:
     native = library()
     assert native is not None
-    return cpu.quantized_linears(x, [weight], [bias], library=native)[0]
+    return cpu.linear(x, weight, bias, library=native)
 
 
 def _native_refuses(x: jax.Array, weight: QTensor, bias: jax.Array | None) -> str | None:
-    return cpu.refuses(weight) or (None if library() is not None else "not built")
+    return matrices.refuses(weight) or (None if library() is not None else "not built")
 
 
 # Positional: x, weight, bias; f32 [T, out].
@@ -62,6 +64,7 @@ QUANTIZED_LINEAR = Operation(
     "quantised linear",
     (
         Implementation("C++", _native, platform="cpu", refuses=_native_refuses),
+        Implementation("Pallas", cuda.quantized_linear, platform="cuda", refuses=cuda.refuses),
         Implementation("XLA, dequantising", linear_by_dequantizing),
     ),
 )

@@ -13,13 +13,14 @@ from flax import nnx
 
 from kernels.attention import KVPages, RaggedBatch
 from kernels.linear import linear
+from kernels.rope import Rotation
 from models.config import LayerConfig, ModelConfig
 from models.layers.attention import Attention
 from models.layers.embedding import Embedding
 from models.layers.linear import Linear
 from models.layers.mlp import MLP
 from models.layers.norm import RMSNorm
-from models.layers.rope import Rotation, rotation
+from models.layers.rope import rotation
 
 
 @jax.tree_util.register_dataclass

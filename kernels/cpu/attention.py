@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,24 +50,36 @@ def attend(
         tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, pages.data)),
         input_output_aliases={3: 1},
     )
-    out, data = call(
-        q,
-        k.astype(q.dtype),
-        v.astype(q.dtype),
+    rules = attributes(pages, batch, scale=scale, window=window, softcap=softcap)
+    k, v = k.astype(q.dtype), v.astype(q.dtype)
+    out, data = call(q, k, v, *buffers(pages, batch, sinks), **rules, isa=np.int32(library.index(isa)))
+    return out, pages.with_data(data)
+
+
+def buffers(pages: KVPages, batch: RaggedBatch, sinks: jax.Array | None) -> list[jax.Array]:
+    """The arguments of a call beside q, k and v, the pages' data first."""
+    nothing = jnp.zeros(0, jnp.float32)
+    return [
         pages.data,
-        jnp.zeros(0, jnp.float32) if pages.calibration is None else pages.calibration,
+        nothing if pages.calibration is None else pages.calibration,
         batch.query_start,
         batch.kv_len,
         batch.page_table,
         batch.slots,
-        jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
-        scale=np.float32(scale),
-        softcap=np.float32(softcap or 0),
-        window=np.int32(window or 0),
-        cache_type=np.int32(CACHE_TYPES[pages.dtype.name]),
-        page_size=np.int32(pages.page_size),
-        token_scales=pages.layout.token_scales,
-        decode=batch.decode,
-        isa=np.int32(library.index(isa)),
-    )
-    return out, pages.with_data(data)
+        nothing if sinks is None else sinks.astype(jnp.float32),
+    ]
+
+
+def attributes(
+    pages: KVPages, batch: RaggedBatch, *, scale: float, window: int | None = None, softcap: float | None = None
+) -> dict[str, Any]:
+    """The attributes of a call besides the instruction set."""
+    return {
+        "scale": np.float32(scale),
+        "softcap": np.float32(softcap or 0),
+        "window": np.int32(window or 0),
+        "cache_type": np.int32(CACHE_TYPES[pages.dtype.name]),
+        "page_size": np.int32(pages.page_size),
+        "token_scales": pages.layout.token_scales,
+        "decode": batch.decode,
+    }

@@ -27,6 +27,7 @@ AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 VNNI = (*AVX512, "-mavx512vnni")
 AMX = (*VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
 X86 = {"avx2": AVX2, "avxvnni": (*AVX2, "-mavxvnni"), "avx512": AVX512, "avx512vnni": VNNI, "amx": AMX}
+COMMON = ("attention", "blocks", "linear", "products", "isa")  # compiled once
 INTEGER_ONLY = ("avxvnni", "avx512vnni")  # of no use to what multiplies floats
 
 
@@ -75,9 +76,7 @@ def build(target: Path = LIBRARY, *, sanitize: str | None = None) -> Path:
             for isa, flags in isas.items()
             if name == "quantized_kernels" or isa not in INTEGER_ONLY
         ]
-        jobs += [
-            (SOURCES / name, f"{name}.o", have) for name in ("attention.cc", "linear.cc", "quantized.cc", "isa.cc")
-        ]
+        jobs += [(SOURCES / f"{name}.cc", f"{name}.o", have) for name in COMMON]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for done in [pool.submit(compiler.compile, a, Path(directory, b), c) for a, b, c in jobs]:
                 done.result()

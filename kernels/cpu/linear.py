@@ -1,37 +1,68 @@
-"""Products of few rows with a matrix of 16-bit floats in C++ (``src/linear.cc``)."""
+"""Products of rows with matrices in C++ (``src/linear.cc``)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels.cpu import matrices
 from kernels.cpu.library import Library
+from kernels.qtensor import QTensor
 
 
-def refuses(x: jax.Array, weight: jax.Array) -> str | None:
-    """Why the kernel does not take these types and sizes; None: it does. Whether it is the fastest is not asked."""
-    if weight.dtype not in (jnp.bfloat16, jnp.float16):
-        return f"weights are {weight.dtype}"
-    if x.shape[1] % 8:
-        return f"{x.shape[1]} inputs are no multiple of 8"
-    return None
+def linears(
+    x: jax.Array,
+    weights: Sequence[jax.Array | QTensor],
+    biases: Sequence[jax.Array | None],
+    *,
+    library: Library,
+    isa: str | None = None,
+    method: str | None = None,
+) -> tuple[jax.Array, ...]:
+    """``x @ weight.T + bias`` in f32 for each weight, in one call.
 
-
-def linear(
-    x: jax.Array, weight: jax.Array, bias: jax.Array | None = None, *, library: Library, isa: str | None = None
-) -> jax.Array:
-    """``x @ weight.T + bias`` in f32, x not rounded to the weight's type (to 16 bits of mantissa where tiles multiply).
+    With plain matrices x is not rounded to their type (to 16 bits of mantissa where tiles multiply). Quantised ones
+    whose activations are ``int8`` may have x rounded: by blocks of 32 columns (64 where the groups of all weights are
+    multiples of it) to ``scale * integer`` with ``scale = max |x| / 127``. With tiles, and where their dtype or
+    activations allow it, x and the dequantised weights may instead be rounded to bf16. All sums are f32.
 
     Args:
         x: [T, in].
-        weight: bf16 or f16 [out, in].
-        bias: [out] or None.
+        weights: bf16 or f16 [out, in], or single quantised matrices with `CPU_TILE` rows to a tile; the order of
+            columns is the same in all.
+        biases: [out] or None for each.
         isa: an instruction set of the library; None: the best that the machine has.
+        method: one of `matrices.METHODS` for quantised weights; None: the fastest.
 
     Returns:
-        f32 [T, out].
+        f32 [T, out] for each weight.
     """
-    call = jax.ffi.ffi_call("llmjax_linear", jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32))
-    added = jnp.zeros(0, jnp.float32) if bias is None else bias.astype(jnp.float32)
-    return call(x.astype(jnp.float32), weight, added, isa=np.int32(library.index(isa)))
+    first = weights[0]
+    x = x.astype(jnp.float32)
+    if isinstance(first, QTensor) and first.columns is not None:
+        x = x[:, first.columns]
+    results = tuple(jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32) for weight in weights)
+    call = jax.ffi.ffi_call("llmjax_linears", results)
+    out: tuple[jax.Array, ...] = call(
+        x,
+        *matrices.buffers(weights, biases),
+        **matrices.attributes(weights, method=method),
+        isa=np.int32(library.index(isa)),
+    )
+    return tuple(out)
+
+
+def linear(
+    x: jax.Array,
+    weight: jax.Array | QTensor,
+    bias: jax.Array | None = None,
+    *,
+    library: Library,
+    isa: str | None = None,
+    method: str | None = None,
+) -> jax.Array:
+    """``linears`` with one weight."""
+    return linears(x, [weight], [bias], library=library, isa=isa, method=method)[0]

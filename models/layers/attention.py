@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from kernels.attention import KVPages, RaggedBatch, attend
-from kernels.fused import linear_add, norm_linears
+from kernels.attention import KVPages, RaggedBatch
+from kernels.blocks import AttentionRules, AttentionWeights, attention_block, attention_heads
+from kernels.rope import Rotation
 from models.config import LayerConfig, ModelConfig
 from models.layers.linear import Linear
 from models.layers.norm import RMSNorm
-from models.layers.rope import Rotation, rotate
 
 
 class Attention(nnx.Module):
@@ -27,11 +27,12 @@ class Attention(nnx.Module):
         norm = RMSNorm(head_dim, eps=config.norm_eps, plus_one=config.norm_plus_one) if config.qk_norm else None
         self.q_norm = norm
         self.k_norm = nnx.clone(norm) if norm is not None else None
-        self.head_dim = head_dim
-        self.interleaved = config.ropes[layer.rope].interleaved
-        self.scale = config.attention_scale
-        self.window = layer.window
-        self.softcap = config.attention_softcap
+        self.rules = AttentionRules(
+            scale=config.attention_scale,
+            interleaved=config.ropes[layer.rope].interleaved,
+            window=layer.window,
+            softcap=config.attention_softcap,
+        )
 
     def __call__(
         self,
@@ -44,17 +45,23 @@ class Attention(nnx.Module):
         after: RMSNorm | None,
     ) -> tuple[jax.Array, KVPages]:
         """[T, D] to [T, D], and the layer's pages with the tokens' keys and values stored."""
-        out, pages = self.heads(x, by, pages, batch, before=before)
-        return linear_add(out, self.o_proj.projection, after.norm if after is not None else None, x), pages
+        return attention_block(x, self.weights(before=before, after=after), by, pages, batch, rules=self.rules)
 
     def heads(
         self, x: jax.Array, by: Rotation, pages: KVPages, batch: RaggedBatch, *, before: RMSNorm
     ) -> tuple[jax.Array, KVPages]:
         """What ``o_proj`` is given, [T, heads * head_dim], and the pages."""
-        projections = [module.projection for module in (self.q_proj, self.k_proj, self.v_proj)]
-        q, k, v = (y.reshape(len(x), -1, self.head_dim) for y in norm_linears(x, before.norm, projections))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = (rotate(heads, by, interleaved=self.interleaved) for heads in (q, k))
-        out, pages = attend(q, k, v, pages, batch, scale=self.scale, window=self.window, softcap=self.softcap)
-        return out.reshape(len(x), -1), pages
+        return attention_heads(x, self.weights(before=before, after=None), by, pages, batch, rules=self.rules)
+
+    def weights(self, *, before: RMSNorm, after: RMSNorm | None) -> AttentionWeights:
+        """As kernels take them."""
+        return AttentionWeights(
+            before=before.norm,
+            q=self.q_proj.projection,
+            k=self.k_proj.projection,
+            v=self.v_proj.projection,
+            q_norm=None if self.q_norm is None else self.q_norm.norm,
+            k_norm=None if self.k_norm is None else self.k_norm.norm,
+            o=self.o_proj.projection,
+            after=None if after is None else after.norm,
+        )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from kernels.fused import Projection
+from kernels.blocks import Projection
 
 
 class Linear(nnx.Module):

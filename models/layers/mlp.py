@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from kernels.fused import linear_add, norm_gated
+from kernels.blocks import MLPWeights, mlp, mlp_inner
 from models.config import ModelConfig
 from models.layers.linear import Linear
 from models.layers.norm import RMSNorm
@@ -23,10 +23,18 @@ class MLP(nnx.Module):
         self.activation = config.activation
 
     def __call__(self, x: jax.Array, *, before: RMSNorm, after: RMSNorm | None) -> jax.Array:
-        inner = self.inner(x, before=before)
-        return linear_add(inner, self.down_proj.projection, after.norm if after is not None else None, x)
+        return mlp(x, self.weights(before=before, after=after), activation=self.activation)
 
     def inner(self, x: jax.Array, *, before: RMSNorm) -> jax.Array:
         """What ``down_proj`` is given, [T, intermediate]."""
-        gate, up = self.gate_proj.projection, self.up_proj.projection
-        return norm_gated(x, before.norm, gate, up, activation=self.activation)
+        return mlp_inner(x, self.weights(before=before, after=None), activation=self.activation)
+
+    def weights(self, *, before: RMSNorm, after: RMSNorm | None) -> MLPWeights:
+        """As kernels take them."""
+        return MLPWeights(
+            before=before.norm,
+            gate=self.gate_proj.projection,
+            up=self.up_proj.projection,
+            down=self.down_proj.projection,
+            after=None if after is None else after.norm,
+        )

@@ -1,22 +1,12 @@
-"""Rotary position embedding: angles once per step, rotation in every layer."""
+"""The angles of rotary position embedding, once per step."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
+from kernels.rope import Rotation
 from models.config import RopeConfig
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Rotation:
-    """Cosine and sine of every token's angles, attention factor included."""
-
-    cos: jax.Array  # f32 [T, rotary_dim / 2]
-    sin: jax.Array  # f32 [T, rotary_dim / 2]
 
 
 def rotation(positions: jax.Array, rope: RopeConfig) -> Rotation:
@@ -27,23 +17,3 @@ def rotation(positions: jax.Array, rope: RopeConfig) -> Rotation:
     """
     angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(rope.inv_freq, jnp.float32)
     return Rotation(cos=jnp.cos(angles) * rope.attention_factor, sin=jnp.sin(angles) * rope.attention_factor)
-
-
-def rotate(x: jax.Array, by: Rotation, *, interleaved: bool = False) -> jax.Array:
-    """Rotates the first ``rotary_dim`` entries of each head pairwise and passes the rest through.
-
-    Args:
-        x: [T, heads, h].
-        interleaved: pairs are (2i, 2i + 1) instead of (i, i + rotary_dim / 2).
-
-    Returns:
-        [T, heads, h] in x's dtype; computed in f32.
-    """
-    half = by.cos.shape[-1]
-    cos, sin = by.cos[:, None], by.sin[:, None]
-    rotary, rest = x[..., : 2 * half].astype(jnp.float32), x[..., 2 * half :]
-    a, b = (rotary[..., 0::2], rotary[..., 1::2]) if interleaved else (rotary[..., :half], rotary[..., half:])
-    turned = (a * cos - b * sin, a * sin + b * cos)
-    joined = jnp.stack(turned, -1).reshape(rotary.shape) if interleaved else jnp.concatenate(turned, -1)
-    joined = joined.astype(x.dtype)
-    return jnp.concatenate((joined, rest), -1) if rest.shape[-1] else joined

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from kernels.cpu.library import Library, library
-from kernels.cpu.quantized_linear import METHODS, quantized_linears
+from kernels.cpu.linear import linears
+from kernels.cpu.matrices import METHODS
 from kernels.qtensor import Codes, QTensor, RowFormat
 from kernels.quantized_linear import QUANTIZED_LINEAR, linear_by_dequantizing
 from llmjax.quantization.packing import pack
@@ -98,7 +99,7 @@ def test_every_method_is_within_the_error_of_its_rounding(name: str, isa: str) -
         x = np.random.default_rng(rows).standard_normal((rows, FORMATS[name].size_in)).astype(np.float32)
         for method in METHODS:
             try:
-                (out,) = quantized_linears(jnp.asarray(x), [weight], [None], library=built(), isa=isa, method=method)
+                (out,) = linears(jnp.asarray(x), [weight], [None], library=built(), isa=isa, method=method)
             except Exception as error:
                 if "method does not" not in str(error):
                     raise
@@ -125,6 +126,6 @@ def test_the_operation_keeps_float_activations_exact(name: str, rows: int) -> No
 def test_weights_of_one_input_share_a_call() -> None:
     weights = [tensor(FORMATS["q4_k"], size_out=size) for size in (16, 40)] + [tensor(FORMATS["q6_k"], size_out=24)]
     x = np.random.default_rng(2).standard_normal((3, 512)).astype(np.float32)
-    outs = quantized_linears(jnp.asarray(x), weights, [None] * 3, library=built())
+    outs = linears(jnp.asarray(x), weights, [None] * 3, library=built())
     assert [out.shape for out in outs] == [(3, 16), (3, 40), (3, 24)]
     assert all(relative_error(np.asarray(out), x, weight) < 8e-3 for out, weight in zip(outs, weights, strict=True))

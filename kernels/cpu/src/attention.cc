@@ -1,15 +1,11 @@
 // Ragged paged attention (contract: kernels/attention/__init__.py): stores the step's keys and values, then divides the
 // queries among the threads.
 
-#include <atomic>
-#include <cstring>
-#include <memory>
-#include <string>
-#include <vector>
+#include "attention.h"
 
-#include "buffers.h"
-#include "kernels.h"
-#include "parallel.h"
+#include <cstring>
+#include <string>
+#include <utility>
 
 namespace llmjax {
 namespace {
@@ -20,16 +16,7 @@ constexpr int kRowsOfBlock = 192;  // queries times heads that share a pass over
 constexpr int kMaxQueries = 64;
 constexpr int kFewRows = 8;
 constexpr int kMaxParts = 16;
-
-struct Batch {
-  int tokens, rows, num_pages, pages_per_row;
-  bool decode;
-  const int32_t *query_start, *kv_len, *page_table, *slots;
-
-  int first_token(int row) const { return decode ? row : query_start[row]; }
-  int queries(int row) const { return decode ? (kv_len[row] > 0) : query_start[row + 1] - query_start[row]; }
-  const int32_t* pages(int row) const { return page_table + static_cast<size_t>(row) * pages_per_row; }
-};
+constexpr size_t kElementsOfTask = 1 << 11;  // of keys to store, at least
 
 int first_key(const Attention& call, int position) {
   return call.window == 0 || position < call.window ? 0 : position - call.window + 1;
@@ -64,48 +51,6 @@ ffi::Error check(const Attention& call, const Batch& batch) {
   return ffi::Error::Success();
 }
 
-// Keys and values of one token into its slot. The dummy page is left alone: padding tokens would race for it.
-void store_token(const Kernels& kernels, const Attention& call, const Batch& batch, int token, const char* k,
-                 const char* v) {
-  const int page = batch.slots[token] / call.page_size, offset = batch.slots[token] % call.page_size;
-  if (page == 0) return;
-  const size_t size = size_of(call.activations) * call.head_dim;
-  for (int head = 0; head < call.kv_heads; ++head) {
-    const size_t from = (static_cast<size_t>(token) * call.kv_heads + head) * size;
-    kernels.attention_store(call, k + from, call.record(page, 0, head), offset, call.keys);
-    kernels.attention_store(call, v + from, call.record(page, 1, head), offset, call.values);
-  }
-}
-
-void store_all(ffi::ThreadPool& pool, const Kernels& kernels, const Attention& call, const Batch& batch, const char* k,
-               const char* v) {
-  constexpr size_t kElements = 1 << 15;  // less is done before a thread wakes up
-  const size_t per_token = static_cast<size_t>(call.kv_heads) * call.head_dim;
-  const int tokens = batch.decode ? batch.rows : batch.query_start[batch.rows];
-  const int chunk = static_cast<int>(kElements / per_token) + 1;
-  parallel_for(pool, (tokens + chunk - 1) / chunk, [&](size_t i) {
-    const int begin = static_cast<int>(i) * chunk, end = begin + chunk < tokens ? begin + chunk : tokens;
-    for (int t = begin; t < end; ++t) {
-      if (!batch.decode || batch.kv_len[t] > 0) store_token(kernels, call, batch, t, k, v);
-    }
-  });
-}
-
-// Tasks that differ in their keys only, and how many of them are not done.
-struct Split {
-  float* partials;
-  int parts;
-  std::atomic<int> left;
-};
-
-struct Plan {
-  std::vector<AttentionTask> tasks;
-  std::vector<int> split_of;  // of each task, -1: none
-  std::vector<int> parts;     // of each split
-  size_t partial_floats = 0;
-  int max_queries = 0;
-};
-
 // How the keys of some queries are divided. It depends on this request alone, so that its result does not change with
 // what else is in the batch or with the number of threads.
 int parts_of(int keys, int rows, bool only_block) {
@@ -115,8 +60,85 @@ int parts_of(int keys, int rows, bool only_block) {
   return parts < kMaxParts ? parts : kMaxParts;
 }
 
-Plan make_plan(const Attention& call, const Batch& batch) {
-  Plan plan;
+}  // namespace
+
+ffi::Error PagedAttention::init(const AttentionArguments& arguments, const AttentionRows& rows) {
+  const auto cache = arguments.pages.dimensions(), table = arguments.page_table.dimensions();
+  if (cache.size() != 5 || table.size() != 2 || arguments.kv_len.dimensions().size() != 1) {
+    return invalid("attention: wrong number of dimensions");
+  }
+  const int page_size = arguments.page_size;
+  if (page_size < 1 || rows.head_dim < 1) return invalid("attention: empty pages");
+  const int64_t requests = table[0], num_scales = arguments.token_scales ? 4 * static_cast<int64_t>(page_size) : 0;
+  const int64_t scale_rows = (num_scales + rows.head_dim - 1) / rows.head_dim;
+  const auto &calibration = arguments.calibration, &sinks = arguments.sinks;
+  if (rows.kv_heads < 1 || rows.heads % rows.kv_heads != 0 || cache[1] != 2 || cache[2] != rows.kv_heads ||
+      cache[3] != page_size + scale_rows || cache[4] != rows.head_dim ||
+      (calibration.element_count() != 0 && !has_shape(calibration, {2, 2})) ||
+      !has_shape(arguments.query_start, {requests + 1}) || !has_shape(arguments.kv_len, {requests}) ||
+      !has_shape(arguments.slots, {rows.tokens}) || (arguments.decode && requests != rows.tokens) ||
+      (sinks.element_count() != 0 && !has_shape(sinks, {rows.heads}))) {
+    return invalid("attention: shapes do not fit each other");
+  }
+  if (arguments.pages_in.untyped_data() != arguments.pages.untyped_data()) {
+    return invalid("attention: pages are not aliased");
+  }
+  const int cache_type = arguments.cache_type;
+  const size_t width = ffi::ByteWidth(arguments.pages.element_type());
+  if (cache_type < 0 || cache_type > static_cast<int>(Type::kE5M2) || width != size_of(static_cast<Type>(cache_type)) ||
+      ((arguments.token_scales || calibration.element_count() != 0) && width != 1)) {
+    return invalid("attention: unsupported types");
+  }
+  kernels_ = find_kernels(arguments.isa, static_cast<int>(rows.head_dim));
+  if (kernels_ == nullptr) return invalid("attention: this machine lacks the instruction set or the head size is odd");
+  const float* fixed = calibration.typed_data();
+  const bool calibrated = calibration.element_count() != 0 && !arguments.token_scales;
+  call_ = {static_cast<int>(rows.heads),
+           static_cast<int>(rows.kv_heads),
+           static_cast<int>(rows.head_dim),
+           page_size,
+           rows.type,
+           static_cast<Type>(cache_type),
+           arguments.scale,
+           arguments.softcap,
+           arguments.window,
+           rows.q,
+           sinks.element_count() == 0 ? nullptr : sinks.typed_data(),
+           rows.out,
+           static_cast<char*>(arguments.pages.untyped_data()),
+           static_cast<size_t>(cache[3] * rows.head_dim) * width,
+           arguments.token_scales,
+           calibrated ? Affine{fixed[0], fixed[1]} : Affine{},
+           calibrated ? Affine{fixed[2], fixed[3]} : Affine{}};
+  batch_ = {static_cast<int>(rows.tokens),
+            static_cast<int>(requests),
+            static_cast<int>(cache[0]),
+            static_cast<int>(table[1]),
+            arguments.decode,
+            arguments.query_start.typed_data(),
+            arguments.kv_len.typed_data(),
+            arguments.page_table.typed_data(),
+            arguments.slots.typed_data()};
+  k_ = static_cast<const char*>(rows.k), v_ = static_cast<const char*>(rows.v);
+  return check(call_, batch_);
+}
+
+// Keys and values of one token into its slot. The dummy page is left alone: padding tokens would race for it.
+void PagedAttention::store_token(int token) const {
+  const int page = batch_.slots[token] / call_.page_size, offset = batch_.slots[token] % call_.page_size;
+  if (page == 0) return;
+  const size_t size = size_of(call_.activations) * call_.head_dim;
+  for (int head = 0; head < call_.kv_heads; ++head) {
+    const size_t from = (static_cast<size_t>(token) * call_.kv_heads + head) * size;
+    kernels_->attention_store(call_, k_ + from, call_.record(page, 0, head), offset, call_.keys);
+    kernels_->attention_store(call_, v_ + from, call_.record(page, 1, head), offset, call_.values);
+  }
+}
+
+void PagedAttention::make_plan() {
+  const Attention& call = call_;
+  const Batch& batch = batch_;
+  int max_queries = 0;
   const int group = call.group();
   int block = kRowsOfBlock / group < kMaxQueries ? kRowsOfBlock / group : kMaxQueries;
   if (block < 1) block = 1;
@@ -129,7 +151,7 @@ Plan make_plan(const Attention& call, const Batch& batch) {
       const int begin = first_key(call, position), keys = position + queries - begin;
       const int parts = parts_of(keys, queries * group, count <= block);
       const int step = ((keys + parts - 1) / parts + 31) / 32 * 32;
-      if (queries > plan.max_queries) plan.max_queries = queries;
+      if (queries > max_queries) max_queries = queries;
       for (int head = 0; head < call.kv_heads; ++head) {
         AttentionTask task{batch.first_token(r) + first, queries, position, head, begin, 0, true, batch.pages(r),
                            nullptr};
@@ -138,62 +160,76 @@ Plan make_plan(const Attention& call, const Batch& batch) {
           task.key_begin = key;
           task.key_end = key + step < begin + keys ? key + step : begin + keys;
           task.first_keys = made == 0;
-          plan.tasks.push_back(task);
+          tasks_.push_back(task);
         }
-        plan.split_of.insert(plan.split_of.end(), made, made > 1 ? static_cast<int>(plan.parts.size()) : -1);
+        split_of_.insert(split_of_.end(), made, made > 1 ? static_cast<int>(parts_.size()) : -1);
         if (made > 1) {
-          plan.parts.push_back(made);
-          plan.partial_floats += made * partial_size(call, queries);
+          parts_.push_back(made);
+          partial_floats_ += made * partial_size(call, queries);
         }
       }
     }
   }
-  return plan;
+  workspace_ = kernels_->attention_workspace(call, max_queries);
 }
 
-void attend(ffi::ThreadPool& pool, const Kernels& kernels, const Attention& call, const Batch& batch) {
-  Plan plan = make_plan(call, batch);
-  float* partials = reinterpret_cast<float*>(thread_memory<0>(plan.partial_floats * sizeof(float)));
-  std::unique_ptr<Split[]> splits(new Split[plan.parts.size()]);
-  for (size_t i = 0; i < plan.tasks.size();) {
-    const int split = plan.split_of[i];
+void PagedAttention::run(size_t task) {
+  kernels_->attention(call_, tasks_[task], thread_memory<1>(workspace_));
+  if (split_of_[task] < 0) return;
+  Split& split = splits_[split_of_[task]];
+  if (split.left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    kernels_->attention_merge(call_, tasks_[task], split.partials, split.parts);
+  }
+}
+
+void PagedAttention::clear_padding() const {
+  const size_t bytes = size_of(call_.activations) * call_.heads * call_.head_dim;
+  char* out = static_cast<char*>(call_.out);
+  if (batch_.decode) {
+    for (int t = 0; t < batch_.tokens; ++t) {
+      if (batch_.kv_len[t] == 0) std::memset(out + t * bytes, 0, bytes);
+    }
+    return;
+  }
+  const int first = batch_.query_start[0], used = batch_.query_start[batch_.rows];
+  std::memset(out, 0, first * bytes);
+  std::memset(out + used * bytes, 0, (batch_.tokens - used) * bytes);
+}
+
+void PagedAttention::append(std::function<void(int)> prepare, std::vector<Phase>& phases) {
+  make_plan();
+  float* partials = reinterpret_cast<float*>(thread_memory<0>(partial_floats_ * sizeof(float)));
+  splits_.reset(new Split[parts_.size()]);
+  for (size_t i = 0; i < tasks_.size();) {
+    const int split = split_of_[i];
     if (split < 0) {
       ++i;
       continue;
     }
-    splits[split].partials = partials;
-    splits[split].parts = plan.parts[split];
-    splits[split].left.store(plan.parts[split], std::memory_order_relaxed);
-    for (int part = 0; part < plan.parts[split]; ++part, ++i) {
-      plan.tasks[i].partial = partials;
-      partials += partial_size(call, plan.tasks[i].queries);
+    splits_[split].partials = partials;
+    splits_[split].parts = parts_[split];
+    splits_[split].left.store(parts_[split], std::memory_order_relaxed);
+    for (int part = 0; part < parts_[split]; ++part, ++i) {
+      tasks_[i].partial = partials;
+      partials += partial_size(call_, tasks_[i].queries);
     }
   }
-  const size_t workspace = kernels.attention_workspace(call, plan.max_queries);
-  parallel_for(pool, plan.tasks.size(), [&](size_t i) {
-    const AttentionTask& task = plan.tasks[i];
-    kernels.attention(call, task, thread_memory<1>(workspace));
-    if (plan.split_of[i] < 0) return;
-    Split& split = splits[plan.split_of[i]];
-    if (split.left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      kernels.attention_merge(call, task, split.partials, split.parts);
-    }
-  });
+  clear_padding();
+  const int tokens = batch_.decode ? batch_.rows : batch_.query_start[batch_.rows];
+  const int chunk = static_cast<int>(kElementsOfTask / (static_cast<size_t>(call_.kv_heads) * call_.head_dim)) + 1;
+  phases.push_back({static_cast<size_t>((tokens + chunk - 1) / chunk),
+                    [this, tokens, chunk, prepare = std::move(prepare)](size_t i) {
+                      const int begin = static_cast<int>(i) * chunk, end = begin + chunk < tokens ? begin + chunk : tokens;
+                      for (int t = begin; t < end; ++t) {
+                        if (batch_.decode && batch_.kv_len[t] == 0) continue;
+                        if (prepare != nullptr) prepare(t);
+                        store_token(t);
+                      }
+                    }});
+  phases.push_back({tasks_.size(), [this](size_t i) { run(i); }});
 }
 
-void clear_padding(const Attention& call, const Batch& batch) {
-  const size_t bytes = size_of(call.activations) * call.heads * call.head_dim;
-  char* out = static_cast<char*>(call.out);
-  if (batch.decode) {
-    for (int t = 0; t < batch.tokens; ++t) {
-      if (batch.kv_len[t] == 0) std::memset(out + t * bytes, 0, bytes);
-    }
-    return;
-  }
-  const int first = batch.query_start[0], used = batch.query_start[batch.rows];
-  std::memset(out, 0, first * bytes);
-  std::memset(out + used * bytes, 0, (batch.tokens - used) * bytes);
-}
+namespace {
 
 ffi::Error attention_handler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
                              ffi::AnyBuffer pages_in, ffi::Buffer<ffi::F32> calibration,
@@ -202,66 +238,25 @@ ffi::Error attention_handler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> pages, float scale,
                              float softcap, int32_t window, int32_t cache_type, int32_t page_size, bool token_scales,
                              bool decode, int32_t isa) {
-  const auto dims = q.dimensions(), cache = pages->dimensions(), table = page_table.dimensions();
-  if (dims.size() != 3 || cache.size() != 5 || table.size() != 2 || kv_len.dimensions().size() != 1) {
-    return invalid("attention: wrong number of dimensions");
-  }
-  const int64_t tokens = dims[0], heads = dims[1], head_dim = dims[2], kv_heads = cache[2], rows = table[0];
-  if (page_size < 1 || head_dim == 0) return invalid("attention: empty pages");
-  const int64_t scale_rows = token_scales ? (4 * static_cast<int64_t>(page_size) + head_dim - 1) / head_dim : 0;
-  if (kv_heads == 0 || heads % kv_heads != 0 || cache[1] != 2 || cache[3] != page_size + scale_rows ||
-      cache[4] != head_dim || !has_shape(k, {tokens, kv_heads, head_dim}) ||
-      !has_shape(v, {tokens, kv_heads, head_dim}) || (calibration.element_count() != 0 && !has_shape(calibration, {2, 2})) ||
-      !has_shape(query_start, {rows + 1}) || !has_shape(kv_len, {rows}) || !has_shape(slots, {tokens}) ||
-      (decode && rows != tokens) || (sinks.element_count() != 0 && !has_shape(sinks, {heads}))) {
-    return invalid("attention: shapes do not fit each other");
-  }
-  if (pages_in.untyped_data() != pages->untyped_data()) {
-    return invalid("attention: pages are not aliased");
-  }
-  const auto activations = float_type(q.element_type());
-  const size_t width = ffi::ByteWidth(pages->element_type());
-  if (!activations || *activations == Type::kF16 || k.element_type() != q.element_type() ||
-      v.element_type() != q.element_type() || out->element_type() != q.element_type() || cache_type < 0 ||
-      cache_type > static_cast<int>(Type::kE5M2) || width != size_of(static_cast<Type>(cache_type)) ||
-      ((token_scales || calibration.element_count() != 0) && width != 1)) {
+  const auto dims = q.dimensions(), cache = pages->dimensions();
+  const auto type = float_type(q.element_type());
+  if (dims.size() != 3 || cache.size() != 5) return invalid("attention: wrong number of dimensions");
+  if (!type || *type == Type::kF16 || k.element_type() != q.element_type() || v.element_type() != q.element_type() ||
+      out->element_type() != q.element_type()) {
     return invalid("attention: unsupported types");
   }
-  const Kernels* kernels = find_kernels(isa, static_cast<int>(head_dim));
-  if (kernels == nullptr) return invalid("attention: this machine lacks the instruction set or the head size is odd");
-  const float* fixed = calibration.typed_data();
-  const bool calibrated = calibration.element_count() != 0 && !token_scales;
-  const Attention call{static_cast<int>(heads),
-                       static_cast<int>(kv_heads),
-                       static_cast<int>(head_dim),
-                       page_size,
-                       *activations,
-                       static_cast<Type>(cache_type),
-                       scale,
-                       softcap,
-                       window,
-                       q.untyped_data(),
-                       sinks.element_count() == 0 ? nullptr : sinks.typed_data(),
-                       out->untyped_data(),
-                       static_cast<char*>(pages->untyped_data()),
-                       static_cast<size_t>(cache[3] * head_dim) * width,
-                       token_scales,
-                       calibrated ? Affine{fixed[0], fixed[1]} : Affine{},
-                       calibrated ? Affine{fixed[2], fixed[3]} : Affine{}};
-  const Batch batch{static_cast<int>(tokens),
-                    static_cast<int>(rows),
-                    static_cast<int>(cache[0]),
-                    static_cast<int>(table[1]),
-                    decode,
-                    query_start.typed_data(),
-                    kv_len.typed_data(),
-                    page_table.typed_data(),
-                    slots.typed_data()};
-  if (ffi::Error error = check(call, batch); error.failure()) return error;
-  store_all(pool, *kernels, call, batch, static_cast<const char*>(k.untyped_data()),
-            static_cast<const char*>(v.untyped_data()));
-  attend(pool, *kernels, call, batch);
-  clear_padding(call, batch);
+  if (!has_shape(k, {dims[0], cache[2], dims[2]}) || !has_shape(v, {dims[0], cache[2], dims[2]})) {
+    return invalid("attention: shapes do not fit each other");
+  }
+  const AttentionArguments arguments{pages_in, calibration, query_start, kv_len,    page_table,   slots,  sinks, *pages,
+                                     scale,    softcap,     window,      cache_type, page_size,   token_scales, decode, isa};
+  const AttentionRows rows{dims[0], dims[1], cache[2], dims[2], *type, q.untyped_data(), k.untyped_data(),
+                           v.untyped_data(), out->untyped_data()};
+  PagedAttention attention{};
+  if (ffi::Error error = attention.init(arguments, rows); error.failure()) return error;
+  std::vector<Phase> phases;
+  attention.append(nullptr, phases);
+  run_phases(pool, std::move(phases));
   return ffi::Error::Success();
 }
 

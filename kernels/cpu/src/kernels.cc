@@ -5,6 +5,7 @@
 #include "attention_kernel.h"
 #include "kv_types.h"
 #include "linear_kernel.h"
+#include "rows_kernel.h"
 
 #define LLMJAX_JOIN(a, b) a##b
 #define LLMJAX_TABLE(isa) LLMJAX_JOIN(kernels_, isa)
@@ -16,6 +17,6 @@ namespace llmjax {
 extern const Kernels LLMJAX_TABLE(LLMJAX_ISA);
 const Kernels LLMJAX_TABLE(LLMJAX_ISA) = {
     LLMJAX_STRING(LLMJAX_ISA), kLanes, attention_store, attention_workspace, attention, attention_merge, linear_workspace,
-    linear_prepare, linear};
+    linear_prepare, linear, norm_rows, gate_rows, rotate};
 
 }  // namespace llmjax

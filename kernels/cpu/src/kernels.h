@@ -55,14 +55,32 @@ inline size_t partial_size(const Attention& call, int queries) {
   return static_cast<size_t>(queries) * call.group() * (2 + call.head_dim);
 }
 
-// y[t, o] = sum_i x[t, i] * weight[o, i] + bias[o].
+// y[t, o] = sum_i x[t, i] * weight[o, i] + bias[o] + residual[t, o].
 struct Linear {
   int rows, size_in, size_out;
-  Type type;           // of the weight: kBf16 or kF16
-  const float* x;      // [rows, size_in]
-  const void* weight;  // [size_out, size_in]
-  const float* bias;   // [size_out] or null
-  float* y;            // [rows, size_out]
+  Type type;              // of the weight: kBf16 or kF16
+  const float* x;         // [rows, size_in]
+  const void* weight;     // [size_out, size_in]
+  const float* bias;      // [size_out] or null
+  const float* residual;  // [rows, size_out] or null
+  float* y;               // [rows, size_out]
+};
+
+// RMS norm (contract: kernels/norm.py).
+struct Norm {
+  const float* weight;  // null: no norm
+  float eps;
+  bool plus_one;
+};
+
+enum class Activation : int { kSilu, kTanhGelu, kQuickGelu };
+
+// Rotary position embedding of `heads` heads of a token (contract: kernels/rope.py), each normed before.
+struct Rotation {
+  int heads, head_dim, half;  // rotary entries / 2
+  bool interleaved;
+  const float *cos, *sin;  // [half]
+  Norm norm;
 };
 
 struct Kernels {
@@ -79,6 +97,12 @@ struct Kernels {
   size_t (*linear_workspace)(const Linear&);                              // bytes, 64-byte aligned
   void (*linear_prepare)(const Linear&, char* workspace);                 // once a call
   void (*linear)(const Linear&, const char* workspace, int begin, int end);  // outputs begin..end
+
+  // Rows begin..end of [., size]: out = residual + norm(x), residual null: none; out may be x.
+  void (*norm_rows)(const Norm&, const float* x, const float* residual, float* out, int size, int begin, int end);
+  // out = activation(gate) * up; out may be gate.
+  void (*gate_rows)(Activation, const float* gate, const float* up, float* out, int size, int begin, int end);
+  void (*rotate)(const Rotation&, float* heads);  // in place
 };
 
 // The best instruction set of this machine for index -1, else by index in the order of `isa_name`; null where the

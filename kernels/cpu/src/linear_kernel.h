@@ -60,8 +60,11 @@ void linear_rows(const Linear& call, int first_row, int output, int count) {
   }
   for (int m = 0; m < kRows; ++m) {
     const Vec result = sum_rows(sums[m]);
-    float* y = call.y + static_cast<size_t>(first_row + m) * call.size_out + output;
-    for (int j = 0; j < count; ++j) y[j] = call.bias == nullptr ? result[j] : result[j] + call.bias[output + j];
+    const size_t at = static_cast<size_t>(first_row + m) * call.size_out + output;
+    for (int j = 0; j < count; ++j) {
+      const float bias = call.bias == nullptr ? 0 : call.bias[output + j];
+      call.y[at + j] = result[j] + bias + (call.residual == nullptr ? 0 : call.residual[at + j]);
+    }
   }
 }
 
@@ -154,9 +157,10 @@ inline void multiply_weight(const Linear& call, const char* x, int first, int ou
     transpose(rows);
     const int at = output + t * kTile;
     const Vec bias = call.bias == nullptr ? Vec{} : load(call.bias + at);
-    float* y = call.y + static_cast<size_t>(first) * call.size_out + at;
     for (int m = 0; m < imin(kTile, call.rows - first); ++m) {
-      store(y + static_cast<size_t>(m) * call.size_out, rows[m] + bias);
+      const size_t y = static_cast<size_t>(first + m) * call.size_out + at;
+      const Vec sum = rows[m] + bias;
+      store(call.y + y, call.residual == nullptr ? sum : sum + load(call.residual + y));
     }
   }
 }

@@ -1,17 +1,26 @@
-// A loop over tasks on XLA's own thread pool.
+// Phases of tasks on XLA's own thread pool.
 
 #ifndef LLMJAX_PARALLEL_H_
 #define LLMJAX_PARALLEL_H_
 
 #include <atomic>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
 
 namespace llmjax {
+
+// Tasks that may run at the same time: task(i) for i in 0..count. A phase begins when all tasks of the one before it
+// are done.
+struct Phase {
+  size_t count;
+  std::function<void(size_t)> task;
+};
 
 inline void pause_briefly() {
 #if defined(__x86_64__)
@@ -19,36 +28,60 @@ inline void pause_briefly() {
 #endif
 }
 
-// Calls body(i) for i in 0..count, in no order, on the pool's threads and the calling one. Returns when all are done.
-// It never waits for a helper that has not begun (the pool may be busy with whoever waits for us): one that comes late
-// finds nothing to do, and the shared counters live until the last has gone.
-template <class Body>
-void parallel_for(xla::ffi::ThreadPool& pool, size_t count, const Body& body) {
+// A phase and what its threads share.
+struct RunningPhase {
+  Phase phase;
+  alignas(64) std::atomic<size_t> next{0};
+  alignas(64) std::atomic<size_t> done{0};
+
+  void work() {
+    for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < phase.count;) {
+      phase.task(i);
+      done.fetch_add(1, std::memory_order_release);
+    }
+  }
+  void wait() const {
+    for (int spins = 0; done.load(std::memory_order_acquire) != phase.count; ++spins) {
+      if (spins < 4096) {
+        pause_briefly();
+      } else {
+        std::this_thread::yield();  // a thread lost its core in the middle of a task
+      }
+    }
+  }
+};
+
+// Runs phases one after the other on the pool's threads and the calling one, and returns when all are done. Helpers are
+// called once and walk through the phases with us. We never wait for one that has not begun (the pool may be busy with
+// whoever waits for us): a late one finds nothing to do, and what they share lives until the last has gone.
+inline void run_phases(xla::ffi::ThreadPool& pool, std::vector<Phase> phases) {
+  size_t most = 0;
+  for (const Phase& phase : phases) most = phase.count > most ? phase.count : most;
   const size_t threads = static_cast<size_t>(pool.num_threads() > 0 ? pool.num_threads() : 1);
-  if (count <= 1 || threads == 1) {
-    for (size_t i = 0; i < count; ++i) body(i);
+  const size_t helpers = (threads < most ? threads : most) - (most > 0);
+  if (helpers == 0) {
+    for (const Phase& phase : phases) {
+      for (size_t i = 0; i < phase.count; ++i) phase.task(i);
+    }
     return;
   }
-  struct Shared {
-    std::atomic<size_t> next{0}, done{0};
-  };
-  auto shared = std::make_shared<Shared>();
-  auto work = [shared, count, &body] {
-    for (size_t i; (i = shared->next.fetch_add(1, std::memory_order_relaxed)) < count;) {
-      body(i);
-      shared->done.fetch_add(1, std::memory_order_release);
+  const size_t count = phases.size();
+  std::shared_ptr<RunningPhase[]> running(new RunningPhase[count]);
+  for (size_t i = 0; i < count; ++i) running[i].phase = std::move(phases[i]);
+  auto walk = [running, count] {
+    for (size_t i = 0; i < count; ++i) {
+      running[i].work();
+      running[i].wait();
     }
   };
-  const size_t helpers = (threads < count ? threads : count) - 1;
-  for (size_t i = 0; i < helpers; ++i) pool.Schedule(decltype(work)(work));
-  work();
-  for (int spins = 0; shared->done.load(std::memory_order_acquire) != count; ++spins) {
-    if (spins < 4096) {
-      pause_briefly();
-    } else {
-      std::this_thread::yield();  // a helper lost its core in the middle of a task
-    }
-  }
+  for (size_t i = 0; i < helpers; ++i) pool.Schedule(decltype(walk)(walk));
+  walk();
+}
+
+// A single phase.
+template <class Body>
+void parallel_for(xla::ffi::ThreadPool& pool, size_t count, const Body& body) {
+  run_phases(pool, {Phase{count, std::cref(body)}});
 }
 
 // Memory of the calling thread for as long as a function runs in it; 64-byte aligned, kept for the next call. Functions

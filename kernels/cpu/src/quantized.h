@@ -37,6 +37,7 @@ struct QuantizedMatrix {
   NumberField scales, zeros, minima, super_scales, super_minima;
   const uint32_t* words;  // [tiles, num_words, 16]
   const float* bias;      // [size_out] or null
+  const float* residual;  // [rows, size_out], added to y; or null
   float* y;               // [rows, size_out]
 
   int chunks() const { return (size_in + kChunk - 1) / kChunk; }

@@ -27,12 +27,16 @@ struct GroupCursor {
 
 inline void put_outputs(const QuantizedMatrix& w, int tile, int part, int row, Vec sum) {
   const int output = tile * llmjax::kTileRows + part, count = imin(kLanes, w.size_out - output);
-  float* y = w.y + static_cast<size_t>(row) * w.size_out + output;
+  const size_t at = static_cast<size_t>(row) * w.size_out + output;
   if (count == kLanes) {
-    store(y, w.bias == nullptr ? sum : sum + load(w.bias + output));
+    if (w.bias != nullptr) sum += load(w.bias + output);
+    if (w.residual != nullptr) sum += load(w.residual + at);
+    store(w.y + at, sum);
     return;
   }
-  for (int i = 0; i < count; ++i) y[i] = w.bias == nullptr ? sum[i] : sum[i] + w.bias[output + i];
+  for (int i = 0; i < count; ++i) {
+    w.y[at + i] = sum[i] + (w.bias == nullptr ? 0 : w.bias[output + i]) + (w.residual == nullptr ? 0 : w.residual[at + i]);
+  }
 }
 
 // Rows m .. m + kRows of x with the rows of a tile from `part` on; groups are multiples of kSegment columns.

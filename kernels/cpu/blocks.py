@@ -1,0 +1,149 @@
+"""The halves of a decoder layer in C++ (``src/blocks.cc``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels.attention.types import KVPages, RaggedBatch
+from kernels.cpu import attention as cpu_attention
+from kernels.cpu import matrices
+from kernels.cpu.library import Library, library
+from kernels.norm import Norm
+from kernels.qtensor import QTensor
+from kernels.rope import Rotation
+
+if TYPE_CHECKING:
+    from kernels.blocks import AttentionRules, AttentionWeights, MLPWeights, Projection
+
+# Activations by their number in src/kernels.h; others go operation by operation.
+ACTIVATION_NUMBERS: Mapping[str, int] = MappingProxyType(
+    {"silu": 0, "swish": 0, "gelu_new": 1, "gelu_fast": 1, "gelu_pytorch_tanh": 1, "quick_gelu": 2}
+)
+
+PAGES_ARGUMENT = 7  # of an attention block, its result 1
+
+
+def mlp_refuses(x: jax.Array, weights: MLPWeights, *, activation: str) -> str | None:
+    """Why the library does not take these types and sizes; None: it does."""
+    if activation not in ACTIVATION_NUMBERS:
+        return f"the activation is {activation}"
+    return _refuses(x, (weights.gate, weights.up, weights.down))
+
+
+def attention_block_refuses(
+    x: jax.Array, weights: AttentionWeights, by: Rotation, pages: KVPages, *_: Any
+) -> str | None:
+    """Why the library does not take these types and sizes; None: it does."""
+    heads = jax.ShapeDtypeStruct((x.shape[0], 1, pages.data.shape[-1]), x.dtype)
+    projections = (weights.q, weights.k, weights.v, weights.o)
+    return _refuses(x, projections) or cpu_attention.refuses(heads, pages)
+
+
+def _refuses(x: jax.Array, projections: Sequence[Projection]) -> str | None:
+    if x.dtype != jnp.float32:
+        return f"activations are {x.dtype}"
+    native = library()
+    if native is None:
+        return "not built"
+    for weight in (projection.weight for projection in projections):
+        if isinstance(weight, QTensor) and weight.columns is not None:
+            return "columns are in an order of their own"
+        if reason := matrices.refuses(weight) or matrices.slow(x.shape[0], weight, native):
+            return reason
+    return None
+
+
+def mlp(x: jax.Array, weights: MLPWeights, *, activation: str, native: Library, isa: str | None = None) -> jax.Array:
+    """``kernels.blocks.mlp`` by the library.
+
+    Args:
+        native: the library.
+        isa: one of its instruction sets; None: the best that the machine has.
+    """
+    projections = (weights.gate, weights.up, weights.down)
+    inner = weights.gate.weight.shape[0]
+    scratch = _columns(weights.before, x) + 2 * inner + _columns(weights.after, x)
+    out: jax.Array
+    out, _ = jax.ffi.ffi_call("llmjax_mlp", (_floats(*x.shape), _floats(len(x), scratch)))(
+        x,
+        *(_weight(norm) for norm in (weights.before, weights.after)),
+        *_buffers(projections),
+        **matrices.attributes([projection.weight for projection in projections]),
+        norms=_settings(weights.before, weights.after),
+        inner=np.int32(inner),
+        activation=np.int32(ACTIVATION_NUMBERS[activation]),
+        isa=np.int32(native.index(isa)),
+    )
+    return out
+
+
+def attention_block(
+    x: jax.Array,
+    weights: AttentionWeights,
+    by: Rotation,
+    pages: KVPages,
+    batch: RaggedBatch,
+    sinks: jax.Array | None = None,
+    *,
+    rules: AttentionRules,
+    native: Library,
+    isa: str | None = None,
+) -> tuple[jax.Array, KVPages]:
+    """``kernels.blocks.attention_block`` by the library; a page or slot out of range is an error, not a stray write.
+
+    Args:
+        native: the library.
+        isa: one of its instruction sets; None: the best that the machine has.
+    """
+    projections = (weights.q, weights.k, weights.v, weights.o)
+    norms = (weights.before, weights.q_norm, weights.k_norm, weights.after)
+    q_size, kv_size = weights.q.weight.shape[0], weights.k.weight.shape[0]
+    scratch = _columns(weights.before, x) + 2 * q_size + 2 * kv_size + _columns(weights.after, x)
+    call = jax.ffi.ffi_call(
+        "llmjax_attention_block",
+        (_floats(*x.shape), jax.ShapeDtypeStruct(pages.data.shape, pages.data.dtype), _floats(len(x), scratch)),
+        input_output_aliases={PAGES_ARGUMENT: 1},
+    )
+    out, data, _ = call(
+        x,
+        *(_weight(norm) for norm in norms),
+        by.cos,
+        by.sin,
+        *cpu_attention.buffers(pages, batch, sinks),
+        *_buffers(projections),
+        **matrices.attributes([projection.weight for projection in projections]),
+        norms=_settings(*norms),
+        heads=np.int32(q_size // pages.data.shape[-1]),
+        interleaved=rules.interleaved,
+        **cpu_attention.attributes(pages, batch, scale=rules.scale, window=rules.window, softcap=rules.softcap),
+        isa=np.int32(native.index(isa)),
+    )
+    return out, pages.with_data(data)
+
+
+def _floats(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def _buffers(projections: Sequence[Projection]) -> list[jax.Array]:
+    return matrices.buffers([p.weight for p in projections], [p.bias for p in projections])
+
+
+def _columns(norm: Norm | None, x: jax.Array) -> int:
+    """Columns of scratch for rows that are normed."""
+    return 0 if norm is None else x.shape[1]
+
+
+def _weight(norm: Norm | None) -> jax.Array:
+    return jnp.zeros(0, jnp.float32) if norm is None else norm.weight.astype(jnp.float32)
+
+
+def _settings(*norms: Norm | None) -> np.ndarray:
+    """eps and plus_one of each norm."""
+    return np.array([(0, 0) if norm is None else (norm.eps, norm.plus_one) for norm in norms], np.float32).reshape(-1)

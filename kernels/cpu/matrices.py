@@ -1,0 +1,96 @@
+"""How weight matrices, plain or quantised, are passed to the library (``MatrixArguments`` in ``src/products.h``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels.cpu.library import Library
+from kernels.qtensor import CPU_TILE, NUMBER_BITS, QTensor, RowFormat
+
+# In the order of the enumerations in src/quantized.h.
+METHODS = ("float vectors", "int8 vectors", "int8 tiles", "bf16 tiles")
+KINDS = ("uint", "int", "e4m3", "e5m2")
+NUMBERS = tuple(NUMBER_BITS)
+
+FORMAT_NUMBERS = 21
+MAX_LEVELS = 16
+LANES = 8  # what sizes of plain matrices are multiples of
+
+# Up to this many rows products with plain matrices beat XLA's dot (benchmarks/kernels.py prints both).
+MAX_ROWS = 4
+MAX_ROWS_TILED = 16  # with AMX
+
+
+def refuses(weight: jax.Array | QTensor) -> str | None:
+    """Why the library does not take a weight; None: it does. Whether it is the fastest is not asked."""
+    if not isinstance(weight, QTensor):
+        if weight.dtype not in (jnp.bfloat16, jnp.float16):
+            return f"weights are {weight.dtype}"
+        return f"{weight.shape[1]} inputs are no multiple of {LANES}" if weight.shape[1] % LANES else None
+    if weight.words.ndim != 3:
+        return "a stack of matrices"
+    if weight.tile != CPU_TILE:
+        return f"rows are interleaved by {weight.tile}, not {CPU_TILE}"
+    return None
+
+
+def slow(rows: int, weight: jax.Array | QTensor, library: Library) -> str | None:
+    """Why something else is faster with so many rows of x; None: the library is."""
+    if isinstance(weight, QTensor):
+        return None
+    most = MAX_ROWS_TILED if library.best == "amx" and weight.dtype == jnp.bfloat16 else MAX_ROWS
+    return None if rows <= most else f"slower from {most + 1} rows on"
+
+
+def buffers(weights: Sequence[jax.Array | QTensor], biases: Sequence[jax.Array | None]) -> list[jax.Array]:
+    """The arguments of a call that hold weights and biases."""
+    found: list[jax.Array] = []
+    for weight, bias in zip(weights, biases, strict=True):
+        found.append(weight.words if isinstance(weight, QTensor) else weight)
+        found.append(jnp.zeros(0, jnp.float32) if bias is None else bias.astype(jnp.float32))
+    return found
+
+
+def attributes(weights: Sequence[jax.Array | QTensor], *, method: str | None = None) -> dict[str, Any]:
+    """The attributes of a call that describe the weights.
+
+    Args:
+        method: one of METHODS for the quantised ones; None: the fastest.
+    """
+    numbers, levels = [], []
+    for weight in weights:
+        if isinstance(weight, QTensor):
+            int8 = weight.activations == "int8"
+            numbers += [-1 if method is None else METHODS.index(method), int8, int8 or weight.dtype == jnp.bfloat16]
+            numbers += _format_numbers(weight.format)
+            levels += _levels(weight.format)
+        else:
+            numbers += [0] * (3 + FORMAT_NUMBERS)
+            levels += [0.0] * (MAX_LEVELS + 1)
+    return {"matrices": np.array(numbers, np.int32), "levels": np.array(levels, np.float32)}
+
+
+def _format_numbers(form: RowFormat) -> list[int]:
+    """What `read_format` in src/products.cc takes."""
+
+    def run(name: str) -> list[int]:
+        found = form.fields.get(name)
+        return [0, 0, 0] if found is None else [NUMBERS.index(found.number), found.start, found.count]
+
+    codes = form.codes
+    sizes = [form.size_in, form.num_words, codes.bits, KINDS.index(codes.kind), len(codes.levels)]
+    sizes += [form.group_size, form.super_size]
+    runs = [number for name in ("scales", "zeros", "minima", "super_scales") for number in run(name)]
+    return [*sizes, *runs, *run("super_minima")[1:]]
+
+
+def _levels(form: RowFormat) -> list[float]:
+    """The levels, filled up with zeros, then the zero point."""
+    levels = form.codes.levels
+    zero = 0.0 if isinstance(form.zero, str) else float(form.zero)
+    return [*levels, *[0.0] * (MAX_LEVELS - len(levels)), zero]

@@ -1,0 +1,221 @@
+// The two halves of a decoder layer (contract: kernels/blocks.py): everything between one residual stream and the next
+// as phases of one call, since waking threads and starting operations would take longer than a decode step's products.
+
+#include "attention.h"
+#include "products.h"
+
+namespace llmjax {
+namespace {
+
+namespace ffi = xla::ffi;
+using Floats = ffi::Buffer<ffi::F32>;
+
+constexpr int kRowsOfTask = 16;
+
+// Norm i of a call; `settings`: eps and plus_one of each.
+ffi::ErrorOr<Norm> read_norm(const Floats& weight, ffi::Span<const float> settings, size_t i, int64_t size) {
+  if (settings.size() < 2 * i + 2 || (weight.element_count() != 0 && !has_shape(weight, {size}))) {
+    return ffi::Unexpected(invalid("block: a norm does not fit"));
+  }
+  return Norm{weight.element_count() == 0 ? nullptr : weight.typed_data(), settings.begin()[2 * i],
+              settings.begin()[2 * i + 1] != 0};
+}
+
+// Hands out columns of a call's scratch [rows, columns], as matrices of their own.
+class Scratch {
+ public:
+  Scratch(ffi::Result<Floats>& buffer, int64_t rows) : at_(buffer->typed_data()), left_(buffer->element_count()), rows_(rows) {}
+  float* take(int64_t columns) {
+    float* taken = at_;
+    at_ += rows_ * columns;
+    left_ -= rows_ * columns;
+    return taken;
+  }
+  bool fits() const { return left_ >= 0; }
+
+ private:
+  float* at_;
+  int64_t left_, rows_;
+};
+
+std::function<void(int, int)> fill_normed(const Kernels& kernels, const Norm& norm, const float* x, float* out, int size) {
+  if (norm.weight == nullptr) return nullptr;
+  return [&kernels, norm, x, out, size](int begin, int end) { kernels.norm_rows(norm, x, nullptr, out, size, begin, end); };
+}
+
+// out = x + after(y)
+Phase add_normed(const Kernels& kernels, const Norm& after, const float* x, const float* y, float* out, int rows, int size) {
+  return {static_cast<size_t>((rows + kRowsOfTask - 1) / kRowsOfTask), [&kernels, after, x, y, out, rows, size](size_t i) {
+            const int begin = static_cast<int>(i) * kRowsOfTask, end = begin + kRowsOfTask;
+            kernels.norm_rows(after, y, x, out, size, begin, end < rows ? end : rows);
+          }};
+}
+
+// out = x + after(down(activation(gate(n)) * up(n))), n = before(x)
+ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats after, ffi::RemainingArgs weights,
+                       ffi::Result<Floats> out, ffi::Result<Floats> scratch, ffi::Span<const float> norms,
+                       ffi::Span<const int32_t> matrices, ffi::Span<const float> levels, int32_t inner,
+                       int32_t activation, int32_t isa) {
+  const auto dims = x.dimensions();
+  if (dims.size() != 2 || weights.size() != 6 || !has_shape(*out, {dims[0], dims[1]}) || inner < 1 || activation < 0 ||
+      activation > static_cast<int>(Activation::kQuickGelu)) {
+    return invalid("mlp: arguments do not fit each other");
+  }
+  const int rows = static_cast<int>(dims[0]), size = static_cast<int>(dims[1]);
+  const auto first = read_norm(before, norms, 0, size), last = read_norm(after, norms, 1, size);
+  if (!first.has_value()) return first.error();
+  if (!last.has_value()) return last.error();
+  const Kernels* kernels = find_kernels(isa, 0);
+  if (kernels == nullptr) return invalid("mlp: this machine lacks the instruction set");
+  const bool adds_normed = last->weight != nullptr;
+  Scratch memory(scratch, rows);
+  float* normed = first->weight == nullptr ? nullptr : memory.take(size);
+  float *gate = memory.take(inner), *up = memory.take(inner), *lowered = adds_normed ? memory.take(size) : (*out).typed_data();
+  if (!memory.fits()) return invalid("mlp: too little scratch");
+  Products raise(isa, rows, size, normed == nullptr ? x.typed_data() : normed), lower(isa, rows, inner, gate);
+  const float* residual = adds_normed ? nullptr : x.typed_data();
+  float* const to[] = {gate, up, lowered};
+  for (size_t i = 0; i < 3; ++i) {
+    const auto matrix = matrix_arguments(weights, i, matrices, levels);
+    if (!matrix.has_value()) return matrix.error();
+    ffi::Error error = i < 2 ? raise.add(*matrix, inner, to[i]) : lower.add(*matrix, size, to[i], residual);
+    if (error.failure()) return error;
+  }
+  if (rows == 0) return ffi::Error::Success();
+  const size_t bytes = raise.bytes(pool);
+  char* shared = thread_memory<3>(bytes + lower.bytes(pool));
+  std::vector<Phase> phases;
+  raise.append(shared, fill_normed(*kernels, *first, x.typed_data(), normed, size), phases);
+  const auto gated = [kernels, gate, up, inner, activation](int begin, int end) {
+    kernels->gate_rows(static_cast<Activation>(activation), gate, up, gate, inner, begin, end);
+  };
+  lower.append(shared + bytes, gated, phases);
+  if (adds_normed) phases.push_back(add_normed(*kernels, *last, x.typed_data(), lowered, out->typed_data(), rows, size));
+  run_phases(pool, std::move(phases));
+  return ffi::Error::Success();
+}
+
+// out = x + after(o(attention(rotate(q_norm(q(n))), rotate(k_norm(k(n))), v(n)))), n = before(x)
+ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats q_norm, Floats k_norm, Floats after,
+                                   Floats cos, Floats sin, ffi::AnyBuffer pages_in, Floats calibration,
+                                   ffi::Buffer<ffi::S32> query_start, ffi::Buffer<ffi::S32> kv_len,
+                                   ffi::Buffer<ffi::S32> page_table, ffi::Buffer<ffi::S32> slots, Floats sinks,
+                                   ffi::RemainingArgs weights, ffi::Result<Floats> out, ffi::Result<ffi::AnyBuffer> pages,
+                                   ffi::Result<Floats> scratch, ffi::Span<const float> norms,
+                                   ffi::Span<const int32_t> matrices, ffi::Span<const float> levels, int32_t heads,
+                                   bool interleaved, float scale, float softcap, int32_t window, int32_t cache_type,
+                                   int32_t page_size, bool token_scales, bool decode, int32_t isa) {
+  const auto dims = x.dimensions(), cache = pages->dimensions(), angles = cos.dimensions();
+  if (dims.size() != 2 || cache.size() != 5 || angles.size() != 2 || weights.size() != 8 || heads < 1 ||
+      !has_shape(*out, {dims[0], dims[1]}) || angles[0] != dims[0] || 2 * angles[1] > cache[4] ||
+      !has_shape(sin, {angles[0], angles[1]})) {
+    return invalid("attention block: arguments do not fit each other");
+  }
+  const int rows = static_cast<int>(dims[0]), size = static_cast<int>(dims[1]), half = static_cast<int>(angles[1]);
+  const int kv_heads = static_cast<int>(cache[2]), head_dim = static_cast<int>(cache[4]);
+  const auto first = read_norm(before, norms, 0, size), of_q = read_norm(q_norm, norms, 1, head_dim);
+  const auto of_k = read_norm(k_norm, norms, 2, head_dim), last = read_norm(after, norms, 3, size);
+  for (const auto* norm : {&first, &of_q, &of_k, &last}) {
+    if (!norm->has_value()) return norm->error();
+  }
+  const Kernels* kernels = find_kernels(isa, 0);
+  if (kernels == nullptr) return invalid("attention block: this machine lacks the instruction set");
+  const bool adds_normed = last->weight != nullptr;
+  const int q_size = heads * head_dim, kv_size = kv_heads * head_dim;
+  Scratch memory(scratch, rows);
+  float* normed = first->weight == nullptr ? nullptr : memory.take(size);
+  float *q = memory.take(q_size), *k = memory.take(kv_size), *v = memory.take(kv_size), *attended = memory.take(q_size);
+  float* projected = adds_normed ? memory.take(size) : out->typed_data();
+  if (!memory.fits()) return invalid("attention block: too little scratch");
+  Products project(isa, rows, size, normed == nullptr ? x.typed_data() : normed), output(isa, rows, q_size, attended);
+  const float* residual = adds_normed ? nullptr : x.typed_data();
+  float* const to[] = {q, k, v, projected};
+  const int sizes[] = {q_size, kv_size, kv_size, size};
+  for (size_t i = 0; i < 4; ++i) {
+    const auto matrix = matrix_arguments(weights, i, matrices, levels);
+    if (!matrix.has_value()) return matrix.error();
+    ffi::Error error = i < 3 ? project.add(*matrix, sizes[i], to[i]) : output.add(*matrix, sizes[i], to[i], residual);
+    if (error.failure()) return error;
+  }
+  const AttentionArguments arguments{pages_in, calibration, query_start, kv_len,     page_table, slots,        sinks, *pages,
+                                     scale,    softcap,     window,      cache_type, page_size,  token_scales, decode, isa};
+  PagedAttention attention{};
+  if (ffi::Error error = attention.init(arguments, {rows, heads, kv_heads, head_dim, Type::kF32, q, k, v, attended});
+      error.failure()) {
+    return error;
+  }
+  const size_t bytes = project.bytes(pool);
+  char* shared = thread_memory<3>(bytes + output.bytes(pool));
+  const auto rotate = [&](int token) {
+    const float *of_cos = cos.typed_data() + static_cast<size_t>(token) * half;
+    const float *of_sin = sin.typed_data() + static_cast<size_t>(token) * half;
+    kernels->rotate({heads, head_dim, half, interleaved, of_cos, of_sin, *of_q}, q + static_cast<size_t>(token) * q_size);
+    kernels->rotate({kv_heads, head_dim, half, interleaved, of_cos, of_sin, *of_k}, k + static_cast<size_t>(token) * kv_size);
+  };
+  std::vector<Phase> phases;
+  project.append(shared, fill_normed(*kernels, *first, x.typed_data(), normed, size), phases);
+  attention.append(rotate, phases);
+  output.append(shared + bytes, nullptr, phases);
+  if (adds_normed) phases.push_back(add_normed(*kernels, *last, x.typed_data(), projected, out->typed_data(), rows, size));
+  run_phases(pool, std::move(phases));
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_mlp, mlp_handler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()    // x
+                                  .Arg<Floats>()    // before, as all norms empty for none
+                                  .Arg<Floats>()    // after
+                                  .RemainingArgs()  // see MatrixArguments: gate, up, down
+                                  .Ret<Floats>()    // out
+                                  .Ret<Floats>()    // scratch
+                                  .Attr<ffi::Span<const float>>("norms")
+                                  .Attr<ffi::Span<const int32_t>>("matrices")
+                                  .Attr<ffi::Span<const float>>("levels")
+                                  .Attr<int32_t>("inner")
+                                  .Attr<int32_t>("activation")
+                                  .Attr<int32_t>("isa"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_attention_block, attention_block_handler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()                 // x
+                                  .Arg<Floats>()                 // before
+                                  .Arg<Floats>()                 // q_norm
+                                  .Arg<Floats>()                 // k_norm
+                                  .Arg<Floats>()                 // after
+                                  .Arg<Floats>()                 // cos
+                                  .Arg<Floats>()                 // sin
+                                  .Arg<ffi::AnyBuffer>()         // pages
+                                  .Arg<Floats>()                 // calibration
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // query_start
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // kv_len
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // page_table
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // slots
+                                  .Arg<Floats>()                 // sinks
+                                  .RemainingArgs()               // see MatrixArguments: q, k, v, o
+                                  .Ret<Floats>()                 // out
+                                  .Ret<ffi::AnyBuffer>()         // pages
+                                  .Ret<Floats>()                 // scratch
+                                  .Attr<ffi::Span<const float>>("norms")
+                                  .Attr<ffi::Span<const int32_t>>("matrices")
+                                  .Attr<ffi::Span<const float>>("levels")
+                                  .Attr<int32_t>("heads")
+                                  .Attr<bool>("interleaved")
+                                  .Attr<float>("scale")
+                                  .Attr<float>("softcap")
+                                  .Attr<int32_t>("window")
+                                  .Attr<int32_t>("cache_type")
+                                  .Attr<int32_t>("page_size")
+                                  .Attr<bool>("token_scales")
+                                  .Attr<bool>("decode")
+                                  .Attr<int32_t>("isa"));
+
+#pragma GCC visibility pop
+
+}  // namespace llmjax

@@ -1,0 +1,231 @@
+#include "products.h"
+
+#include <cstring>
+#include <utility>
+
+namespace llmjax {
+namespace {
+
+namespace ffi = xla::ffi;
+
+constexpr int64_t kBytesOfTask = 1 << 14;       // of words, at least
+constexpr int64_t kBytesOfPlainTask = 1 << 16;  // of a plain matrix, at least
+constexpr int64_t kBytesOfPanel = 1 << 20;      // of dequantised weights that stay in a core's cache
+constexpr int kUnit = 32;                       // outputs: what products with plain matrices divide no further
+
+bool read_field(const int32_t* numbers, int64_t expected, bool optional, int num_words, NumberField& field) {
+  if (numbers[0] < 0 || numbers[0] > static_cast<int>(Number::kE8M0)) return false;
+  field = {static_cast<Number>(numbers[0]), numbers[1], numbers[2]};
+  if (field.count == 0 && optional) return true;
+  const int64_t words = (static_cast<int64_t>(field.count) * bits_of(field.number) + 31) / 32;
+  return field.count == expected && field.start >= 0 && field.start + words <= num_words;
+}
+
+// The largest power of two below 128 by which levels become integers of 8 bits, or else 0.
+float level_factor(const float* levels) {
+  for (float factor = 1; factor < 128; factor *= 2) {
+    bool whole = true;
+    for (int i = 0; i < 16 && whole; ++i) {
+      const float level = levels[i] * factor;
+      whole = level >= -128 && level <= 127 && level == static_cast<float>(static_cast<int>(level));
+    }
+    if (whole) return factor;
+  }
+  return 0;
+}
+
+// `numbers` from size_in on, see MatrixArguments.
+bool read_format(const int32_t* numbers, const float* levels, QuantizedMatrix& w) {
+  w.size_in = numbers[0], w.num_words = numbers[1], w.bits = numbers[2];
+  w.kind = static_cast<CodeKind>(numbers[3]);
+  w.num_levels = numbers[4], w.group_size = numbers[5], w.super_size = numbers[6];
+  if (w.size_in < 1 || w.bits < 1 || w.bits > 8 || w.bits == 7 || numbers[3] < 0 || numbers[3] > 3 ||
+      (w.bits == 8) == (w.kind == CodeKind::kUint) || w.num_levels < 0 || w.num_levels > 16 ||
+      (w.num_levels != 0 && w.bits > 4) || w.group_size < 16 || w.group_size % 16 != 0 || w.super_size < 0 ||
+      w.super_size % w.group_size != 0) {
+    return false;
+  }
+  std::memcpy(w.levels, levels, sizeof(w.levels));
+  w.level_factor = w.num_levels == 0 ? 1 : level_factor(levels);
+  const int64_t groups = w.groups(), supers = w.super_size == 0 ? 0 : (w.size_in + w.super_size - 1) / w.super_size;
+  const int32_t super_minima[] = {numbers[16], numbers[19], numbers[20]};
+  return static_cast<int64_t>(w.chunks()) * w.bits <= w.num_words &&
+         read_field(numbers + 7, groups, false, w.num_words, w.scales) &&
+         read_field(numbers + 10, groups, true, w.num_words, w.zeros) &&
+         read_field(numbers + 13, groups, true, w.num_words, w.minima) &&
+         read_field(numbers + 16, supers, true, w.num_words, w.super_scales) &&
+         read_field(super_minima, supers, true, w.num_words, w.super_minima);
+}
+
+int tiles_of_task(const QuantizedMatrix& w, Method method, int64_t threads) {
+  const int64_t words = static_cast<int64_t>(w.num_words) * kTileRows * 4;
+  int64_t tiles = 1 + kBytesOfTask / words;
+  if (method == Method::kBf16Tiles) {  // a panel serves all rows, and rows of x serve all of a panel
+    const int64_t of_panel = kBytesOfPanel / (static_cast<int64_t>(w.chunks()) * kChunk * kTileRows * 2);
+    const int64_t of_thread = w.tiles() / (4 * threads);
+    tiles = of_panel < of_thread ? of_panel : of_thread;
+    tiles = tiles < 2 ? 2 : tiles > 8 ? 8 : tiles / 2 * 2;
+  }
+  return static_cast<int>(tiles);
+}
+
+// Gives out pieces of one allocation; a first pass with no memory only counts.
+class Arena {
+ public:
+  explicit Arena(char* memory) : memory_(memory) {}
+  template <class T>
+  T* take(bool wanted, size_t count) {
+    if (!wanted) return nullptr;
+    T* piece = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + used_);
+    used_ += (count * sizeof(T) + 63) / 64 * 64;
+    return piece;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* memory_;
+  size_t used_ = 0;
+};
+
+// Divides memory among the forms of x that methods need; null: only counts.
+size_t place(QuantizedInput& in, const bool* methods, char* memory) {
+  const size_t count = in.chunk_rows();
+  const bool floats = methods[static_cast<int>(Method::kFloatVectors)];
+  const bool bytes = methods[static_cast<int>(Method::kInt8Vectors)] || methods[static_cast<int>(Method::kInt8Tiles)];
+  Arena arena(memory);
+  in.floats = arena.take<float>(floats, count * kChunk);
+  in.float_sums = arena.take<float>(floats, count * 2);
+  in.bytes = arena.take<int8_t>(bytes, count * kChunk);
+  in.byte_scales = arena.take<float>(bytes, count);
+  in.byte_sums = arena.take<float>(bytes, count * 3);
+  in.bf16 = arena.take<uint16_t>(methods[static_cast<int>(Method::kBf16Tiles)], count * kChunk);
+  return arena.used();
+}
+
+}  // namespace
+
+ffi::ErrorOr<MatrixArguments> matrix_arguments(const ffi::RemainingArgs& arguments, size_t i,
+                                               ffi::Span<const int32_t> matrices, ffi::Span<const float> levels) {
+  if (matrices.size() < kMatrixNumbers * (i + 1) || levels.size() < kMatrixLevels * (i + 1)) {
+    return ffi::Unexpected(invalid("products: attributes do not fit the matrices"));
+  }
+  const auto weight = arguments.get<ffi::AnyBuffer>(2 * i);
+  const auto bias = arguments.get<ffi::Buffer<ffi::F32>>(2 * i + 1);
+  if (!weight.has_value()) return ffi::Unexpected(weight.error());
+  if (!bias.has_value()) return ffi::Unexpected(bias.error());
+  return MatrixArguments{*weight, *bias, matrices.begin() + kMatrixNumbers * i, levels.begin() + kMatrixLevels * i};
+}
+
+Products::Products(int isa, int rows, int size_in, const float* x) : isa_(isa), kernels_(find_quantized_kernels(isa)) {
+  in_.rows = rows, in_.size_in = size_in, in_.x = x;
+  in_.round_columns = 2 * kChunk;
+}
+
+ffi::Error Products::add(const MatrixArguments& matrix, int size_out, float* y, const float* residual) {
+  if (kernels_ == nullptr) return invalid("products: this machine lacks the instruction set");
+  const bool quantized = matrix.weight.element_type() == ffi::DataType::U32;
+  if (size_out < 1 || (matrix.bias.element_count() != 0 && !has_shape(matrix.bias, {size_out}))) {
+    return invalid("products: shapes do not fit each other");
+  }
+  return quantized ? add_quantized(matrix, size_out, y, residual) : add_plain(matrix, size_out, y, residual);
+}
+
+ffi::Error Products::add_quantized(const MatrixArguments& matrix, int size_out, float* y, const float* residual) {
+  Quantized product{};
+  QuantizedMatrix& w = product.matrix;
+  if (!read_format(matrix.numbers + 3, matrix.levels, w)) return invalid("products: impossible format of a row");
+  w.size_out = size_out;
+  if (w.size_in != in_.size_in || !has_shape(matrix.weight, {w.tiles(), w.num_words, kTileRows})) {
+    return invalid("products: shapes do not fit each other");
+  }
+  w.zero = matrix.levels[16];
+  w.words = static_cast<const uint32_t*>(matrix.weight.untyped_data());
+  w.bias = matrix.bias.element_count() == 0 ? nullptr : matrix.bias.typed_data();
+  w.residual = residual, w.y = y;
+  const int method = matrix.numbers[0];
+  if (method < -1 || method >= kMethods) return invalid("products: no such method");
+  product.method = method < 0 ? kernels_->choose(w, in_.rows, matrix.numbers[1] != 0, matrix.numbers[2] != 0)
+                              : static_cast<Method>(method);
+  if (!kernels_->takes(w, product.method)) {
+    return invalid("products: the method does not take these codes or this instruction set");
+  }
+  methods_[static_cast<int>(product.method)] = true;
+  if (w.group_size % (2 * kChunk) != 0) in_.round_columns = kChunk;
+  const int block = kernels_->input_block(in_.rows, product.method);
+  in_.block = block > in_.block ? block : in_.block;
+  quantized_.push_back(product);
+  return ffi::Error::Success();
+}
+
+ffi::Error Products::add_plain(const MatrixArguments& matrix, int size_out, float* y, const float* residual) {
+  const auto type = float_type(matrix.weight.element_type());
+  if (!type || *type == Type::kF32) return invalid("products: unsupported type of a matrix");
+  if (!has_shape(matrix.weight, {size_out, in_.size_in})) return invalid("products: shapes do not fit each other");
+  const float* bias = matrix.bias.element_count() == 0 ? nullptr : matrix.bias.typed_data();
+  Plain product{{in_.rows, in_.size_in, size_out, *type, in_.x, matrix.weight.untyped_data(), bias, residual, y},
+                find_kernels(isa_, in_.size_in), plain_bytes_, 0, 0};
+  if (product.kernels == nullptr) return invalid("products: the input size is odd");
+  plain_bytes_ += (product.kernels->linear_workspace(product.call) + 63) / 64 * 64;
+  plain_.push_back(product);
+  return ffi::Error::Success();
+}
+
+size_t Products::bytes(const ffi::ThreadPool& pool) {
+  const int64_t threads = pool.num_threads() > 0 ? pool.num_threads() : 1;
+  tasks_ = 0;
+  for (Quantized& product : quantized_) {
+    const QuantizedMatrix& w = product.matrix;
+    product.tiles_of_task = tiles_of_task(w, product.method, threads);
+    product.first_task = tasks_;
+    tasks_ += (w.tiles() + product.tiles_of_task - 1) / product.tiles_of_task;
+    const size_t needed = kernels_->workspace(w, product.method, product.tiles_of_task);
+    task_workspace_ = needed > task_workspace_ ? needed : task_workspace_;
+  }
+  quantized_tasks_ = tasks_;
+  for (Plain& product : plain_) {
+    const int64_t units = (product.call.size_out + kUnit - 1) / kUnit;
+    const int64_t per_task = 1 + kBytesOfPlainTask / (static_cast<int64_t>(kUnit) * in_.size_in * 2);
+    product.outputs_of_task = per_task * kUnit;
+    product.first_task = tasks_;
+    tasks_ += (units + per_task - 1) / per_task;
+  }
+  if (in_.block == 0) in_.block = kTileRows;
+  return plain_bytes_ + place(in_, methods_, nullptr);
+}
+
+void Products::append(char* memory, std::function<void(int, int)> fill, std::vector<Phase>& phases) {
+  place(in_, methods_, memory + plain_bytes_);
+  if (fill != nullptr || !quantized_.empty()) {
+    phases.push_back({static_cast<size_t>(in_.blocks()), [this, fill = std::move(fill)](size_t i) {
+                        const int begin = static_cast<int>(i) * in_.block, end = begin + in_.block;
+                        if (fill != nullptr) fill(begin, end < in_.rows ? end : in_.rows);
+                        if (!quantized_.empty()) kernels_->prepare(in_, static_cast<int>(i));
+                      }});
+  }
+  if (plain_bytes_ != 0) {
+    phases.push_back({plain_.size(), [this, memory](size_t i) {
+                        plain_[i].kernels->linear_prepare(plain_[i].call, memory + plain_[i].workspace);
+                      }});
+  }
+  phases.push_back({static_cast<size_t>(tasks_), [this, memory](size_t i) { run(static_cast<int64_t>(i), memory); }});
+}
+
+void Products::run(int64_t task, const char* memory) const {
+  if (task < quantized_tasks_) {
+    const Quantized* product = &quantized_.back();
+    while (product->first_task > task) --product;
+    const QuantizedMatrix& w = product->matrix;
+    const int begin = static_cast<int>(task - product->first_task) * product->tiles_of_task;
+    const int end = begin + product->tiles_of_task;
+    kernels_->multiply(w, in_, product->method, begin, end < w.tiles() ? end : w.tiles(), thread_memory<4>(task_workspace_));
+    return;
+  }
+  const Plain* product = &plain_.back();
+  while (product->first_task > task) --product;
+  const int64_t begin = (task - product->first_task) * product->outputs_of_task, end = begin + product->outputs_of_task;
+  const int size = product->call.size_out;
+  product->kernels->linear(product->call, memory + product->workspace, static_cast<int>(begin),
+                           end < size ? static_cast<int>(end) : size);
+}
+
+}  // namespace llmjax

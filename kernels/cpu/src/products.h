@@ -1,0 +1,78 @@
+// Products of several matrices with the same rows of x, as phases of a call.
+
+#ifndef LLMJAX_PRODUCTS_H_
+#define LLMJAX_PRODUCTS_H_
+
+#include <functional>
+#include <vector>
+
+#include "buffers.h"
+#include "kernels.h"
+#include "parallel.h"
+#include "quantized.h"
+
+namespace llmjax {
+
+constexpr int kMatrixNumbers = 24, kMatrixLevels = 17;
+
+// A weight as kernels/cpu/matrices.py passes it.
+struct MatrixArguments {
+  xla::ffi::AnyBuffer weight;                      // u32 words of records, or bf16 or f16 [size_out, size_in]
+  xla::ffi::Buffer<xla::ffi::DataType::F32> bias;  // [size_out], or empty for none
+  // The method (-1: the fastest) and whether x may be rounded to int8, and x and the weight to bf16. Then, zeros for a
+  // plain matrix: size_in, num_words, bits, kind, levels, group_size, super_size; of scales, zeros, minima and super
+  // scales the type, first word and count; of super minima (typed as super scales) the first word and count.
+  const int32_t* numbers;
+  const float* levels;  // 16, and the zero point
+};
+
+// Matrix i of a call: two of the remaining arguments, and its part of the attributes `matrices` and `levels`.
+xla::ffi::ErrorOr<MatrixArguments> matrix_arguments(const xla::ffi::RemainingArgs& arguments, size_t i,
+                                                    xla::ffi::Span<const int32_t> matrices,
+                                                    xla::ffi::Span<const float> levels);
+
+class Products {
+ public:
+  // x: [rows, size_in].
+  Products(int isa, int rows, int size_in, const float* x);
+
+  // y = x * weight^T + bias + residual; residual [rows, size_out] or null.
+  xla::ffi::Error add(const MatrixArguments& matrix, int size_out, float* y, const float* residual = nullptr);
+
+  // Memory that the phases share, 64-byte aligned. After the last `add`.
+  size_t bytes(const xla::ffi::ThreadPool& pool);
+  // `fill(begin, end)` writes these rows of x first; null: they are there.
+  void append(char* memory, std::function<void(int, int)> fill, std::vector<Phase>& phases);
+
+ private:
+  struct Quantized {
+    QuantizedMatrix matrix;
+    Method method;
+    int tiles_of_task;
+    int64_t first_task;
+  };
+  struct Plain {
+    Linear call;
+    const Kernels* kernels;
+    size_t workspace;  // offset
+    int64_t outputs_of_task;
+    int64_t first_task;
+  };
+
+  xla::ffi::Error add_quantized(const MatrixArguments& matrix, int size_out, float* y, const float* residual);
+  xla::ffi::Error add_plain(const MatrixArguments& matrix, int size_out, float* y, const float* residual);
+  void run(int64_t task, const char* memory) const;
+
+  int isa_;
+  const QuantizedKernels* kernels_;
+  QuantizedInput in_{};
+  std::vector<Quantized> quantized_;
+  std::vector<Plain> plain_;
+  bool methods_[kMethods] = {};
+  size_t task_workspace_ = 0, plain_bytes_ = 0;
+  int64_t quantized_tasks_ = 0, tasks_ = 0;
+};
+
+}  // namespace llmjax
+
+#endif  // LLMJAX_PRODUCTS_H_

@@ -1,0 +1,97 @@
+// What stands between the products of a decoder layer, row by row: norms, gated activations, rotation.
+
+#ifndef LLMJAX_ROWS_KERNEL_H_
+#define LLMJAX_ROWS_KERNEL_H_
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace {
+
+using llmjax::Activation;
+using llmjax::Norm;
+
+// The first `count` lanes of memory, zeros behind.
+inline Vec load_part(const float* p, int count) {
+  Vec v{};
+  std::memcpy(&v, p, count * sizeof(float));
+  return v;
+}
+inline void store_part(float* p, Vec v, int count) { std::memcpy(p, &v, count * sizeof(float)); }
+
+// Calls body(i, load, store) for the vectors of a row; the last may be a part of one.
+template <class Body>
+inline void each_vector(int size, const Body& body) {
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    body(i, [](const float* p) { return load(p); }, [](float* p, Vec v) { store(p, v); });
+  }
+  if (const int rest = size - i; rest > 0) {
+    body(i, [rest](const float* p) { return load_part(p, rest); }, [rest](float* p, Vec v) { store_part(p, v, rest); });
+  }
+}
+
+inline void norm_row(const Norm& norm, const float* x, const float* residual, float* out, int size) {
+  Vec squares{};
+  each_vector(size, [&](int i, auto get, auto) {
+    const Vec v = get(x + i);
+    squares += v * v;
+  });
+  const float scale = 1.0f / __builtin_sqrtf(horizontal_sum(squares) / static_cast<float>(size) + norm.eps);
+  const Vec added = splat(norm.plus_one ? 1.0f : 0.0f);
+  each_vector(size, [&](int i, auto get, auto put) {
+    const Vec v = get(x + i) * splat(scale) * (get(norm.weight + i) + added);
+    put(out + i, residual == nullptr ? v : get(residual + i) + v);
+  });
+}
+
+void norm_rows(const Norm& norm, const float* x, const float* residual, float* out, int size, int begin, int end) {
+  for (int m = begin; m < end; ++m) {
+    const size_t at = static_cast<size_t>(m) * size;
+    norm_row(norm, x + at, residual == nullptr ? nullptr : residual + at, out + at, size);
+  }
+}
+
+inline Vec sigmoid(Vec x) { return splat(1.0f) / (splat(1.0f) + vexp(-x)); }
+
+inline Vec activate(Activation activation, Vec x) {
+  switch (activation) {
+    case Activation::kSilu: return x * sigmoid(x);
+    case Activation::kQuickGelu: return x * sigmoid(splat(1.702f) * x);
+    case Activation::kTanhGelu: break;
+  }
+  // (1 + tanh(z)) / 2 is sigmoid(2z); Hendrycks and Gimpel 2016, arXiv:1606.08415.
+  return x * sigmoid(splat(1.5957691216057308f) * (x + splat(0.044715f) * x * x * x));
+}
+
+void gate_rows(Activation activation, const float* gate, const float* up, float* out, int size, int begin, int end) {
+  for (int m = begin; m < end; ++m) {
+    const size_t at = static_cast<size_t>(m) * size;
+    each_vector(size, [&](int i, auto get, auto put) {
+      put(out + at + i, activate(activation, get(gate + at + i)) * get(up + at + i));
+    });
+  }
+}
+
+void rotate(const llmjax::Rotation& by, float* heads) {
+  for (int head = 0; head < by.heads; ++head, heads += by.head_dim) {
+    if (by.norm.weight != nullptr) norm_row(by.norm, heads, nullptr, heads, by.head_dim);
+    if (by.interleaved) {
+      for (int i = 0; i < by.half; ++i) {
+        const float a = heads[2 * i], b = heads[2 * i + 1];
+        heads[2 * i] = a * by.cos[i] - b * by.sin[i];
+        heads[2 * i + 1] = a * by.sin[i] + b * by.cos[i];
+      }
+      continue;
+    }
+    each_vector(by.half, [&](int i, auto get, auto put) {
+      const Vec a = get(heads + i), b = get(heads + by.half + i), cos = get(by.cos + i), sin = get(by.sin + i);
+      put(heads + i, a * cos - b * sin);
+      put(heads + by.half + i, a * sin + b * cos);
+    });
+  }
+}
+
+}  // namespace
+
+#endif  // LLMJAX_ROWS_KERNEL_H_

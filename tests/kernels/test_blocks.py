@@ -1,0 +1,211 @@
+"""Halves of decoder layers in C++ against the same operation by operation: norms, gates, ropes, weights, batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels.attention import KVPages, RaggedBatch, make_pages
+from kernels.attention.portable import write_kv
+from kernels.blocks import (
+    ATTENTION_BLOCK,
+    MLP,
+    AttentionRules,
+    AttentionWeights,
+    MLPWeights,
+    Projection,
+    attention_block_in_steps,
+    mlp_in_steps,
+)
+from kernels.cpu import blocks as cpu
+from kernels.cpu.library import Library, library
+from kernels.norm import Norm
+from kernels.qtensor import Codes, QTensor, RowFormat
+from kernels.rope import Rotation
+
+NATIVE = library()
+ISAS = NATIVE.usable if NATIVE else ()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason="the C++ kernels are not built")
+
+SIZE, INNER, PAGE = 72, 104, 4  # neither a multiple of the widest vectors
+
+
+def native() -> Library:
+    assert NATIVE is not None
+    return NATIVE
+
+
+class Maker:
+    """Random weights of one kind."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.rng = np.random.default_rng(0)
+
+    def floats(self, *shape: int) -> jax.Array:
+        return jnp.asarray(self.rng.standard_normal(shape), jnp.float32)
+
+    def norm(self, size: int, *, plus_one: bool) -> Norm:
+        return Norm(self.floats(size) + (0 if plus_one else 1), 1e-5, plus_one)
+
+    def projection(self, size_out: int, size_in: int, *, bias: bool) -> Projection:
+        added = self.floats(size_out) if bias else None
+        if self.kind != "q4":
+            return Projection((self.floats(size_out, size_in) * size_in**-0.5).astype(self.kind), added)
+        form = RowFormat(size_in, Codes(4), 32, "f32", minimum="f32")
+        words = self.rng.integers(0, 1 << 32, (-(-size_out // 16), form.num_words, 16), dtype=np.uint32)
+        for entry, most in ((form.fields["scales"], 0.2), (form.fields["minima"], 1.5)):
+            values = self.rng.random((len(words), entry.num_words, 16), np.float32) * most * size_in**-0.5
+            words[:, entry.start : entry.start + entry.num_words] = values.view(np.uint32)
+        return Projection(QTensor(jnp.asarray(words), None, form, size_out, jnp.dtype(jnp.float32)), added)
+
+
+def exact(weights: Any) -> Any:
+    """The same with plain matrices in f32: XLA would round rows of x to bf16 too."""
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf, weights)
+
+
+def close(found: jax.Array, expected: jax.Array) -> None:
+    """Where tiles multiply plain matrices, an element of x keeps 16 bits."""
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=2e-4, atol=2e-3)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", ["q4", "bfloat16"])
+@pytest.mark.parametrize(
+    "rows,activation,norms,plus_one,bias",
+    [
+        (1, "silu", "before", False, False),
+        (3, "gelu_pytorch_tanh", "both", True, True),
+        (4, "quick_gelu", "none", False, True),
+        (21, "silu", "both", False, False),
+        (0, "silu", "before", False, False),
+    ],
+)
+def test_mlp(isa: str, kind: str, rows: int, activation: str, norms: str, plus_one: bool, bias: bool) -> None:
+    make = Maker(kind)
+    norm = partial(make.norm, SIZE, plus_one=plus_one)
+    weights = MLPWeights(
+        before=None if norms == "none" else norm(),
+        gate=make.projection(INNER, SIZE, bias=bias),
+        up=make.projection(INNER, SIZE, bias=bias),
+        down=make.projection(SIZE, INNER, bias=bias),
+        after=norm() if norms == "both" else None,
+    )
+    x = make.floats(rows, SIZE)
+    run = jax.jit(partial(cpu.mlp, activation=activation, native=native(), isa=isa))
+    close(run(x, weights), mlp_in_steps(x, exact(weights), activation=activation))
+
+
+def batch_of(counts: list[tuple[int, int]], *, padding: int, decode: bool) -> RaggedBatch:
+    """Requests with so many new tokens of so many, on pages from 1 on, and padding tokens (rows if decode)."""
+    pages = max((length for _, length in counts), default=0) // PAGE + 1
+    lengths = [length for _, length in counts] + [0] * padding
+    table = np.arange(1, 1 + len(lengths) * pages).reshape(len(lengths), pages)
+    slots = [
+        table[r, t // PAGE] * PAGE + t % PAGE
+        for r, (count, length) in enumerate(counts)
+        for t in range(length - count, length)
+    ]
+    starts = np.cumsum([0] + [count for count, _ in counts] + [0] * padding)
+    return RaggedBatch(
+        query_start=jnp.asarray(starts, jnp.int32),
+        kv_len=jnp.asarray(lengths, jnp.int32),
+        page_table=jnp.asarray(table, jnp.int32),
+        slots=jnp.asarray([*slots, *[0] * padding], jnp.int32),
+        decode=decode,
+    )
+
+
+DECODES = batch_of([(1, 1), (1, 9), (1, 30)], padding=1, decode=True)
+ONE = batch_of([(1, 17)], padding=0, decode=True)
+CHUNKS = batch_of([(1, 5), (6, 6), (3, 11)], padding=2, decode=False)
+LONG = batch_of([(21, 26)], padding=3, decode=False)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", ["q4", "bfloat16"])
+@pytest.mark.parametrize(
+    "batch,rotary,norms,rules,cache,bias",
+    [
+        (ONE, 16, "before", AttentionRules(0.25), "float32", False),
+        (DECODES, 16, "all", AttentionRules(0.3, window=7), "bfloat16", True),
+        (CHUNKS, 8, "before", AttentionRules(0.25, interleaved=True, softcap=9.0), "int8", True),
+        (LONG, 12, "none", AttentionRules(0.25), "float32", False),
+        (LONG, 16, "all", AttentionRules(0.25, window=5), "bfloat16", False),
+    ],
+    ids=["one", "decodes", "chunks", "long", "long, normed"],
+)
+def test_attention_block(
+    isa: str, kind: str, batch: RaggedBatch, rotary: int, norms: str, rules: AttentionRules, cache: str, bias: bool
+) -> None:
+    make, heads, kv_heads, head_dim = Maker(kind), 6, 2, 16
+    everywhere = norms == "all"
+    weights = AttentionWeights(
+        before=None if norms == "none" else make.norm(SIZE, plus_one=everywhere),
+        q=make.projection(heads * head_dim, SIZE, bias=bias),
+        k=make.projection(kv_heads * head_dim, SIZE, bias=bias),
+        v=make.projection(kv_heads * head_dim, SIZE, bias=False),
+        q_norm=make.norm(head_dim, plus_one=False) if everywhere else None,
+        k_norm=make.norm(head_dim, plus_one=True) if everywhere else None,
+        o=make.projection(SIZE, heads * head_dim, bias=bias),
+        after=make.norm(SIZE, plus_one=False) if everywhere else None,
+    )
+    tokens = len(batch.slots)
+    x, angles = make.floats(tokens, SIZE), make.floats(tokens, rotary // 2)
+    by = Rotation(cos=jnp.cos(angles), sin=jnp.sin(angles))
+    pages = filled(make, kv_heads=kv_heads, head_dim=head_dim, dtype=cache, count=batch.page_table.size + 1)
+    run = jax.jit(partial(cpu.attention_block, rules=rules, native=native(), isa=isa))
+    found, stored = run(x, weights, by, pages, batch)
+    expected, _ = jax.jit(partial(attention_block_in_steps, rules=rules))(x, exact(weights), by, pages, batch)
+    used = np.concatenate([np.asarray(batch.kv_len) > 0, np.zeros(tokens, bool)])[:tokens] if batch.decode else None
+    real = used if used is not None else np.arange(tokens) < int(batch.query_start[-1])
+    # One step of int8 apart where the rounding of a key differs in its last bit.
+    atol = 3e-2 if cache == "int8" else 2e-2 if cache == "bfloat16" else 2e-3
+    np.testing.assert_allclose(np.asarray(found)[real], np.asarray(expected)[real], rtol=2e-4, atol=atol)
+    assert np.isfinite(np.asarray(found)).all()
+    touched = {int(slot) // PAGE for slot in np.asarray(batch.slots)} - {0}
+    changed = {i for i in range(len(pages.data)) if not np.array_equal(stored.data[i], pages.data[i])}
+    assert changed == touched
+
+
+def filled(make: Maker, *, kv_heads: int, head_dim: int, dtype: str, count: int) -> KVPages:
+    """Pages of keys and values that steps before this one have left."""
+    pages = make_pages(
+        num_pages=count, page_size=PAGE, num_kv_heads=kv_heads, head_dim=head_dim, dtype=jnp.dtype(dtype), as_bits=True
+    )
+    k, v = (make.floats(count * PAGE, kv_heads, head_dim) for _ in range(2))
+    return write_kv(pages, k, v, jnp.arange(count * PAGE, dtype=jnp.int32))
+
+
+def test_a_page_that_does_not_exist_is_an_error() -> None:
+    make = Maker("bfloat16")
+    project = partial(make.projection, bias=False)
+    weights = AttentionWeights(
+        None, project(32, 32), project(16, 32), project(16, 32), None, None, project(32, 32), None
+    )
+    pages = make_pages(num_pages=2, page_size=PAGE, num_kv_heads=1, head_dim=16, dtype=jnp.dtype("float32"))
+    by = Rotation(jnp.ones((1, 8)), jnp.zeros((1, 8)))
+    batch = dataclasses.replace(ONE, page_table=ONE.page_table + 70)
+    with pytest.raises(Exception, match=r"page 7\d does not exist"):
+        cpu.attention_block(make.floats(1, 32), weights, by, pages, batch, rules=AttentionRules(0.25), native=native())[
+            0
+        ].block_until_ready()
+
+
+def test_what_the_library_takes_goes_to_it() -> None:
+    make = Maker("bfloat16")
+    weights = MLPWeights(None, *(make.projection(64, 64, bias=False) for _ in range(3)), None)
+    x = jnp.zeros((1, 64))
+    assert MLP.pick("cpu", x, weights, activation="silu").name == "C++"
+    assert "activation is gelu" in MLP.explain("cpu", x, weights, activation="gelu")
+    assert "slower from" in MLP.explain("cpu", jnp.zeros((256, 64)), weights, activation="silu")
+    assert "activations are bfloat16" in MLP.explain("cpu", x.astype(jnp.bfloat16), weights, activation="silu")
+    assert MLP.pick("cuda", x, weights, activation="silu").name == "in steps"
+    assert ATTENTION_BLOCK.implementations[-1].name == "in steps"
