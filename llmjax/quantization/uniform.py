@@ -150,6 +150,11 @@ class IntegerScheme:
         return QuantizedRows(form, codes.astype(CODE_DTYPES[form.codes.kind]), grid.scales, zeros=zeros)
 
     @property
+    def scale_dtype(self) -> np.dtype:
+        """Of scales."""
+        return NUMBER_DTYPES[self._scale]
+
+    @property
     def _scale(self) -> str:
         return self.scale or ("f16" if self.group_size else "f32")
 

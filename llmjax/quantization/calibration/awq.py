@@ -1,0 +1,85 @@
+"""AWQ (Lin et al. 2023, arXiv:2306.00978): columns whose inputs are large are scaled up before rounding and their
+inputs down, which costs nothing where the scales can be folded into what makes the inputs.
+
+    scale = mean |input| ^ ratio,  ratio in 0, 1/20 … 19/20,  scales divided by sqrt(largest * smallest)
+
+The ratio with the least squared error of the outputs is taken (section 3.2); 0 is rounding to nearest. Clipping the
+range of each group is searched likewise. Both losses are worked out from the Gram matrix of the inputs, so they are
+those of all tokens and not of a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmjax.quantization.calibration.inputs import InputStatistics
+from llmjax.quantization.uniform import IntegerScheme
+
+RATIOS = 20
+CLIPS = 10  # ranges from all to half of it, as AutoAWQ
+SMALLEST = 1e-4  # of a scale before they are divided
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """A matrix and what it becomes.
+
+    Attributes:
+        weights: f32 [out, in].
+        scheme: the quantiser.
+    """
+
+    weights: np.ndarray
+    scheme: IntegerScheme
+
+    def rounded(self, weights: np.ndarray) -> np.ndarray:
+        """What weights are after quantisation, f32."""
+        out = np.empty(weights.shape, np.float32)
+        self.scheme.quantize(weights).dequantize(out)
+        return out
+
+
+def search_scales(
+    projections: Sequence[Projection], inputs: InputStatistics, *, magnitude: np.ndarray | None = None
+) -> np.ndarray:
+    """The scales of the columns of projections with the same inputs.
+
+    Args:
+        magnitude: f64 [in], of channels where it is not that of the inputs, because some have to share a scale.
+
+    Returns:
+        f32 [in].
+    """
+    magnitude = inputs.magnitude if magnitude is None else magnitude
+    best, least = np.ones(len(magnitude), np.float32), np.inf
+    for step in range(RATIOS):
+        scales = np.maximum(magnitude ** (step / RATIOS), SMALLEST)
+        scales = (scales / np.sqrt(scales.max() * scales.min())).astype(np.float32)
+        loss = sum(inputs.energy(each.rounded(each.weights * scales) / scales - each.weights) for each in projections)
+        if loss < least:
+            best, least = scales, loss
+    return best
+
+
+def clipped(projection: Projection, inputs: InputStatistics) -> np.ndarray:
+    """Weights f32 [out, in] with the range of each row of each group cut to where the outputs' error is least."""
+    weights = projection.weights
+    rows, columns = weights.shape
+    size = projection.scheme.group_size or columns
+    result = weights.copy()
+    for start in range(0, columns, size):
+        group = weights[:, start : start + size]
+        gram = inputs.gram[start : start + size, start : start + size].astype(np.float32)
+        peak = np.abs(group).max(axis=1, keepdims=True)
+        least = np.full(rows, np.inf, np.float32)
+        for step in range(CLIPS):
+            cut = np.clip(group, -peak * (1 - step / 2 / CLIPS), peak * (1 - step / 2 / CLIPS))
+            gap = projection.rounded(cut) - group
+            loss = np.einsum("oi,oi->o", gap @ gram, gap)
+            better = loss < least
+            least[better] = loss[better]
+            result[better, start : start + size] = cut[better]
+    return result

@@ -1,0 +1,136 @@
+"""GPTQ (Frantar et al. 2022, arXiv:2210.17323): columns are rounded one by one, and what rounding one has done to the
+outputs is made up for by the columns that are still to come.
+
+With H the Hessian of the outputs' squared error and U the upper Cholesky factor of its inverse, column i is rounded,
+and its error, divided by U[i, i], times U[i, i + 1 :] is taken from the columns behind it (section 3.3, algorithm 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import solve_triangular  # type: ignore[import-untyped]
+
+from llmjax.errors import CheckpointError
+from llmjax.quantization.rows import QuantizedRows
+from llmjax.quantization.uniform import Grid, IntegerScheme
+
+BLOCK = 128  # columns after which the rest of the matrix is brought up to date
+
+
+@dataclass(frozen=True, eq=False)
+class InverseHessian:
+    """What rounding columns in some order needs to know of the inputs.
+
+    Attributes:
+        factor: f32 [in, in], upper triangular, transpose(factor) @ factor = inverse of H, in that order.
+        order: intp [in], the column that is rounded first, second …; None: from left to right.
+    """
+
+    factor: np.ndarray
+    order: np.ndarray | None
+
+    @classmethod
+    def of(cls, gram: np.ndarray, *, damping: float, act_order: bool = False) -> InverseHessian:
+        """Inverts.
+
+        Args:
+            gram: f64 [in, in], see `InputStatistics`.
+            damping: share of the mean of the diagonal that is added to it.
+            act_order: columns with the largest inputs first.
+
+        Raises:
+            CheckpointError: inputs are not numbers, or damping is too small.
+        """
+        hessian = gram.copy()
+        diagonal = np.einsum("ii->i", hessian)
+        # Channels that are always 0 are rounded to nearest.
+        diagonal[diagonal == 0] = 1
+        order = np.argsort(-diagonal, kind="stable") if act_order else None
+        diagonal += damping * diagonal.mean()
+        if order is not None:
+            hessian = hessian[np.ix_(order, order)]
+        if not np.isfinite(hessian).all():
+            raise CheckpointError("GPTQ was given inputs that are infinite or not a number")
+        try:
+            # H = R Rᵀ with R upper triangular, the Cholesky factor of H turned by half a turn; then U = R⁻¹.
+            root = np.linalg.cholesky(hessian[::-1, ::-1])[::-1, ::-1]
+        except np.linalg.LinAlgError as error:
+            raise CheckpointError(f"GPTQ cannot invert the Hessian ({error}): more --damping would help") from None
+        factor = solve_triangular(root, np.identity(len(root)), overwrite_b=True, check_finite=False)
+        return cls(np.ascontiguousarray(factor, np.float32), order)
+
+
+def gptq(
+    weights: np.ndarray, inverse: InverseHessian, scheme: IntegerScheme, *, static_groups: bool = False
+) -> QuantizedRows:
+    """Quantises a matrix.
+
+    Args:
+        weights: f32 [out, in].
+        inverse: of its inputs.
+        scheme: says grid and groups.
+        static_groups: groups' scales are those of the weights as they are, not of those that were changed by the
+            columns before. Always so if columns are rounded in an order of their own.
+    """
+    columns = weights.shape[1]
+    group_size = scheme.group_size or columns
+    order = np.arange(columns) if inverse.order is None else inverse.order
+    static = static_groups or inverse.order is not None
+    grids = _Grids.of(scheme, weights) if static else _Grids.empty(scheme, weights)
+    rest = np.ascontiguousarray(weights.T[order], np.float32)  # [in, out]: a column is what is worked on
+    codes = np.empty_like(rest)
+    half = np.float32(1 << scheme.bits - 1)
+    for start in range(0, columns, BLOCK):
+        stop = min(start + BLOCK, columns)
+        errors = np.empty_like(rest[start:stop])
+        for i in range(start, stop):
+            group, first = divmod(int(order[i]), group_size)
+            if not static and first == 0:
+                # The block's own columns are up to date, those behind it lack what the block has done so far.
+                span = rest[i : i + group_size].copy()
+                if i + group_size > stop:
+                    span[stop - i :] -= inverse.factor[start:i, stop : i + group_size].T @ errors[: i - start]
+                grids.fit(scheme, group, span.T)
+            scale, zero = grids.scales[group], grids.zeros[group]
+            code = np.clip(np.rint(rest[i] / scale + zero), -half, half - 1)
+            error = (rest[i] - (code - zero) * scale) / inverse.factor[i, i]
+            codes[i] = code
+            errors[i - start] = error
+            rest[i + 1 : stop] -= np.outer(inverse.factor[i, i + 1 : stop], error)
+        rest[stop:] -= inverse.factor[start:stop, stop:].T @ errors
+    if inverse.order is not None:
+        codes = codes[np.argsort(inverse.order)]
+    return scheme.rows(np.ascontiguousarray(codes.T), grids.grid(scheme))
+
+
+@dataclass(frozen=True, eq=False)
+class _Grids:
+    """The grid of each group as it becomes known: f32 [groups, out]."""
+
+    scales: np.ndarray
+    zeros: np.ndarray
+
+    @classmethod
+    def empty(cls, scheme: IntegerScheme, weights: np.ndarray) -> _Grids:
+        shape = (scheme.format(weights.shape[1]).num_groups, len(weights))
+        return cls(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+
+    @classmethod
+    def of(cls, scheme: IntegerScheme, weights: np.ndarray) -> _Grids:
+        grid = scheme.grid(weights)
+        scales = np.ascontiguousarray(grid.scales.T, np.float32)
+        return cls(scales, np.zeros_like(scales) if grid.zeros is None else np.ascontiguousarray(grid.zeros.T))
+
+    def fit(self, scheme: IntegerScheme, group: int, weights: np.ndarray) -> None:
+        """Spans the columns [out, n] of a group."""
+        grid = scheme.grid(weights)
+        self.scales[group] = grid.scales[:, 0]
+        if grid.zeros is not None:
+            self.zeros[group] = grid.zeros[:, 0]
+
+    def grid(self, scheme: IntegerScheme) -> Grid:
+        """As `scheme` has it."""
+        scales = np.ascontiguousarray(self.scales.T).astype(scheme.scale_dtype)
+        return Grid(scales, None if scheme.symmetric else np.ascontiguousarray(self.zeros.T))

@@ -1,0 +1,113 @@
+"""One decoder layer while it is calibrated: its weights on the host, and on the device as the model runs with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from kernels.attention import RaggedBatch, make_pages
+from llmjax.checkpoint.checkpoint import Checkpoint
+from llmjax.errors import CheckpointError
+from llmjax.platforms import Platform
+from llmjax.quantization.calibration.inputs import InputStatistics
+from llmjax.quantization.calibration.stages import Block, Computation, Stage, Surroundings, blocks_of
+from models.config import ModelConfig
+from models.decoder import DecoderLayer
+from models.layers.rope import rotation
+
+F32 = np.dtype(np.float32)
+PAGE = 64  # tokens
+
+
+class CalibratedLayer:
+    """A layer whose weights are replaced one after the other.
+
+    Args:
+        checkpoint: holds the weights.
+        config: of the model.
+        index: of the layer.
+        platform: device and types that the model runs in.
+
+    Attributes:
+        prefix: of its tensors' names.
+        blocks: what is calibrated, in order.
+        values: f32, by name below the prefix; read when the layer is made.
+
+    Raises:
+        CheckpointError: a tensor is missing or has another shape.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, config: ModelConfig, index: int, platform: Platform) -> None:
+        self.prefix = f"model.layers.{index}."
+        layer = DecoderLayer(config, config.layers[index], dtype=platform.dtype)
+        self.blocks: tuple[Block, ...] = blocks_of(layer)
+        self._definition, state = nnx.split(layer)
+        self._device = platform.device
+        self._shapes: dict[str, jax.ShapeDtypeStruct] = {
+            ".".join(map(str, path)): parameter.get_value() for path, parameter in nnx.to_flat_state(state)
+        }
+        self._weights: dict[str, jax.Array] = {}
+        self.values: dict[str, np.ndarray] = {}
+        for name, shape in self._shapes.items():
+            tensor = checkpoint.tensors.get(self.prefix + name)
+            if tensor is None or tuple(tensor.shape) != shape.shape:
+                found = "is missing" if tensor is None else f"has shape {list(tensor.shape)}, not {list(shape.shape)}"
+                raise CheckpointError(f"{checkpoint.path}: tensor {self.prefix + name!r} {found}")
+            self.put(name, tensor.read(F32))
+
+    def put(self, name: str, values: np.ndarray) -> None:
+        """Runs with other weights, f32 of the tensor's shape, from now on."""
+        self.values[name] = values
+        self._weights[name] = jax.device_put(values.astype(self._shapes[name].dtype), self._device)
+
+    def inputs(self, stage: Stage, hidden: Sequence[jax.Array], around: Surroundings) -> InputStatistics:
+        """What the stage's projections are given.
+
+        Args:
+            hidden: the residual stream before the block, [T, D] of each sequence.
+        """
+        return InputStatistics.of(self._run(stage.inputs, x, around) for x in hidden)
+
+    def outputs(self, block: Block, hidden: Sequence[jax.Array], around: Surroundings) -> list[jax.Array]:
+        """The residual stream behind the block."""
+        return [self._run(block.outputs, x, around) for x in hidden]
+
+    def _run(self, compute: Computation, x: jax.Array, around: Surroundings) -> jax.Array:
+        out: jax.Array = _run(compute, self._definition, self._weights, x, around)
+        return out
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _run(compute: Computation, definition: Any, weights: dict[str, jax.Array], x: jax.Array, around: Any) -> jax.Array:
+    paths = {tuple(name.split(".")): nnx.Param(value) for name, value in weights.items()}
+    return compute(nnx.merge(definition, nnx.from_flat_state(paths)), x, around)
+
+
+def surroundings(config: ModelConfig, rope: int, length: int) -> Surroundings:
+    """Those of a sequence by itself.
+
+    Args:
+        rope: index into ``config.ropes``.
+        length: tokens.
+    """
+    count = -(-length // PAGE)
+    pages = make_pages(
+        num_pages=1 + count,
+        page_size=PAGE,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=jnp.dtype(jnp.float32),
+    )
+    batch = RaggedBatch(
+        query_start=jnp.array([0, length], jnp.int32),
+        kv_len=jnp.array([length], jnp.int32),
+        page_table=1 + jnp.arange(count, dtype=jnp.int32)[None],
+        slots=PAGE + jnp.arange(length, dtype=jnp.int32),
+    )
+    return Surroundings(rotation(jnp.arange(length, dtype=jnp.int32), config.ropes[rope]), pages, batch)

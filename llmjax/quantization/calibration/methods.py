@@ -1,0 +1,186 @@
+"""GPTQ and AWQ of half a layer, and what they gain over rounding to nearest."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+from llmjax.checkpoint.save_plan import SavePlan
+from llmjax.quantization.calibration.awq import Projection, clipped, search_scales
+from llmjax.quantization.calibration.gptq import InverseHessian, gptq
+from llmjax.quantization.calibration.inputs import InputStatistics
+from llmjax.quantization.calibration.layer import CalibratedLayer
+from llmjax.quantization.calibration.settings import CalibrationSettings
+from llmjax.quantization.calibration.stages import Block, Stage, Surroundings
+from llmjax.quantization.difference import Difference
+from llmjax.quantization.rounding import Result
+from llmjax.quantization.uniform import IntegerScheme
+from models.config import ModelConfig
+
+NEVER_CLIPPED = ("q_proj", "k_proj")  # what is lost of queries meets what is lost of keys (AutoAWQ)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated(Result):
+    """A quantised projection.
+
+    Attributes:
+        nearest: difference of its outputs if it had been rounded to nearest.
+        outputs: difference of its outputs as it is.
+    """
+
+    nearest: Difference = field(default_factory=Difference)
+    outputs: Difference = field(default_factory=Difference)
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """Scales that have moved from what makes an input into the projections that take it.
+
+    Attributes:
+        columns: f32 [in], what the projections' columns are multiplied with.
+        rows: f32 [out of the source], what the rows of a source that is a projection were divided by.
+    """
+
+    columns: np.ndarray
+    rows: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A half of a layer that is to be calibrated, and everything that this depends on."""
+
+    plan: SavePlan
+    config: ModelConfig
+    settings: CalibrationSettings
+    layer: CalibratedLayer
+    block: Block
+    hidden: Sequence[jax.Array]
+    around: Surroundings
+
+    def results(self) -> Iterator[Result]:
+        """Quantises the block's projections; the layer runs with what they become.
+
+        Yields:
+            Projections as `Calibrated`, and norms and biases that have changed.
+        """
+        return self._gptq() if self.settings.method == "gptq" else self._awq()
+
+    def _scheme(self, module: str) -> IntegerScheme | None:
+        """The scheme of a projection, if it can be calibrated."""
+        scheme = self.plan.layers.get(f"{self.layer.prefix}{module}.weight")
+        return scheme if isinstance(scheme, IntegerScheme) else None
+
+    def _modules(self, stage: Stage) -> Mapping[str, IntegerScheme]:
+        return {module: scheme for module in stage.modules if (scheme := self._scheme(module)) is not None}
+
+    def _gptq(self) -> Iterator[Result]:
+        for stage in self.block.stages:
+            modules = self._modules(stage)
+            if not modules:
+                continue
+            inputs = self.layer.inputs(stage, self.hidden, self.around)
+            inverse = InverseHessian.of(inputs.gram, damping=self.settings.damping, act_order=self.settings.act_order)
+            for module, scheme in modules.items():
+                weights = self.layer.values[f"{module}.weight"]
+                rows = gptq(weights, inverse, scheme, static_groups=self.settings.static_groups)
+                found = np.empty(weights.shape, np.float32)
+                rows.dequantize(found)
+                nearest = Projection(weights, scheme).rounded(weights)
+                total = inputs.energy(weights)
+                self.layer.put(f"{module}.weight", found)
+                yield Calibrated(
+                    f"{self.layer.prefix}{module}.weight",
+                    rows,
+                    Difference.between(found, weights),
+                    nearest=Difference(inputs.energy(nearest - weights), total),
+                    outputs=Difference(inputs.energy(found - weights), total),
+                )
+
+    def _awq(self) -> Iterator[Result]:
+        original = {m: self.layer.values[f"{m}.weight"] for stage in self.block.stages for m in self._modules(stage)}
+        before = {stage: self.layer.inputs(stage, self.hidden, self.around) for stage in self.block.stages}
+        rows: dict[str, np.ndarray] = {}  # what the rows of a projection were divided by
+        columns: dict[Stage, np.ndarray] = {}
+        for stage, inputs in before.items():
+            projections = [Projection(self.layer.values[f"{m}.weight"], s) for m, s in self._modules(stage).items()]
+            fold = yield from self._fold(stage, projections, inputs)
+            if fold.rows is not None:
+                rows[stage.source] = fold.rows
+            columns[stage] = fold.columns
+            for module in stage.modules:
+                self.layer.put(f"{module}.weight", self.layer.values[f"{module}.weight"] * fold.columns)
+        for stage, inputs in before.items():
+            divided = inputs.divided(columns[stage])
+            for module, scheme in self._modules(stage).items():
+                weights = self.layer.values[f"{module}.weight"]
+                each = Projection(weights, scheme)
+                clip = self.settings.clip and not module.endswith(NEVER_CLIPPED)
+                quantized = scheme.quantize(clipped(each, divided) if clip else weights)
+                found = np.empty(weights.shape, np.float32)
+                quantized.dequantize(found)
+                self.layer.put(f"{module}.weight", found)
+                unfolded = found / columns[stage]
+                if module in rows:
+                    unfolded *= rows[module][:, None]
+                old = original[module]
+                total = inputs.energy(old)
+                yield Calibrated(
+                    f"{self.layer.prefix}{module}.weight",
+                    quantized,
+                    Difference.between(found, weights),
+                    nearest=Difference(inputs.energy(Projection(old, scheme).rounded(old) - old), total),
+                    outputs=Difference(inputs.energy(unfolded - old), total),
+                )
+
+    def _fold(
+        self, stage: Stage, projections: list[Projection], inputs: InputStatistics
+    ) -> Generator[Result, None, Fold]:
+        """Divides the channels of the stage's input by scales, where they are made; where they cannot be, by 1.
+
+        Yields:
+            What has changed of tensors that are not quantised.
+        """
+        if len(projections) == len(stage.modules):  # a projection that stays as it is cannot be scaled
+            if stage.source.endswith("norm"):
+                return (yield from self._fold_norm(stage.source, search_scales(projections, inputs)))
+            if self._scheme(stage.source) is not None:
+                return (yield from self._fold_projection(stage.source, projections, inputs))
+        return Fold(np.ones(len(inputs.magnitude), np.float32))
+
+    def _fold_norm(self, norm: str, scales: np.ndarray) -> Generator[Result, None, Fold]:
+        name = f"{norm}.weight"
+        one = np.float32(self.config.norm_plus_one)
+        stored = self.layer.values[name]
+        dtype = self.plan.plain_dtype(self.layer.prefix + name)
+        new = ((one + stored) / scales - one).astype(dtype).astype(np.float32)
+        # What the stored type rounds off is not lost: columns are multiplied with the scales that the norm really has.
+        usable = (one + stored != 0) & (one + new != 0) & np.isfinite(new)
+        new = np.where(usable, new, stored)
+        scales = np.divide(one + stored, one + new, out=np.ones_like(new), where=usable)
+        self.layer.put(name, new)
+        yield Result(self.layer.prefix + name, new, None)
+        return Fold(scales)
+
+    def _fold_projection(
+        self, module: str, projections: list[Projection], inputs: InputStatistics
+    ) -> Generator[Result, None, Fold]:
+        """Into the rows of a projection that is quantised later; heads that share values share scales."""
+        weights = self.layer.values[f"{module}.weight"]
+        shared = len(inputs.magnitude) // len(weights)
+        size = self.config.head_dim if shared > 1 else 1
+        by_head = inputs.magnitude.reshape(-1, shared, size)
+        magnitude = by_head.mean(axis=1, keepdims=True).repeat(shared, axis=1).reshape(-1)
+        scales = search_scales(projections, inputs, magnitude=magnitude)
+        rows = scales.reshape(-1, shared, size)[:, 0].reshape(-1)
+        self.layer.put(f"{module}.weight", weights / rows[:, None])
+        bias = f"{module}.bias"
+        if bias in self.layer.values:
+            dtype = self.plan.plain_dtype(self.layer.prefix + bias)
+            new = (self.layer.values[bias] / rows).astype(dtype).astype(np.float32)
+            self.layer.put(bias, new)
+            yield Result(self.layer.prefix + bias, new, None)
+        return Fold(scales, rows)

@@ -1,0 +1,64 @@
+"""What calibration is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmjax.config import check_choices, setting
+from llmjax.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationSettings:
+    """Which method, and on what.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    method: str = setting(
+        "rtn",
+        "rtn: round to nearest; gptq, awq: calibrate on the text of --calibration",
+        choices=("rtn", "gptq", "awq"),
+        section="calibration",
+    )
+    calibration: str | None = setting(None, "UTF-8 text that is like what the model will be used for")
+    calibration_tokens: int = setting(32768, "use the first so many tokens of the text", unit="tokens")
+    calibration_length: int = setting(512, "cut into sequences of so many tokens", unit="tokens")
+    damping: float = setting(0.01, "gptq: share of the Hessian's mean diagonal that is added to its diagonal")
+    act_order: bool = setting(False, "gptq: round the columns with the largest inputs first")
+    static_groups: bool = setting(False, "gptq: take groups' scales from the weights as they are (act-order always)")
+    clip: bool = setting(True, "awq: search how far to cut the range of each group")
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if self.calibration_length < 2:
+            raise ConfigError(f"calibration_length must be at least 2, not {self.calibration_length}")
+        if self.calibration_tokens < self.calibration_length:
+            raise ConfigError(
+                f"calibration_tokens ({self.calibration_tokens}) must hold a sequence of {self.calibration_length}"
+            )
+        if not 0 < self.damping <= 1:
+            raise ConfigError(f"damping must lie in (0, 1], not {self.damping}")
+        if (self.method == "rtn") != (self.calibration is None):
+            raise ConfigError("--method gptq and awq need --calibration FILE, and only they use it")
+
+    def cut(self, token_ids: list[int], *, bos: int | None) -> list[list[int]]:
+        """Sequences of the calibration's length, each with BOS in front if texts begin so.
+
+        Args:
+            token_ids: of the text, without special tokens.
+            bos: the token that texts begin with; None: there is none.
+
+        Raises:
+            ConfigError: the text fills no sequence.
+        """
+        first = [] if bos is None else [bos]
+        step = self.calibration_length - len(first)
+        count = min(self.calibration_tokens // self.calibration_length, len(token_ids) // step)
+        if not count:
+            raise ConfigError(
+                f"the text of --calibration has {len(token_ids)} tokens, which fill no sequence of "
+                f"{self.calibration_length}: use more text or a smaller --calibration-length"
+            )
+        return [first + token_ids[i * step : (i + 1) * step] for i in range(count)]
