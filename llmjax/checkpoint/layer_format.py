@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -29,6 +30,10 @@ class Part:
     shape: tuple[int, ...]
     dtype: np.dtype
     make: Callable[[QuantizedRows], np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
 
 
 class LayerFormat(Protocol):

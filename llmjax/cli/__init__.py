@@ -28,6 +28,7 @@ COMMANDS = {
     "bench": Command("llmjax.cli.bench", "measure latency, throughput or a server"),
     "inspect": Command("llmjax.cli.inspect", "show what a model's files hold, without loading them"),
     "eval": Command("llmjax.cli.evaluate", "measure how good a model is as it is served"),
+    "quantize": Command("llmjax.cli.quantize", "write a model with quantised weights, as GGUF or safetensors"),
     "doctor": Command("llmjax.cli.doctor", "show what this machine has and what llmjax would use of it"),
     "version": Command("llmjax.cli.version", "print the versions of llmjax and JAX"),
 }
