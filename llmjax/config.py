@@ -102,7 +102,8 @@ class EngineConfig:
     quantization: str | None = setting(
         None,
         "quantise weights at load: a ggml type for every matrix (q4k, q80 …) or a mix as llama.cpp's files (q4_k_m "
-        "…), int8, w8a8, int4, fp8; none: dequantise; default: as the checkpoint has them",
+        "…), int8, w8a8, int4, fp8; none: dequantise; a format (gptq, awq, gguf …): the checkpoint must be that; "
+        "default: as the checkpoint has them",
         aliases=("--isq",),
     )
     quantization_rules: dict[str, str] = setting(  # noqa: RUF009

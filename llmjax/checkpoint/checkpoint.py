@@ -13,7 +13,7 @@ import numpy as np
 
 from llmjax.checkpoint.gguf import GGUFFile
 from llmjax.checkpoint.gguf_model import hf_config, hf_generation_config, hf_tensors
-from llmjax.checkpoint.quantization import plain_tensors
+from llmjax.checkpoint.quantization import plain_tensors, stored_method
 from llmjax.checkpoint.safetensors import SafetensorsTensor, open_safetensors
 from llmjax.errors import CheckpointError
 from llmjax.quantization.packing import RowSource
@@ -70,6 +70,7 @@ class Checkpoint:
         generation_config: content of generation_config.json, or empty.
         tensors: by Hugging Face name; those of quantised checkpoints too, see docs/formats.md.
         gguf: the container, for its tokenizer; None for a folder.
+        quantization: ``gguf``, or the ``quant_method`` of a quantised folder; else empty.
     """
 
     path: Path
@@ -77,6 +78,7 @@ class Checkpoint:
     generation_config: dict[str, Any]
     tensors: Mapping[str, StoredTensor]
     gguf: GGUFFile | None = None
+    quantization: str = ""
 
 
 def open_checkpoint(path: str | Path, *, overrides: Mapping[str, Any] | None = None) -> Checkpoint:
@@ -98,7 +100,7 @@ def _open_gguf(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
     gguf = GGUFFile.open(path)
     config = hf_config(gguf)
     tensors = MappingProxyType(hf_tensors(gguf, config))
-    return Checkpoint(path, {**config, **overrides}, hf_generation_config(gguf), tensors, gguf)
+    return Checkpoint(path, {**config, **overrides}, hf_generation_config(gguf), tensors, gguf, "gguf")
 
 
 def _open_folder(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
@@ -106,7 +108,7 @@ def _open_folder(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
     generation = path / GENERATION_CONFIG
     generation_config = read_json(generation) if generation.exists() else {}
     plain = MappingProxyType(plain_tensors(stored_tensors(path), config, path))
-    return Checkpoint(path, config, generation_config, plain)
+    return Checkpoint(path, config, generation_config, plain, quantization=stored_method(config, path))
 
 
 def stored_tensors(path: Path) -> dict[str, SafetensorsTensor]:

@@ -113,6 +113,19 @@ def plain_tensors(
     return tensors
 
 
+def stored_method(config: Mapping[str, Any], folder: Path) -> str:
+    """The ``quant_method`` of a folder, whoever's settings say so; empty: it is not quantised.
+
+    Args:
+        config, folder: see `quantization_settings`.
+
+    Raises:
+        CheckpointError: the format is unknown, or a file with settings malformed.
+    """
+    settings = quantization_settings(config, folder)
+    return "" if settings is None or settings.value("format") == DENSE else _method(settings)
+
+
 def quantization_settings(config: Mapping[str, Any], folder: Path) -> QuantSettings | None:
     """How a folder says that its weights are quantised; None: it does not.
 

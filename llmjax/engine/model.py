@@ -86,7 +86,11 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
         num_layers=model_config.num_layers,
     )
     plan = QuantizationPlan.of(
-        config.quantization, config.quantization_rules, settings, tied=model_config.tie_word_embeddings
+        config.quantization,
+        config.quantization_rules,
+        settings,
+        tied=model_config.tie_word_embeddings,
+        stored=checkpoint.quantization,
     )
     activations = platform.quantized_activations if config.activations == "auto" else config.activations
     params: dict[str, jax.Array | QTensor] = {}

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from llmjax.checkpoint.checkpoint import StoredTensor
@@ -20,6 +21,26 @@ from llmjax.quantization.rules import Rules
 from llmjax.quantization.schemes import SCHEMES, scheme_named
 
 logger = logging.getLogger(__name__)
+
+STORED_AS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "gptq": frozenset({"gptq"}),
+        "gptq_marlin": frozenset({"gptq"}),
+        "marlin": frozenset({"marlin", "gptq"}),
+        "awq": frozenset({"awq"}),
+        "awq_marlin": frozenset({"awq"}),
+        "compressed-tensors": frozenset({"compressed-tensors"}),
+        "fp8": frozenset({"fp8", "fbgemm_fp8"}),
+        "fbgemm_fp8": frozenset({"fbgemm_fp8"}),
+        "bitsandbytes": frozenset({"bitsandbytes"}),
+        "mxfp4": frozenset({"mxfp4"}),
+        "smoothquant": frozenset({"smoothquant"}),
+        "modelopt": frozenset({"modelopt"}),
+        "modelopt_fp4": frozenset({"modelopt_fp4", "modelopt"}),
+        "gguf": frozenset({"gguf"}),
+    }
+)
+"""Names of formats, as vLLM takes them, that say what a checkpoint is: its `Checkpoint.quantization`."""
 
 PLAIN = "none"  # dequantised to the model's dtype
 STORED = "stored"  # whatever the checkpoint has
@@ -56,7 +77,13 @@ class QuantizationPlan:
 
     @classmethod
     def of(
-        cls, quantization: str | None, rules: Mapping[str, str], config: Mapping[str, Any], *, tied: bool
+        cls,
+        quantization: str | None,
+        rules: Mapping[str, str],
+        config: Mapping[str, Any],
+        *,
+        tied: bool,
+        stored: str = "",
     ) -> QuantizationPlan:
         """The plan for one model.
 
@@ -64,12 +91,16 @@ class QuantizationPlan:
             quantization, rules: the settings.
             config: content of config.json.
             tied: whether the embedding is the head too.
+            stored: the checkpoint's format (`Checkpoint.quantization`).
 
         Raises:
-            ConfigError: a scheme is unknown or an expression malformed.
+            ConfigError: a scheme is unknown, an expression malformed, or the checkpoint of another format than said.
         """
+        default = quantization or STORED
+        if _says_what_is(default.lower(), stored):
+            default = STORED
         return cls(
-            _checked(quantization or STORED),
+            _checked(default),
             Rules.parse(rules, partial(_checked, mix=False)),
             ModelShape.of(config, tied=tied),
         )
@@ -107,6 +138,18 @@ class QuantizationPlan:
         return choice.scheme or STORED
 
 
+def _says_what_is(name: str, stored: str) -> bool:
+    """Whether a name asks for nothing but what the checkpoint is; some names are schemes where it is something else."""
+    if name not in STORED_AS or stored in STORED_AS[name]:
+        return name in STORED_AS
+    if name not in SCHEMES:
+        found = f"is stored as {stored}" if stored else "is not quantised"
+        raise ConfigError(
+            f"quantization {name!r} is a checkpoint's format, but this one {found}; leave the setting out"
+        )
+    return False
+
+
 def _checked(name: str, *, mix: bool = True) -> str:
     """The name as it is used here: of a mix or, where that is not meant or there is none of that name, of a scheme."""
     name = name.lower()
@@ -115,7 +158,8 @@ def _checked(name: str, *, mix: bool = True) -> str:
     try:
         scheme = scheme_named(name).name
     except ConfigError:
-        known = ", ".join(dict.fromkeys((*(mixes.MIXES if mix else ()), *SCHEMES, PLAIN, STORED)))
+        whole = (*mixes.MIXES, *STORED_AS) if mix else ()
+        known = ", ".join(dict.fromkeys((*whole, *SCHEMES, PLAIN, STORED)))
         raise ConfigError(f"quantization {name!r} is unknown; known are {known}") from None
     return name if scheme in mixes.MIXES else scheme  # q2k: one scheme for all, q2_k: the mix
 

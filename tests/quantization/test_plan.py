@@ -110,6 +110,32 @@ def test_names_of_schemes_and_mixes() -> None:
     assert {scheme.lower() for scheme in SCHEMES} == set(SCHEMES)
 
 
+@pytest.mark.parametrize(
+    ("quantization", "stored"),
+    [
+        ("gptq", "gptq"),
+        ("gptq_marlin", "gptq"),
+        ("AWQ", "awq"),
+        ("awq_marlin", "awq"),
+        ("compressed-tensors", "compressed-tensors"),
+        ("gguf", "gguf"),
+        ("fp8", "fbgemm_fp8"),
+        ("mxfp4", "mxfp4"),
+    ],
+)
+def test_names_of_formats_say_what_is_stored(quantization: str, stored: str) -> None:
+    assert QuantizationPlan.of(quantization, {}, CONFIG, tied=True, stored=stored).default == "stored"
+
+
+def test_names_of_formats_that_the_checkpoint_has_not() -> None:
+    with pytest.raises(ConfigError, match="'gptq' is a checkpoint's format, but this one is stored as awq"):
+        QuantizationPlan.of("gptq", {}, CONFIG, tied=True, stored="awq")
+    with pytest.raises(ConfigError, match="'gguf' is a checkpoint's format, but this one is not quantised"):
+        QuantizationPlan.of("gguf", {}, CONFIG, tied=True)
+    for scheme in ("fp8", "mxfp4"):  # schemes as well
+        assert QuantizationPlan.of(scheme, {}, CONFIG, tied=True, stored="gptq").default == scheme
+
+
 def test_rules_come_first() -> None:
     rules = {r"layers\.0\.mlp": "q8_0", "mlp": "none", "lm_head": "int4"}
     assert kept_as("q4k", matrix(), rules) == "q8_0"
