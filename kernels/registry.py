@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 
+DEVICE_PLATFORMS = {"gpu": "cuda"}  # devices and lowering have different names for one platform
+
 
 def _takes_all(*arguments: Any, **options: Any) -> str | None:
     return None
@@ -58,6 +60,7 @@ class Operation:
         Args:
             arguments: arrays or ``jax.ShapeDtypeStruct``s, and pytrees of them.
         """
+        platform = DEVICE_PLATFORMS.get(platform or "", platform)
         for implementation in self.implementations:
             if implementation.platform in (None, platform) and not implementation.refuses(*arguments, **options):
                 return implementation
@@ -66,6 +69,7 @@ class Operation:
     def explain(self, platform: str | None, *arguments: Any, **options: Any) -> str:
         """The pick by name, with why better ones were passed over."""
         picked = self.pick(platform, *arguments, **options)
+        platform = DEVICE_PLATFORMS.get(platform or "", platform)
         passed_over = []
         for implementation in self.implementations[: self.implementations.index(picked)]:
             if implementation.platform in (None, platform):

@@ -20,7 +20,7 @@ from kernels.cuda.records import Place, Run, code_floats, code_words, runs, weig
 from kernels.qtensor import CHUNK, CUDA_TILE, QTensor, RowFormat
 
 # Not measured on a card yet: sizes that fill one by the arithmetic in README.md.
-MAX_VECTOR_ROWS = 4  # with more, tensor cores
+MAX_VECTOR_ROWS = 2  # with more, tensor cores; code and compile time grow with the rows
 MAX_ROWS = 512  # with more, dequantising once costs less than dequantising for each block of rows
 ENOUGH_PROGRAMS = 192
 
@@ -65,7 +65,7 @@ class Plan:
         few = rows <= MAX_VECTOR_ROWS
         block = rows if few else min(64, max(MIN_DOT, power_of_2(rows)))
         outputs = CUDA_TILE if few else 2 * CUDA_TILE
-        at_a_time = min(64 if rows <= 2 else 32, max(MIN_DOT, power_of_2(chunks)))
+        at_a_time = min(64 if few else 32, max(MIN_DOT, power_of_2(chunks)))
         steps = -(-chunks // at_a_time)
         programs = -(-weight.size_out // outputs) * -(-rows // block)
         splits = min(steps, power_of_2(-(-ENOUGH_PROGRAMS // programs)))

@@ -1,0 +1,187 @@
+"""Every CUDA kernel lowers for Ampere and Hopper on a machine without a card, and compiles where JAX's CUDA plug-in is
+installed (``pip install jax-cuda13-plugin jax-cuda13-pjrt``; it compiles without a card)."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.pallas import triton as pallas_triton
+
+from kernels.attention import RaggedBatch, attend, make_pages
+from kernels.cuda import attention as cuda
+from kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
+from kernels.quantized_linear import QUANTIZED_LINEAR
+
+Shape = jax.ShapeDtypeStruct
+
+
+@dataclass(frozen=True)
+class Card:
+    name: str
+    capability: str
+    shared_memory: int  # bytes that a program may have
+
+
+CARDS = (Card("NVIDIA A100", "8.0", 163 << 10), Card("NVIDIA H100", "9.0", 227 << 10))
+
+
+@dataclass(frozen=True)
+class Attention:
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    cache: str = "bfloat16"
+    activations: str = "bfloat16"
+    tokens: int = 512
+    rules: tuple[tuple[str, Any], ...] = ()
+    calibrated: bool = False
+
+    def arguments(self, rows: int = 16) -> tuple[Any, ...]:
+        tokens = self.tokens or rows
+        dtype = jnp.dtype(self.activations)
+        pages = jax.eval_shape(
+            lambda: make_pages(
+                num_pages=64,
+                page_size=16,
+                num_kv_heads=self.kv_heads,
+                head_dim=self.head_dim,
+                dtype=jnp.dtype(self.cache),
+                calibration=jnp.ones((2, 2)) if self.calibrated else None,
+            )
+        )
+        integers = ((rows + 1,), (rows,), (rows, 256), (tokens,))
+        batch = RaggedBatch(*(Shape(shape, jnp.int32) for shape in integers), decode=not self.tokens)
+        q, k = (Shape((tokens, heads, self.head_dim), dtype) for heads in (self.heads, self.kv_heads))
+        return q, k, k, pages, batch
+
+    def call(self, *arguments: Any) -> jax.Array:
+        return cuda.attend(*arguments, scale=0.1, **dict(self.rules))[0]
+
+
+ALL_RULES = (("window", 100), ("softcap", 30.0))
+ATTENTIONS = {
+    "decode": Attention(tokens=0),
+    "mixed": Attention(),
+    "rules": Attention(rules=ALL_RULES),
+    "multi-head, head size 80": Attention(kv_heads=32, head_dim=80),
+    "head size 256": Attention(heads=4, kv_heads=1, head_dim=256),
+    "head size 64": Attention(heads=9, kv_heads=3, head_dim=64),
+    "few tokens": Attention(tokens=16),
+    "int8": Attention(cache="int8"),
+    "int8, calibrated": Attention(cache="int8", calibrated=True),
+    "e4m3": Attention(cache="float8_e4m3fn"),
+    "e5m2": Attention(cache="float8_e5m2"),
+    "f16": Attention(cache="float16", activations="float16"),
+    "f32": Attention(cache="float32", activations="float32"),
+    "f32, int8": Attention(cache="int8", activations="float32"),
+}
+
+FORMATS = {
+    "q4_0": RowFormat(4096, Codes(4), 32, "f16", zero=8),
+    "q4_k": RowFormat(4096, Codes(4), 32, "u8", minimum="u8", super_size=256),
+    "q6_k": RowFormat(4096, Codes(6), 16, "i8", zero=32, super_size=256),
+    "q8_0": RowFormat(4096, Codes(8, "int"), 32, "f16"),
+    "gptq": RowFormat(4096, Codes(4), 128, "f16", zero="u8"),
+    "fp8": RowFormat(4096, Codes(8, "e4m3"), 128, "f32"),
+    "nvfp4": RowFormat(4096, Codes(4, levels=tuple(range(16))), 16, "e4m3", super_size=4096, super_scale="f32"),
+    "mxfp4": RowFormat(4096, Codes(4, levels=tuple(range(16))), 32, "e8m0"),
+    "bits5": RowFormat(4096, Codes(5), 32, "f16", minimum="f16"),
+}
+
+
+def matrix(form: RowFormat, dtype: str = "bfloat16") -> QTensor:
+    words = Shape((4096 // CUDA_TILE, form.num_words, CUDA_TILE), jnp.uint32)
+    return QTensor(words, None, form, 4096, jnp.dtype(dtype))
+
+
+def kernels_of() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+    for name, case in ATTENTIONS.items():
+        yield f"attention, {name}", case.call, case.arguments()
+    for name, form in FORMATS.items():
+        for rows in (1, 2, 16, 128):
+            x = Shape((rows, form.size_in), jnp.bfloat16)
+            yield f"{name}, {rows} rows", partial(QUANTIZED_LINEAR), (x, matrix(form), None)
+    yield (
+        "f32, 16 rows",
+        partial(QUANTIZED_LINEAR),
+        (Shape((16, 4096), jnp.float32), matrix(FORMATS["q4_0"], "float32"), None),
+    )
+
+
+KERNELS = {name: (call, arguments) for name, call, arguments in kernels_of()}
+LOWERED = [name for name in KERNELS if not name.endswith((", 2 rows", ", 128 rows"))]  # the others for PTX only
+
+
+@contextlib.contextmanager
+def abstract_card(card: Card, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lowers for a card that is not there: an abstract device where JAX takes one, a pretended one before (0.10)."""
+    if hasattr(pallas_triton, "get_gpu_info"):
+        device = jax.sharding.AbstractDevice(device_kind=card.name, num_cores=None)
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+            yield
+        return
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "local_devices", lambda backend: [SimpleNamespace(compute_capability=card.capability)])
+        yield
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+@pytest.mark.parametrize("name", LOWERED)
+def test_lowers_for(name: str, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, arguments = KERNELS[name]
+    with abstract_card(card, monkeypatch):
+        lowered = jax.jit(call).trace(*arguments).lower(lowering_platforms=("cuda",))
+    count = lowered.as_text().count("xla.gpu.triton")
+    expected = 1 if "rows" in name else 2 if name.endswith("decode") else 3
+    assert count == expected
+
+
+def test_other_platforms_do_not_trace_the_kernels() -> None:
+    case = ATTENTIONS["mixed"]
+    traced = jax.jit(lambda *arguments: attend(*arguments, scale=0.1)).trace(*case.arguments())
+    assert "llmjax_cuda_kernel" in str(traced.jaxpr)
+    assert "pallas_call[" not in str(traced.jaxpr)
+    assert "triton" not in traced.lower(lowering_platforms=("cpu",)).as_text()
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("xla.gpu.triton") == 3
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs JAX's CUDA plug-in")
+@pytest.mark.parametrize("name", KERNELS)
+def test_compiles_within_shared_memory(name: str) -> None:
+    """Triton compiles to PTX here, as it does on a card, and says how much shared memory a program takes."""
+    from jax._src.lib import triton
+
+    call, arguments = KERNELS[name]
+    module = jax.jit(call).trace(*arguments).lower(lowering_platforms=("cuda",)).compiler_ir()
+    calls = list(_custom_calls(module.operation))
+    assert calls
+    for attributes in calls:
+        for card in CARDS:
+            compiled = triton.compile(
+                "cuda",
+                attributes["ir"].value_bytes,
+                card.capability,
+                num_warps=attributes["num_warps"].value,
+                num_ctas=1,
+                num_stages=attributes["num_stages"].value,
+            )
+            assert compiled.asm
+            assert compiled.smem_bytes <= card.shared_memory
+
+
+def _custom_calls(operation: Any) -> Iterator[dict[str, Any]]:
+    for region in operation.regions:
+        for block in region:
+            for inner in block:
+                if inner.operation.name == "stablehlo.custom_call":
+                    yield {entry.name: entry.attr for entry in inner.operation.attributes["mhlo.backend_config"]}
+                yield from _custom_calls(inner.operation)
