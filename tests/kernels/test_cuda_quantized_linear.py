@@ -71,15 +71,21 @@ def inputs(rows: int, size_in: int) -> np.ndarray:
 
 
 def product(
-    x: np.ndarray | jax.Array, weight: QTensor, bias: np.ndarray | None = None, plan: Plan | None = None
+    x: np.ndarray,
+    weight: QTensor,
+    bias: np.ndarray | None = None,
+    plan: Plan | None = None,
+    *,
+    interpret: bool = True,
 ) -> np.ndarray:
-    """The kernel as XLA operations, compiled in a hurry."""
+    """The kernel, as XLA operations compiled in a hurry or on a card."""
 
     def call(x: jax.Array, weight: QTensor, bias: jax.Array | None) -> jax.Array:
-        return quantized_linear(x, weight, bias, plan=plan, interpret=True)
+        return quantized_linear(x, weight, bias, plan=plan, interpret=interpret)
 
     arguments = (jnp.asarray(x), weight, None if bias is None else jnp.asarray(bias))
-    return np.asarray(jax.jit(call).lower(*arguments).compile({"xla_backend_optimization_level": "0"})(*arguments))
+    options = {"xla_backend_optimization_level": "0"} if interpret else None
+    return np.asarray(jax.jit(call).lower(*arguments).compile(options)(*arguments))
 
 
 # Every format by the kernel for few rows; the one for more reads them with the same functions.
@@ -150,3 +156,17 @@ def test_says_what_it_refuses() -> None:
     assert refuses(x, stack) == "a stack of matrices"
     other = dataclasses.replace(weight, words=weight.words.reshape(4, -1, 16))
     assert "interleaved by 16" in str(refuses(x, other))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows", [1, 2, 5, 16, 33, 300])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_on_a_card(name: str, rows: int, dtype: str, cuda_device: jax.Device) -> None:
+    form = dataclasses.replace(FORMATS[name], size_in=32 * FORMATS[name].size_in)
+    weight = random_tensor(form, size_out=1000, dtype=dtype)
+    x = inputs(rows, form.size_in)
+    out = product(np.asarray(jnp.asarray(x, dtype)), weight, interpret=False)
+    expected = np.asarray(jnp.asarray(x, dtype), np.float64) @ np.asarray(weight.dequantize(), np.float64).T
+    limit = 1e-5 if dtype == "float32" else 1e-2
+    assert np.linalg.norm(out - expected) <= limit * np.linalg.norm(expected)
