@@ -68,6 +68,6 @@ def attend(
     lengths = jnp.where(single, batch.kv_len, 0)
     singles = decode(q[first], pages, lengths, batch.page_table, sinks, rules=rules, interpret=interpret)
     token = jnp.arange(tokens)
-    row = jnp.minimum(jnp.searchsorted(batch.query_start, token, side="right") - 1, rows - 1)
+    row = jnp.minimum(jnp.searchsorted(batch.query_start, token, side="right", method="compare_all") - 1, rows - 1)
     out = jnp.where(single[row, None, None], singles[row], out)
     return jnp.where((token < batch.query_start[-1])[:, None, None], out, 0), pages

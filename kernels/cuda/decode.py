@@ -72,7 +72,7 @@ def decode(
     reader = PageReader.of(pages, q)
     split = split or Split.of(rows, pages, page_table.shape[1], reader)
     kernel = _Kernel(reader, rules, split, heads // kv_heads, sinks is not None)
-    calibration = jnp.zeros((2, 2)) if pages.calibration is None else pages.calibration
+    calibration = q if pages.calibration is None else pages.calibration  # what is not there is not read
     parts = (rows, heads, split.parts)
     found = launch(
         kernel.decode,
@@ -83,7 +83,7 @@ def decode(
     (out,) = launch(
         kernel.merge,
         [jax.ShapeDtypeStruct(q.shape, q.dtype)],
-        [*found, jnp.zeros(heads) if sinks is None else sinks.astype(jnp.float32)],
+        [*found, q if sinks is None else sinks.astype(jnp.float32)],
         Launch((rows, heads), interpret=interpret),
     )
     return out

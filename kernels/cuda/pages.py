@@ -135,4 +135,4 @@ class PageRefs:
 
     data: Any  # [N, 2, K, layout.rows(h), h]
     table: Any  # i32 [R, P]
-    calibration: Any  # f32 [2, 2]; of any content if there is none
+    calibration: Any  # f32 [2, 2]; anything if there is none

@@ -75,7 +75,9 @@ def prefill(
     ends = jnp.cumsum((count + (blocks.tokens - 1)) // blocks.tokens)  # programs up to and with row r
     programs = tokens // blocks.tokens + min(len(count), tokens)
     program = jnp.arange(programs, dtype=jnp.int32)
-    row = jnp.minimum(jnp.searchsorted(ends, program, side="right"), len(count) - 1).astype(jnp.int32)
+    row = jnp.minimum(jnp.searchsorted(ends, program, side="right", method="compare_all"), len(count) - 1).astype(
+        jnp.int32
+    )
     first = (program - (ends - (count + (blocks.tokens - 1)) // blocks.tokens)[row]) * blocks.tokens
 
     kernel = _Kernel(reader, rules, blocks, heads // kv_heads, sinks is not None)
@@ -83,8 +85,8 @@ def prefill(
         q,
         pages.data,
         batch.page_table,
-        jnp.zeros((2, 2)) if pages.calibration is None else pages.calibration,
-        jnp.zeros(heads) if sinks is None else sinks.astype(jnp.float32),
+        q if pages.calibration is None else pages.calibration,  # what is not there is not read
+        q if sinks is None else sinks.astype(jnp.float32),
         jnp.stack([row, first], 1),
         jnp.stack([batch.query_start[:-1], count, batch.kv_len - count], 1),
     ]

@@ -85,7 +85,7 @@ def quantized_linear(
     """``x @ weight.T + bias``.
 
     Args:
-        x: [T, in]; rounded to the weight's dtype from `MAX_VECTOR_ROWS` rows on.
+        x: [T, in]; rounded to the weight's dtype if there are more than `MAX_VECTOR_ROWS` rows.
         weight: a single matrix [out, in], tiles of `CUDA_TILE` rows.
         bias: [out] or None.
         plan: how to divide the work; None: as `Plan.of` says.
@@ -98,7 +98,7 @@ def quantized_linear(
     if weight.columns is not None:
         x = x[:, weight.columns]
     levels = weight.format.codes.levels
-    table = jnp.asarray(levels + (0.0,) * (16 - len(levels)), jnp.float32)
+    table = jnp.asarray(levels + (0.0,) * (16 - len(levels)), jnp.float32) if levels else weight.words  # not read
     kernel = _Kernel(weight.format, weight.size_out, plan)
     out = jax.ShapeDtypeStruct((plan.splits, len(x), weight.size_out), jnp.float32)
     grid = (-(-weight.size_out // plan.outputs), plan.splits, -(-len(x) // plan.rows))

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import topologies
 from jax.experimental.pallas import triton as pallas_triton
 
 from kernels.attention import RaggedBatch, attend, make_pages
@@ -22,6 +23,9 @@ from kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
 from kernels.quantized_linear import QUANTIZED_LINEAR
 
 Shape = jax.ShapeDtypeStruct
+needs_plugin = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs JAX's CUDA plug-in"
+)
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ def test_other_platforms_do_not_trace_the_kernels() -> None:
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("xla.gpu.triton") == 3
 
 
-@pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs JAX's CUDA plug-in")
+@needs_plugin
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles_within_shared_memory(name: str) -> None:
     """Triton compiles to PTX here, as it does on a card, and says how much shared memory a program takes."""
@@ -176,6 +180,42 @@ def test_compiles_within_shared_memory(name: str) -> None:
             )
             assert compiled.asm
             assert compiled.smem_bytes <= card.shared_memory
+
+
+H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84942979072
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  cuda_compute_capability { major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 8 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+@needs_plugin
+@pytest.mark.parametrize("name,kernels", [("decode", 3), ("mixed", 10)])
+def test_xla_compiles_an_attention_in_place(name: str, kernels: int) -> None:
+    """XLA compiles for a card that is described and not there: pages are neither copied nor held twice, and a decode
+    is one kernel that stores keys and values, one that attends and one that merges."""
+    topology = topologies.get_topology_desc("h100", "cuda", target_config=H100, topology="1x1x1")
+    placed = jax.sharding.SingleDeviceSharding(topology.devices[0])
+    case = ATTENTIONS[name]
+    arguments = jax.tree.map(lambda x: Shape(x.shape, x.dtype, sharding=placed), case.arguments())
+    step = jax.jit(partial(attend, scale=0.1), donate_argnums=3)
+    compiled = step.trace(*arguments).lower(lowering_platforms=("cuda",)).compile()
+    pages = arguments[3].data
+    assert compiled.memory_analysis().alias_size_in_bytes == pages.size * pages.dtype.itemsize
+    assert compiled.memory_analysis().temp_size_in_bytes < 2 << 20
+    entry = compiled.as_text().split("ENTRY")[1]
+    launched = [line for line in entry.splitlines() if " fusion(" in line or " custom-call(" in line]
+    assert len(launched) <= kernels
+    assert " copy(" not in entry
+    assert " while(" not in entry
 
 
 def _custom_calls(operation: Any) -> Iterator[dict[str, Any]]:

@@ -105,7 +105,7 @@ def test_every_format_is_exact_in_float32(name: str, rows: int) -> None:
 @pytest.mark.parametrize(
     "rows,plan",
     [
-        (2, Plan(rows=2, outputs=64, chunks=4, steps=2, splits=2, warps=1)),
+        (2, Plan(rows=2, outputs=32, chunks=4, steps=2, splits=2, warps=1)),
         (20, Plan(rows=16, outputs=32, chunks=16, steps=1, splits=1, warps=4)),
         (70, None),
     ],
