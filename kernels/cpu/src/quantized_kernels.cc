@@ -24,14 +24,13 @@ bool quantized_takes(const QuantizedMatrix& w, Method method) {
 }
 
 // Up to how many rows which method is the fastest: benchmarks/kernels.py prints all of them.
-constexpr int kMaxVectorRows = 4, kMaxByteTileRows = 48, kMaxByteTileRowsOfShortGroups = 16;
+constexpr int kMaxVectorRows = 4, kMaxByteTileRows = 16;
 
 Method quantized_choose(const QuantizedMatrix& w, int rows, bool int8, bool bf16) {
   const bool bytes = int8 && quantized_takes(w, Method::kInt8Vectors);
   const Method vectors = bytes ? Method::kInt8Vectors : Method::kFloatVectors;
   if (rows <= kMaxVectorRows || !quantized_takes(w, Method::kBf16Tiles)) return vectors;
-  const int most = w.group_size % kChunk == 0 ? kMaxByteTileRows : kMaxByteTileRowsOfShortGroups;
-  if (bytes && (rows <= most || !bf16)) return Method::kInt8Tiles;
+  if (bytes && (rows <= kMaxByteTileRows || !bf16)) return Method::kInt8Tiles;
   return bf16 ? Method::kBf16Tiles : vectors;
 }
 

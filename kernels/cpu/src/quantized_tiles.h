@@ -71,7 +71,8 @@ inline void fill_byte_panel(const QuantizedMatrix& w, const uint32_t* words, cha
   }
 }
 
-constexpr int kBatch = 4;  // products under way while those before are scaled
+// Products under way while those before are scaled. Both together are 4 KB, so that no load seems to hit a store.
+constexpr int kBatch = 2;
 
 // Register kWhich = x * codes; `next_x` not 0: and the same of the chunk after it. `store_bytes` brings it to memory.
 // Registers are part of the names of instructions.
@@ -99,8 +100,6 @@ void store_products(int32_t* to);
   }
 LLMJAX_MULTIPLY_BYTES(0, 0, 4, 6)
 LLMJAX_MULTIPLY_BYTES(1, 1, 5, 7)
-LLMJAX_MULTIPLY_BYTES(2, 2, 4, 6)
-LLMJAX_MULTIPLY_BYTES(3, 3, 5, 7)
 #undef LLMJAX_MULTIPLY_BYTES
 
 // One tile with kRows rows of x. A step is kSegment columns: half a chunk, a chunk or two.
@@ -129,13 +128,9 @@ inline void multiply_byte_panel(const QuantizedMatrix& w, const QuantizedInput& 
   const auto multiply_all = [&](int step) {
     multiply(RowCount<0>(), step);
     multiply(RowCount<1>(), step + 1);
-    multiply(RowCount<2>(), step + 2);
-    multiply(RowCount<3>(), step + 3);
     int32_t(*to)[kRows * llmjax::kTileRows] = products + step % (2 * kBatch);
     store_products<0>(to[0]);
     store_products<1>(to[1]);
-    store_products<2>(to[2]);
-    store_products<3>(to[3]);
     finish_stores();
   };
   multiply_all(0);
@@ -210,27 +205,15 @@ inline void byte_tiles(const QuantizedMatrix& w, const QuantizedInput& in, int b
 
 // ---- bf16 ----
 
-// Rounds pairs of f32 to the bf16 halves of a lane, to nearest.
-struct PairRounding {
-  __m512i upper_halves;  // of two vectors, in turns
-
-  PairRounding() {
-    alignas(64) uint16_t from[32];
-    for (int i = 0; i < 16; ++i) {
-      from[2 * i] = static_cast<uint16_t>(2 * i + 1), from[2 * i + 1] = static_cast<uint16_t>(2 * i + 33);
-    }
-    upper_halves = _mm512_load_si512(from);
-  }
-  void store(uint32_t* to, Vec low, Vec high) const {
-    const Bits first = bit_cast<Bits>(low) + 0x8000, second = bit_cast<Bits>(high) + 0x8000;
-    _mm512_store_si512(to, _mm512_permutex2var_epi16((__m512i)first, upper_halves, (__m512i)second));
-  }
-};
+// Pairs of f32 as the bf16 halves of a lane, to nearest.
+inline void store_pairs(uint32_t* to, Vec low, Vec high) {
+  const Bits first = (bit_cast<Bits>(low) + 0x8000) >> 16, second = bit_cast<Bits>(high) + 0x8000;
+  _mm512_store_si512(to, _mm512_mask_mov_epi16((__m512i)first, 0xaaaaaaaau, (__m512i)second));
+}
 
 template <class Codes>
 inline void fill_bf16_panel(const QuantizedMatrix& w, const uint32_t* words, const GroupScales& scales, uint32_t* panel) {
   const FloatValues<Codes> values(w);
-  const PairRounding pairs;
   GroupCursor group(w, scales, 0);
   for (int c = 0; c < w.chunks(); ++c, words += Codes::kBits * llmjax::kTileRows) {
     Bits codes[kQuads];
@@ -241,8 +224,8 @@ inline void fill_bf16_panel(const QuantizedMatrix& w, const uint32_t* words, con
 #pragma GCC unroll 4
       for (int q = half * kQuads / 2; q < (half + 1) * kQuads / 2; ++q, panel += 2 * llmjax::kTileRows) {
         const Bits four = codes[q];
-        pairs.store(panel, values.template get<0>(four) * scale - offset, values.template get<1>(four) * scale - offset);
-        pairs.store(panel + llmjax::kTileRows, values.template get<2>(four) * scale - offset,
+        store_pairs(panel, values.template get<0>(four) * scale - offset, values.template get<1>(four) * scale - offset);
+        store_pairs(panel + llmjax::kTileRows, values.template get<2>(four) * scale - offset,
                     values.template get<3>(four) * scale - offset);
       }
       group.advance(kChunk / 2);
@@ -256,6 +239,11 @@ inline void put_tile(const QuantizedMatrix& w, const QuantizedInput& in, const f
   }
 }
 
+// Whether tiles of sums may lie in y where they belong.
+inline bool stores_tiles(const QuantizedMatrix& w, const QuantizedInput& in, int tiles_end, int rows_end) {
+  return w.bias == nullptr && tiles_end * llmjax::kTileRows <= w.size_out && rows_end <= in.rows;
+}
+
 // Products take about four tile operations until they can be added to, so four sums grow side by side: two blocks of 16
 // rows of x with two tiles of the matrix, or one with four.
 inline void multiply_bf16_2x2(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* panel, int tile, int row) {
@@ -263,10 +251,22 @@ inline void multiply_bf16_2x2(const QuantizedMatrix& w, const QuantizedInput& in
   const size_t of_rows = static_cast<size_t>(chunks) * kPanelOfChunk;      // bf16
   const size_t of_tile = static_cast<size_t>(chunks) * kPanelOfChunk / 2;  // words
   const uint16_t* x = in.bf16 + row / llmjax::kTileRows * of_rows;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  const bool direct = stores_tiles(w, in, tile + 2, row + 2 * llmjax::kTileRows);
+  const size_t at = static_cast<size_t>(row) * w.size_out + tile * llmjax::kTileRows;
+  const size_t below = static_cast<size_t>(llmjax::kTileRows) * w.size_out;
+  const long stride = 4L * w.size_out;
+  if (direct && w.residual != nullptr) {
+    const float* from = w.residual + at;
+    _tile_loadd(0, from, stride);
+    _tile_loadd(1, from + llmjax::kTileRows, stride);
+    _tile_loadd(2, from + below, stride);
+    _tile_loadd(3, from + below + llmjax::kTileRows, stride);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
   for (int c = 0; c < chunks; ++c, x += kPanelOfChunk, panel += kPanelOfChunk / 2) {
     _tile_loadd(4, x, 64);
     _tile_loadd(6, panel, 64);
@@ -276,6 +276,14 @@ inline void multiply_bf16_2x2(const QuantizedMatrix& w, const QuantizedInput& in
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
+  }
+  if (direct) {
+    float* y = w.y + at;
+    _tile_stored(0, y, stride);
+    _tile_stored(1, y + llmjax::kTileRows, stride);
+    _tile_stored(2, y + below, stride);
+    _tile_stored(3, y + below + llmjax::kTileRows, stride);
+    return;
   }
   alignas(64) float sums[4][kTile * kTile];
   _tile_stored(0, sums[0], 64);

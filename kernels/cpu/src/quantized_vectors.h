@@ -25,18 +25,20 @@ struct GroupCursor {
   }
 };
 
-inline void put_outputs(const QuantizedMatrix& w, int tile, int part, int row, Vec sum) {
-  const int output = tile * llmjax::kTileRows + part, count = imin(kLanes, w.size_out - output);
-  const size_t at = static_cast<size_t>(row) * w.size_out + output;
-  if (count == kLanes) {
-    if (w.bias != nullptr) sum += load(w.bias + output);
-    if (w.residual != nullptr) sum += load(w.residual + at);
-    store(w.y + at, sum);
-    return;
-  }
-  for (int i = 0; i < count; ++i) {
+// Outputs of a tile that not all lanes have. Apart, so that it exists once.
+__attribute__((noinline)) void put_last_outputs(const QuantizedMatrix& w, int output, size_t at, Vec sum) {
+  for (int i = 0; i < w.size_out - output; ++i) {
     w.y[at + i] = sum[i] + (w.bias == nullptr ? 0 : w.bias[output + i]) + (w.residual == nullptr ? 0 : w.residual[at + i]);
   }
+}
+
+inline void put_outputs(const QuantizedMatrix& w, int tile, int part, int row, Vec sum) {
+  const int output = tile * llmjax::kTileRows + part;
+  const size_t at = static_cast<size_t>(row) * w.size_out + output;
+  if (output + kLanes > w.size_out) return put_last_outputs(w, output, at, sum);
+  if (w.bias != nullptr) sum += load(w.bias + output);
+  if (w.residual != nullptr) sum += load(w.residual + at);
+  store(w.y + at, sum);
 }
 
 // Rows m .. m + kRows of x with the rows of a tile from `part` on; groups are multiples of kSegment columns.

@@ -127,18 +127,29 @@ inline void store(Bf16* p, Vec v) {
   std::memcpy(p, &half, sizeof(half));
 }
 
-inline float horizontal_max(Vec v) {
-  float best = v[0];
-  for (int i = 1; i < kLanes; ++i) best = fmax2(best, v[i]);
-  return best;
+// Lanes that are kStep apart in each other's place.
+template <int kStep, class V>
+inline V swap_lanes(V v) {
+#define LLMJAX_OTHER(lane) ((lane) ^ kStep)
+#if defined(__clang__)
+  return __builtin_shufflevector(v, v, LLMJAX_EACH_LANE(LLMJAX_OTHER));
+#else
+  return __builtin_shuffle(v, Int{LLMJAX_EACH_LANE(LLMJAX_OTHER)});
+#endif
+#undef LLMJAX_OTHER
 }
+
+template <int kStep = kLanes / 2>
+inline float horizontal_max(Vec v) {
+  v = vmax(v, swap_lanes<kStep>(v));
+  if constexpr (kStep > 1) return horizontal_max<kStep / 2>(v);
+  return v[0];
+}
+template <int kStep = kLanes / 2>
 inline float horizontal_sum(Vec v) {
-  float lane[kLanes];
-  std::memcpy(lane, &v, sizeof(v));
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
-  }
-  return lane[0];
+  v += swap_lanes<kStep>(v);
+  if constexpr (kStep > 1) return horizontal_sum<kStep / 2>(v);
+  return v[0];
 }
 
 // e^x to about 1 ulp of f32; exactly 0 below -87. Range reduction by multiples of ln 2 and a degree 6 polynomial
