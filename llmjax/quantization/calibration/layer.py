@@ -72,13 +72,14 @@ class CalibratedLayer:
         Args:
             hidden: the residual stream before the block, [T, D] of each sequence.
         """
-        return InputStatistics.of(self._run(stage.inputs, x, around) for x in hidden)
+        return InputStatistics.of(self.run(stage.inputs, x, around) for x in hidden)
 
     def outputs(self, block: Block, hidden: Sequence[jax.Array], around: Surroundings) -> list[jax.Array]:
         """The residual stream behind the block."""
-        return [self._run(block.outputs, x, around) for x in hidden]
+        return [self.run(block.outputs, x, around) for x in hidden]
 
-    def _run(self, compute: Computation, x: jax.Array, around: Surroundings) -> jax.Array:
+    def run(self, compute: Computation, x: jax.Array, around: Surroundings) -> jax.Array:
+        """What the layer computes with the weights that it has now."""
         out: jax.Array = _run(compute, self._definition, self._weights, x, around)
         return out
 
