@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import jax
 
 from kernels.attention import KVPages, RaggedBatch
-from models.decoder import DecoderLayer, Rotation
+from kernels.rope import Rotation
+from models.decoder import DecoderLayer
 
 
 @jax.tree_util.register_dataclass
