@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,7 @@ def products(sizes: Sizes) -> Iterator[Figure]:
             for name, layers in weights.items():
                 operation = LINEAR if name == "bf16" else QUANTIZED_LINEAR
                 run = jax.jit(lambda x, layers, operation=operation: [operation(x, layer, None) for layer in layers])
-                seconds = fastest(lambda run=run, x=x, layers=layers: run(x, layers), sizes.calls) / sizes.layers
+                seconds = fastest(partial(run, x, layers), sizes.calls) / sizes.layers
                 yield Figure(
                     f"{rows} x {size_in} by {size_out}, {name}",
                     operation.explain(platform, x, layers[0], None),

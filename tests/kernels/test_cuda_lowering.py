@@ -17,10 +17,14 @@ import pytest
 from jax.experimental import topologies
 from jax.experimental.pallas import triton as pallas_triton
 
+import models
 from kernels.attention import RaggedBatch, attend, make_pages
 from kernels.cuda import attention as cuda
 from kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
 from kernels.quantized_linear import QUANTIZED_LINEAR
+from llmjax.engine.batch import BatchLayout, make_buckets
+from llmjax.engine.step import DeviceState, step
+from llmjax.sampling.state import make_sampler_state
 
 Shape = jax.ShapeDtypeStruct
 needs_plugin = pytest.mark.skipif(
@@ -102,9 +106,9 @@ FORMATS = {
 }
 
 
-def matrix(form: RowFormat, dtype: str = "bfloat16") -> QTensor:
-    words = Shape((4096 // CUDA_TILE, form.num_words, CUDA_TILE), jnp.uint32)
-    return QTensor(words, None, form, 4096, jnp.dtype(dtype))
+def matrix(form: RowFormat, dtype: str = "bfloat16", *, size_out: int = 4096) -> QTensor:
+    words = Shape((size_out // CUDA_TILE, form.num_words, CUDA_TILE), jnp.uint32)
+    return QTensor(words, None, form, size_out, jnp.dtype(dtype))
 
 
 def kernels_of() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
@@ -202,20 +206,74 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 def test_xla_compiles_an_attention_in_place(name: str, kernels: int) -> None:
     """XLA compiles for a card that is described and not there: pages are neither copied nor held twice, and a decode
     is one kernel that stores keys and values, one that attends and one that merges."""
-    topology = topologies.get_topology_desc("h100", "cuda", target_config=H100, topology="1x1x1")
-    placed = jax.sharding.SingleDeviceSharding(topology.devices[0])
-    case = ATTENTIONS[name]
-    arguments = jax.tree.map(lambda x: Shape(x.shape, x.dtype, sharding=placed), case.arguments())
-    step = jax.jit(partial(attend, scale=0.1), donate_argnums=3)
-    compiled = step.trace(*arguments).lower(lowering_platforms=("cuda",)).compile()
+    arguments = ATTENTIONS[name].arguments()
+    compiled = compile_for_h100(partial(attend, scale=0.1), *arguments, donated=3)
     pages = arguments[3].data
     assert compiled.memory_analysis().alias_size_in_bytes == pages.size * pages.dtype.itemsize
     assert compiled.memory_analysis().temp_size_in_bytes < 2 << 20
+    assert len(launched(compiled)) <= kernels
     entry = compiled.as_text().split("ENTRY")[1]
-    launched = [line for line in entry.splitlines() if " fusion(" in line or " custom-call(" in line]
-    assert len(launched) <= kernels
     assert " copy(" not in entry
     assert " while(" not in entry
+
+
+@needs_plugin
+def test_xla_compiles_a_decode_step_of_llama() -> None:
+    """Two layers of Llama-3.1-8B in 4 bits, as the engine runs them: pages in place, kernels counted."""
+    config = models.model_config(LLAMA, max_model_len=4096)
+    graph, shapes = models.abstract_model(config, dtype=jnp.dtype("bfloat16"), activation_dtype=jnp.dtype("bfloat16"))
+    weights = tuple(
+        matrix(RowFormat(shape.shape[1], Codes(4), 128, "f16", zero="u8"), size_out=shape.shape[0])
+        if len(shape.shape) == 2
+        else shape
+        for shape in shapes.values()
+    )
+    pages = jax.eval_shape(
+        lambda: make_pages(num_pages=1024, page_size=16, num_kv_heads=8, head_dim=128, dtype=jnp.bfloat16)
+    )
+    sampler = jax.eval_shape(partial(make_sampler_state, num_slots=1, vocab_size=config.vocab_size))
+    state = DeviceState(kv=(pages,) * config.num_layers, last_token=Shape((1,), jnp.int32), sampler=sampler)
+    bucket = next(b for b in make_buckets(max_num_seqs=1, max_num_batched_tokens=64, decode_steps=1) if b.decode)
+    layout = BatchLayout(bucket=bucket, num_slots=1, pages_per_sequence=256, num_groups=1)
+    run = partial(step, graph=graph, names=tuple(shapes), layout=layout, max_logprobs=0)
+    compiled = compile_for_h100(run, weights, state, Shape((layout.size,), jnp.int32), donated=1)
+    kernels = launched(compiled)
+    # A layer has seven products, an attention and its merge; the head is a product too.
+    assert sum(" custom-call(" in kernel and "triton" in kernel for kernel in kernels) == 9 * config.num_layers + 1
+    assert len(kernels) <= 65
+    assert compiled.memory_analysis().alias_size_in_bytes >= 2 * pages.data.size * 2
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 << 20
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
+
+
+def compile_for_h100(call: Callable[..., Any], *arguments: Any, donated: int) -> Any:
+    topology = topologies.get_topology_desc("h100", "cuda", target_config=H100, topology="1x1x1")
+    placed = jax.sharding.SingleDeviceSharding(topology.devices[0])
+    arguments = jax.tree.map(lambda x: Shape(x.shape, x.dtype, sharding=placed), arguments)
+    return jax.jit(call, donate_argnums=donated).trace(*arguments).lower(lowering_platforms=("cuda",)).compile()
+
+
+def launched(compiled: Any) -> list[str]:
+    """The kernels of a program, a line each."""
+    lines = compiled.as_text().split("ENTRY")[1].splitlines()
+    return [line for line in lines if " fusion(" in line or " custom-call(" in line]
 
 
 def _custom_calls(operation: Any) -> Iterator[dict[str, Any]]:
