@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import sys
@@ -19,6 +18,7 @@ import jax
 from llmjax.engine.batch import Bucket
 from llmjax.engine.scheduler import StepPlan
 from llmjax.errors import CompileError
+from llmjax.host_memory import give_back
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class StepPrograms:
         logger.debug("compiled %s in %.1f s", bucket, program.seconds)
         with self._ready_lock:
             self._ready = sorted([*self._ready, program], key=lambda ready: _cost(ready.bucket))
-        _give_back_memory()
+        give_back()
         return program
 
     def _compile_smaller(self, bucket: Bucket) -> Program:
@@ -144,12 +144,6 @@ def _warn_unless_all_failed(error: CompileError, largest: Future[Program]) -> No
     if not largest.cancelled() and largest.exception() is None:
         logger.warning("%s; a larger one takes its place", error)
         logger.debug("why:", exc_info=error)
-
-
-def _give_back_memory() -> None:
-    """What compiling frees stays with the process in glibc's arenas, tens of MB a program, unless they are trimmed."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
 
 
 def _step_back() -> None:

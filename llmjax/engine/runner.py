@@ -20,6 +20,7 @@ from llmjax.engine.request import Sequence
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.engine.slots import SlotEditor
 from llmjax.engine.step import NO_TOKEN, DeviceState, StepOutput, step
+from llmjax.host_memory import keep_freed_blocks
 from llmjax.platforms import Platform
 from llmjax.sampling.logprobs import TokenLogprobs
 from llmjax.sampling.rows import ROW_WORDS, RequestSampling
@@ -122,6 +123,8 @@ class Runner:
             )
             for bucket in buckets
         }
+        if platform.is_cpu:
+            keep_freed_blocks()
         self.programs = StepPrograms(
             self._compile,
             buckets,
