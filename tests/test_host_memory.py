@@ -1,4 +1,4 @@
-"""Freed blocks: kept for the next allocation, given back when asked. In a process of its own, whose settings they are."""
+"""Freed blocks are kept for the next allocation, and given back when asked: in a process whose settings they are."""
 
 from __future__ import annotations
 
