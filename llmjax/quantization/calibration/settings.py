@@ -26,8 +26,10 @@ class CalibrationSettings:
     calibration_tokens: int = setting(32768, "use the first so many tokens of the text", unit="tokens")
     calibration_length: int = setting(512, "cut into sequences of so many tokens", unit="tokens")
     damping: float = setting(0.01, "gptq: share of the Hessian's mean diagonal that is added to its diagonal")
-    act_order: bool = setting(False, "gptq: round the columns with the largest inputs first")
-    static_groups: bool = setting(False, "gptq: take groups' scales from the weights as they are (act-order always)")
+    act_order: bool = setting(True, "gptq: round the columns with the largest inputs first")
+    static_groups: bool = setting(
+        False, "gptq without act-order: take groups' scales from the weights as they are (act-order always does)"
+    )
     clip: bool = setting(True, "awq: search how far to cut the range of each group")
 
     def __post_init__(self) -> None:
