@@ -65,9 +65,11 @@ class Plan:
         few = rows <= MAX_VECTOR_ROWS
         block = rows if few else min(64, max(MIN_DOT, power_of_2(rows)))
         outputs = CUDA_TILE if few else 2 * CUDA_TILE
-        at_a_time = min(64 if few else 32, max(MIN_DOT, power_of_2(chunks)))
-        steps = -(-chunks // at_a_time)
         programs = -(-weight.size_out // outputs) * -(-rows // block)
+        at_a_time = min(64 if few else 32, max(MIN_DOT, power_of_2(chunks)))
+        while at_a_time > MIN_DOT and programs * -(-chunks // at_a_time) < ENOUGH_PROGRAMS:
+            at_a_time //= 2  # a small matrix is read by more programs, each with less of it
+        steps = -(-chunks // at_a_time)
         splits = min(steps, power_of_2(-(-ENOUGH_PROGRAMS // programs)))
         return cls(
             rows=block,

@@ -66,8 +66,13 @@ class Attention:
                 calibration=jnp.ones((2, 2)) if self.calibrated else None,
             )
         )
-        integers = ((rows + 1,), (rows,), (rows, 256), (tokens,))
-        batch = RaggedBatch(*(Shape(shape, jnp.int32) for shape in integers), decode=not self.tokens)
+        batch = RaggedBatch(
+            query_start=Shape((rows + 1,), jnp.int32),
+            kv_len=Shape((rows,), jnp.int32),
+            page_table=Shape((rows, 256), jnp.int32),
+            slots=Shape((tokens,), jnp.int32),
+            decode=not self.tokens,
+        )
         q, k = (Shape((tokens, heads, self.head_dim), dtype) for heads in (self.heads, self.kv_heads))
         return q, k, k, pages, batch
 

@@ -54,7 +54,7 @@ def test_generation_in_the_shape_of_smollm2(quantization: str | None, tmp_path: 
     prompts = [rng.integers(1, 49152, n).tolist() for n in (5, 300, 17, 64)]
     params = SamplingParams(temperature=0, max_tokens=8 if quantization is None else 1, ignore_eos=True, logprobs=0)
 
-    def outputs(device: str, at_once: bool) -> list[tuple[list[int], float]]:
+    def outputs(device: str, at_once: bool) -> list[tuple[list[int], float | None]]:
         llm = LLM(
             str(tmp_path),
             device=device,

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kernels.cuda.quantized_linear import MAX_ROWS, Plan, quantized_linear, refuses
 from kernels.qtensor import CUDA_TILE, FLOAT8, Codes, QTensor, RowFormat
@@ -39,7 +41,7 @@ def random_tensor(form: RowFormat, *, size_out: int, dtype: str = "float32", per
         words &= np.uint32(0xBFBFBFBF)  # neither infinite nor NaN
     if form.codes.levels:
         codes = rng.integers(0, len(form.codes.levels), (*words.shape, 32 // form.codes.bits), np.uint32)
-        words = (codes << np.arange(0, 32, form.codes.bits, np.uint32)).sum(-1).astype(np.uint32)
+        words = (codes << np.arange(0, 32, form.codes.bits, dtype=np.uint32)).sum(-1).astype(np.uint32)
     for entry in form.fields.values():
         shape = (tiles, entry.num_words * 4, CUDA_TILE)
         match entry.number:
@@ -143,6 +145,19 @@ def test_codes_of_eight_bits_are_read_as_they_are() -> None:
         found = product(np.eye(256, dtype=np.float32), weight)
         assert len(set(expected.tolist())) >= 246
         np.testing.assert_array_equal(found[:, 0], expected)
+
+
+@given(rows=st.integers(1, MAX_ROWS), size_in=st.integers(1, 30_000), size_out=st.integers(1, 200_000))
+def test_plans_cover_every_matrix(rows: int, size_in: int, size_out: int) -> None:
+    form = RowFormat(size_in, Codes(4), 32, "f16")
+    tiles = -(-size_out // CUDA_TILE)
+    words = jax.ShapeDtypeStruct((tiles, form.num_words, CUDA_TILE), jnp.uint32)
+    plan = Plan.of(rows, QTensor(words, None, form, size_out, jnp.dtype("bfloat16")))
+    read = plan.splits * plan.steps * plan.chunks
+    assert form.num_chunks <= read < form.num_chunks + plan.splits * plan.chunks + plan.chunks
+    assert plan.outputs % CUDA_TILE == 0
+    for number in (plan.outputs, plan.chunks, plan.warps):
+        assert number & (number - 1) == 0
 
 
 def test_says_what_it_refuses() -> None:
