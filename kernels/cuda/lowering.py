@@ -100,7 +100,7 @@ def program_id(axis: int) -> jax.Array:
 
 
 def dot(a: jax.Array, b: jax.Array, *, transpose_b: bool = False) -> jax.Array:
-    """``a @ b`` in f32 on tensor cores; exact products where the factors are f32.
+    """``a @ b`` on tensor cores: in f32, or i32 if the factors are int8; exact products where they are f32.
 
     Args:
         a: [M, D]
@@ -112,7 +112,7 @@ def dot(a: jax.Array, b: jax.Array, *, transpose_b: bool = False) -> jax.Array:
         b,
         (((1,), (1 if transpose_b else 0,)), ((), ())),
         precision="highest" if exact else None,
-        preferred_element_type=jnp.float32,
+        preferred_element_type=jnp.int32 if a.dtype == jnp.int8 else jnp.float32,
     )
 
 

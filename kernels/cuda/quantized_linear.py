@@ -1,13 +1,15 @@
 """Products with quantised matrices, straight from the records of a `QTensor`.
 
-Two kernels. For few rows of x the memory is the limit: weights become floats in registers and are multiplied there,
+Three kernels. For few rows of x the memory is the limit: weights become floats in registers and are multiplied there,
 and scales are applied to sums of 32 products instead of to weights. For more rows a tile of weights is dequantised
-into the weight's dtype and multiplied on tensor cores. Both may divide the columns among programs, whose sums XLA adds.
+into the weight's dtype and multiplied on tensor cores; or, where x may be rounded to int8 and rows of the matrix have
+one scale, codes are multiplied as they are. All may divide the columns among programs, whose sums XLA adds.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +19,14 @@ import numpy as np
 
 from kernels.cuda.lowering import MIN_DOT, Launch, dot, launch, load, power_of_2, program_id, store
 from kernels.cuda.records import Place, Run, code_floats, code_words, runs, weight_line
-from kernels.qtensor import CHUNK, CUDA_TILE, QTensor, RowFormat
+from kernels.qtensor import CHUNK, CUDA_TILE, QTensor, RowFormat, group_scales
 
 # Not measured on a card yet: sizes that fill one by the arithmetic in README.md.
 MAX_VECTOR_ROWS = 2  # with more, tensor cores; code and compile time grow with the rows
 MAX_ROWS = 512  # with more, dequantising once costs less than dequantising for each block of rows
 ENOUGH_PROGRAMS = 192
+
+LEAST_AMAX = 1e-30  # a row of zeros still has a scale
 
 
 def refuses(x: jax.Array, weight: QTensor, bias: jax.Array | None = None) -> str | None:
@@ -87,7 +91,8 @@ def quantized_linear(
     """``x @ weight.T + bias``.
 
     Args:
-        x: [T, in]; rounded to the weight's dtype if there are more than `MAX_VECTOR_ROWS` rows.
+        x: [T, in]; with more than `MAX_VECTOR_ROWS` rows, rounded to the weight's dtype, or row by row to int8 if
+            `multiplies_integers`.
         weight: a single matrix [out, in], tiles of `CUDA_TILE` rows.
         bias: [out] or None.
         plan: how to divide the work; None: as `Plan.of` says.
@@ -97,22 +102,44 @@ def quantized_linear(
         f32 [T, out].
     """
     plan = plan or Plan.of(len(x), weight)
+    form = weight.format
     if weight.columns is not None:
         x = x[:, weight.columns]
-    levels = weight.format.codes.levels
+    levels = form.codes.levels
     table = jnp.asarray(levels + (0.0,) * (16 - len(levels)), jnp.float32) if levels else weight.words  # not read
-    kernel = _Kernel(weight.format, weight.size_out, plan)
-    out = jax.ShapeDtypeStruct((plan.splits, len(x), weight.size_out), jnp.float32)
+    kernel = _Kernel(form, weight.size_out, plan)
     grid = (-(-weight.size_out // plan.outputs), plan.splits, -(-len(x) // plan.rows))
     how = Launch(grid, warps=plan.warps, interpret=interpret)
+
+    def run(body: Callable[..., None], dtype: Any, *arguments: jax.Array) -> jax.Array:
+        shape = (plan.splits, len(x), weight.size_out)
+        (sums,) = launch(body, [jax.ShapeDtypeStruct(shape, dtype)], arguments, how)
+        return sums.sum(0) if plan.splits > 1 else sums[0]
+
     if plan.rows <= MAX_VECTOR_ROWS:
-        (sums,) = launch(kernel.vectors, [out], [x, weight.words, table], how)
+        total = run(kernel.vectors, jnp.float32, x, weight.words, table)
+    elif multiplies_integers(weight):
+        x = x.astype(jnp.float32)
+        scale = jnp.maximum(jnp.abs(x).max(1, keepdims=True), LEAST_AMAX) / 127
+        rounded = _by_column_of_chunk(jnp.round(x / scale).astype(jnp.int8), plan)
+        total = run(kernel.integers, jnp.int32, rounded, weight.words) * scale * _row_scales(weight)
     else:
-        (sums,) = launch(
-            kernel.tiles, [out], [_by_column_of_chunk(x.astype(weight.dtype), plan), weight.words, table], how
-        )
-    total = sums.sum(0) if plan.splits > 1 else sums[0]
+        total = run(kernel.tiles, jnp.float32, _by_column_of_chunk(x.astype(weight.dtype), plan), weight.words, table)
     return total if bias is None else total + bias.astype(jnp.float32)
+
+
+def multiplies_integers(weight: QTensor) -> bool:
+    """Whether the codes are int8 with one scale for each row, and x may be rounded to int8."""
+    form = weight.format
+    simple = form.num_groups == 1 and not (form.zero or form.minimum or form.super_size)
+    return weight.activations == "int8" and form.codes.kind == "int" and simple
+
+
+def _row_scales(weight: QTensor) -> jax.Array:
+    """The scale of each row, f32 [out]."""
+    records = jnp.swapaxes(weight.words, 1, 2)
+    scale, _, _ = group_scales(records.reshape(-1, records.shape[-1]), weight.format)
+    return scale[: weight.size_out, 0]
 
 
 def _by_column_of_chunk(x: jax.Array, plan: Plan) -> jax.Array:
@@ -183,6 +210,28 @@ class _Kernel:
             return sums
 
         sums = jax.lax.fori_loop(0, plan.steps, step, jnp.zeros((plan.rows, plan.outputs), jnp.float32))
+        inside = (row < x.shape[1])[:, None] & first.inside[None]
+        store(out, (split, row[:, None], first.output[None]), sums, inside)
+
+    def integers(self, x: Any, words: Any, out: Any) -> None:
+        """Blocks of rows. x: int8 [32, T, chunks]; out: i32 [splits, T, out], sums of products of codes."""
+        form, plan = self.form, self.plan
+        first, split = self._first(words), program_id(1)
+        row = program_id(2) * plan.rows + jnp.arange(plan.rows, dtype=jnp.int32)
+        (run,) = runs(form)
+
+        def multiply(index: jax.Array, sums: jax.Array) -> jax.Array:
+            step, word = jax.lax.div(index, np.int32(len(run.words))), jax.lax.rem(index, np.int32(len(run.words)))
+            place = first.further(step * plan.chunks)
+            (codes,) = code_words(place, word, form.codes)
+            for byte in range(4):
+                where = (run.column(word, 0, byte), row[:, None], place.chunk[None])
+                inputs = load(x, where, (row < x.shape[1])[:, None])
+                sums += dot(inputs, (codes >> 8 * byte).astype(jnp.int8))
+            return sums
+
+        start = jnp.zeros((plan.rows, plan.outputs), jnp.int32)
+        sums = jax.lax.fori_loop(0, plan.steps * len(run.words), multiply, start)
         inside = (row < x.shape[1])[:, None] & first.inside[None]
         store(out, (split, row[:, None], first.output[None]), sums, inside)
 

@@ -82,7 +82,7 @@ def runs(form: RowFormat) -> list[Run]:
     """All columns of a chunk, in one run if it lies in one group, and in two otherwise."""
     width = PLANES[form.codes.bits][0]
     pieces = 8 // width
-    if form.group_size % CHUNK == 0:
+    if form.num_groups == 1 or form.group_size % CHUNK == 0:
         return [Run(0, range(width), range(pieces), width)]
     if pieces == 1:
         return [Run(half, range(4 * half, 4 * half + 4), range(1), width) for half in (0, 1)]

@@ -4,6 +4,7 @@ installed (``pip install jax-cuda13-plugin jax-cuda13-pjrt``; it compiles withou
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -128,6 +129,10 @@ def kernels_of() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
         partial(QUANTIZED_LINEAR),
         (Shape((16, 4096), jnp.float32), matrix(FORMATS["q4_0"], "float32"), None),
     )
+
+    integers = dataclasses.replace(matrix(RowFormat(4096, Codes(8, "int"), 4096, "f32")), activations="int8")
+    for rows in (16, 128):
+        yield f"w8a8, {rows} rows", partial(QUANTIZED_LINEAR), (Shape((rows, 4096), jnp.bfloat16), integers, None)
 
 
 KERNELS = {name: (call, arguments) for name, call, arguments in kernels_of()}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.cuda.quantized_linear import MAX_ROWS, Plan, quantized_linear, refuses
+from kernels.cuda.quantized_linear import MAX_ROWS, Plan, multiplies_integers, quantized_linear, refuses
 from kernels.qtensor import CUDA_TILE, FLOAT8, Codes, QTensor, RowFormat
 
 NF4 = (-1.0, -0.696, -0.525, -0.395, -0.284, -0.185, -0.091, 0.0, 0.08, 0.161, 0.246, 0.338, 0.441, 0.563, 0.723, 1.0)
@@ -128,6 +128,20 @@ def test_bfloat16_weights_round_once() -> None:
     rounded = np.asarray(weight.dequantize().astype(jnp.bfloat16), np.float64)
     expected = x.astype(np.float64) @ rounded.T
     assert np.abs(out - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_integers_meet_integers_where_they_may() -> None:
+    """Exactly the products of x rounded row by row."""
+    form = RowFormat(590, Codes(8, "int"), 592, "f32")
+    weight = dataclasses.replace(random_tensor(form, size_out=40), activations="int8")
+    assert multiplies_integers(weight)
+    x = inputs(20, form.size_in)
+    x[3] = 0
+    scale = np.maximum(np.abs(x).max(1, keepdims=True), 1e-30) / np.float32(127)
+    expected = (np.round(x / scale) * scale).astype(np.float64) @ np.asarray(weight.dequantize(), np.float64).T
+    out = product(x, weight)
+    assert np.abs(out - expected).max() < 1e-6 * np.abs(expected).max()
+    assert relative_error(out[:3], x[:3], weight) < 8e-3
 
 
 def test_codes_of_eight_bits_are_read_as_they_are() -> None:
