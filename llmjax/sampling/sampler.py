@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from kernels.argmax import argmax
 from llmjax.sampling.logprobs import TokenLogprobs, no_logprobs, token_logprobs
 from llmjax.sampling.noise import gumbel, row_keys
 from llmjax.sampling.rows import ROW, ROW_WORDS, Feature
@@ -94,10 +95,10 @@ def sample(
     def full() -> jax.Array:
         edited = _edit(logits, state, batch, last_token=last_token, uses=uses)
         # The scores cross a cond, so they exist in memory: both passes of the argmax see the same bits.
-        return _argmax(lax.cond(uses(Feature.RANDOM), lambda: _scores(edited, batch, uses), lambda: edited))
+        return argmax(lax.cond(uses(Feature.RANDOM), lambda: _scores(edited, batch, uses), lambda: edited))
 
     beyond_argmax = Feature.RANDOM | Feature.PENALTY | Feature.BIAS | Feature.BAN
-    tokens = lax.cond(uses(beyond_argmax), full, lambda: _argmax(logits))
+    tokens = lax.cond(uses(beyond_argmax), full, lambda: argmax(logits))
     logprobs = lax.cond(
         uses(Feature.LOGPROBS),
         lambda: token_logprobs(logits, tokens, max_logprobs=max_logprobs),
@@ -146,16 +147,6 @@ def _scores(x: jax.Array, batch: SamplingBatch, uses: Uses) -> jax.Array:
     )
     noise = gumbel(row_keys(batch.key, batch.position), x.shape[-1])
     return jnp.where(random, jnp.where(z >= floor[:, None], z + noise, -jnp.inf), x)
-
-
-def _argmax(x: jax.Array) -> jax.Array:
-    """i32 [R]: the largest entry's index, the lowest among equals; 0 for rows with NaN.
-
-    Two plain reductions: XLA's argmax is one over pairs, which CPUs cannot vectorise.
-    """
-    index = jnp.arange(x.shape[-1], dtype=jnp.int32)
-    first = jnp.min(jnp.where(x == jnp.max(x, axis=-1, keepdims=True), index, x.shape[-1]), axis=-1)
-    return jnp.where(first < x.shape[-1], first, 0)
 
 
 def _count(state: SamplerState, batch: SamplingBatch, tokens: jax.Array) -> SamplerState:

@@ -103,6 +103,8 @@ struct Kernels {
   // out = activation(gate) * up; out may be gate.
   void (*gate_rows)(Activation, const float* gate, const float* up, float* out, int size, int begin, int end);
   void (*rotate)(const Rotation&, float* heads);  // in place
+  // The first of the largest entries; 0 where there is a NaN.
+  int (*argmax)(const float* x, int size);
 };
 
 // The best instruction set of this machine for index -1, else by index in the order of `isa_name`; null where the

@@ -92,6 +92,39 @@ void rotate(const llmjax::Rotation& by, float* heads) {
   }
 }
 
+// Four runs side by side, since each comparison waits for the one before it in its run.
+int argmax(const float* x, int size) {
+  constexpr int kRuns = 4, kStep = kRuns * kLanes;
+  Vec best[kRuns];
+  Int at[kRuns], wrong{};
+  for (int j = 0; j < kRuns; ++j) best[j] = splat(-__builtin_inff()), at[j] = Int{};
+  int i = 0;
+  for (; i + kStep <= size; i += kStep) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kRuns; ++j) {
+      const Vec v = load(x + i + j * kLanes);
+      const Int larger = (Int)(v > best[j]);
+      best[j] = select(larger, v, best[j]);
+      at[j] = (larger & (Int{} + i)) | (~larger & at[j]);
+      wrong |= (Int)(v != v);
+    }
+  }
+  float peak = -__builtin_inff();
+  int first = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    for (int j = 0; j < kRuns; ++j) {
+      const int index = at[j][lane] + j * kLanes + lane;
+      if (wrong[lane] != 0) return 0;
+      if (best[j][lane] > peak || (best[j][lane] == peak && index < first)) peak = best[j][lane], first = index;
+    }
+  }
+  for (; i < size; ++i) {
+    if (x[i] != x[i]) return 0;
+    if (x[i] > peak) peak = x[i], first = i;
+  }
+  return peak == -__builtin_inff() ? 0 : first;
+}
+
 }  // namespace
 
 #endif  // LLMJAX_ROWS_KERNEL_H_

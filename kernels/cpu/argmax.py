@@ -1,0 +1,20 @@
+"""The largest entry of each row in C++ (``src/argmax.cc``)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels.cpu.library import Library
+
+
+def argmax(x: jax.Array, *, native: Library, isa: str | None = None) -> jax.Array:
+    """``kernels.argmax.argmax`` by the library.
+
+    Args:
+        isa: one of its instruction sets; None: the best that the machine has.
+    """
+    call = jax.ffi.ffi_call("llmjax_argmax", jax.ShapeDtypeStruct(x.shape[:1], jnp.int32))
+    out: jax.Array = call(x, isa=np.int32(native.index(isa)))
+    return out
