@@ -5,13 +5,15 @@
 Needs nothing but the card: weights are random. Limits are measured on the card itself, by a copy of 1 GiB and a product
 of 8192 x 8192 matrices in bfloat16, and every other figure stands next to its bound, the larger of bytes over bandwidth
 and operations over matmul rate. Figures are the fastest of several runs. ``--small`` takes sizes for a try-out on any
-machine.
+machine. ``--compare PYTHON`` adds transformers with torch.compile and CUDA graphs, as that interpreter has it; it runs
+first, while nothing else holds the card's memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -252,6 +254,36 @@ def model_figures(
         llm.close()
 
 
+def of_transformers(interpreter: str, shape_name: str, sizes: Sizes) -> list[Figure]:
+    """The same points by transformers, in bfloat16.
+
+    Raises:
+        LLMJaxError: the interpreter cannot run it.
+    """
+    shape = MODELS[shape_name]
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    config = {name: getattr(shape, name) for name in (*names, "vocab_size")} | {"tie_word_embeddings": True}
+    # -P: the folder of the script has modules whose names transformers looks for.
+    command = [interpreter, "-P", str(Path(__file__).with_name("gpu_transformers.py")), json.dumps(config)]
+    for name, values in (("context", sizes.context), ("streams", sizes.streams), ("prefill", sizes.prefill)):
+        command += [f"--{name}", *map(str, values)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise LLMJaxError(f"--compare: {interpreter} ended with {done.returncode}; what it printed is above")
+    numbers = sum(int(np.prod(size)) for size in shape.tensors().values())
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [
+        Figure(
+            f"{shape_name}: {entry['name']}",
+            "transformers",
+            entry["seconds"],
+            Work(2 * numbers, 2 * numbers * entry["tokens"]),
+            entry["tokens"],
+        )
+        for entry in found
+    ]
+
+
 def table_of(figures: Sequence[Figure], limits: Limits) -> Table:
     table = Table(box=box.MARKDOWN)
     for title in ("", "by", "ms", "tok/s", "GB/s", "TFLOP/s", "of the bound"):
@@ -276,13 +308,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--formats", default="bfloat16,q8_0,q4_k", help="bfloat16 or what --quantization takes")
     parser.add_argument("--work-dir", default=str(Path(tempfile.gettempdir()) / "llmjax-gpu"), help="for weights")
     parser.add_argument("--small", action="store_true", help="sizes for a try-out")
+    parser.add_argument("--compare", metavar="PYTHON", help="an interpreter that has torch and transformers")
     parser.add_argument("--output", help="file for all figures as JSON, in benchmarks/results/ to be quoted")
     options = parser.parse_args(argv)
     parts, shapes = options.only.split(","), options.shapes.split(",")
     for given, known in ((parts, PARTS), (shapes, MODELS)):
         if unknown := sorted(set(given) - set(known)):
             parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
-    device, sizes = jax.devices()[0], SMALL if options.small else Sizes()
+    sizes = SMALL if options.small else Sizes()
+    peers = [figure for name in shapes if options.compare for figure in of_transformers(options.compare, name, sizes)]
+    device = jax.devices()[0]
     limits = measure_limits(sizes)
     about = {
         "card": device.device_kind,
@@ -303,6 +338,8 @@ def main(argv: Sequence[str]) -> int:
         console.print(table_of(new, limits))
         figures.extend(new)
 
+    if peers:
+        show(iter(peers))
     if "kernels" in parts:
         show(products(sizes))
         show(attentions(replace(sizes, layers=min(sizes.layers, 8))))
