@@ -3,8 +3,9 @@
     python -m benchmarks.kernels [--only decode] [--repeat 30]
 
 Every measurement runs several layers in one compiled program and takes the fastest of its repetitions. `read GB/s` is
-the memory that a call must read (pages or weights) over its time; `limit` is the speed at which a one-row f32 product
-reads as many bytes, from whichever cache or memory they fit.
+the memory that a call must read (pages or weights) over its time, next to the speed at which a one-row f32 product
+reads as many bytes, from whichever cache or memory they fit; `GFLOP/s` counts multiplications and additions, next to
+what XLA's product of large bfloat16 matrices reaches.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,10 @@ from kernels.attention import KVLayout, KVPages, RaggedBatch, make_pages, portab
 from kernels.cpu import attention as cpu_attention
 from kernels.cpu import linear as cpu_linear
 from kernels.cpu.library import Library, describe, library
+from kernels.cpu.matrices import METHODS
 from kernels.dense_linear import CPU_MIN_ROWS, linear_by_padding, linear_by_xla
+from kernels.qtensor import CPU_TILE, QTensor
+from llmjax.quantization.schemes import scheme_named
 
 LAYERS = 8
 PAGE_SIZE = 16
@@ -39,7 +43,6 @@ class Row:
     seconds: float  # a layer
     bytes_read: int
     flops: int
-    limit: float  # bytes a second
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,9 @@ ATTENTION = (
 )
 LINEAR = ((576, 1536), (1536, 576), (1536, 8960), (8960, 1536))
 LINEAR_ROWS = (1, 4, 8, 16, 32)
+QUANTIZED = ((1536, 576), (8960, 1536))
+QUANTIZED_ROWS = (1, 4, 16, 64, 512)
+SCHEMES = ("q4_1", "q8_0", "q4_k", "q6_k", "int8", "int4", "fp8")
 
 
 def fastest(run: Callable[[], object], repeat: int) -> float:
@@ -89,6 +95,15 @@ def read_limit(megabytes: int) -> float:
     weight = jnp.ones((megabytes * 256, 1024))
     run = jax.jit(linear_by_xla)
     return weight.nbytes / fastest(lambda: run(jnp.ones((1, 1024)), weight), 20)
+
+
+@functools.cache
+def multiply_limit() -> float:
+    """Operations a second of XLA's product of large bf16 matrices."""
+    size = 2048
+    x = jnp.ones((size, size), jnp.bfloat16)
+    run = jax.jit(linear_by_xla)
+    return 2 * size**3 / fastest(lambda: run(x, x), 10)
 
 
 def limit_for(bytes_of_layer: int) -> float:
@@ -165,10 +180,12 @@ def attention_rows(native: Library | None, repeat: int, only: str) -> Iterator[R
         for name, attend in ways.items():
             seconds = attention_seconds(shape, attend, max(3, repeat // 10) if name == "XLA" else repeat)
             flops = 4 * seen * shape.heads * shape.head_dim
-            yield Row(f"attention {shape.name}", name, seconds, kept, flops, limit_for(kept))
+            yield Row(f"attention {shape.name}", name, seconds, kept, flops)
 
 
-def linear_seconds(x: jax.Array, weights: list[jax.Array], apply: Callable[..., jax.Array], repeat: int) -> float:
+def linear_seconds(
+    x: jax.Array, weights: Sequence[jax.Array | QTensor], apply: Callable[..., jax.Array], repeat: int
+) -> float:
     run = jax.jit(lambda x, weights: [apply(x, w) for w in weights])
     return fastest(lambda: run(x, weights), repeat) / LAYERS
 
@@ -192,7 +209,44 @@ def linear_rows(native: Library | None, repeat: int, only: str) -> Iterator[Row]
             for name, apply in ways.items():
                 seconds = linear_seconds(x, weights, apply, repeat)
                 flops, size = 2 * rows * size_in * size_out, weights[0].nbytes
-                yield Row(operation, name, seconds, size, flops, limit_for(size))
+                yield Row(operation, name, seconds, size, flops)
+
+
+def quantized_weight(scheme: str, size_out: int, size_in: int, seed: int) -> QTensor:
+    """A matrix whose codes are random and whose groups have a scale of about 1/1000."""
+    form = scheme_named(scheme).format(size_in)
+    words = np.random.default_rng(seed).integers(
+        0, 1 << 32, (-(-size_out // CPU_TILE), form.num_words, CPU_TILE), dtype=np.uint32
+    )
+    if form.codes.kind in ("e4m3", "e5m2"):
+        words &= 0x3F3F3F3F  # no NaN
+    for entry in form.fields.values():
+        plain = {"f32": 0x3A800000, "f16": 0x14001400, "bf16": 0x3A803A80}
+        words[:, entry.start : entry.start + entry.num_words] = plain.get(entry.number, 0x11111111)
+    return QTensor(jnp.asarray(words), None, form, size_out, jnp.dtype(jnp.bfloat16), "int8")
+
+
+def quantized_rows(native: Library | None, repeat: int, only: str) -> Iterator[Row]:
+    for scheme in SCHEMES if native else ():
+        for size_out, size_in in QUANTIZED:
+            weights: list[QTensor] = []
+            for rows in QUANTIZED_ROWS:
+                operation = f"{scheme} {rows} rows, {size_out} x {size_in}"
+                if only not in operation:
+                    continue
+                weights = weights or [quantized_weight(scheme, size_out, size_in, layer) for layer in range(LAYERS)]
+                x = jnp.asarray(np.random.default_rng(0).standard_normal((rows, size_in)), jnp.float32)
+                for name in ("fastest", *METHODS):
+                    method = None if name == "fastest" else name
+                    apply = functools.partial(cpu_linear.linear, library=native, method=method)
+                    try:
+                        seconds = linear_seconds(x, weights, apply, max(3, repeat // max(1, rows // 16)))
+                    except jax.errors.JaxRuntimeError as error:
+                        if "the method does not take" not in str(error):
+                            raise
+                        continue
+                    flops = 2 * rows * size_in * size_out
+                    yield Row(operation, name, seconds, weights[0].words.nbytes, flops)
 
 
 def main() -> None:
@@ -203,14 +257,16 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     native = library()
     print(f"JAX {jax.__version__}, {describe()}\n")
-    print(f"| {'operation':32} | {'by':12} | {'µs':>8} | read GB/s | limit | of limit | GFLOP/s |")
-    print(f"|{'-' * 34}|{'-' * 14}|{'-' * 9}:|----------:|------:|---------:|--------:|")
-    for rows in (attention_rows, linear_rows):
+    print(f"| {'operation':36} | {'by':13} | {'µs':>8} | read GB/s | limit | of limit | GFLOP/s | of limit |")
+    print(f"|{'-' * 38}|{'-' * 15}|{'-' * 9}:|----------:|------:|---------:|--------:|---------:|")
+    for rows in (attention_rows, linear_rows, quantized_rows):
         for row in rows(native, arguments.repeat, arguments.only):
-            speed = row.bytes_read / row.seconds
+            read, multiplied = row.bytes_read / row.seconds, row.flops / row.seconds
+            limit = limit_for(row.bytes_read)
             print(
-                f"| {row.operation:32} | {row.implementation:12} | {row.seconds * 1e6:8.1f} | {speed / 1e9:9.1f} |"
-                f" {row.limit / 1e9:5.1f} | {speed / row.limit:8.0%} | {row.flops / row.seconds / 1e9:7.0f} |",
+                f"| {row.operation:36} | {row.implementation:13} | {row.seconds * 1e6:8.1f} | {read / 1e9:9.1f} |"
+                f" {limit / 1e9:5.1f} | {read / limit:8.0%} | {multiplied / 1e9:7.0f} |"
+                f" {multiplied / multiply_limit():8.0%} |",
                 flush=True,
             )
 

@@ -95,6 +95,7 @@ def _picks(chosen: Platform, kv_dtype: jnp.dtype) -> list[Finding]:
     import jax.numpy as jnp
 
     from kernels.attention import ATTENTION, make_pages
+    from kernels.blocks import MLP, MLPWeights, Projection
     from kernels.dense_linear import LINEAR
 
     name = chosen.device.platform
@@ -109,6 +110,8 @@ def _picks(chosen: Platform, kv_dtype: jnp.dtype) -> list[Finding]:
     for rows in (1, 16, 512):
         x = jax.ShapeDtypeStruct((rows, 4096), jnp.float32)
         findings.append(Finding(f"products, {rows} rows", LINEAR.explain(name, x, weight, None)))
+        mlp = MLPWeights(None, Projection(weight), Projection(weight), Projection(weight), None)
+        findings.append(Finding(f"layers, {rows} rows", MLP.explain(name, x, mlp, activation="silu")))
     return findings
 
 
