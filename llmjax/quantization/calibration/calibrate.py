@@ -58,9 +58,12 @@ def calibrate(
         near = around[config.layers[index].rope]
         for block in layer.blocks:
             half = Calibration(plan, config, settings, layer, block, hidden, near)
-            for result in half.results():
-                done.add(result.name)
-                yield result
+            try:
+                for result in half.results():
+                    done.add(result.name)
+                    yield result
+            except CheckpointError as error:
+                raise CheckpointError(f"{plan.checkpoint.path}: layer {index}: {error}") from None
             hidden = layer.outputs(block, hidden, near)
     yield from round_to_nearest(
         plan.checkpoint.tensors, {name: scheme for name, scheme in plan.layers.items() if name not in done}

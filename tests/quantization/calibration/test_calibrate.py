@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import models
 from kernels.activations import ACTIVATIONS
@@ -203,6 +205,17 @@ def test_refusals(platform: Platform) -> None:
     less = SavePlan(Checkpoint(source.path, source.config, {}, tensors), plan.form, plan.layers, ())
     with pytest.raises(CheckpointError, match=r"tensor 'model.layers.0.mlp.up_proj.weight' is missing"):
         next(calibrate(less, SEQUENCES, settings("gptq"), platform))
+
+
+def test_weights_that_are_no_numbers(platform: Platform, tmp_path: Path) -> None:
+    source = opened("llama")
+    shutil.copytree(source.path, tmp_path / "model")
+    weights = {name: np.array(tensor.read(F32)) for name, tensor in source.tensors.items()}
+    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = np.nan
+    save_file(weights, tmp_path / "model" / "model.safetensors")
+    plan = SavePlan.of(open_checkpoint(tmp_path / "model"), "int8")
+    with pytest.raises(CheckpointError, match="layer 1: weights that are infinite or not a number"):
+        list(calibrate(plan, SEQUENCES, settings("gptq"), platform))
 
 
 def test_settings() -> None:
