@@ -143,7 +143,9 @@ LOWERED = [name for name in KERNELS if not name.endswith((", 2 rows", ", 128 row
 def abstract_card(card: Card, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lowers for a card that is not there: an abstract device where JAX takes one, a pretended one before (0.10)."""
     if hasattr(pallas_triton, "get_gpu_info"):
-        device = jax.sharding.AbstractDevice(device_kind=card.name, num_cores=None)
+        known = {"device_kind": card.name, "num_cores": None, "platform": "gpu"}
+        kind = jax.sharding.AbstractDevice
+        device = kind(**{name: value for name, value in known.items() if name in kind.__annotations__})
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
             yield
         return
