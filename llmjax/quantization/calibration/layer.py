@@ -40,7 +40,7 @@ class CalibratedLayer:
         values: f32, by name below the prefix; read when the layer is made.
 
     Raises:
-        CheckpointError: a tensor is missing or has another shape.
+        CheckpointError: a tensor is missing or has another shape, or the layer is of a kind that is not known here.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: ModelConfig, index: int, platform: Platform) -> None:
@@ -52,6 +52,9 @@ class CalibratedLayer:
         self._shapes: dict[str, jax.ShapeDtypeStruct] = {
             ".".join(map(str, path)): parameter.get_value() for path, parameter in nnx.to_flat_state(state)
         }
+        for module in (module for block in self.blocks for stage in block.stages for module in stage.modules):
+            if f"{module}.weight" not in self._shapes:
+                raise CheckpointError(f"{checkpoint.path}: layers without {module} cannot be calibrated")
         self._weights: dict[str, jax.Array] = {}
         self.values: dict[str, np.ndarray] = {}
         for name, shape in self._shapes.items():
