@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from kernels.cpu import argmax as cpu
+from kernels.cpu import sampling as cpu
 from kernels.cpu.library import library
 from kernels.registry import Implementation, Operation
 

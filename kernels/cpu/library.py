@@ -12,7 +12,14 @@ from pathlib import Path
 import jax
 
 LIBRARY = Path(__file__).parent / "libllmjax_cpu.so"
-TARGETS = ("llmjax_argmax", "llmjax_attention", "llmjax_linears", "llmjax_attention_block", "llmjax_mlp")
+TARGETS = (
+    "llmjax_argmax",
+    "llmjax_attention",
+    "llmjax_linears",
+    "llmjax_attention_block",
+    "llmjax_mlp",
+    "llmjax_sample",
+)
 ISA_VARIABLE = "LLMJAX_CPU_ISA"  # for tests and bug reports: an instruction set by name, or "none" for portable kernels
 
 

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from kernels.argmax import argmax
+from llmjax.sampling.draw import draw
 from llmjax.sampling.logprobs import TokenLogprobs, no_logprobs, token_logprobs
-from llmjax.sampling.noise import gumbel, row_keys
+from llmjax.sampling.noise import row_keys
 from llmjax.sampling.rows import ROW, ROW_WORDS, Feature
 from llmjax.sampling.state import SamplerState
-from llmjax.sampling.truncation import keep_floor
 
 Uses = Callable[[Feature], jax.Array]  # whether some sampling row of the step has one of these features: bool []
 
@@ -94,8 +94,7 @@ def sample(
 
     def full() -> jax.Array:
         edited = _edit(logits, state, batch, last_token=last_token, uses=uses)
-        # The scores cross a cond, so they exist in memory: both passes of the argmax see the same bits.
-        return argmax(lax.cond(uses(Feature.RANDOM), lambda: _scores(edited, batch, uses), lambda: edited))
+        return lax.cond(uses(Feature.RANDOM), lambda: _draw(edited, batch), lambda: argmax(edited))
 
     beyond_argmax = Feature.RANDOM | Feature.PENALTY | Feature.BIAS | Feature.BAN
     tokens = lax.cond(uses(beyond_argmax), full, lambda: argmax(logits))
@@ -133,20 +132,9 @@ def _edit(x: jax.Array, state: SamplerState, batch: SamplingBatch, *, last_token
     return x
 
 
-def _scores(x: jax.Array, batch: SamplingBatch, uses: Uses) -> jax.Array:
-    """Scores whose argmax is a sample of each random row, and the most likely token of each greedy row."""
-    random = (batch.temperature > 0)[:, None]
-    temperature = jnp.where(random, batch.temperature[:, None], 1.0)
-    peak = jnp.max(x, axis=-1, keepdims=True)
-    # Two infinities of one sign would cancel to NaN: the peak itself is 0, and a row of -inf stays one.
-    z = jnp.where((x == peak) & (peak > -jnp.inf), 0.0, (x - jnp.maximum(peak, jnp.finfo(x.dtype).min)) / temperature)
-    floor = lax.cond(
-        uses(Feature.FILTER),
-        lambda: keep_floor(z, min_p=batch.min_p, top_k=batch.top_k, top_p=batch.top_p),
-        lambda: jnp.full(x.shape[0], -jnp.inf),
-    )
-    noise = gumbel(row_keys(batch.key, batch.position), x.shape[-1])
-    return jnp.where(random, jnp.where(z >= floor[:, None], z + noise, -jnp.inf), x)
+def _draw(x: jax.Array, batch: SamplingBatch) -> jax.Array:
+    keys = row_keys(batch.key, batch.position)
+    return draw(x, keys=keys, temperature=batch.temperature, min_p=batch.min_p, top_k=batch.top_k, top_p=batch.top_p)
 
 
 def _count(state: SamplerState, batch: SamplingBatch, tokens: jax.Array) -> SamplerState:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kernels.argmax import argmax, argmax_by_reductions
-from kernels.cpu import argmax as cpu
+from kernels.cpu import sampling as cpu
 from kernels.cpu.library import library
 
 NATIVE = library()

@@ -6,6 +6,7 @@
 #include "kv_types.h"
 #include "linear_kernel.h"
 #include "rows_kernel.h"
+#include "sample_kernel.h"
 
 #define LLMJAX_JOIN(a, b) a##b
 #define LLMJAX_TABLE(isa) LLMJAX_JOIN(kernels_, isa)
@@ -17,6 +18,6 @@ namespace llmjax {
 extern const Kernels LLMJAX_TABLE(LLMJAX_ISA);
 const Kernels LLMJAX_TABLE(LLMJAX_ISA) = {
     LLMJAX_STRING(LLMJAX_ISA), kLanes, attention_store, attention_workspace, attention, attention_merge, linear_workspace,
-    linear_prepare, linear, norm_rows, gate_rows, rotate, argmax};
+    linear_prepare, linear, norm_rows, gate_rows, rotate, argmax, sample};
 
 }  // namespace llmjax

@@ -83,6 +83,15 @@ struct Rotation {
   Norm norm;
 };
 
+// A row to sample from (contract: llmjax/sampling/draw.py).
+struct SampleRow {
+  const float* x;  // [size]
+  int size;
+  uint32_t key[2];
+  float temperature, top_p, min_p;
+  int top_k;
+};
+
 struct Kernels {
   const char* name;
   int lanes;  // head sizes and size_in are multiples of this
@@ -105,6 +114,7 @@ struct Kernels {
   void (*rotate)(const Rotation&, float* heads);  // in place
   // The first of the largest entries; 0 where there is a NaN.
   int (*argmax)(const float* x, int size);
+  int (*sample)(const SampleRow&, float* workspace);  // workspace: 3 * size + 48 floats, 64-byte aligned
 };
 
 // The best instruction set of this machine for index -1, else by index in the order of `isa_name`; null where the

@@ -92,8 +92,9 @@ void rotate(const llmjax::Rotation& by, float* heads) {
   }
 }
 
-// Four runs side by side, since each comparison waits for the one before it in its run.
-int argmax(const float* x, int size) {
+// The first of the largest entries; -1 where there is a NaN. Four runs side by side, since each comparison waits for the
+// one before it in its run.
+inline int first_largest(const float* x, int size) {
   constexpr int kRuns = 4, kStep = kRuns * kLanes;
   Vec best[kRuns];
   Int at[kRuns], wrong{};
@@ -114,16 +115,18 @@ int argmax(const float* x, int size) {
   for (int lane = 0; lane < kLanes; ++lane) {
     for (int j = 0; j < kRuns; ++j) {
       const int index = at[j][lane] + j * kLanes + lane;
-      if (wrong[lane] != 0) return 0;
+      if (wrong[lane] != 0) return -1;
       if (best[j][lane] > peak || (best[j][lane] == peak && index < first)) peak = best[j][lane], first = index;
     }
   }
   for (; i < size; ++i) {
-    if (x[i] != x[i]) return 0;
+    if (x[i] != x[i]) return -1;
     if (x[i] > peak) peak = x[i], first = i;
   }
   return peak == -__builtin_inff() ? 0 : first;
 }
+
+int argmax(const float* x, int size) { return imax(0, first_largest(x, size)); }
 
 }  // namespace
 
