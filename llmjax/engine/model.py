@@ -94,6 +94,7 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
     )
     activations = platform.quantized_activations if config.activations == "auto" else config.activations
     params: dict[str, jax.Array | QTensor] = {}
+    misfits: dict[str, list[str]] = {}
     # Standard output belongs to generated text.
     console = Console(stderr=True)
     progress = track(
@@ -102,6 +103,8 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
     for name, shape in progress:
         tensor = checkpoint.tensors[name]
         kept = plan.keep(tensor) if len(shape.shape) > 1 else Kept(None)
+        if kept.misfit:
+            misfits.setdefault(kept.misfit, []).append(name)
         if kept.source is None:
             params[name] = jax.device_put(tensor.read(np.dtype(shape.dtype)), platform.device)
         else:
@@ -113,6 +116,8 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
                 device=platform.device,
             )
     jax.block_until_ready(params)
+    for misfit, names in misfits.items():
+        logger.warning("rows of %d matrices, for example %s, do not fill blocks of %s", len(names), names[0], misfit)
     _warn_of_slow_products(params, platform)
     seconds = time.monotonic() - started
     return LoadedModel(

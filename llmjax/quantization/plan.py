@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -19,8 +18,6 @@ from llmjax.quantization.mixes import ModelShape
 from llmjax.quantization.packing import RowSource
 from llmjax.quantization.rules import Rules
 from llmjax.quantization.schemes import SCHEMES, scheme_named
-
-logger = logging.getLogger(__name__)
 
 STORED_AS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -55,10 +52,12 @@ class Kept:
     Attributes:
         source: its codes and scales; None: plain numbers.
         activations: for `QTensor.activations`; ``auto``: as the engine is configured.
+        misfit: what it could not become and what it is instead, where its rows do not fill a scheme's blocks.
     """
 
     source: RowSource | None
     activations: str = "auto"
+    misfit: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,31 +110,25 @@ class QuantizationPlan:
         Args:
             tensor: under its Hugging Face name.
         """
-        name = self._scheme(tensor, self.rules.find(tensor.name))
+        name, misfit = self._scheme(tensor, self.rules.find(tensor.name))
         if name == PLAIN:
-            return Kept(None)
+            return Kept(None, misfit=misfit)
         if name in (STORED, tensor.type_name.lower()):
-            return Kept(tensor.row_source())
+            return Kept(tensor.row_source(), misfit=misfit)
         scheme = scheme_named(name)
-        return Kept(InSituRows(tensor, scheme), scheme.activations)
+        return Kept(InSituRows(tensor, scheme), scheme.activations, misfit)
 
-    def _scheme(self, tensor: StoredTensor, rule: str | None) -> str:
+    def _scheme(self, tensor: StoredTensor, rule: str | None) -> tuple[str, str]:
+        """The name of a scheme, and `Kept.misfit`."""
         name = rule or self.default
         if name in (PLAIN, STORED):
-            return name
+            return name, ""
         if name in uniform.SCHEMES:
             eight_bits = "fp8" if name == "fp8" else "int8"
-            return eight_bits if rule is None and AT_EIGHT_BITS.search(tensor.name) else name
+            return eight_bits if rule is None and AT_EIGHT_BITS.search(tensor.name) else name, ""
         choice = mixes.tensor_scheme(name, name=tensor.name, shape=tensor.shape, model=self.model, rule=rule)
-        if choice.fell_back:
-            logger.warning(
-                "%s: rows of %d weights do not fill blocks of %s; kept as %s",
-                tensor.name,
-                tensor.shape[-1],
-                choice.wanted,
-                choice.scheme or "it is",
-            )
-        return choice.scheme or STORED
+        misfit = f"{choice.wanted}; kept as {choice.scheme or 'stored'}" if choice.fell_back else ""
+        return choice.scheme or STORED, misfit
 
 
 def _says_what_is(name: str, stored: str) -> bool:

@@ -144,9 +144,10 @@ def test_rules_come_first() -> None:
     assert kept_as("q4k", matrix("model.layers.1.self_attn.q_proj.weight"), rules) == "q4_k"
 
 
-def test_rows_that_fill_no_blocks_fall_back_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_that_fill_no_blocks_fall_back_with_a_word() -> None:
     assert kept_as("q4k", matrix(columns=96)) == "q5_0"
-    assert "do not fill blocks of q4_k" in caplog.text
+    assert plan("q4k").keep(matrix(columns=96)).misfit == "q4_k; kept as q5_0"
+    assert not plan("q4k").keep(matrix()).misfit
 
 
 @pytest.mark.parametrize(

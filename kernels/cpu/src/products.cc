@@ -8,7 +8,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int64_t kBytesOfTask = 1 << 14;       // of words, at least
+constexpr int64_t kBytesOfTask = 1 << 15;       // of words, at least
 constexpr int64_t kBytesOfPlainTask = 1 << 16;  // of a plain matrix, at least
 constexpr int64_t kBytesOfPanel = 1 << 20;      // of dequantised weights that stay in a core's cache
 constexpr int kUnit = 32;                       // outputs: what products with plain matrices divide no further

@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int kAhead = 1024;  // bytes of codes that are fetched before they are needed
+constexpr int kAhead = 4096;  // bytes of codes that are fetched before they are needed
 
 // The group that a walk over the columns is in.
 struct GroupCursor {
