@@ -246,10 +246,7 @@ class AttentionKernel {
       const int end = round_up(end_visible(m + rows - 1, begin, count), kPad);
       if (end <= first) continue;
       score(m, rows, first, end);
-      for (int i = 0; i < rows; ++i) {
-        soften(m + i, w_.scores + i * kBlock, w_.weights + i * kBlock, first, end,
-               Range{first_visible(m + i, begin), end_visible(m + i, begin, count)});
-      }
+      for (int i = 0; i < rows; i += kLanes) soften(m, i, imin(kLanes, rows - i), first, end, begin, count);
       add_values(m, rows, first, end);
     }
   }
@@ -362,12 +359,28 @@ class AttentionKernel {
     }
   }
 
-  struct Range {
-    int begin, end;
-  };
+  // One step of the online softmax for `rows` rows from m + i on: turns scores into weights and shrinks what was summed
+  // before. Rows together, since the steps from one row's scores to its peak and on wait for each other.
+  void soften(int m, int i, int rows, int first, int end, int begin, int count) {
+    const int row = m + i;
+    Vec found[kLanes];
+    for (int j = 0; j < kLanes; ++j) found[j] = j < rows ? edit(row + j, scores_of(i + j), first, end, begin, count) : Vec{};
+    const Vec old = load(w_.peak + row), peak = vmax(max_rows(found), old), shrink = vexp(old - peak);
+    store(w_.peak + row, peak);
+    for (int j = 0; j < kLanes; ++j) found[j] = j < rows ? weigh(i + j, w_.peak[row + j], first, end) : Vec{};
+    const Vec added = sum_rows(found), shift = added * splat(call_.values.zero / call_.values.scale);
+    store(w_.total + row, load(w_.total + row) * shrink + added);
+    for (int j = 0; j < rows; ++j) {
+      if (shrink[j] == 1.0f && shift[j] == 0.0f) continue;
+      float* sums = w_.sums + static_cast<size_t>(row + j) * head_dim_;
+      for (int d = 0; d < head_dim_; d += kLanes) store(sums + d, load(sums + d) * splat(shrink[j]) + splat(shift[j]));
+    }
+  }
 
-  // One step of the online softmax for one row: turns scores into weights and shrinks what was summed before.
-  void soften(int row, float* scores, uint16_t* weights, int first, int end, Range visible) {
+  float* scores_of(int i) const { return w_.scores + i * kBlock; }
+
+  // Everything between product and softmax; the largest scores, lane by lane.
+  Vec edit(int row, float* scores, int first, int end, int begin, int count) const {
     if (call_.token_scales) {
       for (int c = first; c < end; c += kLanes) store(scores + c, load(scores + c) * load(w_.key_scales + c));
     } else if (call_.keys.zero != 0) {
@@ -377,11 +390,17 @@ class AttentionKernel {
       const Vec cap = splat(call_.softcap), inverse = splat(1 / call_.softcap);
       for (int c = first; c < end; c += kLanes) store(scores + c, cap * vtanh(load(scores + c) * inverse));
     }
-    for (int c = first; c < imin(visible.begin, end); ++c) scores[c] = kMasked;
-    for (int c = imax(visible.end, first); c < end; ++c) scores[c] = kMasked;
+    for (int c = first; c < imin(first_visible(row, begin), end); ++c) scores[c] = kMasked;
+    for (int c = imax(end_visible(row, begin, count), first); c < end; ++c) scores[c] = kMasked;
     Vec highest = splat(kNothingSeen);
     for (int c = first; c < end; c += kLanes) highest = vmax(load(scores + c), highest);
-    const float old = w_.peak[row], peak = fmax2(old, horizontal_max(highest));
+    return highest;
+  }
+
+  // Scores as weights; their sums, lane by lane.
+  Vec weigh(int i, float peak, int first, int end) const {
+    float* scores = scores_of(i);
+    uint16_t* weights = w_.weights + i * kBlock;
     Vec total{};
     for (int c = first; c < end; c += kLanes) {
       Vec weight = vexp(load(scores + c) - splat(peak));
@@ -397,13 +416,7 @@ class AttentionKernel {
         store(scores + c, weight);
       }
     }
-    const float shrink = vexp(splat(old - peak))[0], added = horizontal_sum(total);
-    const float shift = added * (call_.values.zero / call_.values.scale);
-    w_.peak[row] = peak;
-    w_.total[row] = w_.total[row] * shrink + added;
-    if (shrink == 1.0f && shift == 0.0f) return;
-    float* sums = w_.sums + static_cast<size_t>(row) * head_dim_;
-    for (int d = 0; d < head_dim_; d += kLanes) store(sums + d, load(sums + d) * splat(shrink) + splat(shift));
+    return total;
   }
 
   void add_values(int m, int rows, int first, int end) {

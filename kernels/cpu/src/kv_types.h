@@ -73,7 +73,6 @@ inline void store(E4M3* p, Vec v) { store_bytes(p, float8_bits<3, 7>(v)); }
 inline void store(E5M2* p, Vec v) { store_bytes(p, float8_bits<2, 15>(v)); }
 
 inline Vec vabs(Vec v) { return bit_cast<Vec>(bit_cast<Bits>(v) & 0x7fffffff); }
-inline Vec vmin(Vec a, Vec b) { return select((Int)(a < b), a, b); }
 
 template <class From, class To>
 void store_row(const llmjax::Attention&, const From* from, char* record, int offset, int count, llmjax::Affine) {

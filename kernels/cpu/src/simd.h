@@ -59,7 +59,17 @@ inline Vec splat(float x) { return x - Vec{}; }  // x - 0 is x, which compilers 
 inline Vec select(Int mask, Vec yes, Vec no) {
   return bit_cast<Vec>((bit_cast<Int>(yes) & mask) | (bit_cast<Int>(no) & ~mask));
 }
+// b where either is NaN.
+#if defined(__AVX512F__)
+inline Vec vmax(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
+inline Vec vmin(Vec a, Vec b) { return (Vec)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif defined(__AVX2__)
+inline Vec vmax(Vec a, Vec b) { return (Vec)_mm256_max_ps((__m256)a, (__m256)b); }
+inline Vec vmin(Vec a, Vec b) { return (Vec)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
 inline Vec vmax(Vec a, Vec b) { return select(a > b, a, b); }
+inline Vec vmin(Vec a, Vec b) { return select(a < b, a, b); }
+#endif
 inline int imin(int a, int b) { return a < b ? a : b; }
 inline int imax(int a, int b) { return a > b ? a : b; }
 inline float fmax2(float a, float b) { return a > b ? a : b; }
@@ -152,12 +162,11 @@ inline float horizontal_sum(Vec v) {
   return v[0];
 }
 
-// e^x to about 1 ulp of f32; exactly 0 below -87. Range reduction by multiples of ln 2 and a degree 6 polynomial
-// (Cephes expf, Moshier).
+// e^x to about 1 ulp of f32; 0 where that would be subnormal. Range reduction by multiples of ln 2 and a degree 6
+// polynomial (Cephes expf, Moshier).
 inline Vec vexp(Vec x) {
-  Int tiny = (Int)(x < splat(-87.0f));
-  x = select(tiny, splat(-87.0f), x);
-  x = select((Int)(x > splat(88.0f)), splat(88.0f), x);
+  const Vec given = x;
+  x = vmin(splat(88.0f), vmax(splat(-87.0f), x));
   Vec shifted = x * splat(1.44269504f) + splat(12582912.0f);  // 1.5 * 2^23: the integer part lands in the low bits
   Vec n = shifted - splat(12582912.0f);
   Vec r = x - n * splat(0.693359375f) - n * splat(-2.12194440e-4f);
@@ -168,8 +177,13 @@ inline Vec vexp(Vec x) {
   p = p * r + splat(1.6666665459e-1f);
   p = p * r + splat(5.0000001201e-1f);
   p = p * r * r + r + splat(1.0f);
-  Bits power = (bit_cast<Bits>(shifted) + 127u) << 23;
-  return bit_cast<Vec>(bit_cast<Int>(p * bit_cast<Vec>(power)) & ~tiny);
+#if defined(__AVX512F__)
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)given, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+  return (Vec)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)n);
+#else
+  const Bits power = (bit_cast<Bits>(shifted) + 127u) << 23;
+  return bit_cast<Vec>(bit_cast<Int>(p * bit_cast<Vec>(power)) & ~(Int)(given < splat(-87.0f)));
+#endif
 }
 
 inline Vec vtanh(Vec x) { return splat(1.0f) - splat(2.0f) / (vexp(x + x) + splat(1.0f)); }
@@ -205,19 +219,24 @@ inline void transpose_stages(Vec* rows) {
 
 inline void transpose(Vec* rows) { transpose_stages<kLanes, kLanes / 2>(rows); }
 
-template <int kStep>
-inline Vec sum_stages(Vec* rows) {
+template <int kStep, class Combine>
+inline Vec reduce_stages(Vec* rows, const Combine& combine) {
 #pragma GCC unroll 16
   for (int i = 0; i < kStep; ++i) {
     exchange<kStep>(rows[i], rows[i + kStep]);
-    rows[i] += rows[i + kStep];
+    rows[i] = combine(rows[i], rows[i + kStep]);
   }
-  if constexpr (kStep > 1) return sum_stages<kStep / 2>(rows);
+  if constexpr (kStep > 1) return reduce_stages<kStep / 2>(rows, combine);
   return rows[0];
 }
 
-// Lane i of the result is the sum of the lanes of rows[i]; overwrites rows.
-inline Vec sum_rows(Vec* rows) { return sum_stages<kLanes / 2>(rows); }
+// Lane i of the result is the sum, or the maximum, of the lanes of rows[i]; both overwrite rows.
+inline Vec sum_rows(Vec* rows) {
+  return reduce_stages<kLanes / 2>(rows, [](Vec a, Vec b) { return a + b; });
+}
+inline Vec max_rows(Vec* rows) {
+  return reduce_stages<kLanes / 2>(rows, [](Vec a, Vec b) { return vmax(a, b); });
+}
 
 }  // namespace
 
