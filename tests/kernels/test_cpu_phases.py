@@ -1,0 +1,27 @@
+"""The threads' meeting points under ThreadSanitizer, on a pool of plain threads (XLA's own is not instrumented)."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent / "native" / "phases.cc"
+HEADERS = Path(__file__).parents[2] / "kernels" / "cpu" / "src"
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_phases_are_ordered_and_leave_nothing_behind(sanitizer: str, tmp_path: Path) -> None:
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    program = tmp_path / "phases"
+    flags = ["-std=c++17", "-O1", "-g", "-pthread", f"-fsanitize={sanitizer}", f"-I{HEADERS}"]
+    built = subprocess.run([compiler, *flags, str(SOURCE), "-o", str(program)], capture_output=True, text=True)
+    if "cannot find" in built.stderr:
+        pytest.skip(f"the compiler has no {sanitizer} sanitizer")
+    assert built.returncode == 0, built.stderr
+    ran = subprocess.run([str(program)], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout) == (0, "right\n"), ran.stderr
