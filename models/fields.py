@@ -30,7 +30,8 @@ class Fields:
     def error(self, key: str, problem: str) -> UnsupportedModel:
         """An error to raise about one key; ``problem`` completes "<file>: <key> = <value> ..."."""
         shown = repr(self.get(key))
-        return UnsupportedModel(f"{self.name}: {key} = {shown if len(shown) < 80 else shown[:76] + ' ...'} {problem}")
+        name = key if key.isprintable() else repr(key)  # a line break would make two lines of the error
+        return UnsupportedModel(f"{self.name}: {name} = {shown if len(shown) < 80 else shown[:76] + ' ...'} {problem}")
 
     def integer(self, key: str, *, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
         value = self.get(key)

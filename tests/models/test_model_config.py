@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from models import FAMILIES, LayerConfig, UnsupportedModel, model_config
@@ -300,6 +300,7 @@ SCALINGS = st.builds(
     st.none() | SCALINGS,
     st.none() | st.integers(1, 10**6),
 )
+@example("LlamaForCausalLM", {"rope_scaling": {"\n": False}}, None, None)
 def test_any_config_is_read_or_refused(family: str, keys: Any, scaling: Any, max_model_len: int | None) -> None:
     whole = {"architectures": [family], **SMALL, "num_key_value_heads": 2, "rope_scaling": scaling, **keys}
     try:
