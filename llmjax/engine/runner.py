@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -124,8 +123,6 @@ class Runner:
             )
             for bucket in buckets
         }
-        # Tracing is Python: threads that do it at once gain nothing and make the first program wait for the others.
-        self._tracing = threading.Lock()
         if platform.is_cpu:
             keep_freed_blocks()
         self.programs = StepPrograms(
@@ -212,6 +209,4 @@ class Runner:
         packed = jax.ShapeDtypeStruct(
             (layout.size,), jnp.int32, sharding=jax.sharding.SingleDeviceSharding(self._device)
         )
-        with self._tracing:
-            lowered = jax.jit(run, donate_argnums=1).lower(*self._shapes, packed)
-        return lowered.compile()
+        return jax.jit(run, donate_argnums=1).lower(*self._shapes, packed).compile()
