@@ -7,61 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.attention import RaggedBatch, portable, reference
+from kernels.attention import portable, reference
 from kernels.attention.types import KVPages, make_pages
+from tests.kernels.attention_case import Case, filled_pages, make_data
 
 PAGE = 4
 
 
-def ragged_batch(
-    rng: np.random.Generator, lengths: list[tuple[int, int]], *, tokens: int, rows: int, pages: int, decode: bool
-) -> RaggedBatch:
-    """A batch with rows of (new tokens, length after them), on shuffled pages, padded to ``tokens`` and ``rows``."""
-    free = iter(rng.permutation(np.arange(1, pages)))
-    per_row = max(-(-kv // PAGE) for _, kv in lengths) + 2
-    table = np.zeros((rows, per_row), np.int32)
-    start = np.zeros(rows + 1, np.int32)
-    kv_len = np.zeros(rows, np.int32)
-    slots = np.zeros(tokens, np.int32)
-    for r, (count, kv) in enumerate(lengths):
-        table[r, : -(-kv // PAGE)] = [next(free) for _ in range(-(-kv // PAGE))]
-        kv_len[r] = kv
-        for i in range(count):
-            position = kv - count + i
-            slots[start[r] + i] = table[r, position // PAGE] * PAGE + position % PAGE
-        start[r + 1] = start[r] + count
-    start[len(lengths) + 1 :] = start[len(lengths)]
-    return RaggedBatch(*(jnp.asarray(x) for x in (start, kv_len, table, slots)), decode=decode)
-
-
-def filled_pages(
-    rng: np.random.Generator,
-    *,
-    kv_heads: int,
-    head_dim: int,
-    dtype: jnp.dtype,
-    as_bits: bool,
-    calibration: jax.Array | None = None,
-) -> KVPages:
-    """80 pages with keys and values in every slot."""
-    pages = make_pages(
-        num_pages=80,
-        page_size=PAGE,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        dtype=dtype,
-        as_bits=as_bits,
-        calibration=calibration,
-    )
-    k, v = (jnp.asarray(rng.standard_normal((80 * PAGE, kv_heads, head_dim)), jnp.float32) for _ in range(2))
-    return reference.write_kv(pages, k, v, jnp.arange(80 * PAGE))
-
-
 MIXES = {
-    "decodes": [(1, 1), (1, 37), (1, 9), (1, 64)],
-    "one prefill": [(29, 29)],
-    "chunk of a long prompt": [(7, 61)],
-    "decodes and chunks": [(1, 50), (1, 3), (13, 13), (21, 60), (1, 12), (2, 2)],
+    "decodes": ((1, 1), (1, 37), (1, 9), (1, 64)),
+    "one prefill": ((29, 29),),
+    "chunk of a long prompt": ((7, 61),),
+    "decodes and chunks": ((1, 50), (1, 3), (13, 13), (21, 60), (1, 12), (2, 2)),
 }
 
 
@@ -92,36 +49,35 @@ def test_portable_equals_reference(mix, rule, kind, monkeypatch):
     monkeypatch.setattr(portable, "KEY_BLOCK", 8)
     monkeypatch.setattr(portable, "QUERY_BLOCK", 8)
     heads, kv_heads, dtype, as_bits = KINDS[kind]
-    rng, dtype = np.random.default_rng(0), jnp.dtype(dtype)
-    lengths = MIXES[mix]
-    used = sum(count for count, _ in lengths)
-    decode = all(count == 1 for count, _ in lengths)
-    rows = len(lengths) + 2
-    tokens = rows if decode else used + 5
-    head_dim = 8
-    batch = ragged_batch(rng, lengths, tokens=tokens, rows=rows, pages=80, decode=decode)
-    pages = filled_pages(rng, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, as_bits=as_bits)
-    q = jnp.asarray(rng.standard_normal((tokens, heads, head_dim)), jnp.float32)
-    k = jnp.asarray(rng.standard_normal((tokens, kv_heads, head_dim)), jnp.float32)
-    v = jnp.asarray(rng.standard_normal((tokens, kv_heads, head_dim)), jnp.float32)
-    rules = {"scale": head_dim**-0.5, **RULES[rule]}
-    if rules.get("sinks"):
-        rules["sinks"] = jnp.asarray(rng.standard_normal(heads), jnp.float32)
+    case = Case(
+        MIXES[mix],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=8,
+        page_size=PAGE,
+        cache=jnp.dtype(dtype).name,
+        decode=all(count == 1 for count, _ in MIXES[mix]),
+        padding=5,
+        **RULES[rule],
+    )
+    data = make_data(case)
 
     @jax.jit
-    def both(q, k, v, pages):
+    def both(q, k, v, pages, batch, sinks):
         written, expected_pages = (
             portable.write_kv(pages, k, v, batch.slots),
             reference.write_kv(pages, k, v, batch.slots),
         )
+        rules = {**data.rules, "sinks": sinks}
         out = portable.ragged_paged_attention(q, written, batch, **rules)
         return written, expected_pages, out, reference.ragged_paged_attention(q, written, batch, **rules)
 
-    written, expected_pages, out, expected = both(q, k, v, pages)
+    pages = filled_pages(case, data.filling, as_bits=as_bits)
+    written, expected_pages, out, expected = both(data.q, data.k, data.v, pages, data.batch, data.sinks)
     # Padding tokens race for the dummy page; every other page must be equal to the bit.
     assert jnp.array_equal(written.data[1:], expected_pages.data[1:])
     assert np.isfinite(np.asarray(out)).all()
-    np.testing.assert_allclose(out[:used], expected[:used], atol=2e-6, rtol=1e-5)
+    np.testing.assert_allclose(out[data.real], expected[data.real], atol=2e-6, rtol=1e-5)
 
 
 def values_of(pages: KVPages) -> np.ndarray:

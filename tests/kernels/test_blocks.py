@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.attention import KVPages, RaggedBatch, make_pages
-from kernels.attention.portable import write_kv
+from kernels.attention import make_pages
 from kernels.blocks import (
     ATTENTION_BLOCK,
     MLP,
@@ -28,6 +27,7 @@ from kernels.cpu.library import Library, library
 from kernels.norm import Norm
 from kernels.qtensor import Codes, QTensor, RowFormat
 from kernels.rope import Rotation
+from tests.kernels.attention_case import Case, filled_pages, ragged_batch, real_tokens
 
 NATIVE = library()
 ISAS = NATIVE.usable if NATIVE else ()
@@ -103,36 +103,16 @@ def test_mlp(isa: str, kind: str, rows: int, activation: str, norms: str, plus_o
     close(run(x, weights), mlp_in_steps(x, exact(weights), activation=activation))
 
 
-def batch_of(counts: list[tuple[int, int]], *, padding: int, decode: bool) -> RaggedBatch:
-    """Requests with so many new tokens of so many, on pages from 1 on, and padding tokens (rows if decode)."""
-    pages = max((length for _, length in counts), default=0) // PAGE + 1
-    lengths = [length for _, length in counts] + [0] * padding
-    table = np.arange(1, 1 + len(lengths) * pages).reshape(len(lengths), pages)
-    slots = [
-        table[r, t // PAGE] * PAGE + t % PAGE
-        for r, (count, length) in enumerate(counts)
-        for t in range(length - count, length)
-    ]
-    starts = np.cumsum([0] + [count for count, _ in counts] + [0] * padding)
-    return RaggedBatch(
-        query_start=jnp.asarray(starts, jnp.int32),
-        kv_len=jnp.asarray(lengths, jnp.int32),
-        page_table=jnp.asarray(table, jnp.int32),
-        slots=jnp.asarray([*slots, *[0] * padding], jnp.int32),
-        decode=decode,
-    )
-
-
-DECODES = batch_of([(1, 1), (1, 9), (1, 30)], padding=1, decode=True)
-ONE = batch_of([(1, 17)], padding=0, decode=True)
-CHUNKS = batch_of([(1, 5), (6, 6), (3, 11)], padding=2, decode=False)
-LONG = batch_of([(21, 26)], padding=3, decode=False)
+DECODES = Case(((1, 1), (1, 9), (1, 30)), page_size=PAGE, decode=True, padding=1)
+ONE = Case(((1, 17),), page_size=PAGE, decode=True, padding=0)
+CHUNKS = Case(((1, 5), (6, 6), (3, 11)), page_size=PAGE, padding=2)
+LONG = Case(((21, 26),), page_size=PAGE)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", ["q4", "bfloat16"])
 @pytest.mark.parametrize(
-    "batch,rotary,norms,rules,cache,bias",
+    "shape,rotary,norms,rules,cache,bias",
     [
         (ONE, 16, "before", AttentionRules(0.25), "float32", False),
         (DECODES, 16, "all", AttentionRules(0.3, window=7), "bfloat16", True),
@@ -143,9 +123,11 @@ LONG = batch_of([(21, 26)], padding=3, decode=False)
     ids=["one", "decodes", "chunks", "long", "long, normed"],
 )
 def test_attention_block(
-    isa: str, kind: str, batch: RaggedBatch, rotary: int, norms: str, rules: AttentionRules, cache: str, bias: bool
+    isa: str, kind: str, shape: Case, rotary: int, norms: str, rules: AttentionRules, cache: str, bias: bool
 ) -> None:
     make, heads, kv_heads, head_dim = Maker(kind), 6, 2, 16
+    case = dataclasses.replace(shape, heads=heads, kv_heads=kv_heads, head_dim=head_dim, cache=cache)
+    batch = ragged_batch(case, make.rng)
     everywhere = norms == "all"
     weights = AttentionWeights(
         before=None if norms == "none" else make.norm(SIZE, plus_one=everywhere),
@@ -160,12 +142,12 @@ def test_attention_block(
     tokens = len(batch.slots)
     x, angles = make.floats(tokens, SIZE), make.floats(tokens, rotary // 2)
     by = Rotation(cos=jnp.cos(angles), sin=jnp.sin(angles))
-    pages = filled(make, kv_heads=kv_heads, head_dim=head_dim, dtype=cache, count=batch.page_table.size + 1)
+    filling = make.rng.standard_normal((2, case.num_pages * PAGE, kv_heads, head_dim), np.float32)
+    pages = filled_pages(case, filling, as_bits=True)
     run = jax.jit(partial(cpu.attention_block, rules=rules, native=native(), isa=isa))
     found, stored = run(x, weights, by, pages, batch)
     expected, _ = jax.jit(partial(attention_block_in_steps, rules=rules))(x, exact(weights), by, pages, batch)
-    used = np.concatenate([np.asarray(batch.kv_len) > 0, np.zeros(tokens, bool)])[:tokens] if batch.decode else None
-    real = used if used is not None else np.arange(tokens) < int(batch.query_start[-1])
+    real = real_tokens(batch)
     # One step of int8 apart where the rounding of a key differs in its last bit.
     atol = 3e-2 if cache == "int8" else 2e-2 if cache == "bfloat16" else 2e-3
     np.testing.assert_allclose(np.asarray(found)[real], np.asarray(expected)[real], rtol=2e-4, atol=atol)
@@ -173,15 +155,6 @@ def test_attention_block(
     touched = {int(slot) // PAGE for slot in np.asarray(batch.slots)} - {0}
     changed = {i for i in range(len(pages.data)) if not np.array_equal(stored.data[i], pages.data[i])}
     assert changed == touched
-
-
-def filled(make: Maker, *, kv_heads: int, head_dim: int, dtype: str, count: int) -> KVPages:
-    """Pages of keys and values that steps before this one have left."""
-    pages = make_pages(
-        num_pages=count, page_size=PAGE, num_kv_heads=kv_heads, head_dim=head_dim, dtype=jnp.dtype(dtype), as_bits=True
-    )
-    k, v = (make.floats(count * PAGE, kv_heads, head_dim) for _ in range(2))
-    return write_kv(pages, k, v, jnp.arange(count * PAGE, dtype=jnp.int32))
 
 
 def test_a_page_that_does_not_exist_is_an_error() -> None:
@@ -192,7 +165,8 @@ def test_a_page_that_does_not_exist_is_an_error() -> None:
     )
     pages = make_pages(num_pages=2, page_size=PAGE, num_kv_heads=1, head_dim=16, dtype=jnp.dtype("float32"))
     by = Rotation(jnp.ones((1, 8)), jnp.zeros((1, 8)))
-    batch = dataclasses.replace(ONE, page_table=ONE.page_table + 70)
+    batch = ragged_batch(ONE, make.rng)
+    batch = dataclasses.replace(batch, page_table=batch.page_table + 70)
     with pytest.raises(Exception, match=r"page 7\d does not exist"):
         cpu.attention_block(make.floats(1, 32), weights, by, pages, batch, rules=AttentionRules(0.25), native=native())[
             0

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +14,10 @@ from hypothesis import strategies as st
 
 import kernels.attention
 from kernels.attention import RaggedBatch, reference
-from kernels.attention.types import KVPages, make_pages
+from kernels.attention.types import KVPages
 from kernels.cpu import attention as cpu
 from kernels.cpu.library import Library, library
+from tests.kernels.attention_case import Case, Data, filled_pages, make_data
 
 FEW_ROWS = 8  # kFewRows in attention_kernel.h
 NATIVE = library()
@@ -25,96 +25,9 @@ ISAS = NATIVE.usable if NATIVE else ()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the C++ library is not built")
 
 
-@dataclass(frozen=True)
-class Case:
-    """Rows are (new tokens, length after them); (0, 0) is an empty row."""
-
-    lengths: tuple[tuple[int, int], ...]
-    heads: int = 6
-    kv_heads: int = 2
-    head_dim: int = 64
-    page_size: int = 16
-    cache: str = "float32"
-    activations: str = "float32"
-    window: int | None = None
-    softcap: float | None = None
-    sinks: bool = False
-    decode: bool = False
-    calibration: tuple[tuple[float, float], tuple[float, float]] | None = None  # (scale, zero) of keys, of values
-    padding: int = 3  # tokens and rows that belong to nobody
-
-
-@dataclass(frozen=True)
-class Data:
-    q: jax.Array
-    k: jax.Array
-    v: jax.Array
-    pages: KVPages
-    batch: RaggedBatch
-    rules: dict[str, Any]
-    real: np.ndarray  # bool [T]
-
-
 def native() -> Library:
     assert NATIVE is not None
     return NATIVE
-
-
-def make_data(case: Case, seed: int = 0) -> Data:
-    rng = np.random.default_rng(seed)
-    needed = [-(-kv // case.page_size) for _, kv in case.lengths]
-    num_pages = sum(needed) + 3
-    free = iter(rng.permutation(np.arange(1, num_pages)))
-    rows = len(case.lengths) + case.padding
-    table = np.zeros((rows, max(needed) + 1), np.int32)
-    start, kv_len = np.zeros(rows + 1, np.int32), np.zeros(rows, np.int32)
-    tokens = rows if case.decode else sum(count for count, _ in case.lengths) + case.padding
-    slots, real = np.zeros(tokens, np.int32), np.zeros(tokens, bool)
-    for r, (count, kv) in enumerate(case.lengths):
-        table[r, : needed[r]] = [next(free) for _ in range(needed[r])]
-        kv_len[r] = kv
-        first = r if case.decode else start[r]
-        for i, position in enumerate(range(kv - count, kv)):
-            slots[first + i] = table[r, position // case.page_size] * case.page_size + position % case.page_size
-            real[first + i] = True
-        start[r + 1] = start[r] + count
-    start[len(case.lengths) + 1 :] = start[len(case.lengths)]
-    if case.decode:
-        start = np.arange(rows + 1, dtype=np.int32)
-
-    def normal(*shape: int, dtype: str = case.activations) -> jax.Array:
-        return jnp.asarray(rng.standard_normal(shape).astype(jnp.dtype(dtype)))
-
-    pages = make_pages(
-        num_pages=num_pages,
-        page_size=case.page_size,
-        num_kv_heads=case.kv_heads,
-        head_dim=case.head_dim,
-        dtype=jnp.dtype(case.cache),
-        as_bits=True,
-        calibration=None if case.calibration is None else jnp.asarray(case.calibration, jnp.float32),
-    )
-    all_slots = jnp.arange(num_pages * case.page_size)
-    k, v = (normal(len(all_slots), case.kv_heads, case.head_dim, dtype="float32") for _ in range(2))
-    pages = reference.write_kv(pages, k, v, all_slots)
-    rules: dict[str, Any] = {"scale": case.head_dim**-0.5, "window": case.window, "softcap": case.softcap}
-    if case.sinks:
-        rules["sinks"] = jnp.asarray(rng.standard_normal(case.heads), jnp.float32)
-    return Data(
-        q=normal(tokens, case.heads, case.head_dim),
-        k=normal(tokens, case.kv_heads, case.head_dim),
-        v=normal(tokens, case.kv_heads, case.head_dim),
-        pages=pages,
-        batch=RaggedBatch(
-            query_start=jnp.asarray(start),
-            kv_len=jnp.asarray(kv_len),
-            page_table=jnp.asarray(table),
-            slots=jnp.asarray(slots),
-            decode=case.decode,
-        ),
-        rules=rules,
-        real=real,
-    )
 
 
 def tolerance(case: Case, isa: str) -> float:
@@ -129,9 +42,10 @@ def tolerance(case: Case, isa: str) -> float:
 
 def check(case: Case, isas: tuple[str, ...], seed: int = 0) -> None:
     data = make_data(case, seed)
-    expected, expected_pages = _reference(data)
+    stored = pages_of(data)
+    expected, expected_pages = _reference(data, stored)
     for isa in isas:
-        out, pages = run(data, isa)
+        out, pages = run(data, stored, isa)
         # Every page but the dummy one must be equal to the bit.
         np.testing.assert_array_equal(np.asarray(pages.data)[1:], np.asarray(expected_pages.data)[1:])
         assert out.dtype == data.q.dtype
@@ -140,17 +54,26 @@ def check(case: Case, isas: tuple[str, ...], seed: int = 0) -> None:
         np.testing.assert_allclose(values[data.real], expected[data.real], atol=tolerance(case, isa), rtol=0)
 
 
-def run(data: Data, isa: str | None = None) -> tuple[jax.Array, KVPages]:
-    return cpu.attend(data.q, data.k, data.v, data.pages, data.batch, library=native(), isa=isa, **data.rules)
+def pages_of(data: Data) -> KVPages:
+    return filled_pages(data.case, data.filling, as_bits=True)
 
 
-def _reference(data: Data) -> tuple[np.ndarray, KVPages]:
+def run(data: Data, pages: KVPages, isa: str | None = None) -> tuple[jax.Array, KVPages]:
+    q, k, v = (jnp.asarray(x) for x in (data.q, data.k, data.v))
+    return cpu.attend(q, k, v, pages, data.batch, sinks_of(data), library=native(), isa=isa, **data.rules)
+
+
+def sinks_of(data: Data) -> jax.Array | None:
+    return None if data.sinks is None else jnp.asarray(data.sinks)
+
+
+def _reference(data: Data, pages: KVPages) -> tuple[np.ndarray, KVPages]:
     @jax.jit
-    def compute(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, batch: RaggedBatch):  # type: ignore[no-untyped-def]
+    def compute(q, k, v, pages, batch, sinks):  # type: ignore[no-untyped-def]
         pages = reference.write_kv(pages, k, v, batch.slots)
-        return reference.ragged_paged_attention(q, pages, batch, **data.rules), pages
+        return reference.ragged_paged_attention(q, pages, batch, sinks=sinks, **data.rules), pages
 
-    out, pages = compute(data.q, data.k, data.v, data.pages, data.batch)
+    out, pages = compute(data.q, data.k, data.v, pages, data.batch, data.sinks)
     return np.asarray(out, np.float32), pages
 
 
@@ -238,7 +161,8 @@ def test_equals_reference_anywhere(case: Case, seed: int) -> None:
 def test_result_of_a_request_does_not_depend_on_the_batch() -> None:
     case = Case(((1, 700),), cache="bfloat16", decode=True, padding=0)
     alone = make_data(case)
-    out, _ = run(alone)
+    pages = pages_of(alone)
+    out, _ = run(alone, pages)
 
     def twelve(x: jax.Array) -> jax.Array:
         return jnp.concatenate([x] * 12)
@@ -250,7 +174,8 @@ def test_result_of_a_request_does_not_depend_on_the_batch() -> None:
         slots=twelve(alone.batch.slots),
         decode=True,
     )
-    many, _ = run(replace(alone, q=twelve(alone.q), k=twelve(alone.k), v=twelve(alone.v), batch=batch))
+    q, k, v = (np.concatenate([x] * 12) for x in (alone.q, alone.k, alone.v))
+    many, _ = run(replace(alone, q=q, k=k, v=v, batch=batch), pages)
     assert jnp.array_equal(many[0], out[0])
 
 
@@ -271,26 +196,28 @@ def test_what_points_outside_is_refused(field: str, change: Callable[[jax.Array]
     data = make_data(Case(((5, 9),), head_dim=8))
     batch = replace(data.batch, **{field: change(getattr(data.batch, field))})
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-        jax.block_until_ready(run(replace(data, batch=batch)))
+        jax.block_until_ready(run(replace(data, batch=batch), pages_of(data)))
 
 
 def test_attend_uses_the_kernel_in_place() -> None:
     data = make_data(replace(CASES["mix of bf16"], softcap=None))
+    stored = pages_of(data)
 
     def step(q, k, v, pages, batch):  # type: ignore[no-untyped-def]
         return kernels.attention.attend(q, k, v, pages, batch, scale=0.1)
 
-    compiled = jax.jit(step, donate_argnums=3).lower(data.q, data.k, data.v, data.pages, data.batch).compile()
+    compiled = jax.jit(step, donate_argnums=3).lower(data.q, data.k, data.v, stored, data.batch).compile()
     text = compiled.as_text()
     assert 'custom_call_target="llmjax_attention"' in text
     assert not any(" copy(" in line and "u16[" in line for line in text.splitlines())
-    before = data.pages.data.unsafe_buffer_pointer()
-    _, pages = compiled(data.q, data.k, data.v, data.pages, data.batch)
+    before = stored.data.unsafe_buffer_pointer()
+    _, pages = compiled(data.q, data.k, data.v, stored, data.batch)
     assert pages.data.unsafe_buffer_pointer() == before
 
 
 def test_sizes_without_a_kernel_take_the_portable_way() -> None:
     data = make_data(Case(((5, 9),), head_dim=12, heads=2, kv_heads=1))
+    pages = pages_of(data)
     attend = jax.jit(lambda *arguments: kernels.attention.attend(*arguments, **data.rules)[0])
-    out = attend(data.q, data.k, data.v, data.pages, data.batch)
-    np.testing.assert_allclose(out[data.real], _reference(data)[0][data.real], atol=1e-5)
+    out = attend(data.q, data.k, data.v, pages, data.batch)
+    np.testing.assert_allclose(out[data.real], _reference(data, pages)[0][data.real], atol=1e-5)

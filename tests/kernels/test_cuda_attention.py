@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,98 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.attention import RaggedBatch, portable, reference
-from kernels.attention.types import KVPages, make_pages
+from kernels.attention import RaggedBatch, reference
 from kernels.cuda import attention as cuda
+from tests.kernels.attention_case import Case, filled_pages, make_data
 
 HURRY = {"xla_backend_optimization_level": "0"}
-
-
-@dataclass(frozen=True)
-class Case:
-    """Rows are (new tokens, length after them); (0, 0) is an empty row."""
-
-    lengths: tuple[tuple[int, int], ...]
-    heads: int = 6
-    kv_heads: int = 2
-    head_dim: int = 64
-    page_size: int = 16
-    cache: str = "float32"
-    activations: str = "float32"
-    window: int | None = None
-    softcap: float | None = None
-    sinks: bool = False
-    decode: bool = False
-    calibration: tuple[tuple[float, float], tuple[float, float]] | None = None  # (scale, zero) of keys, of values
-    padding: int = 2  # tokens and rows that belong to nobody
-
-
-@dataclass(frozen=True)
-class Data:
-    """Arguments of ``attend`` and what fills the pages before, as NumPy arrays: only what is compiled takes time."""
-
-    q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
-    filling: np.ndarray  # [2, every slot, K, h]
-    batch: RaggedBatch
-    rules: dict[str, Any]
-    sinks: np.ndarray | None
-    real: np.ndarray  # bool [T]
-
-
-def filled_pages(case: Case, filling: jax.Array) -> KVPages:
-    pages = make_pages(
-        num_pages=filling.shape[1] // case.page_size,
-        page_size=case.page_size,
-        num_kv_heads=case.kv_heads,
-        head_dim=case.head_dim,
-        dtype=jnp.dtype(case.cache),
-        calibration=None if case.calibration is None else jnp.asarray(case.calibration, jnp.float32),
-    )
-    return portable.write_kv(pages, filling[0], filling[1], jnp.arange(filling.shape[1]))
-
-
-def make_data(case: Case, seed: int = 0) -> Data:
-    rng = np.random.default_rng(seed)
-    needed = [-(-kv // case.page_size) for _, kv in case.lengths]
-    num_pages = sum(needed) + 2
-    free = iter(rng.permutation(np.arange(1, num_pages)))
-    rows = len(case.lengths) + case.padding
-    table = np.zeros((rows, max(needed) + 1), np.int32)
-    counts = [count for count, _ in case.lengths] + [0] * case.padding
-    start = np.arange(rows + 1) if case.decode else np.cumsum([0, *counts])
-    tokens = rows if case.decode else sum(counts) + case.padding
-    kv_len, slots, real = np.zeros(rows, np.int32), np.zeros(tokens, np.int32), np.zeros(tokens, bool)
-    for r, (count, kv) in enumerate(case.lengths):
-        table[r, : needed[r]] = [next(free) for _ in range(needed[r])]
-        kv_len[r] = kv
-        positions = np.arange(kv - count, kv)
-        mine = slice(start[r], start[r] + count)
-        slots[mine] = table[r, positions // case.page_size] * case.page_size + positions % case.page_size
-        real[mine] = True
-        if case.window is not None:  # pages behind the window are given back
-            table[r, : max(0, kv - count - case.window + 1) // case.page_size] = 0
-
-    def normal(*shape: int, dtype: str = case.activations) -> np.ndarray:
-        return rng.standard_normal(shape).astype(jnp.dtype(dtype))
-
-    return Data(
-        q=normal(tokens, case.heads, case.head_dim),
-        k=normal(tokens, case.kv_heads, case.head_dim),
-        v=normal(tokens, case.kv_heads, case.head_dim),
-        filling=normal(2, num_pages * case.page_size, case.kv_heads, case.head_dim, dtype="float32"),
-        batch=RaggedBatch(
-            query_start=jnp.asarray(start, jnp.int32),
-            kv_len=jnp.asarray(kv_len),
-            page_table=jnp.asarray(table),
-            slots=jnp.asarray(slots),
-            decode=case.decode,
-        ),
-        rules={"scale": case.head_dim**-0.5, "window": case.window, "softcap": case.softcap},
-        sinks=normal(case.heads, dtype="float32") if case.sinks else None,
-        real=real,
-    )
 
 
 def run(case: Case, seed: int = 0, *, interpret: bool = True) -> tuple[np.ndarray, np.ndarray]:
@@ -114,7 +26,7 @@ def run(case: Case, seed: int = 0, *, interpret: bool = True) -> tuple[np.ndarra
     def compute(
         q: jax.Array, k: jax.Array, v: jax.Array, filling: jax.Array, batch: RaggedBatch, sinks: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        pages = filled_pages(case, filling)
+        pages = filled_pages(case, filling, as_bits=False)
         assert cuda.refuses(q, k, v, pages) is None
         out, pages = cuda.attend(q, k, v, pages, batch, sinks, **data.rules, interpret=interpret)
         return out, reference.ragged_paged_attention(q, pages, batch, sinks=sinks, **data.rules)

@@ -1,0 +1,124 @@
+"""Ragged batches with random contents, for the tests of every implementation of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels.attention import RaggedBatch, reference
+from kernels.attention.types import KVPages, make_pages
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows are (new tokens, length after them); (0, 0) is an empty row."""
+
+    lengths: tuple[tuple[int, int], ...]
+    heads: int = 6
+    kv_heads: int = 2
+    head_dim: int = 64
+    page_size: int = 16
+    cache: str = "float32"
+    activations: str = "float32"
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    decode: bool = False
+    calibration: tuple[tuple[float, float], tuple[float, float]] | None = None  # (scale, zero) of keys, of values
+    padding: int = 3  # tokens and rows that belong to nobody
+
+    @property
+    def num_pages(self) -> int:
+        """The dummy page, those of the rows and two that nobody has."""
+        return 3 + sum(-(-kv // self.page_size) for _, kv in self.lengths)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Arguments of ``attend``, and what fills the pages before; NumPy arrays, so that only what is compiled takes time."""
+
+    case: Case
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    filling: np.ndarray  # [2, every slot, K, h]
+    batch: RaggedBatch
+    rules: dict[str, Any]
+    sinks: np.ndarray | None
+
+    @property
+    def real(self) -> np.ndarray:
+        """bool [T]: tokens that are not padding."""
+        return real_tokens(self.batch)
+
+
+def ragged_batch(case: Case, rng: np.random.Generator) -> RaggedBatch:
+    """The case's rows on shuffled pages; where pages lie behind the window, they are given back."""
+    needed = [-(-kv // case.page_size) for _, kv in case.lengths]
+    free = iter(rng.permutation(np.arange(1, case.num_pages)))
+    rows = len(case.lengths) + case.padding
+    counts = [count for count, _ in case.lengths] + [0] * case.padding
+    start = np.arange(rows + 1) if case.decode else np.cumsum([0, *counts])
+    table, kv_len = np.zeros((rows, max(needed) + 1), np.int32), np.zeros(rows, np.int32)
+    slots = np.zeros(rows if case.decode else sum(counts) + case.padding, np.int32)
+    for r, (count, kv) in enumerate(case.lengths):
+        table[r, : needed[r]] = [next(free) for _ in range(needed[r])]
+        kv_len[r] = kv
+        positions = np.arange(kv - count, kv)
+        page = table[r, positions // case.page_size]
+        slots[start[r] : start[r] + count] = page * case.page_size + positions % case.page_size
+        if case.window is not None:
+            table[r, : max(0, kv - count - case.window + 1) // case.page_size] = 0
+    return RaggedBatch(
+        query_start=jnp.asarray(start, jnp.int32),
+        kv_len=jnp.asarray(kv_len),
+        page_table=jnp.asarray(table),
+        slots=jnp.asarray(slots),
+        decode=case.decode,
+    )
+
+
+def real_tokens(batch: RaggedBatch) -> np.ndarray:
+    """bool [T]: tokens that are not padding."""
+    if batch.decode:
+        return np.asarray(batch.kv_len) > 0
+    return np.arange(len(batch.slots)) < int(batch.query_start[-1])
+
+
+def make_data(case: Case, seed: int = 0) -> Data:
+    rng = np.random.default_rng(seed)
+    batch = ragged_batch(case, rng)
+    tokens = len(batch.slots)
+
+    def normal(*shape: int, dtype: str = case.activations) -> np.ndarray:
+        return rng.standard_normal(shape).astype(jnp.dtype(dtype))
+
+    return Data(
+        case=case,
+        q=normal(tokens, case.heads, case.head_dim),
+        k=normal(tokens, case.kv_heads, case.head_dim),
+        v=normal(tokens, case.kv_heads, case.head_dim),
+        filling=normal(2, case.num_pages * case.page_size, case.kv_heads, case.head_dim, dtype="float32"),
+        batch=batch,
+        rules={"scale": case.head_dim**-0.5, "window": case.window, "softcap": case.softcap},
+        sinks=normal(case.heads, dtype="float32") if case.sinks else None,
+    )
+
+
+def filled_pages(case: Case, filling: jax.Array | np.ndarray, *, as_bits: bool) -> KVPages:
+    """Pages that hold something in every slot."""
+    pages = make_pages(
+        num_pages=case.num_pages,
+        page_size=case.page_size,
+        num_kv_heads=case.kv_heads,
+        head_dim=case.head_dim,
+        dtype=jnp.dtype(case.cache),
+        as_bits=as_bits,
+        calibration=None if case.calibration is None else jnp.asarray(case.calibration, jnp.float32),
+    )
+    k, v = (jnp.asarray(filling[i]) for i in (0, 1))
+    return reference.write_kv(pages, k, v, jnp.arange(case.num_pages * case.page_size))
