@@ -163,7 +163,7 @@ class QTensor:
     Attributes:
         words: u32 [..., tiles, words of a record, tile]. Rows are dealt out in tiles whose words lie side by side: a
             vector of words holds the same columns of consecutive rows. The last tile is filled up with rows of zeros.
-        columns: i32 [in], the logical column of each stored one; None: the same.
+        columns: i32 [in], of a stack [..., in], the logical column of each stored one; None: the same.
         format: of a row.
         size_out: rows.
         dtype: float type that products take dequantised weights in.
@@ -208,6 +208,8 @@ class QTensor:
         weights = decode(records, self.format)
         if self.columns is None:
             return weights
+        if self.columns.ndim > 1:
+            return jnp.take_along_axis(weights, jnp.argsort(self.columns)[..., None, :], axis=-1)
         return jnp.zeros_like(weights).at[..., self.columns].set(weights, unique_indices=True)
 
 

@@ -1,0 +1,126 @@
+"""Mixture-of-experts products: each token goes through the few feed-forward networks that its router chose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from kernels.activations import ACTIVATIONS
+from kernels.blocks import Projection
+from kernels.linear import linear
+from kernels.registry import Implementation, Operation
+
+MOST_ROWS = 256  # of a block: beyond it a product is no faster per row, and its temporaries only grow
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ExpertWeights:
+    """``down(activation(gate(x)) * up(x))`` of each of E experts, stacked.
+
+    A weight is an array [E, out, in], or a QTensor whose words are [E, tiles, words of a record, tile] and whose
+    columns, where it has any, are [E, in]. A bias is [E, out] or None.
+    """
+
+    gate: Projection  # [E, F, D]
+    up: Projection  # [E, F, D]
+    down: Projection  # [E, D, F]
+
+    @property
+    def count(self) -> int:
+        """Experts."""
+        return int(self.gate.weight.shape[0])
+
+
+def experts(
+    x: jax.Array, chosen: jax.Array, shares: jax.Array, weights: ExpertWeights, *, activation: str
+) -> jax.Array:
+    """The sum over a token's choices of share * expert(x); computed and accumulated in f32.
+
+    Args:
+        x: [T, D].
+        chosen: i32 [T, K], the expert of each choice, 0 to E - 1.
+        shares: f32 [T, K]; a choice with share 0 adds nothing, and its expert need not be read.
+        activation: a key of ACTIVATIONS.
+
+    Returns:
+        [T, D] in x's dtype.
+    """
+    out: jax.Array = EXPERTS(x, chosen, shares, weights, activation=activation)
+    return out
+
+
+def experts_by_blocks(
+    x: jax.Array, chosen: jax.Array, shares: jax.Array, weights: ExpertWeights, *, activation: str
+) -> jax.Array:
+    """``experts`` with choices sorted by expert, a block of rows of one expert at a time.
+
+    The loop ends with the last block in use, so only experts in use are read, and only one is dequantised at a time.
+    """
+    blocks = _blocks(chosen, shares, weights.count)
+    choices, flat_shares = chosen.shape[1], shares.reshape(-1)
+
+    def add(i: jax.Array, out: jax.Array) -> jax.Array:
+        expert, rows, used = blocks.at(i)
+        tokens = rows // choices
+        own = _one(weights, expert)
+        gated, raised = (linear(wide[tokens], p.weight, p.bias) for p in (own.gate, own.up))
+        made = linear(ACTIVATIONS[activation](gated) * raised, own.down.weight, own.down.bias)
+        return out.at[tokens].add(jnp.where(used[:, None], made * flat_shares[rows, None], 0))
+
+    wide = x.astype(jnp.float32)
+    out: jax.Array = jax.lax.fori_loop(0, blocks.count, add, jnp.zeros_like(wide))
+    return out.astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Choices sorted by expert, each expert's cut into blocks of ``size``; the last block of each may not be full."""
+
+    order: jax.Array  # i32 [T * K], the choice (token * K + k) at each place
+    starts: jax.Array  # i32 [E], the place of each expert's first choice
+    counts: jax.Array  # i32 [E], choices
+    ends: jax.Array  # i32 [E], blocks up to and with the expert's
+    size: int
+
+    @property
+    def count(self) -> jax.Array:
+        """Blocks."""
+        return self.ends[-1]
+
+    def at(self, i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Expert, choices i32 [size] and which of them count, of block i."""
+        expert = jnp.searchsorted(self.ends, i, side="right")
+        before = self.ends[expert] - (self.counts[expert] + self.size - 1) // self.size
+        within = (i - before) * self.size + jnp.arange(self.size)
+        place = jnp.minimum(self.starts[expert] + within, len(self.order) - 1)
+        return expert, self.order[place], within < self.counts[expert]
+
+
+def _blocks(chosen: jax.Array, shares: jax.Array, num_experts: int) -> _Blocks:
+    # What has no share is sorted behind the last expert.
+    keys = jnp.where(shares == 0, num_experts, chosen).reshape(-1)
+    counts = jnp.bincount(keys, length=num_experts)
+    # Twice the mean, so that most experts fill one block, and an even choice wastes at most half of it.
+    size = min(MOST_ROWS, len(chosen), 1 << (2 * len(keys) // num_experts).bit_length())
+    return _Blocks(
+        order=jnp.argsort(keys),
+        starts=jnp.cumsum(counts) - counts,
+        counts=counts,
+        ends=jnp.cumsum((counts + size - 1) // size),
+        size=size,
+    )
+
+
+def _one(weights: ExpertWeights, expert: jax.Array) -> ExpertWeights:
+    """The matrices of one expert, without the leading dimension."""
+    one: ExpertWeights = jax.tree.map(
+        lambda leaf: jax.lax.dynamic_index_in_dim(leaf, expert, axis=0, keepdims=False), weights
+    )
+    return one
+
+
+# Positional: x, chosen, shares, weights. Static: activation.
+EXPERTS = Operation("experts", (Implementation("XLA, by blocks", experts_by_blocks),))
