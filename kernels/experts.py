@@ -116,9 +116,14 @@ def _blocks(chosen: jax.Array, shares: jax.Array, num_experts: int) -> _Blocks:
 
 def _one(weights: ExpertWeights, expert: jax.Array) -> ExpertWeights:
     """The matrices of one expert, without the leading dimension."""
-    one: ExpertWeights = jax.tree.map(
-        lambda leaf: jax.lax.dynamic_index_in_dim(leaf, expert, axis=0, keepdims=False), weights
-    )
+
+    def slice_of(leaf: jax.Array) -> jax.Array:
+        # XLA on a CPU would widen a whole stack of bfloat16 to slice it.
+        bits = jax.lax.bitcast_convert_type(leaf, jnp.uint16) if leaf.dtype == jnp.bfloat16 else leaf
+        one = jax.lax.dynamic_index_in_dim(bits, expert, axis=0, keepdims=False)
+        return jax.lax.bitcast_convert_type(one, leaf.dtype)
+
+    one: ExpertWeights = jax.tree.map(slice_of, weights)
     return one
 
 

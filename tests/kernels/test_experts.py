@@ -56,8 +56,8 @@ class Maker:
         return jnp.asarray(chosen.astype(np.int32)), jnp.asarray(self.rng.random((tokens, choices), np.float32))
 
 
-def check(found: jax.Array, expected: jax.Array, **tolerance: float) -> None:
-    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), **{"rtol": 2e-5, "atol": 2e-5, **tolerance})
+def check(found: jax.Array, expected: jax.Array, tolerance: float = 2e-5) -> None:
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("kind", ["float32", "q4", "columns"])
@@ -80,8 +80,7 @@ def test_16_bit_activations_are_summed_in_f32() -> None:
     check(
         found.astype(jnp.float32),
         experts_reference(x, chosen, shares, weights, activation="gelu_pytorch_tanh"),
-        rtol=2e-2,
-        atol=2e-2,
+        tolerance=2e-2,
     )
 
 
