@@ -1,6 +1,6 @@
 """Model definitions: Flax NNX modules used as pure functions of a flat dict of weights."""
 
-from models.config import LayerConfig, ModelConfig, RopeConfig
+from models.config import ExpertsConfig, LayerConfig, ModelConfig, RopeConfig
 from models.decoder import CausalLM, Hidden
 from models.errors import UnsupportedModel
 from models.functional import abstract_model, init_random, merge
@@ -9,6 +9,7 @@ from models.registry import FAMILIES, model_config
 __all__ = [
     "FAMILIES",
     "CausalLM",
+    "ExpertsConfig",
     "Hidden",
     "LayerConfig",
     "ModelConfig",

@@ -27,6 +27,18 @@ class LayerConfig:
 
     window: int | None = None  # keys attended, the query's own included; None: all
     rope: int = 0  # index into ModelConfig.ropes
+    sparse: bool = False  # the feed-forward half is ModelConfig.experts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig:
+    """Mixture of experts: each token goes through the few that a router scores highest, by a softmax over all."""
+
+    count: int
+    per_token: int
+    intermediate_size: int  # of an expert
+    normalize: bool  # whether the shares of a token's experts add up to one
+    shared_size: int = 0  # intermediate size of the expert that every token goes through, with a gate; 0: none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +68,7 @@ class ModelConfig:
     attention_scale: float = 0.0  # 0: head_dim ** -0.5
     attention_softcap: float | None = None
     final_softcap: float | None = None
+    experts: ExpertsConfig | None = None  # of layers that are sparse
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None  # of the published weights, as NumPy names it; None: the file does not say

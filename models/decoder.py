@@ -19,6 +19,7 @@ from models.layers.attention import Attention
 from models.layers.embedding import Embedding
 from models.layers.linear import Linear
 from models.layers.mlp import MLP
+from models.layers.moe import MoE
 from models.layers.norm import RMSNorm
 from models.layers.rope import rotation
 
@@ -33,34 +34,39 @@ class Hidden:
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and MLP with a norm before each, and after each too where the config says so."""
+    """Attention and a feed-forward half, each with a norm before it, and after it too where the config says so."""
 
     def __init__(self, config: ModelConfig, layer: LayerConfig, *, dtype: jnp.dtype) -> None:
         norm = partial(RMSNorm, config.hidden_size, eps=config.norm_eps, plus_one=config.norm_plus_one)
         self.input_layernorm = norm()
         self.self_attn = Attention(config, layer, dtype=dtype)
         self.post_attention_layernorm = norm()
-        self.mlp = MLP(config, dtype=dtype)
+        self.mlp = MoE(config, dtype=dtype) if layer.sparse else _mlp(config, dtype=dtype)
         self.pre_feedforward_layernorm = norm() if config.sandwich_norms else None
         self.post_feedforward_layernorm = norm() if config.sandwich_norms else None
 
     def __call__(self, x: jax.Array, by: Rotation, pages: KVPages, batch: RaggedBatch) -> tuple[jax.Array, KVPages]:
         x, pages = self.attend(x, by, pages, batch)
-        return self.feed_forward(x), pages
+        return self.feed_forward(x, batch), pages
 
     def attend(self, x: jax.Array, by: Rotation, pages: KVPages, batch: RaggedBatch) -> tuple[jax.Array, KVPages]:
         """The first half."""
         after = self.post_attention_layernorm if self.pre_feedforward_layernorm is not None else None
         return self.self_attn(x, by, pages, batch, before=self.input_layernorm, after=after)
 
-    def feed_forward(self, x: jax.Array) -> jax.Array:
+    def feed_forward(self, x: jax.Array, batch: RaggedBatch) -> jax.Array:
         """The second half."""
-        return self.mlp(x, before=self.mlp_norm, after=self.post_feedforward_layernorm)
+        return self.mlp(x, batch, before=self.mlp_norm, after=self.post_feedforward_layernorm)
 
     @property
     def mlp_norm(self) -> RMSNorm:
-        """The norm before the MLP."""
+        """The norm before the second half."""
         return self.pre_feedforward_layernorm or self.post_attention_layernorm
+
+
+def _mlp(config: ModelConfig, *, dtype: jnp.dtype) -> MLP:
+    size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    return MLP(size, inner, bias=bias, activation=config.activation, dtype=dtype)
 
 
 @partial(jax.jit, static_argnums=0)

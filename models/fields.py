@@ -83,6 +83,13 @@ class Fields:
         ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
         return tuple(Fields({key: token}, name=self.name).integer(key, minimum=0) for token in ids)
 
+    def indices(self, key: str) -> tuple[int, ...]:
+        """A list of numbers from 0 on, or null for none."""
+        values = self.get(key)
+        if values is not None and not isinstance(values, list | tuple):
+            raise self.error(key, "must be a list of integers")
+        return tuple(Fields({key: value}, name=self.name).integer(key, minimum=0) for value in values or ())
+
     def require(self, key: str, *neutral: Any) -> None:
         """Refuses a key that would change the maths in a way the model does not implement.
 

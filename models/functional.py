@@ -74,8 +74,8 @@ def init_random(config: ModelConfig, key: jax.Array, *, dtype: jnp.dtype) -> dic
         noise = jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), like.shape)
         if name.endswith("norm.weight"):
             value = (0.0 if config.norm_plus_one else 1.0) + 0.1 * noise
-        elif len(like.shape) == 2:
-            value = noise * like.shape[1] ** -0.5
+        elif len(like.shape) > 1:
+            value = noise * like.shape[-1] ** -0.5
         else:
             value = 0.1 * noise
         return value.astype(like.dtype)

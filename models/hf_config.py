@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from kernels.activations import ACTIVATIONS
-from models.config import LayerConfig, ModelConfig, RopeConfig
+from models.config import ExpertsConfig, LayerConfig, ModelConfig, RopeConfig
 from models.fields import Fields
 from models.layers.rope_scaling import LAYER_TYPES, RopeLengths, extended_length, resolve_rope, rope_parameters
 
@@ -23,13 +23,13 @@ _FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "logits_scaling": (1, 1.0),
     "n_routed_experts": (0,),
     "no_rope_layers": ([],),
-    "num_experts": (0,),
-    "num_local_experts": (0,),
     "parallel_attn": (False,),
     "residual_multiplier": (1, 1.0),
     "scale_emb": (1, 1.0),
     "use_parallel_residual": (False,),
 }
+# The two names of one key, which Transformers 5 takes for each other; read by families that have experts.
+_EXPERT_COUNTS = ("num_experts", "num_local_experts")
 
 
 def layer_types(fields: Fields, default: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -45,6 +45,29 @@ def layer_types(fields: Fields, default: Sequence[str] | None = None) -> tuple[s
     return tuple(given)
 
 
+def experts_config(fields: Fields, *, inner: str, normalize: bool, shared: str | None = None) -> ExpertsConfig:
+    """The experts of a family with a softmax router.
+
+    Args:
+        inner: the key of an expert's intermediate size.
+        normalize: see ``ExpertsConfig``.
+        shared: the key of the shared expert's intermediate size; None: there is none.
+    """
+    # A key that the file has, then one that has a default.
+    key = next((key for key in _EXPERT_COUNTS if fields.values.get(key) is not None), None)
+    count = fields.integer(key or next(key for key in _EXPERT_COUNTS if key in fields.defaults))
+    per_token = fields.integer("num_experts_per_tok")
+    if per_token > count:
+        raise fields.error("num_experts_per_tok", f"is more than there are experts, {count}")
+    return ExpertsConfig(
+        count=count,
+        per_token=per_token,
+        intermediate_size=fields.integer(inner),
+        normalize=normalize,
+        shared_size=fields.integer(shared) if shared else 0,
+    )
+
+
 def decoder_config(
     fields: Fields,
     *,
@@ -54,6 +77,8 @@ def decoder_config(
     max_model_len: int | None,
     ropes: Mapping[str, Fields] | None = None,
     activation: str = "hidden_act",
+    experts: ExpertsConfig | None = None,
+    dense_layers: Container[int] = (),
     **differences: Any,
 ) -> ModelConfig:
     """Builds and checks a configuration from the keys that every family has.
@@ -64,6 +89,7 @@ def decoder_config(
         max_model_len: longest sequence that will be served, in tokens; some rope scalings depend on it.
         ropes: rope keys by layer type, where a family does not write them as most do.
         activation: the key that names the activation.
+        experts: in all layers but ``dense_layers``; None: in none.
         differences: fields of ModelConfig in which the family differs from its defaults.
 
     Raises:
@@ -71,6 +97,9 @@ def decoder_config(
     """
     for key, neutral in _FOREIGN.items():
         fields.require(key, *neutral)
+    if experts is None:
+        for key in _EXPERT_COUNTS:
+            fields.require(key, 0)
     kinds = tuple(dict.fromkeys(layers))
     if "sliding_attention" in kinds and window is None:
         raise fields.error("sliding_window", "but some layers have a sliding window")
@@ -96,8 +125,12 @@ def decoder_config(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         layers=tuple(
-            LayerConfig(window=window if kind == "sliding_attention" else None, rope=distinct.index(resolved[kind]))
-            for kind in layers
+            LayerConfig(
+                window=window if kind == "sliding_attention" else None,
+                rope=distinct.index(resolved[kind]),
+                sparse=experts is not None and i not in dense_layers,
+            )
+            for i, kind in enumerate(layers)
         ),
         ropes=tuple(distinct),
         max_position=max(extended_length(p, lengths) for p in parameters.values()),
@@ -107,6 +140,7 @@ def decoder_config(
         bos_token_id=fields.optional_integer("bos_token_id", minimum=0),
         eos_token_ids=fields.token_ids("eos_token_id"),
         dtype=_dtype(fields),
+        experts=experts,
         **differences,
     )
 

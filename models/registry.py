@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from models import gemma3, llama, mistral, qwen2, qwen3
+from models import gemma3, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
 from models.config import ModelConfig
 from models.errors import UnsupportedModel
 
@@ -22,8 +22,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Gemma3ForCausalLM": gemma3.from_hf,
         "LlamaForCausalLM": llama.from_hf,
         "MistralForCausalLM": mistral.from_hf,
+        "MixtralForCausalLM": mixtral.from_hf,
         "Qwen2ForCausalLM": qwen2.from_hf,
+        "Qwen2MoeForCausalLM": qwen2_moe.from_hf,
         "Qwen3ForCausalLM": qwen3.from_hf,
+        "Qwen3MoeForCausalLM": qwen3_moe.from_hf,
     }
 )
 
@@ -33,8 +36,11 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "gemma3_text": "Gemma3ForCausalLM",
         "llama": "LlamaForCausalLM",
         "mistral": "MistralForCausalLM",
+        "mixtral": "MixtralForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
+        "qwen2_moe": "Qwen2MoeForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
     }
 )
 

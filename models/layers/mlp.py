@@ -6,33 +6,42 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from kernels.attention import RaggedBatch
 from kernels.blocks import MLPWeights, mlp, mlp_inner
-from models.config import ModelConfig
+from kernels.linear import linear
 from models.layers.linear import Linear
 from models.layers.norm import RMSNorm
 
 
 class MLP(nnx.Module):
-    """``x + after(down(act(gate(n)) * up(n)))`` with ``n = before(x)``."""
+    """``x + after(down(act(gate(n)) * up(n)))`` with ``n = before(x)``.
 
-    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype) -> None:
-        size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    Args:
+        size, inner: outer and intermediate size.
+    """
+
+    def __init__(self, size: int, inner: int, *, bias: bool, activation: str, dtype: jnp.dtype) -> None:
         self.gate_proj = Linear(size, inner, bias=bias, dtype=dtype)
         self.up_proj = Linear(size, inner, bias=bias, dtype=dtype)
         self.down_proj = Linear(inner, size, bias=bias, dtype=dtype)
-        self.activation = config.activation
+        self.activation = activation
 
-    def __call__(self, x: jax.Array, *, before: RMSNorm, after: RMSNorm | None) -> jax.Array:
+    def __call__(self, x: jax.Array, batch: RaggedBatch, *, before: RMSNorm, after: RMSNorm | None) -> jax.Array:
         return mlp(x, self.weights(before=before, after=after), activation=self.activation)
 
-    def inner(self, x: jax.Array, *, before: RMSNorm) -> jax.Array:
-        """What ``down_proj`` is given, [T, intermediate]."""
+    def inner(self, x: jax.Array, *, before: RMSNorm | None) -> jax.Array:
+        """What ``down_proj`` is given, [T, inner]."""
         return mlp_inner(x, self.weights(before=before, after=None), activation=self.activation)
 
-    def weights(self, *, before: RMSNorm, after: RMSNorm | None) -> MLPWeights:
+    def alone(self, n: jax.Array) -> jax.Array:
+        """``down(act(gate(n)) * up(n))``."""
+        down = self.down_proj.projection
+        return linear(self.inner(n, before=None), down.weight, down.bias)
+
+    def weights(self, *, before: RMSNorm | None, after: RMSNorm | None) -> MLPWeights:
         """As kernels take them."""
         return MLPWeights(
-            before=before.norm,
+            before=None if before is None else before.norm,
             gate=self.gate_proj.projection,
             up=self.up_proj.projection,
             down=self.down_proj.projection,

@@ -98,4 +98,4 @@ def _inner(layer: DecoderLayer, x: jax.Array, around: Surroundings) -> jax.Array
 
 
 def _mlp_output(layer: DecoderLayer, x: jax.Array, around: Surroundings) -> jax.Array:
-    return layer.feed_forward(x)
+    return layer.feed_forward(x, around.batch)

@@ -2,7 +2,7 @@
 
 Needs ``torch`` (CPU), ``transformers`` and ``safetensors``, none of which the tests need:
 
-    python tests/models/golden/make_golden.py
+    python tests/models/golden/make_golden.py [name ...]
 
 A folder a checkpoint, in Hugging Face layout: ``config.json`` in the style of Transformers 4, ``config-v5.json`` as
 Transformers 5 rewrites it, ``model.safetensors`` (bf16 values, which f32 holds exactly) and ``golden.npz``. The
@@ -14,6 +14,7 @@ under config.json alone.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,41 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_activation": "gelu_pytorch_tanh",
         },
     ),
+    "mixtral": (
+        "MixtralForCausalLM",
+        {"head_dim": 12, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    ),
+    "qwen2-moe": (
+        "Qwen2MoeForCausalLM",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 40,
+            "decoder_sparse_step": 1,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
+            "rope_theta": 1e6,
+            "use_sliding_window": False,
+        },
+    ),
+    "qwen3-moe": (
+        "Qwen3MoeForCausalLM",
+        {
+            "head_dim": 12,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "decoder_sparse_step": 1,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [],
+            "rope_theta": 1e6,
+            "tie_word_embeddings": True,
+            "use_sliding_window": False,
+        },
+    ),
 }
+STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published
 
 _LONGROPE = {
     "rope_type": "longrope",
@@ -140,11 +175,31 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("norm.weight"):
             value = 0.3 * noise + (0.0 if "Gemma" in type(model).__name__ else 1.0)
-        elif parameter.ndim == 2:
-            value = noise * (1.6 / parameter.shape[1] ** 0.5)
+        elif parameter.ndim > 1:
+            value = noise * (1.6 / parameter.shape[-1] ** 0.5)
         else:
             value = 0.3 * noise
         parameter.data.copy_(value.to(torch.bfloat16).float())
+
+
+def published(model: torch.nn.Module, name: str) -> dict[str, torch.Tensor]:
+    """The weights by the names that checkpoints have them under, experts one by one."""
+    mixtral = type(model).__name__.startswith("Mixtral")
+    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    found = {}
+    for key, value in model.state_dict().items():
+        module, _, kind = key.rpartition(".")
+        if mixtral:
+            module = module.replace(".mlp", ".block_sparse_moe")
+        if kind not in ("gate_up_proj", "down_proj"):
+            found[f"{module}.{kind}"] = value
+        elif name in STACKED:
+            found[key] = value
+        else:
+            for i, expert in enumerate(value):
+                parts = zip((gate, up), expert.chunk(2), strict=True) if kind == "gate_up_proj" else ((down, expert),)
+                found |= {f"{module}.{i}.{part}.weight": matrix for part, matrix in parts}
+    return found
 
 
 @torch.no_grad()
@@ -160,6 +215,8 @@ def main() -> None:
         "short": rng.integers(0, VOCAB, SHORT, dtype=np.int32),
     }
     for seed, (name, (architecture, differences)) in enumerate(CHECKPOINTS.items()):
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         folder = HERE / name
         folder.mkdir(exist_ok=True)
         config = {"architectures": [architecture], **SIZES, **differences}
@@ -170,7 +227,11 @@ def main() -> None:
         (folder / "config-v5.json").write_text(model.config.to_json_string() + "\n")
         randomise(model, seed)
         tied = config.get("tie_word_embeddings", "Gemma" in architecture)
-        state = {k: v.to(torch.bfloat16) for k, v in model.state_dict().items() if not (tied and k == "lm_head.weight")}
+        state = {
+            k: v.to(torch.bfloat16).contiguous()
+            for k, v in published(model, name).items()
+            if not (tied and k == "lm_head.weight")
+        }
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "model.safetensors").chmod(0o644)
 
