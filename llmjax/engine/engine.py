@@ -9,6 +9,7 @@ import numpy as np
 
 from kernels.attention import KVLayout
 from llmjax.config import EngineConfig
+from llmjax.engine.compiler import StepCompiler
 from llmjax.engine.kv_cache import KVCache, KVStats
 from llmjax.engine.memory import KVPlan, plan_kv
 from llmjax.engine.model import LoadedModel, load_model
@@ -79,16 +80,16 @@ class Engine:
         # Elsewhere than on a CPU the condition of a loop on the device is a round trip to the host.
         decode_steps = config.decode_steps or (DECODE_STEPS if self.platform.is_cpu else 1)
         self.compilations = CompileCounter()
-        self.runner = Runner(
-            self.model,
+        compiler = StepCompiler(
+            model=self.model,
             platform=self.platform,
             kv_plan=self.kv_plan,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max_tokens,
             max_logprobs=config.max_logprobs,
             decode_steps=decode_steps,
-            compile_threads=config.compile_threads,
         )
+        self.runner = Runner(compiler, compile_threads=config.compile_threads)
         self.totals = EngineTotals()
         self.loggers: list[StatLogger] = [self.totals]
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request id

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from functools import partial
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from kernels.attention import make_pages
-from llmjax.engine.batch import MAX_STOPS, NO_STOP, BatchLayout, Bucket, make_buckets
-from llmjax.engine.memory import KVPlan
-from llmjax.engine.model import LoadedModel
-from llmjax.engine.programs import Executable, StepPrograms
+from llmjax.engine.batch import MAX_STOPS, NO_STOP
+from llmjax.engine.compiler import StepCompiler
+from llmjax.engine.programs import StepPrograms
 from llmjax.engine.request import Sequence
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.engine.slots import SlotEditor
-from llmjax.engine.step import NO_TOKEN, DeviceState, StepOutput, step
+from llmjax.engine.step import NO_TOKEN, StepOutput
 from llmjax.host_memory import keep_freed_blocks
-from llmjax.platforms import Platform
 from llmjax.sampling.logprobs import TokenLogprobs
 from llmjax.sampling.rows import ROW_WORDS, RequestSampling
-from llmjax.sampling.state import make_sampler_state
 
 
 @dataclass(frozen=True)
@@ -60,75 +53,22 @@ class Runner:
     """The device side of the engine.
 
     Args:
-        model: weights and definition.
-        platform: where they are.
-        kv_plan: shape of the KV cache.
-        max_num_seqs: slots.
-        max_num_batched_tokens: tokens of the largest step.
-        max_logprobs: top alternatives reported.
-        decode_steps: decode steps a dispatch may take.
+        compiler: knows weights, state and buckets.
         compile_threads: compilations at once; 0: one a core.
     """
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        *,
-        platform: Platform,
-        kv_plan: KVPlan,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_logprobs: int,
-        decode_steps: int = 1,
-        compile_threads: int = 0,
-    ) -> None:
-        self.model = model
-        self._max_logprobs = max_logprobs
-        self._device = platform.device
-        config = model.config
-        scales = model.kv_calibration
-        with jax.default_device(platform.device):
-            kv = tuple(
-                make_pages(
-                    num_pages=kv_plan.groups[config.group_of(layer)].num_pages,
-                    page_size=kv_plan.page_size,
-                    num_kv_heads=config.num_kv_heads,
-                    head_dim=config.head_dim,
-                    dtype=kv_plan.layout.dtype,
-                    as_bits=platform.is_cpu,
-                    calibration=None if scales is None else jnp.asarray(scales[layer]),
-                )
-                for layer in range(config.num_layers)
-            )
-            sampler = make_sampler_state(num_slots=max_num_seqs, vocab_size=config.vocab_size)
-            self._state = DeviceState(kv=kv, last_token=jnp.zeros(max_num_seqs, jnp.int32), sampler=sampler)
-        self._weights = tuple(model.params.values())
-        # Taken now: compiler threads must not look at the state while steps replace it.
-        self._shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (self._weights, self._state)
-        )
-        self._slots = SlotEditor(sampler)
+    def __init__(self, compiler: StepCompiler, *, compile_threads: int = 0) -> None:
+        self._layouts = compiler.layouts
+        self._weights = compiler.weights
+        self._state = compiler.make_state()
+        self._slots = SlotEditor(self._state.sampler)
         # Settings of each slot's request as the device takes them, and what else its slot needs.
-        self._settings = np.zeros((max_num_seqs, ROW_WORDS), np.int32)
-        self._stops = np.full((max_num_seqs, MAX_STOPS), NO_STOP, np.int32)
-        buckets = make_buckets(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, decode_steps=decode_steps
-        )
-        self._layouts = {
-            bucket: BatchLayout(
-                bucket=bucket,
-                num_slots=max_num_seqs,
-                pages_per_sequence=kv_plan.pages_per_sequence,
-                num_groups=len(kv_plan.groups),
-            )
-            for bucket in buckets
-        }
-        if platform.is_cpu:
+        self._settings = np.zeros((compiler.max_num_seqs, ROW_WORDS), np.int32)
+        self._stops = np.full((compiler.max_num_seqs, MAX_STOPS), NO_STOP, np.int32)
+        if compiler.platform.is_cpu:
             keep_freed_blocks()
         self.programs = StepPrograms(
-            self._compile,
-            buckets,
-            threads=compile_threads or os.cpu_count() or 1,
+            compiler.compile, list(self._layouts), threads=compile_threads or os.cpu_count() or 1
         )
 
     def warm_up(self) -> None:
@@ -196,17 +136,3 @@ class Runner:
             history = sequence.tokens[: row.start + row.count - 1]
             sampler = self._slots.ban(self._state.sampler, sequence.slot, sampling, history=history)
             self._state = replace(self._state, sampler=sampler)
-
-    def _compile(self, bucket: Bucket) -> Executable:
-        layout = self._layouts[bucket]
-        run = partial(
-            step,
-            graph=self.model.graph,
-            names=tuple(self.model.params),
-            layout=layout,
-            max_logprobs=self._max_logprobs,
-        )
-        packed = jax.ShapeDtypeStruct(
-            (layout.size,), jnp.int32, sharding=jax.sharding.SingleDeviceSharding(self._device)
-        )
-        return jax.jit(run, donate_argnums=1).lower(*self._shapes, packed).compile()
