@@ -146,7 +146,7 @@ class EngineConfig:
     decode_steps: int = setting(
         0,
         "decode steps in one dispatch at most; it takes fewer when steps are slow (a dispatch stays below 25 ms), "
-        "requests wait or the host must see every token; 0: 8 on a CPU, 1 elsewhere",
+        "requests wait or the host must see every token; 0: 8 on a CPU and with CUDA graphs, 1 elsewhere",
         aliases=("--num-scheduler-steps",),
     )
     page_size: int = setting(32, "tokens in a KV page", aliases=("--block-size",))
@@ -180,6 +180,13 @@ class EngineConfig:
     numa: int | None = setting(None, "NUMA node whose cores and memory alone are used (Linux)")
     compilation_cache_dir: str | None = setting(
         None, "where compiled programs are kept (default: ~/.cache/llmjax/xla); 'off' keeps none"
+    )
+    cuda_graphs: str = setting(
+        "auto",
+        "run a decode dispatch as one CUDA graph; auto: on NVIDIA GPUs, if a test at start finds the tokens of plain "
+        "launches; on: without the test",
+        aliases=(Alias("--enforce-eager", value="off"),),
+        choices=("auto", "on", "off"),
     )
     compile_threads: int = setting(0, "threads that compile step programs; 0: one a core")
 

@@ -33,6 +33,10 @@ class Platform:
     def is_cpu(self) -> bool:
         return self.device.platform == "cpu"
 
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.platform == "gpu"
+
     def kv_dtype(self, name: str) -> jnp.dtype:
         """The type that a ``kv_cache_dtype`` names."""
         if name == "auto":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -34,6 +36,22 @@ def gemma3_path() -> Path:
 def compile_cache_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An XLA compile cache for ``EngineConfig.compilation_cache_dir`` that all tests of a run share."""
     return str(tmp_path_factory.mktemp("xla"))
+
+
+@pytest.fixture
+def cuda_device() -> Iterator[Any]:
+    """An NVIDIA GPU as the default device; the test is skipped where there is none.
+
+    Tests marked ``cuda`` run with ``JAX_PLATFORMS=cuda,cpu python -m pytest -m cuda``.
+    """
+    import jax  # after JAX_PLATFORMS is set
+
+    try:
+        device = jax.devices("cuda")[0]
+    except RuntimeError:
+        pytest.skip("no NVIDIA GPU")
+    with jax.default_device(device):
+        yield device
 
 
 def _resolve_config(name: str) -> Path:

@@ -10,6 +10,7 @@ import numpy as np
 from kernels.attention import KVLayout
 from llmjax.config import EngineConfig
 from llmjax.engine.compiler import StepCompiler
+from llmjax.engine.graphs import with_graphs
 from llmjax.engine.kv_cache import KVCache, KVStats
 from llmjax.engine.memory import KVPlan, plan_kv
 from llmjax.engine.model import LoadedModel, load_model
@@ -77,8 +78,6 @@ class Engine:
             share_prefixes=config.enable_prefix_caching,
         )
         self.scheduler = Scheduler(self.kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_tokens)
-        # Elsewhere than on a CPU the condition of a loop on the device is a round trip to the host.
-        decode_steps = config.decode_steps or (DECODE_STEPS if self.platform.is_cpu else 1)
         self.compilations = CompileCounter()
         compiler = StepCompiler(
             model=self.model,
@@ -87,8 +86,10 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max_tokens,
             max_logprobs=config.max_logprobs,
-            decode_steps=decode_steps,
+            # Without graphs the condition of a loop on an accelerator is a round trip to the host.
+            decode_steps=config.decode_steps or (DECODE_STEPS if self.platform.is_cpu else 1),
         )
+        compiler = with_graphs(compiler, config, decode_steps=config.decode_steps or DECODE_STEPS)
         self.runner = Runner(compiler, compile_threads=config.compile_threads)
         self.totals = EngineTotals()
         self.loggers: list[StatLogger] = [self.totals]
@@ -97,7 +98,7 @@ class Engine:
         self._pending: PendingStep | None = None
         self._arrivals = 0
         self._rng = np.random.default_rng(config.seed)
-        self._pace = Pace(decode_steps)
+        self._pace = Pace(compiler.decode_steps)
         self._last_read = 0.0
         self._compilations_seen = 0
 

@@ -1,0 +1,173 @@
+"""The test at start of CUDA graphs, between programs that a CPU compiles; marked ones need a card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from kernels.attention import KVLayout
+from llmjax import LLM, SamplingParams
+from llmjax.config import EngineConfig
+from llmjax.engine.compiler import StepCompiler, StepOptions
+from llmjax.engine.graphs import difference, with_graphs
+from llmjax.engine.memory import plan_kv
+from llmjax.engine.model import load_model
+from llmjax.errors import ConfigError
+from llmjax.platforms import Platform, select_platform, use_compilation_cache
+
+CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
+OTHER = StepOptions(decode={"xla_llvm_disable_expensive_passes": "True"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Altered(StepCompiler):
+    """Its decode programs do something to their output."""
+
+    change: Callable[[jax.Array], jax.Array]
+    only: StepOptions | None = None  # with these options; None: always
+
+    def compile(self, bucket: Any) -> Any:
+        program = super().compile(bucket)
+        if self.only not in (None, self.options):
+            return program
+
+        def run(*arguments: Any) -> Any:
+            state, output = program(*arguments)
+            return state, replace(output, tokens=self.change(output.tokens))
+
+        return run
+
+
+def altered(compiler: StepCompiler, change: Callable[[jax.Array], jax.Array], **only: StepOptions) -> Altered:
+    return Altered(**vars(replace(compiler)), change=change, **only)
+
+
+def compiler_of(name: str, **settings: Any) -> StepCompiler:
+    config = EngineConfig(
+        model=str(CHECKPOINTS / name), dtype="float32", **{"page_size": 4, "kv_cache_memory_bytes": 2**18, **settings}
+    )
+    platform = select_platform(config)
+    model = load_model(config, platform)
+    layout = KVLayout.of(platform.kv_dtype("auto"), page_size=config.page_size)
+    return StepCompiler(
+        model=model,
+        platform=platform,
+        kv_plan=plan_kv(config, model.config, platform, layout=layout),
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        max_logprobs=2,
+        decode_steps=3,
+    )
+
+
+@pytest.fixture(scope="module")
+def compiler(compile_cache_dir: str) -> StepCompiler:
+    use_compilation_cache(compile_cache_dir)  # the same programs are compiled again and again
+    return compiler_of("llama")
+
+
+def test_two_ways_of_compiling_bring_the_same_tokens(compiler: StepCompiler) -> None:
+    assert difference(replace(compiler, options=OTHER), compiler) is None
+
+
+def test_a_wrong_token_is_found(compiler: StepCompiler) -> None:
+    wrong = altered(compiler, lambda tokens: tokens.at[2, 1].add(1))
+    assert (
+        difference(wrong, compiler) == "5 of 60 tokens of the test at start were wrong"
+    )  # one in each of 5 dispatches
+
+
+def test_a_failure_is_a_reason(compiler: StepCompiler) -> None:
+    def fail(tokens: jax.Array) -> jax.Array:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no graph\nmore lines")
+
+    assert difference(altered(compiler, fail), compiler) == ("the test at start failed: RESOURCE_EXHAUSTED: no graph")
+
+
+@pytest.mark.parametrize("settings", [{"max_model_len": 3}, {"kv_cache_memory_bytes": 4 * 1536}])
+def test_small_caches_are_enough(settings: dict[str, int], compiler: StepCompiler) -> None:
+    compiler = compiler_of("llama", **settings)
+    assert difference(compiler, compiler) is None
+
+
+def test_sliding_windows_have_tables_of_their_own(compiler: StepCompiler) -> None:
+    compiler = compiler_of("gemma3")
+    assert len(compiler.kv_plan.groups) == 2
+    assert difference(compiler, compiler) is None
+
+
+@dataclass(frozen=True)
+class Card(Platform):
+    """The CPU, taken for a card whose options it can compile."""
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def card(compiler: StepCompiler, monkeypatch: pytest.MonkeyPatch) -> StepCompiler:
+    monkeypatch.setattr("llmjax.engine.graphs.GRAPHS", OTHER)
+    monkeypatch.setattr("llmjax.engine.graphs.LAUNCHES", StepOptions())
+    return replace(compiler, platform=Card(**vars(compiler.platform)), decode_steps=1)
+
+
+def test_graphs_that_pass_are_used(card: StepCompiler, caplog: pytest.LogCaptureFixture) -> None:
+    chosen = with_graphs(card, EngineConfig(), decode_steps=2)
+    assert (chosen.options, chosen.decode_steps) == (OTHER, 2)
+    assert not caplog.records
+
+
+def test_graphs_that_fail_are_given_up_with_one_warning(card: StepCompiler, caplog: pytest.LogCaptureFixture) -> None:
+    wrong = altered(card, lambda tokens: tokens + 1, only=OTHER)
+    chosen = with_graphs(wrong, EngineConfig(), decode_steps=2)
+    assert (chosen.options, chosen.decode_steps) == (StepOptions(), 1)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "CUDA graphs are off and decoding is slower: 40 of 40 tokens of the test at start were wrong"
+    )
+    assert with_graphs(wrong, EngineConfig(cuda_graphs="on"), decode_steps=2).options == OTHER
+    assert with_graphs(wrong, EngineConfig(cuda_graphs="off"), decode_steps=2).options == StepOptions()
+
+
+def test_other_devices_have_none(compiler: StepCompiler) -> None:
+    assert with_graphs(compiler, EngineConfig(), decode_steps=2) is compiler
+    with pytest.raises(ConfigError, match=r"cuda_graphs on needs an NVIDIA GPU, and the device is cpu:0"):
+        with_graphs(compiler, EngineConfig(cuda_graphs="on"), decode_steps=2)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_graphs_bring_the_same_tokens_on_a_card(
+    name: str, cuda_device: jax.Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = [[1, 5, 9], [3], list(range(3, 30))]
+    params = [
+        SamplingParams(temperature=0, max_tokens=20, ignore_eos=True),
+        SamplingParams(temperature=1, top_p=0.9, seed=3, max_tokens=20, ignore_eos=True),
+        SamplingParams(temperature=1, top_k=9, repetition_penalty=1.2, seed=4, logprobs=2, max_tokens=20),
+    ]
+
+    def tokens(graphs: str) -> list[list[int]]:
+        llm = LLM(
+            str(CHECKPOINTS / name),
+            device="cuda",
+            cuda_graphs=graphs,
+            skip_tokenizer_init=True,
+            dtype="float32",
+            max_num_seqs=4,
+            max_num_batched_tokens=16,
+            kv_cache_memory_bytes=1 << 20,
+        )
+        llm.warm_up()
+        found = [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
+        llm.close()
+        return found
+
+    assert tokens("auto") == tokens("off")
+    assert not [record for record in caplog.records if "CUDA graphs are off" in record.getMessage()]
