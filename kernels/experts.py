@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from kernels.activations import ACTIVATIONS
 from kernels.blocks import Projection
+from kernels.cuda import experts as cuda
 from kernels.linear import linear
 from kernels.registry import Implementation, Operation
 
@@ -128,4 +129,10 @@ def _one(weights: ExpertWeights, expert: jax.Array) -> ExpertWeights:
 
 
 # Positional: x, chosen, shares, weights. Static: activation.
-EXPERTS = Operation("experts", (Implementation("XLA, by blocks", experts_by_blocks),))
+EXPERTS = Operation(
+    "experts",
+    (
+        Implementation("Pallas", cuda.experts, platform="cuda", refuses=cuda.refuses),
+        Implementation("XLA, by blocks", experts_by_blocks),
+    ),
+)

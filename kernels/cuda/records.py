@@ -25,7 +25,8 @@ ONE = 0x3F800000  # bits of 1.0
 class Place:
     """The part of a matrix that a program looks at."""
 
-    words: Any  # reference, u32 [tiles, words of a record, rows of a tile]
+    words: Any  # reference, u32 [..., tiles, words of a record, rows of a tile]
+    at: tuple[Any, ...]  # i32, which matrix of a stack
     output: jax.Array  # i32 [N], rows of the matrix
     inside: jax.Array  # bool [N], whether it has them
     chunk: jax.Array  # i32 [C]
@@ -39,6 +40,7 @@ class Place:
         """Words i32 [C] of the records, u32 [C, N]; zeros outside the matrix."""
         tile = self.words.shape[-1]
         index = (
+            *self.at,
             jax.lax.div(self.output, np.int32(tile))[None],
             word[:, None],
             jax.lax.rem(self.output, np.int32(tile))[None],

@@ -20,7 +20,9 @@ from jax.experimental.pallas import triton as pallas_triton
 
 import models
 from kernels.attention import RaggedBatch, attend, make_pages
+from kernels.blocks import Projection
 from kernels.cuda import attention as cuda
+from kernels.experts import EXPERTS, ExpertWeights
 from kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
 from kernels.quantized_linear import QUANTIZED_LINEAR
 from llmjax.engine.batch import BatchLayout, make_buckets
@@ -134,9 +136,31 @@ def kernels_of() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
     for rows in (16, 128):
         yield f"w8a8, {rows} rows", partial(QUANTIZED_LINEAR), (Shape((rows, 4096), jnp.bfloat16), integers, None)
 
+    for name, kind in {"bf16": None, "q4_k": FORMATS["q4_k"], "mxfp4": FORMATS["mxfp4"]}.items():
+        for tokens in (1, 16, 4096):
+            yield f"experts, {name}, {tokens} tokens", partial(EXPERTS, activation="silu"), experts_of(kind, tokens)
+
+
+def experts_of(form: RowFormat | None, tokens: int) -> tuple[Any, ...]:
+    """Sizes of Qwen3-30B-A3B, with biases."""
+
+    def stack(size_out: int, size_in: int) -> Projection:
+        bias = Shape((128, size_out), jnp.bfloat16)
+        if form is None:
+            return Projection(Shape((128, size_out, size_in), jnp.bfloat16), bias)
+        own = dataclasses.replace(form, size_in=size_in)
+        one = matrix(own, size_out=size_out)
+        return Projection(dataclasses.replace(one, words=Shape((128, *one.words.shape), jnp.uint32)), bias)
+
+    weights = ExpertWeights(gate=stack(768, 2048), up=stack(768, 2048), down=stack(2048, 768))
+    chosen, shares = (Shape((tokens, 8), dtype) for dtype in (jnp.int32, jnp.float32))
+    return Shape((tokens, 2048), jnp.bfloat16), chosen, shares, weights
+
 
 KERNELS = {name: (call, arguments) for name, call, arguments in kernels_of()}
-LOWERED = [name for name in KERNELS if not name.endswith((", 2 rows", ", 128 rows"))]  # the others for PTX only
+LOWERED = [
+    name for name in KERNELS if not name.endswith((", 2 rows", ", 128 rows", ", 4096 tokens"))
+]  # the others for PTX only
 
 
 @contextlib.contextmanager
@@ -161,7 +185,7 @@ def test_lowers_for(name: str, card: Card, monkeypatch: pytest.MonkeyPatch) -> N
     with abstract_card(card, monkeypatch):
         lowered = jax.jit(call).trace(*arguments).lower(lowering_platforms=("cuda",))
     count = lowered.as_text().count("xla.gpu.triton")
-    expected = 1 if "rows" in name else 2 if name.endswith("decode") else 3
+    expected = 1 if "rows" in name else 2 if name.startswith("experts") or name.endswith("decode") else 3
     assert count == expected
 
 

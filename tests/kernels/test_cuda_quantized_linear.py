@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.cuda.quantized_linear import MAX_ROWS, Plan, multiplies_integers, quantized_linear, refuses
+from kernels.cuda.plan import Plan
+from kernels.cuda.quantized_linear import MAX_ROWS, multiplies_integers, plan_of, quantized_linear, refuses
 from kernels.qtensor import CUDA_TILE, FLOAT8, Codes, QTensor, RowFormat
 
 NF4 = (-1.0, -0.696, -0.525, -0.395, -0.284, -0.185, -0.091, 0.0, 0.08, 0.161, 0.246, 0.338, 0.441, 0.563, 0.723, 1.0)
@@ -166,7 +167,7 @@ def test_plans_cover_every_matrix(rows: int, size_in: int, size_out: int) -> Non
     form = RowFormat(size_in, Codes(4), 32, "f16")
     tiles = -(-size_out // CUDA_TILE)
     words = jax.ShapeDtypeStruct((tiles, form.num_words, CUDA_TILE), jnp.uint32)
-    plan = Plan.of(rows, QTensor(words, None, form, size_out, jnp.dtype("bfloat16")))
+    plan = plan_of(rows, QTensor(words, None, form, size_out, jnp.dtype("bfloat16")))
     read = plan.splits * plan.steps * plan.chunks
     assert form.num_chunks <= read < form.num_chunks + plan.splits * plan.chunks + plan.chunks
     assert plan.outputs % CUDA_TILE == 0

@@ -1,0 +1,226 @@
+"""Products of mixture-of-experts layers: each choice of a token with the matrices of its expert, read where they lie.
+
+With one or two tokens every choice has programs of its own, which read its expert once. With more, choices are sorted
+by expert and cut into blocks that share an expert, for tensor cores; an expert that nobody chose is not read. The
+first kernel multiplies with ``gate`` and ``up``, and applies the activation where columns are not shared among
+programs; the second multiplies with ``down``, and puts what it finds back in the tokens' order. What a program computes
+is in `products.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels.activations import ACTIVATIONS
+from kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
+from kernels.cuda.plan import MAX_VECTOR_ROWS, Plan
+from kernels.cuda.products import Factor, Floats, Part, Records, levels_of
+from kernels.cuda.ragged import Blocks
+from kernels.qtensor import CHUNK, CUDA_TILE, QTensor
+
+if TYPE_CHECKING:
+    from kernels.blocks import Projection
+    from kernels.experts import ExpertWeights
+
+FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
+MOST_ROWS = 64  # of x that a program takes
+NO_WORK = -1
+
+
+def refuses(
+    x: jax.Array, chosen: jax.Array, shares: jax.Array, weights: ExpertWeights, *, activation: str
+) -> str | None:
+    """Why the kernels do not take these arguments; None: they do."""
+    if not chosen.size:
+        return "no choices"
+    if x.dtype not in FLOATS:
+        return f"activations are {x.dtype}"
+    for name in ("gate", "up", "down"):
+        weight = getattr(weights, name).weight
+        if isinstance(weight, QTensor):
+            if weight.tile != CUDA_TILE:
+                return f"rows of {name} are interleaved by {weight.tile}, not {CUDA_TILE}"
+            if weight.columns is not None:
+                return f"columns of {name} have an order of their own"
+        elif weight.dtype not in FLOATS:
+            return f"{name} is {weight.dtype}"
+    if _kind(weights.gate) != _kind(weights.up):
+        return "gate and up are stored differently"
+    return None
+
+
+def experts(
+    x: jax.Array,
+    chosen: jax.Array,
+    shares: jax.Array,
+    weights: ExpertWeights,
+    *,
+    activation: str,
+    rows: int | None = None,
+    splits: int | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """``kernels.experts.experts``.
+
+    Args:
+        rows: choices of an expert that a program takes: 1, or a power of two from 16 on; None: by their number.
+        splits: programs that share the columns of a product; None: so many that the card is full.
+        interpret: run the kernels as XLA operations, on any device.
+    """
+    tokens, top = chosen.shape
+    count = weights.gate.weight.shape[0]
+    rows = rows or rows_of(tokens, chosen.size, count)
+    expert = jnp.where(shares == 0, count, chosen).reshape(-1).astype(jnp.int32)
+    work = _each(expert, count) if rows == 1 else _sorted(expert, count, rows)
+    how = _How(rows, splits, interpret)
+    place = jnp.arange(chosen.size, dtype=jnp.int32)
+    gated = jnp.stack([work.choice // top, place], 1)
+    inner = _product(x, gated, work, [weights.gate, weights.up], how=how, activation=activation)
+    (out,) = _product(inner, jnp.stack([place, work.choice], 1), work, [weights.down], how=how, activation=None)
+    # What has no share was not computed.
+    out = jnp.where(shares[..., None] == 0, 0, out.reshape(tokens, top, -1) * shares[..., None])
+    return out.sum(1).astype(x.dtype)
+
+
+def rows_of(tokens: int, choices: int, num_experts: int) -> int:
+    """How many choices a program takes: about as many as an expert has."""
+    if tokens <= MAX_VECTOR_ROWS:
+        return 1
+    return min(MOST_ROWS, max(MIN_DOT, power_of_2(choices // num_experts)))
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Which choices each program has, as runs of places in an order of them. A choice is ``token * K + k``."""
+
+    choice: jax.Array  # i32 [T * K], at each place
+    programs: jax.Array  # i32 [programs, 3]: expert, first place, place behind the last; expert NO_WORK: none
+
+
+def _each(expert: jax.Array, count: int) -> _Work:
+    """A program for each choice."""
+    place = jnp.arange(len(expert), dtype=jnp.int32)
+    return _Work(place, jnp.stack([jnp.where(expert < count, expert, NO_WORK), place, place + 1], 1))
+
+
+def _sorted(expert: jax.Array, count: int, rows: int) -> _Work:
+    """Programs for so many choices of one expert."""
+    counts = (expert[:, None] == jnp.arange(count, dtype=jnp.int32)).sum(0, dtype=jnp.int32)
+    starts = jnp.cumsum(counts) - counts
+    blocks = Blocks.of(counts, size=rows, most=len(expert))
+    first = (starts[blocks.group] + blocks.first).astype(jnp.int32)
+    stop = (starts + counts)[blocks.group].astype(jnp.int32)
+    busy = blocks.first < counts[blocks.group]
+    programs = jnp.stack([jnp.where(busy, blocks.group, NO_WORK), first, jnp.where(busy, stop, first)], 1)
+    return _Work(jnp.argsort(expert).astype(jnp.int32), programs)
+
+
+@dataclass(frozen=True)
+class _How:
+    rows: int
+    splits: int | None
+    interpret: bool
+
+
+def _product(
+    x: jax.Array,
+    rows: jax.Array,
+    work: _Work,
+    stacks: Sequence[Projection],
+    *,
+    how: _How,
+    activation: str | None,
+) -> Any:
+    """Rows of x with the matrices of the programs' experts.
+
+    Args:
+        rows: i32 [T * K, 2], for each place the row of x and that of the result.
+        stacks: that are stored alike.
+        activation: of ``activation(first) * second``; None: no such product.
+
+    Returns:
+        [T * K, out] in x's dtype with an activation, and a list of f32 [T * K, out] for each stack without; rows whose
+        choices have no share are undefined.
+    """
+    weight = stacks[0].weight
+    size_out, size_in = weight.shape[1:]
+    blocks, chunks, choices = len(work.programs), -(-size_in // CHUNK), len(rows)
+    factor: Factor
+    if isinstance(weight, QTensor):
+        plan = Plan.of_records(how.rows, blocks, size_out=size_out, chunks=chunks, matrices=len(stacks))
+    else:
+        size = weight.dtype.itemsize
+        plan = Plan.of_floats(how.rows, blocks, size_out=size_out, chunks=chunks, itemsize=size)
+    if how.splits is not None:
+        plan = plan.with_splits(how.splits, chunks)
+    if isinstance(weight, QTensor):
+        factor, levels = Records(weight.format, weight.dtype, plan), levels_of(weight)
+    else:
+        factor, levels = Floats(size_in, weight.dtype, plan), x
+    fused = activation if plan.splits == 1 else None
+    shape = (plan.splits, choices, size_out)
+    out = [jax.ShapeDtypeStruct(shape, x.dtype if fused else jnp.float32) for _ in (stacks[:1] if fused else stacks)]
+    biases = [x if stack.bias is None else stack.bias.astype(jnp.float32) for stack in stacks]
+    words = [stack.weight.words if isinstance(stack.weight, QTensor) else stack.weight for stack in stacks]
+    kernel = _Kernel(factor, size_out, tuple(stack.bias is not None for stack in stacks), fused)
+    found = launch(
+        kernel,
+        out,
+        [factor.prepared(x), work.programs, rows, levels, *words, *biases],
+        Launch((-(-size_out // plan.outputs), plan.splits, blocks), plan.warps, plan.stages, how.interpret),
+    )
+    if fused:
+        return found[0][0]
+    sums = [each.sum(0) if plan.splits > 1 else each[0] for each in found]
+    return sums if activation is None else (ACTIVATIONS[activation](sums[0]) * sums[1]).astype(x.dtype)
+
+
+def _kind(stack: Projection) -> Any:
+    weight = stack.weight
+    return (weight.format if isinstance(weight, QTensor) else None, weight.dtype)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    factor: Factor
+    size_out: int
+    has_bias: tuple[bool, ...]  # for each stack
+    activation: str | None
+
+    def __call__(self, x: Any, programs: Any, rows: Any, levels: Any, *refs: Any) -> None:
+        """refs: a stack of matrices and a bias [E, out] for each product, and the results [splits, T * K, out]."""
+        number = len(self.has_bias)
+        stacks, biases, results = refs[:number], refs[number : 2 * number], refs[2 * number :]
+        program, split, plan = program_id(2), program_id(1), self.factor.plan
+        expert, first, stop = (load(programs, (program, np.int32(i))) for i in range(3))
+        busy = expert != NO_WORK
+        expert = jnp.maximum(expert, 0)
+        part = Part.of(plan, self.size_out, stacks, levels, at=(expert,), busy=busy)
+
+        if plan.rows == 1:
+            source, target = (load(rows, (first, np.int32(i))) for i in range(2))
+            sums = [total for (total,) in self.factor.vectors(x, [source], part)]
+            index: Any = (split, target, part.output)
+            where = part.inside & busy
+        else:
+            place = first + jnp.arange(plan.rows, dtype=jnp.int32)
+            inside = place < stop
+            source, target = (load(rows, (place, np.int32(i)), inside) for i in range(2))
+            sums = list(self.factor.tile(x, source, inside, part))
+            # Interpreted, a masked store writes back what it read: places that do not count must not name a row.
+            index = (split, jnp.where(inside, target, rows.shape[0])[:, None], part.output[None])
+            where = inside[:, None] & part.inside[None]
+        for i, bias in enumerate(biases):
+            if self.has_bias[i]:  # the first of those that share the columns adds it
+                added = load(bias, (expert, part.output), part.inside & (split == 0))
+                sums[i] = sums[i] + (added if plan.rows == 1 else added[None])
+        if self.activation is not None:
+            sums = [ACTIVATIONS[self.activation](sums[0]) * sums[1]]
+        for result, values in zip(results, sums, strict=True):
+            store(result, index, values.astype(result.dtype), where)

@@ -1,0 +1,79 @@
+"""How a product with a matrix, or with one of a stack, is divided among programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.cuda.lowering import MIN_DOT, power_of_2
+from kernels.qtensor import CUDA_TILE
+
+# Not measured on a card yet: sizes that fill one by the arithmetic in README.md.
+MAX_VECTOR_ROWS = 2  # with more, tensor cores; code and compile time grow with the rows
+ENOUGH_PROGRAMS = 192
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a product is divided.
+
+    Args:
+        rows: of x that a program takes.
+        outputs: rows of the matrix that a program takes; with records, a multiple of the tile.
+        chunks: of 32 columns that it reads at a time.
+        steps: that often.
+        splits: programs that share the columns.
+        warps: of a program.
+        stages: of its loop.
+    """
+
+    rows: int
+    outputs: int
+    chunks: int
+    steps: int
+    splits: int
+    warps: int
+    stages: int = 2
+
+    @classmethod
+    def of_records(cls, rows: int, blocks: int, *, size_out: int, chunks: int, matrices: int = 1) -> Plan:
+        """For a matrix of records.
+
+        Args:
+            rows: of x that a program takes.
+            blocks: of so many rows.
+            size_out: rows of the matrix.
+            chunks: of a row of it.
+            matrices: that a program reads side by side.
+        """
+        few = rows <= MAX_VECTOR_ROWS
+        outputs = CUDA_TILE if few or matrices > 1 else 2 * CUDA_TILE
+        programs = -(-size_out // outputs) * blocks
+        at_a_time = min(64 if few else 32, max(MIN_DOT, power_of_2(chunks)))
+        while at_a_time > MIN_DOT and programs * -(-chunks // at_a_time) < ENOUGH_PROGRAMS:
+            at_a_time //= 2  # a small matrix is read by more programs, each with less of it
+        warps = min(8, at_a_time // 4) if few else 4
+        return cls(rows, outputs, at_a_time, 0, 1, warps).split(chunks, programs)
+
+    @classmethod
+    def of_floats(cls, rows: int, blocks: int, *, size_out: int, chunks: int, itemsize: int) -> Plan:
+        """For a plain matrix whose elements have so many bytes; the other arguments as in `of_records`."""
+        if rows <= MAX_VECTOR_ROWS:  # 16 bytes for each of 128 threads four times: what is on its way hides the latency
+            outputs, at_a_time, stages = 8, min(max(1, 32 // itemsize), power_of_2(chunks)), 2
+        else:
+            outputs, at_a_time, stages = 64, max(1, 4 // itemsize), 3
+        return cls(rows, outputs, at_a_time, 0, 1, 4, stages).split(chunks, -(-size_out // outputs) * blocks)
+
+    def split(self, chunks: int, programs: int) -> Plan:
+        """The same with a row's chunks shared by as many programs as fill a card.
+
+        Args:
+            programs: that there are without.
+        """
+        steps = -(-chunks // self.chunks)
+        splits = min(steps, power_of_2(-(-ENOUGH_PROGRAMS // programs)))
+        return self.with_splits(splits, chunks)
+
+    def with_splits(self, splits: int, chunks: int) -> Plan:
+        """The same with a row's chunks shared by so many programs."""
+        steps = -(-chunks // (self.chunks * splits))
+        return Plan(self.rows, self.outputs, self.chunks, steps, splits, self.warps, self.stages)
