@@ -7,57 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
+from llmjax.checkpoint.experts import with_stacked_experts
 from llmjax.checkpoint.gguf import GGUFFile
 from llmjax.checkpoint.gguf_model import hf_config, hf_generation_config, hf_tensors
 from llmjax.checkpoint.quantization import plain_tensors, stored_method
 from llmjax.checkpoint.safetensors import SafetensorsTensor, open_safetensors
+from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
-from llmjax.quantization.packing import RowSource
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-
-
-class StoredTensor(Protocol):
-    """A tensor in a file; nothing of it is in memory before `read`."""
-
-    @property
-    def name(self) -> str:
-        """Hugging Face name."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As in torch: a linear layer is [out, in]."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in the file."""
-
-    @property
-    def type_name(self) -> str:
-        """Type in the file: ``BF16``, ``Q4_K`` …"""
-
-    def row_source(self) -> RowSource | None:
-        """Its codes and scales, where it is a quantised matrix that can stay one; None: `read` it.
-
-        Raises:
-            CheckpointError: as `read`.
-        """
-
-    def read(self, dtype: np.dtype) -> np.ndarray:
-        """The values [shape] as `dtype`: float32, float16 or bfloat16; maybe a read-only view of the file.
-
-        Temporary memory is bounded by a few MB, whatever the tensor's size.
-
-        Raises:
-            CheckpointError: the stored type is not supported.
-        """
 
 
 @dataclass(frozen=True)
@@ -68,7 +31,7 @@ class Checkpoint:
         path: folder or .gguf file.
         config: content of config.json; made up from the metadata for GGUF.
         generation_config: content of generation_config.json, or empty.
-        tensors: by Hugging Face name; those of quantised checkpoints too, see docs/formats.md.
+        tensors: by Hugging Face name; those of quantised checkpoints too, see docs/formats.md. Experts are stacked.
         gguf: the container, for its tokenizer; None for a folder.
         quantization: ``gguf``, or the ``quant_method`` of a quantised folder; else empty.
     """
@@ -99,7 +62,7 @@ def open_checkpoint(path: str | Path, *, overrides: Mapping[str, Any] | None = N
 def _open_gguf(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
     gguf = GGUFFile.open(path)
     config = hf_config(gguf)
-    tensors = MappingProxyType(hf_tensors(gguf, config))
+    tensors = MappingProxyType(with_stacked_experts(hf_tensors(gguf, config), path))
     return Checkpoint(path, {**config, **overrides}, hf_generation_config(gguf), tensors, gguf, "gguf")
 
 
@@ -107,8 +70,9 @@ def _open_folder(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
     config = {**read_json(path / CONFIG), **overrides}
     generation = path / GENERATION_CONFIG
     generation_config = read_json(generation) if generation.exists() else {}
-    plain = MappingProxyType(plain_tensors(stored_tensors(path), config, path))
-    return Checkpoint(path, config, generation_config, plain, quantization=stored_method(config, path))
+    plain = plain_tensors(stored_tensors(path), config, path)
+    tensors = MappingProxyType(with_stacked_experts(plain, path))
+    return Checkpoint(path, config, generation_config, tensors, quantization=stored_method(config, path))
 
 
 def stored_tensors(path: Path) -> dict[str, SafetensorsTensor]:

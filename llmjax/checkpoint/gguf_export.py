@@ -16,9 +16,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from llmjax.checkpoint.checkpoint import Checkpoint, StoredTensor
+from llmjax.checkpoint.checkpoint import Checkpoint
+from llmjax.checkpoint.experts import ExpertStack
 from llmjax.checkpoint.ggml import BlockType, dequantize
 from llmjax.checkpoint.gguf import GGUFTensor, stored_metadata
+from llmjax.checkpoint.gguf_experts import SHARED_GATE, one_of_experts
 from llmjax.checkpoint.gguf_metadata import (
     END_KEYS,
     architecture_metadata,
@@ -28,12 +30,13 @@ from llmjax.checkpoint.gguf_metadata import (
 )
 from llmjax.checkpoint.gguf_model import ARCHITECTURES, GLOBAL_TENSORS, LAYER_TENSOR, Architecture
 from llmjax.checkpoint.gguf_writer import TensorInfo, open_gguf_writer
+from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.quantization.difference import Difference
-from llmjax.quantization.mixes import KEEP, Choice, ModelShape, mix_named, tensor_scheme
+from llmjax.quantization.mixes import KEEP, NEVER, Choice, ModelShape, mix_named, tensor_scheme
 from llmjax.quantization.reference import SCHEMES, quantize, scheme_named
 from llmjax.quantization.rules import Rules
-from models import ModelConfig, model_config
+from models import ModelConfig, abstract_model, model_config
 
 PLAIN: Mapping[str, np.dtype] = MappingProxyType(
     {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
@@ -96,27 +99,33 @@ class _Item:
     interleaved_heads: int = 0
     offset: float = 0.0
 
-    def data(self) -> tuple[np.ndarray, Difference | None]:
-        """What is stored, and how far that is from the source if it was quantised here."""
+    def chunks(self) -> Iterator[tuple[np.ndarray, Difference | None]]:
+        """What is stored, experts one by one, and how far it is from the source if it was quantised here."""
         info = self.exported.info
         if (
             isinstance(self.source, GGUFTensor)
             and self.source.type_name == info.type_name
             and not self.source.big_endian
         ):
-            return self.source.raw, None
-        kept = PLAIN.get(self.exported.source_type.lower(), PLAIN["f32"])
-        values = self.source.read(PLAIN["f32"] if self.offset else kept)
+            yield self.source.raw, None
+            return
+        for matrix in self.source.matrices if isinstance(self.source, ExpertStack) else (self.source,):
+            yield self._stored(matrix)
+
+    def _stored(self, source: StoredTensor | GGUFTensor) -> tuple[np.ndarray, Difference | None]:
+        type_name = self.exported.info.type_name.lower()
+        kept = PLAIN.get(source.type_name.lower(), PLAIN["f32"])
+        values = source.read(PLAIN["f32"] if self.offset else kept)
         if self.offset:
             values = values + np.float32(self.offset)
         if self.interleaved_heads:  # row (head, i, half) from row (head, half, i)
             order = np.arange(len(values)).reshape(self.interleaved_heads, 2, -1).swapaxes(1, 2).reshape(-1)
             values = values[order]
-        if info.type_name.lower() in PLAIN:
-            return values.astype(PLAIN[info.type_name.lower()], copy=False), None
+        if type_name in PLAIN:
+            return values.astype(PLAIN[type_name], copy=False), None
         rows = values.reshape(-1, values.shape[-1])
-        stored = quantize(rows, info.type_name.lower())
-        return stored, _difference(stored, rows, SCHEMES[info.type_name.lower()].block)
+        stored = quantize(rows, type_name)
+        return stored, _difference(stored, rows, SCHEMES[type_name].block)
 
 
 def export_gguf(
@@ -163,14 +172,23 @@ def export_gguf(
         for name, values in ropes.items():
             writer.write(name, [values])
         for item in items:
+            differences: list[Difference | None] = []
             try:
-                data, difference = item.data()
+                writer.write(item.exported.name, _noting(item.chunks(), differences))
             except CheckpointError as error:
                 raise CheckpointError(f"{checkpoint.path}: tensor {item.exported.hf_name!r}: {error}") from None
-            writer.write(item.exported.name, [data])
-            written.append(replace(item.exported, difference=difference))
+            found = [difference for difference in differences if difference is not None]
+            written.append(replace(item.exported, difference=sum(found, Difference()) if found else None))
             progress(written[-1])
     return Report(tuple(written), tuple(notes))
+
+
+def _noting(
+    chunks: Iterator[tuple[np.ndarray, Difference | None]], differences: list[Difference | None]
+) -> Iterator[np.ndarray]:
+    for data, difference in chunks:
+        differences.append(difference)
+        yield data
 
 
 def _difference(stored: np.ndarray, rows: np.ndarray, block: BlockType) -> Difference:
@@ -193,7 +211,9 @@ class _Typing:
     def exported(self, name: str, hf_name: str, tensor: StoredTensor | GGUFTensor) -> Exported:
         source_type, shape = tensor.type_name, tensor.shape
         choice = None
-        if len(shape) < 2:
+        if name.split(".")[-2] == SHARED_GATE:
+            shape = shape[-1:]
+        if len(shape) < 2 or NEVER.search(hf_name):
             type_name = "f32"
         elif self.scheme in PLAIN:
             type_name = self.scheme
@@ -223,6 +243,8 @@ def _hf_name(name: str, architecture: Architecture) -> str:
         top, _, suffix = name.rpartition(".")
         return f"{GLOBAL_TENSORS[top]}.{suffix}" if top in GLOBAL_TENSORS else name
     module = {"attn_qkv": "self_attn.qkv_proj", **architecture.layer_tensors}.get(layer["stem"])
+    if module and layer["expert"] is not None:
+        module = one_of_experts(module, int(layer["expert"]))
     return f"model.layers.{layer['layer']}.{module}.{layer['suffix']}" if module else name
 
 
@@ -232,12 +254,12 @@ def _hf_items(checkpoint: Checkpoint, model: ModelConfig, typing: _Typing) -> It
     heads = {"attn_q": model.num_heads, "attn_k": model.num_kv_heads} if architecture.permuted_qk else {}
     tops = [top for top in GLOBAL_TENSORS if top != "output" or not model.tie_word_embeddings]
     names = {f"{top}.weight": f"{GLOBAL_TENSORS[top]}.weight" for top in tops}
+    _, parameters = abstract_model(model, dtype=PLAIN["f32"], activation_dtype=PLAIN["f32"])
     for layer in range(model.num_layers):
         for stem, module in architecture.layer_tensors.items():
-            names |= {
-                f"blk.{layer}.{stem}.{suffix}": f"model.layers.{layer}.{module}.{suffix}"
-                for suffix in ("weight", *(["bias"] if _has_bias(module, model) else []))
-            }
+            for suffix in ("weight", "bias"):
+                if (hf_name := f"model.layers.{layer}.{module}.{suffix}") in parameters:
+                    names[f"blk.{layer}.{stem}.{suffix}"] = hf_name
     for name, hf_name in names.items():
         if (tensor := checkpoint.tensors.get(hf_name)) is None:
             raise CheckpointError(f"{checkpoint.path}: tensor {hf_name!r} is missing")
@@ -247,14 +269,6 @@ def _hf_items(checkpoint: Checkpoint, model: ModelConfig, typing: _Typing) -> It
             raise CheckpointError(f"{checkpoint.path}: tensor {hf_name!r} has {tensor.shape[0]} rows for {rows} heads")
         offset = architecture.norm_offset if name.endswith("norm.weight") else 0.0
         yield _Item(typing.exported(name, hf_name, tensor), tensor, interleaved_heads=rows, offset=offset)
-
-
-def _has_bias(module: str, model: ModelConfig) -> bool:
-    if module.startswith("mlp."):
-        return model.mlp_bias
-    if module == "self_attn.o_proj":
-        return model.o_bias
-    return model.qkv_bias and module.endswith("_proj")
 
 
 def _metadata(checkpoint: Checkpoint, model: ModelConfig, scheme: str) -> dict[str, Any]:

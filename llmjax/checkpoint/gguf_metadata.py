@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from llmjax.checkpoint.gguf_experts import expert_metadata
 from llmjax.checkpoint.gguf_model import ARCHITECTURES, SAMPLING_KEYS
 from llmjax.checkpoint.gguf_rope import DIVISORS, LONG, SHORT
 from llmjax.errors import CheckpointError
-from models import ModelConfig, gemma3, llama, mistral, qwen2, qwen3
+from models import ModelConfig, gemma3, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
 from models.fields import Fields
 from models.layers.rope_scaling import rope_parameters
 
@@ -25,12 +26,18 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "LlamaForCausalLM": llama.DEFAULTS,
         "MistralForCausalLM": mistral.DEFAULTS,
+        "MixtralForCausalLM": mixtral.DEFAULTS,
         "Qwen2ForCausalLM": qwen2.DEFAULTS,
+        "Qwen2MoeForCausalLM": qwen2_moe.DEFAULTS,
         "Qwen3ForCausalLM": qwen3.DEFAULTS,
+        "Qwen3MoeForCausalLM": qwen3_moe.DEFAULTS,
         "Gemma3ForCausalLM": gemma3.DEFAULTS,
     }
 )
-_BY_CLASS = {entry.hf_class: name for name, entry in ARCHITECTURES.items()} | {"MistralForCausalLM": "llama"}
+_BY_CLASS = {entry.hf_class: name for name, entry in ARCHITECTURES.items()} | {
+    "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+}
 END_KEYS = ("eos", "eot", "eom")  # what a file can name of the tokens that end a text
 GEMMA_PERIOD = 6  # of windowed layers, where no key says so
 
@@ -73,6 +80,7 @@ def architecture_metadata(config: Mapping[str, Any], model: ModelConfig, path: P
         "rope.dimension_count": model.ropes[0].rotary_dim,
         "vocab_size": model.vocab_size,
     }
+    keys |= expert_metadata(model, path)
     keys |= _rope_keys(config, model, path)
     keys |= _gemma_keys(config, model) if name == "gemma3" else _window_keys(name, model, path)
     if model.final_softcap is not None:

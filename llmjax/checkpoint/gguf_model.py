@@ -16,6 +16,14 @@ from typing import Any
 import numpy as np
 
 from llmjax.checkpoint.gguf import GGUFFile, GGUFTensor
+from llmjax.checkpoint.gguf_experts import (
+    EXPERT_TENSORS,
+    SHARED_EXPERT_TENSORS,
+    SHARED_GATE,
+    mixtral_experts,
+    one_of_experts,
+    qwen_experts,
+)
 from llmjax.checkpoint.gguf_keys import ArchitectureKeys
 from llmjax.checkpoint.gguf_rope import ROPE_TENSORS, rope_config
 from llmjax.checkpoint.gguf_rows import row_source
@@ -46,7 +54,7 @@ GEMMA_NORMS = MappingProxyType(
         "post_ffw_norm": "post_feedforward_layernorm",
     }
 )
-LAYER_TENSOR = re.compile(r"blk\.(?P<layer>[0-9]+)\.(?P<stem>\w+)\.(?P<suffix>weight|bias)")
+LAYER_TENSOR = re.compile(r"blk\.(?P<layer>[0-9]+)\.(?P<stem>\w+)(?:\.(?P<expert>[0-9]+))?\.(?P<suffix>weight|bias)")
 
 SAMPLING_KEYS = MappingProxyType(
     {
@@ -71,7 +79,7 @@ class Architecture:
         norm_offset: what the converter added to weights ending in ``norm.weight``.
         bias_keys: whether config.json says which projections have biases (else the class knows).
         activation: config key and value of the MLP's activation.
-        specialise: keys of this family only, taking what is known of the config so far.
+        specialise: keys of this family only, taking what is known of the config so far, and the file.
     """
 
     hf_class: str
@@ -81,7 +89,7 @@ class Architecture:
     norm_offset: float = 0.0
     bias_keys: bool = True
     activation: tuple[str, str] = ("hidden_act", "silu")
-    specialise: Callable[[ArchitectureKeys, dict[str, Any]], dict[str, Any]] = lambda keys, config: {}
+    specialise: Callable[[ArchitectureKeys, dict[str, Any], GGUFFile], dict[str, Any]] = lambda keys, config, gguf: {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +124,11 @@ class ConvertedTensor:
         """Codes and scales of a quantised matrix."""
         return None if self.offset else row_source(self.source, self._row_order())
 
+    def matrix(self, index: int, rows: slice, name: str) -> ConvertedTensor:
+        """See `StoredStack`."""
+        one = self.source.row_slice(index, index + 1)
+        return replace(self, name=name, source=replace(one, shape=one.shape[1:]).row_slice(rows.start, rows.stop))
+
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The original values; see `GGUFTensor.read`."""
         order = self._row_order()
@@ -137,15 +150,14 @@ class ConvertedTensor:
         return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(rows)
 
 
-def _llama(keys: ArchitectureKeys, config: dict[str, Any]) -> dict[str, Any]:
+def _llama(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    # Mistral shares llama's GGUF architecture and differs by its window alone, Mixtral by its experts.
     window = keys.integer("attention.sliding_window", 0, least=0)
-    if not window:
-        return {}
-    # Mistral shares llama's GGUF architecture and differs by its window alone.
-    return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+    windowed = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+    return (windowed if window else {}) | mixtral_experts(keys, config, gguf)
 
 
-def _gemma3(keys: ArchitectureKeys, config: dict[str, Any]) -> dict[str, Any]:
+def _gemma3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
     layers, head_dim = config["num_hidden_layers"], config["head_dim"]
     # 27B, told by its depth, scales by hidden size over heads; no key carries query_pre_attn_scalar.
     scaled_by = config["hidden_size"] // config["num_attention_heads"] if layers == 62 else head_dim
@@ -174,7 +186,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "llama": Architecture(
             hf_class="LlamaForCausalLM",
             model_type="llama",
-            layer_tensors=LLAMA_LAYER,
+            layer_tensors=LLAMA_LAYER | EXPERT_TENSORS,
             permuted_qk=True,
             specialise=_llama,
         ),
@@ -185,6 +197,19 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             bias_keys=False,
         ),
         "qwen3": Architecture(hf_class="Qwen3ForCausalLM", model_type="qwen3", layer_tensors=LLAMA_LAYER | HEAD_NORMS),
+        "qwen2moe": Architecture(
+            hf_class="Qwen2MoeForCausalLM",
+            model_type="qwen2_moe",
+            layer_tensors=LLAMA_LAYER | EXPERT_TENSORS | SHARED_EXPERT_TENSORS,
+            bias_keys=False,
+            specialise=qwen_experts,
+        ),
+        "qwen3moe": Architecture(
+            hf_class="Qwen3MoeForCausalLM",
+            model_type="qwen3_moe",
+            layer_tensors=LLAMA_LAYER | HEAD_NORMS | EXPERT_TENSORS,
+            specialise=qwen_experts,
+        ),
         "gemma3": Architecture(
             hf_class="Gemma3ForCausalLM",
             model_type="gemma3_text",
@@ -256,7 +281,7 @@ def hf_config(gguf: GGUFFile) -> dict[str, Any]:
         config["attention_bias"] = not gguf.tensors.keys().isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"))
         config["mlp_bias"] = "blk.0.ffn_up.bias" in gguf.tensors
     config |= rope_config(gguf, keys, head_dim=head_dim, context=context)
-    config |= architecture.specialise(keys, config)
+    config |= architecture.specialise(keys, config, gguf)
     config |= _special_tokens(gguf, config["vocab_size"])
     keys.only("attention.scale", head_dim**-0.5)
     keys.refuse_unread()
@@ -285,7 +310,10 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
         name, stem = tensor.name, ""
         if layer is not None and layer["stem"] in architecture.layer_tensors:
             stem = layer["stem"]
-            name = f"model.layers.{int(layer['layer'])}.{architecture.layer_tensors[stem]}.{layer['suffix']}"
+            module = architecture.layer_tensors[stem]
+            if layer["expert"] is not None:
+                module = one_of_experts(module, int(layer["expert"]))
+            name = f"model.layers.{int(layer['layer'])}.{module}.{layer['suffix']}"
         elif layer is None:
             top, _, suffix = tensor.name.rpartition(".")
             name = f"{GLOBAL_TENSORS[top]}.{suffix}" if top in GLOBAL_TENSORS else tensor.name
@@ -293,9 +321,10 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
             raise CheckpointError(
                 f"{tensor.path}: tensors {tensors[name].source.name!r} and {tensor.name!r} are both {name!r}"
             )
+        is_vector = stem == SHARED_GATE and len(tensor.shape) == 1  # a matrix of one row, as models have it
         tensors[name] = ConvertedTensor(
             name=name,
-            source=tensor,
+            source=replace(tensor, shape=(1, *tensor.shape)) if is_vector else tensor,
             interleaved_heads=heads.get(stem, 0),
             offset=architecture.norm_offset if tensor.name.endswith("norm.weight") else 0.0,
         )

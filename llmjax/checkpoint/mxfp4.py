@@ -1,9 +1,9 @@
 """MXFP4 checkpoints with ``quant_method`` mxfp4 (gpt-oss).
 
 A weight X is ``X_blocks`` uint8 [..., out, groups, 16], each byte two codes, the lower half first, and ``X_scales``
-uint8 [..., out, groups], of E8M0: 32 E2M1 numbers times 2^(scale - 127). Experts stored so are [experts, in, out] when
-they are not quantised, so they are read in that shape. Sources: OCP Microscaling Formats 1.0, transformers'
-integrations/mxfp4.py.
+uint8 [..., out, groups], of E8M0: 32 E2M1 numbers times 2^(scale - 127). Experts are read as [experts, out, in], though
+gpt-oss's files have them as [experts, in, out] where they are not quantised. Sources: OCP Microscaling Formats 1.0,
+transformers' integrations/mxfp4.py.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -18,7 +18,7 @@ from kernels.qtensor import RowFormat
 from llmjax.checkpoint.layout import Layout, Piece, StoredRows
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.errors import CheckpointError
-from llmjax.quantization.packing import RowSource
+from llmjax.quantization.packing import RowSource, RowStack
 from llmjax.quantization.rows import QuantizedRows
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,30 @@ class Planes(Protocol):
 
     def rows(self, start: int, stop: int) -> StoredRows:
         """Output rows `start` to `stop`, unpacked; may be called from several threads."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartOfPlanes:
+    """Rows `start` to `stop` of planes (`Planes` too)."""
+
+    whole: Planes
+    start: int
+    stop: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.stop - self.start, self.whole.shape[1]
+
+    @property
+    def layout(self) -> Layout:
+        return self.whole.layout
+
+    @property
+    def row_step(self) -> int:
+        return self.whole.row_step
+
+    def rows(self, start: int, stop: int) -> StoredRows:
+        return self.whole.rows(self.start + start, self.start + stop)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +107,7 @@ class QuantizedTensor:
         type_name: such as ``GPTQ-4``.
         planes: what is stored.
         nbytes: stored bytes, everything included.
-        experts: if not 0, rows are those of so many matrices, each of which is read transposed: [experts, in, out].
+        experts: if not 0, rows are those of so many matrices: the shape is [experts, out, in].
     """
 
     name: str
@@ -95,15 +119,25 @@ class QuantizedTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         rows, columns = self.planes.shape
-        return (self.experts, columns, rows // self.experts) if self.experts else (rows, columns)
+        return (self.experts, rows // self.experts, columns) if self.experts else (rows, columns)
 
-    def row_source(self) -> RowSource | None:
+    def matrix(self, index: int, rows: slice, name: str) -> QuantizedTensor:
+        """See `StoredStack`."""
+        each = self.shape[1]
+        part = PartOfPlanes(self.planes, index * each + rows.start, index * each + rows.stop)
+        nbytes = self.nbytes * (part.stop - part.start) // self.planes.shape[0]
+        return replace(self, name=name, planes=part, nbytes=nbytes, experts=0)
+
+    def row_source(self) -> RowSource | RowStack | None:
         """The weight as it stays quantised; None, with a warning, if it has to be dequantised."""
-        problem = "it is a stack of experts" if self.experts else self.planes.layout.problem
-        if problem:
+        if problem := self.planes.layout.problem:
             logger.warning("tensor %r of type %s is dequantised: %s", self.name, self.type_name, problem)
             return None
-        return PlaneRows(self.planes, self.planes.layout.pieces[0])
+        piece = self.planes.layout.pieces[0]
+        if not self.experts:
+            return PlaneRows(self.planes, piece)
+        whole = slice(0, self.shape[1])
+        return RowStack(self.experts, lambda i: PlaneRows(self.matrix(i, whole, self.name).planes, piece))
 
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The weights, computed in f32 and rounded to nearest even if `dtype` is narrower.
@@ -128,7 +162,7 @@ class QuantizedTensor:
                     piece.dequantize(stored, tile)
                 if scratch is not None:
                     target[...] = tile
-        return result.reshape(self.experts, -1, columns).swapaxes(1, 2) if self.experts else result
+        return result.reshape(self.shape)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -72,6 +72,11 @@ class SafetensorsTensor:
 
     def row_source(self) -> None:
         """Plain numbers have none."""
+
+    def matrix(self, index: int, rows: slice, name: str) -> SafetensorsTensor:
+        """See `StoredStack`."""
+        stored = self.stored[index, rows]
+        return replace(self, name=name, shape=stored.shape, stored=stored)
 
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The values as `dtype`, rounded to nearest even; of the stored type: the mapped view itself, not writable.

@@ -12,12 +12,13 @@ import ml_dtypes
 import numpy as np
 
 from llmjax.checkpoint.awq_writer import AWQFormat
-from llmjax.checkpoint.checkpoint import Checkpoint, StoredTensor
+from llmjax.checkpoint.checkpoint import Checkpoint
 from llmjax.checkpoint.compressed_tensors_writer import CompressedTensorsFormat
 from llmjax.checkpoint.gptq_writer import GPTQFormat
 from llmjax.checkpoint.layer_format import LayerFormat, Part, SavedScheme
 from llmjax.checkpoint.safetensors import DTYPES
 from llmjax.checkpoint.safetensors_writer import TensorSpec
+from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.quantization.mixes import KEEP, NEVER
 from llmjax.quantization.rules import Rules

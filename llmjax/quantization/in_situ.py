@@ -9,9 +9,10 @@ import ml_dtypes
 import numpy as np
 
 from kernels.qtensor import RowFormat
-from llmjax.checkpoint.checkpoint import StoredTensor
+from llmjax.checkpoint.experts import ExpertStack
+from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
-from llmjax.quantization.packing import RowSource
+from llmjax.quantization.packing import RowSource, RowStack
 from llmjax.quantization.rows import QuantizedRows
 from llmjax.quantization.uniform import UniformScheme
 
@@ -27,7 +28,9 @@ class FloatRows:
 
     @cached_property
     def _quantized(self) -> RowSource | None:
-        return self.tensor.row_source()
+        source = self.tensor.row_source()
+        assert not isinstance(source, RowStack)
+        return source
 
     @cached_property
     def _plain(self) -> np.ndarray:
@@ -93,3 +96,11 @@ class InSituRows:
             return self.scheme.quantize(rows)
         except CheckpointError as error:
             raise CheckpointError(f"tensor {self.tensor.name!r}: {error}") from None
+
+
+def rows_in_situ(tensor: StoredTensor, scheme: UniformScheme) -> RowSource | RowStack:
+    """A matrix, or a stack of experts matrix by matrix, quantised while it is read."""
+    if not isinstance(tensor, ExpertStack):
+        return InSituRows(tensor, scheme)
+    matrices = tensor.matrices
+    return RowStack(len(matrices), lambda i: InSituRows(matrices[i], scheme))

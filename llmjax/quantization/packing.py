@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import jax
@@ -41,32 +44,81 @@ class RowSource(Protocol):
         """Rows `start` to `stop`; may be called from several threads."""
 
 
-def pack(source: RowSource, *, tile: int) -> np.ndarray:
-    """The words of a matrix.
+@dataclass(frozen=True, eq=False)
+class RowStack:
+    """Quantised matrices of one shape and format, stacked.
+
+    Attributes:
+        count: how many.
+        matrix: makes one of them. It is asked for one after the other, so that what reading takes is not taken at once.
+    """
+
+    count: int
+    matrix: Callable[[int], RowSource]
+
+    @cached_property
+    def first(self) -> RowSource:
+        return self.matrix(0)
+
+    @property
+    def format(self) -> RowFormat:
+        """Of each row."""
+        return self.first.format
+
+    @property
+    def size_out(self) -> int:
+        """Rows of all matrices together."""
+        return self.count * self.first.size_out
+
+    @property
+    def columns(self) -> np.ndarray | None:
+        """i32 [count, in], or None if those of all matrices are in order."""
+        found = [self.matrix(i).columns for i in range(self.count)]
+        if all(columns is None for columns in found):
+            return None
+        in_order = np.arange(self.format.size_in)
+        return np.stack([in_order if columns is None else columns for columns in found])
+
+
+def pack(source: RowSource | RowStack, *, tile: int) -> np.ndarray:
+    """The words of a matrix or a stack.
 
     Args:
         source: its rows.
         tile: rows whose words are interleaved; the last tile is filled up with zeros.
 
     Returns:
-        u32 [tiles, words of a record, tile].
+        u32 [tiles, words of a record, tile]; of a stack [count, tiles, words of a record, tile].
     """
-    form, size_out = source.format, source.size_out
-    tiles = -(-size_out // tile)
-    words = _aligned_words((tiles, form.num_words, tile))
+    if not isinstance(source, RowStack):
+        words = _words(source, (), tile)
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            _fill(source, words, threads)
+        return words
+    words = _words(source.first, (source.count,), tile)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for index in range(source.count):
+            _fill(source.matrix(index), words[index], threads)
+    return words
+
+
+def _words(source: RowSource, outer: tuple[int, ...], tile: int) -> np.ndarray:
+    return _aligned_words((*outer, -(-source.size_out // tile), source.format.num_words, tile))
+
+
+def _fill(source: RowSource, words: np.ndarray, threads: ThreadPoolExecutor) -> None:
+    tile, size_out = words.shape[-1], source.size_out
     unit = int(np.lcm(tile, source.row_step))
-    step = unit * max(1, BLOCK // (unit * form.size_in))
+    step = unit * max(1, BLOCK // (unit * source.format.size_in))
 
     def fill(start: int) -> None:
         stop = min(start + step, size_out)
         first, last = start // tile, -(-stop // tile)
-        records = np.zeros(((last - first) * tile, form.num_words), np.uint32)
+        records = np.zeros(((last - first) * tile, words.shape[1]), np.uint32)
         source.quantized_rows(start, stop).write(records[: stop - start])
         words[first:last] = records.reshape(last - first, tile, -1).swapaxes(1, 2)
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        list(threads.map(fill, range(0, size_out, step)))
-    return words
+    list(threads.map(fill, range(0, size_out, step)))
 
 
 def _aligned_words(shape: tuple[int, ...]) -> np.ndarray:
@@ -77,19 +129,19 @@ def _aligned_words(shape: tuple[int, ...]) -> np.ndarray:
     return memory[start : start + size].reshape(shape)
 
 
-def put(source: RowSource, *, tile: int, dtype: jnp.dtype, activations: str, device: jax.Device) -> QTensor:
-    """The matrix on a device.
+def put(source: RowSource | RowStack, *, tile: int, dtype: jnp.dtype, activations: str, device: jax.Device) -> QTensor:
+    """The matrix or stack on a device.
 
     Args:
         tile: see `pack`.
         dtype, activations: see `QTensor`.
     """
-    columns = None if source.columns is None else jax.device_put(source.columns.astype(np.int32), device)
+    columns = source.columns
     return QTensor(
         words=jax.device_put(pack(source, tile=tile), device),
-        columns=columns,
+        columns=None if columns is None else jax.device_put(columns.astype(np.int32), device),
         format=source.format,
-        size_out=source.size_out,
+        size_out=(source.first if isinstance(source, RowStack) else source).size_out,
         dtype=jnp.dtype(dtype),
         activations=activations,
     )

@@ -10,12 +10,12 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from llmjax.checkpoint.checkpoint import StoredTensor
+from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import ConfigError
 from llmjax.quantization import mixes, uniform
-from llmjax.quantization.in_situ import InSituRows
+from llmjax.quantization.in_situ import rows_in_situ
 from llmjax.quantization.mixes import ModelShape
-from llmjax.quantization.packing import RowSource
+from llmjax.quantization.packing import RowSource, RowStack
 from llmjax.quantization.rules import Rules
 from llmjax.quantization.schemes import SCHEMES, scheme_named
 
@@ -55,7 +55,7 @@ class Kept:
         misfit: what it could not become and what it is instead, where its rows do not fill a scheme's blocks.
     """
 
-    source: RowSource | None
+    source: RowSource | RowStack | None
     activations: str = "auto"
     misfit: str = ""
 
@@ -108,7 +108,7 @@ class QuantizationPlan:
         """How a matrix is kept.
 
         Args:
-            tensor: under its Hugging Face name.
+            tensor: a matrix or a stack of experts, under its Hugging Face name.
         """
         name, misfit = self._scheme(tensor, self.rules.find(tensor.name))
         if name == PLAIN:
@@ -116,13 +116,15 @@ class QuantizationPlan:
         if name in (STORED, tensor.type_name.lower()):
             return Kept(tensor.row_source(), misfit=misfit)
         scheme = scheme_named(name)
-        return Kept(InSituRows(tensor, scheme), scheme.activations, misfit)
+        return Kept(rows_in_situ(tensor, scheme), scheme.activations, misfit)
 
     def _scheme(self, tensor: StoredTensor, rule: str | None) -> tuple[str, str]:
         """The name of a scheme, and `Kept.misfit`."""
         name = rule or self.default
         if name in (PLAIN, STORED):
             return name, ""
+        if name in uniform.SCHEMES and mixes.NEVER.search(tensor.name):
+            return STORED, ""
         if name in uniform.SCHEMES:
             eight_bits = "fp8" if name == "fp8" else "int8"
             return eight_bits if rule is None and AT_EIGHT_BITS.search(tensor.name) else name, ""

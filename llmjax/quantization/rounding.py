@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmjax.checkpoint.checkpoint import StoredTensor
+from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.quantization.difference import Difference
 from llmjax.quantization.in_situ import FloatRows

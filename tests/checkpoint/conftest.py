@@ -19,7 +19,7 @@ import models
 from kernels.attention import RaggedBatch, make_pages
 from kernels.qtensor import QTensor
 from llmjax.checkpoint import Checkpoint, open_checkpoint
-from llmjax.checkpoint.checkpoint import StoredTensor
+from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.config import EngineConfig
 from llmjax.engine.model import load_model
 from llmjax.platforms import select_platform

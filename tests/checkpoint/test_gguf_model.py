@@ -382,7 +382,7 @@ def test_dtype(path: Path, types: set[str], expected: str) -> None:
         ({"attention__value_length": 16}, "'llama.attention.value_length' is 16; .* with 8 only"),
         ({"attention__scale": 0.5}, "'llama.attention.scale' is 0.5"),
         ({"attention__causal": False}, "'llama.attention.causal' is False; .* with True only"),
-        ({"expert_count": 8}, "'llama.expert_count' is 8; .* with 0 only"),
+        ({"expert_count": 8}, "tensor 'blk.0.ffn_gate_inp.weight' is missing"),
         ({"logit_scale": 2.0}, "'llama.logit_scale' is not understood"),
         ({"rope__scaling__type": "ntk"}, "'llama.rope.scaling.type' is 'ntk'; supported are"),
         ({"rope__scaling__type": 3}, "'llama.rope.scaling.type' is 3, not a string"),
@@ -401,7 +401,11 @@ def test_missing_keys(path: Path, key: str) -> None:
 
 
 def test_unknown_architecture_and_missing_embedding(path: Path) -> None:
-    refuse(path, "architecture 'rwkv6' is not supported; supported are llama, qwen2, qwen3, gemma3", arch="rwkv6")
+    refuse(
+        path,
+        "architecture 'rwkv6' is not supported; supported are llama, qwen2, qwen3, qwen2moe, qwen3moe, gemma3",
+        arch="rwkv6",
+    )
     weights = original_weights()
     del weights["token_embd.weight"]
     write(path, "llama", KEYS, weights)

@@ -385,7 +385,6 @@ def test_reading_needs_little_memory_besides_the_result(kind: str) -> None:
     [
         ("gptq", {".g_idx": np.array([0] * 31 + [1] * 33, np.int32)}, "its groups of columns have sizes from 31 to 33"),
         ("ct-packed", {".weight_g_idx": np.array([0] * 16 + [1] * 48, np.int32)}, "have sizes from 16 to 48"),
-        ("mxfp4", {"_blocks": np.zeros((4, 8, 2, 16), np.uint8), "_scales": np.zeros((4, 8, 2), np.uint8)}, "a stack"),
     ],
 )
 def test_what_cannot_stay_quantised_is_said(

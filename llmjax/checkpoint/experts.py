@@ -1,0 +1,153 @@
+"""Experts of a layer as models have them, stacked by projection, whichever way files hold them.
+
+Published are one tensor an expert and projection (``mlp.experts.7.gate_proj.weight``; Mixtral:
+``block_sparse_moe.experts.7.w1.weight``), or stacks, in which gate and up may be one (``mlp.experts.gate_up_proj``,
+Transformers 5). Models have ``mlp.experts.gate_proj.weight`` [experts, out, in]. Stacks with biases are gpt-oss's,
+which interleaves the rows of gate and up, and stay as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from llmjax.checkpoint.stored_tensor import StoredStack, StoredTensor
+from llmjax.errors import CheckpointError
+from llmjax.quantization.packing import RowSource, RowStack
+
+logger = logging.getLogger(__name__)
+
+ONE = re.compile(r"(?P<layer>.*)\.(?:mlp|block_sparse_moe)\.experts\.(?P<expert>\d+)\.(?P<part>\w+)\.weight")
+STACK = re.compile(r"(?P<layer>.*)\.mlp\.experts\.(?P<part>gate_proj|up_proj|down_proj|gate_up_proj)(?:\.weight)?")
+MIXTRAL_ROUTER = re.compile(r"(?P<layer>.*)\.block_sparse_moe\.gate\.(?P<suffix>\w+)")
+PARTS = MappingProxyType({"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"})
+"""Mixtral's names."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertStack:
+    """A projection of all experts of a layer (a `StoredTensor`).
+
+    Attributes:
+        name: in the model.
+        matrices: of the experts, of one shape.
+    """
+
+    name: str
+    matrices: tuple[StoredTensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.matrices), *self.matrices[0].shape)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(matrix.nbytes for matrix in self.matrices)
+
+    @property
+    def type_name(self) -> str:
+        return " and ".join(dict.fromkeys(matrix.type_name for matrix in self.matrices))
+
+    def row_source(self) -> RowStack | None:
+        """Codes and scales of all experts; None, with a warning if any has them, where they have no format in common.
+
+        Raises:
+            CheckpointError: as `read`.
+        """
+        sources: list[RowSource] = []
+        for matrix in self.matrices:
+            source = matrix.row_source()
+            if source is None:  # plain, or has said why it is dequantised
+                if sources:
+                    self._warn(f"expert {len(sources)} has to be")
+                return None
+            assert not isinstance(source, RowStack)
+            if sources and source.format != sources[0].format:
+                self._warn(f"experts 0 and {len(sources)} are stored in different formats")
+                return None
+            sources.append(source)
+        return RowStack(len(sources), sources.__getitem__)
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        """The values [experts, out, in], read expert by expert; see `StoredTensor.read`."""
+        values = np.empty(self.shape, dtype)
+        for expert, matrix in enumerate(self.matrices):
+            values[expert] = matrix.read(dtype)
+        return values
+
+    def _warn(self, problem: str) -> None:
+        logger.warning("tensor %r of type %s is dequantised: %s", self.name, self.type_name, problem)
+
+
+def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict[str, StoredTensor]:
+    """Tensors with experts stacked under the names that models have.
+
+    Args:
+        tensors: by Hugging Face name.
+        path: the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: an expert is missing, or experts differ in shape.
+    """
+    found: dict[str, StoredTensor] = {}
+    single: dict[str, dict[int, StoredTensor]] = {}
+    for name, tensor in tensors.items():
+        if one := ONE.fullmatch(name):
+            part = PARTS.get(one["part"], one["part"])
+            single.setdefault(f"{one['layer']}.mlp.experts.{part}.weight", {})[int(one["expert"])] = tensor
+        elif router := MIXTRAL_ROUTER.fullmatch(name):
+            found[f"{router['layer']}.mlp.gate.{router['suffix']}"] = tensor
+        elif (stack := STACK.fullmatch(name)) and len(tensor.shape) == 3 and f"{name}_bias" not in tensors:
+            found |= _cut(tensor, f"{stack['layer']}.mlp.experts", stack["part"], path)
+        else:
+            found[name] = tensor
+    for name, experts in single.items():
+        if name in found:
+            raise CheckpointError(f"{path}: tensor {name!r} is there twice, stacked and expert by expert")
+        found[name] = _stack(name, experts, path)
+    return found
+
+
+def with_separate_experts(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The inverse of `with_stacked_experts`: a tensor for each expert and projection."""
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, ExpertStack):
+            found |= {matrix.name: matrix for matrix in tensor.matrices}
+        else:
+            found[name] = tensor
+    return found
+
+
+def _cut(tensor: StoredStack, module: str, part: str, path: Path) -> dict[str, ExpertStack]:
+    """The projections that a stack [experts, out, in] holds, one or two, gate first."""
+    parts = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+    experts, rows, _ = tensor.shape
+    if rows % len(parts):
+        raise CheckpointError(f"{path}: tensor {tensor.name!r} has {rows} rows, not an even number for gate and up")
+    each, found = rows // len(parts), {}
+    for i, one in enumerate(parts):
+        own = slice(i * each, (i + 1) * each)
+        matrices = (tensor.matrix(e, own, f"{module}.{e}.{one}.weight") for e in range(experts))
+        found[f"{module}.{one}.weight"] = ExpertStack(f"{module}.{one}.weight", tuple(matrices))
+    return found
+
+
+def _stack(name: str, experts: Mapping[int, StoredTensor], path: Path) -> ExpertStack:
+    for expert in range(len(experts)):
+        if expert not in experts:
+            published = next(iter(experts.values())).name
+            missing = re.sub(r"\.experts\.\d+\.", f".experts.{expert}.", published)
+            raise CheckpointError(f"{path}: tensor {missing!r} is missing, but expert {max(experts)} is there")
+        if experts[expert].shape != experts[0].shape:
+            raise CheckpointError(
+                f"{path}: tensor {experts[expert].name!r} has shape {list(experts[expert].shape)}, "
+                f"but that of expert 0 is {list(experts[0].shape)}"
+            )
+    return ExpertStack(name, tuple(experts[expert] for expert in range(len(experts))))
