@@ -11,11 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 
 from kernels.attention import RaggedBatch, make_pages
+from llmjax.checkpoint import open_checkpoint
 from models import ModelConfig, abstract_model, merge, model_config
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -38,21 +38,6 @@ class Golden:
     config: dict[str, Any]
     params: dict[str, np.ndarray]
     cases: dict[str, Case]
-
-
-def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    data = path.read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    header.pop("__metadata__", None)
-    return {
-        name: np.frombuffer(
-            data[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]], ml_dtypes.bfloat16
-        )
-        .astype(np.float32)
-        .reshape(entry["shape"])
-        for name, entry in header.items()
-    }
 
 
 @dataclass
@@ -163,8 +148,9 @@ def golden() -> Callable[..., Golden]:
                 case: Case(*(archive[f"{case}/{part}"] for part in ("tokens", "at", "logits")))
                 for case in sorted(names)
             }
-        config = json.loads((folder / "config.json").read_text())
-        return Golden(config=config, params=read_safetensors(folder / "model.safetensors"), cases=cases)
+        checkpoint = open_checkpoint(folder)
+        params = {name: tensor.read(np.dtype(np.float32)) for name, tensor in checkpoint.tensors.items()}
+        return Golden(config=checkpoint.config, params=params, cases=cases)
 
     return read
 

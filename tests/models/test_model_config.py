@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from models import FAMILIES, LayerConfig, UnsupportedModel, model_config
+from models import FAMILIES, ExpertsConfig, LayerConfig, UnsupportedModel, model_config
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL: dict[str, Any] = {
@@ -151,6 +151,44 @@ def test_gemma3_rope_in_both_styles() -> None:
     np.testing.assert_allclose(local.inv_freq, 2e4 ** (-np.arange(0, 32, 2) / 32), rtol=1e-6)
 
 
+def test_mixtral_defaults() -> None:
+    got = model_config({"model_type": "mixtral"})
+    assert got.experts == ExpertsConfig(count=8, per_token=2, intermediate_size=14336, normalize=True)
+    assert all(layer.sparse for layer in got.layers) and got.windows == (None,)
+    assert (got.norm_eps, theta_of(got.ropes[0], 128)) == (1e-5, pytest.approx(1e6, rel=1e-4))
+
+
+def test_qwen2_moe_defaults() -> None:
+    got = model_config({"model_type": "qwen2_moe"})
+    assert got.experts == ExpertsConfig(
+        count=60, per_token=4, intermediate_size=1408, normalize=False, shared_size=5632
+    )
+    assert (got.num_layers, got.hidden_size, got.intermediate_size, got.num_kv_heads) == (24, 2048, 5632, 16)
+    assert got.qkv_bias and not got.qk_norm and all(layer.sparse for layer in got.layers)
+
+
+def test_qwen3_moe_defaults_and_dense_layers() -> None:
+    got = model_config(
+        {"model_type": "qwen3_moe", "decoder_sparse_step": 2, "mlp_only_layers": [3], "num_hidden_layers": 6}
+    )
+    assert got.experts == ExpertsConfig(count=128, per_token=8, intermediate_size=768, normalize=False)
+    assert [layer.sparse for layer in got.layers] == [False, True, False, False, False, True]
+    assert got.qk_norm and not got.qkv_bias and got.head_dim == 64
+
+
+def test_the_number_of_experts_has_two_names() -> None:
+    for key in ("num_experts", "num_local_experts"):
+        for architecture in ("MixtralForCausalLM", "Qwen3MoeForCausalLM"):
+            got = config(architecture, num_key_value_heads=4, num_experts_per_tok=1, **{key: 5})
+            assert got.experts.count == 5
+
+
+def test_windows_of_qwen_with_experts() -> None:
+    keys = {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 3}
+    assert [layer.window for layer in config("Qwen2MoeForCausalLM", **keys).layers] == [9, None, 9, None]
+    assert [layer.window for layer in config("Qwen3MoeForCausalLM", **keys).layers] == [9] * 4
+
+
 @pytest.mark.parametrize("folder", sorted(GOLDEN.glob("*/config.json")), ids=lambda path: path.parent.name)
 def test_transformers_5_rewrites_mean_the_same(folder: Path) -> None:
     old = json.loads(folder.read_text())
@@ -223,6 +261,15 @@ def test_unknown_models(keys: dict[str, Any], message: str) -> None:
         ("MistralForCausalLM", {"num_key_value_heads": 4, "attention_bias": True}, "attention_bias = True is not"),
         ("MistralForCausalLM", {"num_key_value_heads": 4, "sliding_window": 0}, "sliding_window = 0 must be"),
         ("Qwen2ForCausalLM", {"num_key_value_heads": 4, "layer_types": ["sliding_attention"] * 4}, "some layers have"),
+        (
+            "MixtralForCausalLM",
+            {"num_key_value_heads": 4, "num_experts_per_tok": 9},
+            "is more than there are experts, 8",
+        ),
+        ("Qwen2MoeForCausalLM", {"num_key_value_heads": 4, "norm_topk_prob": 1}, "norm_topk_prob = 1 must be true or"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": 3}, "mlp_only_layers = 3 must be a list of integers"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": [-1]}, "mlp_only_layers = -1 must be an integer from 0"),
+        ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 0}, "decoder_sparse_step = 0 must be an integer from 1"),
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 is not supported"),
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True is not"),
         ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "must be nested by layer type"),
@@ -264,6 +311,13 @@ KEYS = st.sampled_from(
         "dtype",
         "architectures",
         "model_type",
+        "num_experts",
+        "num_local_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "mlp_only_layers",
+        "decoder_sparse_step",
+        "norm_topk_prob",
         "query_pre_attn_scalar",
     ]
 )
