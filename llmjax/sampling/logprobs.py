@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+
+from llmjax.sampling.top import top_entries
 
 
 @jax.tree_util.register_dataclass
@@ -32,7 +33,7 @@ def token_logprobs(logits: jax.Array, targets: jax.Array, *, max_logprobs: int) 
     peak = jnp.max(logits, axis=-1, keepdims=True)
     log_total = jnp.log(jnp.sum(jnp.exp(logits - peak), axis=-1, keepdims=True))
     target = jnp.take_along_axis(logits, targets[:, None], axis=-1)
-    top, top_ids = lax.top_k(logits, min(max_logprobs, logits.shape[-1]))
+    top, top_ids = top_entries(logits, min(max_logprobs, logits.shape[-1]))
     missing = ((0, 0), (0, max_logprobs - top.shape[-1]))
     return TokenLogprobs(
         logprob=(target - peak - log_total)[:, 0],

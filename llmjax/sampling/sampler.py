@@ -93,11 +93,14 @@ def sample(
         return (features & int(feature)) != 0
 
     def full() -> jax.Array:
-        edited = _edit(logits, state, batch, last_token=last_token, uses=uses)
+        # One condition for all edits: each one that is not taken copies the logits on an accelerator.
+        edited = lax.cond(
+            uses(edits), lambda x: _edit(x, state, batch, last_token=last_token, uses=uses), _same, logits
+        )
         return lax.cond(uses(Feature.RANDOM), lambda: _draw(edited, batch), lambda: argmax(edited))
 
-    beyond_argmax = Feature.RANDOM | Feature.PENALTY | Feature.BIAS | Feature.BAN
-    tokens = lax.cond(uses(beyond_argmax), full, lambda: argmax(logits))
+    edits = Feature.PENALTY | Feature.BIAS | Feature.BAN
+    tokens = lax.cond(uses(edits | Feature.RANDOM), full, lambda: argmax(logits))
     logprobs = lax.cond(
         uses(Feature.LOGPROBS),
         lambda: token_logprobs(logits, tokens, max_logprobs=max_logprobs),
@@ -128,7 +131,11 @@ def _edit(x: jax.Array, state: SamplerState, batch: SamplingBatch, *, last_token
         return jnp.where(batch.has(Feature.PENALTY)[:, None], x - penalty, x)
 
     for feature, change in ((Feature.BIAS, bias), (Feature.BAN, ban), (Feature.PENALTY, penalise)):
-        x = lax.cond(uses(feature), change, lambda x: x, x)
+        x = lax.cond(uses(feature), change, _same, x)
+    return x
+
+
+def _same(x: jax.Array) -> jax.Array:
     return x
 
 
