@@ -27,7 +27,8 @@ ONE = re.compile(r"(?P<layer>.*)\.(?:mlp|block_sparse_moe)\.experts\.(?P<expert>
 STACK = re.compile(r"(?P<layer>.*)\.mlp\.experts\.(?P<part>gate_proj|up_proj|down_proj|gate_up_proj)(?:\.weight)?")
 MIXTRAL_ROUTER = re.compile(r"(?P<layer>.*)\.block_sparse_moe\.gate\.(?P<suffix>\w+)")
 PARTS = MappingProxyType({"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"})
-"""Mixtral's names."""
+"""By Mixtral's names."""
+PUBLISHED = MappingProxyType({part: name for name, part in PARTS.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,15 +115,26 @@ def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict
     return found
 
 
-def with_separate_experts(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The inverse of `with_stacked_experts`: a tensor for each expert and projection."""
+def with_separate_experts(tensors: Mapping[str, StoredTensor], *, mixtral: bool) -> dict[str, StoredTensor]:
+    """The inverse of `with_stacked_experts`: a tensor for each expert and projection, by published names.
+
+    Args:
+        mixtral: by Mixtral's names.
+    """
     found: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, ExpertStack):
-            found |= {matrix.name: matrix for matrix in tensor.matrices}
+            module, _, part = name.removesuffix(".weight").rpartition(".")
+            for expert, matrix in enumerate(tensor.matrices):
+                one = f"{module}.{expert}.{PUBLISHED[part] if mixtral else part}.weight"
+                found[_mixtral_block(one) if mixtral else one] = matrix
         else:
-            found[name] = tensor
+            found[_mixtral_block(name) if mixtral else name] = tensor
     return found
+
+
+def _mixtral_block(name: str) -> str:
+    return name.replace(".mlp.", ".block_sparse_moe.")
 
 
 def _cut(tensor: StoredStack, module: str, part: str, path: Path) -> dict[str, ExpertStack]:

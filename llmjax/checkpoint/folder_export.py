@@ -165,7 +165,7 @@ def _number(value: Any) -> Any:
 
 
 def _write_tensors(plan: SavePlan, results: Iterable[Result], writer: SafetensorsWriter) -> None:
-    tensors = plan.checkpoint.tensors
+    tensors = plan.tensors
     written = set()
     for result in results:
         if isinstance(result.value, QuantizedRows):

@@ -11,6 +11,7 @@ import numpy as np
 from llmjax.checkpoint.bits import pack_bits
 from llmjax.checkpoint.layer_format import I32, Part, SavedScheme, unsigned
 from llmjax.errors import ConfigError
+from llmjax.quantization.mixes import NEVER
 from llmjax.quantization.rows import QuantizedRows
 from llmjax.quantization.uniform import IntegerScheme
 
@@ -50,7 +51,8 @@ class GPTQFormat:
     def settings(self, layers: Mapping[str, SavedScheme], ignored: Sequence[str]) -> dict[str, Any]:
         """See `LayerFormat`."""
         scheme = _only(layers, self.name)
-        if left := [name for name in ignored if name != "lm_head"]:
+        # Whoever reads GPTQ knows that routers of experts are plain.
+        if left := [name for name in ignored if name != "lm_head" and not NEVER.search(f"{name}.weight")]:
             raise ConfigError(f"--format gptq quantises every layer, {left[0]} too: use compressed-tensors")
         return {
             "quant_method": self.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from llmjax.checkpoint.awq_writer import AWQFormat
 from llmjax.checkpoint.checkpoint import Checkpoint
 from llmjax.checkpoint.compressed_tensors_writer import CompressedTensorsFormat
+from llmjax.checkpoint.experts import with_separate_experts
 from llmjax.checkpoint.gptq_writer import GPTQFormat
 from llmjax.checkpoint.layer_format import LayerFormat, Part, SavedScheme
 from llmjax.checkpoint.safetensors import DTYPES
@@ -89,8 +91,8 @@ class SavePlan:
         parsed = Rules.parse(rules or {}, lambda name: KEEP if name.lower() == KEEP else saved_scheme(name).name)
         layers: dict[str, SavedScheme] = {}
         ignored = []
-        for name, tensor in checkpoint.tensors.items():
-            if not _is_linear(tensor):
+        for name, tensor in _published(checkpoint).items():
+            if not _is_linear(name, tensor):
                 continue
             rule = None if NEVER.search(name) else parsed.find(name)
             module = name.removesuffix(".weight")
@@ -107,6 +109,11 @@ class SavePlan:
         plan.settings()
         return plan
 
+    @cached_property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """The source's tensors as they are published, experts one by one."""
+        return _published(self.checkpoint)
+
     def settings(self) -> dict[str, Any]:
         """``quantization_config`` of config.json."""
         modules = {name.removesuffix(".weight"): scheme for name, scheme in self.layers.items()}
@@ -115,12 +122,12 @@ class SavePlan:
     def parts(self, name: str) -> dict[str, Part]:
         """The tensors, by name, that a quantised one is stored in."""
         module = name.removesuffix(".weight")
-        found = _parts(self.form, self.layers[name], self.checkpoint.tensors[name])
+        found = _parts(self.form, self.layers[name], self.tensors[name])
         return {module + ending: part for ending, part in found.items()}
 
     def plain_dtype(self, name: str) -> np.dtype:
         """The type that a tensor is written in if it is not quantised: as stored if it is plain, else the model's."""
-        stored = DTYPES.get(self.checkpoint.tensors[name].type_name)
+        stored = DTYPES.get(self.tensors[name].type_name)
         if stored is None:
             return model_dtype(self.checkpoint.config)
         return np.dtype(np.float32) if stored == np.float64 else stored
@@ -128,12 +135,17 @@ class SavePlan:
     def specs(self) -> list[TensorSpec]:
         """Every tensor of the files."""
         specs = []
-        for name, tensor in self.checkpoint.tensors.items():
+        for name, tensor in self.tensors.items():
             if name in self.layers:
                 specs += [TensorSpec(part_name, part.shape, part.dtype) for part_name, part in self.parts(name).items()]
             else:
                 specs.append(TensorSpec(name, tuple(tensor.shape), self.plain_dtype(name)))
         return specs
+
+
+def _published(checkpoint: Checkpoint) -> Mapping[str, StoredTensor]:
+    mixtral = checkpoint.config.get("model_type") == "mixtral"
+    return MappingProxyType(with_separate_experts(checkpoint.tensors, mixtral=mixtral))
 
 
 def saved_scheme(name: str) -> SavedScheme:
@@ -153,8 +165,8 @@ def model_dtype(config: Mapping[str, Any]) -> np.dtype:
     return FLOATS.get(name, FLOATS["bfloat16"])
 
 
-def _is_linear(tensor: StoredTensor) -> bool:
-    return len(tensor.shape) == 2 and tensor.name.endswith(".weight") and not EMBEDDING.search(tensor.name)
+def _is_linear(name: str, tensor: StoredTensor) -> bool:
+    return len(tensor.shape) == 2 and name.endswith(".weight") and not EMBEDDING.search(name)
 
 
 def _grouped(scheme: SavedScheme, group_size: int | None) -> SavedScheme:

@@ -191,7 +191,7 @@ class Job:
             group_size=self.saved.group_size,
         )
         report = QuantizeReport(self.target, self.calibration.method)
-        for name in checkpoint.tensors:
+        for name in plan.tensors:
             if name not in plan.layers:
                 self._add_plain(report, plan, name)
         with _bar(len(plan.layers)) as advance:
@@ -206,7 +206,7 @@ class Job:
         return report
 
     def _add_plain(self, report: QuantizeReport, plan: SavePlan, name: str) -> None:
-        tensor, dtype = plan.checkpoint.tensors[name], plan.plain_dtype(name)
+        tensor, dtype = plan.tensors[name], plan.plain_dtype(name)
         weights = prod(tensor.shape)
         report.add(f"{dtype.name} (kept)", weights=weights, before=tensor.nbytes, after=weights * dtype.itemsize)
 
@@ -214,7 +214,7 @@ class Job:
         if self.calibration.method == "rtn":
             from llmjax.quantization.rounding import round_to_nearest
 
-            return round_to_nearest(plan.checkpoint.tensors, plan.layers)
+            return round_to_nearest(plan.tensors, plan.layers)
         from llmjax.evaluation.perplexity import text_tokens
         from llmjax.platforms import select_platform
         from llmjax.quantization.calibration.calibrate import calibrate
@@ -280,7 +280,7 @@ def _watched(results: Iterable[Result], plan: SavePlan, report: QuantizeReport, 
         yield result
         if result.name not in plan.layers:
             continue
-        tensor = plan.checkpoint.tensors[result.name]
+        tensor = plan.tensors[result.name]
         report.add(
             plan.layers[result.name].name,
             weights=prod(tensor.shape),

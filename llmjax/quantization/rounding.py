@@ -49,12 +49,12 @@ def round_to_nearest(
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for name, scheme in layers.items():
             try:
-                yield _rounded(tensors[name], scheme, pool)
+                yield _rounded(name, tensors[name], scheme, pool)
             except CheckpointError as error:
                 raise CheckpointError(f"tensor {name!r}: {error}") from None
 
 
-def _rounded(tensor: StoredTensor, scheme: IntegerScheme | Float8Scheme, pool: ThreadPoolExecutor) -> Result:
+def _rounded(name: str, tensor: StoredTensor, scheme: IntegerScheme | Float8Scheme, pool: ThreadPoolExecutor) -> Result:
     source = FloatRows(tensor)
     rows, columns = tensor.shape
     step = source.row_step * max(1, BLOCK // (source.row_step * columns))
@@ -69,7 +69,7 @@ def _rounded(tensor: StoredTensor, scheme: IntegerScheme | Float8Scheme, pool: T
         return quantized, Difference.between(found, weights)
 
     blocks, differences = zip(*pool.map(block, range(0, rows, step)), strict=True)
-    return Result(tensor.name, joined(blocks), sum(differences, Difference()))
+    return Result(name, joined(blocks), sum(differences, Difference()))
 
 
 def joined(blocks: tuple[QuantizedRows, ...]) -> QuantizedRows:

@@ -66,7 +66,7 @@ def calibrate(
                 raise CheckpointError(f"{plan.checkpoint.path}: layer {index}: {error}") from None
             hidden = layer.outputs(block, hidden, near)
     yield from round_to_nearest(
-        plan.checkpoint.tensors, {name: scheme for name, scheme in plan.layers.items() if name not in done}
+        plan.tensors, {name: scheme for name, scheme in plan.layers.items() if name not in done}
     )
 
 
