@@ -102,6 +102,8 @@ def expert_metadata(model: ModelConfig, path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: norm_topk_prob = {experts.normalize} of {model.architecture} cannot be written as GGUF"
         )
+    if not all(layer.sparse for layer in model.layers):
+        raise CheckpointError(f"{path}: layers with and without experts cannot be written as GGUF")
     keys = {"expert_count": experts.count, "expert_used_count": experts.per_token}
     if experts.intermediate_size != model.intermediate_size or experts.shared_size:
         keys["expert_feed_forward_length"] = experts.intermediate_size

@@ -31,6 +31,7 @@ SIZES = {
     "KV heads": "num_key_value_heads",
     "head size": "head_dim",
     "experts": "num_experts",
+    "experts a token": "num_experts_per_tok",
 }
 
 Facts = dict[str, Any]
@@ -138,6 +139,8 @@ def _facts(inspection: Inspection, tokenizer: Tokenizer | TokenizerError, config
         model = inspection.model
         sizes = (model.num_layers, model.hidden_size, model.num_heads, model.num_kv_heads, model.head_dim)
         facts["sizes"] |= dict(zip(SIZES, sizes, strict=False))
+        if model.experts is not None:
+            facts["sizes"] |= {"experts": model.experts.count, "experts a token": model.experts.per_token}
         facts |= {"vocab_size": model.vocab_size, "context_length": model.max_position}
     facts["tokenizer"] = _tokenizer_facts(tokenizer)
     if inspection.gguf is not None and "kind" in facts["tokenizer"]:
