@@ -73,6 +73,11 @@ class StepCompiler:
             for bucket in buckets
         }
 
+    @property
+    def largest(self) -> Bucket:
+        """The bucket that holds every plan."""
+        return max((bucket for bucket in self.layouts if not bucket.decode), key=lambda bucket: bucket.tokens)
+
     def make_state(self) -> DeviceState:
         """A new state on the device: no key, no token, nothing seen."""
         config, plan, scales = self.model.config, self.kv_plan, self.model.kv_calibration

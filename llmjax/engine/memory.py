@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from kernels.attention import KVLayout
 from llmjax.config import EngineConfig
@@ -43,11 +44,45 @@ class KVPlan:
         return min(self.max_model_len, (self.groups[0].num_pages - 1) // num_requests * self.page_size)
 
 
-def plan_kv(config: EngineConfig, model: ModelConfig, platform: Platform, *, layout: KVLayout) -> KVPlan:
+@dataclass(frozen=True)
+class ProgramMemory:
+    """What a compiled step takes of the device's memory while it runs, beside weights and state."""
+
+    temporaries: int
+    outputs: int  # that are not the state
+    code: int
+
+    @classmethod
+    def of(cls, executable: Any) -> ProgramMemory:
+        """As XLA has planned it."""
+        found = executable.memory_analysis()
+        return cls(
+            temporaries=found.temp_size_in_bytes,
+            outputs=found.output_size_in_bytes - found.alias_size_in_bytes,
+            code=found.generated_code_size_in_bytes,
+        )
+
+    @property
+    def total(self) -> int:
+        return self.temporaries + self.outputs + self.code
+
+
+def smallest_kv(config: EngineConfig, model: ModelConfig, *, layout: KVLayout) -> KVPlan:
+    """A cache of two pages a group: what programs take beside it does not depend on how many there are."""
+    groups = tuple(GroupSpec(window=window, num_pages=2) for window in model.windows)
+    num_bytes = 2 * model.num_layers * layout.page_bytes(num_kv_heads=model.num_kv_heads, head_dim=model.head_dim)
+    longest = min(config.max_model_len or model.max_position, model.max_position)
+    return KVPlan(groups=groups, layout=layout, max_model_len=longest, num_bytes=num_bytes)
+
+
+def plan_kv(
+    config: EngineConfig, model: ModelConfig, platform: Platform, *, layout: KVLayout, reserved: int = 0
+) -> KVPlan:
     """Divides the memory.
 
     Args:
         layout: how a layer's pages are stored.
+        reserved: bytes of an accelerator that are for other things than weights, which are there already, and KV.
 
     Raises:
         ConfigError: not even one request of ``max_model_len`` fits, or two pages.
@@ -61,7 +96,8 @@ def plan_kv(config: EngineConfig, model: ModelConfig, platform: Platform, *, lay
             f"max_model_len {longest} is above the {model.max_position} tokens that the model was made for; to go "
             "beyond them, override max_position_embeddings or the rope scaling (--hf-overrides)"
         )
-    budget = config.kv_cache_memory_bytes or _default_budget(config, platform, sum(page_bytes) * -(-longest // page))
+    one_request = sum(page_bytes) * -(-longest // page)
+    budget = config.kv_cache_memory_bytes or _default_budget(config, platform, one_request, reserved)
     chunk = max(config.max_num_batched_tokens, config.max_num_seqs)  # tokens of the engine's largest step
     # A window group never needs more pages than every slot's window, a step's tokens and a page of slack for each.
     caps = [
@@ -92,11 +128,21 @@ def plan_kv(config: EngineConfig, model: ModelConfig, platform: Platform, *, lay
     return KVPlan(groups=groups, layout=layout, max_model_len=longest, num_bytes=used)
 
 
-def _default_budget(config: EngineConfig, platform: Platform, one_request: int) -> int:
-    free = platform.free_memory()
+def _default_budget(config: EngineConfig, platform: Platform, one_request: int, reserved: int) -> int:
     if platform.is_cpu:
+        free = platform.free_memory()
         return int(min(free * CPU_SHARE, max(CPU_DEFAULT_BYTES, min(one_request, CPU_MAX_BYTES))))
-    return int(free * config.gpu_memory_utilization)
+    available = platform.available_memory(config.gpu_memory_utilization) - reserved
+    if available <= 0:
+        raise ConfigError(
+            f"no memory is left for the KV cache: beside the weights, steps need {reserved / 2**20:.0f} MiB, "
+            f"{-available / 2**20:.0f} MiB more than there are; lower max_num_seqs or max_num_batched_tokens, raise "
+            "gpu_memory_utilization, or quantise the weights"
+        )
+    # Rounded down by up to 1/64: what is free differs a little from start to start, and programs compiled for another
+    # number of pages would have to be compiled again.
+    unit = 1 << max(0, available.bit_length() - 7)
+    return available // unit * unit
 
 
 def _solve(budget: int, page_bytes: list[int], caps: list[int | None], useful: int) -> list[int]:

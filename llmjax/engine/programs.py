@@ -117,11 +117,7 @@ class StepPrograms:
 
     def _compile(self, bucket: Bucket) -> Program:
         started = time.monotonic()
-        try:
-            executable = self._build(bucket)
-        except Exception as error:
-            cause = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise CompileError(f"the step program of {bucket} does not compile: {cause}") from error
+        executable = build_one(self._build, bucket)
         program = Program(bucket=bucket, executable=executable, seconds=time.monotonic() - started)
         logger.debug("compiled %s in %.1f s", bucket, program.seconds)
         with self._ready_lock:
@@ -137,6 +133,19 @@ class StepPrograms:
         except CompileError as error:
             self._largest.add_done_callback(partial(_warn_unless_all_failed, error))
             raise
+
+
+def build_one(build: Callable[[Bucket], Executable], bucket: Bucket) -> Executable:
+    """``build(bucket)``.
+
+    Raises:
+        CompileError: XLA refuses the program.
+    """
+    try:
+        return build(bucket)
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise CompileError(f"the step program of {bucket} does not compile: {cause}") from error
 
 
 def _warn_unless_all_failed(error: CompileError, largest: Future[Program]) -> None:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from kernels.cpu.library import describe
 from llmjax.engine.engine import Engine
+from llmjax.engine.memory import ProgramMemory
 from llmjax.engine.stats import RequestStats, StepStats
 
 logger = logging.getLogger(__name__)
@@ -33,13 +34,18 @@ def startup_table(engine: Engine) -> Table:
         f"{_size(plan.num_bytes)}: {plan.num_tokens:,} tokens in pages of {plan.page_size}, "
         f"{plan.layout.dtype.name}{scales}",
     )
+    if ready := engine.runner.programs.ready:
+        most = max((ProgramMemory.of(program.executable) for program in ready), key=lambda memory: memory.total)
+        table.add_row(
+            "steps",
+            f"{_size(engine.runner.sampler_bytes)} of sampler state, at most {_size(most.total)} of temporaries",
+        )
     contexts = ", ".join(f"{n} × {plan.longest_context(n):,}" for n in (1, 2, 4, 8) if n <= engine.config.max_num_seqs)
     table.add_row("longest contexts", f"{contexts} tokens")
     for family, decode in (("decode steps", True), ("mixed steps", False)):
         buckets = [b for b in engine.runner.programs.buckets if b.decode is decode]
         unit = "rows" if decode else "tokens"
         table.add_row(family, ", ".join(str(bucket.tokens) for bucket in buckets) + f" {unit}")
-    ready = engine.runner.programs.ready
     times = ", ".join(f"{_name(p.bucket.tokens, p.bucket.decode)} {p.seconds:.1f} s" for p in ready) or "none yet"
     table.add_row("compiled", f"{len(ready)} of {len(engine.runner.programs.buckets)}: {times}")
     return table

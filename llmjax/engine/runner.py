@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
+import jax
 import numpy as np
 import numpy.typing as npt
 
@@ -70,6 +71,11 @@ class Runner:
         self.programs = StepPrograms(
             compiler.compile, list(self._layouts), threads=compile_threads or os.cpu_count() or 1
         )
+
+    @property
+    def sampler_bytes(self) -> int:
+        """Of the device's memory that the sampler's slots take."""
+        return sum(array.nbytes for array in jax.tree.leaves(self._state.sampler))
 
     def warm_up(self) -> None:
         """Waits until everything that requests may need is compiled."""

@@ -41,7 +41,7 @@ def cpu(free: int) -> Any:
 
 
 def gpu(free: int) -> Any:
-    return SimpleNamespace(is_cpu=False, free_memory=lambda: free)
+    return SimpleNamespace(is_cpu=False, available_memory=lambda utilization: int(free * utilization))
 
 
 def config(**settings: Any) -> EngineConfig:
@@ -92,6 +92,20 @@ def test_default_share_of_an_accelerator() -> None:
     settings = config(gpu_memory_utilization=0.5, max_num_seqs=10_000)
     plan = plan_kv(settings, model(None), gpu(64 * MIB), layout=BF16)
     assert plan.num_bytes == 32 * MIB
+    plan = plan_kv(settings, model(None), gpu(64 * MIB), layout=BF16, reserved=5 * MIB)
+    assert plan.num_bytes == 27 * MIB
+
+
+def test_what_is_free_may_differ_a_little_from_start_to_start() -> None:
+    settings = config(gpu_memory_utilization=1.0, max_num_seqs=10_000_000)
+    free = [60 * MIB + taken for taken in (0, 1000, MIB // 2 - 1)]
+    plans = [plan_kv(settings, model(None), gpu(size), layout=BF16) for size in free]
+    assert {plan.num_bytes for plan in plans} == {60 * MIB}
+
+
+def test_nothing_left_beside_what_steps_need() -> None:
+    with pytest.raises(ConfigError, match=r"steps need 80 MiB, 48 MiB more than there are; lower max_num_seqs"):
+        plan_kv(config(gpu_memory_utilization=0.5), model(None), gpu(64 * MIB), layout=BF16, reserved=80 * MIB)
 
 
 def test_context_is_cut_to_the_memory_unless_it_was_asked_for() -> None:
