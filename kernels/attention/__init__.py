@@ -23,7 +23,7 @@ __all__ = ["ATTENTION", "KVLayout", "KVPages", "RaggedBatch", "attend", "make_pa
 def attend(
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     pages: KVPages,
     batch: RaggedBatch,
     *,
@@ -36,14 +36,15 @@ def attend(
 
     Args:
         q: [T, H, h], rope applied.
-        k, v: [T, K, h]; K divides H, query head i reads key/value head ``i // (H / K)``.
+        k, v: [T, K, h]; K divides H, query head i reads key/value head ``i // (H / K)``. Latent pages (see `KVLayout`)
+            have no v: the value is the first ``value_dim`` elements of the key.
         pages: the layer's pages, rewritten in place when donated.
         window: how many keys a query sees, its own included; None: all before it.
         softcap: ``softcap * tanh(logits / softcap)`` before the mask.
         sinks: f32 [H], an extra logit of each head's softmax.
 
     Returns:
-        Output [T, H, h] in q's dtype (padding tokens: undefined, finite) and the pages.
+        Output [T, H, size of a value] in q's dtype (padding tokens: undefined, finite) and the pages.
     """
     attended: tuple[jax.Array, KVPages] = ATTENTION(
         q, k, v, pages, batch, sinks, scale=scale, window=window, softcap=softcap
@@ -57,7 +58,7 @@ def _native(*arguments: Any, **rules: Any) -> tuple[jax.Array, KVPages]:
     return cpu.attend(*arguments, library=native, **rules)
 
 
-def _native_refuses(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, *_: Any, **__: Any) -> str | None:
+def _native_refuses(q: jax.Array, k: jax.Array, v: jax.Array | None, pages: KVPages, *_: Any, **__: Any) -> str | None:
     return cpu.refuses(q, pages) or (None if library() is not None else "not built")
 
 

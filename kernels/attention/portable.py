@@ -43,7 +43,7 @@ class _Partial:
 def attend(
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     pages: KVPages,
     batch: RaggedBatch,
     sinks: jax.Array | None,
@@ -57,17 +57,18 @@ def attend(
     return ragged_paged_attention(q, pages, batch, scale=scale, window=window, softcap=softcap, sinks=sinks), pages
 
 
-def write_kv(pages: KVPages, k: jax.Array, v: jax.Array, slots: jax.Array) -> KVPages:
-    """Stores each token's K and V ([T, K, h]) at its slot (i32 [T], ``page * page_size + offset``)."""
-    num_pages, _, kv_heads, rows, head_dim = pages.data.shape
+def write_kv(pages: KVPages, k: jax.Array, v: jax.Array | None, slots: jax.Array) -> KVPages:
+    """Stores each token's K and V ([T, K, h], V None for latent pages) at its slot (i32 [T], ``page * page_size +
+    offset``)."""
+    num_pages, parts, kv_heads, rows, head_dim = pages.data.shape
     page, offset = slots // pages.page_size, slots % pages.page_size
-    record = page[:, None] * 2 * kv_heads + jnp.arange(2 * kv_heads)  # [T, 2K]
+    record = page[:, None] * parts * kv_heads + jnp.arange(parts * kv_heads)  # [T, parts * K]
     values, scales = pages.encode(k, v)
-    flat = pages.data.reshape(num_pages * 2 * kv_heads * rows, head_dim)
+    flat = pages.data.reshape(num_pages * parts * kv_heads * rows, head_dim)
     flat = flat.at[record * rows + offset[:, None]].set(values.reshape(*record.shape, head_dim))
     if scales is not None:
         byte = pages.page_size * head_dim + 4 * offset[:, None]  # of the record
-        where = jnp.stack([record, jnp.broadcast_to(byte, record.shape)], -1)  # [T, 2K, 2]
+        where = jnp.stack([record, jnp.broadcast_to(byte, record.shape)], -1)  # [T, parts * K, 2]
         stored = jax.lax.bitcast_convert_type(scales, jnp.uint8).reshape(*record.shape, 4)
         windows = jax.lax.ScatterDimensionNumbers(
             update_window_dims=(2,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 1)
@@ -90,8 +91,9 @@ def ragged_paged_attention(
     rules = _Rules(scale=scale, window=window, softcap=softcap, sinks=sinks)
     tokens, _, head_dim = q.shape
     grouped = q.astype(jnp.float32).reshape(tokens, pages.data.shape[2], -1, head_dim)  # [T, K, G, h]
+    shape = (*q.shape[:2], pages.value_dim)
     if batch.decode:
-        return _decode(grouped, pages, batch, rules).reshape(q.shape).astype(q.dtype)
+        return _decode(grouped, pages, batch, rules).reshape(shape).astype(q.dtype)
     count = jnp.diff(batch.query_start)
     single = count == 1
     out = _prefill(grouped, pages, batch, jnp.where(single, 0, count), rules)
@@ -104,11 +106,11 @@ def ragged_paged_attention(
     )
     decoded = _decode(grouped[first], pages, decodes, rules)
     out = out.at[jnp.where(single, first, tokens)].set(decoded, mode="drop")
-    return out.reshape(q.shape).astype(q.dtype)
+    return out.reshape(shape).astype(q.dtype)
 
 
 def _decode(q: jax.Array, pages: KVPages, batch: RaggedBatch, rules: _Rules) -> jax.Array:
-    """One query a row: q [R, K, G, h] at position kv_len - 1; returns the same shape."""
+    """One query a row: q [R, K, G, h] at position kv_len - 1; returns [R, K, G, size of a value]."""
     page_size = pages.page_size
     per_block = _pages_per_block(pages, batch)
     block = per_block * page_size
@@ -128,11 +130,12 @@ def _decode(q: jax.Array, pages: KVPages, batch: RaggedBatch, rules: _Rules) -> 
         return _update(partial, logits, lambda w: jnp.einsum("rkgc,rkch->rkgh", w, values, precision="highest"))
 
     sinks = None if rules.sinks is None else rules.sinks.reshape(q.shape[1:3])
-    return _finish(jax.lax.fori_loop(0, blocks, body, _start(q.shape, sinks)))
+    return _finish(jax.lax.fori_loop(0, blocks, body, _start((*q.shape[:3], pages.value_dim), sinks)))
 
 
 def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array, rules: _Rules) -> jax.Array:
-    """Rows of several queries: q [T, K, G, h], row r has ``count[r]`` of them; returns [T, K, G, h], zero elsewhere."""
+    """Rows of several queries: q [T, K, G, h], row r has ``count[r]`` of them; returns [T, K, G, size of a value], zero
+    elsewhere."""
     tokens, kv_heads, group, head_dim = q.shape
     page_size = pages.page_size
     queries = min(QUERY_BLOCK, tokens)
@@ -155,7 +158,7 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
 
         def key_block(index: jax.Array, partial: _Partial) -> _Partial:
             ids = jax.lax.dynamic_slice(table, (row, index * per_block), (1, per_block))
-            keys, values = _gather(pages, ids)[:, 0]  # [K, C, h]
+            keys, values = (x[0] for x in _gather(pages, ids))  # [K, C, h]
             key = index * block + jnp.arange(block)
             visible = key[None] <= position[:, None]  # [Q, C]
             if rules.window is not None:
@@ -171,11 +174,12 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
             return _update(partial, logits, weigh)
 
         sinks = None if rules.sinks is None else rules.sinks.reshape(kv_heads, group, 1)
-        start_state = _start((kv_heads, group, queries, head_dim), sinks)
+        start_state = _start((kv_heads, group, queries, pages.value_dim), sinks)
         result = _finish(jax.lax.fori_loop(first_key // block, last_key // block + 1, key_block, start_state))
         return jax.lax.dynamic_update_slice_in_dim(out, result.transpose(2, 0, 1, 3), start, 0)
 
-    out = jax.lax.fori_loop(0, ends[-1], query_block, jnp.zeros_like(padded))
+    out = jnp.zeros((*padded.shape[:3], pages.value_dim), padded.dtype)
+    out = jax.lax.fori_loop(0, ends[-1], query_block, out)
     return out[:tokens]
 
 
@@ -183,13 +187,14 @@ def _pages_per_block(pages: KVPages, batch: RaggedBatch) -> int:
     return min(max(1, KEY_BLOCK // pages.page_size), batch.page_table.shape[1])
 
 
-def _gather(pages: KVPages, ids: jax.Array) -> jax.Array:
-    """Keys and values of pages ``ids`` [R, n] as f32 [2, R, K, n * page_size, h]."""
-    num_pages, _, kv_heads, rows, head_dim = pages.data.shape
-    flat = pages.data.reshape(num_pages * 2 * kv_heads, rows, head_dim)
-    parts, heads = jnp.arange(2)[:, None, None, None], jnp.arange(kv_heads)[:, None]
-    records = flat[(ids[:, None, :] * 2 + parts) * kv_heads + heads]  # [2, R, K, n, rows, h]: no transpose afterwards
-    return pages.decode(records).reshape(2, ids.shape[0], kv_heads, -1, head_dim)
+def _gather(pages: KVPages, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys and values of pages ``ids`` [R, n] as f32 [R, K, n * page_size, h]."""
+    num_pages, parts, kv_heads, rows, head_dim = pages.data.shape
+    flat = pages.data.reshape(num_pages * parts * kv_heads, rows, head_dim)
+    part, heads = jnp.arange(parts)[:, None, None, None], jnp.arange(kv_heads)[:, None]
+    records = flat[(ids[:, None, :] * parts + part) * kv_heads + heads]  # [parts, R, K, n, rows, h]: not transposed
+    keys, values = (x.reshape(len(ids), kv_heads, -1, x.shape[-1]) for x in pages.keys_and_values(records))
+    return keys, values
 
 
 def _cap(logits: jax.Array, rules: _Rules) -> jax.Array:

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from kernels.attention.types import KVPages, RaggedBatch
 
 
-def write_kv(pages: KVPages, k: jax.Array, v: jax.Array, slots: jax.Array) -> KVPages:
+def write_kv(pages: KVPages, k: jax.Array, v: jax.Array | None, slots: jax.Array) -> KVPages:
     """Stores each token's K and V at its slot.
 
     Args:
-        k, v: [T, K, h].
+        k, v: [T, K, h]; v None for latent pages.
         slots: i32 [T], ``page * page_size + offset``.
     """
     page, offset = slots // pages.page_size, slots % pages.page_size
@@ -44,7 +44,7 @@ def ragged_paged_attention(
         sinks: f32 [H], a logit that takes part in the softmax of each head and attends to nothing.
 
     Returns:
-        [T, H, h] in q's dtype; rows of padding tokens are undefined but finite.
+        [T, H, size of a value] in q's dtype; rows of padding tokens are undefined but finite.
     """
     tokens, heads, head_dim = q.shape
     kv_heads = pages.data.shape[2]
@@ -53,8 +53,8 @@ def ragged_paged_attention(
     position = jnp.arange(tokens) - batch.query_start[row + 1] + batch.kv_len[row]  # [T]
 
     records = pages.data[batch.page_table[row]].transpose(2, 0, 1, 3, 4, 5)  # [2, T, P, K, rows, h]
-    gathered = pages.decode(records).swapaxes(3, 4)  # [2, T, P, page, K, h]
-    keys, values = gathered.reshape(2, tokens, -1, kv_heads, head_dim)  # [T, L, K, h]
+    found = (x.swapaxes(2, 3) for x in pages.keys_and_values(records))  # [T, P, page, K, h]
+    keys, values = (x.reshape(tokens, -1, kv_heads, x.shape[-1]) for x in found)  # [T, L, K, h]
     grouped = q.astype(jnp.float32).reshape(tokens, kv_heads, heads // kv_heads, head_dim)
     logits = jnp.einsum("tkgh,tlkh->tkgl", grouped, keys, precision="highest") * scale
     if softcap is not None:
@@ -70,4 +70,4 @@ def ragged_paged_attention(
     else:
         weights = jax.nn.softmax(logits, axis=-1)
     out = jnp.einsum("tkgl,tlkh->tkgh", weights, values, precision="highest")
-    return out.reshape(tokens, heads, head_dim).astype(q.dtype)
+    return out.reshape(tokens, heads, -1).astype(q.dtype)

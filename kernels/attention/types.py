@@ -19,21 +19,33 @@ class KVLayout:
     token and head have the scales behind them: ``page_size`` f32 as bytes, in as many further rows as they need. So a
     layer's cache is one array whatever the type (each argument of a dispatch costs the host time).
 
+    Keys and values have a record each; in latent pages (multi-head latent attention, DeepSeek-V2, arXiv:2405.04434)
+    there is one record, whose first elements are the value too.
+
     Args:
         dtype: of the values.
         page_size: tokens in a page.
         token_scales: each token and head has its scale, computed when it is stored.
+        value_dim: the leading elements of a key that are its value; None: values have records of their own.
     """
 
     dtype: jnp.dtype
     page_size: int
     token_scales: bool
+    value_dim: int | None = None
 
     @classmethod
-    def of(cls, dtype: jnp.dtype, *, page_size: int, calibrated: bool = False) -> KVLayout:
+    def of(
+        cls, dtype: jnp.dtype, *, page_size: int, calibrated: bool = False, value_dim: int | None = None
+    ) -> KVLayout:
         """The layout of a type: scales in the pages where it is one byte wide and has no calibrated ones."""
         dtype = jnp.dtype(dtype)
-        return cls(dtype=dtype, page_size=page_size, token_scales=dtype.itemsize == 1 and not calibrated)
+        return cls(dtype, page_size, token_scales=dtype.itemsize == 1 and not calibrated, value_dim=value_dim)
+
+    @property
+    def parts(self) -> int:
+        """Records of a token and head: 2 (key, value), or 1."""
+        return 2 if self.value_dim is None else 1
 
     @property
     def max_value(self) -> float:
@@ -46,7 +58,7 @@ class KVLayout:
 
     def page_bytes(self, *, num_kv_heads: int, head_dim: int) -> int:
         """Bytes of a page of one layer: keys, values and their scales."""
-        return 2 * num_kv_heads * self.rows(head_dim) * head_dim * self.dtype.itemsize
+        return self.parts * num_kv_heads * self.rows(head_dim) * head_dim * self.dtype.itemsize
 
 
 @jax.tree_util.register_dataclass
@@ -58,8 +70,8 @@ class KVPages:
     wide and XLA cannot index such floats in place (CPU: it would widen the whole array at every access).
     """
 
-    data: jax.Array  # [N, 2 (keys, values), K, layout.rows(h), h]
-    calibration: jax.Array | None  # f32 [2 (keys, values), 2 (scale, zero point)] of one-byte types; None: not given
+    data: jax.Array  # [N, layout.parts (keys, values), K, layout.rows(h), h]
+    calibration: jax.Array | None  # f32 [layout.parts, 2 (scale, zero point)] of one-byte types; None: not given
     layout: KVLayout = field(metadata={"static": True})
 
     @property
@@ -71,16 +83,23 @@ class KVPages:
         """Type of the values."""
         return self.layout.dtype
 
+    @property
+    def value_dim(self) -> int:
+        """Size of a value."""
+        return self.layout.value_dim or int(self.data.shape[-1])
+
     def with_data(self, data: jax.Array) -> KVPages:
         return replace(self, data=data)
 
-    def encode(self, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Keys and values [..., K, h] as elements of ``data`` [..., 2, K, h], and the scales [..., 2, K] to store.
+    def encode(self, k: jax.Array, v: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
+        """Keys and values [..., K, h] as elements of ``data`` [..., parts, K, h], and the scales [..., parts, K] to
+        store; values are None where pages are latent.
 
         Products with reciprocals and no quotients: XLA turns some divisions into those, and every implementation is to
         store the same bits.
         """
-        x, scales = jnp.stack([k, v], axis=-3), None
+        assert (v is None) == (self.layout.parts == 1)
+        x, scales = jnp.stack([k] if v is None else [k, v], axis=-3), None
         if self.dtype.itemsize == 1:
             x = x.astype(jnp.float32)
             if self.calibration is not None:
@@ -95,13 +114,18 @@ class KVPages:
         bits = x if self.data.dtype == self.dtype else jax.lax.bitcast_convert_type(x, self.data.dtype)
         return bits, scales
 
+    def keys_and_values(self, records: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Records [parts, ..., layout.rows(h), h] as keys and values in f32 [..., page_size, size of each]."""
+        x = self.decode(records)
+        return x[0], x[-1][..., : self.value_dim]
+
     def decode(self, records: jax.Array) -> jax.Array:
-        """Records [2, ..., layout.rows(h), h] as keys and values in f32 [2, ..., page_size, h]."""
+        """Records [parts, ..., layout.rows(h), h] as f32 [parts, ..., page_size, h]."""
         x = records[..., : self.page_size, :]
         x = x if self.data.dtype == self.dtype else jax.lax.bitcast_convert_type(x, self.dtype)
         x = x.astype(jnp.float32)
         if self.calibration is not None:
-            scale, zero = (self.calibration[:, i].reshape(2, *[1] * (x.ndim - 1)) for i in (0, 1))
+            scale, zero = (self.calibration[:, i].reshape(-1, *[1] * (x.ndim - 1)) for i in (0, 1))
             return x * scale + zero
         if self.layout.token_scales:
             rest = records[..., self.page_size :, :]
@@ -136,6 +160,7 @@ def make_pages(
     dtype: jnp.dtype,
     as_bits: bool = False,
     calibration: jax.Array | None = None,
+    value_dim: int | None = None,
 ) -> KVPages:
     """Zeroed pages of one layer.
 
@@ -143,13 +168,14 @@ def make_pages(
         dtype: float32, bfloat16, float16, int8, float8_e4m3fn or float8_e5m2.
         as_bits: keep two-byte floats as uint16 (for CPUs).
         calibration: f32 [2, 2], scale and zero point of keys and of values, for one-byte types; None: a scale for each
-            token and head is computed when it is stored.
+            token and head is computed when it is stored. Latent pages have one of each, f32 [1, 2].
+        value_dim: pages are latent: the value is so many leading elements of the key.
     """
-    layout = KVLayout.of(dtype, page_size=page_size, calibrated=calibration is not None)
+    layout = KVLayout.of(dtype, page_size=page_size, calibrated=calibration is not None, value_dim=value_dim)
     stored = layout.dtype
     if stored.itemsize == 1:
         stored = jnp.dtype(jnp.uint8)
     elif stored.itemsize == 2 and as_bits:
         stored = jnp.dtype(jnp.uint16)
-    shape = (num_pages, 2, num_kv_heads, layout.rows(head_dim), head_dim)
+    shape = (num_pages, layout.parts, num_kv_heads, layout.rows(head_dim), head_dim)
     return KVPages(data=jnp.zeros(shape, stored), calibration=calibration, layout=layout)

@@ -11,28 +11,26 @@ from kernels.attention.portable import write_kv
 from kernels.attention.types import KVPages, RaggedBatch
 from kernels.cuda.decode import decode
 from kernels.cuda.flash import Rules
+from kernels.cuda.pages import MAX_HEAD_DIM, MAX_VALUE_DIM
 from kernels.cuda.prefill import prefill
 
 CACHE_TYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m2")
-MAX_HEAD_DIM = 256
-MAX_GROUP = 64
 INT32_BYTES = (1 << 31, 1 << 32)  # Pallas computes 32-bit offsets of elements for arrays of up to so many bytes
 
 
-def refuses(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, *_: Any, **__: Any) -> str | None:
+def refuses(q: jax.Array, k: jax.Array, v: jax.Array | None, pages: KVPages, *_: Any, **__: Any) -> str | None:
     """Why the kernels do not take these types and sizes; None: they do."""
-    heads, head_dim = q.shape[1:]
-    kv_heads, size = pages.data.shape[2], pages.data.size
+    head_dim, size, value = q.shape[2], pages.data.size, pages.layout.value_dim
     if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         return f"activations are {q.dtype}"
     if pages.dtype.name not in CACHE_TYPES:
         return f"pages are {pages.dtype.name}"
     if pages.data.dtype == jnp.uint16:
         return "pages are kept as bits of two-byte floats"
-    if head_dim % 8 or head_dim > MAX_HEAD_DIM:
+    if head_dim % 8 or (value is None and head_dim > MAX_HEAD_DIM):
         return f"the head size {head_dim} is no multiple of 8 up to {MAX_HEAD_DIM}"
-    if heads // kv_heads > MAX_GROUP:
-        return f"{heads // kv_heads} query heads share a key/value head; at most {MAX_GROUP}"
+    if value is not None and (value % 8 or value > MAX_VALUE_DIM or head_dim - value > MAX_HEAD_DIM):
+        return f"latent keys of {value} + {head_dim - value}: multiples of 8 up to {MAX_VALUE_DIM} + {MAX_HEAD_DIM}"
     if INT32_BYTES[0] < size and size * pages.data.dtype.itemsize <= INT32_BYTES[1]:
         return "pages of one-byte types between 2 and 4 GiB a layer are beyond Pallas' 32-bit offsets"
     return None
@@ -41,7 +39,7 @@ def refuses(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, *_: Any, *
 def attend(
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     pages: KVPages,
     batch: RaggedBatch,
     sinks: jax.Array | None = None,

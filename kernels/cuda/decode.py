@@ -16,10 +16,11 @@ import numpy as np
 from kernels.attention.types import KVPages
 from kernels.cuda.flash import Keys, Partial, Queries, Rules, attend
 from kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
-from kernels.cuda.pages import PageReader, PageRefs
+from kernels.cuda.pages import MAX_HEAD_DIM, PageReader, PageRefs
 
 ENOUGH_PROGRAMS = 512
 MAX_SPLITS = 32
+MAX_HEADS = 64  # that a program takes
 
 
 @dataclass(frozen=True)
@@ -28,20 +29,27 @@ class Split:
 
     Args:
         parts: programs that share them; a power of two.
-        keys: that a program reads at a time; it takes a multiple of them.
+        heads: query heads of a key/value head that a program takes; a power of two.
+        keys: that it reads at a time; it takes a multiple of them.
         warps: of a program.
+        stages: of its loop.
     """
 
     parts: int
+    heads: int
     keys: int
     warps: int = 4
+    stages: int = 2
 
     @classmethod
-    def of(cls, rows: int, pages: KVPages, table_width: int, reader: PageReader) -> Split:
-        """For so many rows and pages a row."""
+    def of(cls, rows: int, group: int, pages: KVPages, table_width: int, reader: PageReader) -> Split:
+        """For so many rows, query heads a key/value head, and pages a row."""
+        wide = reader.padded_dim > MAX_HEAD_DIM
+        heads = min(2 * MIN_DOT if wide else MAX_HEADS, max(MIN_DOT, power_of_2(group)))
         useful = -(-table_width * pages.page_size // reader.block)
-        wanted = -(-ENOUGH_PROGRAMS // (rows * pages.data.shape[2]))
-        return cls(parts=min(MAX_SPLITS, power_of_2(useful), power_of_2(wanted)), keys=reader.block)
+        wanted = -(-ENOUGH_PROGRAMS // (rows * pages.data.shape[2] * -(-group // heads)))
+        parts = min(MAX_SPLITS, power_of_2(useful), power_of_2(wanted))
+        return cls(parts, heads, reader.block, warps=8 if wide else 4)
 
 
 def decode(
@@ -65,26 +73,26 @@ def decode(
         split: how to divide the work; None: as `Split.of` says.
 
     Returns:
-        [R, H, h] in q's dtype.
+        [R, H, size of a value] in q's dtype.
     """
-    rows, heads, head_dim = q.shape
+    rows, heads, _ = q.shape
     kv_heads = pages.data.shape[2]
-    reader = PageReader.of(pages, q)
-    split = split or Split.of(rows, pages, page_table.shape[1], reader)
-    kernel = _Kernel(reader, rules, split, heads // kv_heads, sinks is not None)
+    reader, group = PageReader.of(pages, q), heads // kv_heads
+    split = split or Split.of(rows, group, pages, page_table.shape[1], reader)
+    kernel = _Kernel(reader, rules, split, group, sinks is not None)
     calibration = q if pages.calibration is None else pages.calibration  # what is not there is not read
     parts = (rows, heads, split.parts)
     found = launch(
         kernel.decode,
-        [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (parts, parts, (*parts, head_dim))],
+        [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (parts, parts, (*parts, reader.value_dim))],
         [q, pages.data, page_table, calibration, kv_len],
-        Launch((split.parts, kv_heads, rows), warps=split.warps, interpret=interpret),
+        Launch((split.parts, kv_heads * -(-group // split.heads), rows), split.warps, split.stages, interpret),
     )
     (out,) = launch(
         kernel.merge,
-        [jax.ShapeDtypeStruct(q.shape, q.dtype)],
+        [jax.ShapeDtypeStruct((rows, heads, reader.value_dim), q.dtype)],
         [*found, q if sinks is None else sinks.astype(jnp.float32)],
-        Launch((rows, heads), interpret=interpret),
+        Launch((rows, heads), warps=split.warps, interpret=interpret),
     )
     return out
 
@@ -100,9 +108,11 @@ class _Kernel:
     def decode(
         self, q: Any, data: Any, table: Any, calibration: Any, kv_len: Any, peaks: Any, totals: Any, sums: Any
     ) -> None:
-        """What one part of a row's keys gives. peaks, totals: f32 [R, H, parts]; sums: f32 [R, H, parts, h]."""
+        """What one part of a row's keys gives. peaks, totals: f32 [R, H, parts]; sums: f32 [R, H, parts, value]."""
         reader, split = self.reader, self.split
-        part, head, row = (program_id(axis) for axis in range(3))
+        part, block, row = (program_id(axis) for axis in range(3))
+        blocks_of_head = np.int32(-(-self.group // split.heads))
+        head = jax.lax.div(block, blocks_of_head)
         length = load(kv_len, (row,))
         first = self.rules.first_key(length - 1)
         blocks = jax.lax.div(length - first + (split.keys - 1), np.int32(split.keys))
@@ -110,24 +120,27 @@ class _Kernel:
         start = first + part * each
         keys = Keys(start, jnp.minimum(start + each, length), split.keys)
 
-        within = jnp.arange(max(MIN_DOT, power_of_2(self.group)), dtype=jnp.int32)
-        column = reader.column()
+        within = jax.lax.rem(block, blocks_of_head) * split.heads + jnp.arange(split.heads, dtype=jnp.int32)
         inside = within < self.group
         heads = head * self.group + within
-        where = inside[:, None] & (column < reader.head_dim)[None]
-        values = load(q, (row, heads[:, None], column[None]), where).astype(reader.dtype)
+        columns = reader.columns()
+        values = [
+            load(q, (row, heads[:, None], column.index[None]), inside[:, None] & column.inside[None])
+            for column in columns
+        ]
         position = jnp.zeros_like(within) + (length - 1)
-        queries = Queries(values, position, row, head)
+        queries = Queries(tuple(v.astype(reader.dtype) for v in values), position, row, head)
         partial = attend(queries, keys, PageRefs(data, table, calibration), reader, self.rules)
         store(peaks, (row, heads, part), partial.peak, inside)
         store(totals, (row, heads, part), partial.total, inside)
-        store(sums, (row, heads[:, None], part, column[None]), partial.acc, where)
+        where = inside[:, None] & columns[0].inside[None]
+        store(sums, (row, heads[:, None], part, columns[0].index[None]), partial.acc, where)
 
     def merge(self, peaks: Any, totals: Any, sums: Any, sinks: Any, out: Any) -> None:
-        """All parts of one head. out: [R, H, h]."""
+        """All parts of one head. out: [R, H, value]."""
         row, head = program_id(0), program_id(1)
-        part, column = jnp.arange(self.split.parts, dtype=jnp.int32), self.reader.column()
-        inside = column < self.reader.head_dim
+        part, columns = jnp.arange(self.split.parts, dtype=jnp.int32), self.reader.columns()[0]
+        column, inside = columns.index, columns.inside
         found = load(peaks, (row, head, part))
         peak = found.max(0)
         weight = jnp.exp2(found - peak)

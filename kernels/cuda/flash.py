@@ -43,7 +43,7 @@ class Rules:
 class Queries:
     """A tile of queries of a request."""
 
-    values: jax.Array  # [M, D] in the type of the products
+    values: tuple[jax.Array, ...]  # [M, D] for each of `PageReader.columns`, in the type of the products
     position: jax.Array  # i32 [M]
     row: jax.Array  # i32, in the page table
     head: jax.Array  # i32, key/value head
@@ -64,7 +64,7 @@ class Partial:
 
     peak: jax.Array  # f32 [M]
     total: jax.Array  # f32 [M]
-    acc: jax.Array  # f32 [M, D]
+    acc: jax.Array  # f32 [M, D], D: of a value
 
     def divided(self, sinks: jax.Array | None) -> jax.Array:
         """The output, f32 [M, D]; zeros where nothing was seen.
@@ -82,9 +82,10 @@ class Partial:
 
 def attend(queries: Queries, keys: Keys, refs: PageRefs, reader: PageReader, rules: Rules) -> Partial:
     """Softmax-weighted sums of the values whose keys the queries see."""
-    q = queries.values
-    key_zero, value_zero = (reader.zero(refs, part) for part in (0, 1))
-    bias = None if key_zero is None else (key_zero * q.astype(jnp.float32).sum(1))[:, None]
+    key_zero, value_zero = reader.zeros(refs)
+    bias = None
+    if key_zero is not None:
+        bias = (key_zero * sum(q.astype(jnp.float32).sum(1) for q in queries.values))[:, None]
     block = jnp.arange(keys.block, dtype=jnp.int32)
 
     def step(index: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -92,7 +93,7 @@ def attend(queries: Queries, keys: Keys, refs: PageRefs, reader: PageReader, rul
         key = keys.first + index * keys.block + block
         inside = key < keys.stop
         k, v = reader.read(refs, queries.row, queries.head, key, inside)
-        logits = dot(q, k.codes, transpose_b=True)
+        logits = sum(dot(q, codes, transpose_b=True) for q, codes in zip(queries.values, k.codes, strict=True))
         if k.scale is not None:
             logits = logits * k.scale[None]
         if bias is not None:
@@ -106,7 +107,7 @@ def attend(queries: Queries, keys: Keys, refs: PageRefs, reader: PageReader, rul
         shrink = jnp.exp2(peak - new_peak)
         total = total * shrink + weights.sum(1)
         weighted = weights if v.scale is None else weights * v.scale[None]
-        acc = acc * shrink[:, None] + dot(weighted.astype(reader.dtype), v.codes)
+        acc = acc * shrink[:, None] + dot(weighted.astype(reader.dtype), v.codes[0])
         return new_peak, total, acc
 
     size = len(queries.position)

@@ -15,6 +15,23 @@ from kernels.cuda.lowering import MIN_DOT, load, power_of_2
 FLOAT8_GAIN = {"float8_e4m3fn": 256.0, "float8_e5m2": 1.0}  # of the halves that they are read as
 
 
+MAX_HEAD_DIM = 256
+MAX_VALUE_DIM = 512  # of latent pages
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A run of a key's elements, filled up to a power of two."""
+
+    index: jax.Array  # i32 [D]
+    inside: jax.Array  # bool [D]
+
+    @classmethod
+    def of(cls, first: int, stop: int) -> Columns:
+        index = first + jnp.arange(max(MIN_DOT, power_of_2(stop - first)), dtype=jnp.int32)
+        return cls(index, index < stop)
+
+
 @dataclass(frozen=True)
 class Elements:
     """Keys or values of some tokens: ``codes * scale + zero``, the zero point being `PageReader.zero`.
@@ -22,7 +39,7 @@ class Elements:
     Codes enter products as they are, without rounding; logits and softmax weights are multiplied with the scales.
     """
 
-    codes: jax.Array  # [C, D] in the type of the products
+    codes: tuple[jax.Array, ...]  # [C, D] for each of `PageReader.columns`, in the type of the products
     scale: jax.Array | None  # f32 [C] or [1]; None: 1
 
 
@@ -31,7 +48,7 @@ class PageReader:
     """How keys and values lie, and what they become.
 
     Args:
-        layout: of the pages.
+        layout: of the pages; latent ones have one record, of which values are the first columns.
         head_dim: h.
         calibrated: one-byte types have one scale and zero point for keys and one for values.
         dtype: that products are computed in.
@@ -49,9 +66,14 @@ class PageReader:
         return cls(pages.layout, pages.data.shape[-1], pages.calibration is not None, dtype)
 
     @property
+    def value_dim(self) -> int:
+        """Size of a value."""
+        return self.layout.value_dim or self.head_dim
+
+    @property
     def padded_dim(self) -> int:
-        """D, the head size in a kernel."""
-        return max(MIN_DOT, power_of_2(self.head_dim))
+        """D, the size of a value in a kernel."""
+        return max(MIN_DOT, power_of_2(self.value_dim))
 
     @property
     def exact(self) -> bool:
@@ -63,13 +85,14 @@ class PageReader:
         """Keys that a program reads at a time."""
         return 16 if self.exact else 32 if self.padded_dim > 128 else 64
 
-    def column(self) -> jax.Array:
-        """i32 [D]"""
-        return jnp.arange(self.padded_dim, dtype=jnp.int32)
+    def columns(self) -> list[Columns]:
+        """Those of a key: first those that a value has too, then the rest."""
+        value, size = self.value_dim, self.head_dim
+        return [Columns.of(0, value), *([Columns.of(value, size)] if value < size else [])]
 
     def read(
         self, refs: PageRefs, row: jax.Array, head: jax.Array, key: jax.Array, inside: jax.Array
-    ) -> list[Elements]:
+    ) -> tuple[Elements, Elements]:
         """Keys and values of tokens of a request.
 
         Args:
@@ -81,22 +104,26 @@ class PageReader:
         size = np.int32(self.layout.page_size)
         page = load(refs.table, (row, jax.lax.div(key, size)), inside)
         offset = jax.lax.rem(key, size)
-        column = self.column()
         found = []
-        for part in (0, 1):
-            index = (page[:, None], np.int32(part), head, offset[:, None], column[None])
-            codes = load(refs.data, index, inside[:, None] & (column < self.head_dim)[None])
+        for part in range(self.layout.parts):
+            codes = []
+            for column in self.columns():
+                index = (page[:, None], np.int32(part), head, offset[:, None], column.index[None])
+                codes.append(self._floats(load(refs.data, index, inside[:, None] & column.inside[None])))
             scale = None
             if self.layout.token_scales:
                 scale = self._token_scales(refs, page, part, head, offset, inside)
             elif self.calibrated:
                 scale = load(refs.calibration, (np.int32(part), jnp.zeros(1, jnp.int32)))
-            found.append(Elements(self._floats(codes), self._gain(scale)))
-        return found
+            found.append(Elements(tuple(codes), self._gain(scale)))
+        return found[0], found[-1]
 
-    def zero(self, refs: PageRefs, part: int) -> jax.Array | None:
-        """Zero point of keys (0) or values (1), f32; None: they have none."""
-        return load(refs.calibration, (np.int32(part), np.int32(1))) if self.calibrated else None
+    def zeros(self, refs: PageRefs) -> tuple[jax.Array | None, jax.Array | None]:
+        """Zero points of keys and of values, f32; None: they have none."""
+        if not self.calibrated:
+            return None, None
+        found = [load(refs.calibration, (np.int32(part), np.int32(1))) for part in range(self.layout.parts)]
+        return found[0], found[-1]
 
     def _token_scales(
         self, refs: PageRefs, page: jax.Array, part: int, head: jax.Array, offset: jax.Array, inside: jax.Array
@@ -133,6 +160,6 @@ class PageReader:
 class PageRefs:
     """References to what pages consist of."""
 
-    data: Any  # [N, 2, K, layout.rows(h), h]
+    data: Any  # [N, layout.parts, K, layout.rows(h), h]
     table: Any  # i32 [R, P]
-    calibration: Any  # f32 [2, 2]; anything if there is none
+    calibration: Any  # f32 [layout.parts, 2]; anything if there is none

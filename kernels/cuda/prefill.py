@@ -17,30 +17,33 @@ from kernels.attention.types import KVPages, RaggedBatch
 from kernels.cuda.flash import Keys, Queries, Rules, attend
 from kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
 from kernels.cuda.pages import PageReader, PageRefs
+from kernels.cuda.ragged import Blocks
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Tiles:
     """How queries are divided.
 
     Args:
         tokens: of a row that a program takes.
-        heads: query heads of a key/value head, filled up to a power of two.
+        heads: query heads of a key/value head that it takes; a power of two.
         keys: that it reads at a time.
         warps: of a program.
+        stages: of its loop.
     """
 
     tokens: int
     heads: int
     keys: int
     warps: int
+    stages: int = 2
 
     @classmethod
-    def of(cls, tokens: int, group: int, reader: PageReader) -> Blocks:
+    def of(cls, tokens: int, group: int, reader: PageReader) -> Tiles:
         """For so many tokens and query heads a key/value head."""
-        heads = power_of_2(group)
         most = 32 if reader.exact else 64 if reader.padded_dim > 128 else 128
-        rows = max(heads, min(most, max(MIN_DOT, power_of_2(tokens) * heads)))
+        heads = min(most, power_of_2(group))
+        rows = min(most, max(MIN_DOT, power_of_2(tokens) * heads))
         # Ampere keeps keys in registers, and one-byte types must become floats there.
         keys = min(reader.block, 32) if reader.layout.dtype.itemsize == 1 else reader.block
         return cls(tokens=rows // heads, heads=heads, keys=keys, warps=8 if rows > 64 or reader.padded_dim > 128 else 4)
@@ -54,7 +57,7 @@ def prefill(
     sinks: jax.Array | None,
     *,
     rules: Rules,
-    blocks: Blocks | None = None,
+    tiles: Tiles | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """Attention of the rows' last ``count`` tokens.
@@ -63,35 +66,30 @@ def prefill(
         q: [T, H, h].
         count: i32 [R], queries of each row; rows with 0 are left out.
         sinks: f32 [H] or None.
-        blocks: how to divide the work; None: as `Blocks.of` says.
+        tiles: how to divide the work; None: as `Tiles.of` says.
 
     Returns:
-        [T, H, h]; undefined for tokens of no row with queries.
+        [T, H, size of a value]; undefined for tokens of no row with queries.
     """
     tokens, heads, _ = q.shape
     kv_heads = pages.data.shape[2]
     reader = PageReader.of(pages, q)
-    blocks = blocks or Blocks.of(tokens, heads // kv_heads, reader)
-    ends = jnp.cumsum((count + (blocks.tokens - 1)) // blocks.tokens)  # programs up to and with row r
-    programs = tokens // blocks.tokens + min(len(count), tokens)
-    program = jnp.arange(programs, dtype=jnp.int32)
-    row = jnp.minimum(jnp.searchsorted(ends, program, side="right", method="compare_all"), len(count) - 1).astype(
-        jnp.int32
-    )
-    first = (program - (ends - (count + (blocks.tokens - 1)) // blocks.tokens)[row]) * blocks.tokens
-
-    kernel = _Kernel(reader, rules, blocks, heads // kv_heads, sinks is not None)
+    group = heads // kv_heads
+    tiles = tiles or Tiles.of(tokens, group, reader)
+    blocks = Blocks.of(count, size=tiles.tokens, most=tokens)
+    kernel = _Kernel(reader, rules, tiles, group, sinks is not None)
     arguments = [
         q,
         pages.data,
         batch.page_table,
         q if pages.calibration is None else pages.calibration,  # what is not there is not read
         q if sinks is None else sinks.astype(jnp.float32),
-        jnp.stack([row, first], 1),
+        jnp.stack([blocks.group, blocks.first], 1),
         jnp.stack([batch.query_start[:-1], count, batch.kv_len - count], 1),
     ]
-    how = Launch((kv_heads, programs), warps=blocks.warps, interpret=interpret)
-    (out,) = launch(kernel.prefill, [jax.ShapeDtypeStruct(q.shape, q.dtype)], arguments, how)
+    grid = (kv_heads * -(-group // tiles.heads), len(blocks.group))
+    shape = jax.ShapeDtypeStruct((tokens, heads, reader.value_dim), q.dtype)
+    (out,) = launch(kernel.prefill, [shape], arguments, Launch(grid, tiles.warps, tiles.stages, interpret))
     return out
 
 
@@ -99,7 +97,7 @@ def prefill(
 class _Kernel:
     reader: PageReader
     rules: Rules
-    blocks: Blocks
+    tiles: Tiles
     group: int
     has_sinks: bool
 
@@ -107,22 +105,28 @@ class _Kernel:
         self, q: Any, data: Any, table: Any, calibration: Any, sinks: Any, work: Any, rows: Any, out: Any
     ) -> None:
         """work: i32 [programs, 2], row and first query; rows: i32 [R, 3], first token, queries, tokens before them."""
-        reader, blocks = self.reader, self.blocks
-        head, program = program_id(0), program_id(1)
+        reader, tiles = self.reader, self.tiles
+        block, program = program_id(0), program_id(1)
+        blocks_of_head = np.int32(-(-self.group // tiles.heads))
+        head = jax.lax.div(block, blocks_of_head)
         row, first = (load(work, (program, np.int32(i))) for i in range(2))
         start, count, before = (load(rows, (row, np.int32(i))) for i in range(3))
 
-        lane = jnp.arange(blocks.tokens * blocks.heads, dtype=jnp.int32)
-        query = first + jax.lax.div(lane, np.int32(blocks.heads))
-        within = jax.lax.rem(lane, np.int32(blocks.heads))
+        lane = jnp.arange(tiles.tokens * tiles.heads, dtype=jnp.int32)
+        query = first + jax.lax.div(lane, np.int32(tiles.heads))
+        within = jax.lax.rem(block, blocks_of_head) * tiles.heads + jax.lax.rem(lane, np.int32(tiles.heads))
         inside = (query < count) & (within < self.group)
-        column = reader.column()
-        place = ((start + query)[:, None], (head * self.group + within)[:, None], column[None])
-        where = inside[:, None] & (column < reader.head_dim)[None]
-        queries = Queries(load(q, place, where).astype(reader.dtype), before + query, row, head)
-        last = jnp.minimum(first + blocks.tokens, count)
+        columns = reader.columns()
+        place = ((start + query)[:, None], (head * self.group + within)[:, None])
+        values = [
+            load(q, (*place, column.index[None]), inside[:, None] & column.inside[None]).astype(reader.dtype)
+            for column in columns
+        ]
+        queries = Queries(tuple(values), before + query, row, head)
+        last = jnp.minimum(first + tiles.tokens, count)
         stop = jnp.where(first < count, before + last, 0)  # a program without work has no keys
-        keys = Keys(self.rules.first_key(before + first), stop, blocks.keys)
+        keys = Keys(self.rules.first_key(before + first), stop, tiles.keys)
         partial = attend(queries, keys, PageRefs(data, table, calibration), reader, self.rules)
         sink = load(sinks, (head * self.group + within,), within < self.group) if self.has_sinks else None
-        store(out, place, partial.divided(sink).astype(out.dtype), where)
+        where = inside[:, None] & columns[0].inside[None]
+        store(out, (*place, columns[0].index[None]), partial.divided(sink).astype(out.dtype), where)

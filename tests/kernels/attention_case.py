@@ -28,7 +28,8 @@ class Case:
     softcap: float | None = None
     sinks: bool = False
     decode: bool = False
-    calibration: tuple[tuple[float, float], tuple[float, float]] | None = None  # (scale, zero) of keys, of values
+    calibration: tuple[tuple[float, float], ...] | None = None  # (scale, zero) of keys, of values
+    value_dim: int | None = None  # of latent pages
     padding: int = 3  # tokens and rows that belong to nobody
 
     @property
@@ -39,12 +40,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Data:
-    """Arguments of ``attend``, and what fills the pages before; NumPy arrays, so that only what is compiled takes time."""
+    """Arguments of ``attend``, and what fills the pages before; NumPy arrays: only what is compiled takes time."""
 
     case: Case
     q: np.ndarray
     k: np.ndarray
-    v: np.ndarray
+    v: np.ndarray | None
     filling: np.ndarray  # [2, every slot, K, h]
     batch: RaggedBatch
     rules: dict[str, Any]
@@ -101,7 +102,7 @@ def make_data(case: Case, seed: int = 0) -> Data:
         case=case,
         q=normal(tokens, case.heads, case.head_dim),
         k=normal(tokens, case.kv_heads, case.head_dim),
-        v=normal(tokens, case.kv_heads, case.head_dim),
+        v=None if case.value_dim else normal(tokens, case.kv_heads, case.head_dim),
         filling=normal(2, case.num_pages * case.page_size, case.kv_heads, case.head_dim, dtype="float32"),
         batch=batch,
         rules={"scale": case.head_dim**-0.5, "window": case.window, "softcap": case.softcap},
@@ -119,6 +120,7 @@ def filled_pages(case: Case, filling: jax.Array | np.ndarray, *, as_bits: bool) 
         dtype=jnp.dtype(case.cache),
         as_bits=as_bits,
         calibration=None if case.calibration is None else jnp.asarray(case.calibration, jnp.float32),
+        value_dim=case.value_dim,
     )
     k, v = (jnp.asarray(filling[i]) for i in (0, 1))
-    return reference.write_kv(pages, k, v, jnp.arange(case.num_pages * case.page_size))
+    return reference.write_kv(pages, k, None if case.value_dim else v, jnp.arange(case.num_pages * case.page_size))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.attention import portable, reference
+from kernels.attention import ATTENTION, attend, portable, reference
 from kernels.attention.types import KVPages, make_pages
+from kernels.cuda import attention as cuda
 from tests.kernels.attention_case import Case, filled_pages, make_data
 
 PAGE = 4
@@ -36,6 +39,8 @@ KINDS = {
     "int8": (6, 2, jnp.int8, True),
     "e4m3": (4, 1, jnp.float8_e4m3fn, False),
     "e5m2": (2, 2, jnp.float8_e5m2, True),
+    "latent": (6, 1, jnp.float32, False),
+    "latent int8": (3, 1, jnp.int8, True),
 }
 # Every mix with every rule in one type, every type in two of these.
 GRID = [(mix, rule, "f32") for mix in MIXES for rule in RULES]
@@ -58,6 +63,7 @@ def test_portable_equals_reference(mix, rule, kind, monkeypatch):
         cache=jnp.dtype(dtype).name,
         decode=all(count == 1 for count, _ in MIXES[mix]),
         padding=5,
+        value_dim=5 if kind.startswith("latent") else None,
         **RULES[rule],
     )
     data = make_data(case)
@@ -78,6 +84,66 @@ def test_portable_equals_reference(mix, rule, kind, monkeypatch):
     assert jnp.array_equal(written.data[1:], expected_pages.data[1:])
     assert np.isfinite(np.asarray(out)).all()
     np.testing.assert_allclose(out[data.real], expected[data.real], atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize("device", ["portable", "CUDA"])
+def test_latent_pages_give_multi_head_latent_attention(device: str, decode: bool) -> None:
+    """DeepSeek-V2 (arXiv:2405.04434, section 2.1) as it is written: keys and values of every head are expanded from the
+    compressed vector, in NumPy; pages hold the compressed vectors and queries come multiplied with the key's matrix."""
+    heads, latent, nope, rope, value = 5, 32, 24, 16, 20
+    case = Case(
+        ((1, 9), (0, 0), (1, 30)) if decode else ((7, 20), (1, 33), (12, 12)),
+        heads=heads,
+        kv_heads=1,
+        head_dim=latent + rope,
+        value_dim=latent,
+        decode=decode,
+        page_size=PAGE,
+    )
+    data, rng = make_data(case), np.random.default_rng(5)
+    batch, tokens = data.batch, len(data.batch.slots)
+    key_matrix, value_matrix = rng.standard_normal((heads, nope, latent)), rng.standard_normal((heads, value, latent))
+    q_nope, q_rope = rng.standard_normal((tokens, heads, nope)), rng.standard_normal((tokens, heads, rope))
+    new = rng.standard_normal((tokens, latent + rope))  # the compressed vector, and the key that all heads share
+    scale = (nope + rope) ** -0.5
+
+    slots = np.array(data.filling[0, :, 0], np.float64)  # what all slots hold once the step's tokens are stored
+    slots[np.asarray(batch.slots)[data.real]] = new[data.real]
+    expected = np.zeros((tokens, heads, value))
+    for row, length in enumerate(np.asarray(batch.kv_len)):
+        first, stop = (row, row + int(length > 0)) if decode else np.asarray(batch.query_start)[[row, row + 1]]
+        position = np.arange(length)
+        at = np.asarray(batch.page_table)[row, position // PAGE] * PAGE + position % PAGE
+        keys = np.concatenate(
+            [
+                np.einsum("lc,hnc->lhn", slots[at, :latent], key_matrix),
+                np.repeat(slots[at, None, latent:], heads, 1),
+            ],
+            -1,
+        )
+        values = np.einsum("lc,hvc->lhv", slots[at, :latent], value_matrix)
+        for token in range(first, stop):
+            seen = length - (stop - token) + 1
+            query = np.concatenate([q_nope[token], q_rope[token]], -1)
+            logits = np.einsum("hd,lhd->hl", query, keys[:seen]) * scale
+            weights = np.exp(logits - logits.max(-1, keepdims=True))
+            expected[token] = np.einsum("hl,lhv->hv", weights / weights.sum(-1, keepdims=True), values[:seen])
+
+    absorbed = np.concatenate([np.einsum("thn,hnc->thc", q_nope, key_matrix), q_rope], -1).astype(np.float32)
+    pages = filled_pages(case, data.filling, as_bits=False)
+    call = partial(attend, scale=scale) if device == "portable" else partial(cuda.attend, scale=scale, interpret=True)
+    out, _ = jax.jit(call)(absorbed, new[:, None].astype(np.float32), None, pages, batch)
+    assert out.shape == (tokens, heads, latent)
+    found = np.einsum("thc,hvc->thv", np.asarray(out, np.float64), value_matrix)
+    np.testing.assert_allclose(found[data.real], expected[data.real], atol=1e-4)
+
+
+def test_the_cpu_kernel_refuses_latent_pages() -> None:
+    shapes = [jax.ShapeDtypeStruct((2, heads, 48), jnp.float32) for heads in (4, 1)]
+    pages = make_pages(num_pages=2, page_size=4, num_kv_heads=1, head_dim=48, dtype=jnp.dtype("float32"), value_dim=32)
+    assert "latent" in ATTENTION.explain("cpu", *shapes, None, pages)
+    assert ATTENTION.explain("gpu", *shapes, None, pages) == "Pallas"
 
 
 def values_of(pages: KVPages) -> np.ndarray:

@@ -48,6 +48,7 @@ def check(case: Case, seed: int = 0) -> None:
 DECODES = ((1, 1), (1, 37), (0, 0), (1, 150), (1, 64))
 MIX = ((1, 50), (0, 0), (13, 13), (40, 100), (1, 3), (2, 2))
 CALIBRATION = ((0.03, 0.25), (0.02, -0.5))
+BF16 = {"activations": "bfloat16", "cache": "bfloat16"}
 CASES = {
     "decodes": Case(DECODES, decode=True),
     "mix": Case(MIX, page_size=4),
@@ -64,6 +65,21 @@ CASES = {
     "bf16": Case(MIX, activations="bfloat16", cache="bfloat16", head_dim=80),
     "f16, 16 heads share": Case(MIX, activations="float16", cache="float16", heads=16, kv_heads=1, head_dim=128),
     "bf16 with int8, no heads share": Case(MIX, activations="bfloat16", cache="int8", heads=3, kv_heads=3),
+    "latent decodes": Case(DECODES, decode=True, heads=20, kv_heads=1, head_dim=80, value_dim=64),
+    "latent": Case(MIX, heads=5, kv_heads=1, head_dim=80, value_dim=64, window=31, softcap=5.0, sinks=True),
+    "latent, int8": Case(MIX, heads=4, kv_heads=1, head_dim=80, value_dim=64, cache="int8"),
+    "latent, e4m3, calibrated": Case(
+        DECODES,
+        decode=True,
+        heads=4,
+        kv_heads=1,
+        head_dim=48,
+        value_dim=32,
+        cache="float8_e4m3fn",
+        calibration=((0.03, 0.5),),
+    ),
+    "latent, DeepSeek's": Case(MIX, heads=40, kv_heads=1, head_dim=576, value_dim=512, **BF16),
+    "80 heads share": Case(DECODES, decode=True, heads=80, kv_heads=1, head_dim=16),
     "head size 256": Case(MIX, head_dim=256, heads=4, kv_heads=1, cache="bfloat16"),
 }
 

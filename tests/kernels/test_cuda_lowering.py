@@ -55,6 +55,7 @@ class Attention:
     tokens: int = 512
     rules: tuple[tuple[str, Any], ...] = ()
     calibrated: bool = False
+    value_dim: int | None = None
 
     def arguments(self, rows: int = 16) -> tuple[Any, ...]:
         tokens = self.tokens or rows
@@ -67,6 +68,7 @@ class Attention:
                 head_dim=self.head_dim,
                 dtype=jnp.dtype(self.cache),
                 calibration=jnp.ones((2, 2)) if self.calibrated else None,
+                value_dim=self.value_dim,
             )
         )
         batch = RaggedBatch(
@@ -77,13 +79,14 @@ class Attention:
             decode=not self.tokens,
         )
         q, k = (Shape((tokens, heads, self.head_dim), dtype) for heads in (self.heads, self.kv_heads))
-        return q, k, k, pages, batch
+        return q, k, None if self.value_dim else k, pages, batch
 
     def call(self, *arguments: Any) -> jax.Array:
         return cuda.attend(*arguments, scale=0.1, **dict(self.rules))[0]
 
 
 ALL_RULES = (("window", 100), ("softcap", 30.0))
+LATENT: dict[str, Any] = {"heads": 128, "kv_heads": 1, "head_dim": 576, "value_dim": 512}
 ATTENTIONS = {
     "decode": Attention(tokens=0),
     "mixed": Attention(),
@@ -97,6 +100,10 @@ ATTENTIONS = {
     "e4m3": Attention(cache="float8_e4m3fn"),
     "e5m2": Attention(cache="float8_e5m2"),
     "f16": Attention(cache="float16", activations="float16"),
+    "latent, decode": Attention(tokens=0, **LATENT),
+    "latent": Attention(**LATENT),
+    "latent, int8": Attention(cache="int8", **LATENT),
+    "latent, f32": Attention(cache="float32", activations="float32", **LATENT),
     "f32": Attention(cache="float32", activations="float32"),
     "f32, int8": Attention(cache="int8", activations="float32"),
 }
