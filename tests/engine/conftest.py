@@ -36,7 +36,7 @@ class Plain:
             settings["tie_word_embeddings"] = True
         config = models.model_config(settings)
         graph, shapes = models.abstract_model(config, dtype=jnp.float32, activation_dtype=jnp.float32)
-        self._params = {name: jnp.asarray(checkpoint.tensors[name].read(np.dtype("float32"))) for name in shapes}
+        self.params = {name: jnp.asarray(checkpoint.tensors[name].read(np.dtype("float32"))) for name in shapes}
         self.vocab_size = config.vocab_size
 
         @jax.jit
@@ -65,7 +65,7 @@ class Plain:
         """f32 [n, V] after each of the n tokens."""
         padded = np.zeros(CONTEXT, np.int32)
         padded[: len(tokens)] = tokens
-        return np.asarray(self._logits(self._params, padded, np.int32(len(tokens))))[: len(tokens)]
+        return np.asarray(self._logits(self.params, padded, np.int32(len(tokens))))[: len(tokens)]
 
     def logprobs(self, tokens: list[int]) -> np.ndarray:
         """f64 [n, V], log_softmax of ``logits``."""

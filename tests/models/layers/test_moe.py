@@ -1,0 +1,98 @@
+"""Routers and shared experts, against their formulas in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from kernels.attention import RaggedBatch
+from models.config import ExpertsConfig
+from models.layers.moe import MoE
+from models.layers.norm import RMSNorm
+
+SIZE, COUNT = 16, 6
+F32 = jnp.dtype(jnp.float32)
+
+
+class Config:
+    """What a MoE looks at in a ModelConfig."""
+
+    hidden_size, activation = SIZE, "silu"
+
+    def __init__(self, **experts: Any) -> None:
+        self.experts = ExpertsConfig(count=COUNT, intermediate_size=8, **experts)
+
+
+def module(**experts: Any) -> tuple[MoE, dict[str, np.ndarray]]:
+    """A layer with random weights, and these by name."""
+    moe, rng, values = MoE(Config(**experts), dtype=F32), np.random.default_rng(0), {}  # type: ignore[arg-type]
+    graph, state = nnx.split(moe)
+    for path, parameter in nnx.to_flat_state(state):
+        name = ".".join(map(str, path))
+        values[name] = rng.standard_normal(parameter.get_value().shape).astype(np.float32) * 0.5
+    flat = {tuple(name.split(".")): nnx.Param(jnp.asarray(value)) for name, value in values.items()}
+    return nnx.merge(graph, nnx.from_flat_state(flat)), values
+
+
+def batch(tokens: int) -> RaggedBatch:
+    """Of one row with so many tokens."""
+    empty = jnp.zeros((1, 1), jnp.int32)
+    return RaggedBatch(jnp.array([0, tokens]), jnp.array([tokens]), empty, jnp.zeros(tokens, jnp.int32))
+
+
+def norm() -> RMSNorm:
+    made = RMSNorm(SIZE, eps=1e-6)
+    made.weight = nnx.Param(jnp.ones(SIZE))
+    return made
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def gated(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:
+    return (silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+@pytest.mark.parametrize("shared", [0, 12])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("per_token", [1, 3, COUNT])
+def test_against_numpy(per_token: int, normalize: bool, shared: int) -> None:
+    moe, w = module(per_token=per_token, normalize=normalize, shared_size=shared)
+    x = np.random.default_rng(1).standard_normal((5, SIZE)).astype(np.float32)
+    n = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+    scores = np.exp(n @ w["gate.weight"].T)
+    scores /= scores.sum(-1, keepdims=True)
+    out = x.copy()
+    for token in range(5):
+        best = np.argsort(-scores[token])[:per_token]
+        total = scores[token, best].sum() if normalize else 1
+        for e in best:
+            parts = [w[f"experts.{part}_proj.weight"][e] for part in ("gate", "up", "down")]
+            out[token] += scores[token, e] / total * gated(n[token], *parts)
+    if shared:
+        parts = [w[f"shared_expert.{part}_proj.weight"] for part in ("gate", "up", "down")]
+        out += gated(n, *parts) / (1 + np.exp(-n @ w["shared_expert_gate.weight"].T))
+    found = moe(jnp.asarray(x), batch(5), before=norm(), after=None)
+    np.testing.assert_allclose(np.asarray(found), out, rtol=1e-4, atol=1e-4)
+
+
+def test_padding_goes_to_no_expert() -> None:
+    moe, _ = module(per_token=2, normalize=True)
+    x = jax.random.normal(jax.random.key(0), (6, SIZE))
+    found = moe(x, batch(4), before=norm(), after=None)
+    np.testing.assert_array_equal(found[4:], x[4:])
+    np.testing.assert_allclose(found[:4], moe(x[:4], batch(4), before=norm(), after=None), rtol=1e-5, atol=1e-5)
+
+
+def test_a_norm_behind_the_experts() -> None:
+    moe, _ = module(per_token=2, normalize=True)
+    x = jax.random.normal(jax.random.key(0), (3, SIZE))
+    added = moe(x, batch(3), before=norm(), after=None) - x
+    found = moe(x, batch(3), before=norm(), after=norm())
+    np.testing.assert_allclose(found, x + norm()(added), rtol=1e-4, atol=1e-4)
