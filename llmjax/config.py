@@ -153,6 +153,11 @@ class EngineConfig:
     gpu_memory_utilization: float = setting(
         0.9, "share of an accelerator's memory to use in all", aliases=("--kv-fraction",)
     )
+    num_experts_offload_per_rank: int = setting(
+        0,
+        "so many experts of each layer stay in the host's memory, and steps fetch those that they use: for mixtures of "
+        "experts larger than the device",
+    )
     kv_cache_memory_bytes: int | None = setting(
         None,
         "bytes of KV cache (default: from gpu_memory_utilization; on a CPU 25 % of the free memory, at most 4 GiB)",
@@ -201,6 +206,7 @@ class EngineConfig:
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 1),
             ("decode_steps", 0),
+            ("num_experts_offload_per_rank", 0),
             ("threads", 0),
             ("page_size", 1),
             ("max_num_queued_reqs", 1),

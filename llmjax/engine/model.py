@@ -17,14 +17,15 @@ from rich.progress import track
 
 import models
 from kernels.cpu.library import library
+from kernels.offloading import SplitStack
 from kernels.qtensor import QTensor
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.resolve import resolve
 from llmjax.config import EngineConfig
-from llmjax.errors import CheckpointError
+from llmjax.engine.placement import Placer
+from llmjax.errors import CheckpointError, ConfigError
 from llmjax.platforms import Platform
 from llmjax.quantization.kv_scales import is_kv_scale, kv_calibration
-from llmjax.quantization.packing import put
 from llmjax.quantization.plan import Kept, QuantizationPlan
 from models.config import ModelConfig
 from models.errors import UnsupportedModel
@@ -41,7 +42,7 @@ class LoadedModel:
 
     config: ModelConfig
     graph: Any  # the model's graph definition
-    params: dict[str, jax.Array | QTensor]  # by Hugging Face name
+    params: dict[str, jax.Array | QTensor | SplitStack]  # by Hugging Face name
     checkpoint: Checkpoint
     path: Path
     load_seconds: float
@@ -49,7 +50,13 @@ class LoadedModel:
 
     @property
     def num_bytes(self) -> int:
-        return sum(array.nbytes for array in self.params.values())
+        """Of all weights."""
+        return sum(weight.nbytes for weight in self.params.values())
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Of weights in the host's memory."""
+        return sum(weight.offloaded.nbytes for weight in self.params.values() if isinstance(weight, SplitStack))
 
 
 def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
@@ -92,8 +99,12 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
         tied=model_config.tie_word_embeddings,
         stored=checkpoint.quantization,
     )
-    activations = platform.quantized_activations if config.activations == "auto" else config.activations
-    params: dict[str, jax.Array | QTensor] = {}
+    placer = Placer(
+        platform,
+        activations=platform.quantized_activations if config.activations == "auto" else config.activations,
+        offloaded=_offloaded_experts(config, model_config),
+    )
+    params: dict[str, jax.Array | QTensor | SplitStack] = {}
     misfits: dict[str, list[str]] = {}
     # Standard output belongs to generated text.
     console = Console(stderr=True)
@@ -105,16 +116,7 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
         kept = plan.keep(tensor) if len(shape.shape) > 1 else Kept(None)
         if kept.misfit:
             misfits.setdefault(kept.misfit, []).append(name)
-        if kept.source is None:
-            params[name] = jax.device_put(tensor.read(np.dtype(shape.dtype)), platform.device)
-        else:
-            params[name] = put(
-                kept.source,
-                tile=platform.weight_tile,
-                dtype=shape.dtype,
-                activations=activations if kept.activations == "auto" else kept.activations,
-                device=platform.device,
-            )
+        params[name] = placer.place(name, tensor, kept, shape)
     jax.block_until_ready(params)
     for misfit, names in misfits.items():
         logger.warning("rows of %d matrices, for example %s, do not fill blocks of %s", len(names), names[0], misfit)
@@ -131,7 +133,22 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
     )
 
 
-def _warn_of_slow_products(params: Mapping[str, jax.Array | QTensor], platform: Platform) -> None:
+def _offloaded_experts(config: EngineConfig, model: ModelConfig) -> int:
+    """How many experts of each layer lie in the host's memory."""
+    wanted, there = config.num_experts_offload_per_rank, model.experts.count if model.experts else 0
+    if wanted and wanted >= there:
+        raise ConfigError(
+            f"num_experts_offload_per_rank is {wanted}; "
+            + (
+                f"the layers have {there} experts, one of which must stay on the device"
+                if there
+                else "the model has no experts"
+            )
+        )
+    return wanted
+
+
+def _warn_of_slow_products(params: Mapping[str, jax.Array | QTensor | SplitStack], platform: Platform) -> None:
     if platform.is_cpu and library() is None and any(isinstance(weight, QTensor) for weight in params.values()):
         logger.warning(
             "quantised weights without the C++ kernels: every product dequantises its matrix again, ten times slower "

@@ -27,7 +27,8 @@ def startup_table(engine: Engine) -> Table:
     table.add_row("model", f"{config.architecture}, {config.num_layers} layers, {engine.platform.dtype} weights")
     if engine.platform.is_cpu:
         table.add_row("kernels", describe())
-    table.add_row("weights", f"{_size(model.num_bytes)}, loaded in {model.load_seconds:.1f} s")
+    host = f", {_size(model.offloaded_bytes)} of them in the host's memory" if model.offloaded_bytes else ""
+    table.add_row("weights", f"{_size(model.num_bytes)}{host}, loaded in {model.load_seconds:.1f} s")
     scales = " with calibrated scales" if model.kv_calibration is not None else ""
     table.add_row(
         "KV cache",

@@ -59,6 +59,7 @@ class Runner:
     """
 
     def __init__(self, compiler: StepCompiler, *, compile_threads: int = 0) -> None:
+        self.model = compiler.model
         self._layouts = compiler.layouts
         self._weights = compiler.weights
         self._state = compiler.make_state()

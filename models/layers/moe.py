@@ -8,8 +8,9 @@ from flax import nnx
 
 from kernels.attention import RaggedBatch
 from kernels.blocks import Projection
-from kernels.experts import ExpertWeights, experts
+from kernels.experts import ExpertWeights
 from kernels.linear import linear
+from kernels.offloading import experts_anywhere
 from models.config import ExpertsConfig, ModelConfig
 from models.layers.linear import Linear
 from models.layers.mlp import MLP
@@ -39,7 +40,7 @@ class MoE(nnx.Module):
         # Tokens of padding all choose alike: they would make one group of choices as large as all others.
         real = jnp.arange(len(x)) < batch.query_start[-1]
         shares = jnp.where(real[:, None], shares, 0)
-        out = experts(normed, chosen, shares, self.experts.weights, activation=self.activation)
+        out = experts_anywhere(normed, chosen, shares, self.experts.weights, activation=self.activation)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             score = _in_f32(normed, self.shared_expert_gate)
             out = out + jax.nn.sigmoid(score).astype(x.dtype) * self.shared_expert.alone(normed)

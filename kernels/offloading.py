@@ -1,0 +1,94 @@
+"""Experts that lie in the host's memory: a step fetches those that its tokens chose, one at a time.
+
+So a mixture of experts larger than a card runs on it. A fetch is a slice of pinned host memory that XLA copies inside
+the program (on CUDA a kernel that reads over the bus), so the host is not asked, and only experts in use are moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from kernels.blocks import Projection
+from kernels.experts import ExpertWeights, experts
+from kernels.qtensor import QTensor
+
+HOST_MEMORY = "pinned_host"  # the kind of memory, as JAX names it
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SplitStack:
+    """The matrices of E experts, [E, out, in], of which the last N lie in the host's memory."""
+
+    resident: jax.Array | QTensor  # [E - N, out, in]
+    offloaded: jax.Array | QTensor  # [N, out, in]; plain numbers as unsigned integers of their size
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.resident.shape[0] + self.offloaded.shape[0], *self.resident.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        return self.resident.nbytes + self.offloaded.nbytes
+
+    def fetch(self, index: jax.Array) -> jax.Array | QTensor:
+        """Number ``index`` (i32 []) of the offloaded matrices, on the device, [1, out, in]."""
+
+        def bring(leaf: jax.Array) -> jax.Array:
+            one = jax.lax.dynamic_index_in_dim(leaf, index, axis=0)
+            return jax.device_put(one, jax.memory.Space.Device)
+
+        one = jax.tree.map(bring, self.offloaded)
+        return one if isinstance(one, QTensor) else jax.lax.bitcast_convert_type(one, self.resident.dtype)
+
+
+def experts_anywhere(
+    x: jax.Array, chosen: jax.Array, shares: jax.Array, weights: ExpertWeights, *, activation: str
+) -> jax.Array:
+    """``kernels.experts.experts``, with weights that are `SplitStack`s or ordinary ones."""
+    first = weights.gate.weight
+    if not isinstance(first, SplitStack):
+        return experts(x, chosen, shares, weights, activation=activation)
+    count, offloaded = first.shape[0], first.offloaded.shape[0]
+    resident = count - offloaded
+    here = chosen < resident
+    out = experts(
+        x,
+        jnp.where(here, chosen, 0),
+        jnp.where(here, shares, 0),
+        _each(weights, lambda stack: stack.resident, lambda bias: bias[:resident]),
+        activation=activation,
+    )
+    # f32 [N, T]: what each token wants of each offloaded expert.
+    number = jnp.arange(resident, count)
+    wanted = jnp.sum(jnp.where(chosen == number[:, None, None], shares, 0), axis=-1)
+    used = jnp.any(wanted != 0, axis=-1)
+    order = jnp.argsort(~used)  # those in use come first
+
+    def add(i: jax.Array, total: jax.Array) -> jax.Array:
+        index = order[i]
+        one = _each(weights, lambda stack: stack.fetch(index), lambda bias: bias[resident + index][None])
+        share = wanted[index][:, None]
+        return total + experts(x, jnp.zeros_like(share, jnp.int32), share, one, activation=activation)
+
+    total = jax.lax.fori_loop(0, jnp.sum(used), add, jnp.zeros(x.shape, jnp.float32))
+    return (out + total).astype(x.dtype)
+
+
+def _each(
+    weights: ExpertWeights,
+    of_stack: Callable[[SplitStack], jax.Array | QTensor],
+    of_bias: Callable[[jax.Array], jax.Array],
+) -> ExpertWeights:
+    """Weights of some of the experts."""
+
+    def some(projection: Projection) -> Projection:
+        stack, bias = projection.weight, projection.bias
+        assert isinstance(stack, SplitStack)
+        return Projection(of_stack(stack), None if bias is None else of_bias(bias))
+
+    return ExpertWeights(some(weights.gate), some(weights.up), some(weights.down))

@@ -1,0 +1,62 @@
+"""Engines whose experts lie in the host's memory: the tokens of those that have all on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from kernels.offloading import SplitStack
+from llmjax import LLM, SamplingParams
+from llmjax.config import EngineConfig
+from llmjax.engine.model import load_model
+from llmjax.errors import ConfigError
+from llmjax.platforms import select_platform
+
+EXPERTS = 8  # of a layer of qwen3-moe
+CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
+
+
+def test_same_tokens(engine_of: Callable[..., LLM], plain: Callable[[str], Any]) -> None:
+    llm = engine_of("qwen3-moe", num_experts_offload_per_rank=5, max_num_seqs=2)
+    stacks = [weight for weight in llm.engine.model.params.values() if isinstance(weight, SplitStack)]
+    assert {(stack.shape[0], stack.resident.shape[0]) for stack in stacks} == {(EXPERTS, EXPERTS - 5)}
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(0, 96, length).tolist() for length in (30, 1, 17)]
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == [plain("qwen3-moe").greedy(p, 12) for p in prompts]
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_stacks_are_divided_as_they_are_read(quantization: str | None) -> None:
+    config = EngineConfig(model=str(CHECKPOINTS / "qwen3-moe"), dtype="float32", quantization=quantization)
+    platform = select_platform(config)
+    whole = load_model(config, platform)
+    split = load_model(config.replace(num_experts_offload_per_rank=3), platform)
+    stacks = {name: weight for name, weight in split.params.items() if isinstance(weight, SplitStack)}
+    assert len(stacks) == 3 * sum(layer.sparse for layer in split.config.layers)
+    assert split.offloaded_bytes == sum(stack.offloaded.nbytes for stack in stacks.values()) > 0
+    assert split.num_bytes == whole.num_bytes
+    for name, stack in stacks.items():
+        assert stack.shape == whole.params[name].shape
+        leaves = [jax.tree.leaves(part) for part in (stack.resident, stack.offloaded, whole.params[name])]
+        for here, there, both in zip(*leaves, strict=True):
+            kinds = [leaf.sharding.memory_kind for leaf in (here, there, both)]
+            assert kinds == [both.sharding.memory_kind, "pinned_host", both.sharding.memory_kind]
+            together = np.concatenate([np.asarray(here), np.asarray(there).view(here.dtype)])
+            assert np.array_equal(together, np.asarray(both))
+
+
+def test_wrong_numbers(engine_of: Callable[..., LLM]) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"per_rank is {EXPERTS}; the layers have {EXPERTS} experts, one of which must"
+    ):
+        engine_of("qwen3-moe", num_experts_offload_per_rank=EXPERTS)
+    with pytest.raises(ConfigError, match="num_experts_offload_per_rank is 1; the model has no experts"):
+        engine_of("llama", num_experts_offload_per_rank=1)
+    with pytest.raises(ConfigError, match="num_experts_offload_per_rank must be at least 0"):
+        engine_of("llama", num_experts_offload_per_rank=-1)

@@ -1,0 +1,79 @@
+"""Experts in two memories against all of them on the device."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.blocks import Projection
+from kernels.experts import ExpertWeights, experts
+from kernels.experts_reference import experts_reference
+from kernels.offloading import HOST_MEMORY, SplitStack, experts_anywhere
+from kernels.qtensor import QTensor
+from tests.kernels.test_experts import SIZE, Maker, check
+
+EXPERTS, CHOICES = 6, 2
+
+
+def split(weights: ExpertWeights, offloaded: int) -> ExpertWeights:
+    resident = weights.count - offloaded
+    host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind=HOST_MEMORY)
+
+    def one(projection: Projection) -> Projection:
+        here = jax.tree.map(lambda leaf: leaf[:resident], projection.weight)
+        there = jax.tree.map(lambda leaf: leaf[resident:], projection.weight)
+        if not isinstance(there, QTensor):
+            there = jax.lax.bitcast_convert_type(there, jnp.dtype(f"uint{8 * there.dtype.itemsize}"))
+        return Projection(SplitStack(here, jax.device_put(there, host)), projection.bias)
+
+    return ExpertWeights(one(weights.gate), one(weights.up), one(weights.down))
+
+
+@pytest.mark.parametrize("offloaded", [1, 4, 5])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q4", "columns"])
+def test_as_on_the_device(kind: str, offloaded: int) -> None:
+    make = Maker(kind, EXPERTS)
+    x, weights = make.floats(7, SIZE), make.weights(bias=True)
+    chosen, shares = make.choice(7, CHOICES)
+    run = jax.jit(partial(experts_anywhere, activation="silu"))
+    two = split(weights, offloaded)
+    assert two.count == EXPERTS
+    assert jax.tree.leaves(two.gate.weight.offloaded)[0].sharding.memory_kind == HOST_MEMORY
+    check(run(x, chosen, shares, two), run(x, chosen, shares, weights))
+    check(run(x, chosen, shares, two), experts_reference(x, chosen, shares, weights, activation="silu"))
+
+
+MAKE = Maker("float32", EXPERTS)
+WEIGHTS = MAKE.weights()
+SPLIT = split(WEIGHTS, 3)
+RUN = jax.jit(partial(experts_anywhere, activation="silu"))
+WHOLE = jax.jit(partial(experts, activation="silu"))
+
+
+@settings(max_examples=30)
+@given(
+    chosen=st.lists(st.tuples(*[st.integers(0, EXPERTS - 1)] * CHOICES), min_size=4, max_size=4),
+    kept=st.lists(st.tuples(*[st.booleans()] * CHOICES), min_size=4, max_size=4),
+)
+def test_any_choice(chosen: list[tuple[int, ...]], kept: list[tuple[bool, ...]]) -> None:
+    """All here, all there, nothing at all, one expert twice."""
+    x, shares = MAKE.floats(4, SIZE), jnp.asarray(np.where(kept, 0.5, 0), jnp.float32)
+    choice = jnp.asarray(chosen, jnp.int32)
+    check(RUN(x, choice, shares, SPLIT), WHOLE(x, choice, shares, WEIGHTS))
+
+
+def test_only_experts_in_use_are_fetched() -> None:
+    """NaN in an expert that nobody chose would show."""
+    make = Maker("float32", EXPERTS)
+    weights = make.weights()
+    broken = split(jax.tree.map(lambda leaf: leaf.at[4].set(jnp.nan), weights), 3)
+    x, shares = make.floats(2, SIZE), jnp.full((2, CHOICES), 0.5)
+    chosen = jnp.asarray([[0, 5], [3, 5]], jnp.int32)
+    found = experts_anywhere(x, chosen, shares, broken, activation="silu")
+    check(found, experts(x, chosen, shares, weights, activation="silu"))
