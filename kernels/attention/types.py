@@ -52,6 +52,30 @@ class KVLayout:
         """What a scale maps the largest magnitude to."""
         return 127.0 if self.dtype == jnp.int8 else float(jnp.finfo(self.dtype).max)
 
+    def scaled(
+        self, x: jax.Array, calibration: tuple[jax.Array, jax.Array] | None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Numbers as one-byte types hold them, but for the rounding, and the scales to store.
+
+        Products with reciprocals and no quotients: XLA turns some divisions into those, and every implementation is to
+        store the same bits.
+
+        Args:
+            x: f32 [..., h].
+            calibration: scale and zero point, which broadcast to x; None: ``token_scales``.
+
+        Returns:
+            f32 [..., h] within the type's range, to be rounded to nearest even; and f32 [...] or None.
+        """
+        scales = None
+        if calibration is not None:
+            scale, zero = calibration
+            x = (x - zero) * (1 / scale)
+        else:
+            scales = jnp.maximum(jnp.abs(x).max(-1), LEAST_AMAX) * (1 / self.max_value)
+            x = x * (1 / scales)[..., None]
+        return jnp.clip(x, -self.max_value, self.max_value), scales
+
     def rows(self, head_dim: int) -> int:
         """Rows of a record."""
         return self.page_size + (-(-4 * self.page_size // head_dim) if self.token_scales else 0)
@@ -93,22 +117,13 @@ class KVPages:
 
     def encode(self, k: jax.Array, v: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
         """Keys and values [..., K, h] as elements of ``data`` [..., parts, K, h], and the scales [..., parts, K] to
-        store; values are None where pages are latent.
-
-        Products with reciprocals and no quotients: XLA turns some divisions into those, and every implementation is to
-        store the same bits.
-        """
+        store; values are None where pages are latent."""
         assert (v is None) == (self.layout.parts == 1)
         x, scales = jnp.stack([k] if v is None else [k, v], axis=-3), None
         if self.dtype.itemsize == 1:
-            x = x.astype(jnp.float32)
-            if self.calibration is not None:
-                scale, zero = (self.calibration[:, i, None, None] for i in (0, 1))
-                x = (x - zero) * (1 / scale)
-            elif self.layout.token_scales:
-                scales = jnp.maximum(jnp.abs(x).max(-1), LEAST_AMAX) * (1 / self.layout.max_value)
-                x = x * (1 / scales)[..., None]
-            x = jnp.clip(x, -self.layout.max_value, self.layout.max_value)
+            calibration = None if self.calibration is None else self.calibration[:, :, None, None]
+            lines = None if calibration is None else (calibration[:, 0], calibration[:, 1])
+            x, scales = self.layout.scaled(x.astype(jnp.float32), lines)
             x = jnp.round(x) if self.dtype == jnp.int8 else x
         x = x.astype(self.dtype)
         bits = x if self.data.dtype == self.dtype else jax.lax.bitcast_convert_type(x, self.data.dtype)

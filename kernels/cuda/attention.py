@@ -1,4 +1,4 @@
-"""Ragged paged attention for CUDA: keys and values written by XLA, then one kernel for decodes and one for chunks."""
+"""Ragged paged attention for CUDA: keys and values are stored, then one kernel serves decodes and one chunks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels.attention.portable import write_kv
+from kernels.attention import portable
 from kernels.attention.types import KVPages, RaggedBatch
 from kernels.cuda.decode import decode
 from kernels.cuda.flash import Rules
+from kernels.cuda.kv_write import write_kv
 from kernels.cuda.pages import MAX_HEAD_DIM, MAX_VALUE_DIM
 from kernels.cuda.prefill import prefill
 
@@ -54,7 +55,10 @@ def attend(
     Args:
         interpret: run the kernels as XLA operations, on any device.
     """
-    pages = write_kv(pages, k, v, batch.slots)
+    if pages.layout.token_scales:
+        pages = write_kv(pages, k, v, batch.slots, interpret=interpret)
+    else:  # one kernel too, which takes in what made the keys
+        pages = portable.write_kv(pages, k, v, batch.slots)
     rules = Rules(scale=scale, window=window, softcap=softcap)
     if batch.decode:
         return decode(q, pages, batch.kv_len, batch.page_table, sinks, rules=rules, interpret=interpret), pages

@@ -47,7 +47,8 @@ class Split:
         wide = reader.padded_dim > MAX_HEAD_DIM
         heads = min(2 * MIN_DOT if wide else MAX_HEADS, max(MIN_DOT, power_of_2(group)))
         useful = -(-table_width * pages.page_size // reader.block)
-        wanted = -(-ENOUGH_PROGRAMS // (rows * pages.data.shape[2] * -(-group // heads)))
+        enough = ENOUGH_PROGRAMS // 4 if wide else ENOUGH_PROGRAMS  # larger ones, and more to merge from each
+        wanted = -(-enough // (rows * pages.data.shape[2] * -(-group // heads)))
         parts = min(MAX_SPLITS, power_of_2(useful), power_of_2(wanted))
         return cls(parts, heads, reader.block, warps=8 if wide else 4)
 

@@ -7,8 +7,9 @@ page tables and formats, not from a regular grid of blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -40,7 +41,12 @@ class Launch:
 
 
 def launch(
-    kernel: Callable[..., None], out: Sequence[jax.ShapeDtypeStruct], arguments: Sequence[jax.Array], how: Launch
+    kernel: Callable[..., None],
+    out: Sequence[jax.ShapeDtypeStruct],
+    arguments: Sequence[jax.Array],
+    how: Launch,
+    *,
+    in_place: Mapping[int, int] = MappingProxyType({}),
 ) -> list[jax.Array]:
     """Runs a kernel on whole arrays.
 
@@ -50,11 +56,13 @@ def launch(
     Args:
         kernel: called with a reference for each argument and for each result.
         out: shapes and types of the results; elements that no program writes are undefined.
+        in_place: arguments, by number, that are the memory of results, by number, which begin with their elements.
     """
     call = pl.pallas_call(
         kernel,
         grid=how.grid,
         out_shape=list(out),
+        input_output_aliases=dict(in_place),
         compiler_params=triton.CompilerParams(num_warps=how.warps, num_stages=how.stages),
         interpret=how.interpret,
     )

@@ -1,0 +1,110 @@
+"""Storing the keys and values of a step's tokens in their pages: quantised and written by one kernel, in place.
+
+XLA needs a kernel for the largest magnitudes, one for the codes and one for the scales of one-byte types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels.attention.types import KVLayout, KVPages
+from kernels.cuda.lowering import Launch, launch, load, power_of_2, program_id, store
+from kernels.cuda.pages import Columns
+
+TOKENS = 8  # that a program stores
+FLOAT8 = {"float8_e4m3fn": (3, 7), "float8_e5m2": (2, 15)}  # bits of the mantissa, bias of the exponent
+MANTISSA, BIAS = 23, 127  # of f32
+ROUNDER = np.float32(1.5 * 2**23)  # a small number added to it is rounded, and stands in the lowest bits
+
+
+def write_kv(
+    pages: KVPages, k: jax.Array, v: jax.Array | None, slots: jax.Array, *, interpret: bool = False
+) -> KVPages:
+    """Stores each token's K and V at its slot. Tokens that share a slot (padding, on the dummy page) may mix there.
+
+    Args:
+        k, v: [T, K, h]; v None for latent pages.
+        slots: i32 [T], ``page * page_size + offset``.
+        interpret: run the kernel as XLA operations, on any device.
+    """
+    tokens, kv_heads, head_dim = k.shape
+    block = min(TOKENS, power_of_2(tokens))
+    parts = [k] if v is None else [k, v]
+    calibration = slots if pages.calibration is None else pages.calibration  # what is not there is not read
+    kernel = _Kernel(pages.layout, head_dim, tokens, block, pages.calibration is not None)
+    (data,) = launch(
+        kernel.write,
+        [jax.ShapeDtypeStruct(pages.data.shape, pages.data.dtype)],
+        [pages.data, slots, calibration, *parts],
+        Launch((-(-tokens // block), kv_heads), interpret=interpret),
+        in_place={0: 0},
+    )
+    return pages.with_data(data)
+
+
+def float8_bits(x: jax.Array, kind: str) -> jax.Array:
+    """f32 within the range of an 8-bit float type as its bits, u8, to nearest even: cards before Ada cannot convert."""
+    mantissa, bias = FLOAT8[kind]
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    size = bits & np.uint32(0x7FFFFFFF)
+    dropped = MANTISSA - mantissa
+    nearest = size + np.uint32((1 << (dropped - 1)) - 1) + (size >> dropped & np.uint32(1))
+    normal = (nearest >> dropped) - np.uint32((BIAS - bias) << mantissa)
+    # Adding a number whose last bit is worth one code rounds what is below the normal numbers.
+    one = np.float32(2.0 ** (1 - bias - mantissa + MANTISSA))
+    sum_bits = jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(size, jnp.float32) + one, jnp.uint32)
+    small = sum_bits - one.view(np.uint32)
+    least = np.uint32((1 - bias + BIAS) << MANTISSA)
+    return (jnp.where(size < least, small, normal) | (bits >> 24 & np.uint32(0x80))).astype(jnp.uint8)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    layout: KVLayout
+    head_dim: int
+    tokens: int
+    block: int
+    calibrated: bool
+
+    def write(self, _: Any, slots: Any, calibration: Any, *refs: Any) -> None:
+        """refs: keys and values, and the result: data [N, parts, K, layout.rows(h), h]."""
+        layout, data = self.layout, refs[-1]
+        token = program_id(0) * self.block + jnp.arange(self.block, dtype=jnp.int32)
+        head, inside = program_id(1), token < self.tokens
+        slot = load(slots, (token,), inside)
+        page, offset = (f(slot, np.int32(layout.page_size)) for f in (jax.lax.div, jax.lax.rem))
+        column = Columns.of(0, self.head_dim)
+        where = inside[:, None] & column.inside[None]
+        for part, ref in enumerate(refs[:-1]):
+            x, scales = load(ref, (token[:, None], head, column.index[None]), where), None
+            if layout.dtype.itemsize == 1:
+                lines = None
+                if self.calibrated:
+                    lines = tuple(load(calibration, (np.int32(part), np.int32(i))) for i in range(2))
+                x, scales = layout.scaled(x.astype(jnp.float32), lines)
+            index = (page[:, None], np.int32(part), head, offset[:, None], column.index[None])
+            store(data, index, self._stored(x), where)
+            if scales is not None:
+                self._store_scales(data, (page, part, head, offset), scales, inside)
+
+    def _store_scales(self, data: Any, at: tuple[Any, ...], scales: jax.Array, inside: jax.Array) -> None:
+        """The four bytes of each token's scale, behind the values of its record."""
+        page, part, head, offset = at
+        number = jnp.arange(4, dtype=jnp.int32)
+        byte = 4 * offset[:, None] + number
+        row = self.layout.page_size + jax.lax.div(byte, np.int32(self.head_dim))
+        index = (page[:, None], np.int32(part), head, row, jax.lax.rem(byte, np.int32(self.head_dim)))
+        bits = jax.lax.bitcast_convert_type(scales, jnp.uint32)[:, None] >> (8 * number).astype(jnp.uint32)
+        store(data, index, (bits & np.uint32(0xFF)).astype(jnp.uint8), jnp.broadcast_to(inside[:, None], byte.shape))
+
+    def _stored(self, x: jax.Array) -> jax.Array:
+        name = self.layout.dtype.name
+        if name == "int8":
+            bits = jax.lax.bitcast_convert_type(x + ROUNDER, jnp.uint32)
+            return (bits & np.uint32(0xFF)).astype(jnp.uint8)
+        return float8_bits(x, name) if name in FLOAT8 else x.astype(self.layout.dtype)

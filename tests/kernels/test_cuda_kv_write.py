@@ -1,0 +1,67 @@
+"""The kernel that stores keys and values, run as XLA operations, against the reference."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels.attention import reference
+from kernels.attention.types import KVPages
+from kernels.cuda.attention import CACHE_TYPES
+from kernels.cuda.kv_write import FLOAT8, float8_bits, write_kv
+from tests.kernels.attention_case import Case, filled_pages, make_data
+
+MIX = ((1, 50), (0, 0), (13, 13), (9, 30))
+CALIBRATION = ((0.03, 0.25), (0.02, -0.5))
+CASES = {
+    **{name: Case(MIX, cache=name, head_dim=40) for name in CACHE_TYPES},
+    "bf16 into bf16": Case(MIX, cache="bfloat16", activations="bfloat16"),
+    "calibrated": Case(MIX, cache="int8", calibration=CALIBRATION, page_size=3),
+    "one decode": Case(((1, 5),), decode=True, cache="int8", padding=0, head_dim=8),
+    "latent": Case(MIX, heads=2, kv_heads=1, head_dim=48, value_dim=32, cache="float8_e4m3fn"),
+}
+
+
+def written(case: Case, *, interpret: bool = True) -> tuple[KVPages, KVPages]:
+    """By the kernel and by the reference."""
+    data = make_data(case)
+    pages = filled_pages(case, data.filling, as_bits=False)
+    arguments = (pages, data.q[:, : case.kv_heads], data.v, data.batch.slots)
+    return jax.jit(partial(write_kv, interpret=interpret))(*arguments), jax.jit(reference.write_kv)(*arguments)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stores_the_same_bits(name: str) -> None:
+    found, expected = written(CASES[name])
+    assert found.data.dtype == expected.data.dtype
+    # Padding tokens race for the dummy page.
+    np.testing.assert_array_equal(
+        np.asarray(found.data[1:]).view(np.uint8), np.asarray(expected.data[1:]).view(np.uint8)
+    )
+
+
+@pytest.mark.parametrize("kind", FLOAT8)
+def test_8_bit_floats_are_the_nearest(kind: str) -> None:
+    """Every code, what lies halfway between two, and next to that; against ml_dtypes."""
+    codes = np.arange(256, dtype=np.uint8).view(jnp.dtype(kind)).astype(np.float32)
+    codes = np.sort(codes[np.isfinite(codes)])
+    middle = (codes[1:] + codes[:-1]) / 2
+    values = np.concatenate([codes, middle, *(np.nextafter(middle, np.float32(to)) for to in (-1e9, 1e9))])
+    values = values[np.abs(values) <= codes.max()]
+    found = np.asarray(jax.jit(partial(float8_bits, kind=kind))(values))
+    np.testing.assert_array_equal(found, values.astype(jnp.dtype(kind)).view(np.uint8))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", CASES)
+def test_stores_the_same_on_a_card(name: str, cuda_device: jax.Device) -> None:
+    """Up to the last bit of a reciprocal, which may move a number to the neighbouring code."""
+    found, expected = written(CASES[name], interpret=False)
+    values = [np.asarray(pages.decode(jnp.moveaxis(pages.data[1:], 1, 0))) for pages in (found, expected)]
+    step = {"int8": 1 / 127, "float8_e4m3fn": 1 / 8, "float8_e5m2": 1 / 4}.get(found.dtype.name, 0)
+    assert (np.abs(values[0] - values[1]) <= step * np.abs(values[1]).max(-1, keepdims=True)).all()
+    assert (values[0] == values[1]).mean() > 0.999
