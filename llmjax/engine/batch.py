@@ -191,7 +191,8 @@ class BatchLayout:
             real = batch.kv_len > 0
         else:
             index = jnp.arange(tokens, dtype=jnp.int32)
-            row = jnp.searchsorted(batch.query_start, index, side="right").astype(jnp.int32) - 1
+            # Comparing all is one kernel; a binary search is a loop, which on an accelerator the host may have to lead.
+            row = jnp.searchsorted(batch.query_start, index, side="right", method="compare_all").astype(jnp.int32) - 1
             real = index < batch.query_start[rows]
             row = jnp.minimum(row, rows - 1)
             position = jnp.where(real, index - batch.query_start[row + 1] + batch.kv_len[row], 0)

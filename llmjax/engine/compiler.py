@@ -19,14 +19,6 @@ from llmjax.platforms import Platform
 from llmjax.sampling.state import make_sampler_state
 
 
-@dataclass(frozen=True)
-class StepOptions:
-    """XLA's compiler options by family of buckets."""
-
-    decode: Mapping[str, str] = field(default_factory=dict)
-    mixed: Mapping[str, str] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepCompiler:
     """Compiles the step for each bucket; may be used from several threads.
@@ -39,6 +31,7 @@ class StepCompiler:
         max_num_batched_tokens: tokens of the largest step.
         max_logprobs: top alternatives reported.
         decode_steps: decode steps a dispatch may take.
+        options: XLA's compiler options.
     """
 
     model: LoadedModel
@@ -48,7 +41,7 @@ class StepCompiler:
     max_num_batched_tokens: int
     max_logprobs: int
     decode_steps: int = 1
-    options: StepOptions = field(default=StepOptions())
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def weights(self) -> tuple[jax.Array, ...]:
@@ -121,9 +114,8 @@ class StepCompiler:
         # Weights keep their own places: some may lie in the host's memory.
         weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.weights)
         packed = self._placed(jax.ShapeDtypeStruct((layout.size,), jnp.int32))
-        options = self.options.decode if bucket.decode else self.options.mixed
         lowered = jax.jit(run, donate_argnums=1).lower(weights, self.state_shapes, packed)
-        return lowered.compile(compiler_options=dict(options))
+        return lowered.compile(compiler_options=dict(self.options))
 
     def _placed(self, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         sharding = jax.sharding.SingleDeviceSharding(self.platform.device)

@@ -1,4 +1,4 @@
-"""A decode step as one CUDA graph, and the test at start that a graph brings the tokens of plain launches.
+"""A dispatch as one CUDA graph, and the test at start that a graph brings the tokens of plain launches.
 
 XLA captures what it calls command buffers: runs of kernels, Pallas' included, and with CONDITIONAL and WHILE also the
 branches of the sampler and the loop over several steps, so that a dispatch is one launch and the host is never asked
@@ -8,15 +8,16 @@ which way to go. CONDITIONAL is not among XLA's defaults.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import jax
 import numpy as np
 
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import MAX_STOPS, NO_STOP, BatchLayout
-from llmjax.engine.compiler import StepCompiler, StepOptions
+from llmjax.engine.compiler import StepCompiler
 from llmjax.engine.request import EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.errors import ConfigError
@@ -26,11 +27,8 @@ from llmjax.sampling.rows import ROW_WORDS, request_sampling
 logger = logging.getLogger(__name__)
 
 COMMANDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
-GRAPHS = StepOptions(decode={"xla_gpu_enable_command_buffer": COMMANDS})
-LAUNCHES = StepOptions(
-    decode={"xla_gpu_enable_command_buffer": ""},
-    mixed={"xla_gpu_enable_command_buffer": ""},
-)
+GRAPHS: Mapping[str, str] = MappingProxyType({"xla_gpu_enable_command_buffer": COMMANDS})
+LAUNCHES: Mapping[str, str] = MappingProxyType({"xla_gpu_enable_command_buffer": ""})
 
 # What the rows of the test ask for: every branch of the sampler is taken in some dispatch and left out in another.
 ROWS = (
@@ -67,7 +65,7 @@ def with_graphs(compiler: StepCompiler, config: EngineConfig, *, decode_steps: i
 
 
 def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
-    """Why the decode programs of one compiler cannot stand for those of another; None: they sample the same tokens.
+    """Why the programs of one compiler cannot stand for those of another; None: they sample the same tokens.
 
     Both run the same few dispatches, from a new state each.
 
@@ -84,24 +82,26 @@ def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
 
 
 def _tokens(compiler: StepCompiler) -> np.ndarray:
-    """i32 [dispatches, steps, rows], as the program of the test's bucket samples them; -1: none."""
-    bucket = min((b for b in compiler.layouts if b.decode), key=lambda b: (abs(b.rows - len(ROWS)), b.rows))
-    program, state = compiler.compile(bucket), compiler.make_state()
+    """i32 [n], as programs of both families sample them; -1: none."""
+    decode = min((b for b in compiler.layouts if b.decode), key=lambda b: (abs(b.rows - len(ROWS)), b.rows))
+    mixed = min((b for b in compiler.layouts if not b.decode), key=lambda b: b.tokens)
     found = []
-    for packed in _batches(compiler, compiler.layouts[bucket]):
-        state, output = program(compiler.weights, state, packed)
-        found.append(np.asarray(output.tokens))
-    return np.stack(found)
+    for bucket in (decode, mixed):
+        program, state = compiler.compile(bucket), compiler.make_state()
+        for packed in _batches(compiler, compiler.layouts[bucket]):
+            state, output = program(compiler.weights, state, packed)
+            found.append(np.asarray(output.tokens).ravel())
+    return np.concatenate(found)
 
 
 def _batches(compiler: StepCompiler, layout: BatchLayout) -> Iterator[np.ndarray]:
     """The packed batches of DISPATCHES: sequences that begin with one token and go on."""
-    plan = compiler.kv_plan
+    plan, bucket = compiler.kv_plan, layout.bucket
     dispatches = DISPATCHES[: plan.max_model_len]
-    steps = max(1, min(layout.bucket.steps, plan.max_model_len // len(dispatches)))
+    steps = max(1, min(bucket.steps, plan.max_model_len // len(dispatches)))
     span = -(-steps * len(dispatches) // plan.page_size)  # pages of a row
     pages = min(group.num_pages for group in plan.groups) - 1
-    rows = max(1, min(layout.bucket.rows, pages // span))
+    rows = max(1, min(bucket.rows, bucket.tokens, len(ROWS), pages // span))
     tables = np.zeros((layout.num_slots, plan.pages_per_sequence), np.int32)
     # Where there are few pages, a single row overwrites its own.
     tables[:rows, :span] = 1 + np.arange(rows * span).reshape(rows, span) % pages
@@ -123,7 +123,7 @@ def _sequence(index: int, *, token: int) -> Sequence:
     request = EngineRequest(
         request_id=str(index),
         prompt_token_ids=[token],
-        params=ROWS[index % len(ROWS)],
+        params=ROWS[index],
         max_tokens=1 << 20,
         stop_token_ids=frozenset(),
     )

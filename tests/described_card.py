@@ -1,0 +1,96 @@
+"""An NVIDIA H100 that is described and not there: JAX's CUDA plug-in compiles for it on any machine
+(``pip install jax-cuda13-plugin jax-cuda13-pjrt nvidia-nvvm nvidia-cuda-nvcc``)."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental import topologies
+
+needs_plugin = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs JAX's CUDA plug-in"
+)
+
+# The versions decide which CUDA graphs XLA may make.
+H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84942979072
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  cuda_compute_capability { major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }
+  driver_version: "13.0.0" runtime_version: "13.0.0" compile_time_toolkit_version: "13.0.0"
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 8 }
+runtime_version { major: 13 minor: 0 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+@dataclass(frozen=True)
+class ForCard:
+    """A program as XLA would run it.
+
+    Attributes:
+        memory: what ``memory_analysis`` says.
+        text: optimised HLO.
+        thunks: what is started one after another: lines as ``kCommandBuffer ...``, a line each at the top, and what
+            lies inside of them indented.
+    """
+
+    memory: Any
+    text: str
+    thunks: tuple[str, ...]
+
+    @property
+    def started(self) -> list[str]:
+        """Kinds of the thunks that the host starts."""
+        return [line.split()[1] for line in self.thunks if re.match(r"\d+: ", line)]
+
+    def count(self, kind: str) -> int:
+        """Thunks of a kind, wherever they lie."""
+        return sum(f" {kind} " in line for line in self.thunks)
+
+
+def compile_for_card(
+    call: Callable[..., Any], *arguments: Any, donated: int | tuple[int, ...], options: Mapping[str, str], folder: Path
+) -> ForCard:
+    """Compiles for the card.
+
+    Args:
+        arguments: arrays or ``ShapeDtypeStruct``s; their memory kinds count, and not where they are.
+        donated: positions of donated ones.
+        options: XLA's.
+        folder: for XLA's files; empty.
+    """
+    from jax._src import compiler
+    from jaxlib import _jax
+
+    lowered = jax.jit(call, donate_argnums=donated).trace(*arguments).lower(lowering_platforms=("cuda",))
+    device = topologies.get_topology_desc("h100", "cuda", target_config=H100, topology="1x1x1").devices[0]
+    # JAX itself drops memory kinds for devices that are described only.
+    given = compiler.get_compile_options(
+        num_replicas=1,
+        num_partitions=1,
+        device_assignment=np.array([[0]]),
+        env_options_overrides={**options, "xla_dump_to": str(folder), "xla_dump_hlo_as_text": "True"},
+        backend=device.client,
+    )
+    compiled = device.client.compile(lowered.compiler_ir(), _jax.DeviceList((device,)), given)
+    # The second is written where a pass has changed something.
+    dumps = [*folder.glob("*thunk_sequence.txt"), *folder.glob("*thunk_sequence_after_thunk_passes.txt")]
+    return ForCard(
+        memory=compiled.get_compiled_memory_stats(),
+        text=compiled.get_hlo_text() if hasattr(compiled, "get_hlo_text") else compiled.hlo_modules()[0].to_string(),
+        thunks=tuple(dumps[-1].read_text().splitlines()),
+    )

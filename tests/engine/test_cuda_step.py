@@ -1,0 +1,145 @@
+"""Whole steps compiled for a card that is described: what the host starts, what is copied, what is sorted."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import models
+from kernels.attention import make_pages
+from kernels.offloading import HOST_MEMORY, SplitStack
+from kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
+from llmjax.engine.batch import BatchLayout, make_buckets
+from llmjax.engine.graphs import GRAPHS, LAUNCHES
+from llmjax.engine.step import DeviceState, step
+from llmjax.sampling.state import make_sampler_state
+from tests.described_card import ForCard, compile_for_card, needs_plugin
+
+pytestmark = needs_plugin
+Shape = jax.ShapeDtypeStruct
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+QWEN_MOE = {
+    **LLAMA,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_key_value_heads": 4,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "tie_word_embeddings": False,
+}
+FOUR_BITS = partial(RowFormat, codes=Codes(4), group_size=128, scale="f16", zero="u8")
+
+
+def quantised(shape: Shape) -> Shape | QTensor:
+    """In 4 bits, if it is a matrix or a stack."""
+    if len(shape.shape) < 2 or shape.dtype != jnp.bfloat16:
+        return shape
+    form = FOUR_BITS(shape.shape[-1])
+    words = Shape((*shape.shape[:-2], -(-shape.shape[-2] // CUDA_TILE), form.num_words, CUDA_TILE), jnp.uint32)
+    return QTensor(words, None, form, shape.shape[-2], jnp.dtype(jnp.bfloat16))
+
+
+def offloaded(shape: Shape, count: int) -> Shape | SplitStack:
+    """With the last experts in the host's memory, if it is a stack."""
+    if len(shape.shape) < 3:
+        return shape
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind=HOST_MEMORY)
+    here, there = ((n, *shape.shape[1:]) for n in (shape.shape[0] - count, count))
+    return SplitStack(Shape(here, shape.dtype), Shape(there, jnp.uint16, sharding=place))
+
+
+def compiled_step(
+    folder: Path, settings: dict[str, Any] = LLAMA, weight: Any = lambda shape: shape, **options: Any
+) -> ForCard:
+    """A step of the decode family, or of the mixed one with ``tokens``, as the engine runs it."""
+    seqs, steps, tokens = (options.get(name, default) for name, default in (("seqs", 1), ("steps", 1), ("tokens", 0)))
+    config = models.model_config(settings, max_model_len=4096)
+    graph, shapes = models.abstract_model(config, dtype=jnp.dtype("bfloat16"), activation_dtype=jnp.dtype("bfloat16"))
+    pages = jax.eval_shape(
+        lambda: make_pages(
+            num_pages=1024, page_size=16, num_kv_heads=config.num_kv_heads, head_dim=128, dtype=jnp.bfloat16
+        )
+    )
+    sampler = jax.eval_shape(partial(make_sampler_state, num_slots=seqs, vocab_size=config.vocab_size))
+    state = DeviceState(kv=(pages,) * config.num_layers, last_token=Shape((seqs,), jnp.int32), sampler=sampler)
+    buckets = make_buckets(max_num_seqs=seqs, max_num_batched_tokens=tokens or 16, decode_steps=steps)
+    bucket = [bucket for bucket in buckets if bucket.decode is not bool(tokens)][-1]
+    layout = BatchLayout(bucket=bucket, num_slots=seqs, pages_per_sequence=256, num_groups=1)
+    run = partial(step, graph=graph, names=tuple(shapes), layout=layout, max_logprobs=20)
+    found = compile_for_card(
+        run,
+        tuple(weight(shape) for shape in shapes.values()),
+        state,
+        Shape((layout.size,), jnp.int32),
+        donated=1,
+        options=options.get("xla", GRAPHS),
+        folder=folder,
+    )
+    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    assert found.memory.alias_size_in_bytes >= state_bytes  # nothing of the state is held twice
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"steps": 8}, {"seqs": 32}, {"tokens": 64}], ids=str)
+def test_a_dispatch_is_one_graph(options: dict[str, int], tmp_path: Path) -> None:
+    found = compiled_step(tmp_path, weight=quantised, **options)
+    assert found.started == ["kCommandBuffer"]
+    assert found.count("kConditional") > 5
+    assert found.count("kWhile") == 2 + ("steps" in options)
+
+
+def test_without_graphs_everything_is_started_by_the_host(tmp_path: Path) -> None:
+    found = compiled_step(tmp_path, weight=quantised, xla=LAUNCHES)
+    assert found.count("kCommandBuffer") == 0
+    assert len(found.started) > 30
+
+
+@pytest.mark.parametrize("options", [{"steps": 8}, {"seqs": 32}, {"tokens": 64}], ids=str)
+def test_nothing_large_is_copied_converted_or_sorted(options: dict[str, int], tmp_path: Path) -> None:
+    found = compiled_step(tmp_path, **options)
+    rows = options.get("tokens") or options.get("seqs", 1)  # whose logits there are
+    sorts = [
+        shape for line in found.text.splitlines() if " sort(" in line for shape in re.findall(r"\[(\d+,\d+)\]", line)
+    ]
+    assert max(int(shape.split(",")[1]) for shape in sorts) < 4096
+    # Some copies of the logits, and no matrix or page: a layer's pages are 32 MiB, the embedding 1 GiB.
+    assert found.memory.temp_size_in_bytes < 6 * rows * LLAMA["vocab_size"] * 4 + (4 << 20)
+
+
+def test_offloaded_experts_stay_in_the_hosts_memory(tmp_path: Path) -> None:
+    on_card = compiled_step(tmp_path / "whole", QWEN_MOE)
+    found = compiled_step(tmp_path / "split", QWEN_MOE, partial(offloaded, count=100))
+    stack = 100 * 768 * 2048 * 2
+    assert found.memory.host_argument_size_in_bytes == 2 * 3 * stack
+    assert found.memory.argument_size_in_bytes == on_card.memory.argument_size_in_bytes - 2 * 3 * stack
+    # One expert at a time is on the card.
+    assert found.memory.temp_size_in_bytes < on_card.memory.temp_size_in_bytes + 3 * 768 * 2048 * 2 * 2
+    assert found.started == ["kCommandBuffer"]
