@@ -83,10 +83,36 @@ def examine(config: EngineConfig) -> list[Finding]:
         findings += [Finding("cores", cpu_affinity.describe()), Finding("kernels", library.describe(), advice)]
     return [
         *findings,
+        *_nvidia(chosen, config),
         *_picks(chosen, chosen.kv_dtype(config.kv_cache_dtype)),
         _folder("models", Path(config.download_dir) if config.download_dir else CACHE_DIR / "models"),
         _programs(config),
     ]
+
+
+def _nvidia(chosen: Platform, config: EngineConfig) -> list[Finding]:
+    """Cards, driver and plug-in; nothing on machines that have none of them."""
+    from llmjax.platforms import cuda_plugin, nvidia_cards
+
+    cards, plugin = nvidia_cards(), cuda_plugin()
+    advice = None
+    if cards is None and plugin is None:
+        return []
+    if plugin is None:
+        advice = "JAX's plug-in is missing: pip install 'llmjax[cuda]'"
+    elif cards is None:
+        advice = "nvidia-smi does not run: install NVIDIA's driver, 580 or newer, see docs/cuda.md"
+    elif not chosen.is_cuda and config.device == "auto":
+        advice = "JAX does not find the card; --device cuda says why"
+    findings = [
+        Finding("NVIDIA cards", cards or "no driver", advice),
+        Finding("CUDA plug-in", plugin or "none"),
+    ]
+    if chosen.is_cuda:
+        pool = chosen.available_memory(config.gpu_memory_utilization)
+        findings.append(Finding("memory to use", f"{pool / 2**30:.1f} GiB for weights, steps and KV cache"))
+        findings.append(Finding("CUDA graphs", config.cuda_graphs))
+    return findings
 
 
 def _picks(chosen: Platform, kv_dtype: jnp.dtype) -> list[Finding]:

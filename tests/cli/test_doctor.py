@@ -37,6 +37,31 @@ def test_device_that_is_not_there(capsys: pytest.CaptureFixture[str]):
     assert "device 'gcu' is not available (there is: cpu" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("cards", "plugin", "advice"),
+    [
+        ("NVIDIA H100, 580.65.06, 81559 MiB", None, "JAX's plug-in is missing: pip install 'llmjax[cuda]'"),
+        (None, "jax-cuda13-plugin 1.2", "nvidia-smi does not run: install NVIDIA's driver"),
+        ("NVIDIA H100, 580.65.06, 81559 MiB", "jax-cuda13-plugin 1.2", "--device cuda says why"),
+    ],
+)
+def test_what_a_card_needs(
+    cards: str | None,
+    plugin: str | None,
+    advice: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("llmjax.platforms.nvidia_cards", lambda: cards)
+    monkeypatch.setattr("llmjax.platforms.cuda_plugin", lambda: plugin)
+    monkeypatch.setattr("llmjax.platforms._size_pool", lambda config: None)
+    status, found = report(capsys)
+    assert status == 1
+    assert found["NVIDIA cards"]["value"] == (cards or "no driver")
+    assert advice in str(found["NVIDIA cards"]["advice"])
+    assert found["CUDA plug-in"]["value"] == (plugin or "none")
+
+
 def test_people_read_a_table(capsys: pytest.CaptureFixture[str]):
     main(["doctor", "--cpu"])
     assert "kernels" in capsys.readouterr().out
