@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from kernels.activations import ACTIVATIONS
 from kernels.blocks import Projection
+from kernels.cpu import experts as cpu
+from kernels.cpu.library import library
 from kernels.cuda import experts as cuda
 from kernels.linear import linear
 from kernels.registry import Implementation, Operation
@@ -124,14 +127,23 @@ def _one(weights: ExpertWeights, expert: jax.Array) -> ExpertWeights:
         one = jax.lax.dynamic_index_in_dim(bits, expert, axis=0, keepdims=False)
         return jax.lax.bitcast_convert_type(one, leaf.dtype)
 
+    # It would also move what does not depend on the loop out of it, and copy stacks there.
+    weights, expert = jax.lax.optimization_barrier((weights, expert))
     one: ExpertWeights = jax.tree.map(slice_of, weights)
     return one
+
+
+def _native(*arguments: Any, **options: Any) -> jax.Array:
+    native = library()
+    assert native is not None
+    return cpu.experts(*arguments, native=native, **options)
 
 
 # Positional: x, chosen, shares, weights. Static: activation.
 EXPERTS = Operation(
     "experts",
     (
+        Implementation("C++", _native, platform="cpu", refuses=cpu.refuses),
         Implementation("Pallas", cuda.experts, platform="cuda", refuses=cuda.refuses),
         Implementation("XLA, by blocks", experts_by_blocks),
     ),

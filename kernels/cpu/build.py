@@ -27,7 +27,7 @@ AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 VNNI = (*AVX512, "-mavx512vnni")
 AMX = (*VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
 X86 = {"avx2": AVX2, "avxvnni": (*AVX2, "-mavxvnni"), "avx512": AVX512, "avx512vnni": VNNI, "amx": AMX}
-COMMON = ("attention", "blocks", "linear", "products", "sampling", "isa")  # compiled once
+COMMON = ("attention", "blocks", "experts", "linear", "products", "sampling", "isa")  # compiled once
 INTEGER_ONLY = ("avxvnni", "avx512vnni")  # of no use to what multiplies floats
 
 

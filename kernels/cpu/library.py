@@ -17,6 +17,7 @@ TARGETS = (
     "llmjax_attention",
     "llmjax_linears",
     "llmjax_attention_block",
+    "llmjax_experts",
     "llmjax_mlp",
     "llmjax_sample",
 )

@@ -1,0 +1,74 @@
+"""Mixture-of-experts products in C++ (``src/experts.cc``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels.cpu import matrices
+from kernels.cpu.blocks import ACTIVATION_NUMBERS
+from kernels.cpu.library import Library, library
+from kernels.qtensor import QTensor
+
+if TYPE_CHECKING:
+    from kernels.experts import ExpertWeights
+
+
+def refuses(
+    x: jax.Array, chosen: jax.Array, shares: jax.Array, weights: ExpertWeights, *, activation: str
+) -> str | None:
+    """Why the library does not take these types and sizes; None: it does."""
+    if x.dtype != jnp.float32:
+        return f"activations are {x.dtype}"
+    if activation not in ACTIVATION_NUMBERS:
+        return f"the activation is {activation}"
+    if library() is None:
+        return "not built"
+    for stack in (weights.gate.weight, weights.up.weight, weights.down.weight):
+        if isinstance(stack, QTensor) and stack.columns is not None:
+            return "columns are in an order of their own"
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stack)
+        if reason := matrices.refuses(one):
+            return reason
+    return None
+
+
+def experts(
+    x: jax.Array,
+    chosen: jax.Array,
+    shares: jax.Array,
+    weights: ExpertWeights,
+    *,
+    activation: str,
+    native: Library,
+    isa: str | None = None,
+) -> jax.Array:
+    """``kernels.experts.experts`` by the library; an expert that does not exist is an error, not a stray read.
+
+    Args:
+        native: the library.
+        isa: one of its instruction sets; None: the best that the machine has.
+    """
+    projections = (weights.gate, weights.up, weights.down)
+    stacks = [projection.weight for projection in projections]
+    count, inner, _ = weights.gate.weight.shape
+    results = (
+        jax.ShapeDtypeStruct(x.shape, jnp.float32),
+        jax.ShapeDtypeStruct((chosen.size, x.shape[1] + 2 * inner), jnp.float32),
+    )
+    out: jax.Array
+    out, _ = jax.ffi.ffi_call("llmjax_experts", results)(
+        x,
+        chosen.astype(jnp.int32),
+        shares.astype(jnp.float32),
+        *matrices.buffers(stacks, [projection.bias for projection in projections]),
+        **matrices.attributes(stacks),
+        experts=np.int32(count),
+        inner=np.int32(inner),
+        activation=np.int32(ACTIVATION_NUMBERS[activation]),
+        isa=np.int32(native.index(isa)),
+    )
+    return out
