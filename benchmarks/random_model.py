@@ -6,7 +6,9 @@ import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 BLOCK = 1 << 20  # random weights that every tensor repeats: each still has memory of its own
@@ -27,18 +29,28 @@ class Shape:
     def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
 
+    @property
+    def share_of_experts(self) -> float:
+        """Of the experts, those that a token goes through."""
+        return 1.0
+
+    @property
+    def active_numbers(self) -> int:
+        """Numbers of the matrices that a token is multiplied with; the embedding is tied, so it is one of them."""
+        sizes = {name: int(np.prod(shape)) for name, shape in self.tensors().items()}
+        experts = sum(size for name, size in sizes.items() if ".experts." in name)
+        return int(sum(sizes.values()) - experts + self.share_of_experts * experts)
+
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Shapes of all tensors under Hugging Face's names."""
-        d, f = self.hidden_size, self.intermediate_size
+        d = self.hidden_size
         q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         layer = {
             "self_attn.q_proj": (q, d),
             "self_attn.k_proj": (kv, d),
             "self_attn.v_proj": (kv, d),
             "self_attn.o_proj": (d, q),
-            "mlp.gate_proj": (f, d),
-            "mlp.up_proj": (f, d),
-            "mlp.down_proj": (d, f),
+            **self.feed_forward(),
             "input_layernorm": (d,),
             "post_attention_layernorm": (d,),
         }
@@ -49,10 +61,59 @@ class Shape:
         }
         return {"model.embed_tokens.weight": (self.vocab_size, d), **layers, "model.norm.weight": (d,)}
 
+    def feed_forward(self) -> dict[str, tuple[int, ...]]:
+        """The part of a layer's tensors that differs."""
+        d, f = self.hidden_size, self.intermediate_size
+        return {"mlp.gate_proj": (f, d), "mlp.up_proj": (f, d), "mlp.down_proj": (d, f)}
+
+    def config(self) -> dict[str, Any]:
+        """Keys of config.json that name the architecture."""
+        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEShape(Shape):
+    """The sizes of a Qwen 3 with experts; ``intermediate_size`` is that of an expert."""
+
+    experts: int
+    experts_per_token: int
+    size_of_head: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.size_of_head
+
+    @property
+    def share_of_experts(self) -> float:
+        return self.experts_per_token / self.experts
+
+    def feed_forward(self) -> dict[str, tuple[int, ...]]:
+        e, d, f = self.experts, self.hidden_size, self.intermediate_size
+        h = self.head_dim
+        return {
+            "mlp.gate": (e, d),
+            "mlp.experts.gate_proj": (e, f, d),
+            "mlp.experts.up_proj": (e, f, d),
+            "mlp.experts.down_proj": (e, d, f),
+            "self_attn.q_norm": (h,),
+            "self_attn.k_norm": (h,),
+        }
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "num_experts": self.experts,
+            "num_experts_per_tok": self.experts_per_token,
+            "moe_intermediate_size": self.intermediate_size,
+            "norm_topk_prob": True,
+        }
+
 
 # The sizes of SmolLM2-135M and -360M, Qwen2.5-1.5B and Llama-3.2-3B, all in the Llama architecture.
 SHAPES = {
     "tiny": Shape(64, 128, 2, 4, 2, 512),
+    "tiny-moe": MoEShape(64, 32, 2, 4, 2, 512, experts=8, experts_per_token=2, size_of_head=16),
     "135m": Shape(576, 1536, 30, 9, 3, 49152),
     "360m": Shape(960, 2560, 32, 15, 5, 49152),
     "1.5b": Shape(1536, 8960, 28, 12, 2, 151936),
@@ -63,8 +124,7 @@ SHAPES = {
 def write_random_model(folder: Path, shape: Shape, *, max_position_embeddings: int) -> None:
     """Writes config.json and model.safetensors with bfloat16 weights; nothing if they are there already."""
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        **shape.config(),
         "torch_dtype": "bfloat16",
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
@@ -92,18 +152,24 @@ def write_random_model(folder: Path, shape: Shape, *, max_position_embeddings: i
 
 
 def _write_weights(path: Path, tensors: dict[str, tuple[int, ...]], *, scale: float) -> None:
-    """Normal weights; those of norms are 1. bfloat16 is the upper half of float32."""
-    block = _bfloat16(np.random.default_rng(0).standard_normal(BLOCK, np.float32) * scale)
+    """Normal weights; those of norms are 1. Experts are stored in 8 bits, for there are many of them: a model reads
+    them as whatever it runs in."""
+    block = np.random.default_rng(0).standard_normal(BLOCK, np.float32) * scale
+    blocks = {"BF16": _bfloat16(block), "F8_E4M3": block.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)}
     header, end = {}, 0
     for name, shape in tensors.items():
-        size = 2 * int(np.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        dtype = "F8_E4M3" if ".experts." in name else "BF16"
+        size = blocks[dtype].itemsize * int(np.prod(shape))
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for shape in tensors.values():
-            values = np.resize(block, np.prod(shape)) if len(shape) > 1 else _bfloat16(np.ones(shape, np.float32))
+        for name, shape in tensors.items():
+            if len(shape) > 1:
+                values = np.resize(blocks[str(header[name]["dtype"])], np.prod(shape))
+            else:
+                values = _bfloat16(np.ones(shape, np.float32))
             file.write(values.tobytes())
 
 

@@ -1,0 +1,60 @@
+"""The benchmark of GPUs, at sizes for a try-out on any machine, and its arithmetic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import commit, main
+from benchmarks.gpu_figures import Limits, Work
+from benchmarks.gpu_models import MODELS, Reads, Setup
+
+
+def test_small_sizes_run_everywhere(
+    tmp_path: Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    output = tmp_path / "results" / "small.json"
+    work = ["--work-dir", str(tmp_path), "--output", str(output)]
+    assert main(["--small", "--shapes", "tiny-moe", "--formats", "bfloat16", "--offload", "3", *work]) == 0
+    found = json.loads(output.read_text())
+    assert found["card"] == "cpu"
+    assert found["commit"] == commit()
+    assert found["limits"]["bytes_per_second"] > 0
+    names = [figure["name"] for figure in found["figures"]]
+    setup = "tiny-moe, bfloat16, 3 experts offloaded"
+    points = ("decode, 1 x 48", "decode, 2 x 48", "prefill of 64", "weights loaded to first token")
+    assert names[-4:] == [f"{setup}: {point}" for point in points]
+    assert all(figure["seconds"] > 0 for figure in found["figures"])
+    for start in ("1 x 256 by 256, bf16", "decode, 2 x 64, bfloat16", "experts, 8 rows: ", "KV of 8 tokens, int8"):
+        assert any(name.startswith(start) for name in names), start
+    assert setup in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [["--only", "kernel"], ["--shapes", "llama-9b"]])
+def test_unknown_parts_and_shapes(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(flags)
+    assert "unknown: " in capsys.readouterr().err
+
+
+def test_the_bound_is_the_larger_of_reading_and_computing() -> None:
+    limits = Limits(bytes_per_second=100, flops_per_second=1000)
+    assert limits.seconds(Work(bytes=200, flops=1000)) == 2
+    assert limits.seconds(Work(bytes=200, flops=4000)) == 4
+
+
+def test_experts_that_a_step_reads() -> None:
+    shape = MODELS["tiny-moe"]  # 2 of 8 experts
+    reads = Reads(shape, dense_bytes=1000, expert_bytes=800)
+    assert reads.work(1).bytes == pytest.approx(1000 + 200)
+    assert reads.work(2).bytes == pytest.approx(1000 + 200 + 150)
+    assert reads.work(1000, kv_bytes=7).bytes == pytest.approx(1807)
+    assert reads.work(3).flops == 2 * 3 * shape.active_numbers
+
+
+def test_names_say_what_differs() -> None:
+    assert str(Setup("llama-8b", "q4_k")) == "llama-8b, q4_k"
+    assert str(Setup("llama-8b", "q4_k", "off", 2)) == "llama-8b, q4_k, graphs off, 2 experts offloaded"
