@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -16,8 +17,9 @@ import jax
 import numpy as np
 
 from llmjax.config import EngineConfig
-from llmjax.engine.batch import MAX_STOPS, NO_STOP, BatchLayout
+from llmjax.engine.batch import MAX_STOPS, NO_STOP, BatchLayout, Bucket
 from llmjax.engine.compiler import StepCompiler
+from llmjax.engine.programs import Executable
 from llmjax.engine.request import EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.errors import ConfigError
@@ -72,26 +74,29 @@ def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
     Args:
         reference: of the same buckets; what its programs sample is right.
     """
-    try:
-        tokens = _tokens(compiler)
-    except jax.errors.JaxRuntimeError as error:
-        return f"the test at start failed: {str(error).splitlines()[0]}"
-    expected = _tokens(reference)
-    wrong = int((tokens != expected).sum())
-    return f"{wrong} of {expected.size} tokens of the test at start were wrong" if wrong else None
-
-
-def _tokens(compiler: StepCompiler) -> np.ndarray:
-    """i32 [n], as programs of both families sample them; -1: none."""
     decode = min((b for b in compiler.layouts if b.decode), key=lambda b: (abs(b.rows - len(ROWS)), b.rows))
     mixed = min((b for b in compiler.layouts if not b.decode), key=lambda b: b.tokens)
-    found = []
-    for bucket in (decode, mixed):
-        program, state = compiler.compile(bucket), compiler.make_state()
-        for packed in _batches(compiler, compiler.layouts[bucket]):
-            state, output = program(compiler.weights, state, packed)
-            found.append(np.asarray(output.tokens).ravel())
-    return np.concatenate(found)
+    with ThreadPoolExecutor() as threads:
+        programs, right = ([threads.submit(c.compile, b) for b in (decode, mixed)] for c in (compiler, reference))
+    tokens, expected = [], []
+    for bucket, program, other in zip((decode, mixed), programs, right, strict=True):
+        try:
+            tokens.append(_tokens(program.result(), compiler, bucket))
+        except jax.errors.JaxRuntimeError as error:
+            return f"the test at start failed: {str(error).splitlines()[0]}"
+        expected.append(_tokens(other.result(), reference, bucket))
+    wrong = sum(int((a != b).sum()) for a, b in zip(tokens, expected, strict=True))
+    total = sum(part.size for part in expected)
+    return f"{wrong} of {total} tokens of the test at start were wrong" if wrong else None
+
+
+def _tokens(program: Executable, compiler: StepCompiler, bucket: Bucket) -> np.ndarray:
+    """i32 [dispatches, steps, rows], as the program samples them from a new state; -1: none."""
+    state, found = compiler.make_state(), []
+    for packed in _batches(compiler, compiler.layouts[bucket]):
+        state, output = program(compiler.weights, state, packed)
+        found.append(np.asarray(output.tokens))
+    return np.stack(found)
 
 
 def _batches(compiler: StepCompiler, layout: BatchLayout) -> Iterator[np.ndarray]:
