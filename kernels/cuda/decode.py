@@ -17,6 +17,7 @@ from kernels.attention.types import KVPages
 from kernels.cuda.flash import Keys, Partial, Queries, Rules, attend
 from kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
 from kernels.cuda.pages import MAX_HEAD_DIM, PageReader, PageRefs
+from kernels.cuda.tuned import Key, tuned
 
 ENOUGH_PROGRAMS = 512
 MAX_SPLITS = 32
@@ -52,6 +53,12 @@ class Split:
         parts = min(MAX_SPLITS, power_of_2(useful), power_of_2(wanted))
         return cls(parts, heads, reader.block, warps=8 if wide else 4)
 
+    @staticmethod
+    def key(q: jax.Array, pages: KVPages, page_table: jax.Array, reader: PageReader) -> Key:
+        """What the table of a card knows it by."""
+        longest = page_table.shape[1] * pages.page_size
+        return Key.of("decode", reader.name, len(q), q.shape[1], pages.data.shape[2], longest)
+
 
 def decode(
     q: jax.Array,
@@ -71,7 +78,7 @@ def decode(
         kv_len: i32 [R]; the output of rows with 0 is 0.
         page_table: i32 [R, P].
         sinks: f32 [H] or None.
-        split: how to divide the work; None: as `Split.of` says.
+        split: how to divide the work; None: as was measured, or `Split.of` says.
 
     Returns:
         [R, H, size of a value] in q's dtype.
@@ -79,7 +86,9 @@ def decode(
     rows, heads, _ = q.shape
     kv_heads = pages.data.shape[2]
     reader, group = PageReader.of(pages, q), heads // kv_heads
-    split = split or Split.of(rows, group, pages, page_table.shape[1], reader)
+    if split is None:
+        by_arithmetic = Split.of(rows, group, pages, page_table.shape[1], reader)
+        split = tuned(by_arithmetic, Split.key(q, pages, page_table, reader))
     kernel = _Kernel(reader, rules, split, group, sinks is not None)
     calibration = q if pages.calibration is None else pages.calibration  # what is not there is not read
     parts = (rows, heads, split.parts)

@@ -9,8 +9,9 @@ is in `products.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,7 +22,8 @@ from kernels.activations import ACTIVATIONS
 from kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
 from kernels.cuda.plan import MAX_VECTOR_ROWS, Plan
 from kernels.cuda.products import Factor, Floats, Part, Records, levels_of
-from kernels.cuda.ragged import Blocks
+from kernels.cuda.ragged import Blocks, num_blocks
+from kernels.cuda.tuned import Key, form_name
 from kernels.qtensor import CHUNK, CUDA_TILE, QTensor
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 MOST_ROWS = 64  # of x that a program takes
 NO_WORK = -1
+NO_CHOICES: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
 
 def refuses(
@@ -63,14 +66,14 @@ def experts(
     *,
     activation: str,
     rows: int | None = None,
-    splits: int | None = None,
+    choices: Mapping[str, Mapping[str, int]] = NO_CHOICES,
     interpret: bool = False,
 ) -> jax.Array:
     """``kernels.experts.experts``.
 
     Args:
         rows: choices of an expert that a program takes: 1, or a power of two from 16 on; None: by their number.
-        splits: programs that share the columns of a product; None: so many that the card is full.
+        choices: fields of the `Plan` of "experts in" (gate and up) or "experts out" (down) to be changed.
         interpret: run the kernels as XLA operations, on any device.
     """
     tokens, top = chosen.shape
@@ -78,10 +81,10 @@ def experts(
     rows = rows or rows_of(tokens, chosen.size, count)
     expert = jnp.where(shares == 0, count, chosen).reshape(-1).astype(jnp.int32)
     work = _each(expert, count) if rows == 1 else _sorted(expert, count, rows)
-    how = _How(rows, splits, interpret)
+    how = _How(rows, choices, interpret)
     place = jnp.arange(chosen.size, dtype=jnp.int32)
     gated = jnp.stack([work.choice // top, place], 1)
-    inner = _product(x, gated, work, [weights.gate, weights.up], how=how, activation=activation)
+    (inner,) = _product(x, gated, work, [weights.gate, weights.up], how=how, activation=activation)
     (out,) = _product(inner, jnp.stack([place, work.choice], 1), work, [weights.down], how=how, activation=None)
     # What has no share was not computed.
     out = jnp.where(shares[..., None] == 0, 0, out.reshape(tokens, top, -1) * shares[..., None])
@@ -93,6 +96,26 @@ def rows_of(tokens: int, choices: int, num_experts: int) -> int:
     if tokens <= MAX_VECTOR_ROWS:
         return 1
     return min(MOST_ROWS, max(MIN_DOT, power_of_2(choices // num_experts)))
+
+
+def plans_of(rows: int, choices: int, weights: ExpertWeights) -> dict[Key, Plan]:
+    """How the products of so many choices are divided, by arithmetic, and what the table of a card knows them by."""
+    blocks = choices if rows == 1 else num_blocks(weights.gate.weight.shape[0], size=rows, most=choices)
+    return dict(_plan_of(rows, blocks, stacks) for stacks in ([weights.gate, weights.up], [weights.down]))
+
+
+def _plan_of(rows: int, blocks: int, stacks: Sequence[Projection]) -> tuple[Key, Plan]:
+    weight = stacks[0].weight
+    size_out, size_in = weight.shape[1:]
+    chunks = -(-size_in // CHUNK)
+    if isinstance(weight, QTensor):
+        plan = Plan.of_records(rows, blocks, size_out=size_out, chunks=chunks, matrices=len(stacks))
+        name = form_name(weight.format)
+    else:
+        size, name = weight.dtype.itemsize, weight.dtype.name
+        plan = Plan.of_floats(rows, blocks, size_out=size_out, chunks=chunks, itemsize=size)
+    kernel = "experts out" if len(stacks) == 1 else "experts in"
+    return Key.of(kernel, name, rows, blocks, size_out, size_in), plan
 
 
 @dataclass(frozen=True)
@@ -124,7 +147,7 @@ def _sorted(expert: jax.Array, count: int, rows: int) -> _Work:
 @dataclass(frozen=True)
 class _How:
     rows: int
-    splits: int | None
+    choices: Mapping[str, Mapping[str, int]]
     interpret: bool
 
 
@@ -136,7 +159,7 @@ def _product(
     *,
     how: _How,
     activation: str | None,
-) -> Any:
+) -> list[jax.Array]:
     """Rows of x with the matrices of the programs' experts.
 
     Args:
@@ -145,20 +168,15 @@ def _product(
         activation: of ``activation(first) * second``; None: no such product.
 
     Returns:
-        [T * K, out] in x's dtype with an activation, and a list of f32 [T * K, out] for each stack without; rows whose
-        choices have no share are undefined.
+        One [T * K, out] in x's dtype with an activation, f32 [T * K, out] for each stack without; rows whose choices
+        have no share are undefined.
     """
     weight = stacks[0].weight
     size_out, size_in = weight.shape[1:]
     blocks, chunks, choices = len(work.programs), -(-size_in // CHUNK), len(rows)
     factor: Factor
-    if isinstance(weight, QTensor):
-        plan = Plan.of_records(how.rows, blocks, size_out=size_out, chunks=chunks, matrices=len(stacks))
-    else:
-        size = weight.dtype.itemsize
-        plan = Plan.of_floats(how.rows, blocks, size_out=size_out, chunks=chunks, itemsize=size)
-    if how.splits is not None:
-        plan = plan.with_splits(how.splits, chunks)
+    key, plan = _plan_of(how.rows, blocks, stacks)
+    plan = plan.tuned(key, chunks).changed(how.choices.get(key.kernel, {}), chunks)
     if isinstance(weight, QTensor):
         factor, levels = Records(weight.format, weight.dtype, plan), levels_of(weight)
     else:
@@ -176,9 +194,9 @@ def _product(
         Launch((-(-size_out // plan.outputs), plan.splits, blocks), plan.warps, plan.stages, how.interpret),
     )
     if fused:
-        return found[0][0]
+        return [found[0][0]]
     sums = [each.sum(0) if plan.splits > 1 else each[0] for each in found]
-    return sums if activation is None else (ACTIVATIONS[activation](sums[0]) * sums[1]).astype(x.dtype)
+    return sums if activation is None else [(ACTIVATIONS[activation](sums[0]) * sums[1]).astype(x.dtype)]
 
 
 def _kind(stack: Projection) -> Any:

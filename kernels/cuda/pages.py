@@ -66,6 +66,13 @@ class PageReader:
         return cls(pages.layout, pages.data.shape[-1], pages.calibration is not None, dtype)
 
     @property
+    def name(self) -> str:
+        """Of what is read, for the tables of cards."""
+        size = f"{self.value_dim} + {self.head_dim - self.value_dim}" if self.layout.value_dim else str(self.head_dim)
+        scales = ", token scales" if self.layout.token_scales else ""
+        return f"{self.layout.dtype.name}{scales}, {size}, pages of {self.layout.page_size}, {self.dtype.name}"
+
+    @property
     def value_dim(self) -> int:
         """Size of a value."""
         return self.layout.value_dim or self.head_dim

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from kernels.cuda.lowering import MIN_DOT, power_of_2
+from kernels.cuda.tuned import Key, tuned
 from kernels.qtensor import CUDA_TILE
 
 # Not measured on a card yet: sizes that fill one by the arithmetic in README.md.
@@ -76,4 +78,14 @@ class Plan:
     def with_splits(self, splits: int, chunks: int) -> Plan:
         """The same with a row's chunks shared by so many programs."""
         steps = -(-chunks // (self.chunks * splits))
-        return Plan(self.rows, self.outputs, self.chunks, steps, splits, self.warps, self.stages)
+        return replace(self, steps=steps, splits=splits)
+
+    def changed(self, choice: Mapping[str, int], chunks: int) -> Plan:
+        """The same with other values of some fields, for rows of so many chunks."""
+        plan = replace(self, **choice)
+        return plan.with_splits(plan.splits, chunks)
+
+    def tuned(self, key: Key, chunks: int) -> Plan:
+        """The same as it was measured on this machine's card, for rows of so many chunks."""
+        plan = tuned(self, key)
+        return plan.with_splits(plan.splits, chunks)

@@ -18,6 +18,7 @@ from kernels.cuda.flash import Keys, Queries, Rules, attend
 from kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
 from kernels.cuda.pages import PageReader, PageRefs
 from kernels.cuda.ragged import Blocks
+from kernels.cuda.tuned import Key, tuned
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class Tiles:
         keys = min(reader.block, 32) if reader.layout.dtype.itemsize == 1 else reader.block
         return cls(tokens=rows // heads, heads=heads, keys=keys, warps=8 if rows > 64 or reader.padded_dim > 128 else 4)
 
+    @staticmethod
+    def key(q: jax.Array, pages: KVPages, reader: PageReader) -> Key:
+        """What the table of a card knows it by."""
+        return Key.of("prefill", reader.name, *q.shape[:2], pages.data.shape[2])
+
 
 def prefill(
     q: jax.Array,
@@ -66,7 +72,7 @@ def prefill(
         q: [T, H, h].
         count: i32 [R], queries of each row; rows with 0 are left out.
         sinks: f32 [H] or None.
-        tiles: how to divide the work; None: as `Tiles.of` says.
+        tiles: how to divide the work; None: as was measured, or `Tiles.of` says.
 
     Returns:
         [T, H, size of a value]; undefined for tokens of no row with queries.
@@ -75,7 +81,8 @@ def prefill(
     kv_heads = pages.data.shape[2]
     reader = PageReader.of(pages, q)
     group = heads // kv_heads
-    tiles = tiles or Tiles.of(tokens, group, reader)
+    if tiles is None:
+        tiles = tuned(Tiles.of(tokens, group, reader), Tiles.key(q, pages, reader))
     blocks = Blocks.of(count, size=tiles.tokens, most=tokens)
     kernel = _Kernel(reader, rules, tiles, group, sinks is not None)
     arguments = [

@@ -19,6 +19,7 @@ import numpy as np
 from kernels.cuda.lowering import MIN_DOT, Launch, launch, power_of_2, program_id, store
 from kernels.cuda.plan import MAX_VECTOR_ROWS, Plan
 from kernels.cuda.products import Part, Records, by_column_of_chunk, levels_of
+from kernels.cuda.tuned import Key, form_name
 from kernels.qtensor import CUDA_TILE, QTensor, group_scales
 
 MAX_ROWS = 512  # with more, dequantising once costs less than dequantising for each block of rows
@@ -39,9 +40,15 @@ def refuses(x: jax.Array, weight: QTensor, bias: jax.Array | None = None) -> str
 
 
 def plan_of(rows: int, weight: QTensor) -> Plan:
-    """How a product with so many rows of x is divided."""
+    """How a product with so many rows of x is divided, by arithmetic."""
     block = rows if rows <= MAX_VECTOR_ROWS else min(64, max(MIN_DOT, power_of_2(rows)))
     return Plan.of_records(block, -(-rows // block), size_out=weight.size_out, chunks=weight.format.num_chunks)
+
+
+def key_of(rows: int, weight: QTensor) -> Key:
+    """What the table of a card knows a product by."""
+    kernel = "integers" if rows > MAX_VECTOR_ROWS and multiplies_integers(weight) else "product"
+    return Key.of(kernel, form_name(weight.format), rows, weight.size_out, weight.format.size_in)
 
 
 def quantized_linear(
@@ -54,13 +61,13 @@ def quantized_linear(
             `multiplies_integers`.
         weight: a single matrix [out, in], tiles of `CUDA_TILE` rows.
         bias: [out] or None.
-        plan: how to divide the work; None: as `plan_of` says.
+        plan: how to divide the work; None: as was measured, or `plan_of` says.
         interpret: run as XLA operations on any device.
 
     Returns:
         f32 [T, out].
     """
-    plan = plan or plan_of(len(x), weight)
+    plan = plan or plan_of(len(x), weight).tuned(key_of(len(x), weight), weight.format.num_chunks)
     if weight.columns is not None:
         x = x[:, weight.columns]
     levels = levels_of(weight)

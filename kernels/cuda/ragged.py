@@ -8,6 +8,11 @@ import jax
 import jax.numpy as jnp
 
 
+def num_blocks(groups: int, *, size: int, most: int) -> int:
+    """Programs for any division of at most so many items among groups."""
+    return most // size + min(groups, most)
+
+
 @dataclass(frozen=True)
 class Blocks:
     """Which block each program has; worked out by XLA without loops, with shapes that do not depend on the counts."""
@@ -26,7 +31,7 @@ class Blocks:
         """
         blocks = (count + (size - 1)) // size
         ends = jnp.cumsum(blocks)  # up to and with each group's
-        program = jnp.arange(most // size + min(len(count), most), dtype=jnp.int32)
+        program = jnp.arange(num_blocks(len(count), size=size, most=most), dtype=jnp.int32)
         after = jnp.searchsorted(ends, program, side="right", method="compare_all")
         group = jnp.minimum(after, len(count) - 1).astype(jnp.int32)
         return cls(group, ((program - (ends - blocks)[group]) * size).astype(jnp.int32))

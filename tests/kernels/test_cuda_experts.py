@@ -19,6 +19,7 @@ from kernels.experts_reference import experts_reference
 from kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
 
 SIZE, INNER = 96, 72
+PRODUCTS = ("experts in", "experts out")
 FORMATS = {
     "q4_1": lambda size_in: RowFormat(size_in, Codes(4), 32, "f16", minimum="f16"),
     "q6_k": lambda size_in: RowFormat(size_in, Codes(6), 16, "i8", zero=32, super_size=64),
@@ -91,7 +92,8 @@ def error(case: Case, seed: int = 0, *, interpret: bool = True) -> float:
     assert refuses(*given, activation=case.activation) is None
 
     def call(x: jax.Array, chosen: jax.Array, shares: jax.Array, weights: ExpertWeights) -> jax.Array:
-        options: dict[str, Any] = {"rows": case.rows, "splits": case.splits, "interpret": interpret}
+        choices = {} if case.splits is None else {name: {"splits": case.splits} for name in PRODUCTS}
+        options: dict[str, Any] = {"rows": case.rows, "choices": choices, "interpret": interpret}
         return experts(x, chosen, shares, weights, activation=case.activation, **options)
 
     hurry = {"xla_backend_optimization_level": "0"} if interpret else None

@@ -1,0 +1,313 @@
+"""Measures how kernels should divide their work on the GPU at hand, and writes the table that they read when traced.
+
+    python -m benchmarks.tune_gpu [--only product,decode] [--output FILE]
+
+From what arithmetic gives, one field of a division is changed at a time as long as that makes the kernel faster.
+Inputs are random and, for products, more than a card's cache holds. The table goes to ``kernels/cuda/tuned/``, where
+kernels find it by the card's name. ``--small`` tries it out on any machine with interpreted kernels, whose times say
+nothing: it needs ``--output``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+
+from benchmarks.gpu import FORMATS, fastest
+from kernels.attention import KVPages, RaggedBatch, make_pages
+from kernels.blocks import Projection
+from kernels.cuda.decode import Split, decode
+from kernels.cuda.experts import experts, plans_of, rows_of
+from kernels.cuda.flash import Rules
+from kernels.cuda.pages import PageReader
+from kernels.cuda.prefill import Tiles, prefill
+from kernels.cuda.quantized_linear import key_of, plan_of, quantized_linear
+from kernels.cuda.tuned import Key, path_for
+from kernels.experts import ExpertWeights
+from kernels.qtensor import CUDA_TILE, QTensor, RowFormat
+
+Choice = Mapping[str, int]
+KINDS = ("product", "experts", "decode", "prefill")
+PAGE = 16
+WORTH = 0.97  # of the time before: less is noise
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A kernel with inputs.
+
+    Args:
+        start: what arithmetic gives, for each field.
+        fields: what may be tried.
+        run: makes a call, given other values of some fields.
+    """
+
+    key: Key
+    start: Choice
+    fields: Mapping[str, tuple[int, ...]]
+    run: Callable[[Choice], Callable[[], Any]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best choice; one that changes nothing is empty."""
+
+    choice: Choice
+    seconds: float
+    seconds_at_start: float
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured."""
+
+    matrices: tuple[tuple[int, int], ...] = ((4096, 4096), (14336, 4096), (4096, 14336))
+    rows: tuple[int, ...] = (1, 2, 8, 16, 64, 256)
+    layers: int = 8
+    experts: tuple[tuple[int, int, int, int], ...] = ((128, 8, 2048, 768), (8, 2, 4096, 14336))  # E, K, D, F
+    tokens: tuple[int, ...] = (1, 16, 512)
+    heads: tuple[tuple[int, int, int, int | None], ...] = ((32, 8, 128, None), (128, 1, 576, 512))
+    caches: tuple[str, ...] = ("bfloat16", "int8", "float8_e4m3fn")
+    decodes: tuple[tuple[int, int], ...] = ((1, 4096), (16, 4096), (64, 2048))  # requests, context
+    prefills: tuple[int, ...] = (512, 4096)
+    formats: tuple[str, ...] = tuple(FORMATS)
+    calls: int = 20
+    values: int = 8  # tried of each field at most
+
+
+SMALL = Sizes(
+    matrices=((64, 64),),
+    rows=(1,),
+    layers=1,
+    experts=((2, 1, 32, 32),),
+    tokens=(1,),
+    heads=((2, 1, 16, None),),
+    caches=("int8",),
+    decodes=((1, 32),),
+    prefills=(32,),
+    formats=("q4_k",),
+    calls=1,
+    values=1,
+)
+
+
+def best(problem: Problem, seconds: Callable[[Choice], float]) -> Found:
+    """Changes one field after the other until none makes it faster.
+
+    Args:
+        seconds: of a call with these fields changed; infinite where the card cannot run it.
+    """
+    choice: dict[str, int] = {}
+    at_start = fastest_yet = seconds(choice)
+    again = True
+    while again:
+        again = False
+        for field, values in problem.fields.items():
+            now = choice.get(field, problem.start[field])
+            for value in values:
+                if value == now:
+                    continue
+                tried = {**choice, field: value}
+                if (taken := seconds(tried)) < WORTH * fastest_yet:
+                    choice, fastest_yet, again = tried, taken, True
+    return Found({k: v for k, v in choice.items() if v != problem.start[k]}, fastest_yet, at_start)
+
+
+def timed(problem: Problem, calls: int, console: Console) -> Callable[[Choice], float]:
+    """Measures choices, each once."""
+    known: dict[tuple[tuple[str, int], ...], float] = {}
+
+    def seconds(choice: Choice) -> float:
+        name = tuple(sorted({**problem.start, **choice}.items()))
+        if name not in known:
+            try:
+                known[name] = fastest(problem.run(choice), calls)
+            except jax.errors.JaxRuntimeError as error:  # more shared memory or registers than the card has
+                console.print(f"  {dict(choice)} cannot run: {str(error).splitlines()[0]}", highlight=False)
+                known[name] = float("inf")
+        return known[name]
+
+    return seconds
+
+
+def stored(form: RowFormat, size_out: int, *stack: int) -> QTensor:
+    """Codes and scales of one pattern: small numbers in every type, whatever the bits mean."""
+    words = np.full((*stack, -(-size_out // CUDA_TILE), form.num_words, CUDA_TILE), 0x3C003C00, np.uint32)
+    return QTensor(jnp.asarray(words), None, form, size_out, jnp.dtype(jnp.bfloat16))
+
+
+def products(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
+    for size_out, size_in in sizes.matrices:
+        for name in sizes.formats:
+            layers = [stored(FORMATS[name](size_in), size_out) for _ in range(sizes.layers)]
+            for rows in sizes.rows:
+                x = jnp.ones((rows, size_in), jnp.bfloat16)
+                start = plan_of(rows, layers[0])
+
+                def run(choice: Choice, x: Any = x, layers: Any = layers, start: Any = start) -> Any:
+                    plan = start.changed(choice, layers[0].format.num_chunks)
+                    call = partial(quantized_linear, plan=plan, interpret=interpret)
+                    return partial(jax.jit(lambda x, layers: [call(x, layer) for layer in layers]), x, layers)
+
+                fields: dict[str, tuple[int, ...]] = {
+                    "chunks": (16, 32, 64, 128),
+                    "splits": (1, 2, 4, 8, 16),
+                    "warps": (1, 2, 4, 8),
+                    "stages": (1, 2, 3, 4),
+                    "outputs": (32, 64, 128),
+                }
+                if start.rows > 2:
+                    fields["rows"] = (16, 32, 64, 128)
+                yield Problem(key_of(rows, layers[0]), asdict(start), fields, run)
+
+
+def mixtures(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
+    for count, top, width, inner in sizes.experts:
+        for name in ("bfloat16", *sizes.formats):
+
+            def stack(size_out: int, size_in: int, name: str = name, count: int = count) -> Projection:
+                if name in FORMATS:
+                    return Projection(stored(FORMATS[name](size_in), size_out, count))
+                return Projection(jnp.full((count, size_out, size_in), 0.01, jnp.bfloat16))
+
+            weights = ExpertWeights(gate=stack(inner, width), up=stack(inner, width), down=stack(width, inner))
+            for tokens in sizes.tokens:
+                rng = np.random.default_rng(0)
+                chosen = jnp.asarray([rng.permutation(count)[:top] for _ in range(tokens)], jnp.int32)
+                x, shares = jnp.ones((tokens, width), jnp.bfloat16), jnp.full((tokens, top), 1 / top, jnp.float32)
+                rows = rows_of(tokens, chosen.size, count)
+                for key, start in plans_of(rows, tokens * top, weights).items():
+                    inputs = (x, chosen, shares, weights)
+
+                    def run(choice: Choice, key: Key = key, start: Any = start, inputs: Any = inputs) -> Any:
+                        choices = {key.kernel: {**asdict(start), **choice}}
+                        call = partial(experts, activation="silu", choices=choices, interpret=interpret)
+                        return partial(jax.jit(call), *inputs)
+
+                    records = name in FORMATS
+                    fields = {
+                        "chunks": (16, 32, 64) if records else (1, 2, 4, 8, 16, 32),
+                        "outputs": (32, 64, 128) if records else (8, 16, 32, 64, 128),
+                        "splits": (1, 2, 4, 8),
+                        "warps": (1, 2, 4, 8),
+                        "stages": (1, 2, 3, 4),
+                    }
+                    yield Problem(key, asdict(start), fields, run)
+
+
+def caches(sizes: Sizes, requests: int, length: int) -> Iterator[tuple[jax.Array, KVPages, jax.Array]]:
+    """Queries of one token a request, pages and page tables, for every kind of head and of pages."""
+    per_row = -(-length // PAGE)
+    table = 1 + jnp.arange(requests * per_row, dtype=jnp.int32).reshape(requests, per_row)
+    for heads, kv_heads, head_dim, value_dim in sizes.heads:
+        for cache in sizes.caches:
+            pages = make_pages(
+                num_pages=table.size + 1,
+                page_size=PAGE,
+                num_kv_heads=kv_heads,
+                head_dim=head_dim,
+                dtype=jnp.dtype(cache),
+                value_dim=value_dim,
+            )
+            yield jnp.ones((requests, heads, head_dim), jnp.bfloat16), pages, table
+
+
+def decodes(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
+    rules = Rules(scale=0.1, window=None, softcap=None)
+    for requests, length in sizes.decodes:
+        for q, pages, table in caches(sizes, requests, length):
+            reader, kv_len = PageReader.of(pages, q), jnp.full(requests, length, jnp.int32)
+            start = Split.of(requests, q.shape[1] // pages.data.shape[2], pages, table.shape[1], reader)
+
+            def run(choice: Choice, start: Split = start, inputs: Any = (q, pages, kv_len, table, None)) -> Any:
+                call = partial(decode, rules=rules, split=replace(start, **choice), interpret=interpret)
+                return partial(jax.jit(call), *inputs)
+
+            fields = {"parts": (1, 2, 4, 8, 16, 32, 64), "keys": (16, 32, 64, 128), "warps": (1, 2, 4, 8)}
+            fields |= {"stages": (1, 2, 3, 4), "heads": (16, 32, 64)}
+            yield Problem(Split.key(q, pages, table, reader), asdict(start), fields, run)
+
+
+def prefills(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
+    rules = Rules(scale=0.1, window=None, softcap=None)
+    for length in sizes.prefills:
+        for one, pages, table in caches(sizes, 1, length):
+            q = jnp.broadcast_to(one, (length, *one.shape[1:]))
+            reader, group = PageReader.of(pages, q), q.shape[1] // pages.data.shape[2]
+            start, count = Tiles.of(length, group, reader), jnp.full(1, length, jnp.int32)
+            batch = RaggedBatch(jnp.asarray([0, length], jnp.int32), count, table, jnp.zeros(length, jnp.int32))
+
+            def run(choice: Choice, start: Tiles = start, inputs: Any = (q, pages, batch, count, None)) -> Any:
+                call = partial(prefill, rules=rules, tiles=replace(start, **choice), interpret=interpret)
+                return partial(jax.jit(call), *inputs)
+
+            fields = {"tokens": (4, 8, 16, 32, 64, 128), "keys": (16, 32, 64, 128), "warps": (4, 8)}
+            fields |= {"stages": (1, 2, 3, 4)}
+            # A tile has 16 queries at least, for tensor cores.
+            fields["tokens"] = tuple(n for n in fields["tokens"] if 16 <= n * start.heads <= 256)
+            yield Problem(Tiles.key(q, pages, reader), asdict(start), fields, run)
+
+
+PROBLEMS = {"product": products, "experts": mixtures, "decode": decodes, "prefill": prefills}
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tune_gpu", description=__doc__.split("\n")[0])
+    parser.add_argument("--only", default=",".join(KINDS), help=f"kernels, of {', '.join(KINDS)}")
+    parser.add_argument("--small", action="store_true", help="a try-out on any machine; times say nothing")
+    parser.add_argument("--output", help="file of the table; default: where kernels look for it")
+    options = parser.parse_args(argv)
+    kinds = options.only.split(",")
+    if unknown := sorted(set(kinds) - set(KINDS)):
+        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(KINDS)}")
+    device = jax.devices()[0]
+    if options.small and not options.output:
+        parser.error("--small needs --output: what it measures is no table for a card")
+    if not options.small and device.platform != "gpu":
+        parser.error(f"needs an NVIDIA GPU, not {device.platform}; --small is a try-out")
+    sizes, console = SMALL if options.small else Sizes(), Console(width=160)
+    entries = []
+    for kind in kinds:
+        for problem in PROBLEMS[kind](sizes, options.small):
+            fields = {field: values[: sizes.values] for field, values in problem.fields.items()}
+            problem = replace(problem, fields=fields)
+            found = best(problem, timed(problem, sizes.calls, console))
+            text = f"{found.seconds_at_start * 1e6:,.1f} µs, {found.seconds * 1e6:,.1f} with {dict(found.choice)}"
+            console.print(f"{problem.key.kernel}, {problem.key.form}, {problem.key.sizes}: {text}", highlight=False)
+            entries.append(entry(problem.key, found))
+    path = Path(options.output) if options.output else path_for(device.device_kind)
+    about = {"card": device.device_kind, "date": datetime.now(UTC).date().isoformat()}
+    versions = {name: version(name) for name in ("llmjax", "jax", "jaxlib")}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**about, "versions": versions, "entries": entries}, indent=1) + "\n")
+    console.print(f"{path}: {len(entries)} entries")
+    return 0
+
+
+def entry(key: Key, found: Found) -> dict[str, Any]:
+    """A line of the table."""
+    return {
+        "kernel": key.kernel,
+        "format": key.form,
+        "sizes": key.sizes,
+        "choice": dict(found.choice),
+        "microseconds": round(found.seconds * 1e6, 2),
+        "microseconds_by_arithmetic": round(found.seconds_at_start * 1e6, 2),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

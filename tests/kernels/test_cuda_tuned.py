@@ -1,0 +1,134 @@
+"""Tables of what was measured on a card, and the tuner that writes them. The tables here are made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import tune_gpu
+from benchmarks.tune_gpu import Problem, best
+from kernels.cuda import tuned as tuned_module
+from kernels.cuda.plan import Plan
+from kernels.cuda.quantized_linear import key_of, plan_of, quantized_linear
+from kernels.cuda.tuned import Key, Table, TableError, describe, form_name, path_for, table_in_use
+from kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
+
+FORM = RowFormat(2000, Codes(4), 32, "f16", zero=8)
+
+
+def write(path: Path, *entries: Any, **more: Any) -> Path:
+    path.write_text(json.dumps({"card": "a card", "entries": entries, **more}))
+    return path
+
+
+def made_up(choice: dict[str, Any], *, sizes: tuple[int, ...] = (1, 4096, 2048)) -> dict[str, Any]:
+    return {"kernel": "product", "format": form_name(FORM), "sizes": sizes, "choice": choice}
+
+
+def matrix(size_out: int) -> QTensor:
+    words = jnp.full((-(-size_out // CUDA_TILE), FORM.num_words, CUDA_TILE), 0x3C003C00, jnp.uint32)
+    return QTensor(words, None, FORM, size_out, jnp.dtype("float32"))
+
+
+def test_an_entry_serves_sizes_of_its_class(tmp_path: Path) -> None:
+    table = Table.read(write(tmp_path / "card.json", made_up({"splits": 4, "chunks": 16, "warps": 2})))
+    assert table.card == "a card"
+    start = Plan(1, 32, 32, 2, 1, 8)
+    for size_out in (2049, 4000, 4096):
+        assert table.changed(start, key_of(1, matrix(size_out))) == Plan(1, 32, 16, 2, 4, 2)
+    for other in (key_of(1, matrix(2048)), key_of(2, matrix(4096)), Key.of("decode", form_name(FORM), 1, 4096, 2048)):
+        assert table.changed(start, other) == start
+
+
+def test_kernels_take_what_the_table_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = matrix(64), np.ones((1, 2000), np.float32)
+    sizes = key_of(1, weight).sizes
+    table = Table.read(write(tmp_path / "card.json", made_up({"splits": 2, "chunks": 16}, sizes=sizes)))
+    seen: list[Plan] = []
+    launch_of = tuned_module.Table.changed
+
+    def changed(table: Table, division: Any, key: Key) -> Any:
+        seen.append(launch_of(table, division, key))
+        return seen[-1]
+
+    monkeypatch.setattr(tuned_module, "table_in_use", lambda: table)
+    monkeypatch.setattr(Table, "changed", changed)
+    out = quantized_linear(jnp.asarray(x), weight, interpret=True)
+    assert (seen[0].splits, seen[0].chunks) == (2, 16)
+    assert plan_of(1, weight).splits != 2
+    np.testing.assert_allclose(np.asarray(out), x @ np.asarray(weight.dequantize()).T, rtol=1e-5)
+
+
+def test_no_card_no_table() -> None:
+    assert table_in_use() is None
+    assert path_for("NVIDIA H100 80GB HBM3").name == "nvidia-h100-80gb-hbm3.json"
+    assert "by arithmetic" in describe("a card that does not exist")
+
+
+@pytest.mark.parametrize(
+    "content,reason",
+    [
+        ("{", "Expecting"),
+        ("[]", "no table"),
+        ('{"card": "x"}', "'entries'"),
+        ('{"card": "x", "entries": [{}]}', "'choice'"),
+        ('{"card": "x", "entries": [{"choice": {"warps": "4"}}]}', "no positive number"),
+        ('{"card": "x", "entries": [{"choice": {"warps": 0}}]}', "no positive number"),
+    ],
+)
+def test_a_broken_table_is_an_error(content: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "card.json"
+    path.write_text(content)
+    with pytest.raises(TableError, match=reason) as error:
+        Table.read(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_field_that_a_kernel_lacks_is_an_error(tmp_path: Path) -> None:
+    table = Table.read(write(tmp_path / "card.json", made_up({"wraps": 4})))
+    with pytest.raises(TableError, match=r"product has no wraps"):
+        table.changed(Plan(1, 32, 32, 2, 1, 8), key_of(1, matrix(4096)))
+
+
+def test_the_tuner_goes_downhill() -> None:
+    """To the least of a sum of distances, past what cannot run, and no further for noise."""
+    fields = {"warps": (1, 2, 4, 8), "chunks": (16, 32, 64), "stages": (1, 2)}
+    problem = Problem(Key("k", "f", ()), {"warps": 1, "chunks": 64, "stages": 1}, fields, lambda choice: lambda: None)
+    tried = []
+
+    def seconds(choice: Any) -> float:
+        tried.append(dict(choice))
+        full = {**problem.start, **choice}
+        if full["chunks"] == 32:
+            return float("inf")
+        return 1 + abs(full["warps"] - 4) + abs(full["chunks"] - 16) - 0.01 * full["stages"]
+
+    found = best(problem, seconds)
+    assert found.choice == {"warps": 4, "chunks": 16}
+    assert found.seconds == pytest.approx(0.99)
+    assert found.seconds_at_start == pytest.approx(51.99)
+    assert len(tried) < 20
+
+
+def test_a_try_out_writes_a_table_that_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "table.json"
+    assert tune_gpu.main(["--small", "--only", "product,decode", "--output", str(path)]) == 0
+    table = Table.read(path)
+    assert {key.kernel for key in table.choices} == {"product", "decode"}
+    assert table.card == jax.devices()[0].device_kind
+    for entry in json.loads(path.read_text())["entries"]:
+        assert 0 < entry["microseconds"] <= entry["microseconds_by_arithmetic"]
+
+
+def test_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, reason in (([], "NVIDIA GPU"), (["--small"], "--output"), (["--only", "x"], "unknown: x")):
+        with pytest.raises(SystemExit):
+            tune_gpu.main(arguments)
+        assert reason in capsys.readouterr().err
