@@ -61,6 +61,7 @@ def examine(config: EngineConfig) -> list[Finding]:
     import jax
 
     from kernels.cpu import library
+    from kernels.cuda import tuned
     from llmjax import cpu_affinity
     from llmjax.platforms import CACHE_DIR, select_platform
 
@@ -81,6 +82,8 @@ def examine(config: EngineConfig) -> list[Finding]:
         native = library.library() is not None or os.environ.get(library.ISA_VARIABLE) == "none"
         advice = None if native else "install a C++ compiler and run `pip install` again: CPUs are several times faster"
         findings += [Finding("cores", cpu_affinity.describe()), Finding("kernels", library.describe(), advice)]
+    if chosen.is_cuda:
+        findings.append(Finding("tuned block sizes", tuned.describe(chosen.device.device_kind)))
     return [
         *findings,
         *_nvidia(chosen, config),

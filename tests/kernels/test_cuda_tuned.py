@@ -119,9 +119,9 @@ def test_the_tuner_goes_downhill() -> None:
 
 def test_a_try_out_writes_a_table_that_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "table.json"
-    assert tune_gpu.main(["--small", "--only", "product,decode", "--output", str(path)]) == 0
+    assert tune_gpu.main(["--small", "--only", "decode", "--output", str(path)]) == 0
     table = Table.read(path)
-    assert {key.kernel for key in table.choices} == {"product", "decode"}
+    assert {key.kernel for key in table.choices} == {"decode"}
     assert table.card == jax.devices()[0].device_kind
     for entry in json.loads(path.read_text())["entries"]:
         assert 0 < entry["microseconds"] <= entry["microseconds_by_arithmetic"]
