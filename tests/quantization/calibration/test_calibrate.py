@@ -207,6 +207,12 @@ def test_refusals(platform: Platform) -> None:
         next(calibrate(less, SEQUENCES, settings("gptq"), platform))
 
 
+def test_experts_are_refused(platform: Platform) -> None:
+    plan = SavePlan.of(opened("qwen3-moe"), "int8")
+    with pytest.raises(CheckpointError, match="layers without mlp.gate_proj, such as experts, cannot be calibrated"):
+        next(calibrate(plan, SEQUENCES, settings("gptq"), platform))
+
+
 def test_weights_that_are_no_numbers(platform: Platform, tmp_path: Path) -> None:
     source = opened("llama")
     shutil.copytree(source.path, tmp_path / "model")
