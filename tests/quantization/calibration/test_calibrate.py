@@ -209,7 +209,7 @@ def test_refusals(platform: Platform) -> None:
 
 def test_experts_are_refused(platform: Platform) -> None:
     plan = SavePlan.of(opened("qwen3-moe"), "int8")
-    with pytest.raises(CheckpointError, match="layers without mlp.gate_proj, such as experts, cannot be calibrated"):
+    with pytest.raises(CheckpointError, match=r"layers without mlp\.gate_proj, such as experts, cannot be calibrated"):
         next(calibrate(plan, SEQUENCES, settings("gptq"), platform))
 
 
