@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from kernels.attention import make_pages
 from llmjax.engine.batch import BatchLayout, Bucket, make_buckets
-from llmjax.engine.memory import KVPlan
+from llmjax.engine.memory import KVPlan, ProgramMemory
 from llmjax.engine.model import LoadedModel
-from llmjax.engine.programs import Executable
+from llmjax.engine.programs import Executable, build_one
 from llmjax.engine.step import DeviceState, step
 from llmjax.platforms import Platform
 from llmjax.sampling.state import make_sampler_state
@@ -116,6 +116,17 @@ class StepCompiler:
         packed = self._placed(jax.ShapeDtypeStruct((layout.size,), jnp.int32))
         lowered = jax.jit(run, donate_argnums=1).lower(weights, self.state_shapes, packed)
         return lowered.compile(compiler_options=dict(self.options))
+
+    def bytes_beside_kv(self) -> int:
+        """What steps take of the device's memory beside weights and KV pages; the largest program is compiled to know.
+
+        Temporaries do not depend on the number of pages, but for a step in XLA's plan between few and many.
+
+        Raises:
+            CompileError: XLA refuses it.
+        """
+        largest = ProgramMemory.of(build_one(self.compile, self.largest))
+        return largest.total + self.state_bytes - self.kv_plan.num_bytes
 
     def _placed(self, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         sharding = jax.sharding.SingleDeviceSharding(self.platform.device)

@@ -12,10 +12,10 @@ from llmjax.config import EngineConfig
 from llmjax.engine.compiler import StepCompiler
 from llmjax.engine.graphs import with_graphs
 from llmjax.engine.kv_cache import KVCache, KVStats
-from llmjax.engine.memory import KVPlan, ProgramMemory, plan_kv, smallest_kv
+from llmjax.engine.memory import KVPlan, plan_kv
 from llmjax.engine.model import LoadedModel, load_model
 from llmjax.engine.pace import Pace
-from llmjax.engine.programs import CompileCounter, build_one
+from llmjax.engine.programs import CompileCounter
 from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, SequenceTimes, Status
 from llmjax.engine.runner import HostLogprobs, PendingStep, Runner
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan
@@ -70,20 +70,21 @@ class Engine:
         )
         max_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
         self.compilations = CompileCounter()
+        self.kv_plan: KVPlan = plan_kv(config, self.model.config, self.platform, layout=layout)
         compiler = StepCompiler(
             model=self.model,
             platform=self.platform,
-            kv_plan=smallest_kv(config, self.model.config, layout=layout),
+            kv_plan=self.kv_plan,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max_tokens,
             max_logprobs=config.max_logprobs,
             # Without graphs the condition of a loop on an accelerator is a round trip to the host.
             decode_steps=config.decode_steps or (DECODE_STEPS if self.platform.is_cpu else 1),
         )
-        self.kv_plan: KVPlan = plan_kv(
-            config, self.model.config, self.platform, layout=layout, reserved=_reserved(config, compiler)
-        )
-        compiler = replace(compiler, kv_plan=self.kv_plan)
+        if not self.platform.is_cpu and config.kv_cache_memory_bytes is None:
+            reserved = compiler.bytes_beside_kv()
+            self.kv_plan = plan_kv(config, self.model.config, self.platform, layout=layout, reserved=reserved)
+            compiler = replace(compiler, kv_plan=self.kv_plan)
         compiler = with_graphs(compiler, config, decode_steps=config.decode_steps or DECODE_STEPS)
         self.kv = KVCache(
             self.kv_plan.groups,
@@ -288,18 +289,6 @@ class Engine:
         self._last_read = read_at
         for logger in self.loggers:
             logger.record_step(stats)
-
-
-def _reserved(config: EngineConfig, compiler: StepCompiler) -> int:
-    """Bytes that steps take of an accelerator beside weights and KV; 0 where nobody needs to know.
-
-    Args:
-        compiler: for the smallest cache.
-    """
-    if compiler.platform.is_cpu or config.kv_cache_memory_bytes is not None:
-        return 0
-    largest = ProgramMemory.of(build_one(compiler.compile, compiler.largest))
-    return largest.total + compiler.state_bytes - compiler.kv_plan.num_bytes
 
 
 def _output(sequence: Sequence, *, finish_reason: str | None = None) -> EngineOutput:

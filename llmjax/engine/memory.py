@@ -67,14 +67,6 @@ class ProgramMemory:
         return self.temporaries + self.outputs + self.code
 
 
-def smallest_kv(config: EngineConfig, model: ModelConfig, *, layout: KVLayout) -> KVPlan:
-    """A cache of two pages a group: what programs take beside it does not depend on how many there are."""
-    groups = tuple(GroupSpec(window=window, num_pages=2) for window in model.windows)
-    num_bytes = 2 * model.num_layers * layout.page_bytes(num_kv_heads=model.num_kv_heads, head_dim=model.head_dim)
-    longest = min(config.max_model_len or model.max_position, model.max_position)
-    return KVPlan(groups=groups, layout=layout, max_model_len=longest, num_bytes=num_bytes)
-
-
 def plan_kv(
     config: EngineConfig, model: ModelConfig, platform: Platform, *, layout: KVLayout, reserved: int = 0
 ) -> KVPlan:

@@ -11,6 +11,7 @@ import numpy as np
 from kernels.offloading import HOST_MEMORY, SplitStack
 from kernels.qtensor import QTensor
 from llmjax.checkpoint.stored_tensor import StoredTensor
+from llmjax.errors import ConfigError
 from llmjax.platforms import Platform
 from llmjax.quantization.packing import RowSource, RowStack, put
 from llmjax.quantization.plan import Kept
@@ -25,12 +26,18 @@ class Placer:
         platform: the device, and how it wants quantised matrices.
         activations: what products with quantised matrices round activations to, unless a matrix says.
         offloaded: the last so many experts of each stack go to the host's memory instead.
+
+    Raises:
+        ConfigError: the device cannot read that.
     """
 
     def __init__(self, platform: Platform, *, activations: str, offloaded: int = 0) -> None:
         self._platform = platform
         self._device = jax.sharding.SingleDeviceSharding(platform.device)
-        self._host = jax.sharding.SingleDeviceSharding(platform.device, memory_kind=HOST_MEMORY)
+        if offloaded and HOST_MEMORY not in {memory.kind for memory in platform.device.addressable_memories()}:
+            raise ConfigError(f"num_experts_offload_per_rank: {platform.device} cannot read the host's memory")
+        kind = HOST_MEMORY if offloaded else None
+        self._host = jax.sharding.SingleDeviceSharding(platform.device, memory_kind=kind)
         self._activations = activations
         self._offloaded = offloaded
         self._under_way: deque[jax.Array | QTensor | SplitStack] = deque()

@@ -15,6 +15,7 @@ from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine.compiler import StepCompiler
 from llmjax.engine.graphs import difference, with_graphs
+from llmjax.engine.kv_cache import GroupSpec
 from llmjax.engine.memory import plan_kv
 from llmjax.engine.model import load_model
 from llmjax.errors import ConfigError
@@ -97,6 +98,16 @@ def test_sliding_windows_have_tables_of_their_own(compiler: StepCompiler) -> Non
     compiler = compiler_of("gemma3")
     assert len(compiler.kv_plan.groups) == 2
     assert difference(compiler, compiler) is None
+
+
+def test_what_steps_take_beside_pages(compiler: StepCompiler) -> None:
+    taken = compiler.bytes_beside_kv()
+    sampler = 4 * 96 * 7  # slots, tokens, bytes
+    assert sampler < taken < sampler + (1 << 20)
+    plan = compiler.kv_plan
+    pages = plan.groups[0].num_pages
+    half = replace(plan, groups=(GroupSpec(None, pages // 2),), num_bytes=plan.num_bytes // pages * (pages // 2))
+    assert replace(compiler, kv_plan=half).bytes_beside_kv() == taken
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ from kernels.offloading import SplitStack
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine.model import load_model
+from llmjax.engine.placement import Placer
 from llmjax.errors import ConfigError
 from llmjax.platforms import select_platform
 
@@ -60,3 +63,38 @@ def test_wrong_numbers(engine_of: Callable[..., LLM]) -> None:
         engine_of("llama", num_experts_offload_per_rank=1)
     with pytest.raises(ConfigError, match="num_experts_offload_per_rank must be at least 0"):
         engine_of("llama", num_experts_offload_per_rank=-1)
+
+
+def test_a_device_that_cannot_read_the_hosts_memory() -> None:
+    device = SimpleNamespace(platform="gcu", addressable_memories=lambda: [SimpleNamespace(kind="device")])
+    platform = replace(select_platform(EngineConfig()), device=device)
+    with pytest.raises(ConfigError, match=r"num_experts_offload_per_rank: .*gcu.* cannot read the host's memory"):
+        Placer(platform, activations="float", offloaded=1)
+
+
+@pytest.mark.cuda
+def test_on_a_card(cuda_device: jax.Device) -> None:
+    """KV pages from what is free, graphs on, experts on the card and in the host's memory: the same tokens."""
+    prompts = [[5, 9, 33], list(range(3, 40))]
+
+    def tokens(**options: Any) -> list[list[int]]:
+        llm = LLM(
+            str(CHECKPOINTS / "qwen3-moe"),
+            device="cuda",
+            dtype="float32",
+            skip_tokenizer_init=True,
+            max_num_seqs=2,
+            max_num_batched_tokens=16,
+            **options,
+        )
+        llm.warm_up()
+        stats = llm.engine.platform.device.memory_stats()
+        assert stats["peak_bytes_in_use"] <= stats["bytes_limit"]
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        found = [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
+        llm.close()
+        return found
+
+    whole = tokens()
+    assert tokens(num_experts_offload_per_rank=5) == whole
+    assert tokens(num_experts_offload_per_rank=5, cuda_graphs="off") == whole
