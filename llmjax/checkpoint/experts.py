@@ -65,8 +65,8 @@ class ExpertStack:
         for matrix in self.matrices:
             source = matrix.row_source()
             if source is None:  # plain, or has said why it is dequantised
-                if sources:
-                    self._warn(f"expert {len(sources)} has to be")
+                if len({each.type_name for each in self.matrices}) > 1 or sources:
+                    self._warn(f"expert {len(sources)} has to be read as plain numbers")
                 return None
             assert not isinstance(source, RowStack)
             if sources and source.format != sources[0].format:

@@ -80,7 +80,7 @@ def test_published_one_by_one_and_stacked() -> None:
     }
     mixtral = {name.replace("down_proj", "w2"): array for name, array in mixtral.items()}
     fused = {f"{EXPERTS}.gate_up_proj": both, f"{EXPERTS}.down_proj": down}
-    for arrays in (by_expert, mixtral, fused):
+    for arrays in (by_expert, mixtral, fused, {f"{name}.weight": array for name, array in fused.items()}):
         found = stacked(arrays)
         assert sorted(found) == [f"{EXPERTS}.{part}_proj.weight" for part in ("down", "gate", "up")]
         np.testing.assert_array_equal(found[f"{EXPERTS}.gate_proj.weight"].read(F32), both[:, :5])
@@ -191,6 +191,16 @@ def test_experts_of_different_formats_are_dequantised_with_a_warning(caplog: pyt
     (record,) = caplog.records
     assert "experts 0 and 1 are stored in different formats" in record.message and stack.name in record.message
     assert stack.type_name == "GPTQ-4 and GPTQ-8"
+
+
+@pytest.mark.parametrize("plain", [0, 1])
+def test_a_plain_expert_among_quantised_ones_is_said(caplog: pytest.LogCaptureFixture, plain: int) -> None:
+    parts = {**gptq(1 - plain, shuffled=False), f"{EXPERTS}.{plain}.up_proj.weight": np.ones((16, 64), np.float16)}
+    stack = gptq_stack(parts)
+    assert stack.row_source() is None
+    (record,) = caplog.records
+    assert f"expert {plain} has to be read as plain numbers" in record.message
+    np.testing.assert_array_equal(stack.read(F32)[plain], 1)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kernels.blocks import Projection
-from kernels.experts import EXPERTS, ExpertWeights, experts, experts_by_blocks
+from kernels.experts import EXPERTS, ExpertWeights, _blocks, experts, experts_by_blocks
 from kernels.experts_reference import experts_reference
 from kernels.qtensor import Codes, QTensor, RowFormat
 
@@ -114,6 +116,21 @@ def test_experts_without_tokens_and_choices_without_share_are_not_looked_at() ->
     found = experts_by_blocks(x, chosen, shares, poisoned, activation="silu")
     check(found, experts_reference(x, chosen, shares, weights, activation="silu"))
     np.testing.assert_array_equal(found[4:], 0)
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.integers(0, 4), min_size=21, max_size=21),
+    st.lists(st.sampled_from([0.0, 0.5]), min_size=21, max_size=21),
+)
+def test_blocks_hold_every_choice_with_a_share_once(chosen: list[int], shares: list[float]) -> None:
+    blocks = _blocks(jnp.array(chosen).reshape(7, 3), jnp.array(shares).reshape(7, 3), 5)
+    found = []
+    for i in range(int(blocks.count)):
+        expert, rows, used = blocks.at(jnp.int32(i))
+        assert used.any()
+        found += [(int(row), int(expert)) for row, real in zip(rows, used, strict=True) if real]
+    assert sorted(found) == [(i, expert) for i, expert in enumerate(chosen) if shares[i]]
 
 
 def test_no_tokens() -> None:
