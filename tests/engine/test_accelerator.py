@@ -1,0 +1,84 @@
+"""How an engine starts on an accelerator, on a CPU that says it is one: memory, graphs, steps in a dispatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmjax import LLM, SamplingParams
+from llmjax.config import EngineConfig
+from llmjax.engine.engine import DECODE_STEPS
+from llmjax.platforms import Platform, select_platform
+
+LLAMA = Path(__file__).parents[1] / "models" / "golden" / "llama"
+MEMORY = 120_000
+
+
+@dataclass(frozen=True)
+class Card(Platform):
+    """The CPU, with a card's ways and little memory."""
+
+    @property
+    def is_cpu(self) -> bool:
+        return False
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+    def available_memory(self, utilization: float) -> int:
+        return int(MEMORY * utilization)
+
+
+@pytest.fixture
+def on_card(monkeypatch: pytest.MonkeyPatch, compile_cache_dir: str) -> Callable[..., LLM]:
+    def platform(config: EngineConfig) -> Card:
+        return Card(**vars(select_platform(config)))
+
+    def start(**settings: Any) -> LLM:
+        return LLM(
+            str(LLAMA),
+            dtype="float32",
+            skip_tokenizer_init=True,
+            page_size=4,
+            max_num_seqs=2,
+            max_num_batched_tokens=16,
+            compilation_cache_dir=compile_cache_dir,
+            **settings,
+        )
+
+    monkeypatch.setattr("llmjax.engine.engine.select_platform", platform)
+    # A CPU compiles with and without them, and does the same.
+    monkeypatch.setattr("llmjax.engine.graphs.GRAPHS", {"xla_gpu_enable_command_buffer": "FUSION"})
+    return start
+
+
+def test_pages_get_what_steps_leave(on_card: Callable[..., LLM], plain: Callable[[str], Any]) -> None:
+    llm = on_card(gpu_memory_utilization=0.5)
+    try:
+        llm.warm_up()
+        engine = llm.engine
+        assert engine.runner.most_steps(2) == DECODE_STEPS  # graphs have passed their test
+        state = sum(array.nbytes for array in (pages.data for pages in engine.runner._state.kv))
+        assert state == engine.kv_plan.num_bytes
+        left = MEMORY // 2 - engine.kv_plan.num_bytes
+        temporaries = max(p.executable.memory_analysis().temp_size_in_bytes for p in engine.runner.programs.ready)
+        taken = temporaries + engine.runner.sampler_bytes
+        assert taken < left < taken + 8000  # outputs, half a page, and what rounding down costs
+        prompts = [[5, 9, 33], list(range(3, 24))]
+        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True), use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == [plain("llama").greedy(p, 20) for p in prompts]
+    finally:
+        llm.close()
+
+
+def test_without_graphs_a_dispatch_is_one_step(on_card: Callable[..., LLM]) -> None:
+    llm = on_card(cuda_graphs="off", kv_cache_memory_bytes=1 << 18)
+    try:
+        assert {bucket.steps for bucket in llm.engine.runner.programs.buckets} == {1}
+    finally:
+        llm.close()
