@@ -29,6 +29,7 @@ from rich.console import Console
 from benchmarks.gpu import FORMATS, fastest
 from kernels.attention import KVPages, RaggedBatch, make_pages
 from kernels.blocks import Projection
+from kernels.cuda import mosaic_prefill
 from kernels.cuda.decode import Split, decode
 from kernels.cuda.experts import experts, plans_of, rows_of
 from kernels.cuda.flash import Rules
@@ -258,6 +259,10 @@ def prefills(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
             fields |= {"stages": (1, 2, 3, 4)}
             # A tile has 16 queries at least, for tensor cores.
             fields["tokens"] = tuple(n for n in fields["tokens"] if 16 <= n * start.heads <= 256)
+            if getattr(jax.devices()[0], "compute_capability", "") == "9.0" and not mosaic_prefill.refuses(
+                q, pages, None
+            ):
+                fields["mosaic"] = (1,)
             yield Problem(Tiles.key(q, pages, reader), asdict(start), fields, run)
 
 

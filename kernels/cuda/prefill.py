@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels.attention.types import KVPages, RaggedBatch
+from kernels.cuda import mosaic_prefill
 from kernels.cuda.flash import Keys, Queries, Rules, attend
 from kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
 from kernels.cuda.pages import PageReader, PageRefs
@@ -31,6 +32,7 @@ class Tiles:
         keys: that it reads at a time.
         warps: of a program.
         stages: of its loop.
+        mosaic: 1: `mosaic_prefill` does it, where it takes the arguments; the other numbers then mean nothing.
     """
 
     tokens: int
@@ -38,6 +40,7 @@ class Tiles:
     keys: int
     warps: int
     stages: int = 2
+    mosaic: int = 0
 
     @classmethod
     def of(cls, tokens: int, group: int, reader: PageReader) -> Tiles:
@@ -83,6 +86,8 @@ def prefill(
     group = heads // kv_heads
     if tiles is None:
         tiles = tuned(Tiles.of(tokens, group, reader), Tiles.key(q, pages, reader))
+    if tiles.mosaic and not mosaic_prefill.refuses(q, pages, sinks):
+        return mosaic_prefill.prefill(q, pages, batch, count, rules=rules)
     blocks = Blocks.of(count, size=tiles.tokens, most=tokens)
     kernel = _Kernel(reader, rules, tiles, group, sinks is not None)
     arguments = [

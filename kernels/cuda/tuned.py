@@ -61,8 +61,8 @@ class Table:
             card, choices = content["card"], {}
             for number, entry in enumerate(content["entries"]):
                 choice = entry["choice"]
-                if not all(type(value) is int and value > 0 for value in choice.values()):
-                    raise TableError(f"{path}: entry {number} has a choice that is no positive number")
+                if not all(type(value) is int and value >= 0 for value in choice.values()):
+                    raise TableError(f"{path}: entry {number} has a choice that is no number from 0 on")
                 choices[Key(entry["kernel"], entry["format"], tuple(entry["sizes"]))] = choice
         except TableError:
             raise

@@ -78,8 +78,8 @@ def test_no_card_no_table() -> None:
         ("[]", "no table"),
         ('{"card": "x"}', "'entries'"),
         ('{"card": "x", "entries": [{}]}', "'choice'"),
-        ('{"card": "x", "entries": [{"choice": {"warps": "4"}}]}', "no positive number"),
-        ('{"card": "x", "entries": [{"choice": {"warps": 0}}]}', "no positive number"),
+        ('{"card": "x", "entries": [{"choice": {"warps": "4"}}]}', "no number"),
+        ('{"card": "x", "entries": [{"choice": {"warps": -1}}]}', "no number"),
     ],
 )
 def test_a_broken_table_is_an_error(content: str, reason: str, tmp_path: Path) -> None:

@@ -1,0 +1,217 @@
+"""Attention of rows with several queries for Hopper, by Mosaic GPU: bulk copies of pages, products of warpgroups.
+
+One warpgroup asks the copy engine for pages, two others multiply, each with its 64 rows of a tile (FlashAttention-3,
+arXiv:2407.08608, without its taking of turns). Tiles of queries are gathered and put back by XLA: rows of a tile that
+belong to nobody are then nowhere stored. Never measured on a card, so that it runs only where a card's table asks for
+it (`Tiles.mosaic`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as mosaic
+
+from kernels.attention.types import KVPages, RaggedBatch
+from kernels.cuda.flash import LEAST_TOTAL, MASKED, Rules
+from kernels.cuda.lowering import power_of_2
+from kernels.cuda.ragged import Blocks
+
+ROWS = 64  # of a warpgroup's product
+WARPGROUPS = 2  # that multiply
+KEYS = 64  # at a time
+STAGES = 2  # of the pipeline of keys and values
+LOG2_E = math.log2(math.e)
+HEAD_DIMS = (64, 128)  # registers hold no more
+FLOATS = (jnp.bfloat16, jnp.float16)
+
+
+def refuses(q: jax.Array, pages: KVPages, sinks: jax.Array | None) -> str | None:
+    """Why the kernel does not take these; None: it does."""
+    group, head_dim = q.shape[1] // pages.data.shape[2], q.shape[2]
+    if q.dtype not in FLOATS or pages.dtype != q.dtype:
+        return f"queries are {q.dtype}, pages {pages.dtype}"
+    if pages.layout.value_dim is not None:
+        return "pages are latent"
+    if head_dim not in HEAD_DIMS:
+        return f"the head size {head_dim} is neither of {HEAD_DIMS}"
+    if pages.page_size % 8 or KEYS % pages.page_size:
+        return f"pages of {pages.page_size} tokens"
+    if group > ROWS * WARPGROUPS:
+        return f"{group} heads share a key"
+    return None if sinks is None else "sinks"
+
+
+def prefill(
+    q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array, *, rules: Rules, interpret: Any = None
+) -> jax.Array:
+    """``kernels.cuda.prefill.prefill``, as far as `refuses` allows.
+
+    Args:
+        interpret: parameters of Pallas' interpreter of Mosaic GPU, which simulates memories, copies and barriers on any
+            device.
+    """
+    tokens, heads, head_dim = q.shape
+    kv_heads = pages.data.shape[2]
+    group = heads // kv_heads
+    width = power_of_2(group)  # of a token in a tile
+    own = ROWS * WARPGROUPS // width  # tokens of a tile
+    blocks = Blocks.of(count, size=own, most=tokens)
+    programs = len(blocks.group)
+
+    start, before = batch.query_start[:-1], batch.kv_len - count
+    token = start[blocks.group][:, None] + blocks.first[:, None] + jnp.arange(own)  # [programs, own]
+    tiles = q.reshape(tokens, kv_heads, group, head_dim).at[token].get(mode="fill", fill_value=0)
+    tiles = jnp.pad(tiles, ((0, 0), (0, 0), (0, 0), (0, width - group), (0, 0)))
+    tiles = tiles.transpose(2, 0, 1, 3, 4).reshape(kv_heads, programs, WARPGROUPS, ROWS, head_dim)
+
+    # Row of the page table, position of the first query, first and last block of keys.
+    position = before[blocks.group] + blocks.first
+    last = jnp.minimum(position + own, batch.kv_len[blocks.group])
+    first_block = rules.first_key(position) // KEYS
+    stop = jnp.where(blocks.first < count[blocks.group], -(-last // KEYS), first_block)
+    work = jnp.stack([blocks.group, position, first_block, stop - first_block], 1).astype(jnp.int32)
+    kernel = _Kernel(rules, pages.page_size, width, head_dim, batch.page_table.shape[1], q.dtype, interpret is not None)
+    call = mosaic.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct(tiles.shape, q.dtype),
+        grid=(programs, kv_heads),
+        grid_names=("program", "head"),
+        num_threads=WARPGROUPS + 1,
+        thread_name="warpgroup",
+        compiler_params=mosaic.CompilerParams(approx_math=True),
+        interpret=interpret,
+    )
+    out = call(tiles, pages.data, batch.page_table.reshape(-1), work.reshape(-1))
+
+    found = out.reshape(kv_heads, programs * own, width, head_dim)[:, :, :group]
+    number = jnp.arange(tokens, dtype=jnp.int32)
+    row = jnp.searchsorted(batch.query_start, number, side="right", method="compare_all") - 1
+    row = jnp.minimum(row, len(count) - 1)
+    each = (count + own - 1) // own
+    place = (jnp.cumsum(each) - each)[row] * own + number - start[row]
+    return found[:, jnp.minimum(place, programs * own - 1)].swapaxes(0, 1).reshape(q.shape)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    rules: Rules
+    page_size: int
+    width: int
+    head_dim: int
+    table_width: int
+    dtype: jnp.dtype
+    interpret: bool
+
+    def __call__(self, q: Any, data: Any, table: Any, work: Any, out: Any) -> None:
+        """q, out: [K, programs, warpgroups, rows, h]; table: i32 [R * P]; work: i32 [programs * 4]."""
+        transforms = (mosaic.TilingTransform((8, 64)), mosaic.SwizzleTransform(128))
+        keys = mosaic.SMEM((STAGES, KEYS, self.head_dim), self.dtype, transforms=transforms)
+        copies = 2 * KEYS // self.page_size
+        pl.run_scoped(
+            partial(self._run, q, data, table, work, out),
+            mosaic.SMEM((WARPGROUPS, ROWS, self.head_dim), self.dtype, transforms=transforms),
+            keys,
+            keys,
+            mosaic.Barrier(num_barriers=WARPGROUPS),
+            mosaic.Barrier(num_arrivals=copies, num_barriers=STAGES),
+            mosaic.Barrier(num_arrivals=WARPGROUPS, num_barriers=STAGES),
+            collective_axes="warpgroup",
+        )
+
+    def _run(self, q: Any, data: Any, table: Any, work: Any, out: Any, *scratch: Any) -> None:
+        program, head = jax.lax.axis_index("program"), jax.lax.axis_index("head")
+        warpgroup = jax.lax.axis_index("warpgroup")
+        row, position, first, blocks = (work[program * 4 + i] for i in range(4))
+        tiles, keys, values, q_ready, filled, read = scratch
+
+        @pl.when(warpgroup == WARPGROUPS)
+        def _() -> None:
+            mosaic.set_max_registers(40, action="decrease")
+
+            @pl.loop(0, blocks)
+            def _(block: jax.Array) -> None:
+                slot = jax.lax.rem(block, jnp.int32(STAGES))
+
+                @pl.when(block >= STAGES)
+                def _() -> None:
+                    mosaic.barrier_wait(read.at[slot])
+
+                for i in range(KEYS // self.page_size):
+                    number = (first + block) * (KEYS // self.page_size) + i
+                    page = table[row * self.table_width + jnp.minimum(number, self.table_width - 1)]
+                    place = pl.ds(i * self.page_size, self.page_size)
+                    for part, ref in enumerate((keys, values)):
+                        mosaic.copy_gmem_to_smem(data.at[page, part, head], ref.at[slot, place], filled.at[slot])
+
+            @pl.loop(jnp.maximum(blocks - STAGES, 0), blocks)
+            def _(block: jax.Array) -> None:  # every phase of a barrier is waited for
+                mosaic.barrier_wait(read.at[jax.lax.rem(block, jnp.int32(STAGES))])
+
+        @pl.when(warpgroup < WARPGROUPS)
+        def _() -> None:
+            mosaic.set_max_registers(232, action="increase")
+            tile = tiles.at[warpgroup]
+            mosaic.copy_gmem_to_smem(q.at[head, program, warpgroup], tile, q_ready.at[warpgroup])
+            mosaic.barrier_wait(q_ready.at[warpgroup])
+            by_row = mosaic.Layout.WGMMA.reduce(1)
+            peak = self._laid_out(jnp.full((ROWS,), MASKED, jnp.float32), by_row)
+            total = self._laid_out(jnp.zeros((ROWS,), jnp.float32), by_row)
+            acc = self._laid_out(jnp.zeros((ROWS, self.head_dim), jnp.float32), mosaic.Layout.WGMMA)
+
+            def step(block: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+                peak, total, acc = state
+                slot = jax.lax.rem(block, jnp.int32(STAGES))
+                mosaic.barrier_wait(filled.at[slot])
+
+                logits = self._product(tile, keys.at[slot], transpose=True)
+                query = position + jax.lax.div(self._index(0) + warpgroup * ROWS, jnp.int32(self.width))
+                key = (first + block) * KEYS + self._index(1)
+                visible = key <= query
+                if self.rules.window is not None:
+                    visible &= key > query - self.rules.window
+                logits = jnp.where(visible, self.rules.cap(logits), MASKED)
+                higher = jnp.maximum(peak, logits.max(axis=1))
+                shrink = jnp.exp2(peak - higher)
+                weights = jnp.exp2(logits - jax.lax.broadcast_in_dim(higher, logits.shape, [0]))
+                weights = jnp.where(visible, weights, 0.0)
+                total = total * shrink + weights.sum(axis=1)
+                found = self._product(weights.astype(tile.dtype), values.at[slot])
+                acc = acc * jax.lax.broadcast_in_dim(shrink, acc.shape, [0]) + found
+                mosaic.barrier_arrive(read.at[slot])
+                return higher, total, acc
+
+            peak, total, acc = jax.lax.fori_loop(0, blocks, step, (peak, total, acc))
+            acc = acc / jax.lax.broadcast_in_dim(jnp.maximum(total, LEAST_TOTAL), acc.shape, [0])
+            tile[...] = acc.astype(tile.dtype)
+            mosaic.commit_smem()
+            mosaic.copy_smem_to_gmem(tile, out.at[head, program, warpgroup])
+            mosaic.wait_smem_to_gmem(0)
+
+    def _product(self, a: Any, b: Any, *, transpose: bool = False) -> jax.Array:
+        """A warpgroup's ``a @ b``, f32; b is in shared memory, a there or in registers."""
+        if self.interpret:  # the interpreter knows products of plain references alone, and no sums in place
+            a, b = a[...].astype(jnp.float32), b[...].astype(jnp.float32)
+            return jnp.dot(a, b.T if transpose else b)
+
+        def multiply(sums: Any) -> jax.Array:
+            mosaic.wgmma(sums, a, mosaic.transpose_ref(b, (1, 0)) if transpose else b)
+            return sums[...]
+
+        shape = (ROWS, KEYS if transpose else self.head_dim)
+        found: jax.Array = pl.run_scoped(multiply, mosaic.ACC(shape, jnp.float32))
+        return found
+
+    def _laid_out(self, x: jax.Array, layout: Any) -> jax.Array:
+        return x if self.interpret else mosaic.layout_cast(x, layout)
+
+    def _index(self, axis: int) -> jax.Array:
+        if self.interpret:
+            return jax.lax.broadcasted_iota(jnp.int32, (ROWS, KEYS), axis)
+        return mosaic.broadcasted_iota(jnp.int32, (ROWS, KEYS), axis, layout=mosaic.Layout.WGMMA)

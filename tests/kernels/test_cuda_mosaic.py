@@ -1,0 +1,117 @@
+"""Prefill by Mosaic GPU: simulated against the reference, lowered for Hopper, and compiled where the plug-in is."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels.attention import reference
+from kernels.cuda import mosaic_prefill
+from kernels.cuda.flash import Rules
+from kernels.cuda.mosaic_prefill import prefill, refuses
+from tests.kernels.attention_case import Case, filled_pages, make_data
+from tests.kernels.test_cuda_lowering import ATTENTIONS, compile_for_h100
+
+BF16 = {"activations": "bfloat16", "cache": "bfloat16"}
+# Keys begin behind the window; heads are filled up to a power of two.
+RAGGED = Case(((20, 150),), heads=3, kv_heads=1, head_dim=64, padding=0, window=70, softcap=20.0, **BF16)
+
+
+def error(case: Case, *, interpret: object = None) -> float:
+    """Of the kernel, relative to the norm of the reference; rows of one token are left out, as `attend` does."""
+    data = make_data(case)
+    pages = filled_pages(case, data.filling, as_bits=False)
+    pages = reference.write_kv(pages, jnp.asarray(data.k), jnp.asarray(data.v), data.batch.slots)
+    q, count = jnp.asarray(data.q), jnp.diff(data.batch.query_start)
+    assert refuses(q, pages, None) is None
+    rules = Rules(**data.rules)
+    out = jax.jit(partial(prefill, rules=rules, interpret=interpret))(q, pages, data.batch, count)
+    expected = reference.ragged_paged_attention(q, pages, data.batch, **data.rules)
+    out, expected = (np.asarray(x, np.float32)[data.real] for x in (out, expected))
+    return float(np.linalg.norm(out - expected) / np.linalg.norm(expected))
+
+
+def test_simulated_equals_the_reference() -> None:
+    """Copies, barriers and masks are simulated; products of warpgroups are not (the interpreter lacks their forms)."""
+    params = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.params")
+    assert error(RAGGED, interpret=params.InterpretGPUParams()) < 1e-2
+
+
+@pytest.mark.parametrize("name", ["mixed", "head size 64"])
+def test_lowers_for_hopper(name: str) -> None:
+    call, arguments = call_of(name)
+    lowered = jax.jit(call).trace(*arguments).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("@mosaic_gpu") == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs JAX's CUDA plug-in")
+@pytest.mark.parametrize("name", ["mixed", "head size 64"])
+def test_compiles_for_a_described_h100(name: str, capfd: pytest.CaptureFixture[str], monkeypatch) -> None:
+    """With products of warpgroups and bulk copies, and registers for all that it keeps."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    call, arguments = call_of(name)
+    compile_for_h100(call, *arguments, donated=())
+    captured = capfd.readouterr()
+    text = captured.out + captured.err
+    assert "wgmma.mma_async" in text
+    assert "cp.async.bulk.tensor" in text
+    assert " 0 bytes spill stores" in text
+
+
+def call_of(name: str) -> tuple:
+    q, _, _, pages, batch = ATTENTIONS[name].arguments()
+    rules = Rules(scale=0.1, window=1000, softcap=30.0)
+    assert refuses(q, pages, None) is None
+
+    def call(q, pages, batch):
+        return prefill(q, pages, batch, jnp.diff(batch.query_start), rules=rules)
+
+    return call, (q, pages, batch)
+
+
+def test_says_what_it_refuses() -> None:
+    cases = {
+        "queries are float32": {"activations": "float32"},
+        "pages int8": {"cache": "int8"},
+        "head size 256": {"head_dim": 256},
+        "latent": {"head_dim": 576, "value_dim": 512},
+        "pages of 3": {"page_size": 3},
+        "300 heads": {"heads": 300},
+    }
+    for reason, changes in cases.items():
+        case = replace(RAGGED, **changes)
+        pages = jax.eval_shape(partial(filled_pages, case, as_bits=False), make_data(case).filling)
+        q = jax.ShapeDtypeStruct((8, case.heads, case.head_dim), jnp.dtype(case.activations))
+        assert reason in str(refuses(q, pages, None))
+
+
+def test_runs_only_where_a_table_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernels.cuda.pages import PageReader
+    from kernels.cuda.prefill import Tiles
+    from kernels.cuda.prefill import prefill as choose
+
+    asked = []
+    monkeypatch.setattr(mosaic_prefill, "prefill", lambda q, *_, **__: asked.append(1) or q)
+    q, _, _, pages, batch = ATTENTIONS["mixed"].arguments()
+    tiles = Tiles.of(len(q.shape), 4, PageReader.of(pages, q))
+    for mosaic in (0, 1):
+        run = partial(choose, sinks=None, rules=Rules(1.0, None, None), tiles=replace(tiles, mosaic=mosaic))
+        jax.eval_shape(run, q, pages, batch, batch.kv_len)
+        assert len(asked) == mosaic
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_equals_the_reference_on_a_hopper_card(head_dim: int, cuda_device: jax.Device) -> None:
+    if getattr(cuda_device, "compute_capability", "") != "9.0":
+        pytest.skip("no Hopper card")
+    case = Case(((512, 2048), (70, 70), (2, 900)), heads=32, kv_heads=8, head_dim=head_dim, **BF16)
+    assert error(case) < 1e-2
+    assert error(replace(case, window=300, softcap=20.0)) < 1e-2
