@@ -204,16 +204,16 @@ def _prompt_logprobs(model: Any, hidden: jax.Array, batch: StepBatch, max_logpro
     assert targets is not None  # the mixed family has them
     tokens = targets.shape[0]
     block = min(LOGPROB_BLOCK, tokens)
-    padding = -tokens % block
-    blocks = (
-        jnp.pad(hidden, ((0, padding), (0, 0))).reshape(-1, block, hidden.shape[1]),
-        jnp.pad(targets, (0, padding)).reshape(-1, block),
-    )
 
-    def score(_: None) -> TokenLogprobs:
-        scored = jax.lax.map(lambda b: token_logprobs(model.logits(b[0]), b[1], max_logprobs=max_logprobs), blocks)
-        return jax.tree.map(lambda x: x.reshape(tokens + padding, *x.shape[2:])[:tokens], scored)
+    def score(found: TokenLogprobs) -> TokenLogprobs:
+        def put(i: jax.Array, found: TokenLogprobs) -> TokenLogprobs:
+            # A gather, and no slice: XLA does not take a slice by a loop's counter into a CUDA graph.
+            at = i * block + jnp.arange(block)
+            rows = jnp.minimum(at, tokens - 1)
+            new = token_logprobs(model.logits(hidden[rows]), targets[rows], max_logprobs=max_logprobs)
+            return jax.tree.map(lambda all, part: all.at[at].set(part, mode="drop"), found, new)
 
-    shapes = jax.eval_shape(score, None)
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return jax.lax.cond(batch.any_prompt_logprobs, score, lambda _: zeros, None)
+        return jax.lax.fori_loop(0, -(-tokens // block), put, found)
+
+    nothing = no_logprobs(tokens, max_logprobs=max_logprobs)
+    return jax.lax.cond(batch.any_prompt_logprobs, score, lambda found: found, nothing)
