@@ -54,7 +54,9 @@ class CalibratedLayer:
         }
         for module in (module for block in self.blocks for stage in block.stages for module in stage.modules):
             if f"{module}.weight" not in self._shapes:
-                raise CheckpointError(f"{checkpoint.path}: layers without {module}, such as experts, cannot be calibrated")
+                raise CheckpointError(
+                    f"{checkpoint.path}: layers without {module}, such as experts, cannot be calibrated"
+                )
         self._weights: dict[str, jax.Array] = {}
         self.values: dict[str, np.ndarray] = {}
         for name, shape in self._shapes.items():
