@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels.attention.types import KVPages, RaggedBatch
-from kernels.cuda import mosaic_prefill
 from kernels.cuda.flash import Keys, Queries, Rules, attend
 from kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
 from kernels.cuda.pages import PageReader, PageRefs
@@ -86,8 +85,11 @@ def prefill(
     group = heads // kv_heads
     if tiles is None:
         tiles = tuned(Tiles.of(tokens, group, reader), Tiles.key(q, pages, reader))
-    if tiles.mosaic and not mosaic_prefill.refuses(q, pages, sinks):
-        return mosaic_prefill.prefill(q, pages, batch, count, rules=rules)
+    if tiles.mosaic:
+        from kernels.cuda import mosaic_prefill  # importing Mosaic GPU delays every start by a sixth of a second
+
+        if not mosaic_prefill.refuses(q, pages, sinks):
+            return mosaic_prefill.prefill(q, pages, batch, count, rules=rules)
     blocks = Blocks.of(count, size=tiles.tokens, most=tokens)
     kernel = _Kernel(reader, rules, tiles, group, sinks is not None)
     arguments = [

@@ -22,7 +22,6 @@ SIZE, INNER = 96, 72
 PRODUCTS = ("experts in", "experts out")
 FORMATS = {
     "q4_1": lambda size_in: RowFormat(size_in, Codes(4), 32, "f16", minimum="f16"),
-    "q6_k": lambda size_in: RowFormat(size_in, Codes(6), 16, "i8", zero=32, super_size=64),
     "q8_0": lambda size_in: RowFormat(size_in, Codes(8, "int"), 32, "f16"),
     "mxfp4": lambda size_in: RowFormat(size_in, Codes(4, levels=tuple(i - 7.5 for i in range(16))), 32, "e8m0"),
 }
@@ -116,8 +115,7 @@ CASES = {
     "one expert": Case(20, choices=1, num_experts=1, unshared=0),
     "q4_1, one token": Case(1, choices=4, kind="q4_1", bias=True),
     "q4_1": Case(9, kind="q4_1", bias=True),
-    "q4_1, bf16, columns shared": Case(9, kind="q4_1", x="bfloat16", splits=2, size=1024),
-    "q6_k": Case(5, kind="q6_k", size=128, inner=64),
+    "q4_1, bf16, columns shared": Case(9, kind="q4_1", x="bfloat16", splits=2),
     "q8_0 and f32, quick gelu": Case(5, kind="q8_0", down="float32", activation="quick_gelu"),
     "mxfp4": Case(5, kind="mxfp4", activation="gelu"),
 }
@@ -145,7 +143,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(case=cases(), seed=st.integers(0, 99))
 def test_equals_the_reference_anywhere(case: Case, seed: int) -> None:
     assert error(case, seed) < 2e-6

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from benchmarks import tune_gpu
@@ -47,7 +46,7 @@ def test_an_entry_serves_sizes_of_its_class(tmp_path: Path) -> None:
 
 
 def test_kernels_take_what_the_table_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, x = matrix(64), np.ones((1, 2000), np.float32)
+    weight, x = matrix(64), jnp.ones((1, 2000))
     sizes = key_of(1, weight).sizes
     table = Table.read(write(tmp_path / "card.json", made_up({"splits": 2, "chunks": 16}, sizes=sizes)))
     seen: list[Plan] = []
@@ -59,10 +58,9 @@ def test_kernels_take_what_the_table_says(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(tuned_module, "table_in_use", lambda: table)
     monkeypatch.setattr(Table, "changed", changed)
-    out = quantized_linear(jnp.asarray(x), weight, interpret=True)
+    jax.eval_shape(quantized_linear, x, weight)
     assert (seen[0].splits, seen[0].chunks) == (2, 16)
     assert plan_of(1, weight).splits != 2
-    np.testing.assert_allclose(np.asarray(out), x @ np.asarray(weight.dequantize()).T, rtol=1e-5)
 
 
 def test_no_card_no_table() -> None:
