@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 MOST_ROWS = 64  # of x that a program takes
+NOT_FUSED = ("gelu",)  # Pallas for Triton has no erfc
 NO_WORK = -1
 NO_CHOICES: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
@@ -181,7 +182,7 @@ def _product(
         factor, levels = Records(weight.format, weight.dtype, plan), levels_of(weight)
     else:
         factor, levels = Floats(size_in, weight.dtype, plan), x
-    fused = activation if plan.splits == 1 else None
+    fused = activation if plan.splits == 1 and activation not in NOT_FUSED else None
     shape = (plan.splits, choices, size_out)
     out = [jax.ShapeDtypeStruct(shape, x.dtype if fused else jnp.float32) for _ in (stacks[:1] if fused else stacks)]
     biases = [x if stack.bias is None else stack.bias.astype(jnp.float32) for stack in stacks]

@@ -19,6 +19,7 @@ from jax.experimental import topologies
 from jax.experimental.pallas import triton as pallas_triton
 
 import models
+from kernels.activations import ACTIVATIONS
 from kernels.attention import RaggedBatch, attend, make_pages
 from kernels.blocks import Projection
 from kernels.cuda import attention as cuda
@@ -207,6 +208,12 @@ def test_lowers_for(name: str, card: Card, monkeypatch: pytest.MonkeyPatch) -> N
         lowered = jax.jit(call).trace(*arguments).lower(lowering_platforms=("cuda",))
     count = lowered.as_text().count("xla.gpu.triton")
     assert count == number_of_kernels(name)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_experts_lower_with_every_activation(activation: str) -> None:
+    call = jax.jit(partial(EXPERTS, activation=activation))
+    assert call.trace(*experts_of(None, 16)).lower(lowering_platforms=("cuda",)).as_text().count("xla.gpu.triton") == 2
 
 
 def test_other_platforms_do_not_trace_the_kernels() -> None:
