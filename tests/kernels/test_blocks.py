@@ -103,6 +103,46 @@ def test_mlp(isa: str, kind: str, rows: int, activation: str, norms: str, plus_o
     close(run(x, weights), mlp_in_steps(x, exact(weights), activation=activation))
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(
+    "rows,size,inner,activation,bias",
+    [
+        (40, 72, 104, "silu", True),  # an odd number of tiles
+        (17, 72, 128, "gelu_pytorch_tanh", False),
+        (33, 64, 90, "quick_gelu", True),
+        (450, 1300, 70, "silu", False),  # rows and columns in parts
+        (200, 70, 1200, "silu", False),
+    ],
+)
+def test_mlp_with_rounded_inputs(isa: str, rows: int, size: int, inner: int, activation: str, bias: bool) -> None:
+    make = Maker("q4")
+
+    def rounding(size_out: int, size_in: int) -> Projection:
+        made = make.projection(size_out, size_in, bias=bias)
+        assert isinstance(made.weight, QTensor)
+        weight = dataclasses.replace(made.weight, dtype=jnp.dtype(jnp.bfloat16), activations="int8")
+        return dataclasses.replace(made, weight=weight)
+
+    weights = MLPWeights(
+        before=make.norm(size, plus_one=False),
+        gate=rounding(inner, size),
+        up=rounding(inner, size),
+        down=rounding(size, inner),
+        after=None,
+    )
+    x = make.floats(rows, size)
+    found = jax.jit(partial(cpu.mlp, activation=activation, native=native(), isa=isa))(x, weights)
+    exactly = weights
+    for name in ("gate", "up", "down"):
+        projection = getattr(weights, name)
+        plain = dataclasses.replace(projection, weight=projection.weight.dequantize())
+        exactly = dataclasses.replace(exactly, **{name: plain})
+    expected = mlp_in_steps(x, exactly, activation=activation)
+    added, expected_added = np.asarray(found - x), np.asarray(expected - x)
+    assert np.isfinite(added).all()
+    assert np.linalg.norm(added - expected_added) < 0.02 * np.linalg.norm(expected_added)
+
+
 DECODES = Case(((1, 1), (1, 9), (1, 30)), page_size=PAGE, decode=True, padding=1)
 ONE = Case(((1, 17),), page_size=PAGE, decode=True, padding=0)
 CHUNKS = Case(((1, 5), (6, 6), (3, 11)), page_size=PAGE, padding=2)

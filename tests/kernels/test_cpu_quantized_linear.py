@@ -109,6 +109,23 @@ def test_every_method_is_within_the_error_of_its_rounding(name: str, isa: str) -
     assert tried >= 4
 
 
+@pytest.mark.parametrize("isa", native.usable if native else ())
+@pytest.mark.parametrize("size_out", [16, 40, 96])
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_and_columns_in_parts(method: str, size_out: int, isa: str) -> None:
+    weight = tensor(RowFormat(1290, Codes(4), 32, "f16", minimum="f16"), size_out=size_out)
+    rng = np.random.default_rng(0)
+    x, bias = rng.standard_normal((450, 1290)).astype(np.float32), rng.standard_normal(size_out).astype(np.float32)
+    for added in (None, jnp.asarray(bias)):
+        try:
+            (out,) = linears(jnp.asarray(x), [weight], [added], library=built(), isa=isa, method=method)
+        except Exception as error:
+            if "method does not" in str(error):
+                return
+            raise
+        assert relative_error(np.asarray(out) - (0 if added is None else bias), x, weight) < LIMITS[method]
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("rows", [0, 1, 5, 33])
 def test_the_operation_keeps_float_activations_exact(name: str, rows: int) -> None:

@@ -153,7 +153,7 @@ void PagedAttention::make_plan() {
       const int step = ((keys + parts - 1) / parts + 31) / 32 * 32;
       if (queries > max_queries) max_queries = queries;
       for (int head = 0; head < call.kv_heads; ++head) {
-        AttentionTask task{batch.first_token(r) + first, queries, position, head, begin, 0, true, batch.pages(r),
+        AttentionTask task{batch.first_token(r) + first, queries, position, head, begin, 0, true, batch.pages(r), nullptr,
                            nullptr};
         int made = 0;
         for (int key = begin; key < begin + keys; key += step, ++made) {
@@ -169,6 +169,9 @@ void PagedAttention::make_plan() {
         }
       }
     }
+  }
+  for (size_t i = 0; i + 1 < tasks_.size(); ++i) {
+    if (tasks_[i + 1].queries * group <= kFewRows) tasks_[i].next = &tasks_[i + 1];
   }
   workspace_ = kernels_->attention_workspace(call, max_queries);
 }

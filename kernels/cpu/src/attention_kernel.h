@@ -29,7 +29,8 @@ constexpr int kBlock = 128;  // keys
 constexpr int kRowTile = 16;
 constexpr int kFewRows = 8;
 constexpr int kPad = 32;  // key ranges inside a block are widened to multiples of this, so that no product has a tail
-constexpr float kMasked = -3e38f, kNothingSeen = -1e30f;  // apart, so that a masked key weighs 0 even when none is seen
+// Apart, so that a masked key weighs 0 even when none is seen; times log2(e) both are finite.
+constexpr float kMasked = -2e38f, kNothingSeen = -1e30f;
 
 inline int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
 
@@ -197,7 +198,7 @@ class AttentionKernel {
         }
         store(w_.sums + static_cast<size_t>(m) * head_dim_ + d, Vec{});
       }
-      w_.offsets[m] = horizontal_sum(sum) * (call_.keys.zero / call_.keys.scale);
+      if (call_.keys.zero != 0) w_.offsets[m] = horizontal_sum(sum) * (call_.keys.zero / call_.keys.scale);
       const bool sink = call_.sinks != nullptr && task_.first_keys && m < rows_;
       w_.peak[m] = sink ? call_.sinks[head_of(m)] : kNothingSeen;
       w_.total[m] = sink ? 1.0f : 0.0f;
@@ -247,7 +248,23 @@ class AttentionKernel {
       if (end <= first) continue;
       score(m, rows, first, end);
       for (int i = 0; i < rows; i += kLanes) soften(m, i, imin(kLanes, rows - i), first, end, begin, count);
+      if (task_.next != nullptr && begin + kBlock >= task_.key_end) fetch_next();
       add_values(m, rows, first, end);
+    }
+  }
+
+  // The first block of the task after this one, on its way to the second-level cache while we finish.
+  void fetch_next() const {
+    const AttentionTask& next = *task_.next;
+    const int end = imin(next.key_begin + kBlock, next.key_end);
+    for (int key = next.key_begin; key < end;) {
+      const int page = next.pages[key / call_.page_size], offset = key % call_.page_size;
+      const int rows = imin(call_.page_size - offset, end - key);
+      for (int part = 0; part < 2; ++part) {
+        const char* from = call_.record(page, part, next.kv_head) + static_cast<size_t>(offset) * head_dim_ * sizeof(T);
+        for (int i = 0; i < rows * head_dim_ * static_cast<int>(sizeof(T)); i += 64) __builtin_prefetch(from + i, 0, 2);
+      }
+      key += rows;
     }
   }
 
@@ -397,18 +414,39 @@ class AttentionKernel {
     return highest;
   }
 
+#if defined(__AMX_BF16__)
+  Vec weigh_for_tiles(const float* scores, float peak, int first, int end, uint16_t* weights) const {
+    const Vec per_exponent = splat(1.44269504f), shift = splat(peak * -1.44269504f);
+    Vec low_total{}, high_total{};
+    for (int c = first; c < end; c += 2 * kLanes) {
+      Vec low = coarse_exp2(load(scores + c) * per_exponent + shift);
+      Vec high = coarse_exp2(load(scores + c + kLanes) * per_exponent + shift);
+      low_total += low;
+      high_total += high;
+      if (call_.token_scales) {
+        low *= load(w_.value_scales + c);
+        high *= load(w_.value_scales + c + kLanes);
+      }
+      const Vec pairs = round_pairs(low, high);
+      std::memcpy(weights + c, &pairs, sizeof(pairs));
+    }
+    return low_total + high_total;
+  }
+#endif
+
   // Scores as weights; their sums, lane by lane.
   Vec weigh(int i, float peak, int first, int end) const {
     float* scores = scores_of(i);
     uint16_t* weights = w_.weights + i * kBlock;
     Vec total{};
+#if defined(__AMX_BF16__)
+    if (way_ == Way::kTiles) return weigh_for_tiles(scores, peak, first, end, weights);
+#endif
     for (int c = first; c < end; c += kLanes) {
       Vec weight = vexp(load(scores + c) - splat(peak));
       total += weight;
       if (call_.token_scales) weight *= load(w_.value_scales + c);
-      if (way_ == Way::kTiles) {
-        store(reinterpret_cast<Bf16*>(weights + c), weight);
-      } else if (way_ == Way::kFewTiles) {
+      if (way_ == Way::kFewTiles) {
         const Half large = round_bf16(weight);
         std::memcpy(weights + c, &large, sizeof(large));
         store(reinterpret_cast<Bf16*>(weights + kFewRows * kBlock + c), weight - widen_bf16(large));

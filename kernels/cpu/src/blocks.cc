@@ -82,6 +82,7 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
     if (error.failure()) return error;
   }
   if (rows == 0) return ffi::Error::Success();
+  raise.gate_into(lower, static_cast<Activation>(activation));
   const size_t bytes = raise.bytes(pool);
   char* shared = thread_memory<3>(bytes + lower.bytes(pool));
   std::vector<Phase> phases;

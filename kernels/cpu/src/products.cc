@@ -10,8 +10,9 @@ namespace ffi = xla::ffi;
 
 constexpr int64_t kBytesOfTask = 1 << 15;       // of words, at least
 constexpr int64_t kBytesOfPlainTask = 1 << 16;  // of a plain matrix, at least
-constexpr int64_t kBytesOfPanel = 1 << 20;      // of dequantised weights that stay in a core's cache
-constexpr int kUnit = 32;                       // outputs: what products with plain matrices divide no further
+constexpr int64_t kBytesOfRows = 1 << 20;       // of x in bf16, of a task at most
+constexpr int kRowsOfThread = 192;              // with less, threads rather share rows and divide the matrices
+constexpr int kUnit = 32;                       // outputs of plain matrices, rows of tasks: divided no further
 
 bool read_field(const int32_t* numbers, int64_t expected, bool optional, int num_words, NumberField& field) {
   if (numbers[0] < 0 || numbers[0] > static_cast<int>(Number::kE8M0)) return false;
@@ -57,16 +58,19 @@ bool read_format(const int32_t* numbers, const float* levels, QuantizedMatrix& w
          read_field(super_minima, supers, true, w.num_words, w.super_minima);
 }
 
-int tiles_of_task(const QuantizedMatrix& w, Method method, int64_t threads) {
-  const int64_t words = static_cast<int64_t>(w.num_words) * kTileRows * 4;
-  int64_t tiles = 1 + kBytesOfTask / words;
-  if (method == Method::kBf16Tiles) {  // a panel serves all rows, and rows of x serve all of a panel
-    const int64_t of_panel = kBytesOfPanel / (static_cast<int64_t>(w.chunks()) * kChunk * kTileRows * 2);
-    const int64_t of_thread = w.tiles() / (4 * threads);
-    tiles = of_panel < of_thread ? of_panel : of_thread;
-    tiles = tiles < 2 ? 2 : tiles > 8 ? 8 : tiles / 2 * 2;
-  }
-  return static_cast<int>(tiles);
+int tiles_of_task(const QuantizedMatrix& w, Method method) {
+  if (method == Method::kBf16Tiles) return 2;  // which all rows of a task pass by
+  return static_cast<int>(1 + kBytesOfTask / (static_cast<int64_t>(w.num_words) * kTileRows * 4));
+}
+
+// Rows that stay in a core's cache while matrices pass by, in parts alike. With many rows each thread keeps to its own,
+// from product to product, and dequantises all of the matrix.
+int rows_of_task(const QuantizedInput& in, int64_t threads) {
+  const int64_t of_cache = (static_cast<int64_t>(in.rows) * in.size_in * 2 + kBytesOfRows - 1) / kBytesOfRows;
+  const int64_t of_threads = in.rows / kRowsOfThread < threads ? in.rows / kRowsOfThread : threads;
+  int64_t parts = of_cache > of_threads ? of_cache : of_threads;
+  if (parts < 1) parts = 1;
+  return static_cast<int>(((in.rows + parts - 1) / parts + kUnit - 1) / kUnit * kUnit);
 }
 
 // Gives out pieces of one allocation; a first pass with no memory only counts.
@@ -170,18 +174,32 @@ ffi::Error Products::add_plain(const MatrixArguments& matrix, int size_out, floa
   return ffi::Error::Success();
 }
 
+bool Products::gate_into(Products& next, Activation activation) {
+  const auto only_bf16 = [](const Products& products) {
+    for (const Quantized& product : products.quantized_) {
+      if (product.method != Method::kBf16Tiles) return false;
+    }
+    return products.plain_.empty();
+  };
+  if (quantized_.size() != 2 || !only_bf16(*this) || !only_bf16(next)) return false;
+  if (!kernels_->gates(quantized_[0].matrix, quantized_[1].matrix)) return false;
+  gated_ = &next, activation_ = activation, next.filled_ = true;
+  return true;
+}
+
 size_t Products::bytes(const ffi::ThreadPool& pool) {
-  const int64_t threads = pool.num_threads() > 0 ? pool.num_threads() : 1;
-  tasks_ = 0;
+  rows_of_task_ = rows_of_task(in_, pool.num_threads() > 0 ? pool.num_threads() : 1);
+  column_tasks_ = 0;
   for (Quantized& product : quantized_) {
     const QuantizedMatrix& w = product.matrix;
-    product.tiles_of_task = tiles_of_task(w, product.method, threads);
-    product.first_task = tasks_;
-    tasks_ += (w.tiles() + product.tiles_of_task - 1) / product.tiles_of_task;
-    const size_t needed = kernels_->workspace(w, product.method, product.tiles_of_task);
+    product.tiles_of_task = gated_ != nullptr ? 1 : tiles_of_task(w, product.method);
+    product.first_task = column_tasks_;
+    column_tasks_ += (w.tiles() + product.tiles_of_task - 1) / product.tiles_of_task;
+    const size_t needed = kernels_->workspace(w, product.method, rows_of_task_);
     task_workspace_ = needed > task_workspace_ ? needed : task_workspace_;
+    if (gated_ != nullptr) break;  // the other one comes along
   }
-  quantized_tasks_ = tasks_;
+  tasks_ = quantized_tasks_ = column_tasks_ * ((in_.rows + rows_of_task_ - 1) / rows_of_task_);
   for (Plain& product : plain_) {
     const int64_t units = (product.call.size_out + kUnit - 1) / kUnit;
     const int64_t per_task = 1 + kBytesOfPlainTask / (static_cast<int64_t>(kUnit) * in_.size_in * 2);
@@ -195,7 +213,7 @@ size_t Products::bytes(const ffi::ThreadPool& pool) {
 
 void Products::append(char* memory, std::function<void(int, int)> fill, std::vector<Phase>& phases) {
   place(in_, methods_, memory + plain_bytes_);
-  if (fill != nullptr || !quantized_.empty()) {
+  if (!filled_ && (fill != nullptr || !quantized_.empty())) {
     phases.push_back({static_cast<size_t>(in_.blocks()), [this, fill = std::move(fill)](size_t i) {
                         const int begin = static_cast<int>(i) * in_.block, end = begin + in_.block;
                         if (fill != nullptr) fill(begin, end < in_.rows ? end : in_.rows);
@@ -211,21 +229,28 @@ void Products::append(char* memory, std::function<void(int, int)> fill, std::vec
 }
 
 void Products::run(int64_t task, const char* memory) const {
-  if (task < quantized_tasks_) {
-    const Quantized* product = &quantized_.back();
-    while (product->first_task > task) --product;
-    const QuantizedMatrix& w = product->matrix;
-    const int begin = static_cast<int>(task - product->first_task) * product->tiles_of_task;
-    const int end = begin + product->tiles_of_task;
-    kernels_->multiply(w, in_, product->method, begin, end < w.tiles() ? end : w.tiles(), thread_memory<4>(task_workspace_));
-    return;
-  }
+  if (task < quantized_tasks_) return run_quantized(task);
   const Plain* product = &plain_.back();
   while (product->first_task > task) --product;
   const int64_t begin = (task - product->first_task) * product->outputs_of_task, end = begin + product->outputs_of_task;
   const int size = product->call.size_out;
   product->kernels->linear(product->call, memory + product->workspace, static_cast<int>(begin),
                            end < size ? static_cast<int>(end) : size);
+}
+
+void Products::run_quantized(int64_t task) const {
+  const int row = static_cast<int>(task / column_tasks_) * rows_of_task_, row_end = row + rows_of_task_;
+  const int rows = (row_end < in_.rows ? row_end : in_.rows) - row;
+  task %= column_tasks_;
+  const Quantized* product = gated_ != nullptr ? &quantized_.front() : &quantized_.back();
+  while (product->first_task > task) --product;
+  const QuantizedMatrix w = product->matrix.from_row(row);
+  const int begin = static_cast<int>(task - product->first_task) * product->tiles_of_task;
+  const int end = begin + product->tiles_of_task < w.tiles() ? begin + product->tiles_of_task : w.tiles();
+  char* workspace = thread_memory<4>(task_workspace_);
+  if (gated_ == nullptr) return kernels_->multiply(w, in_.slice(row, rows), product->method, begin, end, workspace);
+  kernels_->multiply_gated(w, quantized_.back().matrix, activation_, in_.slice(row, rows), gated_->in_.slice(row, rows),
+                           begin, end, workspace);
 }
 
 }  // namespace llmjax

@@ -39,6 +39,10 @@ class Products {
   // y = x * weight^T + bias + residual; residual [rows, size_out] or null.
   xla::ffi::Error add(const MatrixArguments& matrix, int size_out, float* y, const float* residual = nullptr);
 
+  // Has the two products added so far become rows of x of `next`: activation(first) * second. False: they cannot, and
+  // are f32 results as ever. After the last `add` of both.
+  bool gate_into(Products& next, Activation activation);
+
   // Memory that the phases share, 64-byte aligned. After the last `add`.
   size_t bytes(const xla::ffi::ThreadPool& pool);
   // `fill(begin, end)` writes these rows of x first; null: they are there.
@@ -62,6 +66,7 @@ class Products {
   xla::ffi::Error add_quantized(const MatrixArguments& matrix, int size_out, float* y, const float* residual);
   xla::ffi::Error add_plain(const MatrixArguments& matrix, int size_out, float* y, const float* residual);
   void run(int64_t task, const char* memory) const;
+  void run_quantized(int64_t task) const;
 
   int isa_;
   const QuantizedKernels* kernels_;
@@ -70,7 +75,11 @@ class Products {
   std::vector<Plain> plain_;
   bool methods_[kMethods] = {};
   size_t task_workspace_ = 0, plain_bytes_ = 0;
-  int64_t quantized_tasks_ = 0, tasks_ = 0;
+  int rows_of_task_ = 0;
+  int64_t column_tasks_ = 0, quantized_tasks_ = 0, tasks_ = 0;  // quantised: column tasks for each part of the rows
+  Products* gated_ = nullptr;  // whose x we write
+  Activation activation_ = Activation::kSilu;
+  bool filled_ = false;  // our x is written by others
 };
 
 }  // namespace llmjax

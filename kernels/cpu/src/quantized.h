@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels.h"
+
 namespace llmjax {
 
 constexpr int kChunk = 32;    // columns whose codes fill whole words
@@ -44,6 +46,13 @@ struct QuantizedMatrix {
   int groups() const { return (size_in + group_size - 1) / group_size; }
   int tiles() const { return (size_out + kTileRows - 1) / kTileRows; }
   const uint32_t* tile(int i) const { return words + static_cast<size_t>(i) * num_words * kTileRows; }
+  // The same for x from a row on.
+  QuantizedMatrix from_row(int row) const {
+    QuantizedMatrix part = *this;
+    part.y += static_cast<size_t>(row) * size_out;
+    if (residual != nullptr) part.residual += static_cast<size_t>(row) * size_out;
+    return part;
+  }
 };
 
 // How to multiply. Float vectors are exact f32; the others round x to int8 by blocks of columns, or x and the
@@ -68,6 +77,17 @@ struct QuantizedInput {
   int chunks() const { return (size_in + kChunk - 1) / kChunk; }
   int blocks() const { return (rows + block - 1) / block; }
   size_t chunk_rows() const { return static_cast<size_t>(blocks()) * chunks() * block; }
+  // `count` rows from `begin` on, a multiple of the block.
+  QuantizedInput slice(int begin, int count) const {
+    QuantizedInput part = *this;
+    const size_t at = static_cast<size_t>(begin) * chunks();
+    part.rows = count;
+    part.x += static_cast<size_t>(begin) * size_in;
+    if (floats != nullptr) part.floats += at * kChunk, part.float_sums += at * 2;
+    if (bytes != nullptr) part.bytes += at * kChunk, part.byte_scales += at, part.byte_sums += at * 3;
+    if (bf16 != nullptr) part.bf16 += at * kChunk;
+    return part;
+  }
 };
 
 struct QuantizedKernels {
@@ -76,9 +96,14 @@ struct QuantizedKernels {
   Method (*choose)(const QuantizedMatrix&, int rows, bool int8, bool bf16);
   int (*input_block)(int rows, Method);  // rows of x that lie together, see QuantizedInput
   void (*prepare)(const QuantizedInput&, int block_of_rows);
-  size_t (*workspace)(const QuantizedMatrix&, Method, int tiles);  // bytes, 64-byte aligned
-  // Outputs of tiles begin..end.
+  size_t (*workspace)(const QuantizedMatrix&, Method, int rows);  // bytes, 64-byte aligned
+  // Outputs of tiles begin..end; for kBf16Tiles `begin` is even.
   void (*multiply)(const QuantizedMatrix&, const QuantizedInput&, Method, int begin, int end, char* workspace);
+  // Whether `multiply_gated` takes these: both by kBf16Tiles and with codes alike.
+  bool (*gates)(const QuantizedMatrix& gate, const QuantizedMatrix& up);
+  // activation(gate) * up as bf16 rows of x, for tiles begin..end of both.
+  void (*multiply_gated)(const QuantizedMatrix& gate, const QuantizedMatrix& up, Activation, const QuantizedInput&,
+                         const QuantizedInput& out, int begin, int end, char* workspace);
 };
 
 // As `find_kernels`.

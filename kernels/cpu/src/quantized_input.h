@@ -35,6 +35,24 @@ inline void round_chunk(const float* x, float scale, float inverse, int8_t* byte
   sums[2 * stride] = both;
 }
 
+#if defined(__AMX_BF16__)
+inline void round_row(const QuantizedInput& in, int row, int block_of_rows) {
+  const int chunks = in.chunks(), whole = row < in.rows ? in.size_in / kChunk : 0;
+  const float* x = in.x + static_cast<size_t>(row) * in.size_in;
+  uint16_t* to = in.bf16 + (static_cast<size_t>(block_of_rows) * chunks * in.block + row % in.block) * kChunk;
+  for (int c = 0; c < chunks; ++c, x += kChunk, to += static_cast<size_t>(in.block) * kChunk) {
+    Vec pairs{};
+    if (c < whole) {
+      pairs = round_pairs(load(x), load(x + kLanes));
+    } else if (row < in.rows) {
+      const int count = in.size_in - c * kChunk;
+      pairs = round_pairs(load_part(x, imin(count, kLanes)), load_part(x + kLanes, imax(count - kLanes, 0)));
+    }
+    std::memcpy(to, &pairs, sizeof(pairs));
+  }
+}
+#endif
+
 inline void prepare_row(const QuantizedInput& in, int row, int block_of_rows) {
   const int chunks = in.chunks(), per_scale = in.round_columns / kChunk;
   const bool real = row < in.rows;
@@ -71,18 +89,18 @@ inline void prepare_row(const QuantizedInput& in, int row, int block_of_rows) {
           in.float_sums[(at - row % in.block) * 2 + half * in.block + row % in.block] = horizontal_sum(sum);
         }
       }
-#if defined(__AMX_BF16__)
-      if (in.bf16 != nullptr) {
-        const Vec pairs = round_pairs(load(from), load(from + kLanes));
-        std::memcpy(in.bf16 + at * kChunk, &pairs, sizeof(pairs));
-      }
-#endif
     }
   }
 }
 
 void quantized_prepare(const QuantizedInput& in, int block_of_rows) {
-  for (int m = 0; m < in.block; ++m) prepare_row(in, block_of_rows * in.block + m, block_of_rows);
+  for (int m = 0; m < in.block; ++m) {
+    const int row = block_of_rows * in.block + m;
+#if defined(__AMX_BF16__)
+    if (in.bf16 != nullptr) round_row(in, row, block_of_rows);
+#endif
+    if (in.bytes != nullptr || in.floats != nullptr) prepare_row(in, row, block_of_rows);
+  }
 }
 
 }  // namespace

@@ -2,7 +2,8 @@
 
 #include "quantized.h"
 
-#include "quantized_tiles.h"
+#include "bf16_tiles.h"
+#include "byte_tiles.h"
 #include "quantized_vectors.h"
 
 namespace {
@@ -39,15 +40,35 @@ int quantized_input_block(int rows, Method method) {
   return rows <= kMaxVectorRows && !tiles ? rows : llmjax::kTileRows;
 }
 
-size_t quantized_workspace(const QuantizedMatrix& w, Method method, int tiles) {
-  size_t panel = 0;
+size_t quantized_workspace(const QuantizedMatrix& w, Method method, int rows) {
 #if defined(__AMX_INT8__)
-  if (method == Method::kInt8Tiles) panel = byte_panel_bytes(w);
-  if (method == Method::kBf16Tiles) panel = bf16_panel_bytes(w, tiles);
+  if (method == Method::kInt8Tiles) return byte_panel_bytes(w) + GroupScales::bytes(w);
+  if (method == Method::kBf16Tiles) return Bf16Workspace::bytes(w, rows);
 #else
-  (void)method, (void)tiles;
+  (void)method, (void)rows;
 #endif
-  return panel + GroupScales::bytes(w);
+  return GroupScales::bytes(w);
+}
+
+bool quantized_gates(const QuantizedMatrix& gate, const QuantizedMatrix& up) {
+#if defined(__AMX_INT8__)
+  return gate.bits == up.bits && gate.kind == up.kind && gate.num_levels == up.num_levels && gate.size_in == up.size_in &&
+         gate.size_out == up.size_out;
+#else
+  (void)gate, (void)up;
+  return false;
+#endif
+}
+
+void quantized_multiply_gated(const QuantizedMatrix& gate, const QuantizedMatrix& up, llmjax::Activation activation,
+                              const QuantizedInput& in, const QuantizedInput& out, int begin, int end, char* workspace) {
+#if defined(__AMX_INT8__)
+  for_codes(gate, [&](auto codes) {
+    gated_bf16_tiles<decltype(codes)>(gate, up, activation, in, out, begin, end, workspace);
+  });
+#else
+  (void)gate, (void)up, (void)activation, (void)in, (void)out, (void)begin, (void)end, (void)workspace;
+#endif
 }
 
 void quantized_multiply(const QuantizedMatrix& w, const QuantizedInput& in, Method method, int begin, int end,
@@ -81,6 +102,7 @@ namespace llmjax {
 
 extern const QuantizedKernels LLMJAX_TABLE(LLMJAX_ISA);
 const QuantizedKernels LLMJAX_TABLE(LLMJAX_ISA) = {quantized_takes,   quantized_choose,    quantized_input_block,
-                                                   quantized_prepare, quantized_workspace, quantized_multiply};
+                                                   quantized_prepare, quantized_workspace, quantized_multiply,
+                                                   quantized_gates,   quantized_multiply_gated};
 
 }  // namespace llmjax

@@ -25,6 +25,21 @@ struct GroupCursor {
   }
 };
 
+// Fetches the words of a tile further on while this one is multiplied.
+class TileFetch {
+ public:
+  TileFetch(const QuantizedMatrix& w, const uint32_t* words, int tiles, int steps)
+      : at_(reinterpret_cast<const char*>(words + static_cast<size_t>(tiles) * w.num_words * llmjax::kTileRows)),
+        lines_((w.num_words + steps - 1) / steps) {}
+  void next() {
+    for (int i = 0; i < lines_; ++i, at_ += sizeof(uint32_t) * llmjax::kTileRows) __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  const char* at_;
+  int lines_;  // of a step
+};
+
 // Outputs of a tile that not all lanes have. Apart, so that it exists once.
 __attribute__((noinline)) void put_last_outputs(const QuantizedMatrix& w, int output, size_t at, Vec sum) {
   for (int i = 0; i < w.size_out - output; ++i) {
@@ -100,7 +115,7 @@ inline void multiply_floats(const QuantizedMatrix& w, const QuantizedInput& in, 
   words += part;
   for (int c = 0; c < chunks; ++c) {
     Bits codes[kQuads];
-    unpack<Codes::kBits>(words, codes);
+    unpack<Codes::kBits, !FloatValues<Codes>::kLowBitsAlone>(words, codes);
 #pragma GCC unroll 8
     for (int q = 0; q < Codes::kBits; ++q) __builtin_prefetch(words + q * llmjax::kTileRows + kAhead / 4);
     for (int half = 0; half < 2; ++half) {

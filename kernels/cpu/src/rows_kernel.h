@@ -3,21 +3,11 @@
 #ifndef LLMJAX_ROWS_KERNEL_H_
 #define LLMJAX_ROWS_KERNEL_H_
 
-#include "kernels.h"
-#include "simd.h"
+#include "activations.h"
 
 namespace {
 
-using llmjax::Activation;
 using llmjax::Norm;
-
-// The first `count` lanes of memory, zeros behind.
-inline Vec load_part(const float* p, int count) {
-  Vec v{};
-  std::memcpy(&v, p, count * sizeof(float));
-  return v;
-}
-inline void store_part(float* p, Vec v, int count) { std::memcpy(p, &v, count * sizeof(float)); }
 
 // Calls body(i, load, store) for the vectors of a row; the last may be a part of one.
 template <class Body>
@@ -52,23 +42,11 @@ void norm_rows(const Norm& norm, const float* x, const float* residual, float* o
   }
 }
 
-inline Vec sigmoid(Vec x) { return splat(1.0f) / (splat(1.0f) + vexp(-x)); }
-
-inline Vec activate(Activation activation, Vec x) {
-  switch (activation) {
-    case Activation::kSilu: return x * sigmoid(x);
-    case Activation::kQuickGelu: return x * sigmoid(splat(1.702f) * x);
-    case Activation::kTanhGelu: break;
-  }
-  // (1 + tanh(z)) / 2 is sigmoid(2z); Hendrycks and Gimpel 2016, arXiv:1606.08415.
-  return x * sigmoid(splat(1.5957691216057308f) * (x + splat(0.044715f) * x * x * x));
-}
-
 void gate_rows(Activation activation, const float* gate, const float* up, float* out, int size, int begin, int end) {
   for (int m = begin; m < end; ++m) {
     const size_t at = static_cast<size_t>(m) * size;
     each_vector(size, [&](int i, auto get, auto put) {
-      put(out + at + i, activate(activation, get(gate + at + i)) * get(up + at + i));
+      put(out + at + i, activate(activation, get(gate + at + i), sigmoid) * get(up + at + i));
     });
   }
 }

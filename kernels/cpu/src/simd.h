@@ -77,6 +77,14 @@ inline float fmax2(float a, float b) { return a > b ? a : b; }
 inline Vec load(const float* p) { return load_as<Vec>(p); }
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
 
+// The first `count` lanes, zeros behind.
+inline Vec load_part(const float* p, int count) {
+  Vec v{};
+  std::memcpy(&v, p, count * sizeof(float));
+  return v;
+}
+inline void store_part(float* p, Vec v, int count) { std::memcpy(p, &v, count * sizeof(float)); }
+
 #if defined(__AVX512F__)
 inline Vec from_half(Half bits) { return (Vec)_mm512_cvtph_ps((__m256i)bits); }
 inline void store(F16* p, Vec v) {
@@ -185,6 +193,19 @@ inline Vec vexp(Vec x) {
   return bit_cast<Vec>(bit_cast<Int>(p * bit_cast<Vec>(power)) & ~(Int)(given < splat(-87.0f)));
 #endif
 }
+
+#if defined(__AVX512F__)
+// 2^x to 13 bits, for what is then rounded to the 8 bits of bf16. A degree 3 polynomial for the fraction, of least
+// relative error (7.5e-5).
+inline Vec coarse_exp2(Vec x) {
+  const Vec n = (Vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = x - n;
+  Vec p = splat(0.0551716648f);
+  p = p * f + splat(0.2426111400f);
+  p = p * f + splat(0.6932609677f);
+  p = p * f + splat(0.9999280572f);
+  return (Vec)_mm512_scalef_ps((__m512)p, (__m512)n);
+}
+#endif
 
 inline Vec vtanh(Vec x) { return splat(1.0f) - splat(2.0f) / (vexp(x + x) + splat(1.0f)); }
 

@@ -1,9 +1,8 @@
-// Products of more rows of x with tiles of quantised rows, in Intel's tile registers. Codes of 16 rows of the matrix
-// become a panel first, once for all rows of x: bytes, whose products are scaled group by group; or dequantised bf16,
-// whose products add up over all columns inside the registers.
+// Products of 5 to 16 rows of x with tiles of quantised rows, in bytes on Intel's tile registers. Codes of 16 rows of the
+// matrix become a panel of bytes, whose products are scaled group by group in vectors.
 
-#ifndef LLMJAX_QUANTIZED_TILES_H_
-#define LLMJAX_QUANTIZED_TILES_H_
+#ifndef LLMJAX_BYTE_TILES_H_
+#define LLMJAX_BYTE_TILES_H_
 
 #include "quantized_vectors.h"
 
@@ -12,23 +11,6 @@
 namespace {
 
 constexpr int kPanelOfChunk = kChunk * llmjax::kTileRows;  // elements
-
-// Lines of the next tile of words are fetched while this one is multiplied.
-class NextTile {
- public:
-  NextTile(const QuantizedMatrix& w, const uint32_t* words, int steps)
-      : at_(reinterpret_cast<const char*>(words + static_cast<size_t>(w.num_words) * llmjax::kTileRows)),
-        lines_((w.num_words + steps - 1) / steps) {}
-  void fetch() {
-    for (int i = 0; i < lines_; ++i, at_ += 64) __builtin_prefetch(at_, 0, 2);
-  }
-
- private:
-  const char* at_;
-  int lines_;
-};
-
-// ---- int8 ----
 
 // Tile registers for kRows rows of x and kColumns columns; 0 to 3 hold products, 4 and 5 x, 6 and 7 codes.
 template <int kRows, int kColumns>
@@ -116,7 +98,7 @@ inline void multiply_byte_panel(const QuantizedMatrix& w, const QuantizedInput& 
   const float* x_sum = in.byte_sums + static_cast<size_t>(row / block) * chunks * 3 * block + row % block;
   alignas(64) int32_t products[2 * kBatch][kRows * llmjax::kTileRows];
   GroupCursor group(w, scales, 0);
-  NextTile next(w, w.tile(tile), steps);
+  TileFetch fetch(w, w.tile(tile), 1, steps);
   Vec sums[kRows] = {};
   const auto multiply = [&](auto which, int step) {  // past the last step the last product is made again
     const int piece = imin(step, steps - 1) * kChunks;
@@ -136,7 +118,7 @@ inline void multiply_byte_panel(const QuantizedMatrix& w, const QuantizedInput& 
   multiply_all(0);
   for (int step = 0; step < steps; ++step) {
     if (step % kBatch == 0 && step + kBatch < steps) multiply_all(step + kBatch);
-    next.fetch();
+    fetch.next();
     const int piece = step * kChunks, chunk = piece / kPerChunk;
     const int32_t* from = products[step % (2 * kBatch)];
     const float* scale_of = x_scale + static_cast<size_t>(chunk) * block;
@@ -203,179 +185,8 @@ inline void byte_tiles(const QuantizedMatrix& w, const QuantizedInput& in, int b
   }
 }
 
-// ---- bf16 ----
-
-// Pairs of f32 as the bf16 halves of a lane, to nearest.
-inline void store_pairs(uint32_t* to, Vec low, Vec high) {
-  const Bits first = (bit_cast<Bits>(low) + 0x8000) >> 16, second = bit_cast<Bits>(high) + 0x8000;
-  _mm512_store_si512(to, _mm512_mask_mov_epi16((__m512i)first, 0xaaaaaaaau, (__m512i)second));
-}
-
-template <class Codes>
-inline void fill_bf16_panel(const QuantizedMatrix& w, const uint32_t* words, const GroupScales& scales, uint32_t* panel) {
-  const FloatValues<Codes> values(w);
-  GroupCursor group(w, scales, 0);
-  for (int c = 0; c < w.chunks(); ++c, words += Codes::kBits * llmjax::kTileRows) {
-    Bits codes[kQuads];
-    unpack<Codes::kBits>(words, codes);
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const Vec scale = load(group.scale), offset = load(group.offset);
-#pragma GCC unroll 4
-      for (int q = half * kQuads / 2; q < (half + 1) * kQuads / 2; ++q, panel += 2 * llmjax::kTileRows) {
-        const Bits four = codes[q];
-        store_pairs(panel, values.template get<0>(four) * scale - offset, values.template get<1>(four) * scale - offset);
-        store_pairs(panel + llmjax::kTileRows, values.template get<2>(four) * scale - offset,
-                    values.template get<3>(four) * scale - offset);
-      }
-      group.advance(kChunk / 2);
-    }
-  }
-}
-
-inline void put_tile(const QuantizedMatrix& w, const QuantizedInput& in, const float* sums, int tile, int row) {
-  for (int m = 0; m < imin(llmjax::kTileRows, in.rows - row); ++m) {
-    put_outputs(w, tile, 0, row + m, load(sums + m * llmjax::kTileRows));
-  }
-}
-
-// Whether tiles of sums may lie in y where they belong.
-inline bool stores_tiles(const QuantizedMatrix& w, const QuantizedInput& in, int tiles_end, int rows_end) {
-  return w.bias == nullptr && tiles_end * llmjax::kTileRows <= w.size_out && rows_end <= in.rows;
-}
-
-// Products take about four tile operations until they can be added to, so four sums grow side by side: two blocks of 16
-// rows of x with two tiles of the matrix, or one with four.
-inline void multiply_bf16_2x2(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* panel, int tile, int row) {
-  const int chunks = in.chunks();
-  const size_t of_rows = static_cast<size_t>(chunks) * kPanelOfChunk;      // bf16
-  const size_t of_tile = static_cast<size_t>(chunks) * kPanelOfChunk / 2;  // words
-  const uint16_t* x = in.bf16 + row / llmjax::kTileRows * of_rows;
-  const bool direct = stores_tiles(w, in, tile + 2, row + 2 * llmjax::kTileRows);
-  const size_t at = static_cast<size_t>(row) * w.size_out + tile * llmjax::kTileRows;
-  const size_t below = static_cast<size_t>(llmjax::kTileRows) * w.size_out;
-  const long stride = 4L * w.size_out;
-  if (direct && w.residual != nullptr) {
-    const float* from = w.residual + at;
-    _tile_loadd(0, from, stride);
-    _tile_loadd(1, from + llmjax::kTileRows, stride);
-    _tile_loadd(2, from + below, stride);
-    _tile_loadd(3, from + below + llmjax::kTileRows, stride);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  for (int c = 0; c < chunks; ++c, x += kPanelOfChunk, panel += kPanelOfChunk / 2) {
-    _tile_loadd(4, x, 64);
-    _tile_loadd(6, panel, 64);
-    _tile_loadd(5, x + of_rows, 64);
-    _tile_loadd(7, panel + of_tile, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
-  if (direct) {
-    float* y = w.y + at;
-    _tile_stored(0, y, stride);
-    _tile_stored(1, y + llmjax::kTileRows, stride);
-    _tile_stored(2, y + below, stride);
-    _tile_stored(3, y + below + llmjax::kTileRows, stride);
-    return;
-  }
-  alignas(64) float sums[4][kTile * kTile];
-  _tile_stored(0, sums[0], 64);
-  _tile_stored(1, sums[1], 64);
-  _tile_stored(2, sums[2], 64);
-  _tile_stored(3, sums[3], 64);
-  finish_stores();
-  for (int i = 0; i < 4; ++i) put_tile(w, in, sums[i], tile + i % 2, row + i / 2 * llmjax::kTileRows);
-}
-
-template <int kTiles>
-inline void multiply_bf16_1x4(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* panel, int tile, int row) {
-  const int chunks = in.chunks();
-  const size_t of_tile = static_cast<size_t>(chunks) * kPanelOfChunk / 2;
-  const uint16_t* x = in.bf16 + row / llmjax::kTileRows * static_cast<size_t>(chunks) * kPanelOfChunk;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int c = 0; c < chunks; ++c, x += kPanelOfChunk, panel += kPanelOfChunk / 2) {
-    _tile_loadd(4, x, 64);
-    _tile_loadd(5, panel, 64);
-    _tile_dpbf16ps(0, 4, 5);
-    if constexpr (kTiles > 1) {
-      _tile_loadd(6, panel + of_tile, 64);
-      _tile_dpbf16ps(1, 4, 6);
-    }
-    if constexpr (kTiles > 2) {
-      _tile_loadd(7, panel + 2 * of_tile, 64);
-      _tile_dpbf16ps(2, 4, 7);
-    }
-    if constexpr (kTiles > 3) {
-      _tile_loadd(5, panel + 3 * of_tile, 64);
-      _tile_dpbf16ps(3, 4, 5);
-    }
-  }
-  alignas(64) float sums[4][kTile * kTile];
-  _tile_stored(0, sums[0], 64);
-  _tile_stored(1, sums[1], 64);
-  _tile_stored(2, sums[2], 64);
-  _tile_stored(3, sums[3], 64);
-  finish_stores();
-  for (int i = 0; i < kTiles; ++i) put_tile(w, in, sums[i], tile + i, row);
-}
-
-inline void bf16_two_blocks(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* panel, int begin, int end,
-                            int row) {
-  const size_t of_tile = static_cast<size_t>(w.chunks()) * kPanelOfChunk / 2;
-  int tile = begin;
-  for (; tile + 2 <= end; tile += 2, panel += 2 * of_tile) multiply_bf16_2x2(w, in, panel, tile, row);
-  if (tile == end) return;
-  multiply_bf16_1x4<1>(w, in, panel, tile, row);
-  multiply_bf16_1x4<1>(w, in, panel, tile, row + llmjax::kTileRows);
-}
-
-inline void bf16_one_block(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* panel, int begin, int end,
-                           int row) {
-  const size_t of_tile = static_cast<size_t>(w.chunks()) * kPanelOfChunk / 2;
-  for (int tile = begin; tile < end; tile += 4, panel += 4 * of_tile) {
-    switch (end - tile) {
-      case 1: multiply_bf16_1x4<1>(w, in, panel, tile, row); break;
-      case 2: multiply_bf16_1x4<2>(w, in, panel, tile, row); break;
-      case 3: multiply_bf16_1x4<3>(w, in, panel, tile, row); break;
-      default: multiply_bf16_1x4<4>(w, in, panel, tile, row); break;
-    }
-  }
-}
-
-inline size_t bf16_panel_bytes(const QuantizedMatrix& w, int tiles) {
-  return static_cast<size_t>(tiles) * w.chunks() * kPanelOfChunk * 2;
-}
-
-template <class Codes>
-inline void bf16_tiles(const QuantizedMatrix& w, const QuantizedInput& in, int begin, int end, char* workspace) {
-  uint32_t* panel = reinterpret_cast<uint32_t*>(workspace);
-  const GroupScales scales(w, workspace + bf16_panel_bytes(w, end - begin));
-  for (int tile = begin; tile < end; ++tile) {
-    const uint32_t* words = w.tile(tile);
-    read_scales(w, words, scales, 1, 0);
-    fill_bf16_panel<Codes>(w, words, scales, panel + (tile - begin) * bf16_panel_bytes(w, 1) / 4);
-  }
-  finish_stores();
-  const Tiles tiles;
-  int row = 0;
-  for (; row + llmjax::kTileRows < in.rows; row += 2 * llmjax::kTileRows) {
-    bf16_two_blocks(w, in, panel, begin, end, row);
-  }
-  if (row < in.rows) bf16_one_block(w, in, panel, begin, end, row);
-}
-
 }  // namespace
 
 #endif  // __AMX_INT8__
 
-#endif  // LLMJAX_QUANTIZED_TILES_H_
+#endif  // LLMJAX_BYTE_TILES_H_
