@@ -38,9 +38,11 @@ class Scratch {
   int64_t left_, rows_;
 };
 
-std::function<void(int, int)> fill_normed(const Kernels& kernels, const Norm& norm, const float* x, float* out, int size) {
+Fill fill_normed(const Kernels& kernels, const Norm& norm, const float* x, int size) {
   if (norm.weight == nullptr) return nullptr;
-  return [&kernels, norm, x, out, size](int begin, int end) { kernels.norm_rows(norm, x, nullptr, out, size, begin, end); };
+  return [&kernels, norm, x, size](int begin, int end, float* to) {
+    kernels.norm_rows(norm, x + static_cast<size_t>(begin) * size, nullptr, to, size, 0, end - begin);
+  };
 }
 
 // out = x + after(y)
@@ -72,7 +74,7 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
   float* normed = first->weight == nullptr ? nullptr : memory.take(size);
   float *gate = memory.take(inner), *up = memory.take(inner), *lowered = adds_normed ? memory.take(size) : (*out).typed_data();
   if (!memory.fits()) return invalid("mlp: too little scratch");
-  Products raise(isa, rows, size, normed == nullptr ? x.typed_data() : normed), lower(isa, rows, inner, gate);
+  Products raise(isa, rows, size, normed == nullptr ? x.typed_data() : normed, true), lower(isa, rows, inner, gate, true);
   const float* residual = adds_normed ? nullptr : x.typed_data();
   float* const to[] = {gate, up, lowered};
   for (size_t i = 0; i < 3; ++i) {
@@ -86,9 +88,10 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
   const size_t bytes = raise.bytes(pool);
   char* shared = thread_memory<3>(bytes + lower.bytes(pool));
   std::vector<Phase> phases;
-  raise.append(shared, fill_normed(*kernels, *first, x.typed_data(), normed, size), phases);
-  const auto gated = [kernels, gate, up, inner, activation](int begin, int end) {
-    kernels->gate_rows(static_cast<Activation>(activation), gate, up, gate, inner, begin, end);
+  raise.append(shared, fill_normed(*kernels, *first, x.typed_data(), size), phases);
+  const auto gated = [kernels, gate, up, inner, activation](int begin, int end, float* to) {
+    const size_t at = static_cast<size_t>(begin) * inner;
+    kernels->gate_rows(static_cast<Activation>(activation), gate + at, up + at, to, inner, 0, end - begin);
   };
   lower.append(shared + bytes, gated, phases);
   if (adds_normed) phases.push_back(add_normed(*kernels, *last, x.typed_data(), lowered, out->typed_data(), rows, size));
@@ -154,7 +157,7 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
     kernels->rotate({kv_heads, head_dim, half, interleaved, of_cos, of_sin, *of_k}, k + static_cast<size_t>(token) * kv_size);
   };
   std::vector<Phase> phases;
-  project.append(shared, fill_normed(*kernels, *first, x.typed_data(), normed, size), phases);
+  project.append(shared, fill_normed(*kernels, *first, x.typed_data(), size), phases);
   attention.append(rotate, phases);
   output.append(shared + bytes, nullptr, phases);
   if (adds_normed) phases.push_back(add_normed(*kernels, *last, x.typed_data(), projected, out->typed_data(), rows, size));

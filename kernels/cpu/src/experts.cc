@@ -146,8 +146,8 @@ ffi::Error experts_handler(ffi::ThreadPool pool, Floats x, Integers chosen, Floa
     const int first = places.starts[e], count = places.starts[e + 1] - first;
     if (count == 0) continue;
     float* to_gate = gate + static_cast<size_t>(first) * inner;
-    const float* from = rows == 1 ? x.typed_data() : gathered + static_cast<size_t>(first) * size;
-    used.push_back({Products(isa, count, size, from), Products(isa, count, inner, to_gate), first});
+    float* from = rows == 1 ? x.typed_data() : gathered + static_cast<size_t>(first) * size;
+    used.push_back({Products(isa, count, size, from, true), Products(isa, count, inner, to_gate, true), first});
     Expert& expert = used.back();
     for (ffi::Error error : {projections[0].add_to(expert.raise, e, inner, to_gate),
                              projections[1].add_to(expert.raise, e, inner, up + static_cast<size_t>(first) * inner),
@@ -163,18 +163,19 @@ ffi::Error experts_handler(ffi::ThreadPool pool, Floats x, Integers chosen, Floa
   std::vector<std::vector<Phase>> raising(used.size()), lowering(used.size());
   for (size_t i = 0; i < used.size(); ++i) {
     const size_t first = used[i].first;
-    std::function<void(int, int)> gather;
+    Fill gather;
     if (rows > 1) {
-      gather = [&places, &x, gathered, first, size](int begin, int end) {
-        for (size_t place = first + begin; place < first + end; ++place) {
-          const float* row = x.typed_data() + static_cast<size_t>(places.tokens[place]) * size;
-          std::memcpy(gathered + place * size, row, sizeof(float) * size);
+      gather = [&places, &x, first, size](int begin, int end, float* to) {
+        for (size_t place = first + begin; place < first + end; ++place, to += size) {
+          std::memcpy(to, x.typed_data() + static_cast<size_t>(places.tokens[place]) * size, sizeof(float) * size);
         }
       };
     }
     used[i].raise.append(shared + raise_at[i], std::move(gather), raising[i]);
-    const auto gated = [kernels, activation, inner, of_gate = gate + first * inner, of_up = up + first * inner](int begin, int end) {
-      kernels->gate_rows(static_cast<Activation>(activation), of_gate, of_up, of_gate, inner, begin, end);
+    const auto gated = [kernels, activation, inner, of_gate = gate + first * inner, of_up = up + first * inner](
+                           int begin, int end, float* to) {
+      const size_t at = static_cast<size_t>(begin) * inner;
+      kernels->gate_rows(static_cast<Activation>(activation), of_gate + at, of_up + at, to, inner, 0, end - begin);
     };
     used[i].lower.append(shared + lower_at[i], gated, lowering[i]);
   }

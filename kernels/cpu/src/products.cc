@@ -120,8 +120,9 @@ ffi::ErrorOr<MatrixArguments> matrix_arguments(const ffi::RemainingArgs& argumen
   return MatrixArguments{*weight, *bias, matrices.begin() + kMatrixNumbers * i, levels.begin() + kMatrixLevels * i};
 }
 
-Products::Products(int isa, int rows, int size_in, const float* x) : isa_(isa), kernels_(find_quantized_kernels(isa)) {
-  in_.rows = rows, in_.size_in = size_in, in_.x = x;
+Products::Products(int isa, int rows, int size_in, float* x, bool of_mlp)
+    : isa_(isa), kernels_(find_quantized_kernels(isa)), x_(x), of_mlp_(of_mlp) {
+  in_.rows = rows, in_.size_in = size_in;
   in_.round_columns = 2 * kChunk;
 }
 
@@ -148,7 +149,7 @@ ffi::Error Products::add_quantized(const MatrixArguments& matrix, int size_out, 
   w.residual = residual, w.y = y;
   const int method = matrix.numbers[0];
   if (method < -1 || method >= kMethods) return invalid("products: no such method");
-  product.method = method < 0 ? kernels_->choose(w, in_.rows, matrix.numbers[1] != 0, matrix.numbers[2] != 0)
+  product.method = method < 0 ? kernels_->choose(w, in_.rows, {matrix.numbers[1] != 0, matrix.numbers[2] != 0}, of_mlp_)
                               : static_cast<Method>(method);
   if (!kernels_->takes(w, product.method)) {
     return invalid("products: the method does not take these codes or this instruction set");
@@ -166,7 +167,7 @@ ffi::Error Products::add_plain(const MatrixArguments& matrix, int size_out, floa
   if (!type || *type == Type::kF32) return invalid("products: unsupported type of a matrix");
   if (!has_shape(matrix.weight, {size_out, in_.size_in})) return invalid("products: shapes do not fit each other");
   const float* bias = matrix.bias.element_count() == 0 ? nullptr : matrix.bias.typed_data();
-  Plain product{{in_.rows, in_.size_in, size_out, *type, in_.x, matrix.weight.untyped_data(), bias, residual, y},
+  Plain product{{in_.rows, in_.size_in, size_out, *type, x_, matrix.weight.untyped_data(), bias, residual, y},
                 find_kernels(isa_, in_.size_in), plain_bytes_, 0, 0};
   if (product.kernels == nullptr) return invalid("products: the input size is odd");
   plain_bytes_ += (product.kernels->linear_workspace(product.call) + 63) / 64 * 64;
@@ -188,7 +189,8 @@ bool Products::gate_into(Products& next, Activation activation) {
 }
 
 size_t Products::bytes(const ffi::ThreadPool& pool) {
-  rows_of_task_ = rows_of_task(in_, pool.num_threads() > 0 ? pool.num_threads() : 1);
+  if (pool.num_threads() > 0) threads_ = static_cast<int>(pool.num_threads());
+  rows_of_task_ = rows_of_task(in_, threads_);
   column_tasks_ = 0;
   for (Quantized& product : quantized_) {
     const QuantizedMatrix& w = product.matrix;
@@ -211,15 +213,28 @@ size_t Products::bytes(const ffi::ThreadPool& pool) {
   return plain_bytes_ + place(in_, methods_, nullptr);
 }
 
-void Products::append(char* memory, std::function<void(int, int)> fill, std::vector<Phase>& phases) {
+// Fills rows of x and brings them into the forms that methods take. Only plain products read x itself, so that otherwise
+// rows are filled where they stay in the cache.
+Phase Products::prepare(Fill fill) const {
+  const int rows = quantized_.empty() ? in_.rows : in_.blocks() * in_.block, size = in_.size_in;
+  int of_task = (rows + 4 * threads_ - 1) / (4 * threads_);
+  const bool lines_of_one_row = in_.bytes == nullptr && in_.floats == nullptr;  // else threads would share cache lines
+  if (of_task > kTileRows || !lines_of_one_row) of_task = in_.block;
+  return {static_cast<size_t>((rows + of_task - 1) / of_task), [this, fill = std::move(fill), rows, size, of_task](size_t i) {
+            const int begin = static_cast<int>(i) * of_task, end = begin + of_task < rows ? begin + of_task : rows;
+            const int real_end = end < in_.rows ? end : in_.rows;
+            float* x = x_ + static_cast<size_t>(begin) * size;
+            if (fill != nullptr && begin < real_end) {
+              if (plain_.empty()) x = reinterpret_cast<float*>(thread_memory<5>(sizeof(float) * of_task * size));
+              fill(begin, real_end, x);
+            }
+            if (!quantized_.empty()) kernels_->prepare(in_, x, begin, end);
+          }};
+}
+
+void Products::append(char* memory, Fill fill, std::vector<Phase>& phases) {
   place(in_, methods_, memory + plain_bytes_);
-  if (!filled_ && (fill != nullptr || !quantized_.empty())) {
-    phases.push_back({static_cast<size_t>(in_.blocks()), [this, fill = std::move(fill)](size_t i) {
-                        const int begin = static_cast<int>(i) * in_.block, end = begin + in_.block;
-                        if (fill != nullptr) fill(begin, end < in_.rows ? end : in_.rows);
-                        if (!quantized_.empty()) kernels_->prepare(in_, static_cast<int>(i));
-                      }});
-  }
+  if (!filled_ && (fill != nullptr || !quantized_.empty())) phases.push_back(prepare(std::move(fill)));
   if (plain_bytes_ != 0) {
     phases.push_back({plain_.size(), [this, memory](size_t i) {
                         plain_[i].kernels->linear_prepare(plain_[i].call, memory + plain_[i].workspace);
@@ -239,18 +254,21 @@ void Products::run(int64_t task, const char* memory) const {
 }
 
 void Products::run_quantized(int64_t task) const {
-  const int row = static_cast<int>(task / column_tasks_) * rows_of_task_, row_end = row + rows_of_task_;
-  const int rows = (row_end < in_.rows ? row_end : in_.rows) - row;
-  task %= column_tasks_;
+  int row = 0;
+  if (column_tasks_ != quantized_tasks_) row = static_cast<int>(task / column_tasks_) * rows_of_task_, task %= column_tasks_;
   const Quantized* product = gated_ != nullptr ? &quantized_.front() : &quantized_.back();
   while (product->first_task > task) --product;
-  const QuantizedMatrix w = product->matrix.from_row(row);
+  const QuantizedMatrix& w = product->matrix;
   const int begin = static_cast<int>(task - product->first_task) * product->tiles_of_task;
   const int end = begin + product->tiles_of_task < w.tiles() ? begin + product->tiles_of_task : w.tiles();
   char* workspace = thread_memory<4>(task_workspace_);
-  if (gated_ == nullptr) return kernels_->multiply(w, in_.slice(row, rows), product->method, begin, end, workspace);
-  kernels_->multiply_gated(w, quantized_.back().matrix, activation_, in_.slice(row, rows), gated_->in_.slice(row, rows),
-                           begin, end, workspace);
+  if (gated_ == nullptr && column_tasks_ == quantized_tasks_) {  // a copy would take some percent of the time
+    return kernels_->multiply(w, in_, product->method, begin, end, workspace);
+  }
+  const int rows = row + rows_of_task_ < in_.rows ? rows_of_task_ : in_.rows - row;
+  const QuantizedInput in = in_.slice(row, rows);
+  if (gated_ == nullptr) return kernels_->multiply(w.from_row(row), in, product->method, begin, end, workspace);
+  kernels_->multiply_gated(w, quantized_.back().matrix, activation_, in, gated_->in_.slice(row, rows), begin, end, workspace);
 }
 
 }  // namespace llmjax

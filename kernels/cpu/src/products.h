@@ -31,10 +31,13 @@ xla::ffi::ErrorOr<MatrixArguments> matrix_arguments(const xla::ffi::RemainingArg
                                                     xla::ffi::Span<const int32_t> matrices,
                                                     xla::ffi::Span<const float> levels);
 
+// Writes rows begin..end of x, the first at `to`.
+using Fill = std::function<void(int begin, int end, float* to)>;
+
 class Products {
  public:
-  // x: [rows, size_in].
-  Products(int isa, int rows, int size_in, const float* x);
+  // x: [rows, size_in]; with a `Fill`, memory for them. of_mlp: they are products of a gated MLP.
+  Products(int isa, int rows, int size_in, float* x, bool of_mlp = false);
 
   // y = x * weight^T + bias + residual; residual [rows, size_out] or null.
   xla::ffi::Error add(const MatrixArguments& matrix, int size_out, float* y, const float* residual = nullptr);
@@ -45,8 +48,8 @@ class Products {
 
   // Memory that the phases share, 64-byte aligned. After the last `add`.
   size_t bytes(const xla::ffi::ThreadPool& pool);
-  // `fill(begin, end)` writes these rows of x first; null: they are there.
-  void append(char* memory, std::function<void(int, int)> fill, std::vector<Phase>& phases);
+  // `fill` null: x is there.
+  void append(char* memory, Fill fill, std::vector<Phase>& phases);
 
  private:
   struct Quantized {
@@ -65,17 +68,20 @@ class Products {
 
   xla::ffi::Error add_quantized(const MatrixArguments& matrix, int size_out, float* y, const float* residual);
   xla::ffi::Error add_plain(const MatrixArguments& matrix, int size_out, float* y, const float* residual);
+  Phase prepare(Fill fill) const;
   void run(int64_t task, const char* memory) const;
   void run_quantized(int64_t task) const;
 
   int isa_;
   const QuantizedKernels* kernels_;
+  float* x_;
+  bool of_mlp_;
   QuantizedInput in_{};
   std::vector<Quantized> quantized_;
   std::vector<Plain> plain_;
   bool methods_[kMethods] = {};
   size_t task_workspace_ = 0, plain_bytes_ = 0;
-  int rows_of_task_ = 0;
+  int threads_ = 1, rows_of_task_ = 0;
   int64_t column_tasks_ = 0, quantized_tasks_ = 0, tasks_ = 0;  // quantised: column tasks for each part of the rows
   Products* gated_ = nullptr;  // whose x we write
   Activation activation_ = Activation::kSilu;

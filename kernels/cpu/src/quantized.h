@@ -60,13 +60,17 @@ struct QuantizedMatrix {
 enum class Method : int { kFloatVectors, kInt8Vectors, kInt8Tiles, kBf16Tiles };
 constexpr int kMethods = 4;
 
+// What x may be rounded to; to bf16 together with weights.
+struct Rounding {
+  bool int8, bf16;
+};
+
 // The rows of x, in blocks of at most 16 that are filled up with zeros to `block` rows, chunk by chunk of 32 columns:
 // element (m, i) of any form lies at ((m / block * chunks + i / 32) * block + m % block) * 32 + i % 32, and what
 // belongs to a chunk at the 32nd part of that. Forms that no method needs are null.
 struct QuantizedInput {
   int rows, size_in, block;
   int round_columns;  // that share a scale of int8: 32 or 64
-  const float* x;     // [rows, size_in]
   float* floats;
   float* float_sums;  // of halves of chunks: [..., 2, block]
   int8_t* bytes;
@@ -82,7 +86,6 @@ struct QuantizedInput {
     QuantizedInput part = *this;
     const size_t at = static_cast<size_t>(begin) * chunks();
     part.rows = count;
-    part.x += static_cast<size_t>(begin) * size_in;
     if (floats != nullptr) part.floats += at * kChunk, part.float_sums += at * 2;
     if (bytes != nullptr) part.bytes += at * kChunk, part.byte_scales += at, part.byte_sums += at * 3;
     if (bf16 != nullptr) part.bf16 += at * kChunk;
@@ -92,10 +95,11 @@ struct QuantizedInput {
 
 struct QuantizedKernels {
   bool (*takes)(const QuantizedMatrix&, Method);
-  // The fastest method: x may be rounded to int8, x and weights may be rounded to bf16.
-  Method (*choose)(const QuantizedMatrix&, int rows, bool int8, bool bf16);
+  // The fastest method; `of_mlp`: a product of a gated MLP.
+  Method (*choose)(const QuantizedMatrix&, int rows, Rounding, bool of_mlp);
   int (*input_block)(int rows, Method);  // rows of x that lie together, see QuantizedInput
-  void (*prepare)(const QuantizedInput&, int block_of_rows);
+  // Rows begin..end from x [end - begin, size_in], of which there is nothing beyond the last row of all.
+  void (*prepare)(const QuantizedInput&, const float* x, int begin, int end);
   size_t (*workspace)(const QuantizedMatrix&, Method, int rows);  // bytes, 64-byte aligned
   // Outputs of tiles begin..end; for kBf16Tiles `begin` is even.
   void (*multiply)(const QuantizedMatrix&, const QuantizedInput&, Method, int begin, int end, char* workspace);

@@ -36,10 +36,9 @@ inline void round_chunk(const float* x, float scale, float inverse, int8_t* byte
 }
 
 #if defined(__AMX_BF16__)
-inline void round_row(const QuantizedInput& in, int row, int block_of_rows) {
+inline void round_row(const QuantizedInput& in, const float* x, int row) {
   const int chunks = in.chunks(), whole = row < in.rows ? in.size_in / kChunk : 0;
-  const float* x = in.x + static_cast<size_t>(row) * in.size_in;
-  uint16_t* to = in.bf16 + (static_cast<size_t>(block_of_rows) * chunks * in.block + row % in.block) * kChunk;
+  uint16_t* to = in.bf16 + (static_cast<size_t>(row / in.block) * chunks * in.block + row % in.block) * kChunk;
   for (int c = 0; c < chunks; ++c, x += kChunk, to += static_cast<size_t>(in.block) * kChunk) {
     Vec pairs{};
     if (c < whole) {
@@ -53,14 +52,13 @@ inline void round_row(const QuantizedInput& in, int row, int block_of_rows) {
 }
 #endif
 
-inline void prepare_row(const QuantizedInput& in, int row, int block_of_rows) {
-  const int chunks = in.chunks(), per_scale = in.round_columns / kChunk;
+inline void prepare_row(const QuantizedInput& in, const float* x, int row) {
+  const int block_of_rows = row / in.block, chunks = in.chunks(), per_scale = in.round_columns / kChunk;
   const bool real = row < in.rows;
-  const float* x = in.x + static_cast<size_t>(real ? row : 0) * in.size_in;
   for (int c = 0; c < chunks; c += per_scale) {
     alignas(64) float part[2 * kChunk] = {};
     const int count = real ? imin(per_scale * kChunk, in.size_in - c * kChunk) : 0;
-    std::memcpy(part, x + (real ? c * kChunk : 0), count * sizeof(float));
+    if (real) std::memcpy(part, x + c * kChunk, count * sizeof(float));
     float scale = 0, inverse = 0;
     if (in.bytes != nullptr) {
       Vec most{}, poison{};
@@ -93,13 +91,12 @@ inline void prepare_row(const QuantizedInput& in, int row, int block_of_rows) {
   }
 }
 
-void quantized_prepare(const QuantizedInput& in, int block_of_rows) {
-  for (int m = 0; m < in.block; ++m) {
-    const int row = block_of_rows * in.block + m;
+void quantized_prepare(const QuantizedInput& in, const float* x, int begin, int end) {
+  for (int row = begin; row < end; ++row, x += in.size_in) {
 #if defined(__AMX_BF16__)
-    if (in.bf16 != nullptr) round_row(in, row, block_of_rows);
+    if (in.bf16 != nullptr) round_row(in, x, row);
 #endif
-    if (in.bytes != nullptr || in.floats != nullptr) prepare_row(in, row, block_of_rows);
+    if (in.bytes != nullptr || in.floats != nullptr) prepare_row(in, x, row);
   }
 }
 

@@ -24,15 +24,16 @@ bool quantized_takes(const QuantizedMatrix& w, Method method) {
   return false;
 }
 
-// Up to how many rows which method is the fastest: benchmarks/kernels.py prints all of them.
-constexpr int kMaxVectorRows = 4, kMaxByteTileRows = 16;
+// Up to how many rows which method is the fastest: benchmarks/kernels.py prints all of them. In a gated MLP bf16 tiles
+// save the way of gate and up through memory.
+constexpr int kMaxVectorRows = 4, kMaxByteTileRows = 16, kMaxByteTileRowsOfMLP = 8;
 
-Method quantized_choose(const QuantizedMatrix& w, int rows, bool int8, bool bf16) {
-  const bool bytes = int8 && quantized_takes(w, Method::kInt8Vectors);
+Method quantized_choose(const QuantizedMatrix& w, int rows, llmjax::Rounding may, bool of_mlp) {
+  const bool bytes = may.int8 && quantized_takes(w, Method::kInt8Vectors);
   const Method vectors = bytes ? Method::kInt8Vectors : Method::kFloatVectors;
   if (rows <= kMaxVectorRows || !quantized_takes(w, Method::kBf16Tiles)) return vectors;
-  if (bytes && (rows <= kMaxByteTileRows || !bf16)) return Method::kInt8Tiles;
-  return bf16 ? Method::kBf16Tiles : vectors;
+  if (bytes && (rows <= (of_mlp ? kMaxByteTileRowsOfMLP : kMaxByteTileRows) || !may.bf16)) return Method::kInt8Tiles;
+  return may.bf16 ? Method::kBf16Tiles : vectors;
 }
 
 int quantized_input_block(int rows, Method method) {
