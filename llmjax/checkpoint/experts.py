@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
+from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.checkpoint.stored_tensor import StoredStack, StoredTensor
 from llmjax.errors import CheckpointError
-from llmjax.quantization.packing import RowSource, RowStack
+from llmjax.quantization.packing import RowSource, RowStack, aligned_empty
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class ExpertStack:
 
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The values [experts, out, in], read expert by expert; see `StoredTensor.read`."""
-        values = np.empty(self.shape, dtype)
+        values = aligned_empty(self.shape, dtype)
         for expert, matrix in enumerate(self.matrices):
             values[expert] = matrix.read(dtype)
         return values
@@ -94,7 +95,7 @@ def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict
         path: the checkpoint, for messages.
 
     Raises:
-        CheckpointError: an expert is missing, or experts differ in shape.
+        CheckpointError: an expert is missing or there twice, experts differ in shape, or a stack has 8-bit floats.
     """
     found: dict[str, StoredTensor] = {}
     single: dict[str, dict[int, StoredTensor]] = {}
@@ -105,7 +106,10 @@ def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict
         elif router := MIXTRAL_ROUTER.fullmatch(name):
             found[f"{router['layer']}.mlp.gate.{router['suffix']}"] = tensor
         elif (stack := STACK.fullmatch(name)) and len(tensor.shape) == 3 and f"{name}_bias" not in tensors:
-            found |= _cut(tensor, f"{stack['layer']}.mlp.experts", stack["part"], path)
+            for own in _cut(tensor, f"{stack['layer']}.mlp.experts", stack["part"], path):
+                if own.name in found:
+                    raise CheckpointError(f"{path}: tensor {own.name!r} is there twice, once in {tensor.name!r}")
+                found[own.name] = own
         else:
             found[name] = tensor
     for name, experts in single.items():
@@ -137,18 +141,21 @@ def _mixtral_block(name: str) -> str:
     return name.replace(".mlp.", ".block_sparse_moe.")
 
 
-def _cut(tensor: StoredStack, module: str, part: str, path: Path) -> dict[str, ExpertStack]:
+def _cut(tensor: StoredStack, module: str, part: str, path: Path) -> Iterator[ExpertStack]:
     """The projections that a stack [experts, out, in] holds, one or two, gate first."""
+    if isinstance(tensor, SafetensorsTensor) and tensor.type_name.startswith("F8_"):
+        raise CheckpointError(
+            f"{path}: tensor {tensor.name!r} is a stack of type {tensor.type_name}, whose scales are not understood"
+        )
     parts = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
     experts, rows, _ = tensor.shape
     if rows % len(parts):
         raise CheckpointError(f"{path}: tensor {tensor.name!r} has {rows} rows, not an even number for gate and up")
-    each, found = rows // len(parts), {}
+    each = rows // len(parts)
     for i, one in enumerate(parts):
         own = slice(i * each, (i + 1) * each)
         matrices = (tensor.matrix(e, own, f"{module}.{e}.{one}.weight") for e in range(experts))
-        found[f"{module}.{one}.weight"] = ExpertStack(f"{module}.{one}.weight", tuple(matrices))
-    return found
+        yield ExpertStack(f"{module}.{one}.weight", tuple(matrices))
 
 
 def _stack(name: str, experts: Mapping[int, StoredTensor], path: Path) -> ExpertStack:

@@ -105,7 +105,7 @@ def expert_metadata(model: ModelConfig, path: Path) -> dict[str, Any]:
     if not all(layer.sparse for layer in model.layers):
         raise CheckpointError(f"{path}: layers with and without experts cannot be written as GGUF")
     keys = {"expert_count": experts.count, "expert_used_count": experts.per_token}
-    if experts.intermediate_size != model.intermediate_size or experts.shared_size:
+    if model.architecture != "MixtralForCausalLM":  # whose experts have the dense size; readers ask for it elsewhere
         keys["expert_feed_forward_length"] = experts.intermediate_size
     if experts.shared_size:
         keys["expert_shared_feed_forward_length"] = experts.shared_size

@@ -7,7 +7,7 @@ tensors stay as stored unless they are quantised anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -64,6 +64,7 @@ class Exported:
         name: in the file.
         hf_name: in Hugging Face's naming, which rules look at.
         source_type: as the source stores it.
+        source_nbytes: bytes that it takes there.
         info: shape and type in the file.
         choice: of the mix; None for plain types and tensors that are never quantised.
         difference: from the source's weights, where they were quantised anew; None: not, or not yet.
@@ -72,6 +73,7 @@ class Exported:
     name: str
     hf_name: str
     source_type: str
+    source_nbytes: int
     info: TensorInfo
     choice: Choice | None
     difference: Difference | None = None
@@ -109,8 +111,15 @@ class _Item:
         ):
             yield self.source.raw, None
             return
-        for matrix in self.source.matrices if isinstance(self.source, ExpertStack) else (self.source,):
+        for matrix in self._matrices():
             yield self._stored(matrix)
+
+    def _matrices(self) -> Iterable[StoredTensor | GGUFTensor]:
+        if isinstance(self.source, ExpertStack):
+            return self.source.matrices
+        if isinstance(self.source, GGUFTensor) and len(self.source.shape) == 3:
+            return map(self.source.row_slice, range(self.source.shape[0]), range(1, self.source.shape[0] + 1))
+        return (self.source,)
 
     def _stored(self, source: StoredTensor | GGUFTensor) -> tuple[np.ndarray, Difference | None]:
         type_name = self.exported.info.type_name.lower()
@@ -211,7 +220,7 @@ class _Typing:
     def exported(self, name: str, hf_name: str, tensor: StoredTensor | GGUFTensor) -> Exported:
         source_type, shape = tensor.type_name, tensor.shape
         choice = None
-        if name.split(".")[-2] == SHARED_GATE:
+        if f".{SHARED_GATE}." in name:
             shape = shape[-1:]
         if len(shape) < 2 or NEVER.search(hf_name):
             type_name = "f32"
@@ -223,7 +232,8 @@ class _Typing:
             kept = source_type.lower()
             # A matrix that cannot be quantised, or shall not be, keeps its type if that is one of GGUF's.
             type_name = choice.scheme or (kept if kept in PLAIN or kept in SCHEMES else "f32")
-        return Exported(name, hf_name, source_type, TensorInfo(name, tuple(shape), type_name.upper()), choice)
+        info = TensorInfo(name, tuple(shape), type_name.upper())
+        return Exported(name, hf_name, source_type, tensor.nbytes, info, choice)
 
 
 def _tied(checkpoint: Checkpoint, model: ModelConfig) -> bool:

@@ -18,7 +18,7 @@ from kernels.qtensor import RowFormat
 from llmjax.checkpoint.layout import Layout, Piece, StoredRows
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.errors import CheckpointError
-from llmjax.quantization.packing import RowSource, RowStack
+from llmjax.quantization.packing import RowSource
 from llmjax.quantization.rows import QuantizedRows
 
 logger = logging.getLogger(__name__)
@@ -128,16 +128,13 @@ class QuantizedTensor:
         nbytes = self.nbytes * (part.stop - part.start) // self.planes.shape[0]
         return replace(self, name=name, planes=part, nbytes=nbytes, experts=0)
 
-    def row_source(self) -> RowSource | RowStack | None:
-        """The weight as it stays quantised; None, with a warning, if it has to be dequantised."""
-        if problem := self.planes.layout.problem:
+    def row_source(self) -> RowSource | None:
+        """The matrix as it stays quantised; None, with a warning, if it has to be dequantised."""
+        problem = "a stack that is not taken apart" if self.experts else self.planes.layout.problem
+        if problem:
             logger.warning("tensor %r of type %s is dequantised: %s", self.name, self.type_name, problem)
             return None
-        piece = self.planes.layout.pieces[0]
-        if not self.experts:
-            return PlaneRows(self.planes, piece)
-        whole = slice(0, self.shape[1])
-        return RowStack(self.experts, lambda i: PlaneRows(self.matrix(i, whole, self.name).planes, piece))
+        return PlaneRows(self.planes, self.planes.layout.pieces[0])
 
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The weights, computed in f32 and rounded to nearest even if `dtype` is narrower.

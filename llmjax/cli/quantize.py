@@ -155,14 +155,13 @@ class Job:
             folder = Path(self.engine.tokenizer or checkpoint.path).expanduser()
             keys = tokenizer_metadata(folder, vocab_size=checkpoint.config["vocab_size"])
         report = QuantizeReport(self.target, self.calibration.method)
-        before = {name: tensor.nbytes for name, tensor in checkpoint.tensors.items()}
         with _bar(len(checkpoint.tensors)) as advance:
 
             def add(tensor: Exported) -> None:
                 report.add(
                     tensor.info.type_name.lower(),
                     weights=prod(tensor.info.shape),
-                    before=before.get(tensor.hf_name, tensor.info.nbytes),
+                    before=tensor.source_nbytes,
                     after=tensor.info.nbytes,
                     difference=tensor.difference,
                 )

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from kernels.attention.types import KVLayout
 from llmjax.checkpoint import StoredTensor
 from llmjax.platforms import Platform
+from llmjax.quantization.packing import RowStack
 from models.config import ModelConfig
 
 KV_TYPES: Mapping[str, jnp.dtype] = MappingProxyType(
@@ -84,5 +85,6 @@ def weight_bytes(tensors: Mapping[str, StoredTensor], platform: Platform) -> int
             total += prod(tensor.shape) * platform.dtype.itemsize
         else:
             tile = platform.weight_tile
-            total += -(-source.size_out // tile) * tile * source.format.num_words * 4
+            matrices = source.count if isinstance(source, RowStack) else 1
+            total += matrices * -(-source.size_out // tile) * tile * source.format.num_words * 4
     return total

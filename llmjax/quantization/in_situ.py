@@ -22,12 +22,20 @@ AS_STORED = {"BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype(np.float16)}
 
 @dataclass(frozen=True, eq=False)
 class FloatRows:
-    """Rows of a stored matrix as floats, whatever it is stored as."""
+    """Rows of a stored matrix as floats, whatever it is stored as.
+
+    Attributes:
+        tensor: the matrix.
+        whole: it is read at once even if it could be unpacked by rows.
+    """
 
     tensor: StoredTensor
+    whole: bool = False
 
     @cached_property
     def _quantized(self) -> RowSource | None:
+        if self.whole:
+            return None
         source = self.tensor.row_source()
         assert not isinstance(source, RowStack)
         return source
@@ -63,10 +71,12 @@ class InSituRows:
     Attributes:
         tensor: a matrix [out, in], quantised already or not.
         scheme: what it becomes.
+        whole: see `FloatRows`.
     """
 
     tensor: StoredTensor
     scheme: UniformScheme
+    whole: bool = False
     columns: None = None
 
     @cached_property
@@ -75,7 +85,7 @@ class InSituRows:
 
     @cached_property
     def _floats(self) -> FloatRows:
-        return FloatRows(self.tensor)
+        return FloatRows(self.tensor, self.whole)
 
     @property
     def size_out(self) -> int:
@@ -103,4 +113,6 @@ def rows_in_situ(tensor: StoredTensor, scheme: UniformScheme) -> RowSource | Row
     if not isinstance(tensor, ExpertStack):
         return InSituRows(tensor, scheme)
     matrices = tensor.matrices
-    return RowStack(len(matrices), lambda i: InSituRows(matrices[i], scheme))
+    # The first that cannot be unpacked by rows says so; others need not be asked, then.
+    whole = any(matrix.row_source() is None for matrix in matrices)
+    return RowStack(len(matrices), lambda i: InSituRows(matrices[i], scheme, whole))

@@ -67,8 +67,8 @@ class RowStack:
 
     @property
     def size_out(self) -> int:
-        """Rows of all matrices together."""
-        return self.count * self.first.size_out
+        """Rows of each matrix."""
+        return self.first.size_out
 
     @property
     def columns(self) -> np.ndarray | None:
@@ -103,7 +103,7 @@ def pack(source: RowSource | RowStack, *, tile: int) -> np.ndarray:
 
 
 def _words(source: RowSource, outer: tuple[int, ...], tile: int) -> np.ndarray:
-    return _aligned_words((*outer, -(-source.size_out // tile), source.format.num_words, tile))
+    return aligned_empty((*outer, -(-source.size_out // tile), source.format.num_words, tile), np.dtype(np.uint32))
 
 
 def _fill(source: RowSource, words: np.ndarray, threads: ThreadPoolExecutor) -> None:
@@ -121,12 +121,12 @@ def _fill(source: RowSource, words: np.ndarray, threads: ThreadPoolExecutor) -> 
     list(threads.map(fill, range(0, size_out, step)))
 
 
-def _aligned_words(shape: tuple[int, ...]) -> np.ndarray:
-    """u32 where XLA wants it on a CPU, which then takes the array as it is and copies nothing."""
-    size = math.prod(shape)
-    memory = np.empty(size + XLA_ALIGNMENT // 4, np.uint32)
-    start = -memory.ctypes.data % XLA_ALIGNMENT // 4
-    return memory[start : start + size].reshape(shape)
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """As `np.empty`, where XLA wants it on a CPU, which then takes the array as it is and copies nothing."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(nbytes + XLA_ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % XLA_ALIGNMENT
+    return memory[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def put(source: RowSource | RowStack, *, tile: int, dtype: jnp.dtype, activations: str, device: jax.Device) -> QTensor:
@@ -141,7 +141,7 @@ def put(source: RowSource | RowStack, *, tile: int, dtype: jnp.dtype, activation
         words=jax.device_put(pack(source, tile=tile), device),
         columns=None if columns is None else jax.device_put(columns.astype(np.int32), device),
         format=source.format,
-        size_out=(source.first if isinstance(source, RowStack) else source).size_out,
+        size_out=source.size_out,
         dtype=jnp.dtype(dtype),
         activations=activations,
     )

@@ -6,24 +6,30 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
+import models
 from kernels.qtensor import QTensor
 from llmjax.checkpoint import open_checkpoint
 from llmjax.checkpoint.experts import ExpertStack, with_separate_experts, with_stacked_experts
 from llmjax.checkpoint.folder_export import export_folder
+from llmjax.checkpoint.gguf import GGUFTensor
 from llmjax.checkpoint.gguf_export import export_gguf
 from llmjax.checkpoint.quantization import plain_tensors
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.checkpoint.safetensors_writer import TensorSpec, open_safetensors_writer
 from llmjax.checkpoint.save_plan import SavePlan
 from llmjax.errors import CheckpointError
+from llmjax.quantization.in_situ import rows_in_situ
 from llmjax.quantization.packing import put
 from llmjax.quantization.plan import QuantizationPlan
 from llmjax.quantization.rounding import round_to_nearest
+from llmjax.quantization.schemes import scheme_named
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 F32 = np.dtype(np.float32)
@@ -32,7 +38,9 @@ EXPERTS = "model.layers.0.mlp.experts"
 
 
 def tensor(name: str, array: np.ndarray) -> SafetensorsTensor:
-    kind = {"uint8": "U8", "float32": "F32", "int32": "I32", "float16": "F16"}[array.dtype.name]
+    kind = {"uint8": "U8", "float32": "F32", "int32": "I32", "float16": "F16", "float8_e4m3fn": "F8_E4M3"}[
+        array.dtype.name
+    ]
     return SafetensorsTensor(name, kind, array.shape, array, Path("model.safetensors"))
 
 
@@ -127,12 +135,32 @@ def test_routers_of_mixtral_are_renamed_and_biased_stacks_left_alone() -> None:
             {f"{EXPERTS}.0.up_proj.weight": np.zeros((2, 4), F32), f"{EXPERTS}.up_proj": np.zeros((1, 2, 4), F32)},
             "is there twice, stacked and expert by expert",
         ),
+        (
+            {f"{EXPERTS}.gate_up_proj": np.zeros((2, 6, 4), F32), f"{EXPERTS}.up_proj": np.zeros((2, 3, 4), F32)},
+            f"'{EXPERTS}.up_proj.weight' is there twice, once in '{EXPERTS}.up_proj'",
+        ),
+        (
+            {
+                f"{EXPERTS}.gate_up_proj": np.zeros((2, 6, 4), ml_dtypes.float8_e4m3fn),
+                f"{EXPERTS}.gate_up_proj_scale_inv": np.ones((2, 1, 1), F32),
+            },
+            f"'{EXPERTS}.gate_up_proj' is a stack of type F8_E4M3, whose scales are not understood",
+        ),
         ({f"{EXPERTS}.gate_up_proj": np.zeros((2, 5, 4), F32)}, "has 5 rows, not an even number for gate and up"),
     ],
 )
 def test_what_does_not_fit_is_named(arrays: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         stacked(arrays)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", ml_dtypes.bfloat16])
+def test_plain_stacks_lie_where_the_device_takes_them_as_they_are(dtype: Any) -> None:
+    arrays = {f"{EXPERTS}.{e}.up_proj.weight": np.full((3, 5), e, F32) for e in range(4)}
+    values = stacked(arrays)[f"{EXPERTS}.up_proj.weight"].read(np.dtype(dtype))
+    on_device = jax.device_put(values, jax.devices("cpu")[0])
+    assert on_device.unsafe_buffer_pointer() == values.ctypes.data
+    np.testing.assert_array_equal(values, np.arange(4)[:, None, None] * np.ones((4, 3, 5)))
 
 
 def mxfp4() -> dict[str, np.ndarray]:
@@ -148,13 +176,14 @@ def test_stacks_of_mxfp4_stay_quantised(caplog: pytest.LogCaptureFixture) -> Non
     stored = {name: tensor(name, array) for name, array in mxfp4().items()}
     plain = plain_tensors(stored, {"quantization_config": {"quant_method": "mxfp4"}}, Path("here"))
     whole = plain[f"{EXPERTS}.gate_up_proj"]
-    np.testing.assert_array_equal(dequantized(whole.row_source()), whole.read(F32))
     found = with_stacked_experts(plain, Path("here"))
     for part, rows in (("gate", slice(6)), ("up", slice(6, 12))):
         stack = found[f"{EXPERTS}.{part}_proj.weight"]
         np.testing.assert_array_equal(stack.read(F32), whole.read(F32)[:, rows])
         np.testing.assert_array_equal(dequantized(stack.row_source()), whole.read(F32)[:, rows])
     assert not caplog.records
+    assert whole.row_source() is None
+    assert f"'{EXPERTS}.gate_up_proj' of type MXFP4 is dequantised: a stack" in caplog.records[0].message
 
 
 def gptq(expert: int, *, shuffled: bool, bits: int = 4) -> dict[str, np.ndarray]:
@@ -244,13 +273,41 @@ def test_gguf_and_back(tmp_path: Path, name: str, scheme: str) -> None:
         again, atol = found.tensors[key], 0.02 if scheme == "q8_0" and "norm" not in key else 0
         assert again.shape == original.shape
         np.testing.assert_allclose(again.read(F32), original.read(F32), rtol=0, atol=atol)
-    keys = ("architectures", "num_experts_per_tok", "norm_topk_prob", "num_local_experts", "num_experts")
-    sizes = ("moe_intermediate_size", "shared_expert_intermediate_size") if name == "qwen2-moe" else ()
-    assert {k: found.config.get(k) for k in (*keys, *sizes)} == {k: source.config.get(k) for k in (*keys, *sizes)}
+    assert found.config["architectures"] == source.config["architectures"]
+    assert models.model_config(found.config).experts == models.model_config(source.config).experts
     if scheme == "q8_0":
         for part in ("gate", "up", "down"):
             stack = found.tensors[f"{EXPERTS}.{part}_proj.weight"]
             np.testing.assert_array_equal(dequantized(stack.row_source(), tile=32), stack.read(F32))
+
+
+def test_stacks_of_gguf_are_quantised_anew_matrix_by_matrix(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    source = open_checkpoint(bigger(tmp_path / "source", "qwen3-moe"))
+    first = export_gguf(source, tmp_path / "a.gguf", scheme="f32")
+    with patch.object(GGUFTensor, "read", autospec=True, side_effect=GGUFTensor.read) as reads:
+        again = export_gguf(open_checkpoint(tmp_path / "a.gguf"), tmp_path / "b.gguf", scheme="q8_0")
+    assert max(len(call.args[0].shape) for call in reads.call_args_list if ".ffn_down" in call.args[0].name) == 3
+    assert max(call.args[0].shape[0] for call in reads.call_args_list if len(call.args[0].shape) == 3) == 1
+    export_gguf(source, tmp_path / "c.gguf", scheme="q8_0")
+    one_step, two_steps = (open_checkpoint(tmp_path / name).tensors for name in ("c.gguf", "b.gguf"))
+    for name, tensor in one_step.items():
+        np.testing.assert_array_equal(two_steps[name].read(F32), tensor.read(F32))
+    assert [each.source_nbytes for each in again.tensors] == [each.info.nbytes for each in first.tensors]
+
+
+def test_one_warning_for_a_stack_whose_experts_are_read_whole(caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": True}
+    parts = {**gptq(0, shuffled=False), **gptq(1, shuffled=True), **gptq(2, shuffled=True)}
+    for expert in (1, 2):  # groups of unequal size
+        parts[f"{EXPERTS}.{expert}.up_proj.g_idx"][:] = np.arange(64) >= 20
+    stored = {name: tensor(name, array) for name, array in parts.items()}
+    plain = plain_tensors(stored, {"quantization_config": settings}, Path("here"))
+    stack: Any = with_stacked_experts(plain, Path("here"))[f"{EXPERTS}.up_proj.weight"]
+    found = dequantized(rows_in_situ(stack, scheme_named("q8_0")))
+    (record,) = caplog.records
+    assert f"'{EXPERTS}.1.up_proj.weight' of type GPTQ-4 is dequantised: " in record.message
+    np.testing.assert_allclose(found, stack.read(F32), atol=0.1)
 
 
 @pytest.mark.parametrize("scheme", ["q8_0", "q4_0", "int8", "fp8", "int4_g64"])

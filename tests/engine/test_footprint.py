@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,9 +16,13 @@ from hypothesis import strategies as st
 from kernels.attention import make_pages
 from llmjax import LLM
 from llmjax.checkpoint import open_checkpoint
+from llmjax.checkpoint.experts import with_stacked_experts
+from llmjax.checkpoint.quantization import plain_tensors
+from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.config import EngineConfig
 from llmjax.engine.footprint import KV_TYPES, KVFootprint, kv_footprint, weight_bytes
 from llmjax.platforms import select_platform
+from llmjax.quantization.packing import RowStack, pack
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 
@@ -27,6 +32,17 @@ def test_weights_take_what_was_said(name: str, engine_of: Callable[..., LLM]) ->
     llm = engine_of(name)
     said = weight_bytes(open_checkpoint(GOLDEN / name).tensors, select_platform(EngineConfig(dtype="float32")))
     assert said == llm.engine.model.num_bytes
+
+
+def test_tiles_of_each_expert_are_filled_up() -> None:
+    parts = {"blocks": np.zeros((3, 10, 2, 16), np.uint8), "scales": np.full((3, 10, 2), 127, np.uint8)}
+    name, path = "model.layers.0.mlp.experts.down_proj", Path("model.safetensors")
+    stored = {f"{name}_{key}": SafetensorsTensor(name, "U8", array.shape, array, path) for key, array in parts.items()}
+    plain = plain_tensors(stored, {"quantization_config": {"quant_method": "mxfp4"}}, path)
+    stacks, platform = with_stacked_experts(plain, path), select_platform(EngineConfig(device="cpu"))
+    source = stacks[f"{name}.weight"].row_source()
+    assert isinstance(source, RowStack) and source.size_out == 10
+    assert weight_bytes(stacks, platform) == pack(source, tile=platform.weight_tile).nbytes
 
 
 @pytest.mark.parametrize("kind", KV_TYPES)
