@@ -54,11 +54,11 @@ class Maker:
     def norm(self, size: int, *, plus_one: bool) -> Norm:
         return Norm(self.floats(size) + (0 if plus_one else 1), 1e-5, plus_one)
 
-    def projection(self, size_out: int, size_in: int, *, bias: bool) -> Projection:
+    def projection(self, size_out: int, size_in: int, *, bias: bool, group: int = 32) -> Projection:
         added = self.floats(size_out) if bias else None
         if self.kind != "q4":
             return Projection((self.floats(size_out, size_in) * size_in**-0.5).astype(self.kind), added)
-        form = RowFormat(size_in, Codes(4), 32, "f32", minimum="f32")
+        form = RowFormat(size_in, Codes(4), group, "f32", minimum="f32")
         words = self.rng.integers(0, 1 << 32, (-(-size_out // 16), form.num_words, 16), dtype=np.uint32)
         for entry, most in ((form.fields["scales"], 0.2), (form.fields["minima"], 1.5)):
             values = self.rng.random((len(words), entry.num_words, 16), np.float32) * most * size_in**-0.5
@@ -105,20 +105,23 @@ def test_mlp(isa: str, kind: str, rows: int, activation: str, norms: str, plus_o
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
-    "rows,size,inner,activation,bias",
+    "rows,size,inner,activation,bias,group",
     [
-        (40, 72, 104, "silu", True),  # an odd number of tiles
-        (17, 72, 128, "gelu_pytorch_tanh", False),
-        (33, 64, 90, "quick_gelu", True),
-        (450, 1300, 70, "silu", False),  # rows and columns in parts
-        (200, 70, 1200, "silu", False),
+        (40, 72, 104, "silu", True, 32),  # an odd number of tiles
+        (17, 72, 128, "gelu_pytorch_tanh", False, 32),
+        (33, 64, 90, "quick_gelu", True, 32),
+        (9, 64, 90, "silu", True, 16),  # gate and up with groups of their own
+        (450, 1300, 70, "silu", False, 32),  # rows and columns in parts
+        (200, 70, 1200, "silu", False, 32),
     ],
 )
-def test_mlp_with_rounded_inputs(isa: str, rows: int, size: int, inner: int, activation: str, bias: bool) -> None:
+def test_mlp_with_rounded_inputs(
+    isa: str, rows: int, size: int, inner: int, activation: str, bias: bool, group: int
+) -> None:
     make = Maker("q4")
 
-    def rounding(size_out: int, size_in: int) -> Projection:
-        made = make.projection(size_out, size_in, bias=bias)
+    def rounding(size_out: int, size_in: int, group: int = 32) -> Projection:
+        made = make.projection(size_out, size_in, bias=bias, group=group)
         assert isinstance(made.weight, QTensor)
         weight = dataclasses.replace(made.weight, dtype=jnp.dtype(jnp.bfloat16), activations="int8")
         return dataclasses.replace(made, weight=weight)
@@ -126,7 +129,7 @@ def test_mlp_with_rounded_inputs(isa: str, rows: int, size: int, inner: int, act
     weights = MLPWeights(
         before=make.norm(size, plus_one=False),
         gate=rounding(inner, size),
-        up=rounding(inner, size),
+        up=rounding(inner, size, group),
         down=rounding(size, inner),
         after=None,
     )

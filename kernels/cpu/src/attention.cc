@@ -170,9 +170,7 @@ void PagedAttention::make_plan() {
       }
     }
   }
-  for (size_t i = 0; i + 1 < tasks_.size(); ++i) {
-    if (tasks_[i + 1].queries * group <= kFewRows) tasks_[i].next = &tasks_[i + 1];
-  }
+  for (size_t i = 0; i + 1 < tasks_.size(); ++i) tasks_[i].next = &tasks_[i + 1];
   workspace_ = kernels_->attention_workspace(call, max_queries);
 }
 

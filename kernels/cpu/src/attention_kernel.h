@@ -248,23 +248,27 @@ class AttentionKernel {
       if (end <= first) continue;
       score(m, rows, first, end);
       for (int i = 0; i < rows; i += kLanes) soften(m, i, imin(kLanes, rows - i), first, end, begin, count);
-      if (task_.next != nullptr && begin + kBlock >= task_.key_end) fetch_next();
+      fetch_next_block(begin, m / kRowTile);
       add_values(m, rows, first, end);
     }
   }
 
-  // The first block of the task after this one, on its way to the second-level cache while we finish.
-  void fetch_next() const {
-    const AttentionTask& next = *task_.next;
-    const int end = imin(next.key_begin + kBlock, next.key_end);
-    for (int key = next.key_begin; key < end;) {
-      const int page = next.pages[key / call_.page_size], offset = key % call_.page_size;
-      const int rows = imin(call_.page_size - offset, end - key);
-      for (int part = 0; part < 2; ++part) {
-        const char* from = call_.record(page, part, next.kv_head) + static_cast<size_t>(offset) * head_dim_ * sizeof(T);
-        for (int i = 0; i < rows * head_dim_ * static_cast<int>(sizeof(T)); i += 64) __builtin_prefetch(from + i, 0, 2);
+  // Keys and values of the next block, or of the next task's first one, on their way to the second-level cache while we
+  // go on: for each 16 of our rows a part of them.
+  void fetch_next_block(int begin, int part) const {
+    const bool last = begin + kBlock >= task_.key_end;
+    if (last && task_.next == nullptr) return;
+    const AttentionTask& task = last ? *task_.next : task_;
+    const int first = last ? task.key_begin : begin + kBlock, parts = (rows_ + kRowTile - 1) / kRowTile;
+    const int end = imin(first + kBlock * (part + 1) / parts, task.key_end);
+    for (int key = first + kBlock * part / parts; key < end;) {
+      const int page = task.pages[key / call_.page_size], offset = key % call_.page_size;
+      const int keys = imin(call_.page_size - offset, end - key), row = head_dim_ * static_cast<int>(sizeof(T));
+      for (int kind = 0; kind < 2; ++kind) {
+        const char* from = call_.record(page, kind, task.kv_head) + static_cast<size_t>(offset) * row;
+        for (int i = 0; i < keys * row; i += 64) __builtin_prefetch(from + i, 0, 2);
       }
-      key += rows;
+      key += keys;
     }
   }
 

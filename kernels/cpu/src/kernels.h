@@ -48,7 +48,7 @@ struct AttentionTask {
   bool first_keys;       // takes the sinks in
   const int32_t* pages;  // the request's row of the page table
   float* partial;        // null: writes out; else the online-softmax state for `attention_merge`
-  const AttentionTask* next;  // of few queries, whose keys to fetch ahead; or null
+  const AttentionTask* next;  // what to fetch ahead; or null
 };
 
 // Floats of one task's partial state: peak and total of each query, then the weighted sums.

@@ -53,8 +53,8 @@ size_t quantized_workspace(const QuantizedMatrix& w, Method method, int rows) {
 
 bool quantized_gates(const QuantizedMatrix& gate, const QuantizedMatrix& up) {
 #if defined(__AMX_INT8__)
-  return gate.bits == up.bits && gate.kind == up.kind && gate.num_levels == up.num_levels && gate.size_in == up.size_in &&
-         gate.size_out == up.size_out;
+  return gate.bits == up.bits && gate.kind == up.kind && gate.num_levels == up.num_levels &&
+         gate.group_size == up.group_size && gate.size_in == up.size_in && gate.size_out == up.size_out;
 #else
   (void)gate, (void)up;
   return false;
