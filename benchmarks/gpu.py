@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
-from itertools import product
+from itertools import chain, count, product
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,16 @@ from benchmarks.random_model import MoEShape
 from kernels.attention import ATTENTION, RaggedBatch, make_pages
 from kernels.attention.portable import write_kv
 from kernels.blocks import Projection
+from kernels.cuda.attention import store_kv
 from kernels.dense_linear import LINEAR
 from kernels.experts import EXPERTS, ExpertWeights
 from kernels.qtensor import CPU_TILE, CUDA_TILE, Codes, QTensor, RowFormat
 from kernels.quantized_linear import QUANTIZED_LINEAR
+from llmjax.config import EngineConfig
 from llmjax.errors import LLMJaxError
+from llmjax.platforms import select_platform
 
-PAGE = 16
+PAGE = EngineConfig().page_size
 PARTS = ("kernels", "models")
 RESULTS = Path(__file__).parent / "results"
 CACHES = ("bfloat16", "int8", "float8_e4m3fn")
@@ -58,9 +61,13 @@ def plain(rng: np.random.Generator, *shape: int) -> jax.Array:
     return jnp.asarray(rng.standard_normal(shape, np.float32), jnp.bfloat16)
 
 
-def quantised(form: RowFormat, *shape: int) -> QTensor:
-    """A matrix, or a stack, of so many rows: codes and scales of one pattern, small numbers whatever the bits mean."""
-    tile = CUDA_TILE if jax.devices()[0].platform == "gpu" else CPU_TILE
+def quantised(form: RowFormat, *shape: int, tile: int = 0) -> QTensor:
+    """A matrix, or a stack, of so many rows: codes and scales of one pattern, small numbers whatever the bits mean.
+
+    Args:
+        tile: rows that are interleaved; 0: as this device's kernels read them.
+    """
+    tile = tile or (CUDA_TILE if jax.devices()[0].platform == "gpu" else CPU_TILE)
     words = np.full((*shape[:-1], -(-shape[-1] // tile), form.num_words, tile), 0x3C003C00, np.uint32)
     return QTensor(jnp.asarray(words), None, form, shape[-1], jnp.dtype(jnp.bfloat16))
 
@@ -142,14 +149,17 @@ def attentions(sizes: Sizes) -> Iterator[Figure]:
 def kv_writes(sizes: Sizes) -> Iterator[Figure]:
     """Keys and values of a layer stored alone, by slots; attention does the same before it reads."""
     kv_heads, head_dim = 8, 128
+    on_card = jax.devices()[0].platform == "gpu"
+    write = store_kv if on_card else write_kv
     for cache in CACHES:
         for tokens in sizes.writes:
             make = partial(make_pages, page_size=PAGE, num_kv_heads=kv_heads, head_dim=head_dim, dtype=jnp.dtype(cache))
             state = [[make(num_pages=-(-tokens // PAGE) + 1) for _ in range(sizes.layers)]]
             k = jnp.ones((tokens, kv_heads, head_dim), jnp.bfloat16)
             slots = PAGE + jnp.arange(tokens, dtype=jnp.int32)
+            by = "CUDA kernel" if on_card and state[0][0].layout.token_scales else "XLA"
             program = jax.jit(
-                lambda layers, k, slots: [write_kv(pages, k, k, slots) for pages in layers], donate_argnums=0
+                lambda layers, k, slots: [write(pages, k, k, slots) for pages in layers], donate_argnums=0
             )
 
             def run(program: Any = program, state: Any = state, k: Any = k, slots: Any = slots) -> Any:
@@ -158,7 +168,7 @@ def kv_writes(sizes: Sizes) -> Iterator[Figure]:
 
             stored = state[0][0].layout.page_bytes(num_kv_heads=kv_heads, head_dim=head_dim) * tokens / PAGE
             seconds = fastest(run, sizes.calls) / sizes.layers
-            yield Figure(f"KV of {tokens} tokens, {cache}", "XLA", seconds, Work(2 * k.nbytes + stored, 0))
+            yield Figure(f"KV of {tokens} tokens, {cache}", by, seconds, Work(2 * k.nbytes + stored, 0))
 
 
 def expert_products(sizes: Sizes) -> Iterator[Figure]:
@@ -212,7 +222,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--small", action="store_true", help="sizes for a try-out")
     parser.add_argument("--compare", metavar="PYTHON", help="an interpreter that has torch and transformers")
     parser.add_argument(
-        "--output", help="file for all figures as JSON (default: on a card benchmarks/results/CARD-DATE.json)"
+        "--output",
+        help="file for all figures as JSON (default: on a card, but with --small, "
+        "benchmarks/results/CARD-DATE-COMMIT.json, or the next free name)",
     )
     options = parser.parse_args(argv)
     parts, shapes = options.only.split(","), options.shapes.split(",")
@@ -226,7 +238,7 @@ def main(argv: Sequence[str]) -> int:
         if options.compare and not isinstance(MODELS[name], MoEShape)
         for figure in of_transformers(options.compare, name, sizes)
     ]
-    device = jax.devices()[0]
+    device = select_platform(EngineConfig()).device  # with the pool of memory that the engines below ask for
     limits = measure_limits(sizes)
     about = {
         "card": device.device_kind,
@@ -260,11 +272,21 @@ def main(argv: Sequence[str]) -> int:
         for shape, form, graphs in product(shapes, options.formats.split(","), options.graphs.split(",")):
             setup = Setup(shape, form, graphs, options.offload if isinstance(MODELS[shape], MoEShape) else 0)
             show(model_figures(Path(options.work_dir), setup, sizes, extra))
-    card = re.sub(r"[^a-z0-9]+", "-", device.device_kind.lower()).strip("-")
-    if output := options.output or (None if device.platform == "cpu" else RESULTS / f"{card}-{about['date']}.json"):
-        Path(output).parent.mkdir(parents=True, exist_ok=True)
-        Path(output).write_text(json.dumps({**about, "figures": [asdict(f) for f in figures]}, indent=2))
+    output = Path(options.output) if options.output else None
+    if output is None and device.platform != "cpu" and not options.small:
+        output = free_path(RESULTS, f"{device.device_kind}-{about['date']}-{about['commit']}")
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps({**about, "figures": [asdict(f) for f in figures]}, indent=2))
+        console.print(f"{output}", highlight=False)
     return 0
+
+
+def free_path(folder: Path, name: str) -> Path:
+    """A JSON file of that name that is not there yet, numbered if need be."""
+    name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    names = chain([f"{name}.json"], (f"{name}-{number}.json" for number in count(2)))
+    return next(path for path in (folder / each for each in names) if not path.exists())
 
 
 if __name__ == "__main__":

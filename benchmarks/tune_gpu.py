@@ -1,17 +1,18 @@
 """Measures how kernels should divide their work on the GPU at hand, and writes the table that they read when traced.
 
-    python -m benchmarks.tune_gpu [--only product,decode] [--output FILE]
+    python -m benchmarks.tune_gpu [--only product,decode] [--missing] [--output FILE]
 
 From what arithmetic gives, one field of a division is changed at a time as long as that makes the kernel faster.
 Inputs are random and, for products, more than a card's cache holds. The table goes to ``kernels/cuda/tuned/``, where
-kernels find it by the card's name. ``--small`` tries it out on any machine with interpreted kernels, whose times say
-nothing: it needs ``--output``.
+kernels find it by the card's name; it is written after each kernel, and entries that are not measured again stay.
+``--small`` tries it out on any machine with interpreted kernels, whose times say nothing: it needs ``--output``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from benchmarks.gpu import FORMATS, fastest
+from benchmarks.gpu import FORMATS, PAGE, quantised
+from benchmarks.gpu_figures import fastest
 from kernels.attention import KVPages, RaggedBatch, make_pages
 from kernels.blocks import Projection
 from kernels.cuda import mosaic_prefill
@@ -35,15 +37,29 @@ from kernels.cuda.experts import experts, plans_of, rows_of
 from kernels.cuda.flash import Rules
 from kernels.cuda.pages import PageReader
 from kernels.cuda.prefill import Tiles, prefill
-from kernels.cuda.quantized_linear import key_of, plan_of, quantized_linear
-from kernels.cuda.tuned import Key, path_for
+from kernels.cuda.quantized_linear import MAX_ROWS, key_of, plan_of, quantized_linear
+from kernels.cuda.tuned import Key, Table, TableError, path_for
 from kernels.experts import ExpertWeights
-from kernels.qtensor import CUDA_TILE, QTensor, RowFormat
+from kernels.qtensor import CUDA_TILE
+from llmjax.config import EngineConfig
+from llmjax.engine.batch import Bucket, make_buckets
 
 Choice = Mapping[str, int]
 KINDS = ("product", "experts", "decode", "prefill")
-PAGE = 16
 WORTH = 0.97  # of the time before: less is noise
+BEYOND_CACHE = 1 << 28  # bytes of KV pages that no card's cache holds
+CANNOT = (jax.errors.JaxRuntimeError, ValueError, NotImplementedError)  # of XLA and of Pallas' lowering
+
+
+def default_buckets() -> list[Bucket]:
+    """Of an engine that nothing is said to."""
+    config = EngineConfig()
+    return make_buckets(max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens)
+
+
+DECODE = tuple(bucket.rows for bucket in default_buckets() if bucket.decode)
+MIXED = tuple(bucket.tokens for bucket in default_buckets() if not bucket.decode)
+TOKENS = tuple(sorted({*DECODE, *MIXED}))
 
 
 @dataclass(frozen=True)
@@ -54,12 +70,14 @@ class Problem:
         start: what arithmetic gives, for each field.
         fields: what may be tried.
         run: makes a call, given other values of some fields.
+        layers: that a call computes, with inputs of their own.
     """
 
     key: Key
     start: Choice
     fields: Mapping[str, tuple[int, ...]]
     run: Callable[[Choice], Callable[[], Any]]
+    layers: int = 1
 
 
 @dataclass(frozen=True)
@@ -76,14 +94,15 @@ class Sizes:
     """What is measured."""
 
     matrices: tuple[tuple[int, int], ...] = ((4096, 4096), (14336, 4096), (4096, 14336))
-    rows: tuple[int, ...] = (1, 2, 8, 16, 64, 256)
-    layers: int = 8
+    rows: tuple[int, ...] = TOKENS
+    layers: int = 8  # at most
     experts: tuple[tuple[int, int, int, int], ...] = ((128, 8, 2048, 768), (8, 2, 4096, 14336))  # E, K, D, F
-    tokens: tuple[int, ...] = (1, 16, 512)
+    tokens: tuple[int, ...] = TOKENS
     heads: tuple[tuple[int, int, int, int | None], ...] = ((32, 8, 128, None), (128, 1, 576, 512))
     caches: tuple[str, ...] = ("bfloat16", "int8", "float8_e4m3fn")
-    decodes: tuple[tuple[int, int], ...] = ((1, 4096), (16, 4096), (64, 2048))  # requests, context
-    prefills: tuple[int, ...] = (512, 4096)
+    decodes: tuple[int, ...] = (*DECODE, 64, 256)  # requests
+    context: int = 4096  # of each
+    prefills: tuple[int, ...] = (*MIXED, 4096)
     formats: tuple[str, ...] = tuple(FORMATS)
     calls: int = 20
     values: int = 8  # tried of each field at most
@@ -97,7 +116,8 @@ SMALL = Sizes(
     tokens=(1,),
     heads=((2, 1, 16, None),),
     caches=("int8",),
-    decodes=((1, 32),),
+    decodes=(1,),
+    context=32,
     prefills=(32,),
     formats=("q4_k",),
     calls=1,
@@ -135,26 +155,31 @@ def timed(problem: Problem, calls: int, console: Console) -> Callable[[Choice], 
         name = tuple(sorted({**problem.start, **choice}.items()))
         if name not in known:
             try:
-                known[name] = fastest(problem.run(choice), calls)
-            except jax.errors.JaxRuntimeError as error:  # more shared memory or registers than the card has
-                console.print(f"  {dict(choice)} cannot run: {str(error).splitlines()[0]}", highlight=False)
+                known[name] = fastest(problem.run(choice), calls) / problem.layers
+            except CANNOT as error:  # more shared memory or registers than the card has, or a form that does not lower
+                reason = next(iter(str(error).splitlines()), type(error).__name__)
+                console.print(f"  {dict(choice)} cannot run: {reason}", highlight=False)
                 known[name] = float("inf")
         return known[name]
 
     return seconds
 
 
-def stored(form: RowFormat, size_out: int, *stack: int) -> QTensor:
-    """Codes and scales of one pattern: small numbers in every type, whatever the bits mean."""
-    words = np.full((*stack, -(-size_out // CUDA_TILE), form.num_words, CUDA_TILE), 0x3C003C00, np.uint32)
-    return QTensor(jnp.asarray(words), None, form, size_out, jnp.dtype(jnp.bfloat16))
+def with_each_choice(call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call(x, chosen, ...)`` for several ``chosen``."""
+    return jax.jit(lambda x, chosen, *others: [call(x, each, *others) for each in chosen])
+
+
+def with_each_layer(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Attention for several layers of pages, without sinks."""
+    return jax.jit(lambda q, layers, *others: [call(q, pages, *others, None) for pages in layers])
 
 
 def products(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
     for size_out, size_in in sizes.matrices:
         for name in sizes.formats:
-            layers = [stored(FORMATS[name](size_in), size_out) for _ in range(sizes.layers)]
-            for rows in sizes.rows:
+            layers = [quantised(FORMATS[name](size_in), size_out, tile=CUDA_TILE) for _ in range(sizes.layers)]
+            for rows in (rows for rows in sizes.rows if rows <= MAX_ROWS):
                 x = jnp.ones((rows, size_in), jnp.bfloat16)
                 start = plan_of(rows, layers[0])
 
@@ -172,7 +197,7 @@ def products(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
                 }
                 if start.rows > 2:
                     fields["rows"] = (16, 32, 64, 128)
-                yield Problem(key_of(rows, layers[0]), asdict(start), fields, run)
+                yield Problem(key_of(rows, layers[0]), asdict(start), fields, run, sizes.layers)
 
 
 def mixtures(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
@@ -181,22 +206,25 @@ def mixtures(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
 
             def stack(size_out: int, size_in: int, name: str = name, count: int = count) -> Projection:
                 if name in FORMATS:
-                    return Projection(stored(FORMATS[name](size_in), size_out, count))
+                    return Projection(quantised(FORMATS[name](size_in), count, size_out, tile=CUDA_TILE))
                 return Projection(jnp.full((count, size_out, size_in), 0.01, jnp.bfloat16))
 
             weights = ExpertWeights(gate=stack(inner, width), up=stack(inner, width), down=stack(width, inner))
             for tokens in sizes.tokens:
                 rng = np.random.default_rng(0)
-                chosen = jnp.asarray([rng.permutation(count)[:top] for _ in range(tokens)], jnp.int32)
+                # Each layer has experts of its own to fetch, though they are of one stack.
+                shape = (sizes.layers, tokens, top)
+                picks = [rng.permutation(count)[:top] for _ in range(sizes.layers * tokens)]
+                chosen = jnp.asarray(picks, jnp.int32).reshape(shape)
                 x, shares = jnp.ones((tokens, width), jnp.bfloat16), jnp.full((tokens, top), 1 / top, jnp.float32)
-                rows = rows_of(tokens, chosen.size, count)
+                rows = rows_of(tokens, tokens * top, count)
                 for key, start in plans_of(rows, tokens * top, weights).items():
                     inputs = (x, chosen, shares, weights)
 
                     def run(choice: Choice, key: Key = key, start: Any = start, inputs: Any = inputs) -> Any:
                         choices = {key.kernel: {**asdict(start), **choice}}
                         call = partial(experts, activation="silu", choices=choices, interpret=interpret)
-                        return partial(jax.jit(call), *inputs)
+                        return partial(with_each_choice(call), *inputs)
 
                     records = name in FORMATS
                     fields = {
@@ -206,16 +234,17 @@ def mixtures(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
                         "warps": (1, 2, 4, 8),
                         "stages": (1, 2, 3, 4),
                     }
-                    yield Problem(key, asdict(start), fields, run)
+                    yield Problem(key, asdict(start), fields, run, sizes.layers)
 
 
-def caches(sizes: Sizes, requests: int, length: int) -> Iterator[tuple[jax.Array, KVPages, jax.Array]]:
-    """Queries of one token a request, pages and page tables, for every kind of head and of pages."""
+def caches(sizes: Sizes, requests: int, length: int) -> Iterator[tuple[jax.Array, list[KVPages], jax.Array]]:
+    """Queries of one token a request, pages of layers and page tables, for every kind of head and of pages."""
     per_row = -(-length // PAGE)
     table = 1 + jnp.arange(requests * per_row, dtype=jnp.int32).reshape(requests, per_row)
     for heads, kv_heads, head_dim, value_dim in sizes.heads:
         for cache in sizes.caches:
-            pages = make_pages(
+            make = partial(
+                make_pages,
                 num_pages=table.size + 1,
                 page_size=PAGE,
                 num_kv_heads=kv_heads,
@@ -223,37 +252,41 @@ def caches(sizes: Sizes, requests: int, length: int) -> Iterator[tuple[jax.Array
                 dtype=jnp.dtype(cache),
                 value_dim=value_dim,
             )
-            yield jnp.ones((requests, heads, head_dim), jnp.bfloat16), pages, table
+            layers = [make()]
+            while len(layers) < sizes.layers and len(layers) * layers[0].data.nbytes < BEYOND_CACHE:
+                layers.append(make())
+            yield jnp.ones((requests, heads, head_dim), jnp.bfloat16), layers, table
 
 
 def decodes(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
     rules = Rules(scale=0.1, window=None, softcap=None)
-    for requests, length in sizes.decodes:
-        for q, pages, table in caches(sizes, requests, length):
-            reader, kv_len = PageReader.of(pages, q), jnp.full(requests, length, jnp.int32)
+    for requests in sizes.decodes:
+        for q, layers, table in caches(sizes, requests, sizes.context):
+            pages, kv_len = layers[0], jnp.full(requests, sizes.context, jnp.int32)
+            reader = PageReader.of(pages, q)
             start = Split.of(requests, q.shape[1] // pages.data.shape[2], pages, table.shape[1], reader)
 
-            def run(choice: Choice, start: Split = start, inputs: Any = (q, pages, kv_len, table, None)) -> Any:
+            def run(choice: Choice, start: Split = start, inputs: Any = (q, layers, kv_len, table)) -> Any:
                 call = partial(decode, rules=rules, split=replace(start, **choice), interpret=interpret)
-                return partial(jax.jit(call), *inputs)
+                return partial(with_each_layer(call), *inputs)
 
             fields = {"parts": (1, 2, 4, 8, 16, 32, 64), "keys": (16, 32, 64, 128), "warps": (1, 2, 4, 8)}
             fields |= {"stages": (1, 2, 3, 4), "heads": (16, 32, 64)}
-            yield Problem(Split.key(q, pages, table, reader), asdict(start), fields, run)
+            yield Problem(Split.key(q, pages, reader), asdict(start), fields, run, len(layers))
 
 
 def prefills(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
     rules = Rules(scale=0.1, window=None, softcap=None)
     for length in sizes.prefills:
-        for one, pages, table in caches(sizes, 1, length):
-            q = jnp.broadcast_to(one, (length, *one.shape[1:]))
+        for one, layers, table in caches(sizes, 1, length):
+            q, pages = jnp.broadcast_to(one, (length, *one.shape[1:])), layers[0]
             reader, group = PageReader.of(pages, q), q.shape[1] // pages.data.shape[2]
             start, count = Tiles.of(length, group, reader), jnp.full(1, length, jnp.int32)
             batch = RaggedBatch(jnp.asarray([0, length], jnp.int32), count, table, jnp.zeros(length, jnp.int32))
 
-            def run(choice: Choice, start: Tiles = start, inputs: Any = (q, pages, batch, count, None)) -> Any:
+            def run(choice: Choice, start: Tiles = start, inputs: Any = (q, layers, batch, count)) -> Any:
                 call = partial(prefill, rules=rules, tiles=replace(start, **choice), interpret=interpret)
-                return partial(jax.jit(call), *inputs)
+                return partial(with_each_layer(call), *inputs)
 
             fields = {"tokens": (4, 8, 16, 32, 64, 128), "keys": (16, 32, 64, 128), "warps": (4, 8)}
             fields |= {"stages": (1, 2, 3, 4)}
@@ -263,7 +296,7 @@ def prefills(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
                 q, pages, None
             ):
                 fields["mosaic"] = (1,)
-            yield Problem(Tiles.key(q, pages, reader), asdict(start), fields, run)
+            yield Problem(Tiles.key(q, pages, reader), asdict(start), fields, run, len(layers))
 
 
 PROBLEMS = {"product": products, "experts": mixtures, "decode": decodes, "prefill": prefills}
@@ -272,6 +305,7 @@ PROBLEMS = {"product": products, "experts": mixtures, "decode": decodes, "prefil
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tune_gpu", description=__doc__.split("\n")[0])
     parser.add_argument("--only", default=",".join(KINDS), help=f"kernels, of {', '.join(KINDS)}")
+    parser.add_argument("--missing", action="store_true", help="leave out what the table has")
     parser.add_argument("--small", action="store_true", help="a try-out on any machine; times say nothing")
     parser.add_argument("--output", help="file of the table; default: where kernels look for it")
     options = parser.parse_args(argv)
@@ -284,33 +318,60 @@ def main(argv: Sequence[str]) -> int:
     if not options.small and device.platform != "gpu":
         parser.error(f"needs an NVIDIA GPU, not {device.platform}; --small is a try-out")
     sizes, console = SMALL if options.small else Sizes(), Console(width=160)
-    entries = []
+    path = Path(options.output) if options.output else path_for(device.device_kind)
+    try:
+        entries = entries_of(path, device.device_kind)
+    except TableError as error:
+        parser.error(str(error))
     for kind in kinds:
         for problem in PROBLEMS[kind](sizes, options.small):
+            if options.missing and problem.key in entries:
+                continue
             fields = {field: values[: sizes.values] for field, values in problem.fields.items()}
-            problem = replace(problem, fields=fields)
-            found = best(problem, timed(problem, sizes.calls, console))
+            found = best(replace(problem, fields=fields), timed(problem, sizes.calls, console))
             text = f"{found.seconds_at_start * 1e6:,.1f} µs, {found.seconds * 1e6:,.1f} with {dict(found.choice)}"
             console.print(f"{problem.key.kernel}, {problem.key.form}, {problem.key.sizes}: {text}", highlight=False)
-            entries.append(entry(problem.key, found))
-    path = Path(options.output) if options.output else path_for(device.device_kind)
-    about = {"card": device.device_kind, "date": datetime.now(UTC).date().isoformat()}
-    versions = {name: version(name) for name in ("llmjax", "jax", "jaxlib")}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**about, "versions": versions, "entries": entries}, indent=1) + "\n")
+            if found.seconds < float("inf"):
+                entries[problem.key] = entry(problem.key, found)
+                write(path, device.device_kind, list(entries.values()))
     console.print(f"{path}: {len(entries)} entries")
     return 0
 
 
+def entries_of(path: Path, card: str) -> dict[Key, dict[str, Any]]:
+    """Those of a table that is there already.
+
+    Raises:
+        TableError: it is no table, or another card's.
+    """
+    if not path.exists():
+        return {}
+    table = Table.read(path)
+    if table.card != card:
+        raise TableError(f"{path}: a table for {table.card}, and this is {card}")
+    return dict(zip(table.choices, json.loads(path.read_text())["entries"], strict=True))
+
+
+def write(path: Path, card: str, entries: list[dict[str, Any]]) -> None:
+    """Writes a table, whole or not at all."""
+    about = {"card": card, "date": datetime.now(UTC).date().isoformat()}
+    versions = {name: version(name) for name in ("llmjax", "jax", "jaxlib")}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(json.dumps({**about, "versions": versions, "entries": entries}, indent=1) + "\n")
+    os.replace(new, path)
+
+
 def entry(key: Key, found: Found) -> dict[str, Any]:
     """A line of the table."""
+    by_arithmetic = round(found.seconds_at_start * 1e6, 2) if found.seconds_at_start < float("inf") else None
     return {
         "kernel": key.kernel,
         "format": key.form,
         "sizes": key.sizes,
         "choice": dict(found.choice),
         "microseconds": round(found.seconds * 1e6, 2),
-        "microseconds_by_arithmetic": round(found.seconds_at_start * 1e6, 2),
+        "microseconds_by_arithmetic": by_arithmetic,
     }
 
 

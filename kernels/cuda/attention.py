@@ -37,6 +37,15 @@ def refuses(q: jax.Array, k: jax.Array, v: jax.Array | None, pages: KVPages, *_:
     return None
 
 
+def store_kv(
+    pages: KVPages, k: jax.Array, v: jax.Array | None, slots: jax.Array, *, interpret: bool = False
+) -> KVPages:
+    """Stores keys and values, as `write_kv` says: by it where tokens have scales."""
+    if pages.layout.token_scales:
+        return write_kv(pages, k, v, slots, interpret=interpret)
+    return portable.write_kv(pages, k, v, slots)  # XLA makes one kernel too, which takes in what made the keys
+
+
 def attend(
     q: jax.Array,
     k: jax.Array,
@@ -55,10 +64,7 @@ def attend(
     Args:
         interpret: run the kernels as XLA operations, on any device.
     """
-    if pages.layout.token_scales:
-        pages = write_kv(pages, k, v, batch.slots, interpret=interpret)
-    else:  # one kernel too, which takes in what made the keys
-        pages = portable.write_kv(pages, k, v, batch.slots)
+    pages = store_kv(pages, k, v, batch.slots, interpret=interpret)
     rules = Rules(scale=scale, window=window, softcap=softcap)
     if batch.decode:
         return decode(q, pages, batch.kv_len, batch.page_table, sinks, rules=rules, interpret=interpret), pages

@@ -54,10 +54,9 @@ class Split:
         return cls(parts, heads, reader.block, warps=8 if wide else 4)
 
     @staticmethod
-    def key(q: jax.Array, pages: KVPages, page_table: jax.Array, reader: PageReader) -> Key:
-        """What the table of a card knows it by."""
-        longest = page_table.shape[1] * pages.page_size
-        return Key.of("decode", reader.name, len(q), q.shape[1], pages.data.shape[2], longest)
+    def key(q: jax.Array, pages: KVPages, reader: PageReader) -> Key:
+        """What the table of a card knows it by; how long requests may get says little about how long they are."""
+        return Key.of("decode", reader.name, *q.shape[:2], pages.data.shape[2])
 
 
 def decode(
@@ -88,7 +87,7 @@ def decode(
     reader, group = PageReader.of(pages, q), heads // kv_heads
     if split is None:
         by_arithmetic = Split.of(rows, group, pages, page_table.shape[1], reader)
-        split = tuned(by_arithmetic, Split.key(q, pages, page_table, reader))
+        split = tuned(by_arithmetic, Split.key(q, pages, reader))
     kernel = _Kernel(reader, rules, split, group, sinks is not None)
     calibration = q if pages.calibration is None else pages.calibration  # what is not there is not read
     parts = (rows, heads, split.parts)

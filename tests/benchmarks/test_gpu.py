@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import commit, main
+from benchmarks.gpu import commit, free_path, main
 from benchmarks.gpu_figures import Limits, Work
 from benchmarks.gpu_models import MODELS, Reads, Setup
 
@@ -58,3 +58,10 @@ def test_experts_that_a_step_reads() -> None:
 def test_names_say_what_differs() -> None:
     assert str(Setup("llama-8b", "q4_k")) == "llama-8b, q4_k"
     assert str(Setup("llama-8b", "q4_k", "off", 2)) == "llama-8b, q4_k, graphs off, 2 experts offloaded"
+
+
+def test_results_are_not_written_over(tmp_path: Path) -> None:
+    for name in ("nvidia-h100-2026-01-02-abc.json", "nvidia-h100-2026-01-02-abc-2.json"):
+        path = free_path(tmp_path, "NVIDIA H100-2026-01-02-abc")
+        assert path == tmp_path / name
+        path.touch()

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from rich.console import Console
 
 from benchmarks import tune_gpu
-from benchmarks.tune_gpu import Problem, best
+from benchmarks.tune_gpu import Problem, best, timed
+from kernels.attention import make_pages
 from kernels.cuda import tuned as tuned_module
+from kernels.cuda.decode import Split
+from kernels.cuda.pages import PageReader
 from kernels.cuda.plan import Plan
+from kernels.cuda.prefill import Tiles
 from kernels.cuda.quantized_linear import key_of, plan_of, quantized_linear
 from kernels.cuda.tuned import Key, Table, TableError, describe, form_name, path_for, table_in_use
 from kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
+from llmjax.config import EngineConfig
+from llmjax.engine.batch import make_buckets
 
 FORM = RowFormat(2000, Codes(4), 32, "f16", zero=8)
 
@@ -113,6 +122,58 @@ def test_the_tuner_goes_downhill() -> None:
     assert found.seconds == pytest.approx(0.99)
     assert found.seconds_at_start == pytest.approx(51.99)
     assert len(tried) < 20
+
+
+def test_the_tuner_measures_what_an_engine_of_defaults_asks_for() -> None:
+    """Keys of its buckets, at small sizes of everything else."""
+    form = tune_gpu.FORMATS["q4_k"](64)
+    small = {name: getattr(tune_gpu.SMALL, name) for name in ("matrices", "layers", "experts", "heads", "caches")}
+    sizes = replace(tune_gpu.Sizes(), **small, formats=("q4_k",), context=32)
+    known = {problem.key for make in tune_gpu.PROBLEMS.values() for problem in make(sizes, True)}
+
+    config, asked = EngineConfig(), set()
+    weight = jax.eval_shape(partial(tune_gpu.quantised, form, 64, tile=CUDA_TILE))
+    heads, kv_heads, head_dim, _ = sizes.heads[0]
+    make = partial(make_pages, num_pages=2, page_size=config.page_size, num_kv_heads=kv_heads, head_dim=head_dim)
+    pages = jax.eval_shape(partial(make, dtype=jnp.dtype("int8")))
+    most = {name: getattr(config, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    for bucket in make_buckets(**most):
+        queries = [jax.ShapeDtypeStruct((n, heads, head_dim), jnp.bfloat16) for n in (bucket.rows, bucket.tokens)]
+        reader = PageReader.of(pages, queries[0])
+        asked.add(Split.key(queries[0], pages, reader))
+        if not bucket.decode:
+            asked.add(Tiles.key(queries[1], pages, reader))
+        asked.add(key_of(bucket.tokens, weight))
+    assert asked <= known
+    assert len(asked) > 20
+
+
+def test_a_table_grows_and_keeps_what_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = jax.devices()[0].device_kind
+    path = write(tmp_path / "card.json", made_up({"warps": 2}), card=card)
+    arguments = ["--small", "--only", "decode", "--output", str(path)]
+    assert tune_gpu.main(arguments) == 0
+    table = Table.read(path)
+    assert {key.kernel for key in table.choices} == {"product", "decode"}
+    before = path.stat().st_mtime_ns
+    assert tune_gpu.main([*arguments, "--missing"]) == 0
+    assert path.stat().st_mtime_ns == before
+    write(path, card="another card")
+    with pytest.raises(SystemExit):
+        tune_gpu.main(arguments)
+    assert "a table for another card" in capsys.readouterr().err
+
+
+def test_what_does_not_lower_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(choice: Any) -> Any:
+        if choice.get("warps") == 8:
+            raise NotImplementedError("no such form\nmore")
+        return lambda: jnp.zeros(1)
+
+    seconds = timed(Problem(Key("k", "f", ()), {"warps": 4}, {"warps": (8,)}, run, layers=2), 1, Console())
+    assert seconds({"warps": 8}) == float("inf")
+    assert 0 < seconds({}) < float("inf")
+    assert "cannot run: no such form\n" in capsys.readouterr().out
 
 
 def test_a_try_out_writes_a_table_that_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
