@@ -15,7 +15,7 @@ import models
 from llmjax.checkpoint.save_plan import SavePlan
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.platforms import Platform
-from llmjax.quantization.calibration.layer import CalibratedLayer, surroundings
+from llmjax.quantization.calibration.layer import CalibratedLayer, check_kinds, surroundings
 from llmjax.quantization.calibration.methods import Calibration
 from llmjax.quantization.calibration.settings import CalibrationSettings
 from llmjax.quantization.in_situ import FloatRows
@@ -43,11 +43,12 @@ def calibrate(
 
     Raises:
         ConfigError: nothing of the plan can be calibrated.
-        CheckpointError: the model is not supported, a tensor is missing, or a weight is not a number.
+        CheckpointError: the model or a kind of layer is not supported, a tensor is missing or a weight no number.
     """
     if not any(isinstance(scheme, IntegerScheme) for scheme in plan.layers.values()):
         raise ConfigError(f"--method {settings.method} is for integers; {_names(plan)} can only be rounded")
     config = _model_config(plan)
+    check_kinds(config, plan.checkpoint.path)
     done = set()
     hidden = _embedded(plan, config, sequences, platform)
     around = [

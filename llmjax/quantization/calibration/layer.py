@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,13 +26,35 @@ F32 = np.dtype(np.float32)
 PAGE = 64  # tokens
 
 
+def check_kinds(config: ModelConfig, path: Path) -> None:
+    """Looks at every kind of layer before any is calibrated.
+
+    Args:
+        path: the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: a kind is not known here.
+    """
+    for kind in dict.fromkeys(config.layers):
+        layer = DecoderLayer(config, kind, dtype=jnp.dtype(F32))
+        shapes = _shapes(nnx.split(layer)[1])
+        for module in (module for block in blocks_of(layer) for stage in block.stages for module in stage.modules):
+            if f"{module}.weight" not in shapes:
+                raise CheckpointError(f"{path}: layers without {module}, such as experts, cannot be calibrated")
+
+
+def _shapes(state: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    """Those of a layer's parameters, by name."""
+    return {".".join(map(str, path)): parameter.get_value() for path, parameter in nnx.to_flat_state(state)}
+
+
 class CalibratedLayer:
     """A layer whose weights are replaced one after the other.
 
     Args:
         checkpoint: holds the weights.
         config: of the model.
-        index: of the layer.
+        index: of the layer, whose kind is known here (`check_kinds`).
         platform: device and types that the model runs in.
 
     Attributes:
@@ -40,7 +63,7 @@ class CalibratedLayer:
         values: f32, by name below the prefix; read when the layer is made.
 
     Raises:
-        CheckpointError: a tensor is missing or has another shape, or the layer is of a kind that is not known here.
+        CheckpointError: a tensor is missing or has another shape.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: ModelConfig, index: int, platform: Platform) -> None:
@@ -49,14 +72,7 @@ class CalibratedLayer:
         self.blocks: tuple[Block, ...] = blocks_of(layer)
         self._definition, state = nnx.split(layer)
         self._device = platform.device
-        self._shapes: dict[str, jax.ShapeDtypeStruct] = {
-            ".".join(map(str, path)): parameter.get_value() for path, parameter in nnx.to_flat_state(state)
-        }
-        for module in (module for block in self.blocks for stage in block.stages for module in stage.modules):
-            if f"{module}.weight" not in self._shapes:
-                raise CheckpointError(
-                    f"{checkpoint.path}: layers without {module}, such as experts, cannot be calibrated"
-                )
+        self._shapes = _shapes(state)
         self._weights: dict[str, jax.Array] = {}
         self.values: dict[str, np.ndarray] = {}
         for name, shape in self._shapes.items():

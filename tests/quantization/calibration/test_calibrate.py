@@ -207,8 +207,10 @@ def test_refusals(platform: Platform) -> None:
         next(calibrate(less, SEQUENCES, settings("gptq"), platform))
 
 
-def test_experts_are_refused(platform: Platform) -> None:
-    plan = SavePlan.of(opened("qwen3-moe"), "int8")
+@pytest.mark.parametrize("dense", [[], [0, 1]])
+def test_experts_are_refused_before_anything_is_calibrated(platform: Platform, dense: list[int]) -> None:
+    source = open_checkpoint(GOLDEN / "qwen3-moe", overrides={"mlp_only_layers": dense})
+    plan = SavePlan.of(source, "int8")
     with pytest.raises(CheckpointError, match=r"layers without mlp\.gate_proj, such as experts, cannot be calibrated"):
         next(calibrate(plan, SEQUENCES, settings("gptq"), platform))
 
