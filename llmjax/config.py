@@ -188,7 +188,7 @@ class EngineConfig:
     )
     cuda_graphs: str = setting(
         "auto",
-        "run a decode dispatch as one CUDA graph; auto: on NVIDIA GPUs, if a test at start finds the tokens of plain "
+        "run each dispatch as one CUDA graph; auto: on NVIDIA GPUs, if a test at start finds the tokens of plain "
         "launches; on: without the test",
         aliases=(Alias("--enforce-eager", value="off"),),
         choices=("auto", "on", "off"),

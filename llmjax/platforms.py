@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+from jax._src import xla_bridge  # whether the backends are open is said nowhere else
 
 from kernels.qtensor import CPU_TILE, CUDA_TILE
 from llmjax.config import EngineConfig
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 CACHE_DIR = Path.home() / ".cache" / "llmjax"
 CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+CUDA_NAMES = ("cuda", "gpu")
+POOL_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+POOL_SHARE = 0.75  # of a card, where nothing is said to JAX
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def select_platform(config: EngineConfig) -> Platform:
     name = {"auto": None, "cuda": "gpu"}.get(config.device, config.device)
     try:
         devices = jax.devices(name) if name else jax.devices()
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # the latter where JAX_PLATFORMS names what finds no device
         raise ConfigError(_not_there(config.device, str(error))) from error
     index = 0
     if config.device_ids:
@@ -103,6 +107,13 @@ def select_platform(config: EngineConfig) -> Platform:
         if index >= len(devices):
             raise ConfigError(f"device_ids names device {index}; there are {len(devices)}")
     device = devices[index]
+    if device.platform == "gpu" and (share := pool_share()) not in (None, config.gpu_memory_utilization):
+        logger.warning(
+            "gpu_memory_utilization %g has no effect: JAX opened the card before in this process, with a pool of %g of "
+            "its memory",
+            config.gpu_memory_utilization,
+            share,
+        )
     cpu = device.platform == "cpu"
     if cpu:
         check_threads(config)
@@ -115,19 +126,24 @@ def select_platform(config: EngineConfig) -> Platform:
 
 
 def _not_there(name: str, error: str) -> str:
-    there = ", ".join(sorted({device.platform for device in jax.devices()}))
+    try:
+        there = ", ".join(sorted({device.platform for device in jax.devices()}))
+    except (RuntimeError, AssertionError):  # that is what was wrong
+        there = "none"
+    wanted = os.environ.get("JAX_PLATFORMS", "")
+    named = set(wanted.split(",")) & {*CUDA_NAMES}
     said = f"device {name!r} is not available (there is: {there})"
-    if name not in ("cuda", "gpu"):
-        return f"{said}: {error}"
+    why = error.splitlines()[0] if error else f"JAX finds no device of JAX_PLATFORMS={wanted}"
+    if name not in CUDA_NAMES and not (name == "auto" and named):
+        return f"{said}: {why}"
     if cuda_plugin() is None:
         return f"{said}: JAX has no plug-in for NVIDIA GPUs; install llmjax with it, pip install 'llmjax[cuda]'"
-    wanted = os.environ.get("JAX_PLATFORMS", "")
-    if wanted and "cuda" not in wanted:
+    if wanted and not named:
         return f"{said}: JAX_PLATFORMS={wanted} leaves it out"
     driver = nvidia_cards()
     if driver is None:
         return f"{said}: {cuda_plugin()} finds no driver, and nvidia-smi does not run; see docs/cuda.md"
-    return f"{said}, though nvidia-smi lists {driver}: {error}"
+    return f"{said}, though nvidia-smi lists {driver}: {why}"
 
 
 def nvidia_cards() -> str | None:
@@ -144,11 +160,26 @@ def nvidia_cards() -> str | None:
 def _size_pool(config: EngineConfig) -> None:
     """Makes JAX's memory pool on an NVIDIA GPU the share of the card that the configuration says (JAX's own: 75 %).
 
-    Without effect where JAX has opened the card before, or the user has set its variable.
+    Without effect where JAX has opened the card before, or the user has set its variables: the pool is then what
+    `pool_share` says.
     """
-    set_already = any(os.environ.get(name) for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"))
-    if config.device in ("auto", "cuda", "gpu") and cuda_plugin() is not None and not set_already:
-        jax.config.update("jax_pjrt_client_create_options", {"memory_fraction": config.gpu_memory_utilization})
+    if config.device not in ("auto", *CUDA_NAMES) or cuda_plugin() is None or xla_bridge.backends_are_initialized():
+        return
+    options = jax.config.jax_pjrt_client_create_options
+    if isinstance(options, str) and options:
+        logger.warning("gpu_memory_utilization has no effect: JAX_PJRT_CLIENT_CREATE_OPTIONS is set to %s", options)
+    elif not any(os.environ.get(name) for name in POOL_VARIABLES):
+        share = {"memory_fraction": config.gpu_memory_utilization}
+        jax.config.update("jax_pjrt_client_create_options", {**(options or {}), **share})
+
+
+def pool_share() -> float | None:
+    """The share of a card that JAX's pool there was opened with; None: the user's own variables say."""
+    options = jax.config.jax_pjrt_client_create_options
+    if (isinstance(options, str) and options) or any(os.environ.get(name) for name in POOL_VARIABLES):
+        return None
+    share: float = (options or {}).get("memory_fraction", POOL_SHARE)
+    return share
 
 
 def cuda_plugin() -> str | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -78,8 +81,28 @@ def test_what_nvidia_smi_says(script: str, found: str | None, tmp_path: Path, mo
 def test_no_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert nvidia_cards() is None
-    with pytest.raises(FileNotFoundError):
-        subprocess.run(["nvidia-smi"], check=True)
+
+
+@pytest.mark.parametrize("variable", ["gpu", "cuda"])
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_variable_that_names_a_card_that_is_not_there(device: str, variable: str) -> None:
+    """JAX then ends in a bare assertion, or an error of its own."""
+    script = f"""
+from llmjax import platforms
+from llmjax.config import EngineConfig
+from llmjax.errors import ConfigError
+platforms.nvidia_cards = lambda: None
+try:
+    platforms.select_platform(EngineConfig(device={device!r}))
+except ConfigError as error:
+    print(error)
+"""
+    environment = {**os.environ, "JAX_PLATFORMS": variable, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    if not done.stdout and not done.returncode:
+        pytest.skip("there is a card")
+    assert done.stdout.startswith(f"device '{device}' is not available (there is: none): "), done.stderr
+    assert "leaves it out" not in done.stdout
 
 
 @pytest.fixture
@@ -89,10 +112,16 @@ def pool_options() -> Iterator[None]:
     jax.config.update("jax_pjrt_client_create_options", before)
 
 
-def test_the_pool_of_a_card_is_the_share_that_is_asked_for(pool_options: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def unopened(pool_options: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plug-in, nothing that the user has set, and a process that has not used a device."""
     monkeypatch.setattr(platforms, "cuda_plugin", lambda: "plug-in 1.2")
-    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+    monkeypatch.setattr(platforms.xla_bridge, "backends_are_initialized", lambda: False)
+    for name in platforms.POOL_VARIABLES:
         monkeypatch.delenv(name, raising=False)
+
+
+def test_the_pool_of_a_card_is_the_share_that_is_asked_for(unopened: None, monkeypatch: pytest.MonkeyPatch) -> None:
     select_platform(EngineConfig(device="cpu", gpu_memory_utilization=0.7))
     assert jax.config.jax_pjrt_client_create_options is None
     select_platform(EngineConfig(gpu_memory_utilization=0.7))
@@ -100,6 +129,37 @@ def test_the_pool_of_a_card_is_the_share_that_is_asked_for(pool_options: None, m
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     select_platform(EngineConfig(gpu_memory_utilization=0.6))
     assert jax.config.jax_pjrt_client_create_options == {"memory_fraction": 0.7}  # left to the variable
+    assert platforms.pool_share() is None
+
+
+def test_options_of_the_user_stay(unopened: None, caplog: pytest.LogCaptureFixture) -> None:
+    jax.config.update("jax_pjrt_client_create_options", "memory_fraction:0.5")
+    select_platform(EngineConfig(gpu_memory_utilization=0.7))
+    assert jax.config.jax_pjrt_client_create_options == "memory_fraction:0.5"
+    assert platforms.pool_share() is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "gpu_memory_utilization has no effect: JAX_PJRT_CLIENT_CREATE_OPTIONS is set to memory_fraction:0.5"
+    ]
+
+
+def test_a_pool_that_is_open_already_keeps_its_size(
+    unopened: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    card = SimpleNamespace(platform="gpu")
+    select_platform(EngineConfig(gpu_memory_utilization=0.7))
+    monkeypatch.setattr(platforms.xla_bridge, "backends_are_initialized", lambda: True)
+    monkeypatch.setattr(jax, "devices", lambda *_: [card])
+    caplog.set_level(logging.WARNING)
+    select_platform(EngineConfig(gpu_memory_utilization=0.7))
+    assert not caplog.records
+    select_platform(EngineConfig(gpu_memory_utilization=0.8))
+    jax.config.update("jax_pjrt_client_create_options", None)  # something else has opened the card
+    select_platform(EngineConfig(gpu_memory_utilization=0.8))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"gpu_memory_utilization 0.8 has no effect: JAX opened the card before in this process, with a pool of {share} "
+        "of its memory"
+        for share in (0.7, 0.75)
+    ]
 
 
 @pytest.mark.parametrize(("platform", "available"), [("gpu", 60), ("gcu", 30)])

@@ -98,8 +98,10 @@ def table_of(card: str) -> Table | None:
 
 
 def table_in_use() -> Table | None:
-    """That of this machine's GPU."""
-    device = jax.devices()[0]
+    """That of the default device, which an engine makes its own while it lowers programs (``jax.default_device``)."""
+    device = jax.config.jax_default_device or jax.devices()[0]
+    if isinstance(device, str):
+        device = jax.devices(device)[0]
     return table_of(device.device_kind) if device.platform == "gpu" else None
 
 

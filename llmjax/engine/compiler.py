@@ -15,6 +15,7 @@ from llmjax.engine.memory import KVPlan, ProgramMemory
 from llmjax.engine.model import LoadedModel
 from llmjax.engine.programs import Executable, build_one
 from llmjax.engine.step import DeviceState, step
+from llmjax.errors import ConfigError
 from llmjax.platforms import Platform
 from llmjax.sampling.state import make_sampler_state
 
@@ -114,7 +115,9 @@ class StepCompiler:
         # Weights keep their own places: some may lie in the host's memory.
         weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.weights)
         packed = self._placed(jax.ShapeDtypeStruct((layout.size,), jnp.int32))
-        lowered = jax.jit(run, donate_argnums=1).lower(weights, self.state_shapes, packed)
+        # Kernels look at the default device while they are lowered (`kernels.cuda.tuned`).
+        with jax.default_device(self.platform.device):
+            lowered = jax.jit(run, donate_argnums=1).lower(weights, self.state_shapes, packed)
         return lowered.compile(compiler_options=dict(self.options))
 
     def bytes_beside_kv(self) -> int:
@@ -124,8 +127,14 @@ class StepCompiler:
 
         Raises:
             CompileError: XLA refuses it.
+            ConfigError: this device's compiler does not say.
         """
         largest = ProgramMemory.of(build_one(self.compile, self.largest))
+        if largest is None:
+            raise ConfigError(
+                f"the compiler of {self.platform.device} does not say how much memory steps take; set "
+                "kv_cache_memory_bytes"
+            )
         return largest.total + self.state_bytes - self.kv_plan.num_bytes
 
     def _placed(self, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -10,7 +10,7 @@ import numpy as np
 from kernels.attention import KVLayout
 from llmjax.config import EngineConfig
 from llmjax.engine.compiler import StepCompiler
-from llmjax.engine.graphs import with_graphs
+from llmjax.engine.graphs import check_graphs, with_graphs
 from llmjax.engine.kv_cache import KVCache, KVStats
 from llmjax.engine.memory import KVPlan, plan_kv
 from llmjax.engine.model import LoadedModel, load_model
@@ -62,6 +62,7 @@ class Engine:
         self.config = config
         use_compilation_cache(config.compilation_cache_dir)
         self.platform: Platform = select_platform(config)
+        check_graphs(config, self.platform)
         self.model: LoadedModel = load_model(config, self.platform)
         layout = KVLayout.of(
             self.platform.kv_dtype(config.kv_cache_dtype),
@@ -69,7 +70,6 @@ class Engine:
             calibrated=self.model.kv_calibration is not None,
         )
         max_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
-        self.compilations = CompileCounter()
         self.kv_plan: KVPlan = plan_kv(config, self.model.config, self.platform, layout=layout)
         compiler = StepCompiler(
             model=self.model,
@@ -95,6 +95,7 @@ class Engine:
         )
         self.scheduler = Scheduler(self.kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_tokens)
         self.runner = Runner(compiler, compile_threads=config.compile_threads)
+        self.compilations = CompileCounter()  # listens until it is closed: nothing before this may have failed
         self.totals = EngineTotals()
         self.loggers: list[StatLogger] = [self.totals]
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request id

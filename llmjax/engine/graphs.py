@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import jax
@@ -22,7 +22,10 @@ from llmjax.engine.compiler import StepCompiler
 from llmjax.engine.programs import Executable
 from llmjax.engine.request import EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.scheduler import Row, StepPlan
+from llmjax.engine.slots import SlotEditor
+from llmjax.engine.step import NO_TOKEN, DeviceState
 from llmjax.errors import ConfigError
+from llmjax.platforms import Platform
 from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.rows import ROW_WORDS, request_sampling
 
@@ -32,14 +35,44 @@ COMMANDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDIT
 GRAPHS: Mapping[str, str] = MappingProxyType({"xla_gpu_enable_command_buffer": COMMANDS})
 LAUNCHES: Mapping[str, str] = MappingProxyType({"xla_gpu_enable_command_buffer": ""})
 
-# What the rows of the test ask for: every branch of the sampler is taken in some dispatch and left out in another.
+# What the rows of the test ask for, each something else in each dispatch: every branch of the sampler is taken in some
+# dispatch, even by a single row, and left out in another.
 ROWS = (
-    SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.8),
     SamplingParams(temperature=1.0, top_k=20, top_p=0.9, min_p=0.01),
     SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.5, logprobs=1),
+    SamplingParams(temperature=0.0, logit_bias={0: 100.0}),
+    SamplingParams(temperature=0.0),
 )
-DISPATCHES = (False, False, True, True, False)  # whether rows ask for what ROWS says, or are all greedy
+BIASED = 3  # of ROWS; its token is as good as certain
+BAN = (0, 1)  # the second is forbidden behind the first
+LOGPROB_ERROR = 0.1  # of products that XLA computes in another order, in bfloat16
+
+
+@dataclass(frozen=True)
+class _Dispatch:
+    """One of the test.
+
+    Attributes:
+        first: of ROWS, that the first row asks for; None: all rows are greedy.
+        ends: all rows are biased, and their token ends them.
+    """
+
+    first: int | None
+    ends: bool = False
+
+
+DISPATCHES = (_Dispatch(None), *(_Dispatch(i) for i in range(len(ROWS))), _Dispatch(None), _Dispatch(BIASED, ends=True))
+
+
+def check_graphs(config: EngineConfig, platform: Platform) -> None:
+    """Before anything is loaded.
+
+    Raises:
+        ConfigError: graphs are insisted on where there are none.
+    """
+    if config.cuda_graphs == "on" and not platform.is_cuda:
+        raise ConfigError(f"cuda_graphs on needs an NVIDIA GPU, and the device is {platform.device}")
 
 
 def with_graphs(compiler: StepCompiler, config: EngineConfig, *, decode_steps: int) -> StepCompiler:
@@ -48,13 +81,8 @@ def with_graphs(compiler: StepCompiler, config: EngineConfig, *, decode_steps: i
     Args:
         compiler: of plain programs.
         decode_steps: decode steps that a dispatch may take as a graph.
-
-    Raises:
-        ConfigError: graphs are insisted on where there are none.
     """
     if not compiler.platform.is_cuda:
-        if config.cuda_graphs == "on":
-            raise ConfigError(f"cuda_graphs on needs an NVIDIA GPU, and the device is {compiler.platform.device}")
         return compiler
     launches = replace(compiler, options=LAUNCHES)
     if config.cuda_graphs == "off":
@@ -67,7 +95,8 @@ def with_graphs(compiler: StepCompiler, config: EngineConfig, *, decode_steps: i
 
 
 def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
-    """Why the programs of one compiler cannot stand for those of another; None: they sample the same tokens.
+    """Why the programs of one compiler cannot stand for those of another; None: they sample the same tokens, with the
+    same log-probabilities.
 
     Both run the same few dispatches, from a new state each.
 
@@ -78,25 +107,63 @@ def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
     mixed = min((b for b in compiler.layouts if not b.decode), key=lambda b: b.tokens)
     with ThreadPoolExecutor() as threads:
         programs, right = ([threads.submit(c.compile, b) for b in (decode, mixed)] for c in (compiler, reference))
-    tokens, expected = [], []
+    wrong = total = 0
+    error = 0.0
     for bucket, program, other in zip((decode, mixed), programs, right, strict=True):
         try:
-            tokens.append(_tokens(program.result(), compiler, bucket))
-        except jax.errors.JaxRuntimeError as error:
-            return f"the test at start failed: {str(error).splitlines()[0]}"
-        expected.append(_tokens(other.result(), reference, bucket))
-    wrong = sum(int((a != b).sum()) for a, b in zip(tokens, expected, strict=True))
-    total = sum(part.size for part in expected)
-    return f"{wrong} of {total} tokens of the test at start were wrong" if wrong else None
+            found = _results(program.result(), compiler, bucket)
+        except jax.errors.JaxRuntimeError as failure:
+            return f"the test at start failed: {str(failure).splitlines()[0]}"
+        expected = _results(other.result(), reference, bucket)
+        for (tokens, logprobs), (right_tokens, right_logprobs) in zip(found, expected, strict=True):
+            wrong, total = wrong + int((tokens != right_tokens).sum()), total + tokens.size
+            error = max(error, _largest_difference(logprobs, right_logprobs))
+    if wrong:
+        return f"{wrong} of {total} tokens of the test at start were wrong"
+    if not error <= LOGPROB_ERROR:
+        return f"log-probabilities of the test at start were off by up to {error:.3g}"
+    return None
 
 
-def _tokens(program: Executable, compiler: StepCompiler, bucket: Bucket) -> np.ndarray:
-    """i32 [dispatches, steps, rows], as the program samples them from a new state; -1: none."""
-    state, found = compiler.make_state(), []
-    for packed in _batches(compiler, compiler.layouts[bucket]):
+_Result = tuple[np.ndarray, list[np.ndarray]]  # tokens i32 [steps, rows], -1: none; log-probabilities of those
+
+
+def _results(program: Executable, compiler: StepCompiler, bucket: Bucket) -> list[_Result]:
+    """Of each dispatch, as the program samples from a new state."""
+    state, found = _set_up(compiler), []
+    layout = compiler.layouts[bucket]
+    for packed in _batches(compiler, layout):
         state, output = program(compiler.weights, state, packed)
-        found.append(np.asarray(output.tokens))
-    return np.stack(found)
+        tokens = np.asarray(output.tokens)
+        sampled = tokens != NO_TOKEN  # what else is computed may be anything
+        logprobs = [np.asarray(part)[sampled] for part in (output.logprobs.logprob, output.logprobs.top_logprobs)]
+        if output.prompt_logprobs is not None:
+            real = sampled.any(0).sum()  # a token each
+            scores = output.prompt_logprobs
+            logprobs += [np.asarray(part)[:real] for part in (scores.logprob, scores.top_logprobs)]
+        found.append((tokens, logprobs))
+    return found
+
+
+def _largest_difference(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    """NaN where only one is NaN, infinite where only one is."""
+    largest = 0.0
+    for a, b in zip(found, expected, strict=True):
+        same = (a == b) | (np.isnan(a) & np.isnan(b)) if a.shape == b.shape else np.zeros(1, bool)
+        if not same.all():
+            largest = max(largest, float(np.abs(a - b)[~same].max())) if a.shape == b.shape else np.inf
+    return largest
+
+
+def _set_up(compiler: StepCompiler) -> DeviceState:
+    """A new state whose slots have the bias of ROWS, and the ban."""
+    state = compiler.make_state()
+    vocab_size = compiler.model.config.vocab_size
+    sampling = request_sampling(ROWS[BIASED], vocab_size=vocab_size, seed=0, bad_words=[BAN])
+    slots, sampler = SlotEditor(state.sampler), state.sampler
+    for slot in range(min(len(ROWS), compiler.max_num_seqs)):
+        sampler = slots.set_up(sampler, slot, sampling, prompt=[], output=[])
+    return replace(state, sampler=sampler)
 
 
 def _batches(compiler: StepCompiler, layout: BatchLayout) -> Iterator[np.ndarray]:
@@ -110,25 +177,33 @@ def _batches(compiler: StepCompiler, layout: BatchLayout) -> Iterator[np.ndarray
     tables = np.zeros((layout.num_slots, plan.pages_per_sequence), np.int32)
     # Where there are few pages, a single row overwrites its own.
     tables[:rows, :span] = 1 + np.arange(rows * span).reshape(rows, span) % pages
-    sequences = [_sequence(i, token=i % compiler.model.config.vocab_size) for i in range(rows)]
-    settings = np.zeros((2, layout.num_slots, ROW_WORDS), np.int32)  # all greedy; as ROWS says
-    for sequence in sequences:
-        settings[1, sequence.slot] = request_sampling(
-            sequence.request.params, vocab_size=compiler.model.config.vocab_size, seed=sequence.seed
-        ).words
-    stops = np.full((layout.num_slots, MAX_STOPS), NO_STOP, np.int32)
-    for i, varied in enumerate(dispatches):
+    sequences = [
+        _sequence(i, token=i % compiler.model.config.vocab_size, scored=not bucket.decode) for i in range(rows)
+    ]
+    for i, dispatch in enumerate(dispatches):
+        settings = np.zeros((layout.num_slots, ROW_WORDS), np.int32)  # all greedy
+        if dispatch.first is not None:
+            for sequence in sequences:
+                which = BIASED if dispatch.ends else (dispatch.first + sequence.slot) % len(ROWS)
+                settings[sequence.slot] = request_sampling(
+                    ROWS[which],
+                    vocab_size=compiler.model.config.vocab_size,
+                    seed=sequence.seed,
+                    bad_words=[BAN] if which == BIASED else (),
+                ).words
+        stops = np.full((layout.num_slots, MAX_STOPS), NO_STOP, np.int32)
+        if dispatch.ends:
+            stops[:] = 0
         rows_now = [Row(sequence, start=i * steps, count=1, samples=True, steps=steps) for sequence in sequences]
-        yield layout.pack(
-            StepPlan(rows_now), tables=[tables] * layout.num_groups, sampling=settings[int(varied)], stops=stops
-        )
+        yield layout.pack(StepPlan(rows_now), tables=[tables] * layout.num_groups, sampling=settings, stops=stops)
 
 
-def _sequence(index: int, *, token: int) -> Sequence:
+def _sequence(index: int, *, token: int, scored: bool) -> Sequence:
+    """Args: scored: the prompt's log-probabilities are asked for."""
     request = EngineRequest(
         request_id=str(index),
         prompt_token_ids=[token],
-        params=ROWS[index],
+        params=SamplingParams(prompt_logprobs=1 if scored else None),
         max_tokens=1 << 20,
         stop_token_ids=frozenset(),
     )

@@ -53,9 +53,11 @@ class ProgramMemory:
     code: int
 
     @classmethod
-    def of(cls, executable: Any) -> ProgramMemory:
-        """As XLA has planned it."""
+    def of(cls, executable: Any) -> ProgramMemory | None:
+        """As XLA has planned it; None: this device's compiler does not say."""
         found = executable.memory_analysis()
+        if found is None:
+            return None
         return cls(
             temporaries=found.temp_size_in_bytes,
             outputs=found.output_size_in_bytes - found.alias_size_in_bytes,
@@ -128,13 +130,19 @@ def _default_budget(config: EngineConfig, platform: Platform, one_request: int, 
     if available <= 0:
         raise ConfigError(
             f"no memory is left for the KV cache: beside the weights, steps need {reserved / 2**20:.0f} MiB, "
-            f"{-available / 2**20:.0f} MiB more than there are; lower max_num_seqs or max_num_batched_tokens, raise "
-            "gpu_memory_utilization, or quantise the weights"
+            f"{-available / 2**20:.0f} MiB more than there are; {_more_memory(platform)}"
         )
     # Rounded down by up to 1/64: what is free differs a little from start to start, and programs compiled for another
     # number of pages would have to be compiled again.
     unit = 1 << max(0, available.bit_length() - 7)
     return available // unit * unit
+
+
+def _more_memory(platform: Platform) -> str:
+    advice = "lower max_num_seqs or max_num_batched_tokens, raise gpu_memory_utilization, or quantise the weights"
+    if not platform.is_cuda:
+        return advice
+    return f"{advice}; all engines of a process share one pool of the card, as large as the first one asked for"
 
 
 def _solve(budget: int, page_bytes: list[int], caps: list[int | None], useful: int) -> list[int]:

@@ -35,11 +35,11 @@ def startup_table(engine: Engine) -> Table:
         f"{_size(plan.num_bytes)}: {plan.num_tokens:,} tokens in pages of {plan.page_size}, "
         f"{plan.layout.dtype.name}{scales}",
     )
-    if ready := engine.runner.programs.ready:
-        most = max((ProgramMemory.of(program.executable) for program in ready), key=lambda memory: memory.total)
+    ready = engine.runner.programs.ready
+    if taken := [memory.total for program in ready if (memory := ProgramMemory.of(program.executable))]:
+        sampler = _size(engine.runner.sampler_bytes)
         table.add_row(
-            "steps",
-            f"{_size(engine.runner.sampler_bytes)} of sampler state, at most {_size(most.total)} of temporaries",
+            "steps", f"{sampler} of sampler state, at most {_size(max(taken))} of temporaries, outputs and code"
         )
     contexts = ", ".join(f"{n} × {plan.longest_context(n):,}" for n in (1, 2, 4, 8) if n <= engine.config.max_num_seqs)
     table.add_row("longest contexts", f"{contexts} tokens")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,12 +15,15 @@ from kernels.attention import KVLayout
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine.compiler import StepCompiler
-from llmjax.engine.graphs import difference, with_graphs
+from llmjax.engine.engine import Engine
+from llmjax.engine.graphs import _batches, _results, difference, with_graphs
 from llmjax.engine.kv_cache import GroupSpec
 from llmjax.engine.memory import plan_kv
 from llmjax.engine.model import load_model
+from llmjax.engine.step import NO_TOKEN
 from llmjax.errors import ConfigError
 from llmjax.platforms import Platform, select_platform, use_compilation_cache
+from llmjax.sampling.rows import Feature
 
 CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
 OTHER = {"xla_llvm_disable_expensive_passes": "True"}
@@ -27,9 +31,10 @@ OTHER = {"xla_llvm_disable_expensive_passes": "True"}
 
 @dataclass(frozen=True, kw_only=True)
 class Altered(StepCompiler):
-    """Its decode programs do something to their output."""
+    """Its programs do something to a field of their output."""
 
-    change: Callable[[jax.Array], jax.Array]
+    change: Callable[[Any], Any]
+    name: str = "tokens"
     only: dict[str, str] | None = None  # with these options; None: always
 
     def compile(self, bucket: Any) -> Any:
@@ -39,13 +44,13 @@ class Altered(StepCompiler):
 
         def run(*arguments: Any) -> Any:
             state, output = program(*arguments)
-            return state, replace(output, tokens=self.change(output.tokens))
+            return state, replace(output, **{self.name: self.change(getattr(output, self.name))})
 
         return run
 
 
-def altered(compiler: StepCompiler, change: Callable[[jax.Array], jax.Array], **only: dict[str, str]) -> Altered:
-    return Altered(**vars(replace(compiler)), change=change, **only)
+def altered(compiler: StepCompiler, change: Callable[[Any], Any], **how: Any) -> Altered:
+    return Altered(**vars(replace(compiler)), change=change, **how)
 
 
 def compiler_of(name: str, **settings: Any) -> StepCompiler:
@@ -78,7 +83,36 @@ def test_two_ways_of_compiling_bring_the_same_tokens(compiler: StepCompiler) -> 
 
 def test_a_wrong_token_is_found(compiler: StepCompiler) -> None:
     wrong = altered(compiler, lambda tokens: tokens.at[-1, 1].add(1))
-    assert difference(wrong, compiler) == "10 of 80 tokens of the test at start were wrong"  # one a dispatch
+    assert difference(wrong, compiler) == "16 of 128 tokens of the test at start were wrong"  # one a dispatch
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_wrong_log_probabilities_are_found(name: str, compiler: StepCompiler) -> None:
+    def change(scores: Any) -> Any:
+        return scores if scores is None else replace(scores, logprob=scores.logprob - 0.5)
+
+    reason = "log-probabilities of the test at start were off by up to 0.5"
+    assert difference(altered(compiler, change, name=name), compiler) == reason
+
+
+@pytest.mark.parametrize("family", ["decode", "mixed"])
+def test_a_single_row_takes_every_branch_and_leaves_it_out(family: str, compiler: StepCompiler) -> None:
+    alone = replace(compiler, max_num_seqs=1)
+    layout = next(layout for bucket, layout in alone.layouts.items() if bucket.decode is (family == "decode"))
+    batches = [layout.unpack(packed) for packed in _batches(alone, layout)]
+    asked = [Feature(int(batch.sampling.features[0])) for batch in batches]
+    for feature in Feature:
+        assert 0 < sum(feature in each for each in asked) < len(asked), feature
+    scored = [bool(batch.any_prompt_logprobs) for batch in batches]
+    assert scored == [family == "mixed"] + [False] * (len(batches) - 1)
+
+
+def test_the_last_dispatch_ends_early(compiler: StepCompiler) -> None:
+    bucket = next(b for b in compiler.layouts if b.decode and b.rows == 4)
+    *before, (tokens, _) = _results(compiler.compile(bucket), compiler, bucket)
+    assert (tokens[0] == 0).all()
+    assert (tokens[1:] == NO_TOKEN).all()
+    assert all((tokens != NO_TOKEN).all() for tokens, _ in before)
 
 
 def test_a_failure_is_a_reason(compiler: StepCompiler) -> None:
@@ -98,6 +132,12 @@ def test_sliding_windows_have_tables_of_their_own(compiler: StepCompiler) -> Non
     compiler = compiler_of("gemma3")
     assert len(compiler.kv_plan.groups) == 2
     assert difference(compiler, compiler) is None
+
+
+def test_a_compiler_that_does_not_say_what_steps_take(compiler: StepCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepCompiler, "compile", lambda *_: SimpleNamespace(memory_analysis=lambda: None))
+    with pytest.raises(ConfigError, match="does not say how much memory steps take; set kv_cache_memory_bytes"):
+        compiler.bytes_beside_kv()
 
 
 def test_what_steps_take_beside_pages(compiler: StepCompiler) -> None:
@@ -138,7 +178,7 @@ def test_graphs_that_fail_are_given_up_with_one_warning(card: StepCompiler, capl
     assert (chosen.options, chosen.decode_steps) == ({}, 1)
     (record,) = caplog.records
     assert record.getMessage() == (
-        "CUDA graphs are off and decoding is slower: 60 of 60 tokens of the test at start were wrong"
+        "CUDA graphs are off and decoding is slower: 96 of 96 tokens of the test at start were wrong"
     )
     assert with_graphs(wrong, EngineConfig(cuda_graphs="on"), decode_steps=2).options == OTHER
     assert with_graphs(wrong, EngineConfig(cuda_graphs="off"), decode_steps=2).options == {}
@@ -146,8 +186,8 @@ def test_graphs_that_fail_are_given_up_with_one_warning(card: StepCompiler, capl
 
 def test_other_devices_have_none(compiler: StepCompiler) -> None:
     assert with_graphs(compiler, EngineConfig(), decode_steps=2) is compiler
-    with pytest.raises(ConfigError, match=r"cuda_graphs on needs an NVIDIA GPU, and the device is cpu:0"):
-        with_graphs(compiler, EngineConfig(cuda_graphs="on"), decode_steps=2)
+    with pytest.raises(ConfigError, match=r"cuda_graphs on needs an NVIDIA GPU, and the device is (cpu:0|TFRT_CPU_0)"):
+        Engine(EngineConfig(model="not loaded", cuda_graphs="on"))
 
 
 @pytest.mark.cuda

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -76,6 +77,16 @@ def test_no_card_no_table() -> None:
     assert table_in_use() is None
     assert path_for("NVIDIA H100 80GB HBM3").name == "nvidia-h100-80gb-hbm3.json"
     assert "by arithmetic" in describe("a card that does not exist")
+
+
+def test_the_table_is_that_of_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines on a CPU do not read the table of a card that is there too."""
+    cpu = jax.devices()[0]
+    monkeypatch.setattr(jax, "devices", lambda *_: [SimpleNamespace(platform="gpu", device_kind="a card")])
+    monkeypatch.setattr(tuned_module, "table_of", lambda card: card)
+    assert table_in_use() == "a card"
+    with jax.default_device(cpu):
+        assert table_in_use() is None
 
 
 @pytest.mark.parametrize(
