@@ -56,8 +56,9 @@ def experts_anywhere(
     count, offloaded = first.shape[0], first.offloaded.shape[0]
     resident = count - offloaded
     here = chosen < resident
+    wide = x.astype(jnp.float32)  # so that sums of both are rounded once
     out = experts(
-        x,
+        wide,
         jnp.where(here, chosen, 0),
         jnp.where(here, shares, 0),
         _each(weights, lambda stack: stack.resident, lambda bias: bias[:resident]),
@@ -73,10 +74,9 @@ def experts_anywhere(
         index = order[i]
         one = _each(weights, lambda stack: stack.fetch(index), lambda bias: bias[resident + index][None])
         share = wanted[index][:, None]
-        return total + experts(x, jnp.zeros_like(share, jnp.int32), share, one, activation=activation)
+        return total + experts(wide, jnp.zeros_like(share, jnp.int32), share, one, activation=activation)
 
-    total = jax.lax.fori_loop(0, jnp.sum(used), add, jnp.zeros(x.shape, jnp.float32))
-    return (out + total).astype(x.dtype)
+    return jax.lax.fori_loop(0, jnp.sum(used), add, out).astype(x.dtype)
 
 
 def _each(

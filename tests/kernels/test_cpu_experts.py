@@ -3,60 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.blocks import Projection
 from kernels.cpu import experts as cpu
 from kernels.cpu.library import Library, library
-from kernels.experts import EXPERTS, ExpertWeights
+from kernels.experts import EXPERTS
 from kernels.experts_reference import experts_reference
-from kernels.qtensor import Codes, QTensor, RowFormat
+from tests.kernels.experts_case import Maker
 
 NATIVE = library()
 ISAS = NATIVE.usable if NATIVE else ()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the C++ kernels are not built")
 
-SIZE, INNER, COUNT = 72, 104, 6  # neither a multiple of the widest vectors
+SIZE, COUNT = 72, 6
+maker = partial(Maker, count=COUNT, size=SIZE, inner=104)  # neither size a multiple of the widest vectors
 
 
 def native() -> Library:
     assert NATIVE is not None
     return NATIVE
-
-
-class Maker:
-    """Random stacks of one kind: a dtype or ``q4``."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.rng = np.random.default_rng(0)
-
-    def floats(self, *shape: int) -> jax.Array:
-        return jnp.asarray(self.rng.standard_normal(shape), jnp.float32)
-
-    def stack(self, size_out: int, size_in: int, *, bias: bool) -> Projection:
-        added = self.floats(COUNT, size_out) if bias else None
-        if self.kind != "q4":
-            return Projection((self.floats(COUNT, size_out, size_in) * size_in**-0.5).astype(self.kind), added)
-        form = RowFormat(size_in, Codes(4), 32, "f32", minimum="f32")
-        words = self.rng.integers(0, 1 << 32, (COUNT, -(-size_out // 16), form.num_words, 16), dtype=np.uint32)
-        for entry, most in ((form.fields["scales"], 0.2), (form.fields["minima"], 1.5)):
-            values = self.rng.random((*words.shape[:2], entry.num_words, 16), np.float32) * most * size_in**-0.5
-            words[:, :, entry.start : entry.start + entry.num_words] = values.view(np.uint32)
-        return Projection(QTensor(jnp.asarray(words), None, form, size_out, jnp.dtype(jnp.float32)), added)
-
-    def weights(self, *, bias: bool = False) -> ExpertWeights:
-        gate, up = (self.stack(INNER, SIZE, bias=bias) for _ in range(2))
-        return ExpertWeights(gate, up, self.stack(SIZE, INNER, bias=bias))
-
-    def choice(self, rows: int, choices: int) -> tuple[jax.Array, jax.Array]:
-        chosen = np.stack([self.rng.permutation(COUNT)[:choices] for _ in range(rows)])
-        return jnp.asarray(chosen.astype(np.int32)), jnp.asarray(self.rng.random((rows, choices), np.float32))
 
 
 def check(found: jax.Array, expected: jax.Array) -> None:
@@ -76,16 +48,59 @@ def check(found: jax.Array, expected: jax.Array) -> None:
     ],
 )
 def test_against_the_reference(isa: str, kind: str, rows: int, choices: int, activation: str, bias: bool) -> None:
-    make = Maker(kind)
-    x, weights, (chosen, shares) = make.floats(rows, SIZE), make.weights(bias=bias), make.choice(rows, choices)
+    make = maker(kind)
+    x, weights, (chosen, shares) = make.tokens(rows), make.weights(bias=bias), make.choice(rows, choices)
     run = jax.jit(partial(cpu.experts, activation=activation, native=native(), isa=isa))
     check(run(x, chosen, shares, weights), experts_reference(x, chosen, shares, weights, activation=activation))
 
 
+@dataclass(frozen=True)
+class Rounded:
+    """Experts whose inputs may be rounded to int8, each with so many rows."""
+
+    loads: tuple[int, ...]
+    size: int
+    inner: int
+    choices: int
+    activation: str
+    bias: bool
+
+    @cached_property
+    def arguments(self) -> tuple[Any, ...]:
+        make = Maker("rounding", len(self.loads), size=self.size, inner=self.inner)
+        chosen, shares = make.choice_with_loads(self.loads, self.choices)
+        return make.tokens(len(chosen)), chosen, shares, make.weights(bias=self.bias)
+
+    @cached_property
+    def expected(self) -> np.ndarray:
+        return np.asarray(experts_reference(*self.arguments, activation=self.activation))
+
+
+MANY, FEW = (1, 5, 20, 200, 0, 40), (9, 0, 3, 33, 0, 1)
+ROUNDED = (
+    Rounded(MANY, 72, 104, choices=1, activation="silu", bias=True),
+    Rounded(FEW, 64, 90, choices=2, activation="quick_gelu", bias=False),
+    Rounded(MANY, 1300, 70, choices=2, activation="silu", bias=False),  # columns in parts
+    Rounded(FEW, 70, 1200, choices=1, activation="gelu_pytorch_tanh", bias=True),
+)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", ROUNDED, ids=lambda case: f"{case.size}x{case.inner}")
+def test_with_rounded_inputs(case: Rounded, isa: str) -> None:
+    """Experts of few rows, of many, and of an odd number of tiles, side by side."""
+    run = jax.jit(partial(cpu.experts, activation=case.activation, native=native(), isa=isa))
+    far = np.asarray(run(*case.arguments)) - case.expected
+    assert np.linalg.norm(far) < 0.02 * np.linalg.norm(case.expected)
+    for expert in np.flatnonzero(case.loads):
+        own = (np.asarray(case.arguments[1]) == expert).any(axis=1)
+        assert np.linalg.norm(far[own]) < 0.03 * np.linalg.norm(case.expected[own])
+
+
 @pytest.mark.parametrize("kind", ["q4", "bfloat16"])
 def test_one_expert_for_all_and_none_for_some(kind: str) -> None:
-    make = Maker(kind)
-    x, weights = make.floats(33, SIZE), make.weights()
+    make = maker(kind)
+    x, weights = make.tokens(33), make.weights()
     chosen = jnp.full((33, 2), 4, jnp.int32)
     shares = jnp.where(jnp.arange(33)[:, None] % 3 == 0, 0, make.choice(33, 2)[1])
     found = cpu.experts(x, chosen, shares, weights, activation="silu", native=native())
@@ -97,10 +112,10 @@ def test_one_expert_for_all_and_none_for_some(kind: str) -> None:
 
 
 def test_an_expert_that_does_not_exist_is_an_error() -> None:
-    make = Maker("q4")
+    make = maker("q4")
     with pytest.raises(Exception, match="an expert that was chosen does not exist"):
         cpu.experts(
-            make.floats(1, SIZE),
+            make.tokens(1),
             jnp.array([[COUNT]]),
             jnp.ones((1, 1)),
             make.weights(),
@@ -110,7 +125,7 @@ def test_an_expert_that_does_not_exist_is_an_error() -> None:
 
 
 def test_what_the_library_takes_goes_to_it() -> None:
-    make = Maker("q4")
+    make = maker("q4")
     weights, (chosen, shares) = make.weights(), make.choice(40, 2)
     x = jnp.zeros((40, SIZE))
     assert EXPERTS.pick("cpu", x, chosen, shares, weights, activation="silu").name == "C++"
@@ -118,7 +133,7 @@ def test_what_the_library_takes_goes_to_it() -> None:
     assert "activations are bf" in EXPERTS.explain(
         "cpu", x.astype("bfloat16"), chosen, shares, weights, activation="silu"
     )
-    plain = Maker("float32").weights()
+    plain = maker("float32").weights()
     assert "weights are float32" in EXPERTS.explain("cpu", x, chosen, shares, plain, activation="silu")
     columns = jnp.tile(jnp.arange(SIZE), (COUNT, 1))
     gate = dataclasses.replace(weights.gate, weight=dataclasses.replace(weights.gate.weight, columns=columns))

@@ -16,9 +16,14 @@ from kernels.experts import ExpertWeights, experts
 from kernels.experts_reference import experts_reference
 from kernels.offloading import HOST_MEMORY, SplitStack, experts_anywhere
 from kernels.qtensor import QTensor
-from tests.kernels.test_experts import SIZE, Maker, check
+from tests.kernels.experts_case import Maker
 
 EXPERTS, CHOICES = 6, 2
+maker = partial(Maker, count=EXPERTS, size=48, inner=40)
+
+
+def check(found: jax.Array, expected: jax.Array) -> None:
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=2e-5, atol=2e-5)
 
 
 def split(weights: ExpertWeights, offloaded: int) -> ExpertWeights:
@@ -38,8 +43,8 @@ def split(weights: ExpertWeights, offloaded: int) -> ExpertWeights:
 @pytest.mark.parametrize("offloaded", [1, 4, 5])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "q4", "columns"])
 def test_as_on_the_device(kind: str, offloaded: int) -> None:
-    make = Maker(kind, EXPERTS)
-    x, weights = make.floats(7, SIZE), make.weights(bias=True)
+    make = maker(kind)
+    x, weights = make.tokens(7), make.weights(bias=True)
     chosen, shares = make.choice(7, CHOICES)
     run = jax.jit(partial(experts_anywhere, activation="silu"))
     two = split(weights, offloaded)
@@ -49,7 +54,19 @@ def test_as_on_the_device(kind: str, offloaded: int) -> None:
     check(run(x, chosen, shares, two), experts_reference(x, chosen, shares, weights, activation="silu"))
 
 
-MAKE = Maker("float32", EXPERTS)
+@pytest.mark.parametrize("offloaded", [1, 3])
+def test_16_bit_activations_are_rounded_once(offloaded: int) -> None:
+    """But for sums in another order, which few elements show."""
+    make = maker("float32")
+    x, weights, (chosen, shares) = make.tokens(64).astype(jnp.bfloat16), make.weights(), make.choice(64, 5)
+    found = experts_anywhere(x, chosen, shares, split(weights, offloaded), activation="silu")
+    whole = experts_anywhere(x, chosen, shares, weights, activation="silu")
+    assert found.dtype == whole.dtype == jnp.bfloat16
+    assert np.mean(np.asarray(found == whole)) > 0.99
+    np.testing.assert_allclose(np.asarray(found, np.float32), np.asarray(whole, np.float32), rtol=2**-7, atol=1e-6)
+
+
+MAKE = maker("float32")
 WEIGHTS = MAKE.weights()
 SPLIT = split(WEIGHTS, 3)
 RUN = jax.jit(partial(experts_anywhere, activation="silu"))
@@ -63,17 +80,17 @@ WHOLE = jax.jit(partial(experts, activation="silu"))
 )
 def test_any_choice(chosen: list[tuple[int, ...]], kept: list[tuple[bool, ...]]) -> None:
     """All here, all there, nothing at all, one expert twice."""
-    x, shares = MAKE.floats(4, SIZE), jnp.asarray(np.where(kept, 0.5, 0), jnp.float32)
+    x, shares = MAKE.tokens(4), jnp.asarray(np.where(kept, 0.5, 0), jnp.float32)
     choice = jnp.asarray(chosen, jnp.int32)
     check(RUN(x, choice, shares, SPLIT), WHOLE(x, choice, shares, WEIGHTS))
 
 
 def test_only_experts_in_use_are_fetched() -> None:
     """NaN in an expert that nobody chose would show."""
-    make = Maker("float32", EXPERTS)
+    make = maker("float32")
     weights = make.weights()
     broken = split(jax.tree.map(lambda leaf: leaf.at[4].set(jnp.nan), weights), 3)
-    x, shares = make.floats(2, SIZE), jnp.full((2, CHOICES), 0.5)
+    x, shares = make.tokens(2), jnp.full((2, CHOICES), 0.5)
     chosen = jnp.asarray([[0, 5], [3, 5]], jnp.int32)
     found = experts_anywhere(x, chosen, shares, broken, activation="silu")
     check(found, experts(x, chosen, shares, weights, activation="silu"))
