@@ -27,8 +27,9 @@ AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 VNNI = (*AVX512, "-mavx512vnni")
 AMX = (*VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
 X86 = {"avx2": AVX2, "avxvnni": (*AVX2, "-mavxvnni"), "avx512": AVX512, "avx512vnni": VNNI, "amx": AMX}
+ARM = {"dotprod": ("-march=armv8.2-a+dotprod+fp16",)}
 COMMON = ("attention", "blocks", "experts", "linear", "products", "sampling", "isa")  # compiled once
-INTEGER_ONLY = ("avxvnni", "avx512vnni")  # of no use to what multiplies floats
+INTEGER_ONLY = ("avxvnni", "avx512vnni", "dotprod")  # of no use to what multiplies floats
 
 
 class BuildError(Exception):
@@ -66,8 +67,9 @@ def build(target: Path = LIBRARY, *, sanitize: str | None = None) -> Path:
     """
     compiler = _Compiler(command=_find_compiler(), include=_find_headers(), flags=_flags(sanitize))
     isas: dict[str, tuple[str, ...]] = {"generic": ()}
-    if platform.machine().lower() in ("x86_64", "amd64"):
-        isas |= {isa: flags for isa, flags in X86.items() if compiler.accepts(flags)}
+    machine = platform.machine().lower()
+    extensions = X86 if machine in ("x86_64", "amd64") else ARM if machine in ("aarch64", "arm64") else {}
+    isas |= {isa: flags for isa, flags in extensions.items() if compiler.accepts(flags)}
     have = tuple(f"-DLLMJAX_HAVE_{isa.upper()}" for isa in isas)
     with tempfile.TemporaryDirectory() as directory:
         jobs = [

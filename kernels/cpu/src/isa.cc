@@ -6,6 +6,8 @@
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace llmjax {
@@ -30,11 +32,14 @@ extern const QuantizedKernels quantized_avx512vnni;
 extern const Kernels kernels_amx;
 extern const QuantizedKernels quantized_amx;
 #endif
+#if defined(LLMJAX_HAVE_DOTPROD)
+extern const QuantizedKernels quantized_dotprod;
+#endif
 
 namespace {
 
-constexpr int kCount = 6;  // from narrow to wide
-const char* const kNames[kCount] = {"generic", "avx2", "avxvnni", "avx512", "avx512vnni", "amx"};
+constexpr int kCount = 7;  // from narrow to wide; the last is of Arm, whose NEON is the generic one
+const char* const kNames[kCount] = {"generic", "avx2", "avxvnni", "avx512", "avx512vnni", "amx", "dotprod"};
 
 #if defined(__x86_64__)
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
@@ -71,6 +76,17 @@ bool has_amx() {
 }
 #endif
 
+#if defined(__aarch64__)
+bool has_dotprod() {
+#if defined(__linux__)
+  constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP
+  return (getauxval(AT_HWCAP) & kDotProducts) != 0;
+#else
+  return true;  // every Apple M has them
+#endif
+}
+#endif
+
 // Kernels that would gain nothing from an instruction set are not compiled for it: null.
 struct Table {
   bool usable[kCount] = {true};
@@ -99,6 +115,9 @@ struct Table {
 #endif
 #if defined(LLMJAX_HAVE_AMX)
     add(5, has_amx(), &kernels_amx, &quantized_amx);
+#endif
+#if defined(LLMJAX_HAVE_DOTPROD)
+    add(6, has_dotprod(), nullptr, &quantized_dotprod);
 #endif
   }
 };

@@ -163,6 +163,8 @@ inline Int dot(Int sum, Bits codes, const int8_t* x) {
   }
   const __m256i pairs = _mm256_maddubs_epi16(magnitude, bytes);
   return sum + (Int)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#elif defined(__ARM_FEATURE_DOTPROD)
+  return (Int)vdotq_s32((int32x4_t)sum, (int8x16_t)codes, vreinterpretq_s8_s32(vdupq_n_s32(four)));
 #else
   // Two 16-bit lanes at a time: even and odd bytes; products of codes and x fit.
   typedef int16_t Short __attribute__((vector_size(kLanes * 4)));
