@@ -124,3 +124,11 @@ def test_shares_that_llama_cpp_would_not_make_cannot_be_written(tmp_path: Path) 
     source = open_checkpoint(GOLDEN / "qwen3-moe", overrides={"norm_topk_prob": False})
     with pytest.raises(CheckpointError, match="norm_topk_prob = False of Qwen3MoeForCausalLM cannot be written"):
         export_gguf(source, tmp_path / "x.gguf", scheme="f32")
+
+
+def test_tensors_of_other_names_stay(tmp_path: Path) -> None:
+    odd = np.arange(6, dtype=np.float32).reshape(2, 3)
+    write(tmp_path / "x.gguf", "qwen3-moe", change=lambda writer: writer.add_tensor("odd", odd))
+    export_gguf(open_checkpoint(tmp_path / "x.gguf"), tmp_path / "y.gguf", scheme="f16")
+    found = gguf.GGUFReader(tmp_path / "y.gguf").tensors
+    np.testing.assert_array_equal(next(tensor.data for tensor in found if tensor.name == "odd"), odd)
