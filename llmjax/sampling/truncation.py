@@ -7,6 +7,7 @@ or fall together: ties with the k-th largest stay (as in vLLM), and top-p keeps 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jax import lax
 
 SHORTLIST = 128  # on CPUs lax.top_k is fast up to about here
 BLOCK = 128  # tokens whose sum is taken first; it divides most vocabularies, so that nothing is padded
-DIGIT = 4  # bits of a threshold that a pass over the vocabulary settles
+DIGIT = 4  # bits of a threshold that a pass over the vocabulary settles on an accelerator
 
 
 def keep_floor(z: jax.Array, *, min_p: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
@@ -29,20 +30,21 @@ def keep_floor(z: jax.Array, *, min_p: jax.Array, top_k: jax.Array, top_p: jax.A
     Returns:
         f32 [R]; -inf for rows with all three off.
     """
-    return lax.platform_dependent(z, min_p, top_k, top_p, cpu=_floor_by_shortlist, default=_floor_by_search)
+    search = partial(_floor_by_search, digit=DIGIT)
+    return lax.platform_dependent(z, min_p, top_k, top_p, cpu=_floor_by_shortlist, default=search)
 
 
-def _floor_by_search(z: jax.Array, min_p: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
+def _floor_by_search(z: jax.Array, min_p: jax.Array, top_k: jax.Array, top_p: jax.Array, *, digit: int) -> jax.Array:
     off = jnp.full(z.shape[0], -jnp.inf)
 
     def kth() -> jax.Array:
-        return jnp.where(top_k > 0, _search(z, jnp.ones_like(z), top_k.astype(jnp.float32)), off)
+        return jnp.where(top_k > 0, _search(z, jnp.ones_like(z), top_k.astype(jnp.float32), digit=digit), off)
 
     floor = jnp.maximum(jnp.log(min_p), lax.cond(jnp.any(top_k > 0), kth, lambda: off))
 
     def nucleus() -> jax.Array:
         mass = _mass(z, floor)
-        return jnp.where(top_p < 1, _search(z, mass, top_p * jnp.sum(mass, axis=-1)), off)
+        return jnp.where(top_p < 1, _search(z, mass, top_p * jnp.sum(mass, axis=-1), digit=digit), off)
 
     return jnp.maximum(floor, lax.cond(jnp.any(top_p < 1), nucleus, lambda: off))
 
@@ -68,7 +70,8 @@ def _floor_by_shortlist(z: jax.Array, min_p: jax.Array, top_k: jax.Array, top_p:
 
     def settle(row: tuple[jax.Array, ...]) -> jax.Array:
         deep, shallow, *args = row
-        return lax.cond(deep, lambda: _floor_by_search(*(a[None] for a in args))[0], lambda: shallow)
+        # A row stays in the cache, so that passes cost little there, and one bit each computes the fewest sums.
+        return lax.cond(deep, lambda: _floor_by_search(*(a[None] for a in args), digit=1)[0], lambda: shallow)
 
     return lax.cond(jnp.any(deeper), lambda: lax.map(settle, (deeper, floor, z, min_p, top_k, top_p)), lambda: floor)
 
@@ -78,7 +81,8 @@ def _mass(z: jax.Array, floor: jax.Array) -> jax.Array:
     return jnp.where(z >= floor[:, None], jnp.exp(z), 0.0)
 
 
-def _search(z: jax.Array, weight: jax.Array, target: jax.Array) -> jax.Array:
+@partial(jax.jit, static_argnames="digit")  # traced once for each shape, not once for each use in each step program
+def _search(z: jax.Array, weight: jax.Array, target: jax.Array, *, digit: int) -> jax.Array:
     """The largest t with sum(weight where z >= t) >= target: exact, digit by digit over the bit patterns of -t.
 
     Non-negative floats are ordered as their bits, and a masked sum in a fixed order never grows when a term goes away.
@@ -88,6 +92,7 @@ def _search(z: jax.Array, weight: jax.Array, target: jax.Array) -> jax.Array:
         z: f32 [R, V], at most 0.
         weight: f32 [R, V], not negative.
         target: f32 [R]; where even the whole sum is smaller, t is -inf.
+        digit: bits that a pass settles; it divides 32.
     """
     infinity = lax.bitcast_convert_type(jnp.float32(jnp.inf), jnp.uint32)
     blocks = -(-z.shape[-1] // BLOCK)
@@ -100,19 +105,19 @@ def _search(z: jax.Array, weight: jax.Array, target: jax.Array) -> jax.Array:
 
     def settle(i: jax.Array, least: jax.Array) -> jax.Array:
         """``least``: bits below which no threshold is low enough."""
-        unit = jnp.uint32(1) << (32 - DIGIT * (i + 1)).astype(jnp.uint32)
+        unit = jnp.uint32(1) << (32 - digit * (i + 1)).astype(jnp.uint32)
         # One reduction of all digits' terms, or XLA writes them to memory; in two stages, which it would else make
         # for each digit alone.
         terms = [
-            jnp.where(z >= threshold(least + digit * unit - 1)[:, None, None], weight, 0.0)
-            for digit in range(1, 1 << DIGIT)
+            jnp.where(z >= threshold(least + value * unit - 1)[:, None, None], weight, 0.0)
+            for value in range(1, 1 << digit)
         ]
         sums = lax.reduce(terms, [jnp.float32(0)] * len(terms), _add_each, dimensions=(2,))
         # The largest digit such that everything before it still takes too little.
         short = jnp.sum(jnp.stack(sums), axis=-1) < target
         return least + jnp.sum(short, axis=0, dtype=jnp.uint32) * unit
 
-    return threshold(lax.fori_loop(0, 32 // DIGIT, settle, jnp.zeros(z.shape[0], jnp.uint32)))
+    return threshold(lax.fori_loop(0, 32 // digit, settle, jnp.zeros(z.shape[0], jnp.uint32)))
 
 
 def _add_each(sums: Sequence[jax.Array], terms: Sequence[jax.Array]) -> tuple[jax.Array, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,7 @@ from llmjax.sampling import truncation
 R, V = 5, 300  # more than the shortlist
 
 shortlist = jax.jit(truncation._floor_by_shortlist)
-search = jax.jit(truncation._floor_by_search)
+search = jax.jit(partial(truncation._floor_by_search, digit=truncation.DIGIT))
 
 
 def reference(z: np.ndarray, min_p: float, top_k: int, top_p: float) -> float:
