@@ -1,5 +1,5 @@
 """An NVIDIA H100 that is described and not there: JAX's CUDA plug-in compiles for it on any machine
-(``pip install jax-cuda13-plugin jax-cuda13-pjrt nvidia-nvvm nvidia-cuda-nvcc``)."""
+(``pip install 'llmjax[test-cuda]'``)."""
 
 from __future__ import annotations
 

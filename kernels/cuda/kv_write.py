@@ -18,6 +18,7 @@ from kernels.cuda.pages import Columns
 
 TOKENS = 8  # that a program stores
 FLOAT8 = {"float8_e4m3fn": (3, 7), "float8_e5m2": (2, 15)}  # bits of the mantissa, bias of the exponent
+NAN = 0x7F  # in both
 MANTISSA, BIAS = 23, 127  # of f32
 ROUNDER = np.float32(1.5 * 2**23)  # a small number added to it is rounded, and stands in the lowest bits
 
@@ -48,7 +49,8 @@ def write_kv(
 
 
 def float8_bits(x: jax.Array, kind: str) -> jax.Array:
-    """f32 within the range of an 8-bit float type as its bits, u8, to nearest even: cards before Ada cannot convert."""
+    """f32 within the range of an 8-bit float type, or NaN, as its bits, u8, to nearest even: cards before Ada cannot
+    convert."""
     mantissa, bias = FLOAT8[kind]
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     size = bits & np.uint32(0x7FFFFFFF)
@@ -60,7 +62,8 @@ def float8_bits(x: jax.Array, kind: str) -> jax.Array:
     sum_bits = jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(size, jnp.float32) + one, jnp.uint32)
     small = sum_bits - one.view(np.uint32)
     least = np.uint32((1 - bias + BIAS) << MANTISSA)
-    return (jnp.where(size < least, small, normal) | (bits >> 24 & np.uint32(0x80))).astype(jnp.uint8)
+    code = jnp.where(x != x, np.uint32(NAN), jnp.where(size < least, small, normal))
+    return (code | (bits >> 24 & np.uint32(0x80))).astype(jnp.uint8)
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,14 @@ from kernels.attention.types import KVPages, RaggedBatch
 from kernels.cuda.flash import LEAST_TOTAL, MASKED, Rules
 from kernels.cuda.lowering import power_of_2
 from kernels.cuda.ragged import Blocks
+from kernels.cuda.tuned import default_device
 
 ROWS = 64  # of a warpgroup's product
 WARPGROUPS = 2  # that multiply
 KEYS = 64  # at a time
 STAGES = 2  # of the pipeline of keys and values
 LOG2_E = math.log2(math.e)
+CAPABILITY = "9.0"  # neither older nor newer cards have its instructions
 HEAD_DIMS = (64, 128)  # registers hold no more
 FLOATS = (jnp.bfloat16, jnp.float16)
 
@@ -35,6 +37,9 @@ FLOATS = (jnp.bfloat16, jnp.float16)
 def refuses(q: jax.Array, pages: KVPages, sinks: jax.Array | None) -> str | None:
     """Why the kernel does not take these; None: it does."""
     group, head_dim = q.shape[1] // pages.data.shape[2], q.shape[2]
+    capability = getattr(default_device(), "compute_capability", CAPABILITY)  # unknown where there is no card
+    if capability != CAPABILITY:
+        return f"a card of compute capability {capability} does not multiply by warpgroups"
     if q.dtype not in FLOATS or pages.dtype != q.dtype:
         return f"queries are {q.dtype}, pages {pages.dtype}"
     if pages.layout.value_dim is not None:

@@ -85,7 +85,7 @@ def prefill(
     group = heads // kv_heads
     if tiles is None:
         tiles = tuned(Tiles.of(tokens, group, reader), Tiles.key(q, pages, reader))
-    if tiles.mosaic:
+    if tiles.mosaic and not interpret:
         from kernels.cuda import mosaic_prefill  # importing Mosaic GPU delays every start by a sixth of a second
 
         if not mosaic_prefill.refuses(q, pages, sinks):

@@ -44,12 +44,12 @@ class Part:
         levels: Any,
         *,
         at: tuple[Any, ...] = (),
-        busy: Any = True,
+        busy: jax.Array | None = None,
     ) -> Part:
         """Of this program, whose place in the grid is (outputs, split, ...).
 
         Args:
-            busy: where false, nothing is read and sums are zero.
+            busy: where false, nothing is read and sums are zero; None: true, and the loop has a static length.
         """
         output = program_id(0) * plan.outputs + jnp.arange(plan.outputs, dtype=jnp.int32)
         first = program_id(1) * (plan.steps * plan.chunks)

@@ -97,11 +97,15 @@ def table_of(card: str) -> Table | None:
     return Table.read(path) if path.exists() else None
 
 
+def default_device() -> jax.Device:
+    """That for which programs are lowered, unless their arguments are elsewhere."""
+    device = jax.config.jax_default_device or jax.devices()[0]
+    return jax.devices(device)[0] if isinstance(device, str) else device
+
+
 def table_in_use() -> Table | None:
     """That of the default device, which an engine makes its own while it lowers programs (``jax.default_device``)."""
-    device = jax.config.jax_default_device or jax.devices()[0]
-    if isinstance(device, str):
-        device = jax.devices(device)[0]
+    device = default_device()
     return table_of(device.device_kind) if device.platform == "gpu" else None
 
 

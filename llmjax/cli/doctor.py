@@ -61,7 +61,6 @@ def examine(config: EngineConfig) -> list[Finding]:
     import jax
 
     from kernels.cpu import library
-    from kernels.cuda import tuned
     from llmjax import cpu_affinity
     from llmjax.platforms import CACHE_DIR, select_platform
 
@@ -83,7 +82,7 @@ def examine(config: EngineConfig) -> list[Finding]:
         advice = None if native else "install a C++ compiler and run `pip install` again: CPUs are several times faster"
         findings += [Finding("cores", cpu_affinity.describe()), Finding("kernels", library.describe(), advice)]
     if chosen.is_cuda:
-        findings.append(Finding("tuned block sizes", tuned.describe(chosen.device.device_kind)))
+        findings.append(_block_sizes(chosen.device.device_kind))
     return [
         *findings,
         *_nvidia(chosen, config),
@@ -93,18 +92,31 @@ def examine(config: EngineConfig) -> list[Finding]:
     ]
 
 
+def _block_sizes(card: str) -> Finding:
+    from kernels.cuda import tuned
+
+    try:
+        return Finding("tuned block sizes", tuned.describe(card))
+    except tuned.TableError as error:
+        advice = "take the file away, and measure again: python -m benchmarks.tune_gpu"
+        return Finding("tuned block sizes", str(error), advice)
+
+
 def _nvidia(chosen: Platform, config: EngineConfig) -> list[Finding]:
     """Cards, driver and plug-in; nothing on machines that have none of them."""
-    from llmjax.platforms import cuda_plugin, nvidia_cards
+    from llmjax.platforms import CUDA_NAMES, cuda_plugin, nvidia_cards
 
     cards, plugin = nvidia_cards(), cuda_plugin()
     advice = None
     if cards is None and plugin is None:
         return []
-    if plugin is None:
+    if config.device not in ("auto", *CUDA_NAMES):
+        pass  # whatever there is, it is not asked for
+    elif plugin is None:
         advice = "JAX's plug-in is missing: pip install 'llmjax[cuda]'"
     elif cards is None:
-        advice = "nvidia-smi does not run: install NVIDIA's driver, 580 or newer, see docs/cuda.md"
+        driver = 525 if plugin.startswith("jax-cuda12") else 580
+        advice = f"nvidia-smi does not run: install NVIDIA's driver, {driver} or newer, see docs/cuda.md"
     elif not chosen.is_cuda and config.device == "auto":
         advice = "JAX does not find the card; --device cuda says why"
     findings = [

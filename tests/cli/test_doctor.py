@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from llmjax.cli import main
+from llmjax.cli.doctor import _block_sizes
 
 
 def report(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, dict[str, str | None]]]:
@@ -41,7 +42,8 @@ def test_device_that_is_not_there(capsys: pytest.CaptureFixture[str]):
     ("cards", "plugin", "advice"),
     [
         ("NVIDIA H100, 580.65.06, 81559 MiB", None, "JAX's plug-in is missing: pip install 'llmjax[cuda]'"),
-        (None, "jax-cuda13-plugin 1.2", "nvidia-smi does not run: install NVIDIA's driver"),
+        (None, "jax-cuda13-plugin 1.2", "nvidia-smi does not run: install NVIDIA's driver, 580 or newer"),
+        (None, "jax-cuda12-plugin 1.2", "nvidia-smi does not run: install NVIDIA's driver, 525 or newer"),
         ("NVIDIA H100, 580.65.06, 81559 MiB", "jax-cuda13-plugin 1.2", "--device cuda says why"),
     ],
 )
@@ -60,6 +62,16 @@ def test_what_a_card_needs(
     assert found["NVIDIA cards"]["value"] == (cards or "no driver")
     assert advice in str(found["NVIDIA cards"]["advice"])
     assert found["CUDA plug-in"]["value"] == (plugin or "none")
+    _, found = report(capsys, "--device", "cpu")  # then the card does not matter
+    assert found["NVIDIA cards"]["advice"] is None
+
+
+def test_a_broken_table_is_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("kernels.cuda.tuned.FOLDER", tmp_path)
+    (tmp_path / "a-card-of-the-doctor-s.json").write_text("{")
+    finding = _block_sizes("a card of the doctor's")
+    assert "a-card-of-the-doctor-s.json: Expecting" in finding.value
+    assert "benchmarks.tune_gpu" in str(finding.advice)
 
 
 def test_people_read_a_table(capsys: pytest.CaptureFixture[str]):

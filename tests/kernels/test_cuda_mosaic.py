@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,9 @@ from kernels.attention import reference
 from kernels.cuda import mosaic_prefill
 from kernels.cuda.flash import Rules
 from kernels.cuda.mosaic_prefill import prefill, refuses
+from tests.described_card import compile_for_card, needs_plugin
 from tests.kernels.attention_case import Case, filled_pages, make_data
-from tests.kernels.test_cuda_lowering import ATTENTIONS, compile_for_h100
+from tests.kernels.test_cuda_lowering import ATTENTIONS
 
 BF16 = {"activations": "bfloat16", "cache": "bfloat16"}
 # Keys begin behind the window; heads are filled up to a power of two.
@@ -43,21 +45,22 @@ def test_simulated_equals_the_reference() -> None:
     assert error(RAGGED, interpret=params.InterpretGPUParams()) < 1e-2
 
 
-@pytest.mark.parametrize("name", ["mixed", "head size 64"])
-def test_lowers_for_hopper(name: str) -> None:
-    call, arguments = call_of(name)
+def test_lowers_for_hopper() -> None:
+    call, arguments = call_of("mixed")
     lowered = jax.jit(call).trace(*arguments).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("@mosaic_gpu") == 1
 
 
-@pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs JAX's CUDA plug-in")
+@needs_plugin
 @pytest.mark.parametrize("name", ["mixed", "head size 64"])
-def test_compiles_for_a_described_h100(name: str, capfd: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_compiles_for_a_described_h100(
+    name: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """With products of warpgroups and bulk copies, and registers for all that it keeps."""
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     call, arguments = call_of(name)
-    compile_for_h100(call, *arguments, donated=())
+    compile_for_card(call, *arguments, donated=(), options={}, folder=tmp_path)
     captured = capfd.readouterr()
     text = captured.out + captured.err
     assert "wgmma.mma_async" in text
@@ -100,11 +103,21 @@ def test_runs_only_where_a_table_asks_for_it(monkeypatch: pytest.MonkeyPatch) ->
     asked = []
     monkeypatch.setattr(mosaic_prefill, "prefill", lambda q, *_, **__: asked.append(1) or q)
     q, _, _, pages, batch = ATTENTIONS["mixed"].arguments()
-    tiles = Tiles.of(len(q.shape), 4, PageReader.of(pages, q))
-    for mosaic in (0, 1):
-        run = partial(choose, sinks=None, rules=Rules(1.0, None, None), tiles=replace(tiles, mosaic=mosaic))
+    tiles = Tiles.of(len(q), 4, PageReader.of(pages, q))
+    for mosaic, interpret, calls in ((0, False, 0), (1, True, 0), (1, False, 1)):
+        asked.clear()
+        how = {"tiles": replace(tiles, mosaic=mosaic), "interpret": interpret}
+        run = partial(choose, sinks=None, rules=Rules(1.0, None, None), **how)
         jax.eval_shape(run, q, pages, batch, batch.kv_len)
-        assert len(asked) == mosaic
+        assert len(asked) == calls
+
+
+def test_other_cards_than_hoppers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, _, _, pages, _ = ATTENTIONS["mixed"].arguments()
+    for capability, refused in (("8.0", True), ("9.0", False), ("12.0", True)):
+        card = SimpleNamespace(compute_capability=capability)
+        monkeypatch.setattr(mosaic_prefill, "default_device", lambda card=card: card)
+        assert (f"capability {capability}" in str(refuses(q, pages, None))) is refused
 
 
 @pytest.mark.cuda

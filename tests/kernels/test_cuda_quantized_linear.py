@@ -91,9 +91,10 @@ def product(
     return np.asarray(jax.jit(call).lower(*arguments).compile(options)(*arguments))
 
 
-# Every format by the kernel for few rows; the one for more reads them with the same functions.
+# Every way to store codes and scales, by the kernel for few rows; the one for more reads them with the same functions.
 @pytest.mark.parametrize(
-    "name,rows", [*((name, 1) for name in FORMATS), *((name, 5) for name in ("q6_k", "nvfp4", "bits5"))]
+    "name,rows",
+    [("q4_1", 1), ("q4_k", 1), ("q6_k", 1), ("channel", 1), ("nvfp4", 1), ("bits5", 1), ("mxfp4", 5), ("bits3", 5)],
 )
 def test_every_format_is_exact_in_float32(name: str, rows: int) -> None:
     form = FORMATS[name]

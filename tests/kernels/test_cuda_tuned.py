@@ -166,6 +166,8 @@ def test_a_table_grows_and_keeps_what_it_has(tmp_path: Path, capsys: pytest.Capt
     assert tune_gpu.main(arguments) == 0
     table = Table.read(path)
     assert {key.kernel for key in table.choices} == {"product", "decode"}
+    for entry in json.loads(path.read_text())["entries"][1:]:
+        assert 0 < entry["microseconds"] <= entry["microseconds_by_arithmetic"]
     before = path.stat().st_mtime_ns
     assert tune_gpu.main([*arguments, "--missing"]) == 0
     assert path.stat().st_mtime_ns == before
@@ -185,16 +187,6 @@ def test_what_does_not_lower_is_passed_over(capsys: pytest.CaptureFixture[str]) 
     assert seconds({"warps": 8}) == float("inf")
     assert 0 < seconds({}) < float("inf")
     assert "cannot run: no such form\n" in capsys.readouterr().out
-
-
-def test_a_try_out_writes_a_table_that_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "table.json"
-    assert tune_gpu.main(["--small", "--only", "decode", "--output", str(path)]) == 0
-    table = Table.read(path)
-    assert {key.kernel for key in table.choices} == {"decode"}
-    assert table.card == jax.devices()[0].device_kind
-    for entry in json.loads(path.read_text())["entries"]:
-        assert 0 < entry["microseconds"] <= entry["microseconds_by_arithmetic"]
 
 
 def test_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
