@@ -88,12 +88,10 @@ CASES = {
 INTERPRETED = (
     "decodes, everything",
     "everything",
-    "one token a page",
     "pages of 3",
     "int8, calibrated",
     "e4m3",
     "e5m2",
-    "f16, 16 heads share",
     "latent",
     "latent, e4m3, calibrated",
     "80 heads share",

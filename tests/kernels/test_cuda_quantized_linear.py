@@ -92,10 +92,7 @@ def product(
 
 
 # Every way to store codes and scales, by the kernel for few rows; the one for more reads them with the same functions.
-@pytest.mark.parametrize(
-    "name,rows",
-    [("q4_1", 1), ("q4_k", 1), ("q6_k", 1), ("channel", 1), ("nvfp4", 1), ("bits5", 1), ("mxfp4", 5), ("bits3", 5)],
-)
+@pytest.mark.parametrize("name,rows", [("q4_k", 1), ("channel", 1), ("nvfp4", 1), ("bits5", 1), ("q6_k", 5)])
 def test_every_format_is_exact_in_float32(name: str, rows: int) -> None:
     form = FORMATS[name]
     weight = random_tensor(form, size_out=40)
