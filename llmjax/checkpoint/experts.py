@@ -95,7 +95,7 @@ def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict
         path: the checkpoint, for messages.
 
     Raises:
-        CheckpointError: an expert is missing or there twice, experts differ in shape, or a stack has 8-bit floats.
+        CheckpointError: an expert is missing or there twice, experts differ in shape, or a stack has scales.
     """
     found: dict[str, StoredTensor] = {}
     single: dict[str, dict[int, StoredTensor]] = {}
@@ -106,6 +106,7 @@ def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict
         elif router := MIXTRAL_ROUTER.fullmatch(name):
             found[f"{router['layer']}.mlp.gate.{router['suffix']}"] = tensor
         elif (stack := STACK.fullmatch(name)) and len(tensor.shape) == 3 and f"{name}_bias" not in tensors:
+            _check_plain(tensor, tensors, path)
             for own in _cut(tensor, f"{stack['layer']}.mlp.experts", stack["part"], path):
                 if own.name in found:
                     raise CheckpointError(f"{path}: tensor {own.name!r} is there twice, once in {tensor.name!r}")
@@ -141,12 +142,19 @@ def _mixtral_block(name: str) -> str:
     return name.replace(".mlp.", ".block_sparse_moe.")
 
 
+def _check_plain(tensor: StoredStack, tensors: Mapping[str, StoredStack], path: Path) -> None:
+    """8-bit floats may be numbers as they are; with scales beside them they are not."""
+    if isinstance(tensor, SafetensorsTensor) and tensor.type_name.startswith("F8_"):
+        scale = next((name for name in tensors if name.startswith(f"{tensor.name}_scale")), None)
+        if scale is not None:
+            raise CheckpointError(
+                f"{path}: tensor {tensor.name!r} is a stack of type {tensor.type_name}, whose scales {scale!r} "
+                "are not understood; experts one by one are"
+            )
+
+
 def _cut(tensor: StoredStack, module: str, part: str, path: Path) -> Iterator[ExpertStack]:
     """The projections that a stack [experts, out, in] holds, one or two, gate first."""
-    if isinstance(tensor, SafetensorsTensor) and tensor.type_name.startswith("F8_"):
-        raise CheckpointError(
-            f"{path}: tensor {tensor.name!r} is a stack of type {tensor.type_name}, whose scales are not understood"
-        )
     parts = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
     experts, rows, _ = tensor.shape
     if rows % len(parts):
