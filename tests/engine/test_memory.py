@@ -104,9 +104,7 @@ def test_what_is_free_may_differ_a_little_from_start_to_start() -> None:
 
 
 def test_nothing_left_beside_what_steps_need() -> None:
-    with pytest.raises(
-        ConfigError, match=r"steps need 80 MiB, 48 MiB more than there are; .*one pool"
-    ):
+    with pytest.raises(ConfigError, match=r"steps need 80 MiB, 48 MiB more than there are; .*one pool"):
         plan_kv(config(gpu_memory_utilization=0.5), model(None), gpu(64 * MIB), layout=BF16, reserved=80 * MIB)
 
 
