@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,21 @@ settings.register_profile("llmjax", deadline=None)  # how long an example takes 
 settings.load_profile("llmjax")
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+
+# Each program that XLA has loaded takes some memory mappings, of which Linux allows a process 65,530: beyond them loading
+# one more ends in a segmentation fault.
+MAPPINGS = Path("/proc/self/maps")
+MOST_MAPPINGS = 20_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_mappings() -> None:
+    """Drops the programs that earlier modules left in JAX's caches before there are too many."""
+    if MAPPINGS.exists() and MAPPINGS.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
