@@ -20,8 +20,8 @@ settings.load_profile("llmjax")
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
-# Each program that XLA has loaded takes some memory mappings, of which Linux allows a process 65,530: beyond them loading
-# one more ends in a segmentation fault.
+# Each program that XLA has loaded takes some memory mappings, of which Linux allows a process 65,530: then loading one
+# more ends in a segmentation fault.
 MAPPINGS = Path("/proc/self/maps")
 MOST_MAPPINGS = 20_000
 
