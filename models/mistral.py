@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from models.config import ModelConfig
+from models.config import ExpertsConfig, ModelConfig
 from models.fields import Fields
 from models.hf_config import MAX_LAYERS, decoder_config, layer_types
 
@@ -30,15 +30,26 @@ DEFAULTS = {
 
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+    return mistral_config(Fields(config, DEFAULTS), architecture="MistralForCausalLM", max_model_len=max_model_len)
+
+
+def mistral_config(
+    fields: Fields, *, architecture: str, max_model_len: int | None, experts: ExpertsConfig | None = None
+) -> ModelConfig:
+    """What Mistral's layers have in common, with plain MLPs or with experts: a window in all of them or in none.
+
+    Args:
+        architecture, max_model_len, experts: see ``decoder_config``.
+    """
     fields.require("attention_bias", False)
     fields.require("mlp_bias", False)
     window = fields.optional_integer("sliding_window")
     kind = "full_attention" if window is None else "sliding_attention"
     return decoder_config(
         fields,
-        architecture="MistralForCausalLM",
+        architecture=architecture,
         layers=layer_types(fields, [kind] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS)),
         window=window,
         max_model_len=max_model_len,
+        experts=experts,
     )

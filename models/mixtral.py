@@ -8,7 +8,7 @@ from typing import Any
 from models import mistral
 from models.config import ModelConfig
 from models.fields import Fields
-from models.hf_config import MAX_LAYERS, decoder_config, experts_config, layer_types
+from models.hf_config import experts_config
 
 # What Hugging Face's MixtralConfig means by a missing key.
 DEFAULTS = {
@@ -24,15 +24,9 @@ DEFAULTS = {
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``models.model_config``."""
     fields = Fields(config, DEFAULTS)
-    fields.require("attention_bias", False)
-    fields.require("mlp_bias", False)
-    window = fields.optional_integer("sliding_window")
-    kind = "full_attention" if window is None else "sliding_attention"
-    return decoder_config(
+    return mistral.mistral_config(
         fields,
         architecture="MixtralForCausalLM",
-        layers=layer_types(fields, [kind] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS)),
-        window=window,
         max_model_len=max_model_len,
         experts=experts_config(fields, inner="intermediate_size", normalize=True),
     )
