@@ -19,29 +19,14 @@ from llmjax.engine.batch import BatchLayout, make_buckets
 from llmjax.engine.graphs import GRAPHS, LAUNCHES
 from llmjax.engine.step import DeviceState, step
 from llmjax.sampling.state import make_sampler_state
-from tests.described_card import ForCard, compile_for_card, needs_plugin
+from tests.described_card import LLAMA, ForCard, compile_for_card, needs_plugin
 
 pytestmark = needs_plugin
 Shape = jax.ShapeDtypeStruct
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 5e5,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
+TIED = {**LLAMA, "tie_word_embeddings": True}
 QWEN_MOE = {
-    **LLAMA,
+    **TIED,
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
     "hidden_size": 2048,
@@ -77,7 +62,7 @@ def offloaded(shape: Shape, count: int) -> Shape | SplitStack:
 
 
 def compiled_step(
-    folder: Path, settings: dict[str, Any] = LLAMA, weight: Any = lambda shape: shape, **options: Any
+    folder: Path, settings: dict[str, Any] = TIED, weight: Any = lambda shape: shape, **options: Any
 ) -> ForCard:
     """A step of the decode family, or of the mixed one with ``tokens``, as the engine runs it."""
     seqs, steps, tokens = (options.get(name, default) for name, default in (("seqs", 1), ("steps", 1), ("tokens", 0)))

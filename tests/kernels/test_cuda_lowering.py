@@ -30,7 +30,7 @@ from llmjax.engine.batch import BatchLayout, make_buckets
 from llmjax.engine.graphs import LAUNCHES
 from llmjax.engine.step import DeviceState, step
 from llmjax.sampling.state import make_sampler_state
-from tests.described_card import ForCard, compile_for_card, needs_plugin
+from tests.described_card import LLAMA, ForCard, compile_for_card, needs_plugin
 
 Shape = jax.ShapeDtypeStruct
 
@@ -298,24 +298,6 @@ def test_xla_compiles_a_decode_step_of_llama(tmp_path: Path) -> None:
     assert len(kernels) <= 65
     assert compiled.memory.alias_size_in_bytes >= 2 * pages.data.size * 2
     assert compiled.memory.temp_size_in_bytes < 4 << 20
-
-
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 5e5,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": False,
-}
 
 
 def launched(compiled: ForCard) -> list[str]:
