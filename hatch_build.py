@@ -13,6 +13,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 REQUIRE_VARIABLE = "LLMJAX_REQUIRE_KERNELS"  # for who publishes wheels: fail rather than go without
 
+LINKED_PACKAGES = ("kernels", "models", "serve")  # folders beside llmjax/ that are packages of it
+
 
 class KernelBuildHook(BuildHookInterface):
     """Runs ``kernels/cpu/build.py`` and marks the wheel as one for this platform."""
@@ -21,19 +23,25 @@ class KernelBuildHook(BuildHookInterface):
         """Compiles into the source tree, from where an editable install runs and a wheel takes its files."""
         if self.target_name != "wheel":
             return
+        if version == "editable":  # llmjax/ itself and configs/ stay where they are
+            build_data["force_include_editable"] = {"serve/__main__.py": "serve.py"}
+            for name in LINKED_PACKAGES:
+                link = Path(self.root) / "llmjax" / name
+                if not link.exists():  # a source archive brings no links
+                    link.symlink_to(Path("..") / name)
         kernels = _load_build_module(Path(self.root) / "kernels" / "cpu" / "build.py")
         try:
-            library = kernels.build()
+            kernels.build()
         except kernels.BuildError as error:
             if os.environ.get(REQUIRE_VARIABLE):
                 raise
+            kernels.LIBRARY.unlink(missing_ok=True)  # an older one would be packed as if it were of these sources
             self.app.display_warning(f"no C++ kernels for CPUs, portable ones will serve: {error}")
             return
         # The library speaks C with Python and XLA, so it fits every Python 3 on this platform.
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"
-        build_data["artifacts"].append(library.relative_to(self.root).as_posix())
 
 
 def _load_build_module(path: Path) -> Any:

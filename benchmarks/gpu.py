@@ -34,16 +34,16 @@ from rich.console import Console
 from benchmarks.gpu_figures import SMALL, Figure, Sizes, Work, fastest, measure_limits, table_of
 from benchmarks.gpu_models import MODELS, Setup, model_figures, of_transformers
 from benchmarks.random_model import MoEShape
-from kernels.attention import ATTENTION, RaggedBatch, make_pages
-from kernels.attention.portable import write_kv
-from kernels.blocks import Projection
-from kernels.cuda.attention import store_kv
-from kernels.dense_linear import LINEAR
-from kernels.experts import EXPERTS, ExpertWeights
-from kernels.qtensor import CPU_TILE, CUDA_TILE, Codes, QTensor, RowFormat
-from kernels.quantized_linear import QUANTIZED_LINEAR
 from llmjax.config import EngineConfig
 from llmjax.errors import LLMJaxError
+from llmjax.kernels.attention import ATTENTION, RaggedBatch, make_pages
+from llmjax.kernels.attention.portable import write_kv
+from llmjax.kernels.blocks import Projection
+from llmjax.kernels.cuda.attention import store_kv
+from llmjax.kernels.dense_linear import LINEAR
+from llmjax.kernels.experts import EXPERTS, ExpertWeights
+from llmjax.kernels.qtensor import CPU_TILE, CUDA_TILE, Codes, QTensor, RowFormat
+from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR
 from llmjax.platforms import select_platform
 
 PAGE = EngineConfig().page_size

@@ -21,13 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.attention import KVLayout, KVPages, RaggedBatch, make_pages, portable
-from kernels.cpu import attention as cpu_attention
-from kernels.cpu import linear as cpu_linear
-from kernels.cpu.library import Library, describe, library
-from kernels.cpu.matrices import METHODS
-from kernels.dense_linear import CPU_MIN_ROWS, linear_by_padding, linear_by_xla
-from kernels.qtensor import CPU_TILE, QTensor
+from llmjax.kernels.attention import KVLayout, KVPages, RaggedBatch, make_pages, portable
+from llmjax.kernels.cpu import attention as cpu_attention
+from llmjax.kernels.cpu import linear as cpu_linear
+from llmjax.kernels.cpu.library import Library, describe, library
+from llmjax.kernels.cpu.matrices import METHODS
+from llmjax.kernels.dense_linear import CPU_MIN_ROWS, linear_by_padding, linear_by_xla
+from llmjax.kernels.qtensor import CPU_TILE, QTensor
 from llmjax.quantization.schemes import scheme_named
 
 LAYERS = 8

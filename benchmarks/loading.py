@@ -28,13 +28,13 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.machine import this_machine
-from kernels.qtensor import CPU_TILE, QTensor
 from llmjax.checkpoint import GGUFFile, open_checkpoint
 from llmjax.checkpoint.ggml import GGML_TYPES
 from llmjax.checkpoint.gguf_model import ConvertedTensor
 from llmjax.checkpoint.gguf_writer import TensorInfo, open_gguf_writer
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
+from llmjax.kernels.qtensor import CPU_TILE, QTensor
 from llmjax.quantization.packing import put
 
 ROWS, COLUMNS = 8192, 4096

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from kernels.cpu import sampling as cpu
-from kernels.cpu.library import library
-from kernels.registry import Implementation, Operation
+from llmjax.kernels.cpu import sampling as cpu
+from llmjax.kernels.cpu.library import library
+from llmjax.kernels.registry import Implementation, Operation
 
 
 def argmax(x: jax.Array) -> jax.Array:

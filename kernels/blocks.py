@@ -2,7 +2,7 @@
 
 A small operation of its own costs a device more than its arithmetic; on a CPU in particular the norms, rotations,
 activations and sums of a layer would take longer than the products of a decode step. Weights are what
-``kernels.linear`` takes.
+``llmjax.kernels.linear`` takes.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels.activations import ACTIVATIONS
-from kernels.attention import KVPages, RaggedBatch, attend
-from kernels.cpu import blocks as cpu
-from kernels.cpu.library import library
-from kernels.linear import linear
-from kernels.norm import Norm, rms_norm
-from kernels.qtensor import QTensor
-from kernels.registry import Implementation, Operation
-from kernels.rope import Rotation, rotate
+from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.attention import KVPages, RaggedBatch, attend
+from llmjax.kernels.cpu import blocks as cpu
+from llmjax.kernels.cpu.library import library
+from llmjax.kernels.linear import linear
+from llmjax.kernels.norm import Norm, rms_norm
+from llmjax.kernels.qtensor import QTensor
+from llmjax.kernels.registry import Implementation, Operation
+from llmjax.kernels.rope import Rotation, rotate
 
 
 @jax.tree_util.register_dataclass
@@ -87,7 +87,7 @@ def attention_block(
         x: [T, D].
         by: how the queries and keys of each token are rotated.
         pages: the layer's pages, rewritten in place when donated.
-        sinks: f32 [H], see ``kernels.attention.attend``.
+        sinks: f32 [H], see ``llmjax.kernels.attention.attend``.
 
     Returns:
         [T, D] in x's dtype, and the pages with the tokens' keys and values stored.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from kernels.cpu import linear as cpu
-from kernels.cpu import matrices
-from kernels.cpu.library import library
-from kernels.registry import Implementation, Operation
+from llmjax.kernels.cpu import linear as cpu
+from llmjax.kernels.cpu import matrices
+from llmjax.kernels.cpu.library import library
+from llmjax.kernels.registry import Implementation, Operation
 
 CPU_MIN_ROWS = 4  # XLA's CPU dot of bfloat16 is a scalar loop for one row and a matrix product from a few rows on
 

@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels.activations import ACTIVATIONS
-from kernels.blocks import Projection
-from kernels.cpu import experts as cpu
-from kernels.cpu.library import library
-from kernels.cuda import experts as cuda
-from kernels.linear import linear
-from kernels.registry import Implementation, Operation
+from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.blocks import Projection
+from llmjax.kernels.cpu import experts as cpu
+from llmjax.kernels.cpu.library import library
+from llmjax.kernels.cuda import experts as cuda
+from llmjax.kernels.linear import linear
+from llmjax.kernels.registry import Implementation, Operation
 
 MOST_ROWS = 256  # of a block: beyond it a product is no faster per row, and its temporaries only grow
 

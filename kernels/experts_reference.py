@@ -1,20 +1,20 @@
-"""The specification of ``kernels.experts.experts``: expert by expert, all tokens through each, in f32."""
+"""The specification of ``llmjax.kernels.experts.experts``: expert by expert, all tokens through each, in f32."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from kernels.activations import ACTIVATIONS
-from kernels.blocks import Projection
-from kernels.experts import ExpertWeights
-from kernels.qtensor import QTensor
+from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.blocks import Projection
+from llmjax.kernels.experts import ExpertWeights
+from llmjax.kernels.qtensor import QTensor
 
 
 def experts_reference(
     x: jax.Array, chosen: jax.Array, shares: jax.Array, weights: ExpertWeights, *, activation: str
 ) -> jax.Array:
-    """See ``kernels.experts.experts``; f32 [T, D]."""
+    """See ``llmjax.kernels.experts.experts``; f32 [T, D]."""
     wide, out = x.astype(jnp.float32), jnp.zeros(x.shape, jnp.float32)
     for expert in range(weights.count):
         inner = ACTIVATIONS[activation](_product(wide, weights.gate, expert)) * _product(wide, weights.up, expert)

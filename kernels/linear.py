@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jax
 
-from kernels.dense_linear import LINEAR
-from kernels.qtensor import QTensor
-from kernels.quantized_linear import QUANTIZED_LINEAR
+from llmjax.kernels.dense_linear import LINEAR
+from llmjax.kernels.qtensor import QTensor
+from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR
 
 
 def linear(x: jax.Array, weight: jax.Array | QTensor, bias: jax.Array | None = None) -> jax.Array:

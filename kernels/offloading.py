@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from kernels.blocks import Projection
-from kernels.experts import ExpertWeights, experts
-from kernels.qtensor import QTensor
+from llmjax.kernels.blocks import Projection
+from llmjax.kernels.experts import ExpertWeights, experts
+from llmjax.kernels.qtensor import QTensor
 
 HOST_MEMORY = "pinned_host"  # the kind of memory, as JAX names it
 
@@ -49,7 +49,7 @@ class SplitStack:
 def experts_anywhere(
     x: jax.Array, chosen: jax.Array, shares: jax.Array, weights: ExpertWeights, *, activation: str
 ) -> jax.Array:
-    """``kernels.experts.experts``, with weights that are `SplitStack`s or ordinary ones."""
+    """``llmjax.kernels.experts.experts``, with weights that are `SplitStack`s or ordinary ones."""
     first = weights.gate.weight
     if not isinstance(first, SplitStack):
         return experts(x, chosen, shares, weights, activation=activation)

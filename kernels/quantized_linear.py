@@ -5,13 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from kernels.cpu import linear as cpu
-from kernels.cpu import matrices
-from kernels.cpu.library import library
-from kernels.cuda import quantized_linear as cuda
-from kernels.dense_linear import LINEAR
-from kernels.qtensor import QTensor, decode
-from kernels.registry import Implementation, Operation
+from llmjax.kernels.cpu import linear as cpu
+from llmjax.kernels.cpu import matrices
+from llmjax.kernels.cpu.library import library
+from llmjax.kernels.cuda import quantized_linear as cuda
+from llmjax.kernels.dense_linear import LINEAR
+from llmjax.kernels.qtensor import QTensor, decode
+from llmjax.kernels.registry import Implementation, Operation
 
 BLOCK = 1 << 22  # weights that the portable product dequantises at a time
 

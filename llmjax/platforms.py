@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax._src import xla_bridge  # whether the backends are open is said nowhere else
 
-from kernels.qtensor import CPU_TILE, CUDA_TILE
 from llmjax.config import EngineConfig
 from llmjax.cpu_affinity import bind_process, check_threads
 from llmjax.errors import ConfigError
+from llmjax.kernels.qtensor import CPU_TILE, CUDA_TILE
 
 logger = logging.getLogger(__name__)
 

@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from kernels.attention import KVPages, RaggedBatch
-from kernels.linear import linear
-from kernels.rope import Rotation
-from models.config import LayerConfig, ModelConfig
-from models.layers.attention import Attention
-from models.layers.embedding import Embedding
-from models.layers.linear import Linear
-from models.layers.mlp import MLP
-from models.layers.moe import MoE
-from models.layers.norm import RMSNorm
-from models.layers.rope import rotation
+from llmjax.kernels.attention import KVPages, RaggedBatch
+from llmjax.kernels.linear import linear
+from llmjax.kernels.rope import Rotation
+from llmjax.models.config import LayerConfig, ModelConfig
+from llmjax.models.layers.attention import Attention
+from llmjax.models.layers.embedding import Embedding
+from llmjax.models.layers.linear import Linear
+from llmjax.models.layers.mlp import MLP
+from llmjax.models.layers.moe import MoE
+from llmjax.models.layers.norm import RMSNorm
+from llmjax.models.layers.rope import rotation
 
 
 @jax.tree_util.register_dataclass

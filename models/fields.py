@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.errors import UnsupportedModel
+from llmjax.models.errors import UnsupportedModel
 
 
 @dataclass(frozen=True)

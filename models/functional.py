@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.config import ModelConfig
-from models.decoder import CausalLM
+from llmjax.models.config import ModelConfig
+from llmjax.models.decoder import CausalLM
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def merge(graph: ModelGraph, params: Mapping[str, Any]) -> CausalLM:
     """The model with its weights; to be called while tracing.
 
     Args:
-        params: one value for each name that ``abstract_model`` gave: an array, or whatever ``kernels.linear`` takes.
+        params: one value for each name that ``abstract_model`` gave: an array, or what ``llmjax.kernels.linear`` takes.
 
     Raises:
         ValueError: a name is missing or unknown.

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from models.config import ModelConfig
-from models.fields import Fields
-from models.hf_config import MAX_LAYERS, decoder_config, layer_types
-from models.layers.rope_scaling import rope_parameters
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import MAX_LAYERS, decoder_config, layer_types
+from llmjax.models.layers.rope_scaling import rope_parameters
 
 # What Hugging Face's Gemma3TextConfig means by a missing key.
 DEFAULTS = {
@@ -36,7 +36,7 @@ DEFAULTS = {
 
 
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``models.model_config``."""
+    """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS)
     # Hugging Face carries this key in Gemma 3's config and never applies it.
     fields.require("attn_logit_softcapping")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from kernels.activations import ACTIVATIONS
-from models.config import ExpertsConfig, LayerConfig, ModelConfig, RopeConfig
-from models.fields import Fields
-from models.layers.rope_scaling import LAYER_TYPES, RopeLengths, extended_length, resolve_rope, rope_parameters
+from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.models.config import ExpertsConfig, LayerConfig, ModelConfig, RopeConfig
+from llmjax.models.fields import Fields
+from llmjax.models.layers.rope_scaling import LAYER_TYPES, RopeLengths, extended_length, resolve_rope, rope_parameters
 
 MAX_LAYERS = 4096  # far above any model: a wrong number must not build a million modules
 

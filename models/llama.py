@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from models.config import ModelConfig
-from models.fields import Fields
-from models.hf_config import decoder_config, layer_types
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import decoder_config, layer_types
 
 # What Hugging Face's LlamaConfig means by a missing key.
 DEFAULTS = {
@@ -29,7 +29,7 @@ DEFAULTS = {
 
 
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``models.model_config``."""
+    """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS)
     layers = layer_types(fields)
     window = fields.optional_integer("sliding_window")

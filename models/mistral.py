@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from models.config import ExpertsConfig, ModelConfig
-from models.fields import Fields
-from models.hf_config import MAX_LAYERS, decoder_config, layer_types
+from llmjax.models.config import ExpertsConfig, ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import MAX_LAYERS, decoder_config, layer_types
 
 # What Hugging Face's MistralConfig means by a missing key; sliding_window: null is not a missing key.
 DEFAULTS = {
@@ -29,7 +29,7 @@ DEFAULTS = {
 
 
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``models.model_config``."""
+    """See ``llmjax.models.model_config``."""
     return mistral_config(Fields(config, DEFAULTS), architecture="MistralForCausalLM", max_model_len=max_model_len)
 
 

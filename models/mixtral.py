@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from models import mistral
-from models.config import ModelConfig
-from models.fields import Fields
-from models.hf_config import experts_config
+from llmjax.models import mistral
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import experts_config
 
 # What Hugging Face's MixtralConfig means by a missing key.
 DEFAULTS = {
@@ -22,7 +22,7 @@ DEFAULTS = {
 
 
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``models.model_config``."""
+    """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS)
     return mistral.mistral_config(
         fields,

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from models import qwen2
-from models.config import ModelConfig
-from models.fields import Fields
-from models.hf_config import decoder_config
+from llmjax.models import qwen2
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import decoder_config
 
 # What Hugging Face's Qwen3Config means by a missing key.
 DEFAULTS = {**qwen2.DEFAULTS, "head_dim": 128, "attention_bias": False}
 
 
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``models.model_config``."""
+    """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS)
     fields.require("mlp_bias", False)
     return decoder_config(

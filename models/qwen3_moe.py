@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from models import qwen2, qwen2_moe
-from models.config import ModelConfig
-from models.fields import Fields
-from models.hf_config import MAX_LAYERS, decoder_config, experts_config, layer_types
+from llmjax.models import qwen2, qwen2_moe
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import MAX_LAYERS, decoder_config, experts_config, layer_types
 
 # What Hugging Face's Qwen3MoeConfig means by a missing key.
 DEFAULTS = {
@@ -28,7 +28,7 @@ DEFAULTS = {
 
 
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``models.model_config``."""
+    """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS)
     fields.require("mlp_bias", False)
     window = qwen2.window_of(fields)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from models import gemma3, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
-from models.config import ModelConfig
-from models.errors import UnsupportedModel
+from llmjax.models import gemma3, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
+from llmjax.models.config import ModelConfig
+from llmjax.models.errors import UnsupportedModel
 
 
 class Family(Protocol):

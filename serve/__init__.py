@@ -1,1 +1,1 @@
-"""The HTTP server: OpenAI's API over an engine. ``python -m serve``, ``serve.run.run``, ``serve.app.create_app``."""
+"""The HTTP server: OpenAI's API over an engine. ``python -m serve``, ``run.run``, ``app.create_app``."""

@@ -9,17 +9,17 @@ from starlette.middleware.cors import CORSMiddleware
 
 from llmjax.config import ServerConfig
 from llmjax.errors import LLMJaxError
-from serve.context import Server, fingerprint
-from serve.drain import Gate
-from serve.errors import ApiError, ClientDisconnected, handle_error
-from serve.interfaces import Engine
-from serve.metrics import EngineMetrics, registry
-from serve.middleware import ApiKeys, DrainGate, RequestLog
-from serve.routes.chat import CHAT_ROUTES
-from serve.routes.completions import COMPLETION_ROUTES
-from serve.routes.models import MODEL_ROUTES
-from serve.routes.ops import ops_routes
-from serve.routes.tokens import TOKEN_ROUTES
+from llmjax.serve.context import Server, fingerprint
+from llmjax.serve.drain import Gate
+from llmjax.serve.errors import ApiError, ClientDisconnected, handle_error
+from llmjax.serve.interfaces import Engine
+from llmjax.serve.metrics import EngineMetrics, registry
+from llmjax.serve.middleware import ApiKeys, DrainGate, RequestLog
+from llmjax.serve.routes.chat import CHAT_ROUTES
+from llmjax.serve.routes.completions import COMPLETION_ROUTES
+from llmjax.serve.routes.models import MODEL_ROUTES
+from llmjax.serve.routes.ops import ops_routes
+from llmjax.serve.routes.tokens import TOKEN_ROUTES
 
 
 def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None) -> Starlette:

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
-from serve.errors import ApiError, ClientDisconnected, unsupported
-from serve.protocol.common import ApiModel
+from llmjax.serve.errors import ApiError, ClientDisconnected, unsupported
+from llmjax.serve.protocol.common import ApiModel
 
 M = TypeVar("M", bound=ApiModel)
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from llmjax.config import ServerConfig
+from llmjax.serve.drain import Gate
+from llmjax.serve.errors import ApiError
+from llmjax.serve.interfaces import Engine
 from llmjax.version import __version__
-from serve.drain import Gate
-from serve.errors import ApiError
-from serve.interfaces import Engine
 
 if TYPE_CHECKING:
     from llmjax.tokenizer import Tokenizer

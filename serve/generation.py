@@ -13,10 +13,10 @@ from starlette.types import Receive
 
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import SamplingParams
-from serve.context import RequestRecord
-from serve.errors import ApiError, ClientDisconnected
-from serve.interfaces import Engine
-from serve.prompts import Prompt
+from llmjax.serve.context import RequestRecord
+from llmjax.serve.errors import ApiError, ClientDisconnected
+from llmjax.serve.interfaces import Engine
+from llmjax.serve.prompts import Prompt
 
 T = TypeVar("T")
 

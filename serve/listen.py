@@ -13,7 +13,7 @@ from typing import Any
 
 from llmjax.config import ServerConfig
 from llmjax.errors import ConfigError
-from serve.interfaces import Engine
+from llmjax.serve.interfaces import Engine
 
 ANY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
 

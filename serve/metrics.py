@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from llmjax.engine.stats import RequestStats, StepStats
-from serve.interfaces import Engine
+from llmjax.serve.interfaces import Engine
 
 LABELS = ("model_name", "engine")
 

@@ -13,11 +13,11 @@ import orjson
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.context import RequestRecord, new_id
-from serve.drain import Gate
-from serve.errors import ApiError, as_api_error, retry_later
+from llmjax.serve.context import RequestRecord, new_id
+from llmjax.serve.drain import Gate
+from llmjax.serve.errors import ApiError, as_api_error, retry_later
 
-access_log = logging.getLogger("serve.access")
+access_log = logging.getLogger("llmjax.serve.access")
 
 PROBES = frozenset({"/health", "/ping", "/metrics"})  # asked every few seconds: worth a line only when they fail
 

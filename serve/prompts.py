@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from serve.context import Server
-from serve.errors import ApiError
-from serve.protocol.chat import ChatTemplateFields, template_messages
-from serve.protocol.common import GenerationRequest
+from llmjax.serve.context import Server
+from llmjax.serve.errors import ApiError
+from llmjax.serve.protocol.chat import ChatTemplateFields, template_messages
+from llmjax.serve.protocol.common import GenerationRequest
 
 T = TypeVar("T")
 

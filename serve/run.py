@@ -13,10 +13,10 @@ from types import FrameType
 import uvicorn
 
 from llmjax.config import EngineConfig, ServerConfig
-from serve.app import create_app
-from serve.drain import Gate
-from serve.interfaces import Engine
-from serve.listen import base_url, bind, check_tls, first_request
+from llmjax.serve.app import create_app
+from llmjax.serve.drain import Gate
+from llmjax.serve.interfaces import Engine
+from llmjax.serve.listen import base_url, bind, check_tls, first_request
 
 log = logging.getLogger("serve")
 
@@ -136,7 +136,7 @@ def _configure_logging(level: str) -> None:
     )
     for chatty in ("uvicorn", "jax", "asyncio"):
         logging.getLogger(chatty).setLevel("WARNING")
-    access = logging.getLogger("serve.access")
+    access = logging.getLogger("llmjax.serve.access")
     access.handlers = [logging.StreamHandler(sys.stdout)]
     access.propagate = False
     access.setLevel("DEBUG" if level == "debug" else "INFO")

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from serve.errors import ClientDisconnected, as_api_error
-from serve.generation import guarded
+from llmjax.serve.errors import ClientDisconnected, as_api_error
+from llmjax.serve.generation import guarded
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import jax
 
 from benchmarks.engines.interface import EngineOptions
-from kernels.cpu.library import describe
 from llmjax import LLM, SamplingParams
+from llmjax.kernels.cpu.library import describe
 from llmjax.version import __version__
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 
-from kernels.attention import portable
-from kernels.attention.types import KVLayout, KVPages, RaggedBatch, make_pages
-from kernels.cpu import attention as cpu
-from kernels.cpu.library import library
-from kernels.cuda import attention as cuda
-from kernels.registry import Implementation, Operation
+from llmjax.kernels.attention import portable
+from llmjax.kernels.attention.types import KVLayout, KVPages, RaggedBatch, make_pages
+from llmjax.kernels.cpu import attention as cpu
+from llmjax.kernels.cpu.library import library
+from llmjax.kernels.cuda import attention as cuda
+from llmjax.kernels.registry import Implementation, Operation
 
 __all__ = ["ATTENTION", "KVLayout", "KVPages", "RaggedBatch", "attend", "make_pages"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from kernels.attention.types import KVPages, RaggedBatch
+from llmjax.kernels.attention.types import KVPages, RaggedBatch
 
 KEY_BLOCK = 256  # keys a loop iteration gathers, at least
 QUERY_BLOCK = 128  # queries of one request that share the gathered keys
@@ -52,7 +52,7 @@ def attend(
     window: int | None,
     softcap: float | None,
 ) -> tuple[jax.Array, KVPages]:
-    """Write, then attention (contract: ``kernels.attention.attend``)."""
+    """Write, then attention (contract: ``llmjax.kernels.attention.attend``)."""
     pages = write_kv(pages, k, v, batch.slots)
     return ragged_paged_attention(q, pages, batch, scale=scale, window=window, softcap=softcap, sinks=sinks), pages
 
@@ -87,7 +87,7 @@ def ragged_paged_attention(
     softcap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """Causal attention of every token over the pages of its request (contract: ``kernels.attention.attend``)."""
+    """Causal attention of every token over the pages of its request (contract: ``llmjax.kernels.attention.attend``)."""
     rules = _Rules(scale=scale, window=window, softcap=softcap, sinks=sinks)
     tokens, _, head_dim = q.shape
     grouped = q.astype(jnp.float32).reshape(tokens, pages.data.shape[2], -1, head_dim)  # [T, K, G, h]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from kernels.attention.types import KVPages, RaggedBatch
+from llmjax.kernels.attention.types import KVPages, RaggedBatch
 
 
 def write_kv(pages: KVPages, k: jax.Array, v: jax.Array | None, slots: jax.Array) -> KVPages:

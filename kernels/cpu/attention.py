@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.attention.types import KVPages, RaggedBatch
-from kernels.cpu.library import Library
+from llmjax.kernels.attention.types import KVPages, RaggedBatch
+from llmjax.kernels.cpu.library import Library
 
 CACHE_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "float8_e4m3fn": 4, "float8_e5m2": 5}
 MIN_HEAD_DIVISOR = 8  # what the narrowest of AVX's vectors hold; the baseline takes any multiple of 4
@@ -42,7 +42,7 @@ def attend(
     softcap: float | None = None,
     isa: str | None = None,
 ) -> tuple[jax.Array, KVPages]:
-    """``kernels.attention.attend`` by the library; a page or slot out of range is an error, not a stray write.
+    """``llmjax.kernels.attention.attend`` by the library; a page or slot out of range is an error, not a stray write.
 
     Args:
         isa: an instruction set of the library; None: the best that the machine has.

@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.attention.types import KVPages, RaggedBatch
-from kernels.cpu import attention as cpu_attention
-from kernels.cpu import matrices
-from kernels.cpu.library import Library, library
-from kernels.norm import Norm
-from kernels.qtensor import QTensor
-from kernels.rope import Rotation
+from llmjax.kernels.attention.types import KVPages, RaggedBatch
+from llmjax.kernels.cpu import attention as cpu_attention
+from llmjax.kernels.cpu import matrices
+from llmjax.kernels.cpu.library import Library, library
+from llmjax.kernels.norm import Norm
+from llmjax.kernels.qtensor import QTensor
+from llmjax.kernels.rope import Rotation
 
 if TYPE_CHECKING:
-    from kernels.blocks import AttentionRules, AttentionWeights, MLPWeights, Projection
+    from llmjax.kernels.blocks import AttentionRules, AttentionWeights, MLPWeights, Projection
 
 # Activations by their number in src/kernels.h; others go operation by operation.
 ACTIVATION_NUMBERS: Mapping[str, int] = MappingProxyType(
@@ -60,7 +60,7 @@ def _refuses(x: jax.Array, projections: Sequence[Projection]) -> str | None:
 
 
 def mlp(x: jax.Array, weights: MLPWeights, *, activation: str, native: Library, isa: str | None = None) -> jax.Array:
-    """``kernels.blocks.mlp`` by the library.
+    """``llmjax.kernels.blocks.mlp`` by the library.
 
     Args:
         native: the library.
@@ -95,7 +95,9 @@ def attention_block(
     native: Library,
     isa: str | None = None,
 ) -> tuple[jax.Array, KVPages]:
-    """``kernels.blocks.attention_block`` by the library; a page or slot out of range is an error, not a stray write.
+    """``llmjax.kernels.blocks.attention_block`` by the library.
+
+    A page or slot out of range is an error, not a stray write.
 
     Args:
         native: the library.

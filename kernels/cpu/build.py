@@ -1,6 +1,6 @@
 """Compiles the C++ kernels into one shared library. Needs a C++17 compiler and jaxlib's headers, nothing else.
 
-Installing the package does it; in a development checkout run ``python -m kernels.cpu.build`` after changing a source.
+Installing the package does it; in a checkout run ``python -m llmjax.kernels.cpu.build`` after changing a source.
 """
 
 from __future__ import annotations

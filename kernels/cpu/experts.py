@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.cpu import matrices
-from kernels.cpu.blocks import ACTIVATION_NUMBERS
-from kernels.cpu.library import Library, library
-from kernels.qtensor import QTensor
+from llmjax.kernels.cpu import matrices
+from llmjax.kernels.cpu.blocks import ACTIVATION_NUMBERS
+from llmjax.kernels.cpu.library import Library, library
+from llmjax.kernels.qtensor import QTensor
 
 if TYPE_CHECKING:
-    from kernels.experts import ExpertWeights
+    from llmjax.kernels.experts import ExpertWeights
 
 
 def refuses(
@@ -46,7 +46,7 @@ def experts(
     native: Library,
     isa: str | None = None,
 ) -> jax.Array:
-    """``kernels.experts.experts`` by the library; an expert that does not exist is an error, not a stray read.
+    """``llmjax.kernels.experts.experts`` by the library; an expert that does not exist is an error, not a stray read.
 
     Args:
         native: the library.

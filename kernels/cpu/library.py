@@ -76,7 +76,10 @@ def _load() -> Library | str:
     if forced == "none":
         return ""
     if not LIBRARY.exists():
-        return f"{LIBRARY.name} was not built; a C++ compiler and `pip install` again, or `python -m kernels.cpu.build`"
+        return (
+            f"{LIBRARY.name} was not built; a C++ compiler and `pip install` again, "
+            "or `python -m llmjax.kernels.cpu.build`"
+        )
     try:
         handle = ctypes.CDLL(str(LIBRARY))
         for target in TARGETS:

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.cpu import matrices
-from kernels.cpu.library import Library
-from kernels.qtensor import QTensor
+from llmjax.kernels.cpu import matrices
+from llmjax.kernels.cpu.library import Library
+from llmjax.kernels.qtensor import QTensor
 
 
 def linears(

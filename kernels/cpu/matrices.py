@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.cpu.library import Library
-from kernels.qtensor import CPU_TILE, NUMBER_BITS, QTensor, RowFormat
+from llmjax.kernels.cpu.library import Library
+from llmjax.kernels.qtensor import CPU_TILE, NUMBER_BITS, QTensor, RowFormat
 
 # In the order of the enumerations in src/quantized.h.
 METHODS = ("float vectors", "int8 vectors", "int8 tiles", "bf16 tiles")

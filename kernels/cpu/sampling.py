@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.cpu.library import Library
+from llmjax.kernels.cpu.library import Library
 
 
 def argmax(x: jax.Array, *, native: Library, isa: str | None = None) -> jax.Array:
-    """``kernels.argmax.argmax`` by the library.
+    """``llmjax.kernels.argmax.argmax`` by the library.
 
     Args:
         isa: one of its instruction sets; None: the best that the machine has.

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels.attention import portable
-from kernels.attention.types import KVPages, RaggedBatch
-from kernels.cuda.decode import decode
-from kernels.cuda.flash import Rules
-from kernels.cuda.kv_write import write_kv
-from kernels.cuda.pages import MAX_HEAD_DIM, MAX_VALUE_DIM
-from kernels.cuda.prefill import prefill
+from llmjax.kernels.attention import portable
+from llmjax.kernels.attention.types import KVPages, RaggedBatch
+from llmjax.kernels.cuda.decode import decode
+from llmjax.kernels.cuda.flash import Rules
+from llmjax.kernels.cuda.kv_write import write_kv
+from llmjax.kernels.cuda.pages import MAX_HEAD_DIM, MAX_VALUE_DIM
+from llmjax.kernels.cuda.prefill import prefill
 
 CACHE_TYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m2")
 INT32_BYTES = (1 << 31, 1 << 32)  # Pallas computes 32-bit offsets of elements for arrays of up to so many bytes
@@ -59,7 +59,7 @@ def attend(
     softcap: float | None = None,
     interpret: bool = False,
 ) -> tuple[jax.Array, KVPages]:
-    """``kernels.attention.attend``; the output of padding tokens is 0.
+    """``llmjax.kernels.attention.attend``; the output of padding tokens is 0.
 
     Args:
         interpret: run the kernels as XLA operations, on any device.

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.attention.types import KVPages
-from kernels.cuda.flash import Keys, Partial, Queries, Rules, attend
-from kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
-from kernels.cuda.pages import MAX_HEAD_DIM, PageReader, PageRefs
-from kernels.cuda.tuned import Key, tuned
+from llmjax.kernels.attention.types import KVPages
+from llmjax.kernels.cuda.flash import Keys, Partial, Queries, Rules, attend
+from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
+from llmjax.kernels.cuda.pages import MAX_HEAD_DIM, PageReader, PageRefs
+from llmjax.kernels.cuda.tuned import Key, tuned
 
 ENOUGH_PROGRAMS = 512
 MAX_SPLITS = 32

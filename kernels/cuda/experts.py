@@ -18,17 +18,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.activations import ACTIVATIONS
-from kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
-from kernels.cuda.plan import MAX_VECTOR_ROWS, Plan
-from kernels.cuda.products import Factor, Floats, Part, Records, levels_of
-from kernels.cuda.ragged import Blocks, num_blocks
-from kernels.cuda.tuned import Key, form_name
-from kernels.qtensor import CHUNK, CUDA_TILE, QTensor
+from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
+from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, Plan
+from llmjax.kernels.cuda.products import Factor, Floats, Part, Records, levels_of
+from llmjax.kernels.cuda.ragged import Blocks, num_blocks
+from llmjax.kernels.cuda.tuned import Key, form_name
+from llmjax.kernels.qtensor import CHUNK, CUDA_TILE, QTensor
 
 if TYPE_CHECKING:
-    from kernels.blocks import Projection
-    from kernels.experts import ExpertWeights
+    from llmjax.kernels.blocks import Projection
+    from llmjax.kernels.experts import ExpertWeights
 
 FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 MOST_ROWS = 64  # of x that a program takes
@@ -70,7 +70,7 @@ def experts(
     choices: Mapping[str, Mapping[str, int]] = NO_CHOICES,
     interpret: bool = False,
 ) -> jax.Array:
-    """``kernels.experts.experts``.
+    """``llmjax.kernels.experts.experts``.
 
     Args:
         rows: choices of an expert that a program takes: 1, or a power of two from 16 on; None: by their number.

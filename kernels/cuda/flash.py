@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from kernels.cuda.lowering import dot
-from kernels.cuda.pages import PageReader, PageRefs
+from llmjax.kernels.cuda.lowering import dot
+from llmjax.kernels.cuda.pages import PageReader, PageRefs
 
 MASKED = -1e30  # finite, so that a query that sees no key yields zeros and not NaN
 LEAST_TOTAL = 1e-30
@@ -22,7 +22,7 @@ LOG2_E = math.log2(math.e)  # powers of two are what the hardware has
 
 @dataclass(frozen=True)
 class Rules:
-    """What every query obeys (contract: ``kernels.attention.attend``)."""
+    """What every query obeys (contract: ``llmjax.kernels.attention.attend``)."""
 
     scale: float
     window: int | None

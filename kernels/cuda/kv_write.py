@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.attention.types import KVLayout, KVPages
-from kernels.cuda.lowering import Launch, launch, load, power_of_2, program_id, store
-from kernels.cuda.pages import Columns
+from llmjax.kernels.attention.types import KVLayout, KVPages
+from llmjax.kernels.cuda.lowering import Launch, launch, load, power_of_2, program_id, store
+from llmjax.kernels.cuda.pages import Columns
 
 TOKENS = 8  # that a program stores
 FLOAT8 = {"float8_e4m3fn": (3, 7), "float8_e5m2": (2, 15)}  # bits of the mantissa, bias of the exponent

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as mosaic
 
-from kernels.attention.types import KVPages, RaggedBatch
-from kernels.cuda.flash import LEAST_TOTAL, MASKED, Rules
-from kernels.cuda.lowering import power_of_2
-from kernels.cuda.ragged import Blocks
-from kernels.cuda.tuned import default_device
+from llmjax.kernels.attention.types import KVPages, RaggedBatch
+from llmjax.kernels.cuda.flash import LEAST_TOTAL, MASKED, Rules
+from llmjax.kernels.cuda.lowering import power_of_2
+from llmjax.kernels.cuda.ragged import Blocks
+from llmjax.kernels.cuda.tuned import default_device
 
 ROWS = 64  # of a warpgroup's product
 WARPGROUPS = 2  # that multiply
@@ -56,7 +56,7 @@ def refuses(q: jax.Array, pages: KVPages, sinks: jax.Array | None) -> str | None
 def prefill(
     q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array, *, rules: Rules, interpret: Any = None
 ) -> jax.Array:
-    """``kernels.cuda.prefill.prefill``, as far as `refuses` allows.
+    """``llmjax.kernels.cuda.prefill.prefill``, as far as `refuses` allows.
 
     Args:
         interpret: parameters of Pallas' interpreter of Mosaic GPU, which simulates memories, copies and barriers on any

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.attention.types import KVLayout, KVPages
-from kernels.cuda.lowering import MIN_DOT, load, power_of_2
+from llmjax.kernels.attention.types import KVLayout, KVPages
+from llmjax.kernels.cuda.lowering import MIN_DOT, load, power_of_2
 
 FLOAT8_GAIN = {"float8_e4m3fn": 256.0, "float8_e5m2": 1.0}  # of the halves that they are read as
 

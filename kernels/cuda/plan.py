@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kernels.cuda.lowering import MIN_DOT, power_of_2
-from kernels.cuda.tuned import Key, tuned
-from kernels.qtensor import CUDA_TILE
+from llmjax.kernels.cuda.lowering import MIN_DOT, power_of_2
+from llmjax.kernels.cuda.tuned import Key, tuned
+from llmjax.kernels.qtensor import CUDA_TILE
 
 # Not measured on a card yet: sizes that fill one by the arithmetic in README.md.
 MAX_VECTOR_ROWS = 2  # with more, tensor cores; code and compile time grow with the rows

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.attention.types import KVPages, RaggedBatch
-from kernels.cuda.flash import Keys, Queries, Rules, attend
-from kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
-from kernels.cuda.pages import PageReader, PageRefs
-from kernels.cuda.ragged import Blocks
-from kernels.cuda.tuned import Key, tuned
+from llmjax.kernels.attention.types import KVPages, RaggedBatch
+from llmjax.kernels.cuda.flash import Keys, Queries, Rules, attend
+from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
+from llmjax.kernels.cuda.pages import PageReader, PageRefs
+from llmjax.kernels.cuda.ragged import Blocks
+from llmjax.kernels.cuda.tuned import Key, tuned
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def prefill(
     if tiles is None:
         tiles = tuned(Tiles.of(tokens, group, reader), Tiles.key(q, pages, reader))
     if tiles.mosaic and not interpret:
-        from kernels.cuda import mosaic_prefill  # importing Mosaic GPU delays every start by a sixth of a second
+        from llmjax.kernels.cuda import mosaic_prefill  # importing Mosaic GPU delays every start by a sixth of a second
 
         if not mosaic_prefill.refuses(q, pages, sinks):
             return mosaic_prefill.prefill(q, pages, batch, count, rules=rules)

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.cuda.lowering import dot, load, program_id
-from kernels.cuda.plan import MAX_VECTOR_ROWS, Plan
-from kernels.cuda.records import Place, Run, code_floats, code_words, runs, weight_line
-from kernels.qtensor import CHUNK, QTensor, RowFormat
+from llmjax.kernels.cuda.lowering import dot, load, program_id
+from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, Plan
+from llmjax.kernels.cuda.records import Place, Run, code_floats, code_words, runs, weight_line
+from llmjax.kernels.qtensor import CHUNK, QTensor, RowFormat
 
 
 @dataclass(frozen=True)

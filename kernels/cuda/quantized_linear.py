@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.cuda.lowering import MIN_DOT, Launch, launch, power_of_2, program_id, store
-from kernels.cuda.plan import MAX_VECTOR_ROWS, Plan
-from kernels.cuda.products import Part, Records, by_column_of_chunk, levels_of
-from kernels.cuda.tuned import Key, form_name
-from kernels.qtensor import CUDA_TILE, QTensor, group_scales
+from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, power_of_2, program_id, store
+from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, Plan
+from llmjax.kernels.cuda.products import Part, Records, by_column_of_chunk, levels_of
+from llmjax.kernels.cuda.tuned import Key, form_name
+from llmjax.kernels.qtensor import CUDA_TILE, QTensor, group_scales
 
 MAX_ROWS = 512  # with more, dequantising once costs less than dequantising for each block of rows
 LEAST_AMAX = 1e-30  # a row of zeros still has a scale

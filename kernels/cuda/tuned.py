@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import jax
 
-from kernels.cuda.lowering import power_of_2
-from kernels.qtensor import RowFormat
+from llmjax.kernels.cuda.lowering import power_of_2
+from llmjax.kernels.qtensor import RowFormat
 
 FOLDER = Path(__file__).parent / "tuned"
 

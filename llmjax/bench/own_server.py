@@ -47,7 +47,7 @@ async def own_server(config: EngineConfig, *, seconds: float) -> AsyncIterator[s
         settings.write_text(yaml.safe_dump({**changed_settings(config), **server}), encoding="utf-8")
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "serve", "--config", str(settings), stdout=output, stderr=output
+                sys.executable, "-m", "llmjax.serve", "--config", str(settings), stdout=output, stderr=output
             )
         try:
             url = f"http://127.0.0.1:{port}"

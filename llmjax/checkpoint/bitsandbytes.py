@@ -17,11 +17,11 @@ from math import gcd, prod
 
 import numpy as np
 
-from kernels.qtensor import Codes
 from llmjax.checkpoint.layout import Layout, StoredRows
 from llmjax.checkpoint.quant_settings import QuantSettings
 from llmjax.checkpoint.quantized import Module, QuantizedTensor
 from llmjax.checkpoint.scaled import ScaledPlanes
+from llmjax.kernels.qtensor import Codes
 
 STATES = (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4")
 F32, U8, I8 = frozenset({"F32"}), frozenset({"U8"}), frozenset({"I8"})

@@ -14,10 +14,10 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
-from kernels.qtensor import Codes, RowFormat
 from llmjax.checkpoint import ggml_iq, ggml_k, ggml_simple
 from llmjax.checkpoint.ggml_simple import Parts
 from llmjax.errors import CheckpointError
+from llmjax.kernels.qtensor import Codes, RowFormat
 from llmjax.quantization.rows import QuantizedRows
 
 Unpack = Callable[[np.ndarray], Parts]

@@ -9,7 +9,7 @@ from typing import Any
 from llmjax.checkpoint.gguf import GGUFFile
 from llmjax.checkpoint.gguf_keys import ArchitectureKeys
 from llmjax.errors import CheckpointError
-from models.config import ModelConfig
+from llmjax.models.config import ModelConfig
 
 NORMALIZED = MappingProxyType({"MixtralForCausalLM": True, "Qwen2MoeForCausalLM": False, "Qwen3MoeForCausalLM": True})
 """Whether llama.cpp makes the shares of a token's experts add up to one; no key has to say so."""

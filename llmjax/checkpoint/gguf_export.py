@@ -32,11 +32,11 @@ from llmjax.checkpoint.gguf_model import ARCHITECTURES, GLOBAL_TENSORS, LAYER_TE
 from llmjax.checkpoint.gguf_writer import TensorInfo, open_gguf_writer
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
+from llmjax.models import ModelConfig, abstract_model, model_config
 from llmjax.quantization.difference import Difference
 from llmjax.quantization.mixes import KEEP, NEVER, Choice, ModelShape, mix_named, tensor_scheme
 from llmjax.quantization.reference import SCHEMES, quantize, scheme_named
 from llmjax.quantization.rules import Rules
-from models import ModelConfig, abstract_model, model_config
 
 PLAIN: Mapping[str, np.dtype] = MappingProxyType(
     {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}

@@ -18,9 +18,9 @@ from llmjax.checkpoint.gguf_experts import expert_metadata
 from llmjax.checkpoint.gguf_model import ARCHITECTURES, SAMPLING_KEYS
 from llmjax.checkpoint.gguf_rope import DIVISORS, LONG, SHORT
 from llmjax.errors import CheckpointError
-from models import ModelConfig, gemma3, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
-from models.fields import Fields
-from models.layers.rope_scaling import rope_parameters
+from llmjax.models import ModelConfig, gemma3, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
+from llmjax.models.fields import Fields
+from llmjax.models.layers.rope_scaling import rope_parameters
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {

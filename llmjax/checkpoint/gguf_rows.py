@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.qtensor import RowFormat
 from llmjax.checkpoint.gguf import GGUFTensor
 from llmjax.errors import CheckpointError
+from llmjax.kernels.qtensor import RowFormat
 from llmjax.quantization.rows import QuantizedRows
 
 

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-import models
+from llmjax import models
 from llmjax.checkpoint.checkpoint import CONFIG, Checkpoint, open_checkpoint, read_json, stored_tensors
 from llmjax.checkpoint.gguf import SPLIT_NAME, GGUFFile
 from llmjax.checkpoint.quantization import quantization_settings
 from llmjax.errors import CheckpointError
-from models.config import ModelConfig
-from models.errors import UnsupportedModel
+from llmjax.models.config import ModelConfig
+from llmjax.models.errors import UnsupportedModel
 
 GGUF_KEYS: Mapping[str, str] = MappingProxyType(
     {
@@ -159,7 +159,7 @@ def inspect_model(
     Args:
         path: folder in Hugging Face's layout, or a .gguf file.
         overrides: keys of config.json to replace or add.
-        max_model_len: as in ``models.model_config``.
+        max_model_len: as in ``llmjax.models.model_config``.
 
     Raises:
         CheckpointError: a file is missing or malformed.

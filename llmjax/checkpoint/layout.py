@@ -13,7 +13,7 @@ from functools import cached_property
 import ml_dtypes
 import numpy as np
 
-from kernels.qtensor import Codes, RowFormat
+from llmjax.kernels.qtensor import Codes, RowFormat
 from llmjax.quantization.rows import QuantizedRows
 
 UNIT = 16  # group sizes of records are multiples of it

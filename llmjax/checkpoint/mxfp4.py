@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.qtensor import Codes
 from llmjax.checkpoint.bits import unpack_bits
 from llmjax.checkpoint.layout import Layout, StoredRows
 from llmjax.checkpoint.quant_settings import QuantSettings
 from llmjax.checkpoint.quantized import Module, QuantizedTensor
+from llmjax.kernels.qtensor import Codes
 from llmjax.quantization.rows import NUMBER_DTYPES
 
 U8 = frozenset({"U8"})

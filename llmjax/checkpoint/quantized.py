@@ -14,10 +14,10 @@ from typing import NoReturn, Protocol
 
 import numpy as np
 
-from kernels.qtensor import RowFormat
 from llmjax.checkpoint.layout import Layout, Piece, StoredRows
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.errors import CheckpointError
+from llmjax.kernels.qtensor import RowFormat
 from llmjax.quantization.packing import RowSource
 from llmjax.quantization.rows import QuantizedRows
 

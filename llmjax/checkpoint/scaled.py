@@ -9,9 +9,9 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
-from kernels.qtensor import Codes
 from llmjax.checkpoint.layout import Layout, StoredRows, scale_type
 from llmjax.checkpoint.quantized import Module
+from llmjax.kernels.qtensor import Codes
 
 FLOAT8: Mapping[str, np.dtype] = MappingProxyType(
     {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)}

@@ -60,8 +60,8 @@ def examine(config: EngineConfig) -> list[Finding]:
     """Looks at the machine as ``config`` would use it; loads no model."""
     import jax
 
-    from kernels.cpu import library
     from llmjax import cpu_affinity
+    from llmjax.kernels.cpu import library
     from llmjax.platforms import CACHE_DIR, select_platform
 
     chosen = select_platform(config)
@@ -93,7 +93,7 @@ def examine(config: EngineConfig) -> list[Finding]:
 
 
 def _block_sizes(card: str) -> Finding:
-    from kernels.cuda import tuned
+    from llmjax.kernels.cuda import tuned
 
     try:
         return Finding("tuned block sizes", tuned.describe(card))
@@ -135,9 +135,9 @@ def _picks(chosen: Platform, kv_dtype: jnp.dtype) -> list[Finding]:
     import jax
     import jax.numpy as jnp
 
-    from kernels.attention import ATTENTION, make_pages
-    from kernels.blocks import MLP, MLPWeights, Projection
-    from kernels.dense_linear import LINEAR
+    from llmjax.kernels.attention import ATTENTION, make_pages
+    from llmjax.kernels.blocks import MLP, MLPWeights, Projection
+    from llmjax.kernels.dense_linear import LINEAR
 
     name = chosen.device.platform
     pages = jax.eval_shape(

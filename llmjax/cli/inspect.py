@@ -18,9 +18,9 @@ from llmjax.errors import CheckpointError, ConfigError, TokenizerError
 
 if TYPE_CHECKING:
     from llmjax.checkpoint.inspection import Inspection
+    from llmjax.models.config import ModelConfig
     from llmjax.platforms import Platform
     from llmjax.tokenizer import Tokenizer
-    from models.config import ModelConfig
 
 SHOWN_ITEMS = 4  # of a longer list in a setting, only the length is shown
 TEMPLATE_LINES = 3

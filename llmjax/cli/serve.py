@@ -14,7 +14,7 @@ def main(argv: list[str]) -> int:
         LLMJaxError: a setting is wrong, the model cannot be loaded, or the port is busy.
     """
     configs = parse(argv)
-    from serve.run import run  # the one import of serve from llmjax: the console script starts the server
+    from llmjax.serve.run import run  # the one import of serve from llmjax: the console script starts the server
 
     return run(configs.engine, configs.server) or 0
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.attention import RaggedBatch
 from llmjax.engine.scheduler import StepPlan
+from llmjax.kernels.attention import RaggedBatch
 from llmjax.sampling.rows import ROW_WORDS
 from llmjax.sampling.sampler import SamplingBatch
 
@@ -53,7 +53,7 @@ def _doubling(first: int, last: int) -> list[int]:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepBatch:
-    """What the step sees of the batch, on the device. Letters as in ``kernels.attention``; G page groups."""
+    """What the step sees of the batch, on the device. Letters as in ``llmjax.kernels.attention``; G page groups."""
 
     tokens: jax.Array  # i32 [T], READ_DEVICE where the slot's last token is meant
     query_start: jax.Array  # i32 [R + 1]

@@ -9,13 +9,13 @@ from functools import cached_property, partial
 import jax
 import jax.numpy as jnp
 
-from kernels.attention import make_pages
 from llmjax.engine.batch import BatchLayout, Bucket, make_buckets
 from llmjax.engine.memory import KVPlan, ProgramMemory
 from llmjax.engine.model import LoadedModel
 from llmjax.engine.programs import Executable, build_one
 from llmjax.engine.step import DeviceState, step
 from llmjax.errors import ConfigError
+from llmjax.kernels.attention import make_pages
 from llmjax.platforms import Platform
 from llmjax.sampling.state import make_sampler_state
 
@@ -115,7 +115,7 @@ class StepCompiler:
         # Weights keep their own places: some may lie in the host's memory.
         weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.weights)
         packed = self._placed(jax.ShapeDtypeStruct((layout.size,), jnp.int32))
-        # Kernels look at the default device while they are lowered (`kernels.cuda.tuned`).
+        # Kernels look at the default device while they are lowered (`llmjax.kernels.cuda.tuned`).
         with jax.default_device(self.platform.device):
             lowered = jax.jit(run, donate_argnums=1).lower(weights, self.state_shapes, packed)
         return lowered.compile(compiler_options=dict(self.options))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kernels.attention import KVLayout
 from llmjax.config import EngineConfig
 from llmjax.engine.compiler import StepCompiler
 from llmjax.engine.graphs import check_graphs, with_graphs
@@ -21,6 +20,7 @@ from llmjax.engine.runner import HostLogprobs, PendingStep, Runner
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan
 from llmjax.engine.stats import EngineTotals, StatLogger, StepStats
 from llmjax.errors import InvalidRequest
+from llmjax.kernels.attention import KVLayout
 from llmjax.outputs import Logprob
 from llmjax.outputs import TokenLogprobs as TokenLogprobsDict
 from llmjax.platforms import Platform, select_platform, use_compilation_cache

@@ -9,11 +9,11 @@ from types import MappingProxyType
 
 import jax.numpy as jnp
 
-from kernels.attention.types import KVLayout
 from llmjax.checkpoint import StoredTensor
+from llmjax.kernels.attention.types import KVLayout
+from llmjax.models.config import ModelConfig
 from llmjax.platforms import Platform
 from llmjax.quantization.packing import RowStack
-from models.config import ModelConfig
 
 KV_TYPES: Mapping[str, jnp.dtype] = MappingProxyType(
     {

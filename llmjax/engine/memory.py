@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.attention import KVLayout
 from llmjax.config import EngineConfig
 from llmjax.engine.kv_cache import GroupSpec
 from llmjax.errors import ConfigError
+from llmjax.kernels.attention import KVLayout
+from llmjax.models.config import ModelConfig
 from llmjax.platforms import Platform
-from models.config import ModelConfig
 
 CPU_DEFAULT_BYTES = 2**30
 CPU_MAX_BYTES = 4 * 2**30

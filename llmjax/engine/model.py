@@ -15,20 +15,20 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
 
-import models
-from kernels.cpu.library import library
-from kernels.offloading import SplitStack
-from kernels.qtensor import QTensor
+from llmjax import models
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.resolve import resolve
 from llmjax.config import EngineConfig
 from llmjax.engine.placement import Placer
 from llmjax.errors import CheckpointError, ConfigError
+from llmjax.kernels.cpu.library import library
+from llmjax.kernels.offloading import SplitStack
+from llmjax.kernels.qtensor import QTensor
+from llmjax.models.config import ModelConfig
+from llmjax.models.errors import UnsupportedModel
 from llmjax.platforms import Platform
 from llmjax.quantization.kv_scales import is_kv_scale, kv_calibration
 from llmjax.quantization.plan import Kept, QuantizationPlan
-from models.config import ModelConfig
-from models.errors import UnsupportedModel
 
 logger = logging.getLogger(__name__)
 

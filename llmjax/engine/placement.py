@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.offloading import HOST_MEMORY, SplitStack
-from kernels.qtensor import QTensor
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import ConfigError
+from llmjax.kernels.offloading import HOST_MEMORY, SplitStack
+from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import Platform
 from llmjax.quantization.packing import RowSource, RowStack, put
 from llmjax.quantization.plan import Kept

@@ -8,10 +8,10 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from kernels.cpu.library import describe
 from llmjax.engine.engine import Engine
 from llmjax.engine.memory import ProgramMemory
 from llmjax.engine.stats import RequestStats, StepStats
+from llmjax.kernels.cpu.library import describe
 
 logger = logging.getLogger(__name__)
 

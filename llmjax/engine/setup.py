@@ -11,8 +11,8 @@ from llmjax.engine.engine import Engine
 from llmjax.engine.frontend import Frontend
 from llmjax.engine.kv_cache import KVStats
 from llmjax.engine.stats import EngineTotals, RequestStats, StatLogger
+from llmjax.models.config import ModelConfig
 from llmjax.tokenizer import Tokenizer, load_tokenizer
-from models.config import ModelConfig
 
 # Keys of generation_config.json that are defaults for requests, as in vLLM.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-import models
-from kernels.attention import KVPages
+from llmjax import models
 from llmjax.engine.batch import READ_DEVICE, BatchLayout, StepBatch
+from llmjax.kernels.attention import KVPages
+from llmjax.models.functional import ModelGraph
 from llmjax.sampling.logprobs import TokenLogprobs, no_logprobs, token_logprobs
 from llmjax.sampling.sampler import sample
 from llmjax.sampling.state import SamplerState
-from models.functional import ModelGraph
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits exist at once
 ENDED = -1  # in ``last_token``: the slot's sequence sampled a stop id; what is planned for it already computes nothing

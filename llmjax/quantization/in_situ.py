@@ -8,10 +8,10 @@ from functools import cached_property
 import ml_dtypes
 import numpy as np
 
-from kernels.qtensor import RowFormat
 from llmjax.checkpoint.experts import ExpertStack
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
+from llmjax.kernels.qtensor import RowFormat
 from llmjax.quantization.packing import RowSource, RowStack
 from llmjax.quantization.rows import QuantizedRows
 from llmjax.quantization.uniform import UniformScheme

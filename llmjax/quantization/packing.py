@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.qtensor import QTensor, RowFormat
+from llmjax.kernels.qtensor import QTensor, RowFormat
 from llmjax.quantization.rows import QuantizedRows
 
 XLA_ALIGNMENT = 64  # bytes

@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from kernels.qtensor import RowFormat
 from llmjax.errors import ConfigError
+from llmjax.kernels.qtensor import RowFormat
 from llmjax.quantization import reference, uniform
 from llmjax.quantization.rows import QuantizedRows
 from llmjax.quantization.uniform import UniformScheme

@@ -24,8 +24,8 @@ from typing import Protocol
 import ml_dtypes
 import numpy as np
 
-from kernels.qtensor import Codes, RowFormat
 from llmjax.errors import CheckpointError
+from llmjax.kernels.qtensor import Codes, RowFormat
 from llmjax.quantization.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
 
 UNIT = 16  # group sizes of records are multiples of it

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels.argmax import argmax
-from kernels.cpu import sampling as cpu
-from kernels.cpu.library import library
-from kernels.registry import Implementation, Operation
+from llmjax.kernels.argmax import argmax
+from llmjax.kernels.cpu import sampling as cpu
+from llmjax.kernels.cpu.library import library
+from llmjax.kernels.registry import Implementation, Operation
 from llmjax.sampling.noise import gumbel
 from llmjax.sampling.truncation import keep_floor
 

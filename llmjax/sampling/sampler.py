@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels.argmax import argmax
+from llmjax.kernels.argmax import argmax
 from llmjax.sampling.draw import draw
 from llmjax.sampling.logprobs import TokenLogprobs, no_logprobs, token_logprobs
 from llmjax.sampling.noise import row_keys

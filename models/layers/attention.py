@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from kernels.attention import KVPages, RaggedBatch
-from kernels.blocks import AttentionRules, AttentionWeights, attention_block, attention_heads
-from kernels.rope import Rotation
-from models.config import LayerConfig, ModelConfig
-from models.layers.linear import Linear
-from models.layers.norm import RMSNorm
+from llmjax.kernels.attention import KVPages, RaggedBatch
+from llmjax.kernels.blocks import AttentionRules, AttentionWeights, attention_block, attention_heads
+from llmjax.kernels.rope import Rotation
+from llmjax.models.config import LayerConfig, ModelConfig
+from llmjax.models.layers.linear import Linear
+from llmjax.models.layers.norm import RMSNorm
 
 
 class Attention(nnx.Module):

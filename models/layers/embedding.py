@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from kernels.linear import take_rows
+from llmjax.kernels.linear import take_rows
 
 
 class Embedding(nnx.Module):

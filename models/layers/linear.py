@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from kernels.blocks import Projection
+from llmjax.kernels.blocks import Projection
 
 
 class Linear(nnx.Module):

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from kernels.attention import RaggedBatch
-from kernels.blocks import MLPWeights, mlp, mlp_inner
-from kernels.linear import linear
-from models.layers.linear import Linear
-from models.layers.norm import RMSNorm
+from llmjax.kernels.attention import RaggedBatch
+from llmjax.kernels.blocks import MLPWeights, mlp, mlp_inner
+from llmjax.kernels.linear import linear
+from llmjax.models.layers.linear import Linear
+from llmjax.models.layers.norm import RMSNorm
 
 
 class MLP(nnx.Module):

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from kernels.attention import RaggedBatch
-from kernels.blocks import Projection
-from kernels.experts import ExpertWeights
-from kernels.linear import linear
-from kernels.offloading import experts_anywhere
-from models.config import ExpertsConfig, ModelConfig
-from models.layers.linear import Linear
-from models.layers.mlp import MLP
-from models.layers.norm import RMSNorm
+from llmjax.kernels.attention import RaggedBatch
+from llmjax.kernels.blocks import Projection
+from llmjax.kernels.experts import ExpertWeights
+from llmjax.kernels.linear import linear
+from llmjax.kernels.offloading import experts_anywhere
+from llmjax.models.config import ExpertsConfig, ModelConfig
+from llmjax.models.layers.linear import Linear
+from llmjax.models.layers.mlp import MLP
+from llmjax.models.layers.norm import RMSNorm
 
 
 class MoE(nnx.Module):

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from kernels.norm import Norm, rms_norm
+from llmjax.kernels.norm import Norm, rms_norm
 
 
 class RMSNorm(nnx.Module):
-    """See ``kernels.norm.Norm``.
+    """See ``llmjax.kernels.norm.Norm``.
 
     Args:
         size: length of the last axis.

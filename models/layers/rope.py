@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from kernels.rope import Rotation
-from models.config import RopeConfig
+from llmjax.kernels.rope import Rotation
+from llmjax.models.config import RopeConfig
 
 
 def rotation(positions: jax.Array, rope: RopeConfig) -> Rotation:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from models.config import RopeConfig
-from models.fields import Fields
+from llmjax.models.config import RopeConfig
+from llmjax.models.fields import Fields
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from serve.errors import ApiError
-from serve.protocol.common import ApiModel, GenerationRequest
+from llmjax.serve.errors import ApiError
+from llmjax.serve.protocol.common import ApiModel, GenerationRequest
 
 TEXT_PARTS = frozenset({"text", "input_text"})
 

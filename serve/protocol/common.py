@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.params import RequestOutputKind, SamplingParams
-from serve.errors import ApiError
+from llmjax.serve.errors import ApiError
 
 # One bad element ends the check: a list of 10^6 wrong ones must not make 10^6 error objects.
 Ints = Annotated[list[int], Field(fail_fast=True)]
@@ -155,7 +155,7 @@ def sampling_params(
 
     Args:
         defaults: sampling fields of the model's generation_config.
-        max_tokens: resolved; see ``serve.prompts.output_budget``.
+        max_tokens: resolved; see ``llmjax.serve.prompts.output_budget``.
         logprobs: top log-probabilities a sampled token, or None.
         detokenize: False where there is no tokenizer.
         changes: SamplingParams fields that win over everything.

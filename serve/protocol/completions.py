@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from serve.errors import ApiError, unsupported
-from serve.protocol.common import GenerationRequest, Ints, Strings
+from llmjax.serve.errors import ApiError, unsupported
+from llmjax.serve.protocol.common import GenerationRequest, Ints, Strings
 
 IntLists = Annotated[list[Ints], Field(fail_fast=True)]
 

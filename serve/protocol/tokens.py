@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from serve.protocol.chat import ChatTemplateFields
-from serve.protocol.common import ApiModel, Ints
+from llmjax.serve.protocol.chat import ChatTemplateFields
+from llmjax.serve.protocol.common import ApiModel, Ints
 
 
 class TokenizeTextRequest(ApiModel):

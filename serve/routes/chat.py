@@ -15,14 +15,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from llmjax.outputs import CompletionOutput, RequestOutput
-from serve.body import parse, read_json
-from serve.context import Server, record_of, server_of
-from serve.generation import Job, Tally, check_priority, collect, guarded, run_job
-from serve.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from serve.prompts import chat_prompt, output_budget, truncated
-from serve.protocol.chat import ChatRequest
-from serve.protocol.common import check_logprobs, check_no_stream, sampling_params
-from serve.sse import EventStream, event
+from llmjax.serve.body import parse, read_json
+from llmjax.serve.context import Server, record_of, server_of
+from llmjax.serve.generation import Job, Tally, check_priority, collect, guarded, run_job
+from llmjax.serve.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from llmjax.serve.prompts import chat_prompt, output_budget, truncated
+from llmjax.serve.protocol.chat import ChatRequest
+from llmjax.serve.protocol.common import check_logprobs, check_no_stream, sampling_params
+from llmjax.serve.sse import EventStream, event
 
 
 async def chat_completions(request: Request) -> Response | ASGIApp:

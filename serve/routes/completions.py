@@ -16,14 +16,14 @@ from starlette.types import ASGIApp
 
 from llmjax.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from llmjax.sampling.params import SamplingParams
-from serve.body import parse, read_json
-from serve.context import Server, record_of, server_of
-from serve.generation import Job, Part, Tally, check_priority, collect, guarded, run_job
-from serve.logprobs import LegacyLogprobs, TokenNames, prompt_logprobs
-from serve.prompts import Prompt, completion_prompts, output_budget, truncated
-from serve.protocol.common import check_logprobs, check_no_stream, sampling_params
-from serve.protocol.completions import CompletionRequest
-from serve.sse import EventStream, event
+from llmjax.serve.body import parse, read_json
+from llmjax.serve.context import Server, record_of, server_of
+from llmjax.serve.generation import Job, Part, Tally, check_priority, collect, guarded, run_job
+from llmjax.serve.logprobs import LegacyLogprobs, TokenNames, prompt_logprobs
+from llmjax.serve.prompts import Prompt, completion_prompts, output_budget, truncated
+from llmjax.serve.protocol.common import check_logprobs, check_no_stream, sampling_params
+from llmjax.serve.protocol.completions import CompletionRequest
+from llmjax.serve.sse import EventStream, event
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 

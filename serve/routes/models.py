@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from serve.context import Server, server_of
+from llmjax.serve.context import Server, server_of
 
 
 def _card(server: Server) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from llmjax.serve.context import server_of
+from llmjax.serve.errors import retry_later
 from llmjax.version import __version__
-from serve.context import server_of
-from serve.errors import retry_later
 
 
 async def health(request: Request) -> Response:

@@ -7,10 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from serve.body import parse, read_json
-from serve.context import server_of
-from serve.prompts import chat_prompt, check_ids, completion_prompts, off_loop
-from serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
+from llmjax.serve.body import parse, read_json
+from llmjax.serve.context import server_of
+from llmjax.serve.prompts import chat_prompt, check_ids, completion_prompts, off_loop
+from llmjax.serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
 
 async def tokenize(request: Request) -> Response:

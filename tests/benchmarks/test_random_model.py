@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.gpu_models import MODELS
 from benchmarks.random_model import SHAPES, write_random_model
 from llmjax.checkpoint import open_checkpoint
-from models import abstract_model, model_config
+from llmjax.models import abstract_model, model_config
 
 
 def test_a_random_model_opens(tmp_path: Path) -> None:

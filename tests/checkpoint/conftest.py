@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-import models
-from kernels.attention import RaggedBatch, make_pages
-from kernels.qtensor import QTensor
+from llmjax import models
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.config import EngineConfig
 from llmjax.engine.model import load_model
+from llmjax.kernels.attention import RaggedBatch, make_pages
+from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import select_platform
 from llmjax.quantization.packing import put
 

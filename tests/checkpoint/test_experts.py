@@ -13,8 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import models
-from kernels.qtensor import QTensor
+from llmjax import models
 from llmjax.checkpoint import open_checkpoint
 from llmjax.checkpoint.experts import ExpertStack, with_separate_experts, with_stacked_experts
 from llmjax.checkpoint.folder_export import export_folder
@@ -25,6 +24,7 @@ from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.checkpoint.safetensors_writer import TensorSpec, open_safetensors_writer
 from llmjax.checkpoint.save_plan import SavePlan
 from llmjax.errors import CheckpointError
+from llmjax.kernels.qtensor import QTensor
 from llmjax.quantization.in_situ import rows_in_situ
 from llmjax.quantization.packing import put
 from llmjax.quantization.plan import QuantizationPlan

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize as reference
 
-from kernels.qtensor import RowFormat
 from llmjax.checkpoint.ggml import GGML_TYPES, TILE, BlockType, dequantize
 from llmjax.checkpoint.ggml_iq import grid
 from llmjax.errors import CheckpointError
+from llmjax.kernels.qtensor import RowFormat
 from llmjax.quantization.packing import put
 from llmjax.quantization.rows import QuantizedRows
 

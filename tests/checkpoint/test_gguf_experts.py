@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-import models
+from llmjax import models
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.experts import ExpertStack, with_separate_experts
 from llmjax.checkpoint.gguf_export import export_gguf

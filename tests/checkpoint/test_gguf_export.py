@@ -18,9 +18,9 @@ from llmjax.checkpoint.gguf import GGUFFile
 from llmjax.checkpoint.gguf_export import Report, export_gguf
 from llmjax.checkpoint.gguf_writer import TensorInfo, open_gguf_writer
 from llmjax.errors import CheckpointError, ConfigError
+from llmjax.models import RopeConfig, model_config
 from llmjax.quantization.mixes import Choice
 from llmjax.quantization.reference import quantize
-from models import RopeConfig, model_config
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 FAMILIES = ["llama", "llama-bias", "mistral", "qwen2", "qwen3", "gemma3"]

@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.qtensor import QTensor
 from llmjax.checkpoint import GGUFFile, open_checkpoint
 from llmjax.checkpoint.ggml import GGML_TYPES
 from llmjax.checkpoint.gguf_rows import row_source
 from llmjax.config import EngineConfig
 from llmjax.engine.model import load_model
 from llmjax.errors import CheckpointError
+from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import select_platform
 from llmjax.quantization.packing import pack
 

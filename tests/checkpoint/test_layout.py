@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.qtensor import Codes
 from llmjax.checkpoint.layout import Layout, StoredRows, Unsigned, scale_type
+from llmjax.kernels.qtensor import Codes
 
 
 @dataclass(frozen=True)

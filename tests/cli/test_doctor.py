@@ -67,7 +67,7 @@ def test_what_a_card_needs(
 
 
 def test_a_broken_table_is_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("kernels.cuda.tuned.FOLDER", tmp_path)
+    monkeypatch.setattr("llmjax.kernels.cuda.tuned.FOLDER", tmp_path)
     (tmp_path / "a-card-of-the-doctor-s.json").write_text("{")
     finding = _block_sizes("a card of the doctor's")
     assert "a-card-of-the-doctor-s.json: Expecting" in finding.value

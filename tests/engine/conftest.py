@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import models
-from kernels.attention import RaggedBatch, make_pages
-from llmjax import LLM
+from llmjax import LLM, models
 from llmjax.checkpoint import open_checkpoint
+from llmjax.kernels.attention import RaggedBatch, make_pages
 
 CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
 CHARACTERS = Path(__file__).parent / "golden" / "characters"

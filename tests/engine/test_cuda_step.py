@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import models
-from kernels.attention import make_pages
-from kernels.offloading import HOST_MEMORY, SplitStack
-from kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
+from llmjax import models
 from llmjax.engine.batch import BatchLayout, make_buckets
 from llmjax.engine.graphs import GRAPHS, LAUNCHES
 from llmjax.engine.step import DeviceState, step
+from llmjax.kernels.attention import make_pages
+from llmjax.kernels.offloading import HOST_MEMORY, SplitStack
+from llmjax.kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
 from llmjax.sampling.state import make_sampler_state
 from tests.described_card import LLAMA, ForCard, compile_for_card, needs_plugin
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from kernels.qtensor import QTensor
 from llmjax import LLM, SamplingParams
+from llmjax.kernels.qtensor import QTensor
 
 
 def test_quantised_stacks(engine_of: Callable[..., LLM], plain: Callable[[str], Any]) -> None:

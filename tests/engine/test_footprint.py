@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.attention import make_pages
 from llmjax import LLM
 from llmjax.checkpoint import open_checkpoint
 from llmjax.checkpoint.experts import with_stacked_experts
@@ -21,6 +20,7 @@ from llmjax.checkpoint.quantization import plain_tensors
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.config import EngineConfig
 from llmjax.engine.footprint import KV_TYPES, KVFootprint, kv_footprint, weight_bytes
+from llmjax.kernels.attention import make_pages
 from llmjax.platforms import select_platform
 from llmjax.quantization.packing import RowStack, pack
 

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import pytest
 
-from kernels.attention import KVLayout
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine.compiler import StepCompiler
@@ -22,6 +21,7 @@ from llmjax.engine.memory import plan_kv
 from llmjax.engine.model import load_model
 from llmjax.engine.step import NO_TOKEN
 from llmjax.errors import ConfigError
+from llmjax.kernels.attention import KVLayout
 from llmjax.platforms import Platform, select_platform, use_compilation_cache
 from llmjax.sampling.rows import Feature
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.attention import KVLayout, make_pages
 from llmjax.config import EngineConfig
 from llmjax.engine.memory import KVPlan, plan_kv
 from llmjax.errors import ConfigError
-from models.config import LayerConfig, ModelConfig
+from llmjax.kernels.attention import KVLayout, make_pages
+from llmjax.models.config import LayerConfig, ModelConfig
 
 MIB = 2**20
 BF16 = KVLayout.of(jnp.dtype(jnp.bfloat16), page_size=16)

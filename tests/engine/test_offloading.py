@@ -12,12 +12,12 @@ import jax
 import numpy as np
 import pytest
 
-from kernels.offloading import SplitStack
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine.model import load_model
 from llmjax.engine.placement import Placer
 from llmjax.errors import ConfigError
+from llmjax.kernels.offloading import SplitStack
 from llmjax.platforms import select_platform
 
 EXPERTS = 8  # of a layer of qwen3-moe

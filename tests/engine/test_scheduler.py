@@ -20,7 +20,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kernels.attention import KVLayout
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import MAX_STOPS, NO_STOP, READ_DEVICE, BatchLayout, make_buckets
 from llmjax.engine.engine import Engine
@@ -34,10 +33,11 @@ from llmjax.engine.scheduler import Row, Scheduler, StepPlan
 from llmjax.engine.stats import EngineTotals
 from llmjax.engine.step import ENDED, NO_TOKEN, StepOutput
 from llmjax.errors import ConfigError
+from llmjax.kernels.attention import KVLayout
+from llmjax.models.config import LayerConfig, ModelConfig
 from llmjax.sampling.logprobs import TokenLogprobs
 from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.rows import ROW_WORDS, RequestSampling
-from models.config import LayerConfig, ModelConfig
 
 VOCAB = 5
 STOP = 4

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.attention import RaggedBatch, reference
-from kernels.attention.types import KVPages, make_pages
+from llmjax.kernels.attention import RaggedBatch, reference
+from llmjax.kernels.attention.types import KVPages, make_pages
 
 
 @dataclass(frozen=True)

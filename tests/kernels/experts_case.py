@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.blocks import Projection
-from kernels.experts import ExpertWeights
-from kernels.qtensor import Codes, QTensor, RowFormat
+from llmjax.kernels.blocks import Projection
+from llmjax.kernels.experts import ExpertWeights
+from llmjax.kernels.qtensor import Codes, QTensor, RowFormat
 
 TILE = 16
 

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.argmax import argmax, argmax_by_reductions
-from kernels.cpu import sampling as cpu
-from kernels.cpu.library import library
+from llmjax.kernels.argmax import argmax, argmax_by_reductions
+from llmjax.kernels.cpu import sampling as cpu
+from llmjax.kernels.cpu.library import library
 
 NATIVE = library()
 WAYS = ["operation", "reductions", *(NATIVE.usable if NATIVE else ())]

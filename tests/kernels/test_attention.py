@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.attention import ATTENTION, attend, portable, reference
-from kernels.attention.types import KVPages, make_pages
-from kernels.cuda import attention as cuda
+from llmjax.kernels.attention import ATTENTION, attend, portable, reference
+from llmjax.kernels.attention.types import KVPages, make_pages
+from llmjax.kernels.cuda import attention as cuda
 from tests.kernels.attention_case import Case, filled_pages, make_data
 
 PAGE = 4

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.attention import make_pages
-from kernels.blocks import (
+from llmjax.kernels.attention import make_pages
+from llmjax.kernels.blocks import (
     ATTENTION_BLOCK,
     MLP,
     AttentionRules,
@@ -22,11 +22,11 @@ from kernels.blocks import (
     attention_block_in_steps,
     mlp_in_steps,
 )
-from kernels.cpu import blocks as cpu
-from kernels.cpu.library import Library, library
-from kernels.norm import Norm
-from kernels.qtensor import Codes, QTensor, RowFormat
-from kernels.rope import Rotation
+from llmjax.kernels.cpu import blocks as cpu
+from llmjax.kernels.cpu.library import Library, library
+from llmjax.kernels.norm import Norm
+from llmjax.kernels.qtensor import Codes, QTensor, RowFormat
+from llmjax.kernels.rope import Rotation
 from tests.kernels.attention_case import Case, filled_pages, ragged_batch, real_tokens
 
 NATIVE = library()

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kernels.attention
-from kernels.attention import RaggedBatch, reference
-from kernels.attention.types import KVPages
-from kernels.cpu import attention as cpu
-from kernels.cpu.library import Library, library
+import llmjax.kernels.attention
+from llmjax.kernels.attention import RaggedBatch, reference
+from llmjax.kernels.attention.types import KVPages
+from llmjax.kernels.cpu import attention as cpu
+from llmjax.kernels.cpu.library import Library, library
 from tests.kernels.attention_case import Case, Data, filled_pages, make_data
 
 FEW_ROWS = 8  # kFewRows in attention_kernel.h
@@ -204,7 +204,7 @@ def test_attend_uses_the_kernel_in_place() -> None:
     stored = pages_of(data)
 
     def step(q, k, v, pages, batch):  # type: ignore[no-untyped-def]
-        return kernels.attention.attend(q, k, v, pages, batch, scale=0.1)
+        return llmjax.kernels.attention.attend(q, k, v, pages, batch, scale=0.1)
 
     compiled = jax.jit(step, donate_argnums=3).lower(data.q, data.k, data.v, stored, data.batch).compile()
     text = compiled.as_text()
@@ -218,6 +218,6 @@ def test_attend_uses_the_kernel_in_place() -> None:
 def test_sizes_without_a_kernel_take_the_portable_way() -> None:
     data = make_data(Case(((5, 9),), head_dim=12, heads=2, kv_heads=1))
     pages = pages_of(data)
-    attend = jax.jit(lambda *arguments: kernels.attention.attend(*arguments, **data.rules)[0])
+    attend = jax.jit(lambda *arguments: llmjax.kernels.attention.attend(*arguments, **data.rules)[0])
     out = attend(data.q, data.k, data.v, pages, data.batch)
     np.testing.assert_allclose(out[data.real], _reference(data, pages)[0][data.real], atol=1e-5)

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.cpu import experts as cpu
-from kernels.cpu.library import Library, library
-from kernels.experts import EXPERTS
-from kernels.experts_reference import experts_reference
+from llmjax.kernels.cpu import experts as cpu
+from llmjax.kernels.cpu.library import Library, library
+from llmjax.kernels.experts import EXPERTS
+from llmjax.kernels.experts_reference import experts_reference
 from tests.kernels.experts_case import Maker
 
 NATIVE = library()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu import build
-from kernels.cpu.library import ISA_VARIABLE, library
+from llmjax.kernels.cpu import build
+from llmjax.kernels.cpu.library import ISA_VARIABLE, library
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,10 +18,10 @@ PROGRAM = """
 import sys, warnings
 from pathlib import Path
 import jax.numpy as jnp
-from kernels.cpu import library
+from llmjax.kernels.cpu import library
 if "missing" in sys.argv:
     library.LIBRARY = Path("nowhere/libllmjax_cpu.so")
-from kernels.linear import linear
+from llmjax.kernels.linear import linear
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for _ in range(2):

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.cpu.library import Library, library
-from kernels.cpu.linear import linears
-from kernels.cpu.matrices import METHODS
-from kernels.qtensor import Codes, QTensor, RowFormat
-from kernels.quantized_linear import QUANTIZED_LINEAR, linear_by_dequantizing
+from llmjax.kernels.cpu.library import Library, library
+from llmjax.kernels.cpu.linear import linears
+from llmjax.kernels.cpu.matrices import METHODS
+from llmjax.kernels.qtensor import Codes, QTensor, RowFormat
+from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR, linear_by_dequantizing
 from llmjax.quantization.packing import pack
 from llmjax.quantization.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
 

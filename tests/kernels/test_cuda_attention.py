@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.attention import RaggedBatch, reference
-from kernels.cuda import attention as cuda
+from llmjax.kernels.attention import RaggedBatch, reference
+from llmjax.kernels.cuda import attention as cuda
 from tests.kernels.attention_case import Case, filled_pages, make_data
 
 HURRY = {"xla_backend_optimization_level": "0"}

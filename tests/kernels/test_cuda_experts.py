@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.blocks import Projection
-from kernels.cuda.experts import experts, refuses, rows_of
-from kernels.experts import EXPERTS, ExpertWeights
-from kernels.experts_reference import experts_reference
-from kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
+from llmjax.kernels.blocks import Projection
+from llmjax.kernels.cuda.experts import experts, refuses, rows_of
+from llmjax.kernels.experts import EXPERTS, ExpertWeights
+from llmjax.kernels.experts_reference import experts_reference
+from llmjax.kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
 
 SIZE, INNER = 96, 72
 PRODUCTS = ("experts in", "experts out")

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.attention import reference
-from kernels.attention.types import KVPages
-from kernels.cuda.attention import CACHE_TYPES
-from kernels.cuda.kv_write import FLOAT8, float8_bits, write_kv
+from llmjax.kernels.attention import reference
+from llmjax.kernels.attention.types import KVPages
+from llmjax.kernels.cuda.attention import CACHE_TYPES
+from llmjax.kernels.cuda.kv_write import FLOAT8, float8_bits, write_kv
 from tests.kernels.attention_case import Case, filled_pages, make_data
 
 MIX = ((1, 50), (0, 0), (13, 13), (9, 30))

@@ -17,18 +17,18 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import triton as pallas_triton
 
-import models
-from kernels.activations import ACTIVATIONS
-from kernels.attention import RaggedBatch, attend, make_pages
-from kernels.blocks import Projection
-from kernels.cuda import attention as cuda
-from kernels.cuda.kv_write import write_kv
-from kernels.experts import EXPERTS, ExpertWeights
-from kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
-from kernels.quantized_linear import QUANTIZED_LINEAR
+from llmjax import models
 from llmjax.engine.batch import BatchLayout, make_buckets
 from llmjax.engine.graphs import LAUNCHES
 from llmjax.engine.step import DeviceState, step
+from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.attention import RaggedBatch, attend, make_pages
+from llmjax.kernels.blocks import Projection
+from llmjax.kernels.cuda import attention as cuda
+from llmjax.kernels.cuda.kv_write import write_kv
+from llmjax.kernels.experts import EXPERTS, ExpertWeights
+from llmjax.kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
+from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR
 from llmjax.sampling.state import make_sampler_state
 from tests.described_card import LLAMA, ForCard, compile_for_card, needs_plugin
 

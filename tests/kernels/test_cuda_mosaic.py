@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.attention import reference
-from kernels.cuda import mosaic_prefill
-from kernels.cuda.flash import Rules
-from kernels.cuda.mosaic_prefill import prefill, refuses
+from llmjax.kernels.attention import reference
+from llmjax.kernels.cuda import mosaic_prefill
+from llmjax.kernels.cuda.flash import Rules
+from llmjax.kernels.cuda.mosaic_prefill import prefill, refuses
 from tests.described_card import compile_for_card, needs_plugin
 from tests.kernels.attention_case import Case, filled_pages, make_data
 from tests.kernels.test_cuda_lowering import ATTENTIONS
@@ -96,9 +96,9 @@ def test_says_what_it_refuses() -> None:
 
 
 def test_runs_only_where_a_table_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernels.cuda.pages import PageReader
-    from kernels.cuda.prefill import Tiles
-    from kernels.cuda.prefill import prefill as choose
+    from llmjax.kernels.cuda.pages import PageReader
+    from llmjax.kernels.cuda.prefill import Tiles
+    from llmjax.kernels.cuda.prefill import prefill as choose
 
     asked = []
     monkeypatch.setattr(mosaic_prefill, "prefill", lambda q, *_, **__: asked.append(1) or q)

@@ -16,17 +16,17 @@ from rich.console import Console
 
 from benchmarks import tune_gpu
 from benchmarks.tune_gpu import Problem, best, timed
-from kernels.attention import make_pages
-from kernels.cuda import tuned as tuned_module
-from kernels.cuda.decode import Split
-from kernels.cuda.pages import PageReader
-from kernels.cuda.plan import Plan
-from kernels.cuda.prefill import Tiles
-from kernels.cuda.quantized_linear import key_of, plan_of, quantized_linear
-from kernels.cuda.tuned import Key, Table, TableError, describe, form_name, path_for, table_in_use
-from kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import make_buckets
+from llmjax.kernels.attention import make_pages
+from llmjax.kernels.cuda import tuned as tuned_module
+from llmjax.kernels.cuda.decode import Split
+from llmjax.kernels.cuda.pages import PageReader
+from llmjax.kernels.cuda.plan import Plan
+from llmjax.kernels.cuda.prefill import Tiles
+from llmjax.kernels.cuda.quantized_linear import key_of, plan_of, quantized_linear
+from llmjax.kernels.cuda.tuned import Key, Table, TableError, describe, form_name, path_for, table_in_use
+from llmjax.kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
 
 FORM = RowFormat(2000, Codes(4), 32, "f16", zero=8)
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.experts import EXPERTS, _blocks, experts, experts_by_blocks
-from kernels.experts_reference import experts_reference
+from llmjax.kernels.experts import EXPERTS, _blocks, experts, experts_by_blocks
+from llmjax.kernels.experts_reference import experts_reference
 from tests.kernels.experts_case import Maker
 
 maker = partial(Maker, size=48, inner=40)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.cpu import linear as cpu
-from kernels.cpu.library import library
-from kernels.linear import linear
+from llmjax.kernels.cpu import linear as cpu
+from llmjax.kernels.cpu.library import library
+from llmjax.kernels.linear import linear
 
 NATIVE = library()
 ISAS = NATIVE.usable if NATIVE else ()

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.blocks import Projection
-from kernels.experts import ExpertWeights, experts
-from kernels.experts_reference import experts_reference
-from kernels.offloading import HOST_MEMORY, SplitStack, experts_anywhere
-from kernels.qtensor import QTensor
+from llmjax.kernels.blocks import Projection
+from llmjax.kernels.experts import ExpertWeights, experts
+from llmjax.kernels.experts_reference import experts_reference
+from llmjax.kernels.offloading import HOST_MEMORY, SplitStack, experts_anywhere
+from llmjax.kernels.qtensor import QTensor
 from tests.kernels.experts_case import Maker
 
 EXPERTS, CHOICES = 6, 2

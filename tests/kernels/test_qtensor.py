@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.qtensor import NUMBER_BITS, Codes, QTensor, RowFormat
+from llmjax.kernels.qtensor import NUMBER_BITS, Codes, QTensor, RowFormat
 from llmjax.quantization.packing import pack
 from llmjax.quantization.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kernels.dense_linear import LINEAR
-from kernels.registry import Implementation, Operation
+from llmjax.kernels.dense_linear import LINEAR
+from llmjax.kernels.registry import Implementation, Operation
 
 
 def only_even(x: jax.Array, **_: object) -> str | None:

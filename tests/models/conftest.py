@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.attention import RaggedBatch, make_pages
 from llmjax.checkpoint import open_checkpoint
-from models import ModelConfig, abstract_model, merge, model_config
+from llmjax.kernels.attention import RaggedBatch, make_pages
+from llmjax.models import ModelConfig, abstract_model, merge, model_config
 
 GOLDEN = Path(__file__).parent / "golden"
 PAGE = 4  # tokens a page: small, so that every prompt spans many

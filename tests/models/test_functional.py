@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.attention import RaggedBatch, make_pages
-from models import abstract_model, init_random, merge, model_config
+from llmjax.kernels.attention import RaggedBatch, make_pages
+from llmjax.models import abstract_model, init_random, merge, model_config
 
 CONFIG = model_config(
     {

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from models import FAMILIES, ExpertsConfig, LayerConfig, UnsupportedModel, model_config
+from llmjax.models import FAMILIES, ExpertsConfig, LayerConfig, UnsupportedModel, model_config
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL: dict[str, Any] = {

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.cpu import sampling as cpu
-from kernels.cpu.library import library
+from llmjax.kernels.cpu import sampling as cpu
+from llmjax.kernels.cpu.library import library
 from llmjax.sampling.draw import DRAW, draw_by_scores
 
 NATIVE = library()

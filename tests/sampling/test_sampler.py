@@ -15,7 +15,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.cpu.library import library
+from llmjax.kernels.cpu.library import library
 from llmjax.sampling.noise import gumbel, row_keys
 from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.rows import ROW_WORDS, RequestSampling, request_sampling

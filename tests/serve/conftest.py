@@ -19,8 +19,8 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from llmjax.config import EngineConfig, ServerConfig
-from serve.listen import bind
-from serve.run import DrainingServer
+from llmjax.serve.listen import bind
+from llmjax.serve.run import DrainingServer
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"

@@ -14,8 +14,8 @@ import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.errors import EngineDead, QueueFull
-from serve.app import create_app
-from serve.drain import Gate
+from llmjax.serve.app import create_app
+from llmjax.serve.drain import Gate
 
 
 class FailingEngine:
@@ -149,9 +149,9 @@ def test_gate_empties_and_times_out() -> None:
 
 
 def test_access_log_is_one_json_line(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="serve.access"):
+    with caplog.at_level(logging.INFO, logger="llmjax.serve.access"):
         ask(app_of(EngineDead("gone")), ("POST", "/v1/completions", {**IDS, "headers": {"X-Request-Id": "r-1"}}))
-    (record,) = (record for record in caplog.records if record.name == "serve.access")
+    (record,) = (record for record in caplog.records if record.name == "llmjax.serve.access")
     line = json.loads(record.getMessage())
     assert line["request_id"] == "r-1" and line["method"] == "POST" and line["path"] == "/v1/completions"
     assert line["status"] == 503 and line["prompt_tokens"] == 2 and line["ms"] >= 0
@@ -159,7 +159,7 @@ def test_access_log_is_one_json_line(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_settings_switch_log_and_header_off(caplog: pytest.LogCaptureFixture) -> None:
     app = app_of(EngineDead("x"), access_log=False, enable_request_id_headers=False)
-    with caplog.at_level(logging.INFO, logger="serve.access"):
+    with caplog.at_level(logging.INFO, logger="llmjax.serve.access"):
         (response,) = ask(app, ("GET", "/version", {}))
     assert "x-request-id" not in response.headers
-    assert not [record for record in caplog.records if record.name == "serve.access"]
+    assert not [record for record in caplog.records if record.name == "llmjax.serve.access"]

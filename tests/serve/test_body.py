@@ -12,12 +12,12 @@ from openai.types.completion_create_params import CompletionCreateParamsNonStrea
 
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.params import RequestOutputKind
-from serve.body import parse
-from serve.errors import ApiError
-from serve.protocol.chat import ChatRequest, template_messages
-from serve.protocol.common import GenerationRequest, sampling_params
-from serve.protocol.completions import CompletionRequest
-from serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
+from llmjax.serve.body import parse
+from llmjax.serve.errors import ApiError
+from llmjax.serve.protocol.chat import ChatRequest, template_messages
+from llmjax.serve.protocol.common import GenerationRequest, sampling_params
+from llmjax.serve.protocol.completions import CompletionRequest
+from llmjax.serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
 MODELS: list[Any] = [ChatRequest, CompletionRequest, TokenizeChatRequest, TokenizeTextRequest, DetokenizeRequest]
 json_values = st.recursive(

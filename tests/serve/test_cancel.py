@@ -43,7 +43,7 @@ def test_client_that_hangs_up(running: Any, body: dict[str, Any]) -> None:
 
 
 def test_log_names_clients_that_left(running: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="serve.access"):
+    with caplog.at_level(logging.INFO, logger="llmjax.serve.access"):
         for stream in (False, True):
             with httpx.Client(base_url=running.url, timeout=0.3) as impatient, pytest.raises(httpx.TimeoutException):
                 if stream:
@@ -53,7 +53,7 @@ def test_log_names_clients_that_left(running: Any, caplog: pytest.LogCaptureFixt
                 impatient.post("/v1/completions", json={**LONG, "n": 4})
         running.wait_idle()
         time.sleep(0.1)
-    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "serve.access"]
+    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "llmjax.serve.access"]
     assert [line["status"] for line in lines] == [499, 200]
     assert all("client" in line["error"] for line in lines)
     assert lines[1]["completion_tokens"] < 480

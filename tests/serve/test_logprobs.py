@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.outputs import Logprob
-from serve.logprobs import LegacyLogprobs, TokenNames, chat_logprobs, prompt_logprobs
+from llmjax.serve.logprobs import LegacyLogprobs, TokenNames, chat_logprobs, prompt_logprobs
 
 PIECES = {0: b"a", 1: b"b", 2: "é".encode()[:1], 3: "é".encode()[1:], 4: b"ab", 5: b""}
 

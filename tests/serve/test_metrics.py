@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as Reference
 
-from serve.metrics import TOKEN_LATENCY, Histogram, one_two_five
+from llmjax.serve.metrics import TOKEN_LATENCY, Histogram, one_two_five
 
 
 @given(st.lists(st.one_of(st.floats(0, 100), st.sampled_from(TOKEN_LATENCY))))

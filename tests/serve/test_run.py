@@ -21,7 +21,7 @@ import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.errors import ConfigError
-from serve.listen import bind, check_tls
+from llmjax.serve.listen import bind, check_tls
 
 
 @contextmanager

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from serve.context import RequestRecord
-from serve.errors import ApiError, ClientDisconnected
-from serve.sse import EventStream
+from llmjax.serve.context import RequestRecord
+from llmjax.serve.errors import ApiError, ClientDisconnected
+from llmjax.serve.sse import EventStream
 
 
 def play(

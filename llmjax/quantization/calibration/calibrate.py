@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import models
+from llmjax import models
 from llmjax.checkpoint.save_plan import SavePlan
 from llmjax.errors import CheckpointError, ConfigError
+from llmjax.models.config import ModelConfig
+from llmjax.models.errors import UnsupportedModel
 from llmjax.platforms import Platform
 from llmjax.quantization.calibration.layer import CalibratedLayer, check_kinds, surroundings
 from llmjax.quantization.calibration.methods import Calibration
@@ -21,8 +23,6 @@ from llmjax.quantization.calibration.settings import CalibrationSettings
 from llmjax.quantization.in_situ import FloatRows
 from llmjax.quantization.rounding import Result, round_to_nearest
 from llmjax.quantization.uniform import IntegerScheme
-from models.config import ModelConfig
-from models.errors import UnsupportedModel
 
 EMBEDDING = "model.embed_tokens.weight"
 

@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from kernels.attention import RaggedBatch, make_pages
 from llmjax.checkpoint.checkpoint import Checkpoint
 from llmjax.errors import CheckpointError
+from llmjax.kernels.attention import RaggedBatch, make_pages
+from llmjax.models.config import ModelConfig
+from llmjax.models.decoder import DecoderLayer
+from llmjax.models.layers.rope import rotation
 from llmjax.platforms import Platform
 from llmjax.quantization.calibration.inputs import InputStatistics
 from llmjax.quantization.calibration.stages import Block, Computation, Stage, Surroundings, blocks_of
-from models.config import ModelConfig
-from models.decoder import DecoderLayer
-from models.layers.rope import rotation
 
 F32 = np.dtype(np.float32)
 PAGE = 64  # tokens

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from llmjax.checkpoint.save_plan import SavePlan
+from llmjax.models.config import ModelConfig
 from llmjax.quantization.calibration.awq import Projection, clipped, search_scales
 from llmjax.quantization.calibration.gptq import InverseHessian, gptq
 from llmjax.quantization.calibration.inputs import InputStatistics
@@ -18,7 +19,6 @@ from llmjax.quantization.calibration.stages import Block, Stage, Surroundings
 from llmjax.quantization.difference import Difference
 from llmjax.quantization.rounding import Result
 from llmjax.quantization.uniform import IntegerScheme
-from models.config import ModelConfig
 
 NEVER_CLIPPED = ("q_proj", "k_proj")  # what is lost of queries meets what is lost of keys (AutoAWQ)
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import jax
 
-from kernels.attention import KVPages, RaggedBatch
-from kernels.rope import Rotation
-from models.decoder import DecoderLayer
+from llmjax.kernels.attention import KVPages, RaggedBatch
+from llmjax.kernels.rope import Rotation
+from llmjax.models.decoder import DecoderLayer
 
 
 @jax.tree_util.register_dataclass

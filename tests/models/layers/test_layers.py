@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from kernels.activations import ACTIVATIONS
-from models.layers.embedding import Embedding
-from models.layers.norm import RMSNorm
+from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.models.layers.embedding import Embedding
+from llmjax.models.layers.norm import RMSNorm
 
 RNG = np.random.default_rng(0)
 

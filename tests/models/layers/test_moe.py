@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from kernels.attention import RaggedBatch
-from models.config import ExpertsConfig
-from models.layers.moe import MoE
-from models.layers.norm import RMSNorm
+from llmjax.kernels.attention import RaggedBatch
+from llmjax.models.config import ExpertsConfig
+from llmjax.models.layers.moe import MoE
+from llmjax.models.layers.norm import RMSNorm
 
 SIZE, COUNT = 16, 6
 F32 = jnp.dtype(jnp.float32)

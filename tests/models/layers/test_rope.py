@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.rope import rotate
-from models import RopeConfig
-from models.layers.rope import rotation
+from llmjax.kernels.rope import rotate
+from llmjax.models import RopeConfig
+from llmjax.models.layers.rope import rotation
 
 INV_FREQ = tuple((500000.0 ** (-np.arange(0, 16, 2) / 16)).astype(np.float32).tolist())
 

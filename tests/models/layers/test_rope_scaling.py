@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models import UnsupportedModel
-from models.fields import Fields
-from models.layers.rope_scaling import RopeLengths, extended_length, resolve_rope, rope_parameters
+from llmjax.models import UnsupportedModel
+from llmjax.models.fields import Fields
+from llmjax.models.layers.rope_scaling import RopeLengths, extended_length, resolve_rope, rope_parameters
 
 DIM, THETA, MAX = 64, 10000.0, 4096
 

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-import models
-from kernels.activations import ACTIVATIONS
-from kernels.attention import RaggedBatch, make_pages
+from llmjax import models
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.folder_export import export_folder
 from llmjax.checkpoint.save_plan import SavePlan
 from llmjax.config import EngineConfig
 from llmjax.errors import CheckpointError, ConfigError
+from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.attention import RaggedBatch, make_pages
 from llmjax.platforms import Platform, select_platform
 from llmjax.quantization.calibration.calibrate import calibrate
 from llmjax.quantization.calibration.layer import CalibratedLayer, surroundings
