@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from llmjax import models
 from llmjax.checkpoint.experts import with_stacked_experts
 from llmjax.checkpoint.gguf import GGUFFile
 from llmjax.checkpoint.gguf_model import hf_config, hf_generation_config, hf_tensors
@@ -16,11 +17,14 @@ from llmjax.checkpoint.quantization import plain_tensors, stored_method
 from llmjax.checkpoint.safetensors import SafetensorsTensor, open_safetensors
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
+from llmjax.models.config import ModelConfig
+from llmjax.models.errors import UnsupportedModel
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,26 @@ class Checkpoint:
     tensors: Mapping[str, StoredTensor]
     gguf: GGUFFile | None = None
     quantization: str = ""
+
+    def model_config(self, *, max_model_len: int | None = None) -> ModelConfig:
+        """What the config and the tensors together say the model is.
+
+        Args:
+            max_model_len: as in ``llmjax.models.model_config``.
+
+        Raises:
+            CheckpointError: the model is not supported, or has no output weights although its embedding is not tied.
+        """
+        try:
+            model = models.model_config(self.config, max_model_len=max_model_len)
+        except UnsupportedModel as error:
+            raise CheckpointError(f"{self.path}: {error}") from error
+        if not model.tie_word_embeddings and HEAD not in self.tensors:
+            raise CheckpointError(
+                f"{self.path}: tensor {HEAD} is missing, and tie_word_embeddings is false; "
+                'if the embedding is the head too, set hf_overrides to {"tie_word_embeddings": true}'
+            )
+        return model
 
 
 def open_checkpoint(path: str | Path, *, overrides: Mapping[str, Any] | None = None) -> Checkpoint:

@@ -32,7 +32,7 @@ from llmjax.checkpoint.gguf_model import ARCHITECTURES, GLOBAL_TENSORS, LAYER_TE
 from llmjax.checkpoint.gguf_writer import TensorInfo, open_gguf_writer
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
-from llmjax.models import ModelConfig, abstract_model, model_config
+from llmjax.models import ModelConfig, abstract_model
 from llmjax.quantization.difference import Difference
 from llmjax.quantization.mixes import KEEP, NEVER, Choice, ModelShape, mix_named, tensor_scheme
 from llmjax.quantization.reference import SCHEMES, quantize, scheme_named
@@ -168,9 +168,9 @@ def export_gguf(
     if scheme.lower() not in PLAIN:
         mix_named(scheme)
     parsed = Rules.parse(rules or {}, lambda name: KEEP if name.lower() == KEEP else scheme_named(name))
-    model = model_config(checkpoint.config)
+    model = checkpoint.model_config()
     plan = _gguf_items if checkpoint.gguf is not None else _hf_items
-    shape = ModelShape.of(checkpoint.config, tied=_tied(checkpoint, model))
+    shape = ModelShape.of(checkpoint.config, tied=model.tie_word_embeddings)
     items = list(plan(checkpoint, model, _Typing(scheme.lower(), shape, parsed)))
     notes = _notes(checkpoint, model)
     ropes = {} if checkpoint.gguf is not None else rope_tensors(checkpoint.config, model)
@@ -234,10 +234,6 @@ class _Typing:
             type_name = choice.scheme or (kept if kept in PLAIN or kept in SCHEMES else "f32")
         info = TensorInfo(name, tuple(shape), type_name.upper())
         return Exported(name, hf_name, source_type, tensor.nbytes, info, choice)
-
-
-def _tied(checkpoint: Checkpoint, model: ModelConfig) -> bool:
-    return model.tie_word_embeddings or "lm_head.weight" not in checkpoint.tensors
 
 
 def _gguf_items(checkpoint: Checkpoint, model: ModelConfig, typing: _Typing) -> Iterator[_Item]:

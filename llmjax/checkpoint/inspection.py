@@ -12,13 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from llmjax import models
 from llmjax.checkpoint.checkpoint import CONFIG, Checkpoint, open_checkpoint, read_json, stored_tensors
 from llmjax.checkpoint.gguf import SPLIT_NAME, GGUFFile
 from llmjax.checkpoint.quantization import quantization_settings
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
-from llmjax.models.errors import UnsupportedModel
 
 GGUF_KEYS: Mapping[str, str] = MappingProxyType(
     {
@@ -168,14 +166,11 @@ def inspect_model(
         checkpoint = open_checkpoint(path, overrides=overrides)
     except CheckpointError as error:
         return _unopened(path, overrides or {}, str(error))
-    settings = dict(checkpoint.config)
-    if "lm_head.weight" not in checkpoint.tensors:
-        settings["tie_word_embeddings"] = True
     model, problem = None, None
     try:
-        model = models.model_config(settings, max_model_len=max_model_len)
-    except UnsupportedModel as error:
-        problem = f"{path}: {error}"
+        model = checkpoint.model_config(max_model_len=max_model_len)
+    except CheckpointError as error:
+        problem = str(error)
     return Inspection(
         path=path,
         container=_container(path, checkpoint.gguf),

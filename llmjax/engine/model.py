@@ -25,7 +25,6 @@ from llmjax.kernels.cpu.library import library
 from llmjax.kernels.offloading import SplitStack
 from llmjax.kernels.qtensor import QTensor
 from llmjax.models.config import ModelConfig
-from llmjax.models.errors import UnsupportedModel
 from llmjax.platforms import Platform
 from llmjax.quantization.kv_scales import is_kv_scale, kv_calibration
 from llmjax.quantization.plan import Kept, QuantizationPlan
@@ -75,13 +74,7 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
     )
     started = time.monotonic()
     checkpoint = open_checkpoint(path, overrides=config.hf_overrides)
-    settings = dict(checkpoint.config)
-    if "lm_head.weight" not in checkpoint.tensors:
-        settings["tie_word_embeddings"] = True
-    try:
-        model_config = models.model_config(settings, max_model_len=config.max_model_len)
-    except UnsupportedModel as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    model_config = checkpoint.model_config(max_model_len=config.max_model_len)
     graph, shapes = models.abstract_model(
         model_config, dtype=platform.dtype, activation_dtype=platform.activation_dtype
     )
@@ -95,7 +88,7 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
     plan = QuantizationPlan.of(
         config.quantization,
         config.quantization_rules,
-        settings,
+        checkpoint.config,
         tied=model_config.tie_word_embeddings,
         stored=checkpoint.quantization,
     )

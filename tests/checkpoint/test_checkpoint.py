@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from llmjax.checkpoint import open_checkpoint
+from llmjax.checkpoint.checkpoint import HEAD
+from llmjax.checkpoint.gguf_export import export_gguf
+from llmjax.checkpoint.inspection import inspect_model
 from llmjax.errors import CheckpointError
 
+LLAMA = Path(__file__).parents[1] / "models" / "golden" / "llama"
 F32 = np.dtype(np.float32)
 WEIGHTS = {f"w{i}": np.full((2, 3), i, np.float32) for i in range(4)}
 
@@ -38,6 +43,32 @@ def test_one_file(folder: Path) -> None:
     assert checkpoint.generation_config == {"eos_token_id": [1, 2]}
     assert set(checkpoint.tensors) == set(WEIGHTS)
     assert np.array_equal(checkpoint.tensors["w2"].read(F32), WEIGHTS["w2"])
+
+
+def test_a_missing_head_is_an_error_unless_the_embedding_is_tied(tmp_path: Path) -> None:
+    tensors = {name: value for name, value in load_file(LLAMA / "model.safetensors").items() if name != HEAD}
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((LLAMA / "config.json").read_text())
+    for said in ({"tie_word_embeddings": False}, {}):  # not tied is also what a Llama's config means that does not say
+        config.pop("tie_word_embeddings", None)
+        (tmp_path / "config.json").write_text(json.dumps(config | said))
+        with pytest.raises(CheckpointError, match=r"lm_head\.weight is missing, and tie_word_embeddings is false"):
+            open_checkpoint(tmp_path).model_config()
+        with pytest.raises(CheckpointError, match=r"lm_head\.weight is missing"):
+            export_gguf(open_checkpoint(tmp_path), tmp_path / "model.gguf", scheme="f32")
+        assert "tensor lm_head.weight is missing" in str(inspect_model(tmp_path).problem)
+    tied = open_checkpoint(tmp_path, overrides={"tie_word_embeddings": True})
+    assert tied.model_config().tie_word_embeddings
+
+
+def test_a_model_that_is_not_supported_is_an_error_that_names_the_file(folder: Path) -> None:
+    save_file(WEIGHTS, folder / "model.safetensors")
+    unknown = open_checkpoint(folder, overrides={"model_type": "novel"})
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(str(folder))}: config.json: model_type 'novel'"):
+        unknown.model_config()
+    with pytest.raises(CheckpointError, match=r"model_type 'novel' is not supported"):
+        export_gguf(unknown, folder / "model.gguf", scheme="f32")
+    assert not (folder / "model.gguf").exists()
 
 
 def test_shards(folder: Path) -> None:

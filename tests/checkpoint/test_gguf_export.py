@@ -62,6 +62,15 @@ def test_every_family_is_the_same_model_again(tmp_path: Path, name: str) -> None
     )
 
 
+def test_a_tied_head_is_written_once(tmp_path: Path) -> None:
+    source = llama(tmp_path / "source")
+    untied = exported(source, tmp_path / "untied.gguf", scheme="q4_k_m")
+    tied = exported(llama(tmp_path / "tied", tie_word_embeddings=True), tmp_path / "tied.gguf", scheme="q4_k_m")
+    assert "output.weight" in types(untied[1]) and types(untied[1])["token_embd.weight"] == "Q4_K"
+    assert "output.weight" not in types(tied[1]) and types(tied[1])["token_embd.weight"] == "Q6_K"
+    assert tied[0].model_config().tie_word_embeddings and not untied[0].model_config().tie_word_embeddings
+
+
 ROPES = sorted(path.stem for path in (GOLDEN / "llama").glob("rope-*.json"))
 
 

@@ -30,10 +30,7 @@ class Plain:
 
     def __init__(self, path: Path) -> None:
         checkpoint = open_checkpoint(path)
-        settings = dict(checkpoint.config)
-        if "lm_head.weight" not in checkpoint.tensors:
-            settings["tie_word_embeddings"] = True
-        config = models.model_config(settings)
+        config = checkpoint.model_config()
         graph, shapes = models.abstract_model(config, dtype=jnp.float32, activation_dtype=jnp.float32)
         self.params = {name: jnp.asarray(checkpoint.tensors[name].read(np.dtype("float32"))) for name in shapes}
         self.vocab_size = config.vocab_size

@@ -11,11 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmjax import models
 from llmjax.checkpoint.save_plan import SavePlan
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.models.config import ModelConfig
-from llmjax.models.errors import UnsupportedModel
 from llmjax.platforms import Platform
 from llmjax.quantization.calibration.layer import CalibratedLayer, check_kinds, surroundings
 from llmjax.quantization.calibration.methods import Calibration
@@ -47,7 +45,7 @@ def calibrate(
     """
     if not any(isinstance(scheme, IntegerScheme) for scheme in plan.layers.values()):
         raise ConfigError(f"--method {settings.method} is for integers; {_names(plan)} can only be rounded")
-    config = _model_config(plan)
+    config = plan.checkpoint.model_config()
     check_kinds(config, plan.checkpoint.path)
     done = set()
     hidden = _embedded(plan, config, sequences, platform)
@@ -73,16 +71,6 @@ def calibrate(
 
 def _names(plan: SavePlan) -> str:
     return ", ".join(sorted({scheme.name for scheme in plan.layers.values()}))
-
-
-def _model_config(plan: SavePlan) -> ModelConfig:
-    settings = dict(plan.checkpoint.config)
-    if "lm_head.weight" not in plan.checkpoint.tensors:
-        settings["tie_word_embeddings"] = True
-    try:
-        return models.model_config(settings)
-    except UnsupportedModel as error:
-        raise CheckpointError(f"{plan.checkpoint.path}: {error}") from error
 
 
 def _embedded(
