@@ -29,13 +29,13 @@ import numpy as np
 
 from benchmarks.machine import this_machine
 from llmjax.checkpoint import GGUFFile, open_checkpoint
-from llmjax.checkpoint.ggml import GGML_TYPES
-from llmjax.checkpoint.gguf_model import ConvertedTensor
-from llmjax.checkpoint.gguf_writer import TensorInfo, open_gguf_writer
+from llmjax.checkpoint.gguf.model import ConvertedTensor
+from llmjax.checkpoint.gguf.writer import TensorInfo, open_gguf_writer
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.kernels.qtensor import CPU_TILE, QTensor
-from llmjax.quantization.packing import put
+from llmjax.weights.ggml.types import GGML_TYPES
+from llmjax.weights.packing import put
 
 ROWS, COLUMNS = 8192, 4096
 BLOCKS = {block.name: block for block in GGML_TYPES.values()}

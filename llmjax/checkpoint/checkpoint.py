@@ -11,9 +11,9 @@ from typing import Any
 
 from llmjax import models
 from llmjax.checkpoint.experts import with_stacked_experts
-from llmjax.checkpoint.gguf import GGUFFile
-from llmjax.checkpoint.gguf_model import hf_config, hf_generation_config, hf_tensors
-from llmjax.checkpoint.quantization import plain_tensors, stored_method
+from llmjax.checkpoint.formats.registry import plain_tensors, stored_method
+from llmjax.checkpoint.gguf.file import GGUFFile
+from llmjax.checkpoint.gguf.model import hf_config, hf_generation_config, hf_tensors
 from llmjax.checkpoint.safetensors import SafetensorsTensor, open_safetensors
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError

@@ -20,7 +20,7 @@ import numpy as np
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.checkpoint.stored_tensor import StoredStack, StoredTensor
 from llmjax.errors import CheckpointError
-from llmjax.quantization.packing import RowSource, RowStack, aligned_empty
+from llmjax.weights.packing import RowSource, RowStack, aligned_empty
 
 logger = logging.getLogger(__name__)
 

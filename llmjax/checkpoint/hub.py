@@ -14,7 +14,7 @@ from huggingface_hub import errors as hf_errors
 from huggingface_hub import utils as hf_utils
 
 from llmjax.checkpoint.download import write_error
-from llmjax.checkpoint.gguf_choice import choose_gguf, gguf_patterns
+from llmjax.checkpoint.gguf.choice import choose_gguf, gguf_patterns
 from llmjax.errors import CheckpointError
 
 LAYOUT = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]

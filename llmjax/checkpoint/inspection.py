@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from llmjax.checkpoint.checkpoint import CONFIG, Checkpoint, open_checkpoint, read_json, stored_tensors
-from llmjax.checkpoint.gguf import SPLIT_NAME, GGUFFile
-from llmjax.checkpoint.quantization import quantization_settings
+from llmjax.checkpoint.formats.registry import quantization_settings
+from llmjax.checkpoint.gguf.file import SPLIT_NAME, GGUFFile
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
 

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from llmjax.checkpoint.gguf_choice import choose_gguf
+from llmjax.checkpoint.gguf.choice import choose_gguf
 from llmjax.checkpoint.hub import HubOptions, from_hugging_face, from_modelscope, relative_ggufs
 from llmjax.checkpoint.pypi import SCHEME as PYPI
 from llmjax.checkpoint.pypi import PypiSource, resolve_pypi

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from llmjax.quantization.packing import RowSource, RowStack
+from llmjax.weights.packing import RowSource, RowStack
 
 
 class StoredTensor(Protocol):

@@ -24,8 +24,8 @@ from llmjax.settings import settings_of
 
 if TYPE_CHECKING:
     from llmjax.checkpoint import Checkpoint
-    from llmjax.checkpoint.save_plan import SavePlan
     from llmjax.quantization.rounding import Result
+    from llmjax.quantization.save_plan import SavePlan
 
 GGUF = ".gguf"
 USED = (
@@ -130,8 +130,8 @@ class Job:
     def run(self) -> QuantizeReport:
         """Writes the model."""
         from llmjax.checkpoint import open_checkpoint
-        from llmjax.checkpoint.folder_export import check_target
         from llmjax.checkpoint.resolve import resolve
+        from llmjax.quantization.folder_export import check_target
 
         engine = self.engine
         path = resolve(
@@ -147,7 +147,7 @@ class Job:
         return self._gguf(checkpoint) if self.is_gguf else self._folder(checkpoint)
 
     def _gguf(self, checkpoint: Checkpoint) -> QuantizeReport:
-        from llmjax.checkpoint.gguf_export import Exported, export_gguf
+        from llmjax.quantization.gguf_export import Exported, export_gguf
         from llmjax.tokenizer.gguf_export import tokenizer_metadata
 
         keys = None
@@ -179,8 +179,8 @@ class Job:
         return report
 
     def _folder(self, checkpoint: Checkpoint) -> QuantizeReport:
-        from llmjax.checkpoint.folder_export import export_folder
-        from llmjax.checkpoint.save_plan import SavePlan
+        from llmjax.quantization.folder_export import export_folder
+        from llmjax.quantization.save_plan import SavePlan
 
         plan = SavePlan.of(
             checkpoint,
@@ -230,7 +230,7 @@ class Job:
         return calibrate(plan, sequences, self.calibration, select_platform(self.engine))
 
     def _write_tokenizer(self, checkpoint: Checkpoint, folder: Path) -> None:
-        from llmjax.checkpoint.folder_export import copy_companions
+        from llmjax.quantization.folder_export import copy_companions
         from llmjax.tokenizer import load_tokenizer
         from llmjax.tokenizer.folder_export import write_tokenizer
 
@@ -250,10 +250,10 @@ def _is_gguf(scheme: str, target: str) -> bool:
     Raises:
         ConfigError: it is not known at all, or not to the kind of file that `target` names.
     """
-    from llmjax.checkpoint.gguf_export import PLAIN
+    from llmjax.quantization.gguf_export import PLAIN
     from llmjax.quantization.mixes import MIXES, mix_named
-    from llmjax.quantization.reference import SCHEMES
-    from llmjax.quantization.uniform import SAVED_SCHEMES
+    from llmjax.weights.ggml.reference import SCHEMES
+    from llmjax.weights.uniform import SAVED_SCHEMES
 
     name = scheme.lower()
     if name in SAVED_SCHEMES:

@@ -13,7 +13,7 @@ from llmjax.checkpoint import StoredTensor
 from llmjax.kernels.attention.types import KVLayout
 from llmjax.models.config import ModelConfig
 from llmjax.platforms import Platform
-from llmjax.quantization.packing import RowStack
+from llmjax.weights.packing import RowStack
 
 KV_TYPES: Mapping[str, jnp.dtype] = MappingProxyType(
     {

@@ -17,6 +17,7 @@ from rich.progress import track
 
 from llmjax import models
 from llmjax.checkpoint import Checkpoint, open_checkpoint
+from llmjax.checkpoint.kv_scales import is_kv_scale, kv_calibration
 from llmjax.checkpoint.resolve import resolve
 from llmjax.config import EngineConfig
 from llmjax.engine.placement import Placer
@@ -26,7 +27,6 @@ from llmjax.kernels.offloading import SplitStack
 from llmjax.kernels.qtensor import QTensor
 from llmjax.models.config import ModelConfig
 from llmjax.platforms import Platform
-from llmjax.quantization.kv_scales import is_kv_scale, kv_calibration
 from llmjax.quantization.plan import Kept, QuantizationPlan
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from llmjax.errors import ConfigError
 from llmjax.kernels.offloading import HOST_MEMORY, SplitStack
 from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import Platform
-from llmjax.quantization.packing import RowSource, RowStack, put
 from llmjax.quantization.plan import Kept
+from llmjax.weights.packing import RowSource, RowStack, put
 
 TRANSFERS = 2  # weights on their way to the device at a time: the host holds them until they are there
 

@@ -12,9 +12,9 @@ from llmjax.checkpoint.experts import ExpertStack
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.kernels.qtensor import RowFormat
-from llmjax.quantization.packing import RowSource, RowStack
-from llmjax.quantization.rows import QuantizedRows
-from llmjax.quantization.uniform import UniformScheme
+from llmjax.weights.packing import RowSource, RowStack
+from llmjax.weights.rows import QuantizedRows
+from llmjax.weights.uniform import UniformScheme
 
 AS_STORED = {"BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype(np.float16)}
 """Types that plain tensors are read in, so that no wider copy of them exists; else f32."""

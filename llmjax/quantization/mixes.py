@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from llmjax.errors import ConfigError
-from llmjax.quantization.reference import SCHEMES, scheme_named
+from llmjax.weights.ggml.reference import SCHEMES, scheme_named
 
 KEEP = "none"
 """Instead of a scheme: leave the tensor as it is."""

@@ -12,12 +12,13 @@ from typing import Any
 
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import ConfigError
-from llmjax.quantization import mixes, uniform
+from llmjax.quantization import mixes
 from llmjax.quantization.in_situ import rows_in_situ
 from llmjax.quantization.mixes import ModelShape
-from llmjax.quantization.packing import RowSource, RowStack
 from llmjax.quantization.rules import Rules
 from llmjax.quantization.schemes import SCHEMES, scheme_named
+from llmjax.weights import uniform
+from llmjax.weights.packing import RowSource, RowStack
 
 STORED_AS: Mapping[str, frozenset[str]] = MappingProxyType(
     {

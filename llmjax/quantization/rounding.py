@@ -13,8 +13,8 @@ from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.quantization.difference import Difference
 from llmjax.quantization.in_situ import FloatRows
-from llmjax.quantization.rows import QuantizedRows
-from llmjax.quantization.uniform import Float8Scheme, IntegerScheme
+from llmjax.weights.rows import QuantizedRows
+from llmjax.weights.uniform import Float8Scheme, IntegerScheme
 
 BLOCK = 1 << 20  # weights that a thread quantises at a time
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from llmjax.errors import ConfigError
 from llmjax.kernels.qtensor import RowFormat
-from llmjax.quantization import reference, uniform
-from llmjax.quantization.rows import QuantizedRows
-from llmjax.quantization.uniform import UniformScheme
+from llmjax.weights import uniform
+from llmjax.weights.ggml import reference
+from llmjax.weights.rows import QuantizedRows
+from llmjax.weights.uniform import UniformScheme
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from llmjax.tokenizer.huggingface import SENTENCEPIECE_FILES, tokenizer_from_fol
 from llmjax.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 if TYPE_CHECKING:
-    from llmjax.checkpoint.gguf import GGUFFile
+    from llmjax.checkpoint.gguf.file import GGUFFile
 
 __all__ = ["ChatTemplate", "IncrementalDetokenizer", "SpecialTokens", "Tokenizer", "load_tokenizer"]
 
@@ -33,7 +33,7 @@ def load_tokenizer(path: Path | str, *, gguf: GGUFFile | None = None, chat_templ
     template = None if chat_template is None else ChatTemplate.from_setting(chat_template)
     if gguf is None and path.suffix == ".gguf":
         # Only GGUF files need the reader.
-        from llmjax.checkpoint.gguf import GGUFFile
+        from llmjax.checkpoint.gguf.file import GGUFFile
 
         gguf = GGUFFile.open(path)
     if gguf is not None:

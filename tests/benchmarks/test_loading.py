@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.loading import BLOCKS, COLUMNS, ROWS, Loading, load, main, write_synthetic
 from llmjax.checkpoint import GGUFFile
-from llmjax.checkpoint.gguf_model import ConvertedTensor
+from llmjax.checkpoint.gguf.model import ConvertedTensor
 
 READABLE = sorted(name for name, block in BLOCKS.items() if block.layout is not None and block.format is not None)
 WEIGHTS = ROWS * COLUMNS

@@ -23,7 +23,7 @@ from llmjax.engine.model import load_model
 from llmjax.kernels.attention import RaggedBatch, make_pages
 from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import select_platform
-from llmjax.quantization.packing import put
+from llmjax.weights.packing import put
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -197,4 +197,4 @@ def check_model(tmp_path: Path, family: str, same: Equal, packed: Packed) -> Cal
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes reading go step by step even where a matrix is small."""
-    monkeypatch.setattr("llmjax.checkpoint.quantized.TILE", 1)
+    monkeypatch.setattr("llmjax.checkpoint.formats.quantized.TILE", 1)

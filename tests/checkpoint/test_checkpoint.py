@@ -13,9 +13,9 @@ from safetensors.numpy import load_file, save_file
 
 from llmjax.checkpoint import open_checkpoint
 from llmjax.checkpoint.checkpoint import HEAD
-from llmjax.checkpoint.gguf_export import export_gguf
 from llmjax.checkpoint.inspection import inspect_model
 from llmjax.errors import CheckpointError
+from llmjax.quantization.gguf_export import export_gguf
 
 LLAMA = Path(__file__).parents[1] / "models" / "golden" / "llama"
 F32 = np.dtype(np.float32)

@@ -16,20 +16,20 @@ import pytest
 from llmjax import models
 from llmjax.checkpoint import open_checkpoint
 from llmjax.checkpoint.experts import ExpertStack, with_separate_experts, with_stacked_experts
-from llmjax.checkpoint.folder_export import export_folder
-from llmjax.checkpoint.gguf import GGUFTensor
-from llmjax.checkpoint.gguf_export import export_gguf
-from llmjax.checkpoint.quantization import plain_tensors
+from llmjax.checkpoint.formats.registry import plain_tensors
+from llmjax.checkpoint.gguf.file import GGUFTensor
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.checkpoint.safetensors_writer import TensorSpec, open_safetensors_writer
-from llmjax.checkpoint.save_plan import SavePlan
 from llmjax.errors import CheckpointError
 from llmjax.kernels.qtensor import QTensor
+from llmjax.quantization.folder_export import export_folder
+from llmjax.quantization.gguf_export import export_gguf
 from llmjax.quantization.in_situ import rows_in_situ
-from llmjax.quantization.packing import put
 from llmjax.quantization.plan import QuantizationPlan
 from llmjax.quantization.rounding import round_to_nearest
+from llmjax.quantization.save_plan import SavePlan
 from llmjax.quantization.schemes import scheme_named
+from llmjax.weights.packing import put
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 F32 = np.dtype(np.float32)

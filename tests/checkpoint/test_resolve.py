@@ -17,7 +17,7 @@ from huggingface_hub.utils import filter_repo_objects
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmjax.checkpoint.gguf_choice import choose_gguf, gguf_patterns
+from llmjax.checkpoint.gguf.choice import choose_gguf, gguf_patterns
 from llmjax.checkpoint.hub import PROJECTORS, HubOptions, from_hugging_face
 from llmjax.checkpoint.resolve import resolve
 from llmjax.errors import CheckpointError, ConfigError

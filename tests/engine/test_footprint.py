@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from llmjax import LLM
 from llmjax.checkpoint import open_checkpoint
 from llmjax.checkpoint.experts import with_stacked_experts
-from llmjax.checkpoint.quantization import plain_tensors
+from llmjax.checkpoint.formats.registry import plain_tensors
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.config import EngineConfig
 from llmjax.engine.footprint import KV_TYPES, KVFootprint, kv_footprint, weight_bytes
 from llmjax.kernels.attention import make_pages
 from llmjax.platforms import select_platform
-from llmjax.quantization.packing import RowStack, pack
+from llmjax.weights.packing import RowStack, pack
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 

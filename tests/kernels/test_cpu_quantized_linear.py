@@ -13,8 +13,8 @@ from llmjax.kernels.cpu.linear import linears
 from llmjax.kernels.cpu.matrices import METHODS
 from llmjax.kernels.qtensor import Codes, QTensor, RowFormat
 from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR, linear_by_dequantizing
-from llmjax.quantization.packing import pack
-from llmjax.quantization.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
+from llmjax.weights.packing import pack
+from llmjax.weights.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
 
 native = library()
 pytestmark = pytest.mark.skipif(native is None, reason="the C++ kernels are not built")

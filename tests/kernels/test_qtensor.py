@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmjax.kernels.qtensor import NUMBER_BITS, Codes, QTensor, RowFormat
-from llmjax.quantization.packing import pack
-from llmjax.quantization.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
+from llmjax.weights.packing import pack
+from llmjax.weights.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
 
 NF4 = (-1.0, -0.696, -0.525, -0.395, -0.284, -0.185, -0.091, 0.0, 0.08, 0.161, 0.246, 0.338, 0.441, 0.563, 0.723, 1.0)
 

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmjax.checkpoint.ggml import GGML_TYPES, dequantize
 from llmjax.errors import CheckpointError, ConfigError
-from llmjax.quantization import reference
 from llmjax.quantization.in_situ import InSituRows
-from llmjax.quantization.packing import RowSource, put
 from llmjax.quantization.plan import QuantizationPlan
 from llmjax.quantization.schemes import SCHEMES, scheme_named
+from llmjax.weights.ggml import reference
+from llmjax.weights.ggml.types import GGML_TYPES, dequantize
+from llmjax.weights.packing import RowSource, put
 
 CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "model_type": "llama"}
 BLOCKS = {block.name.lower(): block for block in GGML_TYPES.values()}

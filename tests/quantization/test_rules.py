@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llmjax.errors import ConfigError
-from llmjax.quantization.reference import scheme_named
 from llmjax.quantization.rules import Rules
+from llmjax.weights.ggml.reference import scheme_named
 
 
 def test_the_first_match_decides() -> None:

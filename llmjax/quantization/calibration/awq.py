@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmjax.quantization.calibration.inputs import InputStatistics
-from llmjax.quantization.uniform import IntegerScheme
+from llmjax.weights.uniform import IntegerScheme
 
 RATIOS = 20
 CLIPS = 10  # ranges from all to half of it, as AutoAWQ

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmjax.checkpoint.save_plan import SavePlan
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.models.config import ModelConfig
 from llmjax.platforms import Platform
@@ -20,7 +19,8 @@ from llmjax.quantization.calibration.methods import Calibration
 from llmjax.quantization.calibration.settings import CalibrationSettings
 from llmjax.quantization.in_situ import FloatRows
 from llmjax.quantization.rounding import Result, round_to_nearest
-from llmjax.quantization.uniform import IntegerScheme
+from llmjax.quantization.save_plan import SavePlan
+from llmjax.weights.uniform import IntegerScheme
 
 EMBEDDING = "model.embed_tokens.weight"
 

@@ -13,8 +13,8 @@ import numpy as np
 from scipy.linalg import solve_triangular  # type: ignore[import-untyped]
 
 from llmjax.errors import CheckpointError
-from llmjax.quantization.rows import QuantizedRows
-from llmjax.quantization.uniform import Grid, IntegerScheme
+from llmjax.weights.rows import QuantizedRows
+from llmjax.weights.uniform import Grid, IntegerScheme
 
 BLOCK = 128  # columns after which the rest of the matrix is brought up to date
 

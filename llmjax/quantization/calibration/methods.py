@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from llmjax.checkpoint.save_plan import SavePlan
 from llmjax.models.config import ModelConfig
 from llmjax.quantization.calibration.awq import Projection, clipped, search_scales
 from llmjax.quantization.calibration.gptq import InverseHessian, gptq
@@ -18,7 +17,8 @@ from llmjax.quantization.calibration.settings import CalibrationSettings
 from llmjax.quantization.calibration.stages import Block, Stage, Surroundings
 from llmjax.quantization.difference import Difference
 from llmjax.quantization.rounding import Result
-from llmjax.quantization.uniform import IntegerScheme
+from llmjax.quantization.save_plan import SavePlan
+from llmjax.weights.uniform import IntegerScheme
 
 NEVER_CLIPPED = ("q_proj", "k_proj")  # what is lost of queries meets what is lost of keys (AutoAWQ)
 

@@ -16,8 +16,6 @@ from safetensors.numpy import save_file
 
 from llmjax import models
 from llmjax.checkpoint import Checkpoint, open_checkpoint
-from llmjax.checkpoint.folder_export import export_folder
-from llmjax.checkpoint.save_plan import SavePlan
 from llmjax.config import EngineConfig
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.kernels.activations import ACTIVATIONS
@@ -28,7 +26,9 @@ from llmjax.quantization.calibration.layer import CalibratedLayer, surroundings
 from llmjax.quantization.calibration.methods import Calibrated
 from llmjax.quantization.calibration.settings import CalibrationSettings
 from llmjax.quantization.difference import Difference
+from llmjax.quantization.folder_export import export_folder
 from llmjax.quantization.rounding import round_to_nearest
+from llmjax.quantization.save_plan import SavePlan
 
 GOLDEN = Path(__file__).parents[2] / "models" / "golden"
 FAMILIES = ["llama", "llama-bias", "mistral", "qwen2", "qwen3", "gemma3"]

@@ -7,7 +7,7 @@ import pytest
 
 from llmjax.errors import CheckpointError
 from llmjax.quantization.calibration.gptq import InverseHessian, gptq
-from llmjax.quantization.uniform import Grid, IntegerScheme
+from llmjax.weights.uniform import Grid, IntegerScheme
 
 DAMPING = 0.01
 

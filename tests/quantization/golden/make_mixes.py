@@ -14,8 +14,8 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from llmjax.checkpoint.gguf import GGUFFile
-from llmjax.checkpoint.gguf_writer import TensorInfo, open_gguf_writer
+from llmjax.checkpoint.gguf.file import GGUFFile
+from llmjax.checkpoint.gguf.writer import TensorInfo, open_gguf_writer
 
 HEAD = 32
 FILE_TYPES = {

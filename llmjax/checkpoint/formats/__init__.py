@@ -1,0 +1,1 @@
+"""Formats of quantised safetensors checkpoints."""

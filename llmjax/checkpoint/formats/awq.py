@@ -1,0 +1,118 @@
+"""AWQ checkpoints in the GEMM layout, as AutoAWQ writes them.
+
+A layer is ``.qweight`` int32 [in, out / 8] and ``.qzeros`` int32 [groups, out / 8], both packed along out with eight
+4-bit codes a word in an order that suits one GPU kernel, and ``.scales`` [groups, out].
+weight[o, i] = scales[i // group_size, o] * (code[i, o] - zero[i // group_size, o]).
+Source: AutoAWQ's awq/modules/linear/gemm.py and awq/utils/packing_utils.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llmjax.checkpoint.formats.layout import Layout, StoredRows, Unsigned, scale_type
+from llmjax.checkpoint.formats.quant_settings import QuantSettings
+from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor
+
+I32 = frozenset({"I32"})
+FORM = Unsigned(4)
+COLUMN_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)
+OTHER_VERSIONS = frozenset({"gemv", "gemv_fast", "marlin", "exllama", "ipex"})
+
+
+def unpack_words(words: np.ndarray) -> np.ndarray:
+    """uint8 [8 n, in] from int32 [n, in]: the eight outputs that each word holds become rows."""
+    unsigned = words.view(np.uint32)
+    codes = np.empty((len(words), 8, words.shape[1]), np.uint8)
+    for nibble, column in enumerate(COLUMN_OF_NIBBLE):
+        np.bitwise_and(unsigned >> np.uint32(4 * nibble), 15, out=codes[:, column], casting="unsafe")
+    return codes.reshape(-1, words.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class AWQPlanes:
+    """Attributes: as above."""
+
+    qweight: np.ndarray
+    qzeros: np.ndarray
+    scales: np.ndarray
+    group_size: int
+
+    row_step = 8
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.qweight.shape[1] * 8, self.qweight.shape[0]
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(
+            size_in=self.shape[1],
+            codes=FORM.codes,
+            group_size=self.group_size,
+            scale=scale_type(self.scales.dtype),
+            zero=FORM.zero_type,
+        )
+
+    def rows(self, start: int, stop: int) -> StoredRows:
+        words = slice(start // 8, -(-stop // 8))
+        return StoredRows(
+            codes=unpack_words(np.ascontiguousarray(self.qweight[:, words].T))[: stop - start],
+            scales=self.scales[:, start:stop].T,
+            zeros=unpack_words(np.ascontiguousarray(self.qzeros[:, words].T))[: stop - start],
+        )
+
+
+@dataclass(frozen=True)
+class AWQ:
+    """The settings that say how to read the tensors.
+
+    Attributes:
+        group_size: inputs that share a scale; -1: all.
+    """
+
+    group_size: int
+
+    name = "AWQ"
+    parts = (".qweight", ".qzeros", ".scales")
+    plain_part = ".weight"
+
+    @classmethod
+    def from_settings(cls, settings: QuantSettings) -> AWQ:
+        version = settings.text("version", "gemm")
+        if version in OTHER_VERSIONS:
+            settings.fail(
+                f"is {version!r}, a layout that AutoAWQ packs for one kernel; load the checkpoint's GEMM version",
+                "version",
+            )
+        settings.choice("version", ("gemm",), "gemm")
+        settings.integer("bits", "w_bit", choices=(4,))
+        if not settings.flag("zero_point", True):
+            settings.fail("is false; only AWQ with zero points is supported", "zero_point")
+        return cls(group_size=settings.group_size("group_size", "q_group_size"))
+
+    def is_quantized(self, module: Module) -> bool:
+        return ".qweight" in module.parts
+
+    def open(self, module: Module) -> QuantizedTensor:
+        qweight = module.array(".qweight", types=I32, dims=2)
+        qzeros = module.array(".qzeros", types=I32, dims=2)
+        scales = module.scales(".scales", dims=2)
+        inputs, words = qweight.shape
+        group_size = inputs if self.group_size < 0 else self.group_size
+        if inputs % group_size:
+            module.fail(f"has {inputs} inputs, not a multiple of the group size {group_size}", ".qweight")
+        groups = inputs // group_size
+        module.expect(".qzeros", (groups, words), f"{inputs} inputs in groups of {group_size}")
+        module.expect(".scales", (groups, words * 8), f"{words * 8} outputs in {groups} groups")
+        planes = AWQPlanes(qweight=qweight, qzeros=qzeros, scales=scales, group_size=group_size)
+        return module.quantized("AWQ-4", planes)
+
+
+def looks_like(settings: Mapping[str, Any]) -> bool:
+    """Whether settings without quant_method are AutoAWQ's."""
+    return "w_bit" in settings and "q_group_size" in settings

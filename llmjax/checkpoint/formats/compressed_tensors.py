@@ -1,0 +1,315 @@
+"""Checkpoints of llm-compressor, with ``quant_method`` compressed-tensors.
+
+Formats int-quantized, float-quantized and naive-quantized keep one code a byte in ``.weight``; pack-quantized packs
+signed codes plus 2^(bits - 1) along in, as ``.weight_packed`` int32 with ``.weight_shape``, and zero points along out;
+mxfp4-pack-quantized is ``.weight_packed`` uint8 with E8M0 scales, nvfp4-pack-quantized the same with E4M3 scales and
+``.weight_global_scale``. ``.weight_scale`` is for the tensor, rows
+(strategy channel), groups of columns or blocks; ``.weight_g_idx`` gives the group of each column.
+Source: the compressed-tensors package, compressors/ and quantization/quant_args.py.
+
+Configurations map module names to schemes by patterns. They are not evaluated: a layer's tensors say what they hold,
+and one of the declared schemes must agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from llmjax.checkpoint.formats.layout import Layout, StoredRows, Unsigned, scale_type
+from llmjax.checkpoint.formats.mxfp4 import GROUP as MXFP4_GROUP
+from llmjax.checkpoint.formats.mxfp4 import MXFP4Planes, check_exponents
+from llmjax.checkpoint.formats.nvfp4 import GROUP as NVFP4_GROUP
+from llmjax.checkpoint.formats.nvfp4 import open_nvfp4
+from llmjax.checkpoint.formats.quant_settings import QuantSettings
+from llmjax.checkpoint.formats.quantized import Module, Planes, QuantizedTensor
+from llmjax.checkpoint.formats.scaled import ONE_BYTE, ScaledPlanes, as_matrix, open_scaled
+from llmjax.errors import CheckpointError
+from llmjax.weights.bits import unpack_bits
+
+BYTES = ("int-quantized", "float-quantized", "naive-quantized")
+PACKED = "pack-quantized"
+MXFP4 = "mxfp4-pack-quantized"
+NVFP4 = "nvfp4-pack-quantized"
+FP4_GROUPS = {MXFP4: MXFP4_GROUP, NVFP4: NVFP4_GROUP}
+FORMATS = (*BYTES, PACKED, *FP4_GROUPS, "mixed-precision")
+STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+I8, U8, I32, WHOLE = frozenset({"I8"}), frozenset({"U8"}), frozenset({"I32"}), frozenset({"I32", "I64"})
+SCALE, ZERO, PACKED_WEIGHT, G_IDX = ".weight_scale", ".weight_zero_point", ".weight_packed", ".weight_g_idx"
+GLOBAL_SCALE = ".weight_global_scale"
+
+
+@dataclass(frozen=True, eq=False)
+class PackedPlanes:
+    """weight[o, i] = (code[o, i] - zero[o, group of i]) * scale[o, group of i], both with 2^(bits - 1) added.
+
+    Attributes:
+        packed: int32 [out, ceil(in * bits / 32)].
+        scales: [out, groups].
+        zeros: int32 [ceil(out * bits / 32), groups], or None: all are 0, that is 2^(bits - 1).
+        bits: 1 to 8.
+        shape: (out, in).
+        group_size: consecutive columns that share a scale.
+        group_of: intp [in], or None if groups follow each other.
+    """
+
+    packed: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray | None
+    bits: int
+    shape: tuple[int, int]
+    group_size: int
+    group_of: np.ndarray | None = None
+
+    row_step = 32  # zero points of any width start a word again after 32
+
+    @cached_property
+    def layout(self) -> Layout:
+        form = Unsigned(self.bits)
+        return Layout(
+            size_in=self.shape[1],
+            codes=form.codes,
+            group_size=self.group_size,
+            scale=scale_type(self.scales.dtype),
+            zero=form.middle - form.offset if self.zeros is None else form.zero_type,
+            group_of=self.group_of,
+        )
+
+    def rows(self, start: int, stop: int) -> StoredRows:
+        form, zeros = Unsigned(self.bits), None
+        if self.zeros is not None:
+            words = self.zeros[start * self.bits // 32 : -(-stop * self.bits // 32)]
+            zeros = form.keep(unpack_bits(words.T, self.bits, stop - start).T)
+        codes = form.keep(unpack_bits(self.packed[start:stop], self.bits, self.shape[1]))
+        return StoredRows(codes, self.scales[start:stop], zeros)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How the weights of a group of layers are declared to be stored.
+
+    Attributes:
+        form: one of FORMATS but mixed-precision.
+        bits: of a code.
+        is_float: type float rather than int.
+        symmetric: no zero points.
+        strategy: one of STRATEGIES.
+        group_size: for strategies group and tensor_group.
+        block: rows and columns, for strategy block.
+    """
+
+    form: str
+    bits: int
+    is_float: bool
+    symmetric: bool
+    strategy: str
+    group_size: int = 0
+    block: tuple[int, int] | None = None
+
+    @classmethod
+    def from_settings(cls, settings: QuantSettings, form: str) -> Scheme:
+        size = settings.value("group_size")
+        strategy = settings.choice(
+            "strategy", STRATEGIES, "tensor" if size is None else "channel" if size == -1 else "group"
+        )
+        is_float = settings.choice("type", ("int", "float"), "int") == "float"
+        choices = (8,) if form in BYTES else (4,) if form in FP4_GROUPS else tuple(range(1, 9))
+        bits = settings.integer("num_bits", default=8, choices=choices)
+        if is_float == (form in ("int-quantized", PACKED)) and form != "naive-quantized":
+            settings.fail(f"does not go with format {form}", "type")
+        grouped = strategy in ("group", "tensor_group")
+        group_size = settings.group_size("group_size") if grouped else 0
+        if group_size < 0 or group_size != FP4_GROUPS.get(form, group_size):
+            settings.fail(
+                f"is {group_size}, which does not go with format {form} and strategy {strategy}", "group_size"
+            )
+        symmetric = settings.flag("symmetric", True)
+        if form in FP4_GROUPS and not symmetric:
+            settings.fail(f"is false, which does not go with format {form}", "symmetric")
+        if (strategy == "tensor_group") != (form == NVFP4):
+            settings.fail(f"is {strategy}, which does not go with format {form}", "strategy")
+        block = settings.value("block_structure") if strategy == "block" else None
+        if strategy == "block" and (
+            not isinstance(block, list) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block)
+        ):
+            settings.fail(f"is {str(block)[:60]}, not two sizes", "block_structure")
+        return cls(
+            form=form,
+            bits=bits,
+            is_float=is_float,
+            symmetric=symmetric,
+            strategy=strategy,
+            group_size=group_size,
+            block=(block[0], block[1]) if block else None,
+        )
+
+    def open(self, module: Module) -> QuantizedTensor:
+        planes = self._planes(module)
+        kind = self.form[:5].upper() if self.form in FP4_GROUPS else f"{'FLOAT' if self.is_float else 'INT'}{self.bits}"
+        return module.quantized(f"CT-{kind}", planes)
+
+    def _planes(self, module: Module) -> Planes:
+        if self.form == MXFP4:
+            return _open_mxfp4(module)
+        if self.form == NVFP4:
+            return open_nvfp4(module, packed=PACKED_WEIGHT, scales=SCALE, tensor_scale=GLOBAL_SCALE, reciprocal=True)
+        if not self.symmetric and ZERO not in module.parts:
+            module.fail("is missing", ZERO)
+        if self.symmetric and ZERO in module.parts and module.parts[ZERO].stored.any():  # old files hold zeros
+            module.fail("is not 0, but the weights are declared symmetric", ZERO)
+        return self._open_packed(module) if self.form == PACKED else self._open_bytes(module)
+
+    def _scale_shapes(self, outputs: int, inputs: int, module: Module) -> tuple[tuple[int, ...], ...]:
+        if self.strategy == "tensor":
+            return (1,), (), (1, 1)
+        if self.strategy == "channel":
+            return (outputs, 1), (outputs,)
+        if self.block is not None:
+            return ((-(-outputs // self.block[0]), -(-inputs // self.block[1])),)
+        if inputs % self.group_size:
+            module.fail(f"is for {inputs} inputs, not a multiple of the group size {self.group_size}", SCALE)
+        return ((outputs, inputs // self.group_size),)
+
+    def _check_scales(self, module: Module, outputs: int, inputs: int) -> np.ndarray:
+        scales = module.scales(SCALE)
+        shapes = self._scale_shapes(outputs, inputs, module)
+        if scales.shape not in shapes:
+            needed = f"{outputs} x {inputs} with strategy {self.strategy}"
+            module.expect(SCALE, shapes[0], needed)
+        return scales
+
+    def _open_bytes(self, module: Module) -> ScaledPlanes:
+        types = frozenset({"F8_E4M3"}) if self.is_float else I8
+        weight = module.array(".weight", types=types, dims=2)
+        scales = self._check_scales(module, *weight.shape)
+        planes = open_scaled(module, SCALE, types=types, block=self.block)
+        if self.symmetric:
+            return planes
+        zeros = module.array(ZERO, types=I8)
+        module.expect(ZERO, scales.shape, "one for each scale")
+        shape = planes.scales.shape
+        return ScaledPlanes(weight, planes.scales, planes.block_rows, planes.block_columns, zeros.reshape(shape))
+
+    def _open_packed(self, module: Module) -> PackedPlanes:
+        packed = module.array(PACKED_WEIGHT, types=I32, dims=2)
+        module.array(".weight_shape", types=WHOLE, dims=1)
+        module.expect(".weight_shape", (2,), "a matrix")
+        outputs, inputs = (int(size) for size in module.parts[".weight_shape"].stored)
+        if outputs < 1 or inputs < 1:
+            module.fail(f"is [{outputs}, {inputs}]", ".weight_shape")
+        words = -(-inputs * self.bits // 32)
+        module.expect(PACKED_WEIGHT, (outputs, words), f"{outputs} x {inputs} in {self.bits} bits, densely packed,")
+        if self.strategy == "block":
+            module.fail("has scales of blocks, which pack-quantized weights cannot have", SCALE)
+        scales = self._check_scales(module, outputs, inputs)
+        scales = np.broadcast_to(as_matrix(scales), (outputs, as_matrix(scales).shape[1]))
+        zeros = None
+        if not self.symmetric:
+            zeros = module.array(ZERO, types=I32, dims=2)
+            module.expect(ZERO, (-(-outputs * self.bits // 32), scales.shape[1]), f"{outputs} rows packed along out")
+        return PackedPlanes(
+            packed=packed,
+            scales=scales,
+            zeros=zeros,
+            bits=self.bits,
+            shape=(outputs, inputs),
+            group_size=inputs // scales.shape[1],
+            group_of=_group_of(module, inputs, scales.shape[1]),
+        )
+
+
+def _group_of(module: Module, inputs: int, groups: int) -> np.ndarray | None:
+    if G_IDX not in module.parts:
+        return None
+    g_idx = module.array(G_IDX, types=I32, dims=1)
+    module.expect(G_IDX, (inputs,), f"{inputs} inputs")
+    if (g_idx == -1).all():  # written, but never set
+        return None
+    if g_idx.min() < 0 or g_idx.max() >= groups:
+        module.fail(f"names groups {g_idx.min()} to {g_idx.max()}, but there are {groups}", G_IDX)
+    return g_idx.astype(np.intp)
+
+
+def _open_mxfp4(module: Module) -> MXFP4Planes:
+    packed = module.array(PACKED_WEIGHT, types=U8, dims=2)
+    exponents = module.array(SCALE, types=U8, dims=2)
+    if packed.shape[1] * 2 % MXFP4_GROUP:
+        module.fail(f"has {packed.shape[1] * 2} columns, not a multiple of {MXFP4_GROUP}", PACKED_WEIGHT)
+    module.expect(SCALE, (len(packed), packed.shape[1] * 2 // MXFP4_GROUP), f"groups of {MXFP4_GROUP}")
+    check_exponents(module, SCALE, exponents)
+    return MXFP4Planes(packed, exponents)
+
+
+@dataclass(frozen=True)
+class CompressedTensors:
+    """The settings that say how to read the tensors.
+
+    Attributes:
+        schemes: those of all configuration groups.
+        ignored: modules that are declared not to be quantised, as far as they are named in full.
+    """
+
+    schemes: tuple[Scheme, ...]
+    ignored: frozenset[str]
+
+    name = "compressed-tensors"
+    plain_part = ".weight"
+    parts = (
+        ".weight",
+        PACKED_WEIGHT,
+        SCALE,
+        ZERO,
+        ".weight_shape",
+        G_IDX,
+        GLOBAL_SCALE,
+        ".input_scale",
+        ".input_global_scale",
+        ".input_zero_point",
+        ".output_scale",
+        ".output_zero_point",
+    )
+
+    @classmethod
+    def from_settings(cls, settings: QuantSettings) -> CompressedTensors:
+        form = settings.choice("format", FORMATS)
+        sparsity = settings.child("sparsity_config")
+        if sparsity is not None and sparsity.values:
+            sparsity.choice("format", ("dense",), "dense")
+        for key in ("transform_config",):
+            if settings.value(key):
+                settings.fail("is given; transformed weights are not supported", key)
+        groups = settings.child("config_groups")
+        if groups is None or not groups.values:
+            settings.fail("is missing or empty", "config_groups")
+        schemes = []
+        for key in groups.values:
+            group = groups.child(key)
+            if group is None or (weights := group.child("weights")) is None:
+                groups.fail("has no weights", key)
+            schemes.append(
+                Scheme.from_settings(
+                    weights, group.choice("format", FORMATS[:-1], None if form == FORMATS[-1] else form)
+                )
+            )
+        ignored = settings.value("ignore") or []
+        if not isinstance(ignored, list) or not all(isinstance(name, str) for name in ignored):
+            settings.fail("is no list of names", "ignore")
+        return cls(tuple(dict.fromkeys(schemes)), frozenset(ignored))
+
+    def is_quantized(self, module: Module) -> bool:
+        if PACKED_WEIGHT in module.parts or SCALE in module.parts:
+            return True
+        return ".weight" in module.parts and module.parts[".weight"].type_name in ONE_BYTE
+
+    def open(self, module: Module) -> QuantizedTensor:
+        if module.name in self.ignored:
+            module.fail("is quantised, but the module is on the ignore list", SCALE)
+        errors = []
+        for scheme in self.schemes:
+            try:
+                return scheme.open(module)
+            except CheckpointError as error:
+                errors.append(error)
+        raise errors[0]

@@ -1,0 +1,193 @@
+"""GPTQ checkpoints, as AutoGPTQ and GPTQModel write them.
+
+A layer is ``.qweight`` int32 [in * bits / 32, out], packed along in; ``.scales`` [groups, out]; ``.qzeros`` int32
+[groups, out * bits / 32], packed along out; and ``.g_idx`` int32 [in], the group of each input (in no order if it was
+quantised with desc_act). weight[o, i] = scales[g_idx[i], o] * (code[i, o] - zero[g_idx[i], o]).
+Format ``gptq`` stores zeros less one, ``gptq_v2`` as they are. Sources: AutoGPTQ's qlinear_cuda_old.py, GPTQModel's
+quantization/config.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from llmjax.checkpoint.formats.layout import Layout, StoredRows, Unsigned, scale_type
+from llmjax.checkpoint.formats.quant_settings import QuantSettings
+from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor
+from llmjax.weights.bits import unpack_bits
+
+BITS = (2, 3, 4, 8)
+I32 = frozenset({"I32"})
+
+
+@dataclass(frozen=True, eq=False)
+class GPTQPlanes:
+    """Attributes: as above; `group_of` intp [in] or None if groups of `group_size` follow each other."""
+
+    qweight: np.ndarray
+    qzeros: np.ndarray
+    scales: np.ndarray
+    bits: int
+    stores_zero_less_one: bool
+    group_size: int
+    group_of: np.ndarray | None = None
+
+    row_step = 32  # codes of any width start a word again after 32
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.qweight.shape[1], self.qweight.shape[0] * 32 // self.bits
+
+    def zeros(self, start: int, stop: int) -> np.ndarray:
+        """uint8 [rows, groups]."""
+        first, last = start * self.bits // 32, -(-stop * self.bits // 32)
+        zeros = unpack_bits(self.qzeros[:, first:last], self.bits, stop - start).T
+        if self.stores_zero_less_one:
+            zeros = zeros + np.uint8(1)
+            if self.bits != 3:  # AutoGPTQ wraps around, but not where codes cross words
+                zeros &= np.uint8(2**self.bits - 1)
+        return zeros
+
+    @cached_property
+    def layout(self) -> Layout:
+        form, zeros = Unsigned(self.bits), self.zeros(0, self.shape[0])
+        first = int(zeros[0, 0])
+        return Layout(
+            size_in=self.shape[1],
+            codes=form.codes,
+            group_size=self.group_size,
+            scale=scale_type(self.scales.dtype),
+            zero=first - form.offset if (zeros == first).all() else form.zero_type,
+            group_of=self.group_of,
+        )
+
+    def rows(self, start: int, stop: int) -> StoredRows:
+        # Words change places with rows before they are unpacked: there are fewer of them than of codes.
+        words = np.ascontiguousarray(self.qweight[:, start:stop].T)
+        form = Unsigned(self.bits)
+        return StoredRows(
+            codes=form.keep(unpack_bits(words, self.bits, self.shape[1])),
+            scales=self.scales[:, start:stop].T,
+            zeros=None if isinstance(self.layout.zero, int) else form.keep(self.zeros(start, stop)),
+        )
+
+
+@dataclass(frozen=True)
+class GPTQ:
+    """The settings that say how to read the tensors.
+
+    Attributes:
+        bits: 2, 3, 4 or 8.
+        group_size: inputs that share a scale; -1: all.
+        desc_act: whether groups are in no order.
+        symmetric: whether every zero point is in the middle.
+        stores_zero_less_one: format ``gptq``; False for ``gptq_v2``.
+        dynamic: whether layers may differ in bits, group size and symmetry; then the tensors' shapes decide.
+    """
+
+    bits: int
+    group_size: int
+    desc_act: bool
+    symmetric: bool
+    stores_zero_less_one: bool
+    dynamic: bool
+
+    name = "GPTQ"
+    parts = (".qweight", ".qzeros", ".scales", ".g_idx")
+    plain_part = ".weight"
+
+    @classmethod
+    def from_settings(cls, settings: QuantSettings) -> GPTQ:
+        written = settings.text("checkpoint_format", settings.text("format", "gptq"))
+        if written not in ("gptq", "gptq_v2"):
+            settings.fail(f"is {written!r}; supported are gptq and gptq_v2", "checkpoint_format")
+        settings.choice("pack_dtype", ("int32",), "int32")
+        return cls(
+            bits=settings.integer("bits", "w_bit", choices=BITS),
+            group_size=settings.group_size("group_size", "q_group_size"),
+            desc_act=settings.flag("desc_act", False),
+            symmetric=settings.flag("sym", False),
+            stores_zero_less_one=written == "gptq",
+            dynamic=bool(settings.value("dynamic")),
+        )
+
+    def is_quantized(self, module: Module) -> bool:
+        return ".qweight" in module.parts
+
+    def open(self, module: Module) -> QuantizedTensor:
+        qweight = module.array(".qweight", types=I32, dims=2)
+        scales = module.scales(".scales", dims=2)
+        g_idx = module.array(".g_idx", types=I32, dims=1) if ".g_idx" in module.parts else None
+        bits = self._bits(module, qweight, g_idx)
+        outputs, inputs = qweight.shape[1], qweight.shape[0] * 32 // bits
+        if qweight.shape[0] * 32 % bits or outputs * bits % 32:
+            module.fail(f"has shape {list(qweight.shape)}, which {bits}-bit codes do not fill", ".qweight")
+        groups = self._groups(module, inputs, len(scales))
+        module.expect(".scales", (groups, outputs), f"{inputs} inputs, {outputs} outputs, group size {self.group_size}")
+        qzeros = module.array(".qzeros", types=I32, dims=2)
+        module.expect(".qzeros", (groups, outputs * bits // 32), f"{groups} groups of {outputs} {bits}-bit zero points")
+        group_size = -(-inputs // groups) if self.dynamic or self.group_size < 0 else self.group_size
+        planes = GPTQPlanes(
+            qweight=qweight,
+            qzeros=qzeros,
+            scales=scales,
+            bits=bits,
+            stores_zero_less_one=self.stores_zero_less_one,
+            group_size=group_size,
+            group_of=self._group_of(module, g_idx, inputs, groups, group_size),
+        )
+        if self.symmetric and not self.dynamic:
+            self._check_middle(module, planes)
+        return module.quantized(f"GPTQ-{bits}", planes)
+
+    def _bits(self, module: Module, qweight: np.ndarray, g_idx: np.ndarray | None) -> int:
+        if not self.dynamic or g_idx is None:
+            return self.bits
+        bits, rest = divmod(qweight.shape[0] * 32, len(g_idx))
+        if rest or bits not in BITS:
+            module.fail(
+                f"has {qweight.shape[0]} words for {len(g_idx)} inputs, which fits no number of bits", ".qweight"
+            )
+        return bits
+
+    def _groups(self, module: Module, inputs: int, found: int) -> int:
+        if self.dynamic:
+            return found
+        return 1 if self.group_size < 0 else -(-inputs // self.group_size)
+
+    def _group_of(
+        self, module: Module, g_idx: np.ndarray | None, inputs: int, groups: int, group_size: int
+    ) -> np.ndarray | None:
+        if g_idx is None:
+            if self.desc_act and groups > 1:
+                module.fail("is missing, but desc_act is true", ".g_idx")
+            return None
+        module.expect(".g_idx", (inputs,), f"{inputs} inputs")
+        if g_idx.min() < 0 or g_idx.max() >= groups:
+            module.fail(f"names groups {g_idx.min()} to {g_idx.max()}, but there are {groups}", ".g_idx")
+        if np.array_equal(g_idx, np.arange(inputs) // group_size):
+            return None
+        return g_idx.astype(np.intp)
+
+    def _check_middle(self, module: Module, planes: GPTQPlanes) -> None:
+        """What tells a file of one version that says it is of the other: zero points are off by one."""
+        middle = 2 ** (self.bits - 1)
+        zeros = planes.zeros(0, planes.shape[0])
+        if (zeros != middle).any():
+            other = "gptq_v2" if self.stores_zero_less_one else "gptq"
+            version = "gptq" if self.stores_zero_less_one else "gptq_v2"
+            module.fail(
+                f"has zero points {zeros.min()} to {zeros.max()}, but sym is true, which means {middle}; "
+                f"is checkpoint_format {other} rather than {version}?",
+                ".qzeros",
+            )
+
+
+def looks_like(settings: Mapping[str, Any]) -> bool:
+    """Whether settings without quant_method are AutoGPTQ's."""
+    return "bits" in settings and ("desc_act" in settings or "damp_percent" in settings)

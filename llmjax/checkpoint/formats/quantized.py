@@ -1,0 +1,288 @@
+"""Weights stored as small numbers with scales: what every quantised format of safetensors files has in common.
+
+A format's planes (the stored arrays of one linear layer) give rows of codes, scales and zero points, and say in a
+`Layout` how these become `QuantizedRows`. What weights those stand for is said once, in `QuantizedRows.dequantize`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import numpy as np
+
+from llmjax.checkpoint.formats.layout import Layout, Piece, StoredRows
+from llmjax.checkpoint.safetensors import SafetensorsTensor
+from llmjax.errors import CheckpointError
+from llmjax.kernels.qtensor import RowFormat
+from llmjax.weights.packing import RowSource
+from llmjax.weights.rows import QuantizedRows
+
+logger = logging.getLogger(__name__)
+
+TILE = 1 << 17  # weights dequantised at a time: they and their temporaries stay in the cache
+
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+class Planes(Protocol):
+    """The stored arrays of a linear layer, in one format."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)."""
+
+    @property
+    def layout(self) -> Layout:
+        """What rows hold."""
+
+    @property
+    def row_step(self) -> int:
+        """`rows` may be asked only for rows that start at a multiple of this."""
+
+    def rows(self, start: int, stop: int) -> StoredRows:
+        """Output rows `start` to `stop`, unpacked; may be called from several threads."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartOfPlanes:
+    """Rows `start` to `stop` of planes (`Planes` too)."""
+
+    whole: Planes
+    start: int
+    stop: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.stop - self.start, self.whole.shape[1]
+
+    @property
+    def layout(self) -> Layout:
+        return self.whole.layout
+
+    @property
+    def row_step(self) -> int:
+        return self.whole.row_step
+
+    def rows(self, start: int, stop: int) -> StoredRows:
+        return self.whole.rows(self.start + start, self.start + stop)
+
+
+@dataclass(frozen=True, eq=False)
+class PlaneRows:
+    """A layer whose rows fit records (a `RowSource`)."""
+
+    planes: Planes
+    piece: Piece
+
+    @property
+    def format(self) -> RowFormat:
+        return self.piece.format
+
+    @property
+    def columns(self) -> np.ndarray | None:
+        return self.piece.columns
+
+    @property
+    def size_out(self) -> int:
+        return self.planes.shape[0]
+
+    @property
+    def row_step(self) -> int:
+        return self.planes.row_step
+
+    def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
+        return self.piece.rows(self.planes.rows(start, stop))
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedTensor:
+    """A quantised weight under its plain name (a `StoredTensor`).
+
+    Attributes:
+        name: Hugging Face name, ending in ``.weight``.
+        type_name: such as ``GPTQ-4``.
+        planes: what is stored.
+        nbytes: stored bytes, everything included.
+        experts: if not 0, rows are those of so many matrices: the shape is [experts, out, in].
+    """
+
+    name: str
+    type_name: str
+    planes: Planes
+    nbytes: int
+    experts: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, columns = self.planes.shape
+        return (self.experts, rows // self.experts, columns) if self.experts else (rows, columns)
+
+    def matrix(self, index: int, rows: slice, name: str) -> QuantizedTensor:
+        """See `StoredStack`."""
+        each = self.shape[1]
+        part = PartOfPlanes(self.planes, index * each + rows.start, index * each + rows.stop)
+        nbytes = self.nbytes * (part.stop - part.start) // self.planes.shape[0]
+        return replace(self, name=name, planes=part, nbytes=nbytes, experts=0)
+
+    def row_source(self) -> RowSource | None:
+        """The matrix as it stays quantised; None, with a warning, if it has to be dequantised."""
+        problem = "a stack that is not taken apart" if self.experts else self.planes.layout.problem
+        if problem:
+            logger.warning("tensor %r of type %s is dequantised: %s", self.name, self.type_name, problem)
+            return None
+        return PlaneRows(self.planes, self.planes.layout.pieces[0])
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        """The weights, computed in f32 and rounded to nearest even if `dtype` is narrower.
+
+        Raises:
+            CheckpointError: `dtype` is no float type.
+        """
+        dtype = np.dtype(dtype)
+        if dtype.kind in "iub":
+            raise CheckpointError(f"tensor {self.name!r} of type {self.type_name} cannot be read as {dtype}")
+        rows, columns = self.planes.shape
+        result = np.empty((rows, columns), dtype)
+        unit = self.planes.row_step
+        step = unit * max(1, TILE // (unit * columns))
+        scratch = None if dtype == np.float32 else np.empty((min(step, rows), columns), np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # what exceeds f16 becomes inf, as anywhere
+            for start in range(0, rows, step):
+                target = result[start : start + step]
+                tile = target if scratch is None else scratch[: len(target)]
+                stored = self.planes.rows(start, start + len(target))
+                for piece in self.planes.layout.pieces:
+                    piece.dequantize(stored, tile)
+                if scratch is not None:
+                    target[...] = tile
+        return result.reshape(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """The stored tensors of one layer.
+
+    Attributes:
+        name: of the module, for example ``model.layers.0.mlp.up_proj``.
+        parts: by what follows the name, for example ``.qweight``.
+        path: a file or folder, for messages.
+    """
+
+    name: str
+    parts: Mapping[str, SafetensorsTensor]
+    path: Path
+
+    def fail(self, problem: str, part: str = "") -> NoReturn:
+        path = self.parts[part].path if part in self.parts else self.path
+        raise CheckpointError(f"{path}: tensor {self.name + part!r} {problem}")
+
+    def array(self, part: str, *, types: frozenset[str], dims: int | None = None) -> np.ndarray:
+        """The stored array, after checking that it is there, not empty, of one of `types` and has `dims` dimensions."""
+        if part not in self.parts:
+            self.fail("is missing", part)
+        tensor = self.parts[part]
+        if tensor.type_name not in types:
+            self.fail(f"is of type {tensor.type_name}, not {' or '.join(sorted(types))}", part)
+        if 0 in tensor.shape:
+            self.fail(f"is empty: its shape is {list(tensor.shape)}", part)
+        if dims is not None and len(tensor.shape) != dims:
+            self.fail(f"has shape {list(tensor.shape)}, not {dims} dimensions", part)
+        return tensor.stored
+
+    def scales(self, part: str, *, dims: int | None = None) -> np.ndarray:
+        """As `array`, for floating-point scales, which must all be finite in float32 too."""
+        array = self.array(part, types=FLOATS, dims=dims)
+        if array.dtype == np.float64:
+            with np.errstate(over="ignore"):
+                array = array.astype(np.float32)
+        self.check_finite(part, array)
+        return array
+
+    def check_finite(self, part: str, scales: np.ndarray) -> None:
+        """Refuses scales that weights cannot be multiplied with; `part` is what they were made from."""
+        if not np.isfinite(scales).all():
+            self.fail("holds scales that are infinite or not a number", part)
+
+    def quantized(
+        self, type_name: str, planes: Planes, *, ending: str = ".weight", experts: int = 0
+    ) -> QuantizedTensor:
+        """The weight that the parts are; `ending` follows the module's name in its name."""
+        nbytes = sum(tensor.nbytes for tensor in self.parts.values())
+        return QuantizedTensor(self.name + ending, type_name, planes, nbytes, experts)
+
+    def expect(self, part: str, shape: tuple[int, ...], why: str) -> None:
+        found = self.parts[part].shape
+        if found != shape:
+            self.fail(f"has shape {list(found)}, but {why} needs {list(shape)}", part)
+
+
+class Format(Protocol):
+    """A way of storing linear layers in several tensors each."""
+
+    @property
+    def name(self) -> str:
+        """For messages: ``GPTQ``."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What follows a module's name in the names of its tensors; of the longest that fits, the tensor is a part."""
+
+    @property
+    def plain_part(self) -> str:
+        """What follows it in the name of the weight when nothing is quantised: ``.weight``."""
+
+    def is_quantized(self, module: Module) -> bool:
+        """Whether a module is stored in this format; else its weight is plain."""
+
+    def open(self, module: Module) -> QuantizedTensor:
+        """The weight of a module that is stored in this format.
+
+        Raises:
+            CheckpointError: tensors are missing, do not fit each other or contradict the configuration.
+        """
+
+
+def quantized_tensors(
+    stored: Mapping[str, SafetensorsTensor], how: Format, path: Path
+) -> dict[str, SafetensorsTensor | QuantizedTensor]:
+    """Tensors under the names that they would have unquantised.
+
+    Args:
+        stored: what is in the files.
+        how: the format of quantised layers; other tensors stay what they are.
+        path: the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: nothing is stored in the format, or a layer is malformed.
+    """
+    parts: dict[str, dict[str, SafetensorsTensor]] = {}
+    tensors: dict[str, SafetensorsTensor | QuantizedTensor] = {}
+    endings = sorted(how.parts, key=len, reverse=True)
+    for name, tensor in stored.items():
+        ending = next((ending for ending in endings if name.endswith(ending)), None)
+        if ending is None:
+            tensors[name] = tensor
+        else:
+            parts.setdefault(name.removesuffix(ending), {})[ending] = tensor
+    found = 0
+    for name, own in parts.items():
+        module = Module(name, own, path)
+        if how.is_quantized(module):
+            found += 1
+            weight: SafetensorsTensor | QuantizedTensor = how.open(module)
+        elif how.plain_part in own:
+            weight = own.pop(how.plain_part)
+        else:
+            module.fail(f"belongs to no layer that {how.name} stores", next(iter(own)))
+        if not isinstance(weight, QuantizedTensor) and own:
+            module.fail(f"is of no use to a layer that {how.name} does not store", next(iter(own)))
+        if weight.name in tensors:
+            raise CheckpointError(f"{path}: tensor {weight.name!r} is there twice, once as {how.name} stores it")
+        tensors[weight.name] = weight
+    if not found:
+        raise CheckpointError(f"{path}: is declared to be quantised with {how.name}, but no tensor is stored so")
+    return tensors

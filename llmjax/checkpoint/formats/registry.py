@@ -1,0 +1,181 @@
+"""Which quantised format a folder of safetensors files is in, and its tensors under their plain names."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from llmjax.checkpoint.formats import awq, gptq, modelopt, smoothquant
+from llmjax.checkpoint.formats.awq import AWQ
+from llmjax.checkpoint.formats.bitsandbytes import BitsAndBytes
+from llmjax.checkpoint.formats.compressed_tensors import CompressedTensors
+from llmjax.checkpoint.formats.fp8 import FP8
+from llmjax.checkpoint.formats.gptq import GPTQ
+from llmjax.checkpoint.formats.marlin import Marlin
+from llmjax.checkpoint.formats.modelopt import ModelOpt
+from llmjax.checkpoint.formats.mxfp4 import MXFP4
+from llmjax.checkpoint.formats.quant_settings import QuantSettings
+from llmjax.checkpoint.formats.quantized import Format, QuantizedTensor, quantized_tensors
+from llmjax.checkpoint.formats.smoothquant import SmoothQuant
+from llmjax.checkpoint.safetensors import SafetensorsTensor
+from llmjax.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+CONFIG_KEYS = ("quantization_config", "compression_config")
+FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+
+
+def _gptq(settings: QuantSettings) -> Format:
+    repacked = settings.text("checkpoint_format", "gptq") == "marlin" or settings.flag("is_marlin_format", False)
+    return Marlin.from_settings(settings) if repacked else GPTQ.from_settings(settings)
+
+
+FORMATS: Mapping[str, Callable[[QuantSettings], Format]] = MappingProxyType(
+    {
+        "gptq": _gptq,
+        "marlin": Marlin.from_settings,
+        "awq": AWQ.from_settings,
+        "compressed-tensors": CompressedTensors.from_settings,
+        "fp8": FP8.from_settings,
+        "fbgemm_fp8": FP8.from_settings,
+        "bitsandbytes": BitsAndBytes.from_settings,
+        "mxfp4": MXFP4.from_settings,
+        "smoothquant": SmoothQuant.from_settings,
+        "modelopt": ModelOpt.from_settings,
+        "modelopt_fp4": ModelOpt.from_settings,
+    }
+)
+"""By ``quant_method``."""
+
+DENSE = "dense"  # compressed-tensors' format of weights that are not quantised, only caches or activations
+
+KERNELS = frozenset({"gptq_marlin", "awq_marlin", "gptq_marlin_24"})
+"""Names of vLLM's kernels, which keep weights in layouts that no checkpoint is published in."""
+
+METHOD_BY_KEYS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = MappingProxyType(
+    {
+        "awq": awq.looks_like,
+        "gptq": gptq.looks_like,
+        "smoothquant": smoothquant.looks_like,
+        "modelopt": modelopt.looks_like,
+    }
+)
+"""How settings of tools that write no ``quant_method`` are told apart."""
+
+TELLING = (
+    ".qweight",
+    ".weight_packed",
+    ".weight_scale",
+    ".weight_scale_inv",
+    ".SCB",
+    ".weight.absmax",
+    ".dequant_scale",
+)
+"""Ends of names that only quantised checkpoints have."""
+
+
+def plain_tensors(
+    stored: Mapping[str, SafetensorsTensor], config: Mapping[str, Any], folder: Path
+) -> Mapping[str, SafetensorsTensor | QuantizedTensor]:
+    """The tensors of a checkpoint as if it were not quantised; nothing is dequantised before it is read.
+
+    Args:
+        stored: what is in the safetensors files.
+        config: content of config.json.
+        folder: where quantize_config.json or quant_config.json may lie.
+
+    Raises:
+        CheckpointError: the format is unknown or unsupported, or the tensors are not what it says.
+    """
+    settings = quantization_settings(config, folder)
+    if settings is None or settings.value("format") == DENSE:
+        for name in stored:
+            if name.endswith(TELLING):
+                raise CheckpointError(
+                    f"{folder}: tensor {name!r} is part of a quantised layer, but config.json has no "
+                    f"quantization_config and there is no {' or '.join(FILES)}"
+                )
+        return stored
+    how = FORMATS[_method(settings)](settings)
+    tensors = quantized_tensors(stored, how, folder)
+    if _rounds_activations(how, settings):
+        logger.info(
+            "%s: its makers round activations of %s layers with scales of their own, which are not used; "
+            "products round them as the setting `activations` says",
+            folder,
+            how.name,
+        )
+    return tensors
+
+
+def stored_method(config: Mapping[str, Any], folder: Path) -> str:
+    """The ``quant_method`` of a folder, whoever's settings say so; empty: it is not quantised.
+
+    Args:
+        config, folder: see `quantization_settings`.
+
+    Raises:
+        CheckpointError: the format is unknown, or a file with settings malformed.
+    """
+    settings = quantization_settings(config, folder)
+    return "" if settings is None or settings.value("format") == DENSE else _method(settings)
+
+
+def quantization_settings(config: Mapping[str, Any], folder: Path) -> QuantSettings | None:
+    """How a folder says that its weights are quantised; None: it does not.
+
+    Args:
+        config: content of config.json.
+        folder: where quantize_config.json or quant_config.json may lie.
+
+    Raises:
+        CheckpointError: a file with settings is malformed.
+    """
+    whole = QuantSettings(f"{folder / 'config.json'}", config)
+    for key in CONFIG_KEYS:
+        found = whole.child(key)
+        if found is not None and found.values:
+            return found
+    for file in FILES:
+        path = folder / file
+        if path.exists():
+            try:
+                values = json.loads(path.read_text(encoding="utf-8"))
+            except OSError as error:
+                raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+            except (ValueError, RecursionError) as error:
+                raise CheckpointError(f"{path}: is no valid JSON: {error}") from None
+            if not isinstance(values, dict):
+                raise CheckpointError(f"{path}: is no JSON object")
+            return QuantSettings(str(path), values)
+    return None
+
+
+def _method(settings: QuantSettings) -> str:
+    if settings.value("quant_method") is None:
+        for method, fits in METHOD_BY_KEYS.items():
+            if fits(settings.values):
+                return method
+    method = settings.text("quant_method")
+    if method in KERNELS:
+        settings.fail(
+            f"is {method!r}: weights that vLLM repacked for its Marlin kernel; "
+            "load the GPTQ or AWQ checkpoint that they were made from",
+            "quant_method",
+        )
+    if method not in FORMATS:
+        settings.fail(f"is {method[:60]!r}; supported are {', '.join(FORMATS)}", "quant_method")
+    return method
+
+
+def _rounds_activations(how: Format, settings: QuantSettings) -> bool:
+    """Whether the makers of the checkpoint meant activations to be quantised too."""
+    if isinstance(how, CompressedTensors):
+        groups = settings.value("config_groups")
+        return any(isinstance(group, dict) and group.get("input_activations") for group in groups.values())
+    return isinstance(how, FP8 | SmoothQuant | ModelOpt)

@@ -1,0 +1,1 @@
+"""GGUF files: the container, read and written, and models in it under Hugging Face names."""

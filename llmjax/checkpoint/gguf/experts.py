@@ -1,0 +1,123 @@
+"""Mixture-of-experts layers of GGUF files: names of their tensors, and what config.json says about them, both ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from llmjax.checkpoint.gguf.file import GGUFFile
+from llmjax.checkpoint.gguf.keys import ArchitectureKeys
+from llmjax.errors import CheckpointError
+from llmjax.models.config import ModelConfig
+
+NORMALIZED = MappingProxyType({"MixtralForCausalLM": True, "Qwen2MoeForCausalLM": False, "Qwen3MoeForCausalLM": True})
+"""Whether llama.cpp makes the shares of a token's experts add up to one; no key has to say so."""
+
+ROUTER = "ffn_gate_inp"
+SHARED_GATE = "ffn_gate_inp_shexp"
+EXPERT_TENSORS = MappingProxyType(
+    {
+        ROUTER: "mlp.gate",
+        "ffn_gate_exps": "mlp.experts.gate_proj",
+        "ffn_up_exps": "mlp.experts.up_proj",
+        "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+        "ffn_down_exps": "mlp.experts.down_proj",
+    }
+)
+SHARED_EXPERT_TENSORS = MappingProxyType(
+    {
+        SHARED_GATE: "mlp.shared_expert_gate",
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    }
+)
+
+
+def one_of_experts(module: str, expert: int) -> str:
+    """The module of an expert whose tensors are stored one by one, as older files of Mixtral have them."""
+    return module.replace("mlp.", f"mlp.experts.{expert}.")
+
+
+def qwen_experts(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Keys of config.json, in Qwen's words.
+
+    Args:
+        config: what is known of config.json.
+
+    Raises:
+        CheckpointError: a key is missing or asks for another router.
+    """
+    used, inner = keys.integer("expert_used_count"), config["intermediate_size"]
+    normalize = NORMALIZED[config["architectures"][0]]
+    _softmax_only(keys, normalize=normalize)
+    found = {
+        "num_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": used,
+        # Older files leave sizes out where they follow from the dense one.
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length", inner // used),
+        "norm_topk_prob": normalize,
+        "mlp_only_layers": [i for i in range(config["num_hidden_layers"]) if not has_experts(gguf, i)],
+    }
+    if config["model_type"] == "qwen2_moe":
+        found["shared_expert_intermediate_size"] = keys.integer("expert_shared_feed_forward_length", inner)
+    return found
+
+
+def mixtral_experts(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Keys of config.json, in Mixtral's words; empty where there are no experts.
+
+    Raises:
+        CheckpointError: a key is missing or asks for another router, or a layer has no experts.
+    """
+    if not keys.integer("expert_count", 0, least=0):
+        return {}
+    _softmax_only(keys, normalize=True)
+    keys.only("expert_feed_forward_length", config["intermediate_size"])
+    for layer in range(config["num_hidden_layers"]):
+        if not has_experts(gguf, layer):
+            raise CheckpointError(f"{gguf.path}: tensor 'blk.{layer}.{ROUTER}.weight' is missing")
+    return {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+    }
+
+
+def expert_metadata(model: ModelConfig, path: Path) -> dict[str, Any]:
+    """The keys below the architecture that say the same.
+
+    Args:
+        path: the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: no key can say it.
+    """
+    experts = model.experts
+    if experts is None:
+        return {}
+    if experts.normalize != NORMALIZED[model.architecture]:
+        raise CheckpointError(
+            f"{path}: norm_topk_prob = {experts.normalize} of {model.architecture} cannot be written as GGUF"
+        )
+    if not all(layer.sparse for layer in model.layers):
+        raise CheckpointError(f"{path}: layers with and without experts cannot be written as GGUF")
+    keys = {"expert_count": experts.count, "expert_used_count": experts.per_token}
+    if model.architecture != "MixtralForCausalLM":  # whose experts have the dense size; readers ask for it elsewhere
+        keys["expert_feed_forward_length"] = experts.intermediate_size
+    if experts.shared_size:
+        keys["expert_shared_feed_forward_length"] = experts.shared_size
+    return keys
+
+
+def has_experts(gguf: GGUFFile, layer: int) -> bool:
+    """Whether a layer has a router."""
+    return f"blk.{layer}.{ROUTER}.weight" in gguf.tensors
+
+
+def _softmax_only(keys: ArchitectureKeys, *, normalize: bool) -> None:
+    keys.only("expert_gating_func", 1)
+    keys.only("expert_weights_scale", 1.0)
+    keys.only("expert_weights_norm", normalize)

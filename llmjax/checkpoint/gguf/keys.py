@@ -1,0 +1,119 @@
+"""Typed access to the ``<architecture>.*`` keys of a GGUF file, which knows the keys that nobody asked for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NoReturn
+
+import numpy as np
+
+from llmjax.checkpoint.gguf.file import GGUFFile
+from llmjax.errors import CheckpointError
+
+LARGEST = float(np.finfo(np.float32).max)
+
+HARMLESS = frozenset({"tensor_data_layout", "rope.scaling.finetuned", "attention.layer_norm_epsilon"})
+"""Keys that a decoder with RMS norms need not know."""
+
+HARMLESS_PREFIXES = ("vision.", "mm.")  # image encoders packed into the same file; their tensors stay unused
+
+ONLY = {
+    "attention.causal": True,
+    "attention.max_alibi_bias": 0,
+    "attention.clamp_kqv": 0,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "nextn_predict_layers": 0,
+    "pooling_type": 0,
+    "use_parallel_residual": False,
+}
+"""Keys that may say nothing but what holds without them."""
+
+
+class ArchitectureKeys:
+    """Reads keys below the file's architecture.
+
+    A value may be an array with one element a layer; it must then be the same for every layer.
+
+    Args:
+        gguf: a file with ``general.architecture``.
+    """
+
+    def __init__(self, gguf: GGUFFile) -> None:
+        self._path = gguf.path
+        self._prefix = f"{gguf.metadata['general.architecture']}."
+        self._values = {
+            key.removeprefix(self._prefix): value
+            for key, value in gguf.metadata.items()
+            if key.startswith(self._prefix)
+        }
+        self._read: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def fail(self, key: str, problem: str) -> NoReturn:
+        raise CheckpointError(f"{self._path}: key '{self._prefix}{key}' {problem}")
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """The raw value.
+
+        Raises:
+            CheckpointError: the key is missing and `default` is None.
+        """
+        self._read.add(key)
+        value = self._values.get(key, default)
+        if value is None:
+            self.fail(key, "is missing")
+        return value
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """A whole number of at least `least`."""
+        value = self._one(key, default)
+        if type(value) is not int or value < least:
+            self.fail(key, f"is {value!r}, not a whole number of at least {least}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number that is not negative."""
+        value = self._one(key, default)
+        if type(value) not in (int, float) or not 0 <= value <= LARGEST:
+            self.fail(key, f"is {value!r}, not a finite number of at least 0")
+        if key not in self._values:
+            return float(value)
+        # Stored as f32: the shortest decimal that rounds to it is what config.json said (1e-05, not 9.9999997e-06).
+        return float(str(np.float32(value)))
+
+    def text(self, key: str, default: str) -> str:
+        value = self.value(key, default)
+        if not isinstance(value, str):
+            self.fail(key, f"is {value!r}, not a string")
+        return value
+
+    def only(self, key: str, expected: float) -> None:
+        """Accepts a key only if it says what is assumed anyway."""
+        if key in self._read:
+            return
+        value = self._one(key, expected)
+        if isinstance(value, str | list) or not math.isclose(value, expected, rel_tol=1e-6):
+            self.fail(key, f"is {value!r}; this architecture is supported with {expected!r} only")
+
+    def refuse_unread(self) -> None:
+        """Refuses keys that no one has read and that are not known to be harmless.
+
+        Raises:
+            CheckpointError: naming the first such key.
+        """
+        for key, expected in ONLY.items():
+            self.only(key, expected)
+        for key in self._values:
+            if key not in self._read | HARMLESS and not key.startswith(HARMLESS_PREFIXES):
+                self.fail(key, "is not understood for this architecture")
+
+    def _one(self, key: str, default: Any) -> Any:
+        value = self.value(key, default)
+        if not isinstance(value, np.ndarray):
+            return value
+        if not value.size or np.any(value != value[0]):
+            self.fail(key, "differs from layer to layer, which is not supported")
+        return value[0].item()

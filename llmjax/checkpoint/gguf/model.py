@@ -1,0 +1,396 @@
+"""A GGUF file seen as a Hugging Face checkpoint: its config.json, and its tensors under their original names.
+
+The converter renames tensors, permutes query and key rows of Llama-likes, adds one to Gemma's norm weights and
+keeps long-context frequencies in tensors; all of it is undone here. What differs between architectures is an
+entry of ARCHITECTURES. Every ``<arch>.*`` key must be understood: one that is not could change the result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from llmjax.checkpoint.gguf.experts import (
+    EXPERT_TENSORS,
+    SHARED_EXPERT_TENSORS,
+    SHARED_GATE,
+    mixtral_experts,
+    one_of_experts,
+    qwen_experts,
+)
+from llmjax.checkpoint.gguf.file import GGUFFile, GGUFTensor
+from llmjax.checkpoint.gguf.keys import ArchitectureKeys
+from llmjax.checkpoint.gguf.rope import ROPE_TENSORS, rope_config
+from llmjax.checkpoint.gguf.rows import row_source
+from llmjax.errors import CheckpointError
+from llmjax.weights.packing import RowSource
+
+GLOBAL_TENSORS = MappingProxyType(
+    {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
+)
+LLAMA_LAYER = MappingProxyType(
+    {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    }
+)
+HEAD_NORMS = MappingProxyType({"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"})
+GEMMA_NORMS = MappingProxyType(
+    {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+)
+LAYER_TENSOR = re.compile(r"blk\.(?P<layer>[0-9]+)\.(?P<stem>\w+)(?:\.(?P<expert>[0-9]+))?\.(?P<suffix>weight|bias)")
+
+SAMPLING_KEYS = MappingProxyType(
+    {
+        "temp": "temperature",
+        "top_k": "top_k",
+        "top_p": "top_p",
+        "min_p": "min_p",
+        "penalty_repeat": "repetition_penalty",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """How one ``general.architecture`` maps to Hugging Face.
+
+    Attributes:
+        hf_class: name for config.json's ``architectures``.
+        model_type: config.json's ``model_type``.
+        layer_tensors: stem of ``blk.N.<stem>`` to the module below ``model.layers.N``.
+        permuted_qk: query and key rows are stored for interleaved rotary embedding.
+        norm_offset: what the converter added to weights ending in ``norm.weight``.
+        bias_keys: whether config.json says which projections have biases (else the class knows).
+        activation: config key and value of the MLP's activation.
+        specialise: keys of this family only, taking what is known of the config so far, and the file.
+    """
+
+    hf_class: str
+    model_type: str
+    layer_tensors: Mapping[str, str]
+    permuted_qk: bool = False
+    norm_offset: float = 0.0
+    bias_keys: bool = True
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    specialise: Callable[[ArchitectureKeys, dict[str, Any], GGUFFile], dict[str, Any]] = lambda keys, config, gguf: {}
+
+
+@dataclass(frozen=True, eq=False)
+class ConvertedTensor:
+    """A GGUF tensor under its Hugging Face name, with the converter's change undone when it is read.
+
+    Attributes:
+        name: Hugging Face name.
+        source: the stored tensor.
+        interleaved_heads: heads whose rows are interleaved halves; 0: rows are in order.
+        offset: what the stored values exceed the original ones by.
+    """
+
+    name: str
+    source: GGUFTensor
+    interleaved_heads: int = 0
+    offset: float = 0.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes
+
+    @property
+    def type_name(self) -> str:
+        return self.source.type_name
+
+    def row_source(self) -> RowSource | None:
+        """Codes and scales of a quantised matrix."""
+        return None if self.offset else row_source(self.source, self._row_order())
+
+    def matrix(self, index: int, rows: slice, name: str) -> ConvertedTensor:
+        """See `StoredStack`."""
+        one = self.source.row_slice(index, index + 1)
+        return replace(self, name=name, source=replace(one, shape=one.shape[1:]).row_slice(rows.start, rows.stop))
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        """The original values; see `GGUFTensor.read`."""
+        order = self._row_order()
+        if self.offset:
+            return (self.source.read(np.dtype(np.float32)) - np.float32(self.offset)).astype(dtype)
+        if order is not None and len(self.shape) == 1:  # a bias: its rows are its elements
+            return self.source.read(dtype)[order]
+        return self.source.read(dtype, row_order=order)
+
+    def _row_order(self) -> np.ndarray | None:
+        """Row (head, half, i) is stored row (head, i, half)."""
+        rows, heads = self.shape[0], self.interleaved_heads
+        if not heads:
+            return None
+        if rows % (2 * heads):
+            raise CheckpointError(
+                f"{self.source.path}: tensor {self.source.name!r} has {rows} rows, not an even number for {heads} heads"
+            )
+        return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(rows)
+
+
+def _llama(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    # Mistral shares llama's GGUF architecture and differs by its window alone, Mixtral by its experts.
+    window = keys.integer("attention.sliding_window", 0, least=0)
+    windowed = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+    return (windowed if window else {}) | mixtral_experts(keys, config, gguf)
+
+
+def _gemma3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    layers, head_dim = config["num_hidden_layers"], config["head_dim"]
+    # 27B, told by its depth, scales by hidden size over heads; no key carries query_pre_attn_scalar.
+    scaled_by = config["hidden_size"] // config["num_attention_heads"] if layers == 62 else head_dim
+    scale = keys.number("attention.scale", scaled_by**-0.5)
+    found: dict[str, Any] = {
+        "query_pre_attn_scalar": round(scale**-2, 3),
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10000.0),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 0.0) or None,
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
+    }
+    pattern = keys.value("attention.sliding_window_pattern", 6)
+    if isinstance(pattern, np.ndarray):
+        if pattern.shape != (layers,):
+            keys.fail("attention.sliding_window_pattern", f"has {pattern.size} elements for {layers} layers")
+        found["layer_types"] = ["sliding_attention" if sliding else "full_attention" for sliding in pattern.tolist()]
+    else:
+        found["sliding_window_pattern"] = keys.integer("attention.sliding_window_pattern", 6)
+    for key in ("attention.key_length_swa", "attention.value_length_swa"):
+        keys.only(key, head_dim)
+    return found
+
+
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "llama": Architecture(
+            hf_class="LlamaForCausalLM",
+            model_type="llama",
+            layer_tensors=LLAMA_LAYER | EXPERT_TENSORS,
+            permuted_qk=True,
+            specialise=_llama,
+        ),
+        "qwen2": Architecture(
+            hf_class="Qwen2ForCausalLM",
+            model_type="qwen2",
+            layer_tensors=LLAMA_LAYER,
+            bias_keys=False,
+        ),
+        "qwen3": Architecture(hf_class="Qwen3ForCausalLM", model_type="qwen3", layer_tensors=LLAMA_LAYER | HEAD_NORMS),
+        "qwen2moe": Architecture(
+            hf_class="Qwen2MoeForCausalLM",
+            model_type="qwen2_moe",
+            layer_tensors=LLAMA_LAYER | EXPERT_TENSORS | SHARED_EXPERT_TENSORS,
+            bias_keys=False,
+            specialise=qwen_experts,
+        ),
+        "qwen3moe": Architecture(
+            hf_class="Qwen3MoeForCausalLM",
+            model_type="qwen3_moe",
+            layer_tensors=LLAMA_LAYER | HEAD_NORMS | EXPERT_TENSORS,
+            specialise=qwen_experts,
+        ),
+        "gemma3": Architecture(
+            hf_class="Gemma3ForCausalLM",
+            model_type="gemma3_text",
+            layer_tensors=LLAMA_LAYER | HEAD_NORMS | GEMMA_NORMS,
+            norm_offset=1.0,
+            activation=("hidden_activation", "gelu_pytorch_tanh"),
+            specialise=_gemma3,
+        ),
+    }
+)
+"""Supported values of ``general.architecture``."""
+
+
+def architecture_of(gguf: GGUFFile) -> Architecture:
+    """The entry of ARCHITECTURES for a file.
+
+    Raises:
+        CheckpointError: the key is missing or its value unknown.
+    """
+    name = gguf.metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise CheckpointError(f"{gguf.path}: key 'general.architecture' is missing or no string")
+    if name not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{gguf.path}: architecture {name!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
+        )
+    return ARCHITECTURES[name]
+
+
+def hf_config(gguf: GGUFFile) -> dict[str, Any]:
+    """The content that config.json had before conversion, as far as inference needs it.
+
+    Raises:
+        CheckpointError: the architecture or a key is unknown, a key is missing, or a value makes no sense.
+    """
+    architecture = architecture_of(gguf)
+    keys = ArchitectureKeys(gguf)
+    embedding = gguf.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise CheckpointError(f"{gguf.path}: tensor 'token_embd.weight' is missing")
+    layers = keys.integer("block_count")
+    _check_layers(gguf, layers)
+    hidden = keys.integer("embedding_length")
+    heads = keys.integer("attention.head_count")
+    if "attention.key_length" not in keys and hidden % heads:
+        keys.fail("attention.key_length", f"is missing, and {hidden} cannot be divided among {heads} heads")
+    head_dim = keys.integer("attention.key_length", hidden // heads)
+    keys.only("attention.value_length", head_dim)
+    context = keys.integer("context_length")
+    keys.integer("vocab_size", embedding.shape[0])  # the embedding's rows are what counts
+    act_key, act = architecture.activation
+    config: dict[str, Any] = {
+        "architectures": [architecture.hf_class],
+        "model_type": architecture.model_type,
+        "torch_dtype": _original_dtype(gguf),
+        "vocab_size": embedding.shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": context,
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        act_key: act,
+        "tie_word_embeddings": "output.weight" not in gguf.tensors,
+    }
+    if architecture.bias_keys:
+        config["attention_bias"] = not gguf.tensors.keys().isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"))
+        config["mlp_bias"] = "blk.0.ffn_up.bias" in gguf.tensors
+    config |= rope_config(gguf, keys, head_dim=head_dim, context=context)
+    config |= architecture.specialise(keys, config, gguf)
+    config |= _special_tokens(gguf, config["vocab_size"])
+    keys.only("attention.scale", head_dim**-0.5)
+    keys.refuse_unread()
+    return config
+
+
+def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, ConvertedTensor]:
+    """Tensors by Hugging Face name; one that has no such name keeps its own, so that it is seen to be unused.
+
+    Args:
+        gguf: a file of a supported architecture.
+        config: what `hf_config` returned for it.
+    """
+    architecture = architecture_of(gguf)
+    heads = {}
+    if architecture.permuted_qk:
+        heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    tensors: dict[str, ConvertedTensor] = {}
+    for tensor in _split_qkv(gguf, config):
+        if tensor.name in ROPE_TENSORS:  # part of the config by now
+            continue
+        weight = f"{tensor.name.removesuffix('.scale')}.weight"
+        if tensor.name.endswith(".scale") and weight in gguf.tensors:
+            raise CheckpointError(f"{tensor.path}: tensor {tensor.name!r} scales {weight!r}, which is not supported")
+        layer = LAYER_TENSOR.fullmatch(tensor.name)
+        name, stem = tensor.name, ""
+        if layer is not None and layer["stem"] in architecture.layer_tensors:
+            stem = layer["stem"]
+            module = architecture.layer_tensors[stem]
+            if layer["expert"] is not None:
+                module = one_of_experts(module, int(layer["expert"]))
+            name = f"model.layers.{int(layer['layer'])}.{module}.{layer['suffix']}"
+        elif layer is None:
+            top, _, suffix = tensor.name.rpartition(".")
+            name = f"{GLOBAL_TENSORS[top]}.{suffix}" if top in GLOBAL_TENSORS else tensor.name
+        if name in tensors:
+            raise CheckpointError(
+                f"{tensor.path}: tensors {tensors[name].source.name!r} and {tensor.name!r} are both {name!r}"
+            )
+        is_vector = stem == SHARED_GATE and len(tensor.shape) == 1  # a matrix of one row, as models have it
+        tensors[name] = ConvertedTensor(
+            name=name,
+            source=replace(tensor, shape=(1, *tensor.shape)) if is_vector else tensor,
+            interleaved_heads=heads.get(stem, 0),
+            offset=architecture.norm_offset if tensor.name.endswith("norm.weight") else 0.0,
+        )
+    return tensors
+
+
+def _split_qkv(gguf: GGUFFile, config: Mapping[str, Any]) -> Iterator[GGUFTensor]:
+    """Every tensor, with ``attn_qkv`` (written on request by converters since 2026) as the three it consists of."""
+    kv_rows = config["num_key_value_heads"] * config["head_dim"]
+    sizes = {"attn_q": config["num_attention_heads"] * config["head_dim"], "attn_k": kv_rows, "attn_v": kv_rows}
+    for tensor in gguf.tensors.values():
+        layer = LAYER_TENSOR.fullmatch(tensor.name)
+        if layer is None or layer["stem"] != "attn_qkv":
+            yield tensor
+            continue
+        if tensor.shape[0] != sum(sizes.values()):
+            raise CheckpointError(
+                f"{tensor.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows, not {sum(sizes.values())} "
+                "for queries, keys and values"
+            )
+        start = 0
+        for stem, rows in sizes.items():
+            name = tensor.name.replace("attn_qkv", stem)
+            yield replace(tensor.row_slice(start, start + rows), name=name)
+            start += rows
+
+
+def hf_generation_config(gguf: GGUFFile) -> dict[str, Any]:
+    """generation_config.json from the sampler settings that a model's makers recommend, if the file has any."""
+    found = {}
+    for key, name in SAMPLING_KEYS.items():
+        value = gguf.metadata.get(f"general.sampling.{key}")
+        if value is not None:
+            if not isinstance(value, int | float):
+                raise CheckpointError(f"{gguf.path}: key 'general.sampling.{key}' is no number")
+            found[name] = value
+    return {"do_sample": True, **found} if found else {}
+
+
+def _check_layers(gguf: GGUFFile, layers: int) -> None:
+    found = {int(match["layer"]) for name in gguf.tensors if (match := LAYER_TENSOR.fullmatch(name))}
+    if len(found) != layers or max(found) != layers - 1:
+        raise CheckpointError(f"{gguf.path}: block_count is {layers}, but the tensors are of {len(found)} layers")
+
+
+def _original_dtype(gguf: GGUFFile) -> str:
+    """What the weights most likely were: quantised models are published in bfloat16 first."""
+    matrices = {tensor.type_name for tensor in gguf.tensors.values() if len(tensor.shape) > 1}
+    if matrices <= {"F32"}:
+        return "float32"
+    return "float16" if matrices <= {"F32", "F16"} else "bfloat16"
+
+
+def _special_tokens(gguf: GGUFFile, vocab_size: int) -> dict[str, Any]:
+    """bos, pad and eos ids; several kinds of end (of turn, of message) become a list, as Hugging Face has it."""
+
+    def token(kind: str) -> int | None:
+        key = f"tokenizer.ggml.{kind}_token_id"
+        value = gguf.metadata.get(key)
+        if value in (None, -1, 0xFFFFFFFF):  # converters write -1, maybe as an unsigned number, for "none"
+            return None
+        if type(value) is not int or value < 0 or (value >= vocab_size and kind != "padding"):
+            raise CheckpointError(f"{gguf.path}: key {key!r} is {value!r}, not one of {vocab_size} tokens")
+        return value if value < vocab_size else None  # padding beyond the embedding is common and never used
+
+    found: dict[str, Any] = {"bos_token_id": token("bos"), "pad_token_id": token("padding")}
+    ends = list(dict.fromkeys(end for kind in ("eos", "eot", "eom") if (end := token(kind)) is not None))
+    found["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None
+    return {name: value for name, value in found.items() if value is not None}

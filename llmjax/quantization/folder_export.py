@@ -1,0 +1,179 @@
+"""A model written as a folder in Hugging Face's layout, its linear layers quantised, one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmjax.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG, INDEX
+from llmjax.checkpoint.formats.registry import CONFIG_KEYS
+from llmjax.checkpoint.safetensors_writer import SafetensorsWriter, open_safetensors_writer
+from llmjax.errors import CheckpointError, ConfigError
+from llmjax.quantization.rounding import Result
+from llmjax.quantization.save_plan import SavePlan, model_dtype
+from llmjax.weights.rows import QuantizedRows
+
+COMPANIONS = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "tekken.json",
+    "chat_template*",
+    "additional_chat_templates",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "LICENSE*",
+    "NOTICE*",
+)
+"""What is copied along from a folder."""
+
+
+def export_folder(
+    plan: SavePlan,
+    folder: Path,
+    *,
+    results: Iterable[Result],
+    write_tokenizer: Callable[[Path], None],
+    shard_bytes: int,
+    replace: bool = False,
+) -> None:
+    """Write config, weights, tokenizer and generation settings.
+
+    Args:
+        plan: what is to be quantised how.
+        folder: the model's; it appears when it is complete.
+        results: every layer of the plan once, in any order, and what else has changed; consumed one by one.
+        write_tokenizer: writes the tokenizer's files to a folder. It is called first.
+        shard_bytes: what the tensors of a file take at most.
+        replace: an existing model in `folder` is replaced.
+
+    Raises:
+        ConfigError: see `check_target`.
+        CheckpointError: a tensor or file cannot be read or written.
+        TokenizerError: `write_tokenizer` cannot.
+    """
+    with new_folder(folder, plan.checkpoint.path, replace=replace) as target:
+        write_tokenizer(target)
+        _write_json(target / CONFIG, _config(plan))
+        if plan.checkpoint.generation_config:
+            _write_json(target / GENERATION_CONFIG, plan.checkpoint.generation_config)
+        with open_safetensors_writer(target, plan.specs(), shard_bytes=shard_bytes) as writer:
+            _write_tensors(plan, results, writer)
+
+
+def copy_companions(source: Path, folder: Path) -> None:
+    """Copies tokenizer, chat templates and licences of a folder in Hugging Face's layout.
+
+    Raises:
+        CheckpointError: a file cannot be read or written.
+    """
+    try:
+        for path in sorted({path for pattern in COMPANIONS for path in source.glob(pattern)}):
+            if path.is_dir():
+                shutil.copytree(path, folder / path.name)
+            else:
+                shutil.copyfile(path, folder / path.name)
+    except OSError as error:
+        raise CheckpointError(f"{source}: cannot be copied to {folder}: {error.strerror}") from None
+
+
+def check_target(path: Path, source: Path, *, replace: bool) -> None:
+    """Refuses to write where something is that would be lost.
+
+    Args:
+        path: a file or folder that is to be written.
+        source: what is read meanwhile.
+        replace: whether an older model may be replaced.
+
+    Raises:
+        ConfigError: there is something; says what to do.
+    """
+    if not path.exists():
+        if not path.parent.is_dir():
+            raise ConfigError(f"{path}: cannot be written: there is no folder {path.parent}")
+        return
+    if source.resolve() in (path.resolve(), *path.resolve().parents) or path.resolve() in source.resolve().parents:
+        raise ConfigError(f"{path}: is what is read; write elsewhere")
+    if path.is_dir() and any(path.iterdir()) and not (path / CONFIG).is_file():
+        raise ConfigError(f"{path}: holds files but no {CONFIG}, so it is no model that could be replaced")
+    if not replace and not (path.is_dir() and not any(path.iterdir())):
+        raise ConfigError(f"{path}: is there already; --force replaces it")
+
+
+@contextmanager
+def new_folder(path: Path, source: Path, *, replace: bool) -> Iterator[Path]:
+    """A folder to write to, which becomes `path` if nothing fails.
+
+    Raises:
+        ConfigError: see `check_target`.
+        CheckpointError: it cannot be written.
+    """
+    check_target(path, source, replace=replace)
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path}: is a file, not a folder")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        temporary.mkdir()
+        yield temporary
+        _move(temporary, path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _move(temporary: Path, path: Path) -> None:
+    if not path.exists():
+        temporary.rename(path)
+        return
+    # Weights of the older model would be read along with the new ones.
+    for old in (*path.glob("*.safetensors"), path / INDEX):
+        old.unlink(missing_ok=True)
+    for new in temporary.iterdir():
+        old = path / new.name
+        if old.is_dir():
+            shutil.rmtree(old)
+        new.replace(old)
+
+
+def _config(plan: SavePlan) -> dict[str, Any]:
+    config = {key: value for key, value in plan.checkpoint.config.items() if key not in CONFIG_KEYS}
+    if "dtype" not in config:
+        config["torch_dtype"] = model_dtype(config).name
+    return config | {"quantization_config": plan.settings()}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False, default=_number) + "\n", encoding="utf-8")
+
+
+def _number(value: Any) -> Any:
+    """NumPy's numbers, which metadata of GGUF files has."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def _write_tensors(plan: SavePlan, results: Iterable[Result], writer: SafetensorsWriter) -> None:
+    tensors = plan.tensors
+    written = set()
+    for result in results:
+        if isinstance(result.value, QuantizedRows):
+            for name, part in plan.parts(result.name).items():
+                writer.write(name, part.make(result.value))
+        else:
+            writer.write(result.name, result.value.astype(plan.plain_dtype(result.name)))
+        written.add(result.name)
+    for name, tensor in tensors.items():
+        if name not in written and name not in plan.layers:
+            writer.write(name, tensor.read(plan.plain_dtype(name)))

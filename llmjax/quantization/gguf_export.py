@@ -1,0 +1,309 @@
+"""A checkpoint written as one GGUF file: the inverse of `gguf_model`, quantising on the way.
+
+A source in Hugging Face's layout gets its metadata from config.json and its tensors the converter's changes (names,
+interleaved query and key rows, norms plus one). Of a source that is GGUF, metadata is copied value by value and
+tensors stay as stored unless they are quantised anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from llmjax.checkpoint.checkpoint import Checkpoint
+from llmjax.checkpoint.experts import ExpertStack
+from llmjax.checkpoint.gguf.experts import SHARED_GATE, one_of_experts
+from llmjax.checkpoint.gguf.file import GGUFTensor, stored_metadata
+from llmjax.checkpoint.gguf.metadata import (
+    END_KEYS,
+    architecture_metadata,
+    architecture_name,
+    rope_tensors,
+    token_metadata,
+)
+from llmjax.checkpoint.gguf.model import ARCHITECTURES, GLOBAL_TENSORS, LAYER_TENSOR, Architecture
+from llmjax.checkpoint.gguf.writer import TensorInfo, open_gguf_writer
+from llmjax.checkpoint.stored_tensor import StoredTensor
+from llmjax.errors import CheckpointError
+from llmjax.models import ModelConfig, abstract_model
+from llmjax.quantization.difference import Difference
+from llmjax.quantization.mixes import KEEP, NEVER, Choice, ModelShape, mix_named, tensor_scheme
+from llmjax.quantization.rules import Rules
+from llmjax.weights.ggml.reference import SCHEMES, quantize, scheme_named
+from llmjax.weights.ggml.types import BlockType, dequantize
+
+PLAIN: Mapping[str, np.dtype] = MappingProxyType(
+    {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+)
+"""Schemes that do not quantise."""
+
+FILE_TYPES: Mapping[str, int] = MappingProxyType(
+    {
+        "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k_s": 11,
+        "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25,
+        "iq4_xs": 30, "bf16": 32, "tq1_0": 36, "tq2_0": 37, "mxfp4": 38, "q3_k": 11, "q4_k": 14, "q5_k": 16,
+    }
+)  # fmt: skip
+"""``general.file_type`` (llama.cpp's ``llama_ftype``) by mix or scheme."""
+
+QUANTIZATION_VERSION = 2
+DIFFERENCE_BLOCK = 1 << 20  # weights compared at a time
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What became of a tensor.
+
+    Attributes:
+        name: in the file.
+        hf_name: in Hugging Face's naming, which rules look at.
+        source_type: as the source stores it.
+        source_nbytes: bytes that it takes there.
+        info: shape and type in the file.
+        choice: of the mix; None for plain types and tensors that are never quantised.
+        difference: from the source's weights, where they were quantised anew; None: not, or not yet.
+    """
+
+    name: str
+    hf_name: str
+    source_type: str
+    source_nbytes: int
+    info: TensorInfo
+    choice: Choice | None
+    difference: Difference | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written.
+
+    Attributes:
+        tensors: in file order.
+        notes: one line each on what the file lacks.
+    """
+
+    tensors: tuple[Exported, ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, eq=False)
+class _Item:
+    """A tensor to be written: announced as `exported`, its rows reordered and shifted as the format wants."""
+
+    exported: Exported
+    source: StoredTensor | GGUFTensor
+    interleaved_heads: int = 0
+    offset: float = 0.0
+
+    def chunks(self) -> Iterator[tuple[np.ndarray, Difference | None]]:
+        """What is stored, experts one by one, and how far it is from the source if it was quantised here."""
+        info = self.exported.info
+        if (
+            isinstance(self.source, GGUFTensor)
+            and self.source.type_name == info.type_name
+            and not self.source.big_endian
+        ):
+            yield self.source.raw, None
+            return
+        for matrix in self._matrices():
+            yield self._stored(matrix)
+
+    def _matrices(self) -> Iterable[StoredTensor | GGUFTensor]:
+        if isinstance(self.source, ExpertStack):
+            return self.source.matrices
+        if isinstance(self.source, GGUFTensor) and len(self.source.shape) == 3:
+            return map(self.source.row_slice, range(self.source.shape[0]), range(1, self.source.shape[0] + 1))
+        return (self.source,)
+
+    def _stored(self, source: StoredTensor | GGUFTensor) -> tuple[np.ndarray, Difference | None]:
+        type_name = self.exported.info.type_name.lower()
+        kept = PLAIN.get(source.type_name.lower(), PLAIN["f32"])
+        values = source.read(PLAIN["f32"] if self.offset else kept)
+        if self.offset:
+            values = values + np.float32(self.offset)
+        if self.interleaved_heads:  # row (head, i, half) from row (head, half, i)
+            order = np.arange(len(values)).reshape(self.interleaved_heads, 2, -1).swapaxes(1, 2).reshape(-1)
+            values = values[order]
+        if type_name in PLAIN:
+            return values.astype(PLAIN[type_name], copy=False), None
+        rows = values.reshape(-1, values.shape[-1])
+        stored = quantize(rows, type_name)
+        return stored, _difference(stored, rows, SCHEMES[type_name].block)
+
+
+def export_gguf(
+    checkpoint: Checkpoint,
+    path: str | Path,
+    *,
+    scheme: str,
+    rules: Mapping[str, str] | None = None,
+    tokenizer: Mapping[str, Any] | None = None,
+    progress: Callable[[Exported], None] = lambda exported: None,
+) -> Report:
+    """Write a checkpoint as GGUF. One tensor at a time is in memory.
+
+    Args:
+        checkpoint: of a supported family.
+        path: the file to write; it appears when it is complete.
+        scheme: a key of PLAIN, a mix of llama.cpp (`mixes.MIXES`) or one scheme for every matrix.
+        rules: regular expressions on Hugging Face names with schemes or ``none``, before the rules of the mix; the
+            first that matches decides.
+        tokenizer: ``tokenizer.*`` keys (`llmjax.tokenizer.gguf_export.tokenizer_metadata`); None: none, or those of a
+            source that is GGUF.
+        progress: called after each tensor.
+
+    Returns:
+        Types of all tensors, and what the file cannot hold.
+
+    Raises:
+        ConfigError: a scheme is unknown or a rule malformed.
+        CheckpointError: the model or a tensor cannot be written.
+    """
+    if scheme.lower() not in PLAIN:
+        mix_named(scheme)
+    parsed = Rules.parse(rules or {}, lambda name: KEEP if name.lower() == KEEP else scheme_named(name))
+    model = checkpoint.model_config()
+    plan = _gguf_items if checkpoint.gguf is not None else _hf_items
+    shape = ModelShape.of(checkpoint.config, tied=model.tie_word_embeddings)
+    items = list(plan(checkpoint, model, _Typing(scheme.lower(), shape, parsed)))
+    notes = _notes(checkpoint, model)
+    ropes = {} if checkpoint.gguf is not None else rope_tensors(checkpoint.config, model)
+    infos = [TensorInfo(name, values.shape, "F32") for name, values in ropes.items()]
+    metadata = _metadata(checkpoint, model, scheme.lower()) | dict(tokenizer or {})
+    written: list[Exported] = []
+    with open_gguf_writer(path, metadata, [*infos, *(item.exported.info for item in items)]) as writer:
+        for name, values in ropes.items():
+            writer.write(name, [values])
+        for item in items:
+            differences: list[Difference | None] = []
+            try:
+                writer.write(item.exported.name, _noting(item.chunks(), differences))
+            except CheckpointError as error:
+                raise CheckpointError(f"{checkpoint.path}: tensor {item.exported.hf_name!r}: {error}") from None
+            found = [difference for difference in differences if difference is not None]
+            written.append(replace(item.exported, difference=sum(found, Difference()) if found else None))
+            progress(written[-1])
+    return Report(tuple(written), tuple(notes))
+
+
+def _noting(
+    chunks: Iterator[tuple[np.ndarray, Difference | None]], differences: list[Difference | None]
+) -> Iterator[np.ndarray]:
+    for data, difference in chunks:
+        differences.append(difference)
+        yield data
+
+
+def _difference(stored: np.ndarray, rows: np.ndarray, block: BlockType) -> Difference:
+    step = max(1, DIFFERENCE_BLOCK // rows.shape[1])
+    starts = range(0, len(rows), step)
+    parts = (
+        Difference.between(dequantize(stored[i : i + step], block, PLAIN["f32"]), rows[i : i + step]) for i in starts
+    )
+    return sum(parts, Difference())
+
+
+@dataclass(frozen=True)
+class _Typing:
+    """Decides on types."""
+
+    scheme: str
+    shape: ModelShape
+    rules: Rules
+
+    def exported(self, name: str, hf_name: str, tensor: StoredTensor | GGUFTensor) -> Exported:
+        source_type, shape = tensor.type_name, tensor.shape
+        choice = None
+        if f".{SHARED_GATE}." in name:
+            shape = shape[-1:]
+        if len(shape) < 2 or NEVER.search(hf_name):
+            type_name = "f32"
+        elif self.scheme in PLAIN:
+            type_name = self.scheme
+        else:
+            rule = self.rules.find(hf_name)
+            choice = tensor_scheme(self.scheme, name=hf_name, shape=shape, model=self.shape, rule=rule)
+            kept = source_type.lower()
+            # A matrix that cannot be quantised, or shall not be, keeps its type if that is one of GGUF's.
+            type_name = choice.scheme or (kept if kept in PLAIN or kept in SCHEMES else "f32")
+        info = TensorInfo(name, tuple(shape), type_name.upper())
+        return Exported(name, hf_name, source_type, tensor.nbytes, info, choice)
+
+
+def _gguf_items(checkpoint: Checkpoint, model: ModelConfig, typing: _Typing) -> Iterator[_Item]:
+    assert checkpoint.gguf is not None
+    architecture = ARCHITECTURES[checkpoint.gguf.metadata["general.architecture"]]
+    for tensor in checkpoint.gguf.tensors.values():
+        yield _Item(typing.exported(tensor.name, _hf_name(tensor.name, architecture), tensor), tensor)
+
+
+def _hf_name(name: str, architecture: Architecture) -> str:
+    """Hugging Face's name of a GGUF tensor; its own if it has none."""
+    if (layer := LAYER_TENSOR.fullmatch(name)) is None:
+        top, _, suffix = name.rpartition(".")
+        return f"{GLOBAL_TENSORS[top]}.{suffix}" if top in GLOBAL_TENSORS else name
+    module = {"attn_qkv": "self_attn.qkv_proj", **architecture.layer_tensors}.get(layer["stem"])
+    if module and layer["expert"] is not None:
+        module = one_of_experts(module, int(layer["expert"]))
+    return f"model.layers.{layer['layer']}.{module}.{layer['suffix']}" if module else name
+
+
+def _hf_items(checkpoint: Checkpoint, model: ModelConfig, typing: _Typing) -> Iterator[_Item]:
+    """The tensors that the model uses, embedding first, then layer by layer."""
+    architecture = ARCHITECTURES[architecture_name(model, checkpoint.path)]
+    heads = {"attn_q": model.num_heads, "attn_k": model.num_kv_heads} if architecture.permuted_qk else {}
+    tops = [top for top in GLOBAL_TENSORS if top != "output" or not model.tie_word_embeddings]
+    names = {f"{top}.weight": f"{GLOBAL_TENSORS[top]}.weight" for top in tops}
+    _, parameters = abstract_model(model, dtype=PLAIN["f32"], activation_dtype=PLAIN["f32"])
+    for layer in range(model.num_layers):
+        for stem, module in architecture.layer_tensors.items():
+            for suffix in ("weight", "bias"):
+                if (hf_name := f"model.layers.{layer}.{module}.{suffix}") in parameters:
+                    names[f"blk.{layer}.{stem}.{suffix}"] = hf_name
+    for name, hf_name in names.items():
+        if (tensor := checkpoint.tensors.get(hf_name)) is None:
+            raise CheckpointError(f"{checkpoint.path}: tensor {hf_name!r} is missing")
+        stem = name.split(".")[-2]
+        rows = heads.get(stem, 0)
+        if rows and tensor.shape[0] % (2 * rows):
+            raise CheckpointError(f"{checkpoint.path}: tensor {hf_name!r} has {tensor.shape[0]} rows for {rows} heads")
+        offset = architecture.norm_offset if name.endswith("norm.weight") else 0.0
+        yield _Item(typing.exported(name, hf_name, tensor), tensor, interleaved_heads=rows, offset=offset)
+
+
+def _metadata(checkpoint: Checkpoint, model: ModelConfig, scheme: str) -> dict[str, Any]:
+    if checkpoint.gguf is not None:
+        stored = stored_metadata(checkpoint.gguf.path)
+        found = {key: value for key, value in stored.items() if not key.startswith("split.")}
+    else:
+        found = {
+            "general.architecture": architecture_name(model, checkpoint.path),
+            "general.type": "model",
+            "general.name": checkpoint.path.resolve().name,
+            **architecture_metadata(checkpoint.config, model, checkpoint.path),
+            **token_metadata(model, checkpoint.generation_config),
+        }
+    kind = scheme if scheme in FILE_TYPES else mix_named(scheme).base
+    return found | {
+        "general.quantization_version": np.uint32(QUANTIZATION_VERSION),
+        "general.file_type": np.uint32(FILE_TYPES[kind]),
+    }
+
+
+def _notes(checkpoint: Checkpoint, model: ModelConfig) -> list[str]:
+    notes = []
+    if checkpoint.gguf is None:
+        if len(model.eos_token_ids) > len(END_KEYS):
+            rest = list(model.eos_token_ids[len(END_KEYS) :])
+            notes.append(f"GGUF names {len(END_KEYS)} tokens that end a text; {rest} of config.json are left out")
+        used = {"lm_head.weight"} if not model.tie_word_embeddings else set()
+        unused = [n for n in checkpoint.tensors if not n.startswith("model.") and n not in used]
+        if unused:
+            notes.append(f"tensors without a place in GGUF are left out: {', '.join(sorted(unused)[:5])}")
+    return notes

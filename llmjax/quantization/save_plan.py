@@ -1,0 +1,186 @@
+"""Which layers of a model are quantised how when it is written as safetensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from llmjax.checkpoint.checkpoint import Checkpoint
+from llmjax.checkpoint.experts import with_separate_experts
+from llmjax.checkpoint.formats.awq_writer import AWQFormat
+from llmjax.checkpoint.formats.compressed_tensors_writer import CompressedTensorsFormat
+from llmjax.checkpoint.formats.gptq_writer import GPTQFormat
+from llmjax.checkpoint.formats.layer_format import LayerFormat, Part, SavedScheme
+from llmjax.checkpoint.safetensors import DTYPES
+from llmjax.checkpoint.safetensors_writer import TensorSpec
+from llmjax.checkpoint.stored_tensor import StoredTensor
+from llmjax.errors import CheckpointError, ConfigError
+from llmjax.quantization.mixes import KEEP, NEVER
+from llmjax.quantization.rules import Rules
+from llmjax.weights.uniform import SAVED_SCHEMES, UNIT, IntegerScheme
+
+FORMATS: Mapping[str, LayerFormat] = MappingProxyType(
+    {form.name: form for form in (CompressedTensorsFormat(), GPTQFormat(), AWQFormat())}
+)
+"""By the name that users type."""
+
+EMBEDDING = re.compile(r"(^|\.)embed_tokens\.weight$")  # no format has quantised embeddings
+HEAD = "lm_head"
+FLOATS = MappingProxyType(
+    {
+        "float32": np.dtype(np.float32),
+        "float16": np.dtype(np.float16),
+        "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    }
+)
+
+
+@dataclass(frozen=True, eq=False)
+class SavePlan:
+    """What is written.
+
+    Attributes:
+        checkpoint: the source.
+        form: how quantised layers are stored.
+        layers: their schemes by tensor name, in order.
+        ignored: linear modules that stay plain.
+    """
+
+    checkpoint: Checkpoint
+    form: LayerFormat
+    layers: Mapping[str, SavedScheme]
+    ignored: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        scheme: str,
+        *,
+        rules: Mapping[str, str] | None = None,
+        form: str = "compressed-tensors",
+        group_size: int | None = None,
+    ) -> SavePlan:
+        """Decides for every tensor, before anything is read or written.
+
+        Embeddings, norms and routers of experts are never quantised, the head only by a rule.
+
+        Args:
+            checkpoint: the source.
+            scheme: a key of SAVED_SCHEMES.
+            rules: regular expressions on tensor names with schemes or ``none``; the first that matches decides.
+            form: a key of FORMATS.
+            group_size: columns that share a scale, instead of the scheme's; 0: all.
+
+        Raises:
+            ConfigError: a name is unknown, or the format cannot hold what is asked for; names the tensor.
+            CheckpointError: there is nothing to quantise.
+        """
+        if form not in FORMATS:
+            raise ConfigError(f"--format {form!r} is unknown; known are {', '.join(FORMATS)}")
+        layer_format = FORMATS[form]
+        dtype = model_dtype(checkpoint.config)
+        default = _grouped(saved_scheme(scheme), group_size)
+        parsed = Rules.parse(rules or {}, lambda name: KEEP if name.lower() == KEEP else saved_scheme(name).name)
+        layers: dict[str, SavedScheme] = {}
+        ignored = []
+        for name, tensor in _published(checkpoint).items():
+            if not _is_linear(name, tensor):
+                continue
+            rule = None if NEVER.search(name) else parsed.find(name)
+            module = name.removesuffix(".weight")
+            if rule == KEEP or NEVER.search(name) or (rule is None and module == HEAD):
+                ignored.append(module)
+                continue
+            layers[name] = layer_format.kept(default if rule is None else SAVED_SCHEMES[rule], dtype)
+            _parts(layer_format, layers[name], tensor)
+        if not layers:
+            raise CheckpointError(f"{checkpoint.path}: has no linear layer that would be quantised")
+        if HEAD not in ignored and f"{HEAD}.weight" not in layers:
+            ignored.append(HEAD)  # tied: engines have the module all the same
+        plan = cls(checkpoint, layer_format, MappingProxyType(layers), tuple(ignored))
+        plan.settings()
+        return plan
+
+    @cached_property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """The source's tensors as they are published, experts one by one."""
+        return _published(self.checkpoint)
+
+    def settings(self) -> dict[str, Any]:
+        """``quantization_config`` of config.json."""
+        modules = {name.removesuffix(".weight"): scheme for name, scheme in self.layers.items()}
+        return self.form.settings(modules, self.ignored)
+
+    def parts(self, name: str) -> dict[str, Part]:
+        """The tensors, by name, that a quantised one is stored in."""
+        module = name.removesuffix(".weight")
+        found = _parts(self.form, self.layers[name], self.tensors[name])
+        return {module + ending: part for ending, part in found.items()}
+
+    def plain_dtype(self, name: str) -> np.dtype:
+        """The type that a tensor is written in if it is not quantised: as stored if it is plain, else the model's."""
+        stored = DTYPES.get(self.tensors[name].type_name)
+        if stored is None:
+            return model_dtype(self.checkpoint.config)
+        return np.dtype(np.float32) if stored == np.float64 else stored
+
+    def specs(self) -> list[TensorSpec]:
+        """Every tensor of the files."""
+        specs = []
+        for name, tensor in self.tensors.items():
+            if name in self.layers:
+                specs += [TensorSpec(part_name, part.shape, part.dtype) for part_name, part in self.parts(name).items()]
+            else:
+                specs.append(TensorSpec(name, tuple(tensor.shape), self.plain_dtype(name)))
+        return specs
+
+
+def _published(checkpoint: Checkpoint) -> Mapping[str, StoredTensor]:
+    mixtral = checkpoint.config.get("model_type") == "mixtral"
+    return MappingProxyType(with_separate_experts(checkpoint.tensors, mixtral=mixtral))
+
+
+def saved_scheme(name: str) -> SavedScheme:
+    """A scheme by name, in any case.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name.lower() not in SAVED_SCHEMES:
+        raise ConfigError(f"scheme {name!r} is unknown; known for safetensors are {', '.join(SAVED_SCHEMES)}")
+    return SAVED_SCHEMES[name.lower()]
+
+
+def model_dtype(config: Mapping[str, Any]) -> np.dtype:
+    """The type that a model's config.json says its weights have; bfloat16 if it does not."""
+    name = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    return FLOATS.get(name, FLOATS["bfloat16"])
+
+
+def _is_linear(name: str, tensor: StoredTensor) -> bool:
+    return len(tensor.shape) == 2 and name.endswith(".weight") and not EMBEDDING.search(name)
+
+
+def _grouped(scheme: SavedScheme, group_size: int | None) -> SavedScheme:
+    if group_size is None:
+        return scheme
+    if not isinstance(scheme, IntegerScheme):
+        raise ConfigError(f"--group-size does not go with {scheme.name}, which has one scale for each row or tensor")
+    if group_size < 0 or group_size % UNIT:
+        raise ConfigError(f"--group-size must be a multiple of {UNIT}, or 0 for whole rows, not {group_size}")
+    return replace(scheme, group_size=group_size)
+
+
+def _parts(form: LayerFormat, scheme: SavedScheme, tensor: StoredTensor) -> Mapping[str, Part]:
+    try:
+        return form.parts(scheme, (tensor.shape[0], tensor.shape[1]))
+    except ConfigError as error:
+        raise ConfigError(f"tensor {tensor.name!r}: {error}") from None

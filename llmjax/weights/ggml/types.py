@@ -1,0 +1,228 @@
+"""ggml tensor types: how their blocks are laid out and what numbers they stand for.
+
+Layouts and formulas are those of ggml's ``block_q*`` structures (ggml-common.h, ggml-quants.c).
+A layout is a structured NumPy dtype, so that a big-endian file needs nothing but another byte order. A quantised block
+is taken apart into codes and scales, without loss; what weights those stand for says `QuantizedRows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import ml_dtypes
+import numpy as np
+
+from llmjax.errors import CheckpointError
+from llmjax.kernels.qtensor import Codes, RowFormat
+from llmjax.weights.ggml import iq as ggml_iq
+from llmjax.weights.ggml import k as ggml_k
+from llmjax.weights.ggml import simple as ggml_simple
+from llmjax.weights.ggml.simple import Parts
+from llmjax.weights.rows import QuantizedRows
+
+Unpack = Callable[[np.ndarray], Parts]
+"""Takes a structured array of n blocks apart."""
+
+TILE = 1 << 15  # elements dequantised at a time: input, temporaries and f32 result stay in the L2 cache
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """One ggml type: `elems` consecutive values of a row in `nbytes` bytes.
+
+    Attributes:
+        name: ggml's name, for example ``Q4_K``.
+        elems: values in a block.
+        nbytes: bytes in a block.
+        layout: little-endian dtype of a block; None for a type that is known but cannot be read.
+        format: of a row of one block; None for plain numbers, whose layout is the number itself.
+        unpack: takes quantised blocks apart.
+        native: dtype of plain numbers in memory.
+    """
+
+    name: str
+    elems: int
+    nbytes: int
+    layout: np.dtype | None = None
+    format: RowFormat | None = None
+    unpack: Unpack | None = None
+    native: np.dtype | None = None
+
+    def row_format(self, size_in: int) -> RowFormat | None:
+        """The format of a row of `size_in` columns, or None of plain numbers."""
+        return self.format and replace(self.format, size_in=size_in)
+
+    def quantized_rows(self, raw: np.ndarray, form: RowFormat, *, big_endian: bool = False) -> QuantizedRows:
+        """Codes and scales of stored rows.
+
+        Args:
+            raw: uint8 [rows, bytes of a row], C-contiguous.
+            form: `row_format` of such rows.
+            big_endian: see `dequantize`.
+        """
+        assert self.layout is not None and self.unpack is not None
+        blocks = raw.reshape(-1, self.nbytes)
+        if big_endian:
+            blocks = blocks.view(self.layout.newbyteorder(">")).astype(self.layout)
+        parts = self.unpack(blocks.view(self.layout)[:, 0])
+        return QuantizedRows(form, **{name: part.reshape(len(raw), -1) for name, part in parts.items()})
+
+
+def dequantize(
+    raw: np.ndarray,
+    block: BlockType,
+    dtype: np.dtype,
+    *,
+    big_endian: bool = False,
+    row_order: np.ndarray | None = None,
+) -> np.ndarray:
+    """The numbers that stored blocks stand for.
+
+    Values are computed in f32, exactly as ggml does, and rounded to nearest even if `dtype` is narrower.
+
+    Args:
+        raw: uint8 [rows, bytes of a row], C-contiguous.
+        block: the stored type.
+        dtype: float type of the result; integer types are read only as themselves.
+        big_endian: whether multi-byte fields are stored most significant byte first.
+        row_order: int [rows]; row i of the result is stored row ``row_order[i]``. None: the stored order.
+
+    Returns:
+        `dtype` [rows, elements of a row].
+
+    Raises:
+        CheckpointError: the type cannot be read, or not as `dtype`.
+    """
+    if block.layout is None:
+        raise CheckpointError(f"type {block.name} cannot be read; supported are {', '.join(readable_types())}")
+    dtype = np.dtype(dtype)
+    if block.native is not None and block.native.kind == "i" and block.native != dtype:
+        raise CheckpointError(f"integers of type {block.name} cannot be read as {dtype}")
+
+    rows, row_bytes = raw.shape
+    result = np.empty((rows, row_bytes // block.nbytes * block.elems), dtype)
+    # A unit is what is copied at a time: one block, or a whole row where rows change places.
+    unit_bytes = block.nbytes if row_order is None else row_bytes
+    units = raw.reshape(-1, unit_bytes)
+    out = result.reshape(len(units), -1)
+    step = max(1, TILE // max(1, out.shape[1]))
+    scratch = None if dtype == np.float32 else np.empty((min(step, len(out)), out.shape[1]), np.float32)
+
+    with np.errstate(over="ignore", invalid="ignore"):  # inf and nan in a file stay what they are
+        for start in range(0, len(units), step):
+            target = out[start : start + step]
+            taken = units[start : start + step] if row_order is None else units[row_order[start : start + step]]
+            blocks = taken.reshape(-1, block.nbytes)
+            if block.format is None:
+                _copy_plain(blocks.view(block.layout.newbyteorder(">" if big_endian else "<")), block, target)
+                continue
+            tile = target if scratch is None else scratch[: len(target)]
+            block.quantized_rows(blocks, block.format, big_endian=big_endian).dequantize(tile.reshape(-1, block.elems))
+            if scratch is not None:
+                target[...] = tile
+    return result
+
+
+def _copy_plain(stored: np.ndarray, block: BlockType, target: np.ndarray) -> None:
+    if block.native == ml_dtypes.bfloat16:  # no byte order of its own: kept as 16-bit words until here
+        stored = stored.astype(np.uint16, copy=False).view(ml_dtypes.bfloat16)
+    target[...] = stored.reshape(target.shape)
+
+
+def _plain(name: str, native: type | np.dtype, stored: str) -> BlockType:
+    layout = np.dtype(stored)
+    return BlockType(name, 1, layout.itemsize, layout, native=np.dtype(native))
+
+
+def _quantised(name: str, form: RowFormat, unpack: Unpack, **fields: object) -> BlockType:
+    layout = np.dtype(list(fields.items()))
+    return BlockType(name, form.size_in, layout.itemsize, layout, form, unpack)
+
+
+def _one_scale(size: int, codes: Codes, *, zero: int = 0, minimum: str = "") -> RowFormat:
+    return RowFormat(size, codes, size, scale="f16", zero=zero, minimum=minimum)
+
+
+def _two_levels(
+    codes: Codes, group: int, *, scale: str = "u8", zero: int = 0, minimum: str = "", super_scale: str = "f16"
+) -> RowFormat:
+    """Small integer scales, which are multiples of one scale of the block."""
+    return RowFormat(
+        256, codes, group, scale=scale, zero=zero, minimum=minimum, super_size=256, super_scale=super_scale
+    )
+
+
+F16 = "<f2"
+IQ2_XXS_GROUP = [("index", "u1", (4,)), ("signs", "<u4")]
+IQ4 = Codes(4, levels=tuple(ggml_simple.IQ4_LEVELS.tolist()))
+FP4 = Codes(4, levels=tuple((ggml_simple.FP4_DOUBLED / 2).tolist()))
+TERNARY = _one_scale(256, Codes(2), zero=1)
+Q2_K = _two_levels(Codes(2), 16, minimum="u8")
+Q3_K = _two_levels(Codes(3), 16, scale="i8", zero=4)
+Q4_K = _two_levels(Codes(4), 32, minimum="u8")
+Q5_K = _two_levels(Codes(5), 32, minimum="u8")
+Q6_K = _two_levels(Codes(6), 16, scale="i8", zero=32)
+IQ1 = _two_levels(Codes(3, levels=ggml_iq.IQ1_LEVELS), 16, super_scale="f32")
+IQ2 = _two_levels(Codes(3, levels=ggml_iq.IQ2_LEVELS), 16, super_scale="f32")
+IQ3_XXS = _two_levels(Codes(4, levels=ggml_iq.IQ3_XXS_LEVELS), 32, super_scale="f32")
+IQ3_S = _two_levels(Codes(4, levels=ggml_iq.IQ3_S_LEVELS), 32)
+IQ4_XS = _two_levels(IQ4, 32, scale="i8")
+
+
+def _bytes(count: int) -> tuple[str, tuple[int]]:
+    return ("u1", (count,))
+
+
+GGML_TYPES: Mapping[int, BlockType] = MappingProxyType(
+    {
+        0: _plain("F32", np.float32, "<f4"),
+        1: _plain("F16", np.float16, "<f2"),
+        2: _quantised("Q4_0", _one_scale(32, Codes(4), zero=8), ggml_simple.q4_0, d=F16, qs=_bytes(16)),
+        3: _quantised("Q4_1", _one_scale(32, Codes(4), minimum="f16"), ggml_simple.q4_1, d=F16, m=F16, qs=_bytes(16)),
+        6: _quantised("Q5_0", _one_scale(32, Codes(5), zero=16), ggml_simple.q5_0, d=F16, qh=_bytes(4), qs=_bytes(16)),
+        7: _quantised(
+            "Q5_1", _one_scale(32, Codes(5), minimum="f16"), ggml_simple.q5_1, d=F16, m=F16, qh=_bytes(4), qs=_bytes(16)
+        ),
+        8: _quantised("Q8_0", _one_scale(32, Codes(8, "int")), ggml_simple.q8_0, d=F16, qs=("i1", (32,))),
+        9: BlockType("Q8_1", 32, 36),
+        10: _quantised("Q2_K", Q2_K, ggml_k.q2_k, scales=_bytes(16), qs=_bytes(64), d=F16, dmin=F16),
+        11: _quantised("Q3_K", Q3_K, ggml_k.q3_k, hmask=_bytes(32), qs=_bytes(64), scales=_bytes(12), d=F16),
+        12: _quantised("Q4_K", Q4_K, ggml_k.q4_k, d=F16, dmin=F16, scales=_bytes(12), qs=_bytes(128)),
+        13: _quantised("Q5_K", Q5_K, ggml_k.q5_k, d=F16, dmin=F16, scales=_bytes(12), qh=_bytes(32), qs=_bytes(128)),
+        14: _quantised("Q6_K", Q6_K, ggml_k.q6_k, ql=_bytes(128), qh=_bytes(64), scales=("i1", (16,)), d=F16),
+        15: BlockType("Q8_K", 256, 292),
+        16: _quantised("IQ2_XXS", replace(IQ2, group_size=32), ggml_iq.iq2_xxs, d=F16, groups=(IQ2_XXS_GROUP, (8,))),
+        17: _quantised("IQ2_XS", IQ2, ggml_iq.iq2_xs, d=F16, qs=("<u2", (32,)), scales=_bytes(8)),
+        18: _quantised("IQ3_XXS", IQ3_XXS, ggml_iq.iq3_xxs, d=F16, qs=_bytes(64), scales_signs=("<u4", (8,))),
+        19: _quantised("IQ1_S", replace(IQ1, group_size=32), ggml_iq.iq1_s, d=F16, qs=_bytes(32), qh=("<u2", (8,))),
+        20: _quantised("IQ4_NL", _one_scale(32, IQ4), ggml_simple.q4_0, d=F16, qs=_bytes(16)),
+        21: _quantised(
+            "IQ3_S", IQ3_S, ggml_iq.iq3_s, d=F16, qs=_bytes(64), qh=_bytes(8), signs=_bytes(32), scales=_bytes(4)
+        ),
+        22: _quantised(
+            "IQ2_S", IQ2, ggml_iq.iq2_s, d=F16, qs=_bytes(32), signs=_bytes(32), qh=_bytes(8), scales=_bytes(8)
+        ),
+        23: _quantised("IQ4_XS", IQ4_XS, ggml_k.iq4_xs, d=F16, scales_h="<u2", scales_l=_bytes(4), qs=_bytes(128)),
+        24: _plain("I8", np.int8, "<i1"),
+        25: _plain("I16", np.int16, "<i2"),
+        26: _plain("I32", np.int32, "<i4"),
+        27: _plain("I64", np.int64, "<i8"),
+        28: _plain("F64", np.float64, "<f8"),
+        29: _quantised("IQ1_M", IQ1, ggml_iq.iq1_m, qs=_bytes(32), qh=_bytes(16), scales=("<u2", (4,))),
+        30: _plain("BF16", ml_dtypes.bfloat16, "<u2"),
+        34: _quantised("TQ1_0", TERNARY, ggml_simple.tq1_0, qs=_bytes(48), qh=_bytes(4), d=F16),
+        35: _quantised("TQ2_0", TERNARY, ggml_simple.tq2_0, qs=_bytes(64), d=F16),
+        39: _quantised("MXFP4", RowFormat(32, FP4, 32, scale="e8m0"), ggml_simple.mxfp4, e="u1", qs=_bytes(16)),
+        40: _quantised("NVFP4", RowFormat(64, FP4, 16, scale="e4m3"), ggml_simple.nvfp4, d=_bytes(4), qs=_bytes(32)),
+        41: _quantised("Q1_0", _one_scale(128, Codes(1, levels=(-1, 1))), ggml_simple.q1_0, d=F16, qs=_bytes(16)),
+        42: _quantised("Q2_0", _one_scale(64, Codes(2), zero=1), ggml_simple.q2_0, d=F16, qs=_bytes(16)),
+    }
+)
+"""Every type id that a GGUF file may hold, by id."""
+
+
+def readable_types() -> list[str]:
+    """Names of the types that `dequantize` reads."""
+    return [block.name for block in GGML_TYPES.values() if block.layout is not None]

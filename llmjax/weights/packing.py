@@ -1,0 +1,147 @@
+"""Quantised rows into a `QTensor`, tile by tile, so that memory beyond the result stays within a few MB."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmjax.kernels.qtensor import QTensor, RowFormat
+from llmjax.weights.rows import QuantizedRows
+
+XLA_ALIGNMENT = 64  # bytes
+BLOCK = 1 << 18  # weights packed at a time by a thread: codes and records stay in the L2 cache
+
+
+class RowSource(Protocol):
+    """A quantised matrix whose rows are unpacked when they are asked for."""
+
+    @property
+    def format(self) -> RowFormat:
+        """Of each row."""
+
+    @property
+    def columns(self) -> np.ndarray | None:
+        """i32 [in], the logical column of each stored one, or None if they are in order."""
+
+    @property
+    def size_out(self) -> int:
+        """Rows."""
+
+    @property
+    def row_step(self) -> int:
+        """`quantized_rows` may be asked only for rows that start at a multiple of this."""
+
+    def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
+        """Rows `start` to `stop`; may be called from several threads."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowStack:
+    """Quantised matrices of one shape and format, stacked.
+
+    Attributes:
+        count: how many.
+        matrix: makes one of them. It is asked for one after the other, so that what reading takes is not taken at once.
+    """
+
+    count: int
+    matrix: Callable[[int], RowSource]
+
+    @cached_property
+    def first(self) -> RowSource:
+        return self.matrix(0)
+
+    @property
+    def format(self) -> RowFormat:
+        """Of each row."""
+        return self.first.format
+
+    @property
+    def size_out(self) -> int:
+        """Rows of each matrix."""
+        return self.first.size_out
+
+    @property
+    def columns(self) -> np.ndarray | None:
+        """i32 [count, in], or None if those of all matrices are in order."""
+        found = [self.matrix(i).columns for i in range(self.count)]
+        if all(columns is None for columns in found):
+            return None
+        in_order = np.arange(self.format.size_in)
+        return np.stack([in_order if columns is None else columns for columns in found])
+
+
+def pack(source: RowSource | RowStack, *, tile: int) -> np.ndarray:
+    """The words of a matrix or a stack.
+
+    Args:
+        source: its rows.
+        tile: rows whose words are interleaved; the last tile is filled up with zeros.
+
+    Returns:
+        u32 [tiles, words of a record, tile]; of a stack [count, tiles, words of a record, tile].
+    """
+    if not isinstance(source, RowStack):
+        words = _words(source, (), tile)
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            _fill(source, words, threads)
+        return words
+    words = _words(source.first, (source.count,), tile)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for index in range(source.count):
+            _fill(source.matrix(index), words[index], threads)
+    return words
+
+
+def _words(source: RowSource, outer: tuple[int, ...], tile: int) -> np.ndarray:
+    return aligned_empty((*outer, -(-source.size_out // tile), source.format.num_words, tile), np.dtype(np.uint32))
+
+
+def _fill(source: RowSource, words: np.ndarray, threads: ThreadPoolExecutor) -> None:
+    tile, size_out = words.shape[-1], source.size_out
+    unit = int(np.lcm(tile, source.row_step))
+    step = unit * max(1, BLOCK // (unit * source.format.size_in))
+
+    def fill(start: int) -> None:
+        stop = min(start + step, size_out)
+        first, last = start // tile, -(-stop // tile)
+        records = np.zeros(((last - first) * tile, words.shape[1]), np.uint32)
+        source.quantized_rows(start, stop).write(records[: stop - start])
+        words[first:last] = records.reshape(last - first, tile, -1).swapaxes(1, 2)
+
+    list(threads.map(fill, range(0, size_out, step)))
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """As `np.empty`, where XLA wants it on a CPU, which then takes the array as it is and copies nothing."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(nbytes + XLA_ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % XLA_ALIGNMENT
+    return memory[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def put(source: RowSource | RowStack, *, tile: int, dtype: jnp.dtype, activations: str, device: jax.Device) -> QTensor:
+    """The matrix or stack on a device.
+
+    Args:
+        tile: see `pack`.
+        dtype, activations: see `QTensor`.
+    """
+    columns = source.columns
+    return QTensor(
+        words=jax.device_put(pack(source, tile=tile), device),
+        columns=None if columns is None else jax.device_put(columns.astype(np.int32), device),
+        format=source.format,
+        size_out=source.size_out,
+        dtype=jnp.dtype(dtype),
+        activations=activations,
+    )
