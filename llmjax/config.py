@@ -240,7 +240,15 @@ class ServerConfig:
     api_key: Sequence[str] = setting(
         (), "key that clients must send as a bearer token; may be given more than once", separator=None
     )
-    allowed_origins: Sequence[str] = setting(("*",), "origins that CORS allows")
+    guard_metrics: bool = setting(False, "ask for the key at /metrics and /version too; /health and /ping stay open")
+    cache_salt_per_key: bool = setting(False, "requests with different keys share no cached prefixes")
+    allowed_hosts: Sequence[str] = setting(
+        (),
+        "host names that requests may be addressed to; on loopback localhost always is, elsewhere all are by default",
+    )
+    allowed_origins: Sequence[str] = setting(
+        (), "origins whose pages may use the server from a browser (CORS), * for any; default: its own only"
+    )
     allowed_methods: Sequence[str] = setting(("*",), "methods that CORS allows")
     allowed_headers: Sequence[str] = setting(("*",), "headers that CORS allows")
     root_path: str = setting("", "path prefix behind a reverse proxy")
@@ -276,4 +284,11 @@ class ServerConfig:
             raise ConfigError(f"shutdown_timeout must be at least 0, not {self.shutdown_timeout:g}")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("ssl_keyfile and ssl_certfile belong together: give both or neither")
+        if isinstance(self.api_key, str):
+            raise ConfigError("api_key must be a list of keys, not one string")
+        for key in self.api_key:
+            if not key or key != key.strip():
+                raise ConfigError("api_key must not be empty or begin or end with a space: no client could send it")
+        if self.cache_salt_per_key and not self.api_key:
+            raise ConfigError("cache_salt_per_key needs keys (--api-key)")
         check_choices(self)

@@ -9,12 +9,14 @@ from starlette.middleware.cors import CORSMiddleware
 
 from llmjax.config import ServerConfig
 from llmjax.errors import LLMJaxError
-from llmjax.serve.context import Server, fingerprint
+from llmjax.serve.access import PROBE_PATHS, STATUS_PATHS, ApiKeys, HostCheck
+from llmjax.serve.context import Server, fingerprint, model_root
 from llmjax.serve.drain import Gate
 from llmjax.serve.errors import ApiError, ClientDisconnected, handle_error
 from llmjax.serve.interfaces import Engine
+from llmjax.serve.listen import on_loopback
 from llmjax.serve.metrics import EngineMetrics, registry
-from llmjax.serve.middleware import ApiKeys, DrainGate, RequestLog
+from llmjax.serve.middleware import DrainGate, RequestLog
 from llmjax.serve.routes.chat import CHAT_ROUTES
 from llmjax.serve.routes.completions import COMPLETION_ROUTES
 from llmjax.serve.routes.models import MODEL_ROUTES
@@ -32,15 +34,9 @@ def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None
     metrics = EngineMetrics(engine)
     engine.add_stat_logger(metrics)
     middleware = [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=config.allowed_origins,
-            allow_methods=config.allowed_methods,
-            allow_headers=config.allowed_headers,
-            expose_headers=["X-Request-Id", "Retry-After"],
-        ),
+        *_cors(config),
         Middleware(RequestLog, enabled=config.access_log, id_header=config.enable_request_id_headers),
-        *([Middleware(ApiKeys, keys=config.api_key)] if config.api_key else []),
+        *_access(config),
         Middleware(DrainGate, gate=gate, retry_after=config.shutdown_timeout),
     ]
     errors = (ApiError, ClientDisconnected, LLMJaxError, HTTPException)
@@ -49,5 +45,33 @@ def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None
         middleware=middleware,
         exception_handlers=dict.fromkeys(errors, handle_error),
     )
-    app.state.server = Server(engine=engine, config=config, gate=gate, fingerprint=fingerprint(engine))
+    app.state.server = Server(
+        engine=engine, config=config, gate=gate, fingerprint=fingerprint(engine), model_root=model_root(engine)
+    )
     return app
+
+
+def _cors(config: ServerConfig) -> list[Middleware]:
+    """Without origins there is nothing to add: browsers then let only pages of the server's own origin read answers."""
+    if not config.allowed_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    ]
+
+
+def _access(config: ServerConfig) -> list[Middleware]:
+    checks = []
+    if config.allowed_hosts or on_loopback(config):
+        checks.append(Middleware(HostCheck, allowed=(config.host, *config.allowed_hosts)))
+    if config.api_key:
+        open_paths = PROBE_PATHS if config.guard_metrics else PROBE_PATHS | STATUS_PATHS
+        salted = config.cache_salt_per_key
+        checks.append(Middleware(ApiKeys, keys=config.api_key, open_paths=open_paths, salted=salted))
+    return checks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import time
 import uuid
@@ -22,6 +23,8 @@ from llmjax.version import __version__
 if TYPE_CHECKING:
     from llmjax.tokenizer import Tokenizer
 
+KEY_SALT = "key_salt"  # where a request's state holds the salt of its API key
+
 SAFE_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 
 
@@ -32,10 +35,16 @@ class Server:
     gate: Gate
     created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""
+    model_root: str = ""
 
     def check_model(self, name: str | None) -> None:
-        """Raises ``ApiError`` (404) unless ``name`` is absent or the served model's."""
-        if name is not None and name != self.engine.model_name:
+        """Raises ``ApiError`` (404) unless ``name`` is absent or the served model's.
+
+        Whoever started the server on a folder, and gave it no other name, may call it by that folder too.
+        """
+        config = self.engine.config
+        known = {self.engine.model_name, config.served_model_name or config.model}
+        if name is not None and name not in known:
             raise ApiError(
                 f"the model `{name[:200]}` does not exist; this server has `{self.engine.model_name}`",
                 status=404,
@@ -56,6 +65,12 @@ def fingerprint(engine: Engine) -> str:
     config = engine.config
     parts = (__version__, metadata.version("jax"), config.model, config.revision, config.dtype, config.kv_cache_dtype)
     return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+def model_root(engine: Engine) -> str:
+    """What the served model was made from, for clients: no path of this machine."""
+    model = engine.config.model
+    return engine.model_name if os.path.exists(os.path.expanduser(model)) else model
 
 
 @dataclass(kw_only=True)
@@ -84,3 +99,9 @@ def server_of(request: Request) -> Server:
 def record_of(request: Request) -> RequestRecord:
     record: RequestRecord = request.scope["state"]["record"]
     return record
+
+
+def cache_salt_of(request: Request, own: str | None) -> str | None:
+    """The salt of a request's cached prefixes: its ``own``, and its key's where keys have one."""
+    key_salt = request.scope["state"].get(KEY_SALT)
+    return own if key_salt is None else f"{key_salt}:{own or ''}"

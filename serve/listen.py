@@ -13,6 +13,7 @@ from typing import Any
 
 from llmjax.config import ServerConfig
 from llmjax.errors import ConfigError
+from llmjax.serve.access import is_loopback_address
 from llmjax.serve.interfaces import Engine
 
 ANY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
@@ -25,6 +26,17 @@ def bind(config: ServerConfig) -> socket.socket:
         ConfigError: the port, address or path cannot be used.
     """
     return _bind_unix(Path(config.uds)) if config.uds else _bind_tcp(config.host, config.port)
+
+
+def on_loopback(config: ServerConfig) -> bool:
+    """Whether the server listens on an address that only this machine reaches by TCP."""
+    if config.uds or config.host in ANY_ADDRESS:
+        return False
+    try:
+        address = socket.getaddrinfo(config.host, None, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError:
+        return False  # binding to it says why
+    return is_loopback_address(str(address))
 
 
 def _bind_tcp(host: str, port: int) -> socket.socket:

@@ -1,12 +1,9 @@
-"""What happens around every route: request id and access log, API keys, and the gate that closes on shutdown."""
+"""What happens around every route: request id and access log, and the gate that closes on shutdown."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import secrets
 import time
-from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import orjson
@@ -15,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmjax.serve.context import RequestRecord, new_id
 from llmjax.serve.drain import Gate
-from llmjax.serve.errors import ApiError, as_api_error, retry_later
+from llmjax.serve.errors import as_api_error, retry_later
 
 access_log = logging.getLogger("llmjax.serve.access")
 
@@ -76,44 +73,6 @@ def _line(scope: Scope, record: RequestRecord) -> str:
         "error": record.error,
     }
     return orjson.dumps({name: value for name, value in fields.items() if value is not None}).decode()
-
-
-class ApiKeys:
-    """Guards ``/v1``: a bearer token must be one of ``keys``. Everything else stays open, for probes and scrapers."""
-
-    def __init__(self, app: ASGIApp, *, keys: Iterable[str]) -> None:
-        self._app = app
-        self._digests = [_digest(key) for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] != "OPTIONS" and self._guards(scope) and not self._known(scope):
-            await _KEY_ERROR.response()(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    @staticmethod
-    def _guards(scope: Scope) -> bool:
-        path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-        return path == "/v1" or path.startswith("/v1/")
-
-    def _known(self, scope: Scope) -> bool:
-        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = _digest(token.strip())
-        # Every key is compared, in constant time, so that timing says nothing.
-        matches = [secrets.compare_digest(given, digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
-
-
-_KEY_ERROR = ApiError(
-    "missing or wrong API key; send it as `Authorization: Bearer KEY`",
-    status=401,
-    code="invalid_api_key",
-    headers={"WWW-Authenticate": "Bearer"},
-)
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
 
 
 class DrainGate:

@@ -195,6 +195,10 @@ def test_bad_settings_and_models(tmp_path: Path, settings: dict[str, Any]) -> No
         LLM(str(GOLDEN), **{**settings, "device": "tpu"})
 
 
+def test_a_folder_is_known_by_its_name_and_not_by_its_path(llm: LLM) -> None:
+    assert llm.model_name == "llama"
+
+
 def test_made_from_a_configuration(settings: dict[str, Any], llm: LLM) -> None:
     made = LLM.from_config(EngineConfig(model=str(GOLDEN), **settings, served_model_name="tiny"))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,11 @@ def _tokenizer_path(config: EngineConfig) -> Path:
 
 
 def _model_name(config: EngineConfig, path: Path) -> str:
-    """A GGUF file is known by its name, anything else as the user named it."""
-    return path.stem if path.suffix == ".gguf" else config.model
+    """A file or folder is known by its name, without the path that led to it; anything else as the user named it."""
+    if path.suffix == ".gguf":
+        return path.stem
+    local = os.path.expanduser(config.model)
+    return Path(local).resolve().name if os.path.exists(local) else config.model
 
 
 def _ints(value: int | Iterable[int] | None) -> list[int]:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from llmjax.outputs import CompletionOutput, RequestOutput
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import Server, record_of, server_of
+from llmjax.serve.context import Server, cache_salt_of, record_of, server_of
 from llmjax.serve.generation import Job, Tally, check_priority, collect, guarded, run_job
 from llmjax.serve.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from llmjax.serve.prompts import chat_prompt, output_budget, truncated
@@ -29,7 +29,7 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
     server = server_of(request)
     config = server.config
     body = parse(await read_json(request, limit=config.max_request_bytes), ChatRequest)
-    job = await _job(server, body, request_id=body.request_id or record_of(request).id)
+    job = await _job(server, body, request)
     answer = ChatAnswer(
         server=server, body=body, job=job, tally=Tally(job, record_of(request)), created=int(time.time())
     )
@@ -39,7 +39,7 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
     return Response(orjson.dumps(whole), media_type="application/json")
 
 
-async def _job(server: Server, body: ChatRequest, *, request_id: str) -> Job:
+async def _job(server: Server, body: ChatRequest, request: Request) -> Job:
     engine = server.engine
     server.check_model(body.model)
     logprobs = body.num_logprobs
@@ -54,7 +54,11 @@ async def _job(server: Server, body: ChatRequest, *, request_id: str) -> Job:
     budget = output_budget(server, prompt, asked=asked, default=defaults.get("max_tokens"), field="messages")
     params = sampling_params(body, defaults=defaults, max_tokens=budget, logprobs=logprobs, detokenize=True)
     return Job(
-        id=f"chatcmpl-{request_id}", prompts=[prompt], params=[params], priority=priority, cache_salt=body.cache_salt
+        id=f"chatcmpl-{body.request_id or record_of(request).id}",
+        prompts=[prompt],
+        params=[params],
+        priority=priority,
+        cache_salt=cache_salt_of(request, body.cache_salt),
     )
 
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from llmjax.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from llmjax.sampling.params import SamplingParams
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import Server, record_of, server_of
+from llmjax.serve.context import Server, cache_salt_of, record_of, server_of
 from llmjax.serve.generation import Job, Part, Tally, check_priority, collect, guarded, run_job
 from llmjax.serve.logprobs import LegacyLogprobs, TokenNames, prompt_logprobs
 from llmjax.serve.prompts import Prompt, completion_prompts, output_budget, truncated
@@ -32,7 +32,7 @@ async def completions(request: Request) -> Response | ASGIApp:
     server = server_of(request)
     config = server.config
     body = parse(await read_json(request, limit=config.max_request_bytes), CompletionRequest)
-    job = await _job(server, body, request_id=body.request_id or record_of(request).id)
+    job = await _job(server, body, request)
     tally = Tally(job, record_of(request), count_completion=not body.prompt_only)
     answer = CompletionAnswer(server=server, body=body, job=job, tally=tally, created=int(time.time()))
     if body.stream:
@@ -41,7 +41,7 @@ async def completions(request: Request) -> Response | ASGIApp:
     return Response(orjson.dumps(whole), media_type="application/json")
 
 
-async def _job(server: Server, body: CompletionRequest, *, request_id: str) -> Job:
+async def _job(server: Server, body: CompletionRequest, request: Request) -> Job:
     engine = server.engine
     server.check_model(body.model)
     body.check()
@@ -54,7 +54,13 @@ async def _job(server: Server, body: CompletionRequest, *, request_id: str) -> J
     prompts = await completion_prompts(server, body.prompts, add_special_tokens=body.add_special_tokens, echo=body.echo)
     prompts = [truncated(server, prompt, body, room=asked or DEFAULT_MAX_TOKENS) for prompt in prompts]
     params = [_params(server, body, prompt, asked=asked) for prompt in prompts]
-    return Job(id=f"cmpl-{request_id}", prompts=prompts, params=params, priority=priority, cache_salt=body.cache_salt)
+    return Job(
+        id=f"cmpl-{body.request_id or record_of(request).id}",
+        prompts=prompts,
+        params=params,
+        priority=priority,
+        cache_salt=cache_salt_of(request, body.cache_salt),
+    )
 
 
 def _params(server: Server, body: CompletionRequest, prompt: Prompt, *, asked: int | None) -> SamplingParams:

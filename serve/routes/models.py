@@ -19,7 +19,7 @@ def _card(server: Server) -> dict[str, Any]:
         "object": "model",
         "created": server.created,
         "owned_by": "llmjax",
-        "root": engine.config.model,
+        "root": server.model_root,
         "parent": None,
         "max_model_len": engine.max_model_len,
     }

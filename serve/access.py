@@ -1,0 +1,118 @@
+"""Who may ask what: host names that requests may be addressed to, and API keys."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import secrets
+from collections.abc import Iterable, Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from llmjax.serve.context import KEY_SALT
+from llmjax.serve.errors import ApiError
+
+# Answered without a key: the probes of load balancers always, what scrapers and people look at unless it is guarded.
+PROBE_PATHS = frozenset({"/health", "/ping"})
+STATUS_PATHS = frozenset({"/", "/metrics", "/version"})
+
+
+class HostCheck:
+    """Refuses requests whose ``Host`` is neither this machine's loopback nor one of ``allowed``.
+
+    A server on loopback trusts who can reach it. A web page of ``evil.example`` can, once its name is made to resolve
+    to 127.0.0.1 (DNS rebinding), and is of the same origin then; but its requests still say ``Host: evil.example``.
+
+    Args:
+        allowed: further names, in lower case; ``*``: any.
+    """
+
+    def __init__(self, app: ASGIApp, *, allowed: Iterable[str]) -> None:
+        self._app = app
+        self._allowed = frozenset(name.lower() for name in allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            # None came with HTTP/1.0, which no browser speaks.
+            for host in Headers(scope=scope).getlist("host"):
+                if not self._knows(host):
+                    await _unknown_host(host).response()(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+    def _knows(self, host: str) -> bool:
+        if "*" in self._allowed:
+            return True
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        except ValueError:
+            return False
+        return name == "localhost" or name in self._allowed or is_loopback_address(name)
+
+
+def is_loopback_address(name: str) -> bool:
+    """Whether ``name`` is an IP address that only this machine reaches."""
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _unknown_host(host: str) -> ApiError:
+    return ApiError(
+        f"this server does not answer to the host {host[:100]!r}; --allowed-hosts lets it",
+        status=403,
+        code="unknown_host",
+    )
+
+
+class ApiKeys:
+    """Asks for a bearer token that is one of ``keys`` wherever it is not told otherwise.
+
+    Args:
+        open_paths: paths that need no key.
+        salted: note a salt for each key, with which requests of other keys do not share cached prefixes.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: Sequence[str], open_paths: frozenset[str], salted: bool) -> None:
+        self._app = app
+        self._digests = [_digest(key.encode()) for key in keys]
+        self._open_paths = open_paths
+        self._salted = salted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A preflight brings no headers of its own; a wrong one ends in a 405.
+        if scope["type"] == "http" and scope["method"] != "OPTIONS":
+            key = self._key(scope)
+            if key is None and self._guards(scope):
+                await _KEY_ERROR.response()(scope, receive, send)
+                return
+            if key is not None and self._salted:
+                scope.setdefault("state", {})[KEY_SALT] = key.hex()
+        await self._app(scope, receive, send)
+
+    def _guards(self, scope: Scope) -> bool:
+        path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+        return path not in self._open_paths
+
+    def _key(self, scope: Scope) -> bytes | None:
+        """Digest of the key that the request brings, or None if it brings none that counts."""
+        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+        given = _digest(token.strip().encode("latin-1"))  # the header's own bytes
+        # Every key is compared, in constant time, so that timing says nothing.
+        matches = [secrets.compare_digest(given, digest) for digest in self._digests]
+        return given if scheme.lower() == "bearer" and any(matches) else None
+
+
+_KEY_ERROR = ApiError(
+    "missing or wrong API key; send it as `Authorization: Bearer KEY`",
+    status=401,
+    code="invalid_api_key",
+    headers={"WWW-Authenticate": "Bearer"},
+)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

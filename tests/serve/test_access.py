@@ -1,0 +1,207 @@
+"""Keys, host names, origins, and what answers say about this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import httpx
+import pytest
+
+from llmjax.config import EngineConfig, ServerConfig
+from llmjax.errors import ConfigError
+from llmjax.serve.app import create_app
+from llmjax.serve.routes.models import _card
+
+
+class Idle:
+    """An engine that is asked for nothing."""
+
+    model_config = SimpleNamespace(vocab_size=100)
+    tokenizer = None
+    max_model_len = 64
+    default_sampling_params: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, model: str = "m", name: str = "m") -> None:
+        self.config = EngineConfig(model=model)
+        self.model_name = name
+
+    def check_health(self) -> None: ...
+
+    def add_stat_logger(self, logger: Any) -> None: ...
+
+
+def app_of(**settings: Any) -> Any:
+    return create_app(Idle(), ServerConfig(**settings))  # type: ignore[arg-type]
+
+
+def ask(app: Any, method: str, path: str, *, url: str = "http://localhost", **options: Any) -> httpx.Response:
+    async def main() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=url) as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(main())
+
+
+def bearer(value: str) -> dict[str, str]:
+    return {"Authorization": value}
+
+
+GUARDED = [
+    ("GET", "/v1"),
+    ("GET", "/v1/models"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/no-such-path"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), GUARDED)
+def test_paths_that_need_a_key(method: str, path: str) -> None:
+    app = app_of(api_key=["one", "two", "drei-ß"])
+    wrong = [{}, *map(bearer, ("Bearer wrong", "Basic one", "one", "Bearer ", "Bearer", "Bearer onetwo"))]
+    for headers in wrong:
+        response = ask(app, method, path, headers=headers)
+        assert response.status_code == 401 and response.headers["www-authenticate"] == "Bearer"
+        assert response.json()["error"]["code"] == "invalid_api_key" and response.headers["x-request-id"]
+    for key in ("one", "two", "drei-ß"):
+        assert ask(app, method, path, headers={"Authorization": f"Bearer {key}".encode()}).status_code != 401
+
+
+def test_probes_stay_open_and_status_pages_may_be_guarded() -> None:
+    for guarded in (False, True):
+        app = app_of(api_key=["one"], guard_metrics=guarded)
+        for path in ("/health", "/ping"):
+            assert ask(app, "GET", path).status_code == 200
+        for path in ("/", "/metrics", "/version"):
+            assert ask(app, "GET", path).status_code == (401 if guarded else 200)
+            assert ask(app, "GET", path, headers=bearer("Bearer one")).status_code == 200
+
+
+def test_a_prefix_of_a_proxy_does_not_open_a_path() -> None:
+    app = app_of(api_key=["one"])
+    transport = httpx.ASGITransport(app, root_path="/llm")
+
+    async def main() -> list[int]:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return [(await client.get(path)).status_code for path in ("/llm/health", "/llm/v1/models", "/llm/tokenize")]
+
+    assert asyncio.run(main()) == [200, 401, 401]
+
+
+@pytest.mark.parametrize("keys", [[""], ["good", ""], [" "], ["a "], "text"])
+def test_keys_that_no_client_could_send_are_refused(keys: Any) -> None:
+    with pytest.raises(ConfigError, match="api_key"):
+        ServerConfig(api_key=keys)
+
+
+def test_a_page_of_another_origin_gets_no_permission_by_default() -> None:
+    origin = {"Origin": "https://evil.example"}
+    preflight = {**origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    closed = app_of()
+    for method, headers in (("OPTIONS", preflight), ("GET", origin)):
+        response = ask(closed, method, "/v1/models", headers=headers)
+        assert not [name for name in response.headers if name.startswith("access-control")]
+    assert ask(closed, "OPTIONS", "/v1/models", headers=preflight).status_code == 405
+    # What needs no preflight is no JSON to the server.
+    plain = {**origin, "Content-Type": "text/plain"}
+    assert ask(closed, "POST", "/v1/completions", headers=plain, content=b'{"prompt": [1]}').status_code == 415
+    named = app_of(allowed_origins=["https://good.example"])
+    assert "access-control-allow-origin" not in ask(named, "GET", "/v1/models", headers=origin).headers
+    answer = ask(named, "GET", "/v1/models", headers={"Origin": "https://good.example"})
+    assert answer.headers["access-control-allow-origin"] == "https://good.example"
+    every = ask(app_of(allowed_origins=["*"]), "GET", "/v1/models", headers=origin)
+    assert every.headers["access-control-allow-origin"] == "*"
+
+
+HERE = ["localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1:80", "127.1.2.3", "[::1]:8000", "[::1]"]
+ELSEWHERE = ["evil.example", "evil.example:8000", "localhost.evil.example", "192.168.1.5", "[::2]", "[", "x:y:z", ""]
+
+
+@pytest.mark.parametrize("bound", ["127.0.0.1", "localhost", "::1"])
+def test_on_loopback_the_host_must_be_loopback(bound: str) -> None:
+    app = app_of(host=bound)
+    for host in HERE:
+        assert ask(app, "GET", "/v1/models", headers={"Host": host}).status_code == 200, host
+    for host in ELSEWHERE:
+        for path in ("/v1/models", "/health", "/metrics"):
+            response = ask(app, "GET", path, headers={"Host": host})
+            assert response.status_code == 403, host
+            assert response.json()["error"]["code"] == "unknown_host"
+
+
+def test_hosts_that_are_allowed_too() -> None:
+    app = app_of(allowed_hosts=["LLM.example"])
+    assert ask(app, "GET", "/v1/models", headers={"Host": "llm.example:8000"}).status_code == 200
+    assert ask(app, "GET", "/v1/models", headers={"Host": "localhost"}).status_code == 200
+    assert ask(app, "GET", "/v1/models", headers={"Host": "evil.example"}).status_code == 403
+    assert ask(app_of(allowed_hosts=["*"]), "GET", "/health", headers={"Host": "any.example"}).status_code == 200
+
+
+def test_elsewhere_hosts_are_checked_only_if_some_are_named() -> None:
+    assert ask(app_of(host="0.0.0.0"), "GET", "/health", headers={"Host": "any.example"}).status_code == 200
+    assert ask(app_of(uds="/tmp/x.sock"), "GET", "/health", headers={"Host": "any.example"}).status_code == 200
+    named = app_of(host="0.0.0.0", allowed_hosts=["llm.example"])
+    assert ask(named, "GET", "/health", headers={"Host": "any.example"}).status_code == 403
+
+
+def test_a_request_without_a_host_is_http_1_0() -> None:
+    sent: list[dict[str, Any]] = []
+    scope = {"type": "http", "method": "GET", "path": "/health", "headers": [], "query_string": b"", "client": None}
+
+    async def main() -> None:
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        await app_of()({**scope, "root_path": "", "http_version": "1.0"}, receive, send)
+
+    asyncio.run(main())
+    assert sent[0]["status"] == 200
+
+
+def test_models_show_no_path_of_this_machine(tmp_path: Path) -> None:
+    folder = tmp_path / "secret" / "tiny-llama"
+    folder.mkdir(parents=True)
+    app = create_app(Idle(str(folder), "tiny-llama"), ServerConfig())  # type: ignore[arg-type]
+    for path in ("/v1/models", "/v1/models/tiny-llama", "/", "/metrics"):
+        response = ask(app, "GET", path)
+        assert response.status_code == 200 and "secret" not in response.text
+    assert _card(app.state.server)["root"] == "tiny-llama"
+    wrong = ask(app, "POST", "/v1/completions", json={"model": "other", "prompt": [1]})
+    assert wrong.status_code == 404 and "secret" not in wrong.text
+    hub = create_app(Idle("Qwen/Qwen3-0.6B", "small"), ServerConfig())  # type: ignore[arg-type]
+    assert ask(hub, "GET", "/v1/models").json()["data"][0]["root"] == "Qwen/Qwen3-0.6B"
+
+
+def test_salts_of_keys_need_keys() -> None:
+    with pytest.raises(ConfigError, match="cache_salt_per_key"):
+        ServerConfig(cache_salt_per_key=True)
+
+
+@pytest.mark.parametrize("salted", [False, True])
+def test_keys_share_cached_prefixes_unless_each_has_a_salt(running: Any, salted: bool) -> None:
+    settings = ServerConfig(api_key=["one", "two"], cache_salt_per_key=salted)
+    app = create_app(running.engine, settings)
+    prompt = [40 + (i * 7 + 3 * salted) % 60 for i in range(50)]  # three full pages
+
+    async def cached(key: str, **more: Any) -> int:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            body = {"prompt": prompt, "max_tokens": 1, **more}
+            response = await client.post("/v1/completions", json=body, headers=bearer(f"Bearer {key}"))
+            count: int = json.loads(response.text)["usage"]["prompt_tokens_details"]["cached_tokens"]
+            return count
+
+    async def main() -> list[int]:
+        asked = [("one", {}), ("one", {}), ("two", {}), ("one", {"cache_salt": "x"}), ("one", {"cache_salt": "x"})]
+        return [await cached(key, **more) for key, more in asked]
+
+    counts = asyncio.run_coroutine_threadsafe(main(), running.loop).result(60)
+    assert counts == [0, 48, 0 if salted else 48, 0, 48]
