@@ -19,7 +19,7 @@ from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, Sequenc
 from llmjax.engine.runner import HostLogprobs, PendingStep, Runner
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan
 from llmjax.engine.stats import EngineTotals, StatLogger, StepStats
-from llmjax.errors import InvalidRequest
+from llmjax.errors import InvalidRequest, LLMJaxError
 from llmjax.kernels.attention import KVLayout
 from llmjax.outputs import Logprob
 from llmjax.outputs import TokenLogprobs as TokenLogprobsDict
@@ -179,6 +179,11 @@ class Engine:
                     row.sequence.in_flight += row.steps
         pending, self._pending = self._pending, dispatched
         if pending is None:
+            if dispatched is None and not self.scheduler.idle:
+                raise LLMJaxError(
+                    f"nothing can be computed for {len(self.scheduler.running)} running and "
+                    f"{self.scheduler.num_waiting} waiting sequences, and nothing will change that: {self.kv_stats()}"
+                )
             return []
         tokens = pending.tokens()
         ready = time.perf_counter()

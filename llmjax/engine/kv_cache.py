@@ -99,14 +99,36 @@ class KVCache:
                 held.extend(new)
         return True
 
-    def fits(self, sequence: Sequence) -> bool:
+    def fits(self, sequence: Sequence, *, chunk: int) -> bool:
         """Whether all tokens the sequence has now would find pages, so that admitting it does not lead to a preemption
-        at once."""
+        at once.
+
+        Args:
+            chunk: tokens that a step computes of it at most; pages behind a window go back between steps.
+        """
         end = -(-sequence.num_tokens // self.page_size)
-        return all(
-            min(end - len(pages), self._window_pages(group)) <= pool.available
-            for group, (pages, pool) in enumerate(zip(sequence.pages, self.pools, strict=True))
-        )
+        for pages, spec, pool in zip(sequence.pages, self.groups, self.pools, strict=True):
+            missing = end - len(pages)
+            if spec.window is not None:
+                # What a step's first token sees and its own tokens, less what the window will leave behind. A page that
+                # others hold too does not come back.
+                most = -(-(spec.window + chunk - 2) // self.page_size) + 1
+                missing = min(missing, most - sum(pool.holders(page) == 1 for page in pages))
+            if missing > pool.available:
+                return False
+        return True
+
+    @property
+    def available(self) -> tuple[int, ...]:
+        """Pages that may be given out, by group."""
+        return tuple(pool.available for pool in self.pools)
+
+    def longer_prefix(self, sequence: Sequence, length: int) -> bool:
+        """Whether a prefix of more pages is known now than when ``attach_prefix`` found ``length`` of them."""
+        if length >= min(self._sharable_pages(sequence), len(sequence.keys)):
+            return False
+        key = self._key(sequence, length)
+        return all(pool.find(key) is not None for pool in self.pools)
 
     def advance(self, sequence: Sequence, num_tokens: int) -> None:
         """The next step computes ``num_tokens`` more; registers the pages that it fills.
@@ -148,10 +170,6 @@ class KVCache:
         window = self.groups[group].window
         return 0 if window is None else max(0, num_computed - window + 1) // self.page_size
 
-    def _window_pages(self, group: int) -> int:
-        window = self.groups[group].window
-        return self.groups[group].num_pages if window is None else -(-window // self.page_size) + 1
-
     def _key(self, sequence: Sequence, index: int) -> PageKey:
         """Key of the sequence's full page ``index``; those before it must have been asked for."""
         tokens = tuple(sequence.tokens[index * self.page_size : (index + 1) * self.page_size])
@@ -164,15 +182,13 @@ class KVCache:
     def _root(self, sequence: Sequence) -> bytes:
         request = sequence.request
         if not self.share_prefixes:
-            return b"request:" + request.request_id.encode(errors="surrogatepass")
-        return b"salt:" + request.cache_salt.encode(errors="surrogatepass") if request.cache_salt else b""
+            return PageKey.root("request", request.request_id)
+        return PageKey.root("salt", request.cache_salt) if request.cache_salt else PageKey.root("all")
 
     def _known_pages(self, sequence: Sequence) -> list[list[int | None]]:
         """Per group, the cached page of each full page of the prompt, as far as the first group knows it."""
         known: list[list[int | None]] = [[] for _ in self.groups]
-        if sequence.wants_prompt_logprobs:
-            return known  # every prompt position must run through the model
-        for index in range((len(sequence.tokens) - 1) // self.page_size):
+        for index in range(self._sharable_pages(sequence)):
             key = self._key(sequence, index)
             found = [pool.find(key) for pool in self.pools]
             if self.groups[0].window is None and found[0] is None:
@@ -180,6 +196,12 @@ class KVCache:
             for pages, page in zip(known, found, strict=True):
                 pages.append(page)
         return known
+
+    def _sharable_pages(self, sequence: Sequence) -> int:
+        """Full pages that may be found instead of computed."""
+        if sequence.wants_prompt_logprobs:
+            return 0  # every prompt position must run through the model
+        return (len(sequence.tokens) - 1) // self.page_size
 
     def _longest_hit(self, known: list[list[int | None]]) -> int:
         """Most pages such that each group has every page that the next token sees."""

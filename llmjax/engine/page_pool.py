@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from llmjax.errors import LLMJaxError
 
 DUMMY_PAGE = 0  # absorbs padding; never given out
+DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,22 @@ class PageKey:
     tokens: tuple[int, ...]
 
     @staticmethod
+    def root(kind: str, name: str = "") -> bytes:
+        """The parent of first pages: no two kinds or names have the same, and no page's digest is one.
+
+        Args:
+            kind: of whoever shares pages, at most 9 letters.
+            name: which of that kind; any string, lone surrogates too.
+        """
+        return hashlib.blake2b(
+            name.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES, person=f"llmjax {kind}".encode()
+        ).digest()
+
+    @staticmethod
     def chain(parent: bytes, tokens: Sequence[int]) -> PageKey:
-        """The key of the page that follows the one with digest ``parent`` and holds ``tokens``."""
+        """The key of the page that follows the one with digest ``parent`` (or a root) and holds ``tokens``."""
         own = tuple(tokens)
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update(parent)
+        digest = hashlib.blake2b(parent, digest_size=DIGEST_BYTES, person=b"llmjax page")
         digest.update(b"".join(token.to_bytes(4, "little") for token in own))
         return PageKey(digest.digest(), own)
 
@@ -82,6 +94,10 @@ class PagePool:
             pages.append(page)
         self._used += count
         return pages
+
+    def holders(self, page: int) -> int:
+        """Requests that hold the page; 0 for the dummy page."""
+        return self._holders[page]
 
     def find(self, key: PageKey) -> int | None:
         """The page with this content, if one is known."""

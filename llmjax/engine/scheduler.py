@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -63,6 +62,21 @@ class StepPlan:
         return all(row.count == 1 and not row.scores_prompt for row in self.rows)
 
 
+@dataclass(frozen=True)
+class _Refusal:
+    """The first waiting sequence did not fit. To try again before something has changed would walk its whole prompt in
+    vain."""
+
+    sequence: Sequence
+    available: tuple[int, ...]  # pages, by group
+    prefix: int  # pages found in the prefix cache
+
+    def holds(self, sequence: Sequence, kv: KVCache) -> bool:
+        """Whether it would not fit now either."""
+        grown = any(now > then for now, then in zip(kv.available, self.available, strict=True))
+        return sequence is self.sequence and not grown and not kv.longer_prefix(sequence, self.prefix)
+
+
 class Scheduler:
     """Queues, slots and the token budget.
 
@@ -83,6 +97,7 @@ class Scheduler:
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # heap by rank
         self._num_waiting = 0
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._refusal: _Refusal | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -106,11 +121,6 @@ class Scheduler:
         elif sequence.status is Status.WAITING:
             self._num_waiting -= 1  # its heap entry is dropped when it comes up
         sequence.status = Status.FINISHED
-
-    def sequences(self) -> Iterator[Sequence]:
-        """All unfinished sequences."""
-        yield from self.running
-        yield from (sequence for _, sequence in self._waiting if sequence.status is Status.WAITING)
 
     def plan(self, *, max_steps: int = 1) -> StepPlan:
         """The next dispatch. Empty if nothing can run before a step in flight has been read.
@@ -169,13 +179,18 @@ class Scheduler:
     def _admit(self, budget: int, rows: dict[Sequence, Row]) -> list[Sequence]:
         admitted = []
         while budget > 0 and self._free_slots and (sequence := self._first_waiting()) is not None:
+            if self._refusal is not None and self._refusal.holds(sequence, self.kv):
+                break
             sequence.slot = self._free_slots[-1]
             cached = self.kv.attach_prefix(sequence)
             count = min(_missing(sequence), budget)
-            if not self.kv.fits(sequence) or not self.kv.reserve(sequence, count):
+            chunk = min(_missing(sequence), self.max_num_batched_tokens)
+            if not self.kv.fits(sequence, chunk=chunk) or not self.kv.reserve(sequence, count):
                 self.kv.release(sequence)
                 sequence.slot = -1
+                self._refusal = _Refusal(sequence, self.kv.available, cached // self.kv.page_size)
                 break
+            self._refusal = None
             self._free_slots.pop()
             heapq.heappop(self._waiting)
             self._num_waiting -= 1

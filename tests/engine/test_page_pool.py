@@ -126,3 +126,16 @@ def test_releasing_more_than_held_is_an_error() -> None:
 def test_too_few_pages_are_refused() -> None:
     with pytest.raises(LLMJaxError, match="at least 2 pages, not 1"):
         PagePool(1)
+
+
+def test_roots_and_pages_never_have_the_same_digest() -> None:
+    """The bytes of a salt may be anything a client likes, those of another salt and tokens behind it too."""
+    page = (97, 98)
+    tokens = b"".join(token.to_bytes(4, "little") for token in page)
+    assert PageKey.root("salt", tokens.decode()) != PageKey.chain(b"", page).digest
+    assert PageKey.root("salt", "x") != PageKey.root("request", "x") != PageKey.root("all")
+    assert PageKey.root("salt", "\ud800") != PageKey.root("salt", "?")
+    digests = {PageKey.root(kind, name) for kind in ("salt", "request") for name in ("", "x", "salt:x", "request:x")}
+    digests |= {PageKey.chain(root, page).digest for root in digests}
+    assert len(digests) == 16
+    assert {len(digest) for digest in digests} == {16}

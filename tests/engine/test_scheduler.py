@@ -32,7 +32,7 @@ from llmjax.engine.runner import PendingStep
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan
 from llmjax.engine.stats import EngineTotals
 from llmjax.engine.step import ENDED, NO_TOKEN, StepOutput
-from llmjax.errors import ConfigError
+from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.kernels.attention import KVLayout
 from llmjax.models.config import LayerConfig, ModelConfig
 from llmjax.sampling.logprobs import TokenLogprobs
@@ -413,6 +413,42 @@ def test_random_workloads(data: st.DataObject) -> None:
 
 @settings(max_examples=150)
 @given(data=st.data())
+def test_prompts_that_go_on_find_room_behind_windows(data: st.DataObject) -> None:
+    """Long prompts, each the one before it and more, over as few pages as one request needs: no plan is ever empty
+    while nothing is under way, and somebody always gets on."""
+    page_size = data.draw(st.integers(1, 4))
+    windows = data.draw(st.sampled_from([(None, 8), (None, 16), (12,), (4, 20), (None, 3, 17)]))
+    seqs = data.draw(st.integers(1, 3))
+    batched = max(seqs, data.draw(st.integers(1, 24)))
+    longest = data.draw(st.integers(40, 120))
+    spare = data.draw(st.integers(0, 6))
+    shape = Shape(
+        page_size=page_size,
+        windows=windows,
+        num_pages=tuple(
+            1 + spare + -(-longest // page_size if window is None else -(window + batched) // page_size) + 2
+            for window in windows
+        ),
+        max_num_seqs=seqs,
+        max_num_batched_tokens=batched,
+        max_model_len=longest,
+    )
+    text = prompt_of(longest, data.draw(st.integers(0, 3)))
+    lengths = sorted(data.draw(st.lists(st.integers(1, longest - 2), min_size=2, max_size=5)))
+    arrivals = [
+        Arrival(
+            request(str(i), text[:length], max_tokens=data.draw(st.integers(1, min(8, longest - length)))),
+            data.draw(st.integers(0, 40)),
+        )
+        for i, length in enumerate(lengths)
+    ]
+    engine = SimulatedEngine(shape)
+    check_results(arrivals, run(engine, arrivals, max_steps=50 + 2 * sum(lengths) + 20 * len(lengths)))
+    check_idle(engine)
+
+
+@settings(max_examples=150)
+@given(data=st.data())
 def test_the_longest_request_alone_comes_to_its_end(data: st.DataObject) -> None:
     """Whatever ``plan_kv`` accepts, one request of ``max_model_len`` tokens can be computed."""
     windows = data.draw(st.sampled_from([(None,), (None, 1), (None, 8), (5,), (3, 11), (None, 2, 30)]))
@@ -580,6 +616,58 @@ def test_prefix_hit_needs_every_page_that_a_window_sees() -> None:
         prompt, 3, 4, frozenset()
     )
     assert engine.totals.prefix_cache_hits == 0
+
+
+def test_a_prefix_that_fills_the_window_does_not_keep_its_own_request_waiting() -> None:
+    """The window's pages go back as the request gets on, so a whole window beside them is not needed."""
+    shape = Shape(
+        page_size=2, windows=(None, 16), num_pages=(65, 15), max_num_seqs=1, max_num_batched_tokens=8, max_model_len=128
+    )
+    engine = SimulatedEngine(shape)
+    prompt = prompt_of(100)
+    run(engine, [Arrival(request("a", prompt[:50], max_tokens=1), 0)], max_steps=20)
+    output = run(engine, [Arrival(request("b", prompt, max_tokens=3), 0)], max_steps=20)
+    assert output["b", 0].tokens == alone(prompt, 3, 3, frozenset())
+    assert engine.totals.prefix_cache_hits == 50
+
+
+def test_a_plan_without_anything_while_requests_wait_is_an_error() -> None:
+    engine = SimulatedEngine(PLAIN)
+    engine.add(request("a", prompt_of(20), max_tokens=2))
+    for pool in engine.kv.pools:
+        pool.allocate(pool.available)  # nobody's, so nobody gives them back
+    with pytest.raises(LLMJaxError, match="nothing can be computed for 0 running and 1 waiting sequences"):
+        engine.step()
+
+
+def test_a_request_that_does_not_fit_is_not_looked_up_at_every_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = SimulatedEngine(replace(PLAIN, num_pages=(9,)))
+    attach, walked = engine.kv.attach_prefix, []
+
+    def counted(sequence: Any) -> int:
+        walked.append(sequence.request.request_id)
+        return attach(sequence)
+
+    monkeypatch.setattr(engine.kv, "attach_prefix", counted)
+    engine.add(request("a", prompt_of(8), max_tokens=20))
+    engine.add(request("b", prompt_of(28, 1), max_tokens=2))
+    ended = []
+    while not engine.idle:
+        ended += [output.request_id for output in engine.step() if output.finish_reason]
+    assert ended == ["a", "b"]
+    assert walked == ["a", "b", "b"]  # once in vain, and again when "a" has left
+
+
+def test_a_request_that_does_not_fit_is_looked_up_again_when_more_of_its_prompt_is_known() -> None:
+    engine = SimulatedEngine(replace(PLAIN, num_pages=(11,), max_num_batched_tokens=4))
+    prompt = prompt_of(24)
+    engine.add(request("a", prompt, max_tokens=8))
+    engine.add(request("b", prompt, max_tokens=2))
+    ended = []
+    while not engine.idle:
+        ended += [output.request_id for output in engine.step() if output.finish_reason]
+        engine.check()
+    assert ended == ["b", "a"]  # "b" shares what "a" has computed, and runs beside it
 
 
 def test_windows_hold_no_more_pages_than_they_need() -> None:
