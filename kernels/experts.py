@@ -41,7 +41,7 @@ class ExpertWeights:
 def experts(
     x: jax.Array, chosen: jax.Array, shares: jax.Array, weights: ExpertWeights, *, activation: str
 ) -> jax.Array:
-    """The sum over a token's choices of share * expert(x); computed and accumulated in f32.
+    """The sum over a token's choices of share * expert(x), accumulated in f32; products are those of ``linear``.
 
     Args:
         x: [T, D].

@@ -17,6 +17,7 @@ from jax._src import xla_bridge  # whether the backends are open is said nowhere
 from llmjax.config import EngineConfig
 from llmjax.cpu_affinity import bind_process, check_threads
 from llmjax.errors import ConfigError
+from llmjax.kernels.cpu.library import library
 from llmjax.kernels.qtensor import CPU_TILE, CUDA_TILE
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 CUDA_NAMES = ("cuda", "gpu")
 POOL_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 POOL_SHARE = 0.75  # of a card, where nothing is said to JAX
+CPUINFO = Path("/proc/cpuinfo")
+BFLOAT16_ISAS = ("avx512vnni", "amx")  # instruction sets of kernels that CPUs with AVX-512 BF16 or AMX have
 
 
 @dataclass(frozen=True)
@@ -205,10 +208,16 @@ def use_compilation_cache(directory: str | None) -> None:
 
 
 def cpu_is_fast_at_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware (AMX or AVX-512 BF16)."""
-    if host.system() != "Linux" or not Path("/proc/cpuinfo").exists():
+    """Whether this CPU multiplies bfloat16 in hardware (AMX or AVX-512 BF16).
+
+    Kernels that are made to keep to an older instruction set make it an older CPU.
+    """
+    native = library()
+    if native is not None and native.forced not in (None, *BFLOAT16_ISAS):
         return False
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    if host.system() != "Linux" or not CPUINFO.exists():
+        return False
+    for line in CPUINFO.read_text().splitlines():
         if line.startswith("flags"):
             return not {"amx_bf16", "avx512_bf16"}.isdisjoint(line.split())
     return False

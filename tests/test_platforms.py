@@ -17,6 +17,7 @@ import pytest
 from llmjax import platforms
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
+from llmjax.kernels.cpu.library import library
 from llmjax.platforms import nvidia_cards, select_platform
 
 
@@ -171,3 +172,29 @@ def test_available_memory(platform: str, available: int) -> None:
     silent = SimpleNamespace(platform=platform, memory_stats=lambda: None)
     with pytest.raises(ConfigError, match="does not say how much memory it has; set kv_cache_memory_bytes"):
         replace(select_platform(EngineConfig()), device=silent).available_memory(0.7)
+
+
+@pytest.mark.parametrize(
+    ("flags", "forced", "dtype"),
+    [
+        ("avx2 avx512_bf16", None, "bfloat16"),
+        ("avx2 amx_bf16", "amx", "bfloat16"),
+        ("avx2 avx512_bf16", "avx512vnni", "bfloat16"),
+        ("avx2 avx512_bf16", "avx2", "float32"),
+        ("avx2 avx512_bf16", "generic", "float32"),
+        ("avx2 avx512f", "avx512vnni", "float32"),
+        ("avx2", None, "float32"),
+    ],
+)
+def test_the_type_of_weights_follows_the_cpu_and_the_instruction_set_that_kernels_keep_to(
+    flags: str, forced: str | None, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = library()
+    if native is None:
+        pytest.skip("the C++ library is not built")
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {flags} sse2\n")
+    monkeypatch.setattr(platforms, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(platforms, "library", lambda: replace(native, forced=forced))
+    monkeypatch.setattr(platforms.host, "system", lambda: "Linux")
+    assert select_platform(EngineConfig(device="cpu")).dtype == dtype

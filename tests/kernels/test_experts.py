@@ -43,7 +43,9 @@ def test_16_bit_activations_are_summed_in_f32() -> None:
     wide = in_f32(x.astype(jnp.float32), chosen, shares, weights)
     assert found.dtype == jnp.bfloat16 and wide.dtype == jnp.float32
     np.testing.assert_array_equal(np.asarray(found), np.asarray(wide.astype(jnp.bfloat16)))
-    check(wide, experts_reference(x, chosen, shares, weights, activation="gelu_pytorch_tanh"))
+    # Products may round their inputs to the weights' type (`linear`), here those of `down`, by 2**-9 each at most.
+    expected = experts_reference(x, chosen, shares, weights, activation="gelu_pytorch_tanh")
+    assert np.linalg.norm(wide - expected) < 2**-9 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("tokens", [3, 600])
