@@ -44,6 +44,9 @@ def fetch(
 ) -> None:
     """Downloads ``url`` to ``target``; bytes that an earlier, interrupted call left in ``target.partial`` are kept.
 
+    They count only while the server still has the file that they are from, which If-Range asks it (RFC 9110, section
+    13.1.5), or where a hash will tell.
+
     Args:
         sha256: hexadecimal hash that the file must have; a file with another one is removed.
         auth: credentials for this server.
@@ -54,13 +57,15 @@ def fetch(
     """
     retry = retry or RetryPolicy()
     partial = target.with_name(target.name + ".partial")
+    validator = target.with_name(partial.name + ".validator")  # what the server calls the file that the bytes are from
     with bar(progress) as shown:
         task = shown.add_task(target.name, total=None)
         failures = 0
         while True:
             before = _size(partial)
+            have = before if sha256 is not None or validator.exists() else 0
             try:
-                _transfer(client, url, partial, auth=auth, shown=shown, task=task)
+                _transfer(client, url, partial, validator, have=have, auth=auth, shown=shown, task=task)
                 break
             except (httpx.TransportError, httpx.HTTPStatusError) as error:
                 if isinstance(error, httpx.HTTPStatusError) and not _passing(error.response.status_code):
@@ -71,6 +76,7 @@ def fetch(
                     kept = f"; {_size(partial):,} bytes are kept, run again to resume" if _size(partial) else ""
                     raise CheckpointError(f"cannot download {redacted(url)}: {reason}{kept}") from None
                 time.sleep(retry.pause * failures)
+    validator.unlink(missing_ok=True)
     check_sha256(partial, sha256, name=target.name)
     partial.replace(target)
 
@@ -112,12 +118,23 @@ def bar(progress: bool) -> Progress:
 
 
 def _transfer(
-    client: httpx.Client, url: str, partial: Path, *, auth: httpx.BasicAuth | None, shown: Progress, task: TaskID
+    client: httpx.Client,
+    url: str,
+    partial: Path,
+    validator: Path,
+    *,
+    have: int,
+    auth: httpx.BasicAuth | None,
+    shown: Progress,
+    task: TaskID,
 ) -> None:
-    """One request for the bytes that ``partial`` lacks; whatever arrives is kept."""
-    have = _size(partial)
+    """One request for the bytes after the ``have`` first ones, which ``partial`` holds; whatever arrives is kept."""
     # Compressed transfer would make byte offsets meaningless.
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    headers = {"Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+        if validator.exists():
+            headers["If-Range"] = validator.read_text()
     with client.stream("GET", url, headers=headers, auth=auth or httpx.USE_CLIENT_DEFAULT) as response:
         if have and response.status_code == 416:
             if response.headers.get("Content-Range") == f"bytes */{have}":
@@ -135,11 +152,22 @@ def _transfer(
         shown.update(task, completed=have, total=have + missing or None)
         try:
             with partial.open("ab" if have else "wb") as file:
+                if not have:
+                    _keep_validator(response, validator)
                 for chunk in response.iter_raw():
                     file.write(chunk)
                     shown.advance(task, len(chunk))
         except OSError as error:
             raise write_error(error, partial.parent, have + missing) from None
+
+
+def _keep_validator(response: httpx.Response, path: Path) -> None:
+    """Writes down the strongest name that the server has for this very content, if any."""
+    tag = response.headers.get("ETag", "")
+    if found := tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified"):
+        path.write_text(found)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _passing(status: int) -> bool:

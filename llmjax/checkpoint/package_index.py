@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from html.parser import HTMLParser
+from ipaddress import ip_address
 from urllib.parse import urldefrag, urljoin
 
 import httpx
@@ -63,11 +64,28 @@ class IndexSettings:
                 for host in self.trusted_hosts
             }
             return httpx.Client(
-                verify=context, proxy=self.proxy, mounts=unverified, timeout=self.timeout, follow_redirects=True
+                verify=context,
+                proxy=self.proxy,
+                mounts=unverified,
+                timeout=self.timeout,
+                follow_redirects=True,
+                event_hooks={"request": [self._check_encrypted]},
             )
         except (OSError, ValueError, httpx.InvalidURL) as error:
             settings = f"cert={self.cert}, client-cert={self.client_cert}, trusted-host={' '.join(self.trusted_hosts)}"
             raise CheckpointError(f"pip's network settings ({settings}, proxy) cannot be used: {error}") from None
+
+    def _check_encrypted(self, request: httpx.Request) -> None:
+        """As pip: http only to this machine and to trusted hosts. It sees redirects and links to files, too."""
+        url = request.url
+        if url.scheme == "https" or _is_loopback(url.host):
+            return
+        host = _bracketed(url.host)
+        if not {host, f"{host}:{url.port or 80}"} & {_bracketed(trusted) for trusted in self.trusted_hosts}:
+            raise CheckpointError(
+                f"{redacted(str(url))}: is not encrypted, so anyone on the way could change it; "
+                f"use https, or set trusted-host = {url.host} in pip's configuration"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +113,9 @@ def find_wheel(client: httpx.Client, settings: IndexSettings, *, package: str, v
             wheels = _list_wheels(client, index, package)
         except httpx.HTTPStatusError as error:
             answers.append(f"{redacted(index)}: HTTP {error.response.status_code}")
+            continue
+        except CheckpointError as error:
+            answers.append(str(error))
             continue
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             answers.append(f"{redacted(index)}: {error or type(error).__name__}")
@@ -190,6 +211,13 @@ def _pip_options() -> dict[str, str]:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _true(value: str | None) -> bool:

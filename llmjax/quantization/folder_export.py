@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ from llmjax.quantization.rounding import Result
 from llmjax.quantization.save_plan import SavePlan, model_dtype
 from llmjax.weights.rows import QuantizedRows
 
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # fcntl.h, linux/fs.h
 COMPANIONS = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -112,7 +115,9 @@ def check_target(path: Path, source: Path, *, replace: bool) -> None:
 
 @contextmanager
 def new_folder(path: Path, source: Path, *, replace: bool) -> Iterator[Path]:
-    """A folder to write to, which becomes `path` if nothing fails.
+    """A folder to write to, which becomes `path` if nothing fails: what is there before or after is one whole model.
+
+    What else is in an older model's folder stays in it.
 
     Raises:
         ConfigError: see `check_target`.
@@ -121,29 +126,54 @@ def new_folder(path: Path, source: Path, *, replace: bool) -> Iterator[Path]:
     check_target(path, source, replace=replace)
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path}: is a file, not a folder")
+    path = path.resolve()  # a link to a folder stays one
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         temporary.mkdir()
         yield temporary
-        _move(temporary, path)
+        _put_in_place(temporary, path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be written: {error.strerror}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _move(temporary: Path, path: Path) -> None:
-    if not path.exists():
+def _put_in_place(temporary: Path, path: Path) -> None:
+    if not path.exists() or not any(path.iterdir()):
         temporary.rename(path)
         return
-    # Weights of the older model would be read along with the new ones.
-    for old in (*path.glob("*.safetensors"), path / INDEX):
-        old.unlink(missing_ok=True)
-    for new in temporary.iterdir():
-        old = path / new.name
-        if old.is_dir():
-            shutil.rmtree(old)
-        new.replace(old)
+    shutil.copystat(path, temporary)
+    for old in path.iterdir():
+        # Weights of the older model would be read along with the new ones.
+        if old.suffix == ".safetensors" or old.name == INDEX or (temporary / old.name).exists():
+            continue
+        if old.is_dir() and not old.is_symlink():
+            shutil.copytree(old, temporary / old.name, symlinks=True, copy_function=_link)
+        else:
+            _link(old, temporary / old.name)
+    if not _exchange(temporary, path):
+        older = temporary.with_suffix(".old")
+        path.rename(older)
+        try:
+            temporary.rename(path)
+        except OSError:
+            older.rename(path)
+            raise
+        older.rename(temporary)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    """A second name of a file; a copy where the file system has no such thing."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _exchange(left: Path, right: Path) -> bool:
+    """Swaps two names in one step; False where system or file system cannot."""
+    swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
+    return swap is not None and not swap(AT_FDCWD, os.fsencode(left), AT_FDCWD, os.fsencode(right), RENAME_EXCHANGE)
 
 
 def _config(plan: SavePlan) -> dict[str, Any]:

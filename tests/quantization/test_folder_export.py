@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,43 @@ def test_only_models_are_replaced_and_only_when_asked(tmp_path: Path) -> None:
             check_target(path, target / "model.safetensors", replace=True)
     (tmp_path / "empty").mkdir()
     check_target(tmp_path / "empty", target, replace=False)
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_what_stands_there_is_one_whole_model_at_every_moment(
+    exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked at before each change to a folder; without an exchange of names there is a moment between two of them."""
+    source, target = open_checkpoint(GOLDEN / "llama"), tmp_path / "out"
+    written(source, target, "int8", shard_bytes=20_000)
+    (target / "notes" / "deep").mkdir(parents=True)
+    (target / "notes" / "deep" / "mine.txt").write_text("kept")
+    (tmp_path / "link").symlink_to(target)
+    seen: list[str] = []
+
+    def watched(change: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if target.exists():
+                found = open_checkpoint(target)
+                assert (target / "notes" / "deep" / "mine.txt").read_text() == "kept"
+                assert all(tensor.read(F32) is not None for tensor in found.tensors.values())
+                seen.append(found.tensors["model.layers.0.mlp.up_proj.weight"].type_name)
+            return change(*args, **options)
+
+        return call
+
+    if not exchange:
+        monkeypatch.setattr("llmjax.quantization.folder_export._exchange", lambda left, right: False)
+    plan = SavePlan.of(source, "fp8")
+    with monkeypatch.context() as patched:
+        for name in ("rename", "replace", "unlink", "rmdir", "link"):
+            patched.setattr(os, name, watched(getattr(os, name)))
+        results = round_to_nearest(source.tensors, plan.layers)
+        link = tmp_path / "link"
+        export_folder(plan, link, results=results, write_tokenizer=no_tokenizer, shard_bytes=1 << 30, replace=True)
+    assert set(seen) == {"CT-INT8", "CT-FLOAT8"} and seen == sorted(seen, reverse=True)
+    assert {path.name for path in target.iterdir()} == {"config.json", "model.safetensors", "notes"}
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "link"}
 
 
 def test_what_is_copied_along(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from llmjax.checkpoint.formats.layout import Layout, StoredRows, Unsigned, scale_type
 from llmjax.checkpoint.formats.mxfp4 import GROUP as MXFP4_GROUP
-from llmjax.checkpoint.formats.mxfp4 import MXFP4Planes, check_exponents
+from llmjax.checkpoint.formats.mxfp4 import MXFP4Planes, open_exponents
 from llmjax.checkpoint.formats.nvfp4 import GROUP as NVFP4_GROUP
 from llmjax.checkpoint.formats.nvfp4 import open_nvfp4
 from llmjax.checkpoint.formats.quant_settings import QuantSettings
@@ -234,11 +234,10 @@ def _group_of(module: Module, inputs: int, groups: int) -> np.ndarray | None:
 
 def _open_mxfp4(module: Module) -> MXFP4Planes:
     packed = module.array(PACKED_WEIGHT, types=U8, dims=2)
-    exponents = module.array(SCALE, types=U8, dims=2)
+    exponents = open_exponents(module, SCALE, dims=2)
     if packed.shape[1] * 2 % MXFP4_GROUP:
         module.fail(f"has {packed.shape[1] * 2} columns, not a multiple of {MXFP4_GROUP}", PACKED_WEIGHT)
     module.expect(SCALE, (len(packed), packed.shape[1] * 2 // MXFP4_GROUP), f"groups of {MXFP4_GROUP}")
-    check_exponents(module, SCALE, exponents)
     return MXFP4Planes(packed, exponents)
 
 

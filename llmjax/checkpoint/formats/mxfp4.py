@@ -20,6 +20,7 @@ from llmjax.weights.bits import unpack_bits
 from llmjax.weights.rows import NUMBER_DTYPES
 
 U8 = frozenset({"U8"})
+E8M0 = frozenset({"F8_E8M0", *U8})  # files have exponents under their own type, or as bytes
 GROUP = 32
 E8M0_NAN = 255
 FP4 = Codes(4, levels=(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0))
@@ -49,13 +50,16 @@ class MXFP4Planes:
         )
 
 
-def check_exponents(module: Module, part: str, exponents: np.ndarray) -> None:
-    """
+def open_exponents(module: Module, part: str, *, dims: int | None = None) -> np.ndarray:
+    """E8M0 scales as uint8, of the shape that they are stored in.
+
     Raises:
-        CheckpointError: a scale is E8M0's not-a-number.
+        CheckpointError: they are missing, of another type, do not have `dims` dimensions, or one is not a number.
     """
+    exponents = module.array(part, types=E8M0, dims=dims).view(np.uint8)
     if (exponents == E8M0_NAN).any():
         module.fail("holds scales that are not a number", part)
+    return exponents
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,10 @@ class MXFP4:
 
     def open(self, module: Module) -> QuantizedTensor:
         blocks = module.array("_blocks", types=U8)
-        exponents = module.array("_scales", types=U8)
+        exponents = open_exponents(module, "_scales")
         if blocks.ndim not in (3, 4) or blocks.shape[-1] * 2 != GROUP:
             module.fail(f"has shape {list(blocks.shape)}, not [..., out, groups, 16]", "_blocks")
         module.expect("_scales", blocks.shape[:-1], "one for each block")
-        check_exponents(module, "_scales", exponents)
         groups = blocks.shape[-2]
         planes = MXFP4Planes(blocks.reshape(-1, groups * 16), exponents.reshape(-1, groups))
         return module.quantized("MXFP4", planes, ending="", experts=blocks.shape[0] if blocks.ndim == 4 else 0)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+import ml_dtypes
 import numpy as np
 
 from llmjax.checkpoint.formats.layout import Layout, Piece, StoredRows
@@ -25,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 TILE = 1 << 17  # weights dequantised at a time: they and their temporaries stay in the cache
 
-FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E8M0"})
+KEPT_FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)})
 
 
 class Planes(Protocol):
@@ -196,7 +198,7 @@ class Module:
     def scales(self, part: str, *, dims: int | None = None) -> np.ndarray:
         """As `array`, for floating-point scales, which must all be finite in float32 too."""
         array = self.array(part, types=FLOATS, dims=dims)
-        if array.dtype == np.float64:
+        if array.dtype not in KEPT_FLOATS:
             with np.errstate(over="ignore"):
                 array = array.astype(np.float32)
         self.check_finite(part, array)

@@ -14,7 +14,7 @@ import pytest
 from llmjax.checkpoint import Checkpoint
 from llmjax.checkpoint.formats.quantized import QuantizedTensor
 from llmjax.checkpoint.formats.registry import plain_tensors
-from llmjax.checkpoint.safetensors import SafetensorsTensor, open_safetensors
+from llmjax.checkpoint.safetensors import DTYPES, SafetensorsTensor, open_safetensors
 
 GOLDEN = Path(__file__).parent / "golden" / "bitsandbytes"
 Packed = tuple[dict[str, np.ndarray], np.ndarray]
@@ -114,8 +114,11 @@ def mxfp4(code: int, exponent: int) -> float:
     return (-magnitude if code & 8 else magnitude) * 2.0 ** (exponent - 127)
 
 
+@pytest.mark.parametrize("scale_type", ["U8", "F8_E8M0"])
 @pytest.mark.parametrize("experts", [0, 3])
-def test_mxfp4(experts: int, tmp_path: Path, same: Callable[..., bool], packed: Any, small_tiles: None) -> None:
+def test_mxfp4(
+    experts: int, scale_type: str, tmp_path: Path, same: Callable[..., bool], packed: Any, small_tiles: None
+) -> None:
     rng = np.random.default_rng(0)
     outer = (experts, 6) if experts else (6,)
     blocks = rng.integers(0, 256, (*outer, 2, 16), np.uint8)
@@ -126,8 +129,8 @@ def test_mxfp4(experts: int, tmp_path: Path, same: Callable[..., bool], packed: 
         byte = blocks[(*row, column // 32, column % 32 // 2)]
         weight[place] = mxfp4(int(byte >> 4 if column % 2 else byte & 15), int(scales[(*row, column // 32)]))
     stored = {
-        name: SafetensorsTensor(name, "U8", array.shape, array, tmp_path)
-        for name, array in (("mlp.w_blocks", blocks), ("mlp.w_scales", scales))
+        name: SafetensorsTensor(name, kind, array.shape, array.view(DTYPES[kind]), tmp_path)
+        for name, kind, array in (("mlp.w_blocks", "U8", blocks), ("mlp.w_scales", scale_type, scales))
     }
     tensors = plain_tensors(stored, {"quantization_config": {"quant_method": "mxfp4"}}, tmp_path)
     tensor = tensors["mlp.w"]

@@ -40,7 +40,7 @@ def fp8_packer(
         weight = np.empty((outputs, inputs), np.float32)
         for o in range(outputs):
             for i in range(inputs):
-                weight[o, i] = VALUES[codes[o, i]] * scales[o // rows, i // columns]
+                weight[o, i] = VALUES[codes[o, i]] * np.float32(scales[o // rows, i // columns])
         parts = {".weight": codes.view(E4M3), part: scales.reshape(()) if block == "tensor" else scales}
         return parts | {".input_scale": np.array(0.5, np.float32)}, weight
 
@@ -60,6 +60,12 @@ def test_blocks(
         "its groups of 24 columns are no multiple of 16"
         for name in ("up", "down")
     ]
+
+
+def test_scales_that_are_powers_of_two(check_model: Callable[..., Checkpoint]) -> None:
+    scales = np.array([2.0**-20, 0.5, 1, 8], ml_dtypes.float8_e8m0fnu)
+    settings = {"quant_method": "fp8", "weight_block_size": [32, 16], "scale_fmt": "ue8m0"}
+    check_model(fp8_packer(".weight_scale_inv", (32, 16), scales_of=scales, codes_of=127), settings)
 
 
 @pytest.mark.parametrize(
