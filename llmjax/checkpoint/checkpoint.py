@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,8 @@ from llmjax.checkpoint.experts import with_stacked_experts
 from llmjax.checkpoint.formats.registry import plain_tensors, stored_method
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.model import hf_config, hf_generation_config, hf_tensors
-from llmjax.checkpoint.safetensors import SafetensorsTensor, open_safetensors
+from llmjax.checkpoint.json_file import read_object
+from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
@@ -22,8 +22,6 @@ from llmjax.models.errors import UnsupportedModel
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 HEAD = "lm_head.weight"
 
 
@@ -91,63 +89,9 @@ def _open_gguf(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
 
 
 def _open_folder(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
-    config = {**read_json(path / CONFIG), **overrides}
+    config = {**read_object(path / CONFIG), **overrides}
     generation = path / GENERATION_CONFIG
-    generation_config = read_json(generation) if generation.exists() else {}
+    generation_config = read_object(generation) if generation.exists() else {}
     plain = plain_tensors(stored_tensors(path), config, path)
     tensors = MappingProxyType(with_stacked_experts(plain, path))
     return Checkpoint(path, config, generation_config, tensors, quantization=stored_method(config, path))
-
-
-def stored_tensors(path: Path) -> dict[str, SafetensorsTensor]:
-    """What a folder's safetensors files hold, as it is stored.
-
-    Raises:
-        CheckpointError: there is no such file, or one is missing or malformed.
-    """
-    if (path / WEIGHTS).exists():
-        return open_safetensors(path / WEIGHTS)
-    if (path / INDEX).exists():
-        return _open_shards(path)
-    raise CheckpointError(f"{path}: has neither {WEIGHTS} nor {INDEX}; other weight files are not read")
-
-
-def _open_shards(path: Path) -> dict[str, SafetensorsTensor]:
-    """Every tensor of every file that the index names; where two files have it, the one that the index says."""
-    index = read_json(path / INDEX)
-    weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{path / INDEX}: weight_map is missing or empty")
-    shards: dict[str, dict[str, SafetensorsTensor]] = {}
-    tensors: dict[str, SafetensorsTensor] = {}
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or file in ("", "..") or Path(file).name != file:
-            raise CheckpointError(f"{path / INDEX}: tensor {name!r} is said to be in {file!r}, which is no file name")
-        if file not in shards:
-            if not (path / file).exists():
-                raise CheckpointError(f"{path / file}: is missing, but {INDEX} names it")
-            shards[file] = open_safetensors(path / file)
-        if name not in shards[file]:
-            raise CheckpointError(f"{path / file}: has no tensor {name!r}, but {INDEX} says so")
-        tensors[name] = shards[file][name]
-    for shard in shards.values():
-        for name, tensor in shard.items():
-            tensors.setdefault(name, tensor)
-    return tensors
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        CheckpointError: the file cannot be read, or holds something else.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is no valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: is no JSON object")
-    return content

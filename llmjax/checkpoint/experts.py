@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 ONE = re.compile(r"(?P<layer>.*)\.(?:mlp|block_sparse_moe)\.experts\.(?P<expert>\d+)\.(?P<part>\w+)\.weight")
 STACK = re.compile(r"(?P<layer>.*)\.mlp\.experts\.(?P<part>gate_proj|up_proj|down_proj|gate_up_proj)(?:\.weight)?")
 MIXTRAL_ROUTER = re.compile(r"(?P<layer>.*)\.block_sparse_moe\.gate\.(?P<suffix>\w+)")
+ROUTER = r"(?:mlp|block_sparse_moe)\.gate|shared_expert_gate|router"
+"""Pattern of the modules that choose experts, at the end of a name."""
 PARTS = MappingProxyType({"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"})
 """By Mixtral's names."""
 PUBLISHED = MappingProxyType({part: name for name, part in PARTS.items()})
@@ -85,6 +87,11 @@ class ExpertStack:
 
     def _warn(self, problem: str) -> None:
         logger.warning("tensor %r of type %s is dequantised: %s", self.name, self.type_name, problem)
+
+
+def is_router(module: str) -> bool:
+    """Whether a module chooses experts; such weights are never quantised."""
+    return re.search(rf"(?:{ROUTER})$", module) is not None
 
 
 def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict[str, StoredTensor]:

@@ -12,9 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from llmjax.checkpoint.checkpoint import CONFIG, Checkpoint, open_checkpoint, read_json, stored_tensors
+from llmjax.checkpoint.checkpoint import CONFIG, Checkpoint, open_checkpoint
 from llmjax.checkpoint.formats.registry import quantization_settings
 from llmjax.checkpoint.gguf.file import SPLIT_NAME, GGUFFile
+from llmjax.checkpoint.json_file import read_object
+from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
 
@@ -187,7 +189,7 @@ def inspect_model(
 def _unopened(path: Path, overrides: Mapping[str, Any], problem: str) -> Inspection:
     """What a container holds whose content is not understood; if it cannot be read either, that is the error."""
     gguf = None if path.is_dir() else GGUFFile.open(path)
-    config = _gguf_config(gguf) if gguf is not None else read_json(path / CONFIG)
+    config = _gguf_config(gguf) if gguf is not None else read_object(path / CONFIG)
     config = {**config, **overrides}
     tensors: Mapping[str, AnyTensor] = gguf.tensors if gguf is not None else stored_tensors(path)
     return Inspection(

@@ -6,7 +6,6 @@ folder of ``layers.*.past_kv_scale.*`` files), else from ``k_scale`` and ``v_sca
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from llmjax.checkpoint import Checkpoint
 from llmjax.checkpoint.formats.registry import CONFIG_KEYS
+from llmjax.checkpoint.json_file import read_object
 from llmjax.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -97,13 +97,7 @@ def kv_calibration(
 
 def _read_json(path: Path, dtype: jnp.dtype, model: Mapping[str, Any]) -> dict[int, _Layer]:
     """vLLM's ``{"model_type": …, "kv_cache": {"dtype": …, "scaling_factor": {rank: {layer: scale}}}}``."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is no valid JSON: {error}") from None
-    root = _object(content, str(path))
+    root = read_object(path)
     made_for = root.get("model_type")
     if made_for is not None and model.get("model_type") is not None and made_for != model["model_type"]:
         raise CheckpointError(f"{path}: model_type is {made_for!r}, the model's is {model['model_type']!r}")

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from llmjax.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG, INDEX
+from llmjax.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG
 from llmjax.checkpoint.formats.registry import CONFIG_KEYS
-from llmjax.checkpoint.safetensors_writer import SafetensorsWriter, open_safetensors_writer
+from llmjax.checkpoint.safetensors import INDEX, SafetensorsWriter, open_safetensors_writer
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.quantization.rounding import Result
 from llmjax.quantization.save_plan import SavePlan, model_dtype

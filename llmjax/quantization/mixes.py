@@ -2,7 +2,7 @@
 
 The mixes are those of ``llama_tensor_get_type`` in llama.cpp's llama-quant.cpp without an importance matrix: more bits
 for the output, for attention's values and for the MLP's way down, in layers that are known to be sensitive. They stand
-in MIXES as data: the first rule whose condition holds decides.
+in MIXES as data: the first case whose condition holds decides.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from llmjax.checkpoint.experts import ROUTER
 from llmjax.errors import ConfigError
 from llmjax.weights.ggml.reference import SCHEMES, scheme_named
 
@@ -47,7 +48,8 @@ CATEGORIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 """Kinds of tensors that mixes tell apart, by Hugging Face name."""
 
-NEVER = re.compile(r"norm\.weight$|(?:mlp|block_sparse_moe)\.gate\.weight$|shared_expert_gate\.weight$|router\.weight$")
+NEVER = re.compile(rf"(?:norm|{ROUTER})\.weight$")
+"""What is never quantised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,8 @@ class Place:
 
 
 Condition = Callable[[Place], bool]
-Rules = tuple[tuple[Condition, str], ...]
+Cases = tuple[tuple[Condition, str], ...]
+"""Schemes, of which the first whose condition holds is taken."""
 
 
 def always(place: Place) -> bool:
@@ -145,16 +148,16 @@ class Mix:
     """Schemes by kind of tensor.
 
     Attributes:
-        base: what no rule says otherwise.
-        values, down, attention_output: rules for these tensors.
+        base: what no case says otherwise.
+        values, down, attention_output: cases for these tensors.
         embedding: scheme of an embedding that is not the output too; None: base.
         few_experts_output: scheme of attention's output in models of eight experts; None: base.
     """
 
     base: str
-    values: Rules = ()
-    down: Rules = ()
-    attention_output: Rules = ()
+    values: Cases = ()
+    down: Cases = ()
+    attention_output: Cases = ()
     embedding: str | None = None
     few_experts_output: str | None = None
 
@@ -298,8 +301,8 @@ def _mixed(mix: Mix, name: str, columns: int, model: ModelShape) -> str:
     return _first(mix.down, place, mix.base) if category == "down" else mix.base
 
 
-def _first(rules: Rules, place: Place, default: str) -> str:
-    return next((scheme for condition, scheme in rules if condition(place)), default)
+def _first(cases: Cases, place: Place, default: str) -> str:
+    return next((scheme for condition, scheme in cases if condition(place)), default)
 
 
 def fitting(scheme: str, columns: int) -> Choice:

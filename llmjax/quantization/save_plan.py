@@ -14,22 +14,14 @@ import numpy as np
 
 from llmjax.checkpoint.checkpoint import Checkpoint
 from llmjax.checkpoint.experts import with_separate_experts
-from llmjax.checkpoint.formats.awq_writer import AWQFormat
-from llmjax.checkpoint.formats.compressed_tensors_writer import CompressedTensorsFormat
-from llmjax.checkpoint.formats.gptq_writer import GPTQFormat
-from llmjax.checkpoint.formats.layer_format import LayerFormat, Part, SavedScheme
-from llmjax.checkpoint.safetensors import DTYPES
-from llmjax.checkpoint.safetensors_writer import TensorSpec
+from llmjax.checkpoint.formats.layer_writer import LayerWriter, Part, SavedScheme
+from llmjax.checkpoint.formats.registry import WRITERS
+from llmjax.checkpoint.safetensors import DTYPES, TensorSpec
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.quantization.mixes import KEEP, NEVER
 from llmjax.quantization.rules import Rules
 from llmjax.weights.uniform import SAVED_SCHEMES, UNIT, IntegerScheme
-
-FORMATS: Mapping[str, LayerFormat] = MappingProxyType(
-    {form.name: form for form in (CompressedTensorsFormat(), GPTQFormat(), AWQFormat())}
-)
-"""By the name that users type."""
 
 EMBEDDING = re.compile(r"(^|\.)embed_tokens\.weight$")  # no format has quantised embeddings
 HEAD = "lm_head"
@@ -48,13 +40,13 @@ class SavePlan:
 
     Attributes:
         checkpoint: the source.
-        form: how quantised layers are stored.
+        writer: how quantised layers are stored.
         layers: their schemes by tensor name, in order.
         ignored: linear modules that stay plain.
     """
 
     checkpoint: Checkpoint
-    form: LayerFormat
+    writer: LayerWriter
     layers: Mapping[str, SavedScheme]
     ignored: tuple[str, ...]
 
@@ -76,16 +68,16 @@ class SavePlan:
             checkpoint: the source.
             scheme: a key of SAVED_SCHEMES.
             rules: regular expressions on tensor names with schemes or ``none``; the first that matches decides.
-            form: a key of FORMATS.
+            form: a key of WRITERS.
             group_size: columns that share a scale, instead of the scheme's; 0: all.
 
         Raises:
             ConfigError: a name is unknown, or the format cannot hold what is asked for; names the tensor.
             CheckpointError: there is nothing to quantise.
         """
-        if form not in FORMATS:
-            raise ConfigError(f"--format {form!r} is unknown; known are {', '.join(FORMATS)}")
-        layer_format = FORMATS[form]
+        if form not in WRITERS:
+            raise ConfigError(f"--format {form!r} is unknown; known are {', '.join(WRITERS)}")
+        writer = WRITERS[form]
         dtype = model_dtype(checkpoint.config)
         default = _grouped(saved_scheme(scheme), group_size)
         parsed = Rules.parse(rules or {}, lambda name: KEEP if name.lower() == KEEP else saved_scheme(name).name)
@@ -99,13 +91,13 @@ class SavePlan:
             if rule == KEEP or NEVER.search(name) or (rule is None and module == HEAD):
                 ignored.append(module)
                 continue
-            layers[name] = layer_format.kept(default if rule is None else SAVED_SCHEMES[rule], dtype)
-            _parts(layer_format, layers[name], tensor)
+            layers[name] = writer.kept(default if rule is None else SAVED_SCHEMES[rule], dtype)
+            _parts(writer, layers[name], tensor)
         if not layers:
             raise CheckpointError(f"{checkpoint.path}: has no linear layer that would be quantised")
         if HEAD not in ignored and f"{HEAD}.weight" not in layers:
             ignored.append(HEAD)  # tied: engines have the module all the same
-        plan = cls(checkpoint, layer_format, MappingProxyType(layers), tuple(ignored))
+        plan = cls(checkpoint, writer, MappingProxyType(layers), tuple(ignored))
         plan.settings()
         return plan
 
@@ -117,12 +109,12 @@ class SavePlan:
     def settings(self) -> dict[str, Any]:
         """``quantization_config`` of config.json."""
         modules = {name.removesuffix(".weight"): scheme for name, scheme in self.layers.items()}
-        return self.form.settings(modules, self.ignored)
+        return self.writer.settings(modules, self.ignored)
 
     def parts(self, name: str) -> dict[str, Part]:
         """The tensors, by name, that a quantised one is stored in."""
         module = name.removesuffix(".weight")
-        found = _parts(self.form, self.layers[name], self.tensors[name])
+        found = _parts(self.writer, self.layers[name], self.tensors[name])
         return {module + ending: part for ending, part in found.items()}
 
     def plain_dtype(self, name: str) -> np.dtype:
@@ -179,8 +171,8 @@ def _grouped(scheme: SavedScheme, group_size: int | None) -> SavedScheme:
     return replace(scheme, group_size=group_size)
 
 
-def _parts(form: LayerFormat, scheme: SavedScheme, tensor: StoredTensor) -> Mapping[str, Part]:
+def _parts(writer: LayerWriter, scheme: SavedScheme, tensor: StoredTensor) -> Mapping[str, Part]:
     try:
-        return form.parts(scheme, (tensor.shape[0], tensor.shape[1]))
+        return writer.parts(scheme, (tensor.shape[0], tensor.shape[1]))
     except ConfigError as error:
         raise ConfigError(f"tensor {tensor.name!r}: {error}") from None

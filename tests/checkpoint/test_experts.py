@@ -18,8 +18,7 @@ from llmjax.checkpoint import open_checkpoint
 from llmjax.checkpoint.experts import ExpertStack, with_separate_experts, with_stacked_experts
 from llmjax.checkpoint.formats.registry import plain_tensors
 from llmjax.checkpoint.gguf.file import GGUFTensor
-from llmjax.checkpoint.safetensors import SafetensorsTensor
-from llmjax.checkpoint.safetensors_writer import TensorSpec, open_safetensors_writer
+from llmjax.checkpoint.safetensors import SafetensorsTensor, TensorSpec, open_safetensors_writer
 from llmjax.errors import CheckpointError
 from llmjax.kernels.qtensor import QTensor
 from llmjax.quantization.folder_export import export_folder

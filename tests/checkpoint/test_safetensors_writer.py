@@ -11,8 +11,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from llmjax.checkpoint.checkpoint import stored_tensors
-from llmjax.checkpoint.safetensors_writer import TensorSpec, open_safetensors_writer
+from llmjax.checkpoint.safetensors import TensorSpec, open_safetensors_writer, stored_tensors
 from llmjax.errors import CheckpointError
 
 F32, BF16, I8 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.int8)

@@ -4,21 +4,25 @@ A layer is ``.qweight`` int32 [in, out / 8] and ``.qzeros`` int32 [groups, out /
 4-bit codes a word in an order that suits one GPU kernel, and ``.scales`` [groups, out].
 weight[o, i] = scales[i // group_size, o] * (code[i, o] - zero[i // group_size, o]).
 Source: AutoAWQ's awq/modules/linear/gemm.py and awq/utils/packing_utils.py.
+Written are 4 bits with zero points, version GEMM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from llmjax.checkpoint.formats.layer_writer import I32, Part, SavedScheme, check_groups
 from llmjax.checkpoint.formats.layout import Layout, StoredRows, Unsigned, scale_type
 from llmjax.checkpoint.formats.quant_settings import QuantSettings
 from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor
+from llmjax.errors import ConfigError
+from llmjax.weights.rows import QuantizedRows
+from llmjax.weights.uniform import IntegerScheme
 
-I32 = frozenset({"I32"})
 FORM = Unsigned(4)
 COLUMN_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)
 OTHER_VERSIONS = frozenset({"gemv", "gemv_fast", "marlin", "exllama", "ipex"})
@@ -99,8 +103,8 @@ class AWQ:
         return ".qweight" in module.parts
 
     def open(self, module: Module) -> QuantizedTensor:
-        qweight = module.array(".qweight", types=I32, dims=2)
-        qzeros = module.array(".qzeros", types=I32, dims=2)
+        qweight = module.array(".qweight", "I32", dims=2)
+        qzeros = module.array(".qzeros", "I32", dims=2)
         scales = module.scales(".scales", dims=2)
         inputs, words = qweight.shape
         group_size = inputs if self.group_size < 0 else self.group_size
@@ -116,3 +120,58 @@ class AWQ:
 def looks_like(settings: Mapping[str, Any]) -> bool:
     """Whether settings without quant_method are AutoAWQ's."""
     return "w_bit" in settings and "q_group_size" in settings
+
+
+@dataclass(frozen=True)
+class AWQWriter:
+    """A `LayerWriter`."""
+
+    name: str = "awq"
+
+    def kept(self, scheme: SavedScheme, dtype: np.dtype) -> SavedScheme:
+        """See `LayerWriter`."""
+        if not isinstance(scheme, IntegerScheme) or scheme.bits != 4 or scheme.symmetric:
+            raise ConfigError(f"--format awq cannot hold {scheme.name}: it has 4 bits and zero points (int4_asym)")
+        return replace(scheme, scale="f16")
+
+    def parts(self, scheme: SavedScheme, shape: tuple[int, int]) -> Mapping[str, Part]:
+        """See `LayerWriter`."""
+        assert isinstance(scheme, IntegerScheme)
+        outputs, inputs = shape
+        check_groups(scheme, inputs)
+        if outputs % 8:
+            raise ConfigError(f"{outputs} rows do not fill the words of --format awq")
+        groups = scheme.format(inputs).num_groups
+
+        def zeros(rows: QuantizedRows) -> np.ndarray:
+            assert rows.zeros is not None
+            return pack_words(rows.zeros)
+
+        return {
+            ".qweight": Part((inputs, outputs // 8), I32, lambda rows: pack_words(rows.codes)),
+            ".qzeros": Part((groups, outputs // 8), I32, zeros),
+            ".scales": Part((groups, outputs), np.dtype(np.float16), lambda rows: rows.scales.T),
+        }
+
+    def settings(self, layers: Mapping[str, SavedScheme], ignored: Sequence[str]) -> dict[str, Any]:
+        """See `LayerWriter`."""
+        sizes = {scheme.group_size for scheme in layers.values() if isinstance(scheme, IntegerScheme)}
+        if len(sizes) > 1:
+            raise ConfigError(f"--format awq has one group size for all layers, not {sorted(sizes)}")
+        return {
+            "quant_method": self.name,
+            "version": "gemm",
+            "bits": 4,
+            "group_size": sizes.pop() or -1,
+            "zero_point": True,
+            "modules_to_not_convert": list(ignored) or None,
+        }
+
+
+def pack_words(codes: np.ndarray) -> np.ndarray:
+    """The inverse of `awq.unpack_words`, transposed: int32 [in, out / 8] from uint8 [out, in]."""
+    rows = codes.reshape(-1, 8, codes.shape[1])
+    words = np.zeros((len(rows), codes.shape[1]), np.uint32)
+    for nibble, column in enumerate(COLUMN_OF_NIBBLE):
+        words |= rows[:, column].astype(np.uint32) << np.uint32(4 * nibble)
+    return words.view(I32).T

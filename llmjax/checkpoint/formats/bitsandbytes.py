@@ -24,8 +24,7 @@ from llmjax.checkpoint.formats.scaled import ScaledPlanes
 from llmjax.kernels.qtensor import Codes
 
 STATES = (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4")
-F32, U8, I8 = frozenset({"F32"}), frozenset({"U8"}), frozenset({"I8"})
-STORAGE = frozenset({"U8", "I8", "F16", "BF16", "F32"})  # bnb_4bit_quant_storage: bytes, whatever the type says
+STORAGE = ("U8", "I8", "F16", "BF16", "F32")  # bnb_4bit_quant_storage: bytes, whatever the type says
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +130,7 @@ class BitsAndBytes:
         if not self.four_bit:
             return module.quantized("BNB-INT8", _open_int8(module))
         state_part = f".weight.quant_state.bitsandbytes__{self.kind}"
-        text = module.array(state_part, types=U8, dims=1).tobytes()
+        text = module.array(state_part, "U8", dims=1).tobytes()
         where = f"{module.parts[state_part].path}: tensor {module.name + state_part!r}"
         try:
             state = json.loads(text)
@@ -143,10 +142,10 @@ class BitsAndBytes:
 
 
 def _open_int8(module: Module) -> ScaledPlanes:
-    weight = module.array(".weight", types=I8, dims=2)
+    weight = module.array(".weight", "I8", dims=2)
     scales = module.scales(".SCB", dims=1)
     module.expect(".SCB", (len(weight),), f"a weight of {len(weight)} rows")
-    if ".weight_format" in module.parts and module.array(".weight_format", types=U8).any():
+    if ".weight_format" in module.parts and module.array(".weight_format", "U8").any():
         module.fail("says another order than row", ".weight_format")
     return ScaledPlanes(weight, (scales.astype(np.float32) / np.float32(127))[:, None], 1, weight.shape[1])
 
@@ -158,7 +157,7 @@ def _open_four_bit(module: Module, state: QuantSettings) -> FourBitPlanes:
     blocksize = state.integer("blocksize")
     if blocksize < 2 or blocksize % 2:
         state.fail(f"is {blocksize}, not an even number", "blocksize")
-    packed = np.ascontiguousarray(module.array(".weight", types=STORAGE)).reshape(-1).view(np.uint8)
+    packed = np.ascontiguousarray(module.array(".weight", *STORAGE)).reshape(-1).view(np.uint8)
     needed = -(-prod(shape) // 2)
     if len(packed) != needed:
         module.fail(f"has {len(packed)} bytes, but {shape} in 4 bits needs {needed}", ".weight")
@@ -169,7 +168,7 @@ def _open_four_bit(module: Module, state: QuantSettings) -> FourBitPlanes:
     if state.value("nested_blocksize") is None:
         absmax = module.scales(".weight.absmax", dims=1)
     else:
-        absmax = module.array(".weight.absmax", types=U8, dims=1)
+        absmax = module.array(".weight.absmax", "U8", dims=1)
         nested = _open_nested(module, state, blocks)
     module.expect(".weight.absmax", (blocks,), f"{shape} in blocks of {blocksize}")
     return FourBitPlanes(

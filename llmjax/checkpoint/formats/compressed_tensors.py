@@ -9,25 +9,31 @@ Source: the compressed-tensors package, compressors/ and quantization/quant_args
 
 Configurations map module names to schemes by patterns. They are not evaluated: a layer's tensors say what they hold,
 and one of the declared schemes must agree.
+
+Written are weight-only integers as pack-quantized, integers for rounded activations as int-quantized, float8 as
+float-quantized: what vLLM and transformers read.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 
+from llmjax.checkpoint.formats.fp4 import MXFP4_GROUP, NVFP4_GROUP, MXFP4Planes, open_exponents, open_nvfp4
+from llmjax.checkpoint.formats.layer_writer import I32, Part, SavedScheme, check_groups, unsigned
 from llmjax.checkpoint.formats.layout import Layout, StoredRows, Unsigned, scale_type
-from llmjax.checkpoint.formats.mxfp4 import GROUP as MXFP4_GROUP
-from llmjax.checkpoint.formats.mxfp4 import MXFP4Planes, open_exponents
-from llmjax.checkpoint.formats.nvfp4 import GROUP as NVFP4_GROUP
-from llmjax.checkpoint.formats.nvfp4 import open_nvfp4
 from llmjax.checkpoint.formats.quant_settings import QuantSettings
 from llmjax.checkpoint.formats.quantized import Module, Planes, QuantizedTensor
 from llmjax.checkpoint.formats.scaled import ONE_BYTE, ScaledPlanes, as_matrix, open_scaled
-from llmjax.errors import CheckpointError
-from llmjax.weights.bits import unpack_bits
+from llmjax.errors import CheckpointError, ConfigError
+from llmjax.weights.bits import pack_bits, unpack_bits
+from llmjax.weights.rows import NUMBER_DTYPES, QuantizedRows
+from llmjax.weights.uniform import Float8Scheme, IntegerScheme
 
 BYTES = ("int-quantized", "float-quantized", "naive-quantized")
 PACKED = "pack-quantized"
@@ -36,7 +42,6 @@ NVFP4 = "nvfp4-pack-quantized"
 FP4_GROUPS = {MXFP4: MXFP4_GROUP, NVFP4: NVFP4_GROUP}
 FORMATS = (*BYTES, PACKED, *FP4_GROUPS, "mixed-precision")
 STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
-I8, U8, I32, WHOLE = frozenset({"I8"}), frozenset({"U8"}), frozenset({"I32"}), frozenset({"I32", "I64"})
 SCALE, ZERO, PACKED_WEIGHT, G_IDX = ".weight_scale", ".weight_zero_point", ".weight_packed", ".weight_g_idx"
 GLOBAL_SCALE = ".weight_global_scale"
 
@@ -181,20 +186,20 @@ class Scheme:
         return scales
 
     def _open_bytes(self, module: Module) -> ScaledPlanes:
-        types = frozenset({"F8_E4M3"}) if self.is_float else I8
-        weight = module.array(".weight", types=types, dims=2)
+        stored = "F8_E4M3" if self.is_float else "I8"
+        weight = module.array(".weight", stored, dims=2)
         scales = self._check_scales(module, *weight.shape)
-        planes = open_scaled(module, SCALE, types=types, block=self.block)
+        planes = open_scaled(module, SCALE, types=(stored,), block=self.block)
         if self.symmetric:
             return planes
-        zeros = module.array(ZERO, types=I8)
+        zeros = module.array(ZERO, "I8")
         module.expect(ZERO, scales.shape, "one for each scale")
         shape = planes.scales.shape
         return ScaledPlanes(weight, planes.scales, planes.block_rows, planes.block_columns, zeros.reshape(shape))
 
     def _open_packed(self, module: Module) -> PackedPlanes:
-        packed = module.array(PACKED_WEIGHT, types=I32, dims=2)
-        module.array(".weight_shape", types=WHOLE, dims=1)
+        packed = module.array(PACKED_WEIGHT, "I32", dims=2)
+        module.array(".weight_shape", "I32", "I64", dims=1)
         module.expect(".weight_shape", (2,), "a matrix")
         outputs, inputs = (int(size) for size in module.parts[".weight_shape"].stored)
         if outputs < 1 or inputs < 1:
@@ -207,7 +212,7 @@ class Scheme:
         scales = np.broadcast_to(as_matrix(scales), (outputs, as_matrix(scales).shape[1]))
         zeros = None
         if not self.symmetric:
-            zeros = module.array(ZERO, types=I32, dims=2)
+            zeros = module.array(ZERO, "I32", dims=2)
             module.expect(ZERO, (-(-outputs * self.bits // 32), scales.shape[1]), f"{outputs} rows packed along out")
         return PackedPlanes(
             packed=packed,
@@ -223,7 +228,7 @@ class Scheme:
 def _group_of(module: Module, inputs: int, groups: int) -> np.ndarray | None:
     if G_IDX not in module.parts:
         return None
-    g_idx = module.array(G_IDX, types=I32, dims=1)
+    g_idx = module.array(G_IDX, "I32", dims=1)
     module.expect(G_IDX, (inputs,), f"{inputs} inputs")
     if (g_idx == -1).all():  # written, but never set
         return None
@@ -233,7 +238,7 @@ def _group_of(module: Module, inputs: int, groups: int) -> np.ndarray | None:
 
 
 def _open_mxfp4(module: Module) -> MXFP4Planes:
-    packed = module.array(PACKED_WEIGHT, types=U8, dims=2)
+    packed = module.array(PACKED_WEIGHT, "U8", dims=2)
     exponents = open_exponents(module, SCALE, dims=2)
     if packed.shape[1] * 2 % MXFP4_GROUP:
         module.fail(f"has {packed.shape[1] * 2} columns, not a multiple of {MXFP4_GROUP}", PACKED_WEIGHT)
@@ -312,3 +317,114 @@ class CompressedTensors:
             except CheckpointError as error:
                 errors.append(error)
         raise errors[0]
+
+
+VERSION = "0.20.0"  # of the package whose format this is
+F32, I8, E4M3 = np.dtype(np.float32), np.dtype(np.int8), np.dtype(ml_dtypes.float8_e4m3fn)
+DYNAMIC_TOKENS = {"strategy": "token", "dynamic": True, "symmetric": True, "group_size": None, "observer": None}
+
+
+@dataclass(frozen=True)
+class CompressedTensorsWriter:
+    """A `LayerWriter`."""
+
+    name: str = "compressed-tensors"
+
+    def kept(self, scheme: SavedScheme, dtype: np.dtype) -> SavedScheme:
+        """See `LayerWriter`. Engines load scales of packed weights in the model's dtype, others in float32."""
+        if _form(scheme) == PACKED:
+            assert isinstance(scheme, IntegerScheme)
+            return replace(scheme, scale=scale_type(dtype))
+        if isinstance(scheme, IntegerScheme) and (scheme.group_size or not scheme.symmetric):
+            raise ConfigError(f"{scheme.name} has one scale for each row and no zero points: leave out the group size")
+        return scheme
+
+    def parts(self, scheme: SavedScheme, shape: tuple[int, int]) -> Mapping[str, Part]:
+        """See `LayerWriter`."""
+        if isinstance(scheme, Float8Scheme):
+            scales = Part((1,), F32, _first_scale) if scheme.per_tensor else Part((shape[0], 1), F32, _scales)
+            return {".weight": Part(shape, E4M3, _codes), SCALE: scales}
+        if _form(scheme) != PACKED:
+            return {".weight": Part(shape, I8, _codes), SCALE: Part((shape[0], 1), F32, _scales)}
+        check_groups(scheme, shape[1])
+        outputs, inputs, bits = *shape, scheme.bits
+        form = scheme.format(inputs)
+        parts = {
+            PACKED_WEIGHT: Part((outputs, -(-inputs * bits // 32)), I32, partial(_packed, bits=bits)),
+            SCALE: Part((outputs, form.num_groups), NUMBER_DTYPES[form.scale], _scales),
+            ".weight_shape": Part((2,), np.dtype("<i8"), lambda rows: np.array(shape, "<i8")),
+        }
+        if not scheme.symmetric:
+            zeros = (-(-outputs * bits // 32), form.num_groups)
+            parts[ZERO] = Part(zeros, I32, partial(_packed_zeros, bits=bits))
+        return parts
+
+    def settings(self, layers: Mapping[str, SavedScheme], ignored: Sequence[str]) -> dict[str, Any]:
+        """See `LayerWriter`. The scheme of most layers is that of every Linear; others are named one by one."""
+        by_scheme: dict[SavedScheme, list[str]] = {}
+        for module, scheme in layers.items():
+            by_scheme.setdefault(scheme, []).append(module)
+        most = max(by_scheme, key=lambda scheme: len(by_scheme[scheme]))
+        groups = {
+            f"group_{i}": _group(scheme, ["Linear"] if scheme is most else by_scheme[scheme])
+            for i, scheme in enumerate(sorted(by_scheme, key=lambda scheme: scheme is not most))
+        }
+        forms = {_form(scheme) for scheme in by_scheme}
+        return {
+            "quant_method": self.name,
+            "version": VERSION,
+            "quantization_status": "compressed",
+            "format": forms.pop() if len(forms) == 1 else "mixed-precision",
+            "global_compression_ratio": None,
+            "kv_cache_scheme": None,
+            "config_groups": groups,
+            "ignore": list(ignored),
+        }
+
+
+def _form(scheme: SavedScheme) -> str:
+    if isinstance(scheme, Float8Scheme):
+        return "float-quantized"
+    return PACKED if scheme.activations == "auto" else "int-quantized"
+
+
+def _group(scheme: SavedScheme, targets: list[str]) -> dict[str, Any]:
+    weights: dict[str, Any] = {"dynamic": False, "observer": "minmax", "actorder": None, "block_structure": None}
+    activations: dict[str, Any] | None = None
+    if isinstance(scheme, Float8Scheme):
+        weights |= {"num_bits": 8, "type": "float", "symmetric": True, "group_size": None}
+        weights["strategy"] = "tensor" if scheme.per_tensor else "channel"
+        activations = {"num_bits": 8, "type": "float", **DYNAMIC_TOKENS}
+    else:
+        weights |= {"num_bits": scheme.bits, "type": "int", "symmetric": scheme.symmetric}
+        weights |= {"strategy": "group" if scheme.group_size else "channel", "group_size": scheme.group_size or None}
+        if _form(scheme) != PACKED:
+            activations = {"num_bits": 8, "type": "int", **DYNAMIC_TOKENS}
+    return {
+        "targets": targets,
+        "weights": weights,
+        "input_activations": activations,
+        "output_activations": None,
+        "format": _form(scheme),
+    }
+
+
+def _codes(rows: QuantizedRows) -> np.ndarray:
+    return rows.codes
+
+
+def _scales(rows: QuantizedRows) -> np.ndarray:
+    return rows.scales
+
+
+def _first_scale(rows: QuantizedRows) -> np.ndarray:
+    return rows.scales[0]
+
+
+def _packed(rows: QuantizedRows, bits: int) -> np.ndarray:
+    return pack_bits(unsigned(rows.codes), bits)
+
+
+def _packed_zeros(rows: QuantizedRows, bits: int) -> np.ndarray:
+    assert rows.zeros is not None
+    return pack_bits(unsigned(rows.zeros).T, bits).T

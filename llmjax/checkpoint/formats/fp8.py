@@ -13,7 +13,6 @@ from llmjax.checkpoint.formats.quant_settings import QuantSettings
 from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor
 from llmjax.checkpoint.formats.scaled import FLOAT8, open_scaled
 
-TYPES = frozenset(FLOAT8)
 SCALES = (".weight_scale_inv", ".weight_scale")
 
 
@@ -44,11 +43,11 @@ class FP8:
 
     def is_quantized(self, module: Module) -> bool:
         weight = module.parts.get(".weight")
-        return weight is not None and weight.type_name in TYPES
+        return weight is not None and weight.type_name in FLOAT8
 
     def open(self, module: Module) -> QuantizedTensor:
         found = [part for part in SCALES if part in module.parts]
         if len(found) != 1:
             module.fail("is of FP8 and must have one of weight_scale_inv and weight_scale", ".weight")
-        planes = open_scaled(module, found[0], types=TYPES, block=self.block)
+        planes = open_scaled(module, found[0], types=FLOAT8, block=self.block)
         return module.quantized(f"FP8-{module.parts['.weight'].type_name}", planes)

@@ -5,24 +5,29 @@ A layer is ``.qweight`` int32 [in * bits / 32, out], packed along in; ``.scales`
 quantised with desc_act). weight[o, i] = scales[g_idx[i], o] * (code[i, o] - zero[g_idx[i], o]).
 Format ``gptq`` stores zeros less one, ``gptq_v2`` as they are. Sources: AutoGPTQ's qlinear_cuda_old.py, GPTQModel's
 quantization/config.py.
+Written is format ``gptq``, groups in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from llmjax.checkpoint.experts import is_router
+from llmjax.checkpoint.formats.layer_writer import I32, Part, SavedScheme, unsigned
 from llmjax.checkpoint.formats.layout import Layout, StoredRows, Unsigned, scale_type
 from llmjax.checkpoint.formats.quant_settings import QuantSettings
 from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor
-from llmjax.weights.bits import unpack_bits
+from llmjax.errors import ConfigError
+from llmjax.weights.bits import pack_bits, unpack_bits
+from llmjax.weights.rows import QuantizedRows
+from llmjax.weights.uniform import IntegerScheme
 
 BITS = (2, 3, 4, 8)
-I32 = frozenset({"I32"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,16 +125,16 @@ class GPTQ:
         return ".qweight" in module.parts
 
     def open(self, module: Module) -> QuantizedTensor:
-        qweight = module.array(".qweight", types=I32, dims=2)
+        qweight = module.array(".qweight", "I32", dims=2)
         scales = module.scales(".scales", dims=2)
-        g_idx = module.array(".g_idx", types=I32, dims=1) if ".g_idx" in module.parts else None
+        g_idx = module.array(".g_idx", "I32", dims=1) if ".g_idx" in module.parts else None
         bits = self._bits(module, qweight, g_idx)
         outputs, inputs = qweight.shape[1], qweight.shape[0] * 32 // bits
         if qweight.shape[0] * 32 % bits or outputs * bits % 32:
             module.fail(f"has shape {list(qweight.shape)}, which {bits}-bit codes do not fill", ".qweight")
         groups = self._groups(module, inputs, len(scales))
         module.expect(".scales", (groups, outputs), f"{inputs} inputs, {outputs} outputs, group size {self.group_size}")
-        qzeros = module.array(".qzeros", types=I32, dims=2)
+        qzeros = module.array(".qzeros", "I32", dims=2)
         module.expect(".qzeros", (groups, outputs * bits // 32), f"{groups} groups of {outputs} {bits}-bit zero points")
         group_size = -(-inputs // groups) if self.dynamic or self.group_size < 0 else self.group_size
         planes = GPTQPlanes(
@@ -191,3 +196,65 @@ class GPTQ:
 def looks_like(settings: Mapping[str, Any]) -> bool:
     """Whether settings without quant_method are AutoGPTQ's."""
     return "bits" in settings and ("desc_act" in settings or "damp_percent" in settings)
+
+
+@dataclass(frozen=True)
+class GPTQWriter:
+    """A `LayerWriter`."""
+
+    name: str = "gptq"
+
+    def kept(self, scheme: SavedScheme, dtype: np.dtype) -> SavedScheme:
+        """See `LayerWriter`."""
+        if not isinstance(scheme, IntegerScheme) or scheme.activations != "auto":
+            raise ConfigError(f"--format gptq cannot hold {scheme.name}: use compressed-tensors")
+        return replace(scheme, scale="f16")
+
+    def parts(self, scheme: SavedScheme, shape: tuple[int, int]) -> Mapping[str, Part]:
+        """See `LayerWriter`. The last group may be shorter."""
+        assert isinstance(scheme, IntegerScheme)
+        outputs, inputs, bits = *shape, scheme.bits
+        if inputs * bits % 32 or outputs * bits % 32:
+            raise ConfigError(f"a layer of {outputs} x {inputs} does not fill the words of --format gptq")
+        groups, group_size = scheme.format(inputs).num_groups, scheme.group_size or inputs
+
+        def zeros(rows: QuantizedRows) -> np.ndarray:
+            stored = np.full((outputs, groups), 1 << bits - 1, np.uint8) if rows.zeros is None else unsigned(rows.zeros)
+            less_one = (stored - np.uint8(1)) & np.uint8((1 << bits) - 1)
+            return pack_bits(np.ascontiguousarray(less_one.T), bits)
+
+        return {
+            ".qweight": Part((inputs * bits // 32, outputs), I32, lambda rows: pack_bits(unsigned(rows.codes), bits).T),
+            ".qzeros": Part((groups, outputs * bits // 32), I32, zeros),
+            ".scales": Part((groups, outputs), np.dtype(np.float16), lambda rows: rows.scales.T),
+            ".g_idx": Part((inputs,), I32, lambda rows: (np.arange(inputs) // group_size).astype(I32)),
+        }
+
+    def settings(self, layers: Mapping[str, SavedScheme], ignored: Sequence[str]) -> dict[str, Any]:
+        """See `LayerWriter`."""
+        scheme = _only(layers, self.name)
+        # Whoever reads GPTQ knows that routers of experts are plain.
+        if left := [name for name in ignored if name != "lm_head" and not is_router(name)]:
+            raise ConfigError(f"--format gptq quantises every layer, {left[0]} too: use compressed-tensors")
+        return {
+            "quant_method": self.name,
+            "checkpoint_format": "gptq",
+            "bits": scheme.bits,
+            "group_size": scheme.group_size or -1,
+            "sym": scheme.symmetric,
+            "desc_act": False,
+            "static_groups": False,
+            "true_sequential": True,
+            "lm_head": "lm_head" in layers,
+        }
+
+
+def _only(layers: Mapping[str, SavedScheme], name: str) -> IntegerScheme:
+    """The one scheme of all layers."""
+    schemes = set(layers.values())
+    if len(schemes) > 1:
+        names = ", ".join(sorted(scheme.name for scheme in schemes))
+        raise ConfigError(f"--format {name} has one scheme for all layers, not {names}: use compressed-tensors")
+    scheme = schemes.pop()
+    assert isinstance(scheme, IntegerScheme)
+    return scheme

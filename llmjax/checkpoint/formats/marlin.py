@@ -18,7 +18,6 @@ from llmjax.checkpoint.formats.quant_settings import QuantSettings
 from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor
 from llmjax.weights.bits import unpack_bits
 
-I32 = frozenset({"I32"})
 TILE = 16
 RUN = 64  # outputs whose codes are shuffled together
 FORM = Unsigned(4)
@@ -114,7 +113,7 @@ class Marlin:
         return ".B" in module.parts
 
     def open(self, module: Module) -> QuantizedTensor:
-        words = module.array(".B", types=I32, dims=2)
+        words = module.array(".B", "I32", dims=2)
         scales = module.scales(".s", dims=2)
         if words.shape[1] % (2 * RUN):
             module.fail(f"has shape {list(words.shape)}, which is no whole number of runs of {RUN} outputs", ".B")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmjax.checkpoint.formats.nvfp4 import GROUP, open_nvfp4
+from llmjax.checkpoint.formats.fp4 import NVFP4_GROUP, open_nvfp4
 from llmjax.checkpoint.formats.quant_settings import QuantSettings
 from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor
 from llmjax.checkpoint.formats.scaled import open_scaled
@@ -38,7 +38,7 @@ class ModelOpt:
         settings = settings.child("quantization") or settings
         four_bit = "nvfp4" in settings.choice("quant_algo", ALGORITHMS)
         if four_bit:
-            settings.integer("group_size", choices=(GROUP,), default=GROUP)
+            settings.integer("group_size", choices=(NVFP4_GROUP,), default=NVFP4_GROUP)
         return cls(four_bit)
 
     def is_quantized(self, module: Module) -> bool:
@@ -51,7 +51,7 @@ class ModelOpt:
                 module, packed=".weight", scales=".weight_scale", tensor_scale=".weight_scale_2", reciprocal=False
             )
             return module.quantized("ModelOpt-NVFP4", planes)
-        return module.quantized("ModelOpt-FP8", open_scaled(module, ".weight_scale", types=frozenset({TYPE[False]})))
+        return module.quantized("ModelOpt-FP8", open_scaled(module, ".weight_scale", types=(TYPE[False],)))
 
 
 def looks_like(settings: Mapping[str, Any]) -> bool:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 TILE = 1 << 17  # weights dequantised at a time: they and their temporaries stay in the cache
 
-FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E8M0"})
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E8M0")
 KEPT_FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)})
 
 
@@ -182,7 +182,7 @@ class Module:
         path = self.parts[part].path if part in self.parts else self.path
         raise CheckpointError(f"{path}: tensor {self.name + part!r} {problem}")
 
-    def array(self, part: str, *, types: frozenset[str], dims: int | None = None) -> np.ndarray:
+    def array(self, part: str, *types: str, dims: int | None = None) -> np.ndarray:
         """The stored array, after checking that it is there, not empty, of one of `types` and has `dims` dimensions."""
         if part not in self.parts:
             self.fail("is missing", part)
@@ -197,7 +197,7 @@ class Module:
 
     def scales(self, part: str, *, dims: int | None = None) -> np.ndarray:
         """As `array`, for floating-point scales, which must all be finite in float32 too."""
-        array = self.array(part, types=FLOATS, dims=dims)
+        array = self.array(part, *FLOATS, dims=dims)
         if array.dtype not in KEPT_FLOATS:
             with np.errstate(over="ignore"):
                 array = array.astype(np.float32)
@@ -222,7 +222,7 @@ class Module:
             self.fail(f"has shape {list(found)}, but {why} needs {list(shape)}", part)
 
 
-class Format(Protocol):
+class LayerReader(Protocol):
     """A way of storing linear layers in several tensors each."""
 
     @property
@@ -249,7 +249,7 @@ class Format(Protocol):
 
 
 def quantized_tensors(
-    stored: Mapping[str, SafetensorsTensor], how: Format, path: Path
+    stored: Mapping[str, SafetensorsTensor], how: LayerReader, path: Path
 ) -> dict[str, SafetensorsTensor | QuantizedTensor]:
     """Tensors under the names that they would have unquantised.
 

@@ -1,8 +1,7 @@
-"""Which quantised format a folder of safetensors files is in, and its tensors under their plain names."""
+"""Every format of quantised safetensors files: which one a folder is in, and its tensors under their plain names."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,17 +9,19 @@ from types import MappingProxyType
 from typing import Any
 
 from llmjax.checkpoint.formats import awq, gptq, modelopt, smoothquant
-from llmjax.checkpoint.formats.awq import AWQ
+from llmjax.checkpoint.formats.awq import AWQ, AWQWriter
 from llmjax.checkpoint.formats.bitsandbytes import BitsAndBytes
-from llmjax.checkpoint.formats.compressed_tensors import CompressedTensors
+from llmjax.checkpoint.formats.compressed_tensors import CompressedTensors, CompressedTensorsWriter
+from llmjax.checkpoint.formats.fp4 import MXFP4
 from llmjax.checkpoint.formats.fp8 import FP8
-from llmjax.checkpoint.formats.gptq import GPTQ
+from llmjax.checkpoint.formats.gptq import GPTQ, GPTQWriter
+from llmjax.checkpoint.formats.layer_writer import LayerWriter
 from llmjax.checkpoint.formats.marlin import Marlin
 from llmjax.checkpoint.formats.modelopt import ModelOpt
-from llmjax.checkpoint.formats.mxfp4 import MXFP4
 from llmjax.checkpoint.formats.quant_settings import QuantSettings
-from llmjax.checkpoint.formats.quantized import Format, QuantizedTensor, quantized_tensors
+from llmjax.checkpoint.formats.quantized import LayerReader, QuantizedTensor, quantized_tensors
 from llmjax.checkpoint.formats.smoothquant import SmoothQuant
+from llmjax.checkpoint.json_file import read_object
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.errors import CheckpointError
 
@@ -30,12 +31,12 @@ CONFIG_KEYS = ("quantization_config", "compression_config")
 FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
 
-def _gptq(settings: QuantSettings) -> Format:
+def _gptq(settings: QuantSettings) -> LayerReader:
     repacked = settings.text("checkpoint_format", "gptq") == "marlin" or settings.flag("is_marlin_format", False)
     return Marlin.from_settings(settings) if repacked else GPTQ.from_settings(settings)
 
 
-FORMATS: Mapping[str, Callable[[QuantSettings], Format]] = MappingProxyType(
+READERS: Mapping[str, Callable[[QuantSettings], LayerReader]] = MappingProxyType(
     {
         "gptq": _gptq,
         "marlin": Marlin.from_settings,
@@ -50,7 +51,12 @@ FORMATS: Mapping[str, Callable[[QuantSettings], Format]] = MappingProxyType(
         "modelopt_fp4": ModelOpt.from_settings,
     }
 )
-"""By ``quant_method``."""
+"""By ``quant_method``: what reads a checkpoint, made from its settings."""
+
+WRITERS: Mapping[str, LayerWriter] = MappingProxyType(
+    {writer.name: writer for writer in (CompressedTensorsWriter(), GPTQWriter(), AWQWriter())}
+)
+"""By ``quant_method``, which is also the name that users type."""
 
 DENSE = "dense"  # compressed-tensors' format of weights that are not quantised, only caches or activations
 
@@ -101,7 +107,7 @@ def plain_tensors(
                     f"quantization_config and there is no {' or '.join(FILES)}"
                 )
         return stored
-    how = FORMATS[_method(settings)](settings)
+    how = READERS[_method(settings)](settings)
     tensors = quantized_tensors(stored, how, folder)
     if _rounds_activations(how, settings):
         logger.info(
@@ -144,15 +150,7 @@ def quantization_settings(config: Mapping[str, Any], folder: Path) -> QuantSetti
     for file in FILES:
         path = folder / file
         if path.exists():
-            try:
-                values = json.loads(path.read_text(encoding="utf-8"))
-            except OSError as error:
-                raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-            except (ValueError, RecursionError) as error:
-                raise CheckpointError(f"{path}: is no valid JSON: {error}") from None
-            if not isinstance(values, dict):
-                raise CheckpointError(f"{path}: is no JSON object")
-            return QuantSettings(str(path), values)
+            return QuantSettings(str(path), read_object(path))
     return None
 
 
@@ -168,12 +166,12 @@ def _method(settings: QuantSettings) -> str:
             "load the GPTQ or AWQ checkpoint that they were made from",
             "quant_method",
         )
-    if method not in FORMATS:
-        settings.fail(f"is {method[:60]!r}; supported are {', '.join(FORMATS)}", "quant_method")
+    if method not in READERS:
+        settings.fail(f"is {method[:60]!r}; supported are {', '.join(READERS)}", "quant_method")
     return method
 
 
-def _rounds_activations(how: Format, settings: QuantSettings) -> bool:
+def _rounds_activations(how: LayerReader, settings: QuantSettings) -> bool:
     """Whether the makers of the checkpoint meant activations to be quantised too."""
     if isinstance(how, CompressedTensors):
         groups = settings.value("config_groups")

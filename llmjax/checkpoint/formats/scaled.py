@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import ml_dtypes
 import numpy as np
 
 from llmjax.checkpoint.formats.layout import Layout, StoredRows, scale_type
 from llmjax.checkpoint.formats.quantized import Module
+from llmjax.checkpoint.safetensors import DTYPES
 from llmjax.kernels.qtensor import Codes
 
-FLOAT8: Mapping[str, np.dtype] = MappingProxyType(
-    {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)}
-)
+FLOAT8 = ("F8_E4M3", "F8_E5M2")
 ONE_BYTE = frozenset({"I8", *FLOAT8})
 CODES: Mapping[np.dtype, Codes] = MappingProxyType(
     {
-        np.dtype(np.int8): Codes(8, "int"),
-        FLOAT8["F8_E4M3"]: Codes(8, "e4m3"),
-        FLOAT8["F8_E5M2"]: Codes(8, "e5m2"),
+        DTYPES["I8"]: Codes(8, "int"),
+        DTYPES["F8_E4M3"]: Codes(8, "e4m3"),
+        DTYPES["F8_E5M2"]: Codes(8, "e5m2"),
     }
 )
 """By the weight's dtype."""
@@ -75,7 +73,7 @@ def as_matrix(scales: np.ndarray) -> np.ndarray:
 
 
 def open_scaled(
-    module: Module, scale_part: str, *, types: frozenset[str], block: tuple[int, int] | None = None
+    module: Module, scale_part: str, *, types: Collection[str], block: tuple[int, int] | None = None
 ) -> ScaledPlanes:
     """Planes of ``.weight`` and its scales.
 
@@ -89,7 +87,7 @@ def open_scaled(
     Raises:
         CheckpointError: a tensor is missing or malformed, or the scales have another shape.
     """
-    weight = module.array(".weight", types=types, dims=2)
+    weight = module.array(".weight", *types, dims=2)
     scales = module.scales(scale_part)
     outputs, inputs = weight.shape
     if block is not None:

@@ -19,7 +19,6 @@ from llmjax.checkpoint.formats.quant_settings import QuantSettings
 from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor
 from llmjax.checkpoint.formats.scaled import FLOAT8, ScaledPlanes, open_scaled
 
-I8 = frozenset({"I8"})
 SCALE, INPUT_SCALE = ".dequant_scale", ".quant_scale"
 PLACES = (("qkv", "qkv_proj"), ("out", "o_proj"), ("fc1", "gate_up_proj"), ("fc2", "down_proj"))
 """Settings, each with the synonym that newer files use."""
@@ -55,18 +54,18 @@ class SmoothQuant:
 
     def is_quantized(self, module: Module) -> bool:
         weight = module.parts.get(".weight")
-        return weight is not None and weight.type_name in (FLOAT8 if self.float8 else I8)
+        return weight is not None and weight.type_name in (FLOAT8 if self.float8 else ("I8",))
 
     def open(self, module: Module) -> QuantizedTensor:
         if self.float8:
-            planes = open_scaled(module, ".weight_scale", types=frozenset(FLOAT8))
+            planes = open_scaled(module, ".weight_scale", types=FLOAT8)
             return module.quantized("SmoothQuant-F8", planes)
         place = AFTER_NO_NORM.get(module.name.rpartition(".")[2])
         needs_input_scale = place is not None and self.fixed[place]
         if needs_input_scale != (INPUT_SCALE in module.parts):
             names = " or ".join(PLACES[place]) if place is not None else "being after a norm"
             module.fail(f"is {'missing' if needs_input_scale else 'not expected'}, says {names}", INPUT_SCALE)
-        planes = open_scaled(module, SCALE, types=I8)
+        planes = open_scaled(module, SCALE, types=("I8",))
         if needs_input_scale:
             input_scale = module.scales(INPUT_SCALE)
             if input_scale.size != 1 or not input_scale.item():

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from llmjax.errors import CheckpointError, ConfigError
-from llmjax.weights.ggml import reference_iq4, reference_k, reference_simple
+from llmjax.weights.ggml import quantisers
 from llmjax.weights.ggml.types import GGML_TYPES, BlockType
 
 TILE = 1 << 16  # weights quantised at a time: they and the arrays of a search stay in the L2 cache
@@ -37,21 +37,21 @@ class Scheme:
 
 
 _FILLS: Mapping[str, Fill] = {
-    "q4_0": reference_simple.quantise_q4_0,
-    "q4_1": reference_simple.quantise_q4_1,
-    "q5_0": reference_simple.quantise_q5_0,
-    "q5_1": reference_simple.quantise_q5_1,
-    "q8_0": reference_simple.quantise_q8_0,
-    "q2_k": reference_k.quantise_q2_k,
-    "q3_k": reference_k.quantise_q3_k,
-    "q4_k": reference_k.quantise_q4_k,
-    "q5_k": reference_k.quantise_q5_k,
-    "q6_k": reference_k.quantise_q6_k,
-    "iq4_nl": reference_iq4.quantise_iq4_nl,
-    "iq4_xs": reference_iq4.quantise_iq4_xs,
-    "tq1_0": reference_simple.quantise_tq1_0,
-    "tq2_0": reference_simple.quantise_tq2_0,
-    "mxfp4": reference_simple.quantise_mxfp4,
+    "q4_0": quantisers.quantise_q4_0,
+    "q4_1": quantisers.quantise_q4_1,
+    "q5_0": quantisers.quantise_q5_0,
+    "q5_1": quantisers.quantise_q5_1,
+    "q8_0": quantisers.quantise_q8_0,
+    "q2_k": quantisers.quantise_q2_k,
+    "q3_k": quantisers.quantise_q3_k,
+    "q4_k": quantisers.quantise_q4_k,
+    "q5_k": quantisers.quantise_q5_k,
+    "q6_k": quantisers.quantise_q6_k,
+    "iq4_nl": quantisers.quantise_iq4_nl,
+    "iq4_xs": quantisers.quantise_iq4_xs,
+    "tq1_0": quantisers.quantise_tq1_0,
+    "tq2_0": quantisers.quantise_tq2_0,
+    "mxfp4": quantisers.quantise_mxfp4,
 }
 _BY_NAME = {block.name.lower(): block for block in GGML_TYPES.values()}
 
@@ -84,7 +84,7 @@ def quantize(weights: np.ndarray, scheme: str, *, threads: int | None = None) ->
         threads: how many; None: one for each core that this process may use.
 
     Returns:
-        uint8 [rows, bytes of a row], which `ggml.dequantize` reads.
+        uint8 [rows, bytes of a row], which `types.dequantize` reads.
 
     Raises:
         ConfigError: the scheme is unknown.

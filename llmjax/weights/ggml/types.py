@@ -16,13 +16,11 @@ import numpy as np
 
 from llmjax.errors import CheckpointError
 from llmjax.kernels.qtensor import Codes, RowFormat
-from llmjax.weights.ggml import iq as ggml_iq
-from llmjax.weights.ggml import k as ggml_k
-from llmjax.weights.ggml import simple as ggml_simple
-from llmjax.weights.ggml.simple import Parts
+from llmjax.weights.ggml import unpack
+from llmjax.weights.ggml.unpack import Fields
 from llmjax.weights.rows import QuantizedRows
 
-Unpack = Callable[[np.ndarray], Parts]
+Unpack = Callable[[np.ndarray], Fields]
 """Takes a structured array of n blocks apart."""
 
 TILE = 1 << 15  # elements dequantised at a time: input, temporaries and f32 result stay in the L2 cache
@@ -66,8 +64,8 @@ class BlockType:
         blocks = raw.reshape(-1, self.nbytes)
         if big_endian:
             blocks = blocks.view(self.layout.newbyteorder(">")).astype(self.layout)
-        parts = self.unpack(blocks.view(self.layout)[:, 0])
-        return QuantizedRows(form, **{name: part.reshape(len(raw), -1) for name, part in parts.items()})
+        fields = self.unpack(blocks.view(self.layout)[:, 0])
+        return QuantizedRows(form, **{name: values.reshape(len(raw), -1) for name, values in fields.items()})
 
 
 def dequantize(
@@ -156,18 +154,18 @@ def _two_levels(
 
 F16 = "<f2"
 IQ2_XXS_GROUP = [("index", "u1", (4,)), ("signs", "<u4")]
-IQ4 = Codes(4, levels=tuple(ggml_simple.IQ4_LEVELS.tolist()))
-FP4 = Codes(4, levels=tuple((ggml_simple.FP4_DOUBLED / 2).tolist()))
+IQ4 = Codes(4, levels=tuple(unpack.IQ4_LEVELS.tolist()))
+FP4 = Codes(4, levels=tuple((unpack.FP4_DOUBLED / 2).tolist()))
 TERNARY = _one_scale(256, Codes(2), zero=1)
 Q2_K = _two_levels(Codes(2), 16, minimum="u8")
 Q3_K = _two_levels(Codes(3), 16, scale="i8", zero=4)
 Q4_K = _two_levels(Codes(4), 32, minimum="u8")
 Q5_K = _two_levels(Codes(5), 32, minimum="u8")
 Q6_K = _two_levels(Codes(6), 16, scale="i8", zero=32)
-IQ1 = _two_levels(Codes(3, levels=ggml_iq.IQ1_LEVELS), 16, super_scale="f32")
-IQ2 = _two_levels(Codes(3, levels=ggml_iq.IQ2_LEVELS), 16, super_scale="f32")
-IQ3_XXS = _two_levels(Codes(4, levels=ggml_iq.IQ3_XXS_LEVELS), 32, super_scale="f32")
-IQ3_S = _two_levels(Codes(4, levels=ggml_iq.IQ3_S_LEVELS), 32)
+IQ1 = _two_levels(Codes(3, levels=unpack.IQ1_LEVELS), 16, super_scale="f32")
+IQ2 = _two_levels(Codes(3, levels=unpack.IQ2_LEVELS), 16, super_scale="f32")
+IQ3_XXS = _two_levels(Codes(4, levels=unpack.IQ3_XXS_LEVELS), 32, super_scale="f32")
+IQ3_S = _two_levels(Codes(4, levels=unpack.IQ3_S_LEVELS), 32)
 IQ4_XS = _two_levels(IQ4, 32, scale="i8")
 
 
@@ -179,45 +177,45 @@ GGML_TYPES: Mapping[int, BlockType] = MappingProxyType(
     {
         0: _plain("F32", np.float32, "<f4"),
         1: _plain("F16", np.float16, "<f2"),
-        2: _quantised("Q4_0", _one_scale(32, Codes(4), zero=8), ggml_simple.q4_0, d=F16, qs=_bytes(16)),
-        3: _quantised("Q4_1", _one_scale(32, Codes(4), minimum="f16"), ggml_simple.q4_1, d=F16, m=F16, qs=_bytes(16)),
-        6: _quantised("Q5_0", _one_scale(32, Codes(5), zero=16), ggml_simple.q5_0, d=F16, qh=_bytes(4), qs=_bytes(16)),
+        2: _quantised("Q4_0", _one_scale(32, Codes(4), zero=8), unpack.q4_0, d=F16, qs=_bytes(16)),
+        3: _quantised("Q4_1", _one_scale(32, Codes(4), minimum="f16"), unpack.q4_1, d=F16, m=F16, qs=_bytes(16)),
+        6: _quantised("Q5_0", _one_scale(32, Codes(5), zero=16), unpack.q5_0, d=F16, qh=_bytes(4), qs=_bytes(16)),
         7: _quantised(
-            "Q5_1", _one_scale(32, Codes(5), minimum="f16"), ggml_simple.q5_1, d=F16, m=F16, qh=_bytes(4), qs=_bytes(16)
+            "Q5_1", _one_scale(32, Codes(5), minimum="f16"), unpack.q5_1, d=F16, m=F16, qh=_bytes(4), qs=_bytes(16)
         ),
-        8: _quantised("Q8_0", _one_scale(32, Codes(8, "int")), ggml_simple.q8_0, d=F16, qs=("i1", (32,))),
+        8: _quantised("Q8_0", _one_scale(32, Codes(8, "int")), unpack.q8_0, d=F16, qs=("i1", (32,))),
         9: BlockType("Q8_1", 32, 36),
-        10: _quantised("Q2_K", Q2_K, ggml_k.q2_k, scales=_bytes(16), qs=_bytes(64), d=F16, dmin=F16),
-        11: _quantised("Q3_K", Q3_K, ggml_k.q3_k, hmask=_bytes(32), qs=_bytes(64), scales=_bytes(12), d=F16),
-        12: _quantised("Q4_K", Q4_K, ggml_k.q4_k, d=F16, dmin=F16, scales=_bytes(12), qs=_bytes(128)),
-        13: _quantised("Q5_K", Q5_K, ggml_k.q5_k, d=F16, dmin=F16, scales=_bytes(12), qh=_bytes(32), qs=_bytes(128)),
-        14: _quantised("Q6_K", Q6_K, ggml_k.q6_k, ql=_bytes(128), qh=_bytes(64), scales=("i1", (16,)), d=F16),
+        10: _quantised("Q2_K", Q2_K, unpack.q2_k, scales=_bytes(16), qs=_bytes(64), d=F16, dmin=F16),
+        11: _quantised("Q3_K", Q3_K, unpack.q3_k, hmask=_bytes(32), qs=_bytes(64), scales=_bytes(12), d=F16),
+        12: _quantised("Q4_K", Q4_K, unpack.q4_k, d=F16, dmin=F16, scales=_bytes(12), qs=_bytes(128)),
+        13: _quantised("Q5_K", Q5_K, unpack.q5_k, d=F16, dmin=F16, scales=_bytes(12), qh=_bytes(32), qs=_bytes(128)),
+        14: _quantised("Q6_K", Q6_K, unpack.q6_k, ql=_bytes(128), qh=_bytes(64), scales=("i1", (16,)), d=F16),
         15: BlockType("Q8_K", 256, 292),
-        16: _quantised("IQ2_XXS", replace(IQ2, group_size=32), ggml_iq.iq2_xxs, d=F16, groups=(IQ2_XXS_GROUP, (8,))),
-        17: _quantised("IQ2_XS", IQ2, ggml_iq.iq2_xs, d=F16, qs=("<u2", (32,)), scales=_bytes(8)),
-        18: _quantised("IQ3_XXS", IQ3_XXS, ggml_iq.iq3_xxs, d=F16, qs=_bytes(64), scales_signs=("<u4", (8,))),
-        19: _quantised("IQ1_S", replace(IQ1, group_size=32), ggml_iq.iq1_s, d=F16, qs=_bytes(32), qh=("<u2", (8,))),
-        20: _quantised("IQ4_NL", _one_scale(32, IQ4), ggml_simple.q4_0, d=F16, qs=_bytes(16)),
+        16: _quantised("IQ2_XXS", replace(IQ2, group_size=32), unpack.iq2_xxs, d=F16, groups=(IQ2_XXS_GROUP, (8,))),
+        17: _quantised("IQ2_XS", IQ2, unpack.iq2_xs, d=F16, qs=("<u2", (32,)), scales=_bytes(8)),
+        18: _quantised("IQ3_XXS", IQ3_XXS, unpack.iq3_xxs, d=F16, qs=_bytes(64), scales_signs=("<u4", (8,))),
+        19: _quantised("IQ1_S", replace(IQ1, group_size=32), unpack.iq1_s, d=F16, qs=_bytes(32), qh=("<u2", (8,))),
+        20: _quantised("IQ4_NL", _one_scale(32, IQ4), unpack.q4_0, d=F16, qs=_bytes(16)),
         21: _quantised(
-            "IQ3_S", IQ3_S, ggml_iq.iq3_s, d=F16, qs=_bytes(64), qh=_bytes(8), signs=_bytes(32), scales=_bytes(4)
+            "IQ3_S", IQ3_S, unpack.iq3_s, d=F16, qs=_bytes(64), qh=_bytes(8), signs=_bytes(32), scales=_bytes(4)
         ),
         22: _quantised(
-            "IQ2_S", IQ2, ggml_iq.iq2_s, d=F16, qs=_bytes(32), signs=_bytes(32), qh=_bytes(8), scales=_bytes(8)
+            "IQ2_S", IQ2, unpack.iq2_s, d=F16, qs=_bytes(32), signs=_bytes(32), qh=_bytes(8), scales=_bytes(8)
         ),
-        23: _quantised("IQ4_XS", IQ4_XS, ggml_k.iq4_xs, d=F16, scales_h="<u2", scales_l=_bytes(4), qs=_bytes(128)),
+        23: _quantised("IQ4_XS", IQ4_XS, unpack.iq4_xs, d=F16, scales_h="<u2", scales_l=_bytes(4), qs=_bytes(128)),
         24: _plain("I8", np.int8, "<i1"),
         25: _plain("I16", np.int16, "<i2"),
         26: _plain("I32", np.int32, "<i4"),
         27: _plain("I64", np.int64, "<i8"),
         28: _plain("F64", np.float64, "<f8"),
-        29: _quantised("IQ1_M", IQ1, ggml_iq.iq1_m, qs=_bytes(32), qh=_bytes(16), scales=("<u2", (4,))),
+        29: _quantised("IQ1_M", IQ1, unpack.iq1_m, qs=_bytes(32), qh=_bytes(16), scales=("<u2", (4,))),
         30: _plain("BF16", ml_dtypes.bfloat16, "<u2"),
-        34: _quantised("TQ1_0", TERNARY, ggml_simple.tq1_0, qs=_bytes(48), qh=_bytes(4), d=F16),
-        35: _quantised("TQ2_0", TERNARY, ggml_simple.tq2_0, qs=_bytes(64), d=F16),
-        39: _quantised("MXFP4", RowFormat(32, FP4, 32, scale="e8m0"), ggml_simple.mxfp4, e="u1", qs=_bytes(16)),
-        40: _quantised("NVFP4", RowFormat(64, FP4, 16, scale="e4m3"), ggml_simple.nvfp4, d=_bytes(4), qs=_bytes(32)),
-        41: _quantised("Q1_0", _one_scale(128, Codes(1, levels=(-1, 1))), ggml_simple.q1_0, d=F16, qs=_bytes(16)),
-        42: _quantised("Q2_0", _one_scale(64, Codes(2), zero=1), ggml_simple.q2_0, d=F16, qs=_bytes(16)),
+        34: _quantised("TQ1_0", TERNARY, unpack.tq1_0, qs=_bytes(48), qh=_bytes(4), d=F16),
+        35: _quantised("TQ2_0", TERNARY, unpack.tq2_0, qs=_bytes(64), d=F16),
+        39: _quantised("MXFP4", RowFormat(32, FP4, 32, scale="e8m0"), unpack.mxfp4, e="u1", qs=_bytes(16)),
+        40: _quantised("NVFP4", RowFormat(64, FP4, 16, scale="e4m3"), unpack.nvfp4, d=_bytes(4), qs=_bytes(32)),
+        41: _quantised("Q1_0", _one_scale(128, Codes(1, levels=(-1, 1))), unpack.q1_0, d=F16, qs=_bytes(16)),
+        42: _quantised("Q2_0", _one_scale(64, Codes(2), zero=1), unpack.q2_0, d=F16, qs=_bytes(16)),
     }
 )
 """Every type id that a GGUF file may hold, by id."""

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmjax.checkpoint.formats.quantized import QuantizedTensor
-from llmjax.checkpoint.formats.registry import FORMATS, plain_tensors
+from llmjax.checkpoint.formats.registry import READERS, plain_tensors
 from llmjax.checkpoint.safetensors import DTYPES, SafetensorsTensor
 from llmjax.errors import CheckpointError
 from llmjax.weights.packing import pack
@@ -470,7 +470,7 @@ def test_any_settings(kind: str, data: st.DataObject) -> None:
         "symmetric",
         "sparsity_config",
     ]
-    change = data.draw(st.dictionaries(st.sampled_from(keys), JSON | st.sampled_from(list(FORMATS)), max_size=3))
+    change = data.draw(st.dictionaries(st.sampled_from(keys), JSON | st.sampled_from(list(READERS)), max_size=3))
     changed = target | change
     config = changed if target is base else ct(base["format"], changed)
     opens_or_refuses(lambda: plain_tensors(stored(LAYERS[kind][1]), {"quantization_config": config}, FOLDER))

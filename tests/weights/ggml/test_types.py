@@ -13,8 +13,8 @@ from gguf.quants import dequantize as reference
 
 from llmjax.errors import CheckpointError
 from llmjax.kernels.qtensor import RowFormat
-from llmjax.weights.ggml.iq import grid
 from llmjax.weights.ggml.types import GGML_TYPES, TILE, BlockType, dequantize
+from llmjax.weights.ggml.unpack import grid
 from llmjax.weights.packing import put
 from llmjax.weights.rows import QuantizedRows
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmjax.checkpoint.formats.awq_writer import AWQFormat
-from llmjax.checkpoint.formats.compressed_tensors_writer import CompressedTensorsFormat
-from llmjax.checkpoint.formats.gptq_writer import GPTQFormat
-from llmjax.checkpoint.formats.layer_format import LayerFormat
+from llmjax.checkpoint.formats.awq import AWQWriter
+from llmjax.checkpoint.formats.compressed_tensors import CompressedTensorsWriter
+from llmjax.checkpoint.formats.gptq import GPTQWriter
+from llmjax.checkpoint.formats.layer_writer import LayerWriter
 from llmjax.checkpoint.formats.registry import plain_tensors
 from llmjax.checkpoint.safetensors import SafetensorsTensor, open_safetensors
 from llmjax.errors import ConfigError
@@ -44,7 +44,7 @@ def test_parts_are_those_of_the_package(name: str, tmp_path: Path) -> None:
     settings = json.loads(header["__metadata__"]["quantization_config"])
     source = plain_tensors(stored, {"quantization_config": settings}, tmp_path)[f"{MODULE}.weight"].row_source()
     assert source is not None
-    form = CompressedTensorsFormat()
+    form = CompressedTensorsWriter()
     parts = form.parts(scheme, (40, 128))
     assert {f"{MODULE}{ending}" for ending in parts} == set(stored)
     for ending, part in parts.items():
@@ -59,7 +59,7 @@ def test_parts_are_those_of_the_package(name: str, tmp_path: Path) -> None:
     assert ours["format"] == theirs["format"] == settings["format"] and ours["targets"] == ["Linear"]
 
 
-def stored(form: LayerFormat, scheme: Any, weights: np.ndarray) -> tuple[dict[str, SafetensorsTensor], np.ndarray]:
+def stored(form: LayerWriter, scheme: Any, weights: np.ndarray) -> tuple[dict[str, SafetensorsTensor], np.ndarray]:
     """A layer as it is written, and its weights."""
     rows = scheme.quantize(weights)
     tensors = {}
@@ -77,7 +77,7 @@ def stored(form: LayerFormat, scheme: Any, weights: np.ndarray) -> tuple[dict[st
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", SAVED_SCHEMES)
 def test_every_scheme_reads_back_as_compressed_tensors(name: str, dtype: str, tmp_path: Path) -> None:
-    form = CompressedTensorsFormat()
+    form = CompressedTensorsWriter()
     scheme = form.kept(SAVED_SCHEMES[name], np.dtype(dtype))
     tensors, expected = stored(form, scheme, np.random.default_rng(0).standard_normal((40, 256)).astype(np.float32))
     settings = {"quantization_config": form.settings({MODULE: scheme}, ["lm_head"])}
@@ -89,7 +89,7 @@ def test_every_scheme_reads_back_as_compressed_tensors(name: str, dtype: str, tm
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("group", [64, 0])
 def test_gptq(bits: int, symmetric: bool, group: int, tmp_path: Path) -> None:
-    form = GPTQFormat()
+    form = GPTQWriter()
     scheme = form.kept(IntegerScheme("x", bits, group, symmetric=symmetric), F16)
     weights = np.random.default_rng(0).standard_normal((32, 96)).astype(np.float32)  # the last group is shorter
     tensors, expected = stored(form, scheme, weights)
@@ -107,7 +107,7 @@ def test_gptq(bits: int, symmetric: bool, group: int, tmp_path: Path) -> None:
 
 
 def test_awq(tmp_path: Path) -> None:
-    form = AWQFormat()
+    form = AWQWriter()
     scheme = form.kept(SAVED_SCHEMES["int4_asym"], F16)
     weights = np.random.default_rng(0).standard_normal((24, 256)).astype(np.float32)
     tensors, expected = stored(form, scheme, weights)
@@ -124,7 +124,7 @@ def test_awq(tmp_path: Path) -> None:
 
 
 def test_several_schemes_in_one_model() -> None:
-    form = CompressedTensorsFormat()
+    form = CompressedTensorsWriter()
     int4, fp8 = (form.kept(SAVED_SCHEMES[name], F16) for name in ("int4", "fp8"))
     settings = form.settings({"a.q_proj": fp8, "a.up_proj": int4, "b.up_proj": int4}, ["lm_head"])
     assert settings["format"] == "mixed-precision" and settings["ignore"] == ["lm_head"]
@@ -136,7 +136,7 @@ def test_several_schemes_in_one_model() -> None:
 
 def test_what_formats_cannot_hold() -> None:
     int4, asym, fp8, w8a8 = (SAVED_SCHEMES[name] for name in ("int4", "int4_asym", "fp8", "w8a8"))
-    compressed, gptq, awq = CompressedTensorsFormat(), GPTQFormat(), AWQFormat()
+    compressed, gptq, awq = CompressedTensorsWriter(), GPTQWriter(), AWQWriter()
     for form, scheme in ((gptq, fp8), (gptq, w8a8), (awq, int4), (awq, fp8)):
         with pytest.raises(ConfigError, match=f"--format {form.name} cannot hold {scheme.name}"):
             form.kept(scheme, F16)

@@ -1,4 +1,4 @@
-"""What a way of writing quantised layers as safetensors has to say: the inverse of `quantized.Format`."""
+"""What a way of writing quantised layers as safetensors has to say: the inverse of `quantized.LayerReader`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
 
-import ml_dtypes
 import numpy as np
 
 from llmjax.errors import ConfigError
@@ -36,7 +35,7 @@ class Part:
         return prod(self.shape) * self.dtype.itemsize
 
 
-class LayerFormat(Protocol):
+class LayerWriter(Protocol):
     """A way of storing linear layers in several tensors each."""
 
     @property
@@ -79,11 +78,6 @@ class LayerFormat(Protocol):
 def unsigned(codes: np.ndarray) -> np.ndarray:
     """Codes or zero points of a record as uint8: two's complement of 8 bits has 128 added."""
     return codes if codes.dtype == np.uint8 else codes.view(np.uint8) ^ np.uint8(128)
-
-
-def scale_number(dtype: np.dtype) -> str:
-    """The number type of a float dtype."""
-    return {np.dtype(np.float16): "f16", np.dtype(ml_dtypes.bfloat16): "bf16"}.get(dtype, "f32")
 
 
 def check_groups(scheme: IntegerScheme, inputs: int) -> None:
