@@ -14,7 +14,7 @@ from llmjax.engine.loop import EngineLoop
 from llmjax.engine.report import ThroughputLog
 from llmjax.engine.request import EngineOutput
 from llmjax.engine.setup import LoadedLLM
-from llmjax.errors import EngineDead, InvalidRequest, LLMJaxError, QueueFull
+from llmjax.errors import EngineDead, GenerationFailed, LLMJaxError, QueueFull
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import SamplingParams
 
@@ -45,6 +45,12 @@ class AsyncLLM(LoadedLLM):
     def num_requests(self) -> int:
         """Requests that have not ended."""
         return self._frontend.num_requests
+
+    @property
+    def num_waiting(self) -> int:
+        """Continuations, of all requests, beyond those that can run at once. Counted on this side of the engine's
+        thread, so that requests that have left count no more."""
+        return max(0, self._frontend.num_unfinished - self.config.max_num_seqs)
 
     def check_health(self) -> None:
         """Raises EngineDead when the engine has stopped or hangs."""
@@ -87,12 +93,15 @@ class AsyncLLM(LoadedLLM):
         if isinstance(prompt, str) and len(prompt) > LONG_TEXT and self.tokenizer is not None:
             ids = await asyncio.to_thread(self.tokenizer.encode, prompt)
             prompt = {"prompt": prompt, "prompt_token_ids": ids}
+            self._check_open()  # much may have happened since
         self._event_loop = asyncio.get_running_loop()
         request = self._frontend.open(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
         stream: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         self._streams[request_id] = stream
-        self._loop.submit(request)
         try:
+            self._loop.submit(request)
+            # If the engine has died by now, it may not have known whom to tell; if it dies later, it tells this stream.
+            self._loop.check_health()
             while True:
                 output = await stream.get()
                 if isinstance(output, Exception):
@@ -101,8 +110,10 @@ class AsyncLLM(LoadedLLM):
                 if output.finished:
                     return
         finally:
-            self._streams.pop(request_id, None)
-            if (stats := self._frontend.forget(request_id)) is not None:
+            # The id may be another request's by now: its last output ends a request, not when this code runs.
+            if self._streams.get(request_id) is stream:
+                del self._streams[request_id]
+            if (stats := self._frontend.forget(request)) is not None:
                 self._loop.abort(request_id)
                 self._record(stats)
 
@@ -124,12 +135,13 @@ class AsyncLLM(LoadedLLM):
         for request_id in list(self._streams):
             self._loop.abort(request_id)
         await asyncio.to_thread(self._loop.stop)
+        self._fail(list(self._streams), EngineDead("the engine has stopped"))  # whoever has not got an end by now
 
     def _check_open(self) -> None:
         if self._stopped:
             raise QueueFull("the server is shutting down", retry_after=5.0)
         self.check_health()
-        if self._loop.num_waiting >= self.config.max_num_queued_reqs:
+        if self.num_waiting >= self.config.max_num_queued_reqs:
             raise QueueFull(f"{self.config.max_num_queued_reqs} requests are waiting already", retry_after=1.0)
 
     def _from_engine(self, outputs: list[EngineOutput]) -> None:
@@ -138,13 +150,13 @@ class AsyncLLM(LoadedLLM):
 
     def _deliver(self, outputs: list[EngineOutput]) -> None:
         """On the event loop's thread: text, stop strings, streams."""
-        errors = {output.request_id: output.error for output in outputs if output.error is not None}
         try:
             processed = self._frontend.process(outputs)
         except Exception as failure:
             # Whose fault it was is not known; none of these requests may be left waiting for ever.
             logger.exception("outputs could not be turned into text")
-            self._fail({output.request_id for output in outputs}, LLMJaxError(f"internal error: {failure}"))
+            failed = GenerationFailed(f"internal error: {failure}")
+            self._fail({output.request_id for output in outputs}, failed)
             return
         for request_id, index in processed.aborts:
             self._loop.abort(request_id, index)
@@ -153,8 +165,7 @@ class AsyncLLM(LoadedLLM):
         for output in processed.outputs:
             stream = self._streams.get(output.request_id)
             if stream is not None:
-                error = errors.get(output.request_id)
-                stream.put_nowait(output if error is None else InvalidRequest(error))
+                stream.put_nowait(output if output.error is None else output.error)
 
     def _engine_died(self, error: BaseException) -> None:
         """On the engine's thread: every open request ends with an error."""

@@ -170,7 +170,9 @@ class EngineConfig:
         aliases=(Alias("--disable-prefix-cache", value=False),),
     )
     scheduling_policy: str = setting("fcfs", "order of the queue", choices=("fcfs", "priority"))
-    max_num_queued_reqs: int = setting(1024, "requests waiting at most; more are refused with 503")
+    max_num_queued_reqs: int = setting(
+        1024, "requests beyond max_num_seqs at most (each of n counts); more are refused with 503"
+    )
     max_logprobs: int = setting(20, "largest logprobs or prompt_logprobs a request may ask for")
 
     device: str = setting(

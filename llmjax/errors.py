@@ -49,5 +49,9 @@ class QueueFull(LLMJaxError):
         self.retry_after = retry_after
 
 
+class GenerationFailed(LLMJaxError):
+    """A request ended inside the engine by no fault of its own; others go on."""
+
+
 class EngineDead(LLMJaxError):
     """The engine loop has stopped; no request can be served any more."""

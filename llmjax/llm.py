@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import PARAM_NAMES, RequestOutputKind, SamplingParams
 from llmjax.settings import make_config, nearest, settings_of
 from llmjax.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
 
@@ -73,7 +76,7 @@ class LLM(LoadedLLM):
             priority: one for each prompt, smaller first; needs ``scheduling_policy="priority"``.
 
         Returns:
-            One output for each prompt, in order.
+            One output for each prompt, in order. One that failed has an ``error``; a line of the log says so.
 
         Raises:
             InvalidRequest: a prompt or parameter cannot be served; nothing has been generated then.
@@ -88,10 +91,13 @@ class LLM(LoadedLLM):
         except BaseException:
             # Interrupted or failed: nothing of this call may stay behind in the engine.
             for request in requests:
-                self._frontend.forget(request.request_id)
+                self._frontend.forget(request)
                 self.engine.abort(request.request_id)
             raise
-        return [outputs[request.request_id] for request in requests]
+        done = [outputs[request.request_id] for request in requests]
+        if failed := [output.error for output in done if output.error is not None]:
+            logger.warning("%d of %d requests failed: %s", len(failed), len(done), failed[0])
+        return done
 
     def chat(
         self,
@@ -154,7 +160,7 @@ class LLM(LoadedLLM):
                 requests.append(self._frontend.open(prompt, param, request_id, priority=priority))
         except InvalidRequest:
             for request in requests:
-                self._frontend.forget(request.request_id)
+                self._frontend.forget(request)
             raise
         return requests
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from llmjax.errors import LLMJaxError
+
 
 @dataclass(frozen=True)
 class Logprob:
@@ -58,3 +60,4 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # entry 0 is None: nothing precedes it
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     metrics: RequestMetrics | None = field(default=None, repr=False)
+    error: LLMJaxError | None = None  # why a continuation has the finish reason "error"

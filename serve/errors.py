@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmjax.errors import EngineDead, InvalidRequest, LLMJaxError, QueueFull, TokenizerError
+from llmjax.errors import EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull, TokenizerError
 
 log = logging.getLogger("serve")
 
@@ -85,6 +85,8 @@ def as_api_error(error: BaseException) -> ApiError:
             return retry_later(str(error), seconds=error.retry_after, code="queue_full")
         case EngineDead():
             return ApiError(str(error) or "the engine has stopped", status=503, code="engine_dead")
+        case GenerationFailed():
+            return ApiError(str(error), status=500, code="engine_error")
         case LLMJaxError():
             return ApiError(str(error), status=500)
         case ClientDisconnected():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from llmjax import LLM, AsyncLLM, SamplingParams
 from llmjax.config import EngineConfig
-from llmjax.errors import EngineDead, InvalidRequest, LLMJaxError, QueueFull
+from llmjax.errors import EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
 
@@ -208,7 +209,7 @@ async def test_too_many_waiting_requests_are_refused(
     tasks = [asyncio.create_task(collect(engine.generate([5 + i], FOREVER, str(i)))) for i in range(4)]
     await until(lambda: len(engine.engine.scheduler.running) == 4)
     tasks += [asyncio.create_task(collect(engine.generate([5], FOREVER, f"waiting {i}"))) for i in range(6)]
-    await until(lambda: engine._loop.num_waiting == 6)
+    await until(lambda: engine.num_waiting == 6)
     with pytest.raises(QueueFull, match="6 requests are waiting already") as caught:
         await collect(engine.generate([5], FOREVER, "one more"))
     assert caught.value.retry_after > 0
@@ -217,6 +218,34 @@ async def test_too_many_waiting_requests_are_refused(
         task.cancel()
     await until(lambda: all_free(engine))
     assert (await collect(engine.generate([5], FOREVER.clone(max_tokens=2), "one more")))[-1].finished
+
+
+async def test_requests_that_have_left_do_not_wait_any_more(
+    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the engine takes to hear of it."""
+    engine = start(endless)
+    step, stuck, go_on = engine.engine.step, threading.Event(), threading.Event()
+
+    def slow() -> Any:
+        stuck.set()
+        assert go_on.wait(20)
+        return step()
+
+    monkeypatch.setattr(engine.engine, "step", slow)
+    tasks = [asyncio.create_task(collect(engine.generate([5], FOREVER, str(i)))) for i in range(10)]
+    await until(stuck.is_set)
+    with pytest.raises(QueueFull):
+        await collect(engine.generate([5], FOREVER, "one more"))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert engine.num_waiting == 0
+    last = asyncio.create_task(collect(engine.generate([5], FOREVER.clone(max_tokens=2), "one more")))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert (await last)[-1].finished
+    await until(lambda: all_free(engine))
 
 
 async def test_bad_requests_fail_before_the_first_output(
@@ -250,22 +279,51 @@ async def test_an_id_can_be_used_again_at_once(
     await until(lambda: all_free(engine))
 
 
-async def test_a_request_that_only_the_engine_refuses_fails_alone(
-    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
+async def test_an_id_can_be_used_again_while_the_last_output_is_looked_at(
+    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig
 ) -> None:
+    engine = start(endless)
+    old = engine.generate([5], FOREVER.clone(max_tokens=1), "r")
+    assert (await anext(old)).finished
+    new = engine.generate([9], FOREVER, "r")
+    await anext(new)
+    await old.aclose()
+    for _ in range(3):
+        await asyncio.wait_for(anext(new), 20)
+    await new.aclose()
+    await until(lambda: all_free(engine))
+
+
+@pytest.mark.parametrize(
+    ("refusal", "error"),
+    [
+        (InvalidRequest("not this one", field="request_id"), InvalidRequest),
+        (QueueFull("not now", retry_after=7.0), QueueFull),
+        (RuntimeError("what is that"), GenerationFailed),
+    ],
+)
+async def test_a_request_that_only_the_engine_refuses_fails_alone(
+    start: Callable[[EngineConfig], AsyncLLM],
+    endless: EngineConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: Exception,
+    error: type[LLMJaxError],
+) -> None:
+    """With an error of the type that the engine raised: a server's status follows it."""
     engine = start(endless)
     add = engine.engine.add
 
     def refuse(request: Any) -> None:
         if request.request_id == "bad":
-            raise InvalidRequest("not this one", field="request_id")
+            raise refusal
         add(request)
 
     monkeypatch.setattr(engine.engine, "add", refuse)
     good = engine.generate([5], FOREVER, "good")
     await anext(good)
-    with pytest.raises(InvalidRequest, match="not this one"):
+    with pytest.raises(error, match=str(refusal)) as caught:
         await collect(engine.generate([5], FOREVER.clone(n=2), "bad"))
+    assert vars(caught.value) == vars(refusal)
     await anext(good)
     await good.aclose()
     await until(lambda: all_free(engine))
@@ -294,6 +352,48 @@ async def test_the_engine_dies(
         await collect(engine.generate([5], FOREVER, "late"))
     assert engine.num_requests == 0
     await engine.shutdown()
+
+
+async def test_the_engine_dies_while_the_first_request_is_on_its_way(
+    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(endless)
+    check_open = engine._check_open
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("the device is on fire")
+
+    def dying() -> None:
+        check_open()
+        engine._loop.abort("any")
+        engine._loop._thread.join(20)
+
+    monkeypatch.setattr(engine.engine, "abort", fail)
+    monkeypatch.setattr(engine, "_check_open", dying)
+    with pytest.raises(EngineDead, match="on fire"):
+        await asyncio.wait_for(collect(engine.generate([5], FOREVER, "first")), 20)
+    assert engine.num_requests == 0
+
+
+async def test_the_engine_stops_while_a_prompt_is_tokenised(
+    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(endless)
+    assert engine.tokenizer is not None
+    began, go_on = threading.Event(), threading.Event()
+
+    def encode(text: str) -> list[int]:
+        began.set()
+        assert go_on.wait(20)
+        return [5]
+
+    monkeypatch.setattr(engine.tokenizer, "encode", encode)
+    task = asyncio.create_task(collect(engine.generate("a" * 100_000, FOREVER, "long")))
+    await until(began.is_set)
+    await engine.shutdown()
+    go_on.set()
+    with pytest.raises(QueueFull, match="shutting down"):
+        await asyncio.wait_for(task, 20)
 
 
 async def test_outputs_that_cannot_become_text_end_their_streams(

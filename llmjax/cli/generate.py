@@ -51,7 +51,8 @@ def main(argv: list[str]) -> int:
     if len(prompts) == 1 and not values.json and given.get("n", 1) == 1 and given.get("detokenize", True):
         asyncio.run(_stream(prompts[0], LocalModel(config, given, defaults), values))
     else:
-        _batch(prompts, config, given, defaults, values)
+        outputs = _batch(prompts, config, given, defaults, values)
+        return int(any(output.error is not None for output in outputs))
     return 0
 
 
@@ -73,7 +74,7 @@ def _batch(
     given: Mapping[str, Any],
     defaults: Mapping[str, Any],
     values: argparse.Namespace,
-) -> None:
+) -> list[RequestOutput]:
     from llmjax import LLM
 
     llm = LLM.from_config(config)
@@ -88,13 +89,14 @@ def _batch(
             print(json.dumps(json_of(output), ensure_ascii=False))
         else:
             _show(number, output)
+    return outputs
 
 
 def json_of(output: RequestOutput) -> dict[str, Any]:
     """A request's output as plain JSON values; timings are left out, they differ from run to run."""
-    fields = dataclasses.asdict(dataclasses.replace(output, metrics=None))
-    del fields["metrics"], fields["finished"]
-    return fields
+    fields = dataclasses.asdict(dataclasses.replace(output, metrics=None, error=None))
+    del fields["metrics"], fields["finished"], fields["error"]
+    return fields if output.error is None else {**fields, "error": str(output.error)}
 
 
 def _show(number: int, output: RequestOutput) -> None:

@@ -126,10 +126,10 @@ class Engine:
         params = request.params
         # Without a seed of its own a request draws one here, once, so that a preemption does not change its tokens.
         base = params.seed if params.seed is not None else int(self._rng.integers(2**63))
-        sequences = []
+        sampling: dict[Sequence, RequestSampling] = {}
         for index in range(params.n):
             seed = (base + index) % 2**64
-            sampling = request_sampling(
+            resolved = request_sampling(
                 params,
                 vocab_size=self.model.config.vocab_size,
                 seed=seed,
@@ -139,17 +139,18 @@ class Engine:
             sequence = Sequence(
                 request=request,
                 index=index,
-                order=self._arrivals,
+                order=self._arrivals + index,
                 seed=seed,
                 tokens=list(request.prompt_token_ids),
                 times=SequenceTimes(arrival=request.arrival_time),
-                every_token=sampling.bans_vary,
+                every_token=resolved.bans_vary,
             )
-            self._arrivals += 1
-            self._sampling[sequence] = sampling
-            sequences.append(sequence)
-        self._sequences[request.request_id] = sequences
-        for sequence in sequences:
+            sampling[sequence] = resolved
+        # Nothing below fails: a request is there as a whole, or not at all.
+        self._arrivals += params.n
+        self._sampling |= sampling
+        self._sequences[request.request_id] = list(sampling)
+        for sequence in sampling:
             self.scheduler.add(sequence)
 
     def abort(self, request_id: str, index: int | None = None) -> list[EngineOutput]:

@@ -11,7 +11,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes
 from llmjax.engine.stats import RequestStats
 from llmjax.engine.stop import StopMatcher
-from llmjax.errors import InvalidRequest
+from llmjax.errors import InvalidRequest, LLMJaxError
 from llmjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
 from llmjax.sampling.params import RequestOutputKind, SamplingParams
 from llmjax.sampling.rows import request_sampling
@@ -65,11 +65,11 @@ class _Open:
     continuations: list[_Continuation]
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
-    error: str | None = None
+    error: LLMJaxError | None = None
 
     @property
-    def finished(self) -> bool:
-        return all(c.finish_reason is not None for c in self.continuations)
+    def num_unfinished(self) -> int:
+        return sum(c.finish_reason is None for c in self.continuations)
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,17 @@ class Frontend:
         self._max_model_len = max_model_len
         self._eos = eos_token_ids
         self._open: dict[str, _Open] = {}
+        self._num_unfinished = 0
 
     @property
     def num_requests(self) -> int:
         """Requests that have not ended."""
         return len(self._open)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Continuations that have not ended."""
+        return self._num_unfinished
 
     def open(
         self,
@@ -155,12 +161,18 @@ class Frontend:
         )
         continuations = [self._continuation(index, request) for index in range(params.n)]
         self._open[request_id] = _Open(request=request, prompt=text, continuations=continuations)
+        self._num_unfinished += params.n
         return request
 
-    def forget(self, request_id: str) -> RequestStats | None:
-        """Drops a request whose outputs nobody wants; returns its statistics if it was open."""
-        request = self._open.pop(request_id, None)
-        return None if request is None else _stats(request)
+    def forget(self, request: EngineRequest) -> RequestStats | None:
+        """Drops a request whose outputs nobody wants; returns its statistics if it was open. Its id may be another
+        request's by now, which stays."""
+        found = self._open.get(request.request_id)
+        if found is None or found.request is not request:
+            return None
+        del self._open[request.request_id]
+        self._num_unfinished -= found.num_unfinished
+        return _stats(found)
 
     def process(self, engine_outputs: Iterable[EngineOutput]) -> Processed:
         """Turns what the engine brought into request outputs. Outputs of forgotten requests are dropped."""
@@ -174,6 +186,7 @@ class Frontend:
             if continuation.finish_reason is not None:
                 continue  # the engine was one step ahead of a stop string
             self._take(request, continuation, output)
+            self._num_unfinished -= continuation.finish_reason is not None
             if continuation.stop.found is not None and output.finish_reason is None:
                 aborts.append((output.request_id, output.index))
             touched.setdefault(output.request_id, {})[output.index] = continuation
@@ -182,7 +195,7 @@ class Frontend:
             request = self._open[request_id]
             if (made := self._request_output(request, list(continuations.values()))) is not None:
                 outputs.append(made)
-            if request.finished:
+            if not request.num_unfinished:
                 finished.append(_stats(request))
                 del self._open[request_id]
         return Processed(outputs=outputs, aborts=aborts, finished=finished)
@@ -297,10 +310,10 @@ class Frontend:
     def _request_output(self, request: _Open, touched: list[_Continuation]) -> RequestOutput | None:
         kind = request.request.params.output_kind
         if kind is RequestOutputKind.FINAL_ONLY:
-            if not request.finished:
+            if request.num_unfinished:
                 return None
             touched = request.continuations
-        elif kind is RequestOutputKind.CUMULATIVE and request.finished:
+        elif kind is RequestOutputKind.CUMULATIVE and not request.num_unfinished:
             touched = request.continuations
         prompt_logprobs = request.prompt_logprobs
         if kind is RequestOutputKind.DELTA:
@@ -310,10 +323,11 @@ class Frontend:
             prompt=request.prompt,
             prompt_token_ids=request.request.prompt_token_ids,
             outputs=[c.output(delta=kind is RequestOutputKind.DELTA) for c in touched],
-            finished=request.finished,
+            finished=not request.num_unfinished,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=request.num_cached_tokens,
             metrics=_metrics(request),
+            error=request.error,
         )
 
 
@@ -333,7 +347,7 @@ def _metrics(request: _Open) -> RequestMetrics:
         first_scheduled_time=_earliest(t.scheduled for t in times),
         first_token_time=_earliest(t.first_token for t in times),
         last_token_time=max((t.last_token for t in times if t.last_token is not None), default=None),
-        finished_time=time.monotonic() if request.finished else None,
+        finished_time=None if request.num_unfinished else time.monotonic(),
         num_preemptions=sum(t.num_preemptions for t in times),
     )
 

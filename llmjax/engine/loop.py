@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from llmjax.engine.engine import Engine
 from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes
-from llmjax.errors import EngineDead, LLMJaxError
+from llmjax.errors import EngineDead, GenerationFailed, LLMJaxError
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +67,6 @@ class EngineLoop:
     def abort(self, request_id: str, index: int | None = None) -> None:
         self._inbox.put(Abort(request_id, index))
 
-    @property
-    def num_waiting(self) -> int:
-        """Sequences that do not run yet."""
-        return self._engine.scheduler.num_waiting + self._inbox.qsize()
-
     def check_health(self) -> None:
         """Raises EngineDead if the loop has ended or hangs in a step."""
         if self._error is not None:
@@ -121,8 +116,13 @@ class EngineLoop:
     def _add(self, request: EngineRequest) -> None:
         try:
             self._engine.add(request)
-        except LLMJaxError as error:
+        except Exception as failure:
             # One request's error is its own; the loop goes on.
+            if isinstance(failure, LLMJaxError):
+                error = failure
+            else:
+                logger.exception("a request could not be started")
+                error = GenerationFailed(f"internal error: {failure}")
             failed = [
                 EngineOutput(
                     request_id=request.request_id,
@@ -130,7 +130,7 @@ class EngineLoop:
                     times=SequenceTimes(arrival=request.arrival_time),
                     new_token_ids=[],
                     finish_reason="error",
-                    error=str(error),
+                    error=error,
                 )
                 for index in range(request.params.n)
             ]

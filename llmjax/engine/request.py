@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from llmjax.errors import LLMJaxError
 from llmjax.outputs import TokenLogprobs
 from llmjax.sampling.params import SamplingParams
 
@@ -48,7 +49,7 @@ class EngineOutput:
     num_cached_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | None = None  # the stop token
-    error: str | None = None  # with finish_reason "error"
+    error: LLMJaxError | None = None  # with finish_reason "error"; its type says whose fault it is
 
 
 class Status(enum.Enum):

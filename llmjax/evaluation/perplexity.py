@@ -195,6 +195,8 @@ def score_windows(engine: Engine, windows: Sequence[Window]) -> Iterator[npt.NDA
             if not running:
                 return
             for output in engine.step():
+                if output.error is not None:
+                    raise output.error
                 if output.finish_reason is not None:
                     yield _scored(running.pop(output.request_id), output)
     finally:

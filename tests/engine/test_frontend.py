@@ -262,19 +262,22 @@ def test_ids_in_use_and_priorities_without_the_policy_are_refused() -> None:
 
 def test_outputs_of_forgotten_requests_are_dropped() -> None:
     frontend = make()
-    frontend.open([3], SamplingParams(), "r")
-    stats = frontend.forget("r")
+    request = frontend.open([3], SamplingParams(n=3), "r")
+    assert frontend.num_unfinished == 3
+    stats = frontend.forget(request)
     assert stats is not None
     assert stats.finish_reason == "abort"
     assert process(frontend, said([4])) == []
-    assert frontend.forget("r") is None
+    assert frontend.forget(request) is None
+    assert frontend.num_unfinished == 0
 
 
 def test_outputs_of_an_earlier_request_with_the_same_id_are_dropped() -> None:
     frontend = make()
     earlier = frontend.open([3], SamplingParams(), "r")
-    frontend.forget("r")
+    frontend.forget(earlier)
     frontend.open([3], SamplingParams(), "r")
+    assert frontend.forget(earlier) is None  # the id is another request's by now
     late = said([4], reason="abort")
     late.times.arrival = earlier.arrival_time
     assert frontend.process([late]).outputs == []
