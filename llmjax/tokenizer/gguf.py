@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from llmjax.errors import TokenizerError
 from llmjax.tokenizer import sentencepiece_proto as proto
@@ -43,6 +43,9 @@ END_MARKERS = frozenset(
         "<end_of_utterance>",
         "<｜end▁of▁sentence｜>",
         "[e~[",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
     ]
 )
 
@@ -114,6 +117,13 @@ class Vocabulary:
 
     def of_type(self, *types: PieceType) -> dict[str, int]:
         return {self.tokens[i]: i for i in np.flatnonzero(np.isin(self.types, types)).tolist()}
+
+    def has_byte_tokens(self) -> bool:
+        """Whether there is a token for each byte; some of them only are an error."""
+        found = self.of_type(PieceType.BYTE)
+        if found and found.keys() != {f"<0x{byte:02X}>" for byte in range(256)}:
+            self.fail("tokens has byte tokens, but not <0x00> to <0xFF>")
+        return bool(found)
 
     def merges(self) -> list[tuple[str, str]]:
         merges = self._get("merges", list)
@@ -243,6 +253,34 @@ def _byte_bpe(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> Tok
     return Tokenizer(HuggingFaceBackend(tokenizer), ByteLevelPieces(), special=special, chat_template=chat_template)
 
 
+def _line_bpe(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> Tokenizer:
+    """Byte-pair merging of characters in whole lines, spaces written as ▁."""
+    special = _special(vocabulary, _Defaults())
+    merges = vocabulary.merges()
+    # A run of line ends that is a token is taken as it is; files may lack the merges that lead there.
+    runs = sorted((text for text in vocabulary.ids if len(text) > 1 and not text.strip("\n")), key=len)
+    known = set(merges)
+    splits = ((run[:i], run[i:]) for run in runs for i in range(1, len(run)))
+    merges += [pair for pair in splits if pair not in known and vocabulary.ids.keys() >= set(pair)]
+    try:
+        model = models.BPE(vocabulary.ids, merges, byte_fallback=vocabulary.has_byte_tokens())
+    except Exception as error:  # the library raises plain Exception
+        vocabulary.fail(f"merges: {error}")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), behavior="isolated")
+    # llama.cpp puts BOS in front even where the file says not to: early files of Gemma 4 did so by mistake.
+    post = _around(
+        vocabulary,
+        before=special.bos,
+        after=special.eos if vocabulary.flag("add_eos_token", False) else None,
+    )
+    if post is not None:
+        tokenizer.post_processor = post
+    _add_tokens(tokenizer, vocabulary)
+    return Tokenizer(HuggingFaceBackend(tokenizer), SpacePieces(), special=special, chat_template=chat_template)
+
+
 def _word_piece(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> Tokenizer:
     special = _special(vocabulary, _Defaults(bos=101, unknown=100, seperator=102, padding=0))
     names = [_word_piece_name(token, t) for token, t in zip(vocabulary.tokens, vocabulary.types.tolist(), strict=True)]
@@ -309,9 +347,7 @@ def _sentencepiece(
         vocabulary.types[unknown] = PieceType.UNKNOWN
     special = _special(vocabulary, defaults)
     add_space = vocabulary.flag("add_space_prefix", True)
-    byte_tokens = vocabulary.of_type(PieceType.BYTE)
-    if byte_tokens and byte_tokens.keys() != {f"<0x{byte:02X}>" for byte in range(256)}:
-        vocabulary.fail("tokens has byte tokens, but not <0x00> to <0xFF>")
+    byte_fallback = vocabulary.has_byte_tokens()
     texts = list(vocabulary.tokens)
     for token, i in vocabulary.of_type(PieceType.USER_DEFINED).items():
         # The library matches user-defined pieces after it has written spaces as ▁.
@@ -319,7 +355,7 @@ def _sentencepiece(
     serialized = proto.model(
         Pieces(_unique(texts), vocabulary.scores(), vocabulary.types),
         model_type=model_type,
-        byte_fallback=bool(byte_tokens),
+        byte_fallback=byte_fallback,
         whitespace_as_suffix=False,
         normalizer_spec=proto.normalizer(
             add_dummy_prefix=add_space,
@@ -348,6 +384,7 @@ def _sentencepiece(
 
 _LOADERS: dict[Any, Callable[[Vocabulary, ChatTemplate | None], Tokenizer]] = {
     "gpt2": _byte_bpe,
+    "gemma4": _line_bpe,
     "llama": _sentence_piece,
     "bert": _word_piece,
     "t5": _unigram,

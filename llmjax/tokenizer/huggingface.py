@@ -153,9 +153,10 @@ def tokenizer_from_folder(folder: Path, *, chat_template: ChatTemplate | None = 
 def _wrap(
     pipeline: tokenizers.Tokenizer, config: TokenizerConfig, template: ChatTemplate | None, *, source: Path
 ) -> Tokenizer:
+    there = {token.content for token in pipeline.get_added_tokens_decoder().values()}
+    # At once, in the order of their ids: the library makes its matcher anew at each call.
+    pipeline.add_tokens([token for token in config.added.values() if token.content not in there])
     for token_id, token in config.added.items():
-        if pipeline.token_to_id(token.content) is None or token.content not in _added_texts(pipeline):
-            (pipeline.add_special_tokens if token.special else pipeline.add_tokens)([token])
         if pipeline.token_to_id(token.content) != token_id:
             raise TokenizerError(
                 f"{source.parent / 'tokenizer_config.json'}: token {token.content!r} is declared as {token_id}, but is "
@@ -169,10 +170,6 @@ def _wrap(
         special=config.special(ids, special_ids),
         chat_template=template,
     )
-
-
-def _added_texts(pipeline: tokenizers.Tokenizer) -> set[str]:
-    return {token.content for token in pipeline.get_added_tokens_decoder().values()}
 
 
 def _pipeline_of_file(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer:

@@ -115,7 +115,8 @@ _BY_NAMES: dict[tuple[str, ...], PreTokenizer] = {
     ("glm4", "glm5"): replace(_GLM, ignore_merges=True),
     ("qwen2", "deepseek-r1-qwen"): replace(_QWEN, nfc=True),
     ("megrez", "stablelm2", "hunyuan", "solar-open", "grok-2", "kormo", "f2llmv2"): _QWEN,
-    ("qwen35",): PreTokenizer(patterns=(_QWEN35,), nfc=True),
+    # Not in form C, unlike in transformers: the ids that llama.cpp publishes with this vocabulary are the measure.
+    ("qwen35",): PreTokenizer(patterns=(_QWEN35,)),
     ("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"): PreTokenizer(patterns=(_O200K,)),
     ("tekken",): PreTokenizer(patterns=(_o200k("", r"\p{N}"),), ignore_merges=True, add_bos=True),
     ("deepseek-llm",): PreTokenizer(patterns=_DEEPSEEK_LLM),

@@ -21,6 +21,13 @@ from llmjax.tokenizer.pieces import ByteLevelPieces, byte_level_alphabet
 from llmjax.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 _NAMES = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
+# What the first ids mean in files that do not say, which files of later versions than 7 have to.
+_UNNAMED = (
+    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
+    "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
+)  # fmt: skip
+_LAST_UNNAMED_VERSION = 7
 
 
 def tokenizer_from_tekken(path: Path, *, chat_template: ChatTemplate | None = None) -> Tokenizer:
@@ -34,7 +41,7 @@ def tokenizer_from_tekken(path: Path, *, chat_template: ChatTemplate | None = No
         config = data["config"]
         count = int(config["default_num_special_tokens"])
         ranks = _ranks(data["vocab"][: int(config["default_vocab_size"]) - count])
-        special = _special_tokens(data["special_tokens"], count)
+        special = _special_tokens(_special_entries(data), count)
         pattern = Regex(config["pattern"])
     except OSError as error:
         raise TokenizerError(f"{path}: {error}") from error
@@ -80,6 +87,16 @@ def _ranks(entries: list[dict[str, Any]]) -> dict[bytes, int]:
     ):
         raise ValueError("vocab is not one rank for each token, all bytes among them")
     return ranks
+
+
+def _special_entries(data: dict[str, Any]) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] | None = data.get("special_tokens")
+    if entries is not None:
+        return entries
+    version = str(data["config"].get("version"))
+    if not version.startswith("v") or int(version[1:]) > _LAST_UNNAMED_VERSION:
+        raise ValueError(f"special_tokens is missing, and version {version!r} has no default ones")
+    return [{"rank": rank, "token_str": text} for rank, text in enumerate(_UNNAMED)]
 
 
 def _special_tokens(entries: list[dict[str, Any]], count: int) -> dict[str, int]:

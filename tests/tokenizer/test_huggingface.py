@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from llmjax.errors import TokenizerError
-from llmjax.tokenizer import Tokenizer, load_tokenizer
+from llmjax.tokenizer import Tokenizer, huggingface, load_tokenizer
 
 Golden = Callable[[str], Any]
 
@@ -93,6 +94,43 @@ def test_added_tokens_of_the_config(tmp_path: Path, pipeline: tokenizers.Tokeniz
     write(tmp_path, "tokenizer_config.json", {"added_tokens_decoder": {"7": {"content": "<new>"}}})
     with pytest.raises(TokenizerError, match="'<new>' is declared as 7"):
         load_tokenizer(tmp_path)
+
+
+class Counting:
+    """A pipeline that counts how often each of its methods is asked for."""
+
+    def __init__(self, pipeline: tokenizers.Tokenizer) -> None:
+        self.pipeline = pipeline
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] += 1
+        return getattr(self.pipeline, name)
+
+
+@pytest.mark.parametrize("known", [0, 300])
+def test_what_thousands_of_added_tokens_cost_grows_with_their_number(
+    known: int, tmp_path: Path, pipeline: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library copies all added tokens to list them, and makes its matcher anew with each call that adds some."""
+    first = pipeline.get_vocab_size()
+    added = [AddedToken(f"<unused{i}>", normalized=False, special=i % 3 == 0) for i in range(400)]
+    pipeline.add_tokens(added[:known])
+    pipeline.save(str(tmp_path / "tokenizer.json"))
+    flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
+    entries = {
+        first + i: {"content": token.content, **{flag: getattr(token, flag) for flag in flags}}
+        for i, token in enumerate(added)
+    }
+    write(tmp_path, "tokenizer_config.json", {"added_tokens_decoder": entries})
+    counting = Counting(tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")))
+    monkeypatch.setattr(huggingface, "_pipeline_of_file", lambda path, config: counting)
+    tokenizer = load_tokenizer(tmp_path)
+    assert counting.calls["get_added_tokens_decoder"] <= 2
+    assert counting.calls["add_tokens"] + counting.calls["add_special_tokens"] <= 1
+    assert tokenizer.all_special_ids == {0, 1, 2} | {first + i for i in range(0, 400, 3)}
+    assert tokenizer.encode("<unused1><unused399>", add_special_tokens=False) == [first + 1, first + 399]
+    assert tokenizer.decode([first, first + 1]) == "<unused1>"
 
 
 def test_llama_classes_follow_add_bos_token(tmp_path: Path, pipeline: tokenizers.Tokenizer) -> None:

@@ -64,6 +64,24 @@ def test_ids(tmp_path: Path, golden: Callable[[str], Any], corpus: list[str]) ->
     assert tokenizer.eos_token_ids == {2} and tokenizer.all_special_ids == set(range(8))
 
 
+def test_files_of_nemos_time_name_no_special_tokens(tmp_path: Path, golden: Callable[[str], Any]) -> None:
+    data = tekken(golden)
+    data["config"] |= {"default_num_special_tokens": 30, "version": "v3"}
+    for special in ({}, {"special_tokens": None}):
+        named = {key: value for key, value in data.items() if key != "special_tokens"} | special
+        (tmp_path / "tekken.json").write_text(json.dumps(named))
+        tokenizer = load_tokenizer(tmp_path)
+        assert [tokenizer.id_to_token(i) for i in range(24)] == golden("tekken")
+        assert tokenizer.encode("[INST]a</s>")[:2] == [1, 3] and tokenizer.encode("</s>")[-1] == 2
+        assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 11)
+        assert tokenizer.all_special_ids == set(range(30))
+    for version in ("v11", "v13", None):
+        data["config"]["version"] = version
+        (tmp_path / "tekken.json").write_text(json.dumps({k: v for k, v in data.items() if k != "special_tokens"}))
+        with pytest.raises(TokenizerError, match="special_tokens is missing"):
+            load_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize("key", ["config", "vocab", "special_tokens"])
 def test_malformed(tmp_path: Path, golden: Callable[[str], Any], key: str) -> None:
     data = tekken(golden)

@@ -1,9 +1,12 @@
 """Golden token ids by llama.cpp. Run: python make_golden.py [smollm2.gguf gemma3.gguf]
 
-Needs the packages gguf, tokenizers, sentencepiece and xllamacpp==2026.10.11549 (llama.cpp with its C interface).
+Needs the packages gguf, tokenizers, sentencepiece, mistral-common and xllamacpp==2026.10.11549 (llama.cpp with its C
+interface).
 Writes
     byte_bpe.json   a small byte-level vocabulary and, for every pre-tokenizer, the ids of corpus.json
     spm.json, word_piece.json   the same for a small SentencePiece BPE with a space prefix and a small WordPiece
+    gemma4.json   the same for a small BPE over characters with byte tokens, with and without merges of line ends
+    tekken.json   the special tokens that mistral-common gives to a file that names none
     smollm2.json, gemma3.json   the ids of corpus.json under the vocabularies of the two real models
 The small vocabulary is trained without any pre-tokenizer, so that its merges run across words, numbers and line
 ends, and a split in another place gives other ids.
@@ -11,6 +14,7 @@ ends, and a split in another place gives other ids.
 
 import ctypes
 import hashlib
+import importlib.resources
 import io
 import json
 import sys
@@ -21,6 +25,7 @@ import gguf
 import sentencepiece
 import tokenizers
 import xllamacpp.xllamacpp
+from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 HERE = Path(__file__).parent
 LIB = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
@@ -183,6 +188,47 @@ def small_word_piece() -> dict[str, object]:
     return {"model": "bert", "tokens": words, "token_type": [3, 2, 3, 3, 3] + [1] * (len(words) - 5), **ids}
 
 
+def small_gemma4(*, newline_merges: bool) -> dict[str, object]:
+    """Lines are merged as a whole, so that a split at spaces gives other ids."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"\n+"), "isolated")
+    control = ["<pad>", "<eos>", "<bos>", "<unk>", "<turn|>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=1000,
+        min_frequency=1,
+        max_token_length=12,
+        limit_alphabet=150,
+        show_progress=False,
+        special_tokens=[*control, "<|im_start|>", *(f"<0x{byte:02X}>" for byte in range(256))],
+    )
+    # Without NUL, which ends the text of a token in C.
+    texts = [text.replace("\0", "") for text in corpus() if len(text) < 300]
+    texts += [f"a{chr(10) * n}b" for n in range(2, 9)]
+    tokenizer.train_from_iterator(texts * 2, trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    merges = [" ".join(pair) for pair in model["merges"] if newline_merges or "\n" not in "".join(pair)]
+    types = [3] * len(control) + [4] + [6] * 256
+    return {
+        "model": "gemma4",
+        "pre": "gemma4",
+        "tokens": tokens,
+        "merges": merges,
+        "token_type": types + [1] * (len(tokens) - len(types)),
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "unknown_token_id": 3,
+        "padding_token_id": 0,
+    }
+
+
+def unnamed_special_tokens() -> list[str]:
+    data = importlib.resources.files("mistral_common") / "data" / "tekken_240911.json"
+    tekken = Tekkenizer.from_file(str(data))
+    return [tekken.id_to_piece(i) for i in range(24)]
+
+
 def write_gguf(path: Path, vocabulary: dict[str, object]) -> None:
     writer = gguf.GGUFWriter(path, "bert" if vocabulary["model"] == "bert" else "llama")
     for key, value in vocabulary.items():
@@ -202,7 +248,7 @@ def compact(golden: list[list[int]]) -> list[list[int] | str]:
     return [ids if len(ids) <= 100 else hashlib.sha256(repr(ids).encode()).hexdigest() for ids in golden]
 
 
-def save(name: str, content: dict[str, object]) -> None:
+def save(name: str, content: object) -> None:
     (HERE / name).write_text(json.dumps(content, separators=(",", ":")) + "\n")
 
 
@@ -227,6 +273,13 @@ def main() -> None:
         for name, vocabulary in (("spm", small_sentencepiece()), ("word_piece", small_word_piece())):
             write_gguf(path, vocabulary)
             save(f"{name}.json", {"vocabulary": vocabulary, **LlamaCpp(path).golden()})
+        cases = []
+        for newline_merges in (True, False):
+            vocabulary = small_gemma4(newline_merges=newline_merges)
+            write_gguf(path, vocabulary)
+            cases.append({"vocabulary": vocabulary, **LlamaCpp(path).golden()})
+        save("gemma4.json", cases)
+    save("tekken.json", unnamed_special_tokens())
     for path in map(Path, sys.argv[1:]):
         save(path.with_suffix(".json").name, LlamaCpp(path).golden())
 
