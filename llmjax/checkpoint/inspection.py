@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,40 +14,11 @@ import numpy as np
 from llmjax.checkpoint.checkpoint import CONFIG, Checkpoint, open_checkpoint
 from llmjax.checkpoint.formats.registry import quantization_settings
 from llmjax.checkpoint.gguf.file import SPLIT_NAME, GGUFFile
+from llmjax.checkpoint.gguf.names import FILE_TYPES, KEYS
 from llmjax.checkpoint.json_file import read_object
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
-
-GGUF_KEYS: Mapping[str, str] = MappingProxyType(
-    {
-        "block_count": "num_hidden_layers",
-        "embedding_length": "hidden_size",
-        "feed_forward_length": "intermediate_size",
-        "attention.head_count": "num_attention_heads",
-        "attention.head_count_kv": "num_key_value_heads",
-        "attention.key_length": "head_dim",
-        "attention.sliding_window": "sliding_window",
-        "context_length": "max_position_embeddings",
-        "rope.freq_base": "rope_theta",
-        "vocab_size": "vocab_size",
-        "expert_count": "num_experts",
-        "expert_used_count": "num_experts_per_tok",
-    }
-)
-"""What keys of any architecture are called in config.json."""
-
-GGUF_FILE_TYPES: Mapping[int, str] = MappingProxyType(
-    {
-        **dict(enumerate(["F32", "F16", "Q4_0", "Q4_1"])),
-        **dict(enumerate(["Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L"], start=7)),
-        **dict(enumerate(["Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ2_XXS", "IQ2_XS"], start=14)),
-        **dict(enumerate(["Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ3_M"], start=21)),
-        **dict(enumerate(["IQ2_S", "IQ2_M", "IQ4_XS", "IQ1_M", "BF16"], start=28)),
-        **dict(enumerate(["TQ1_0", "TQ2_0", "MXFP4_MOE"], start=36)),
-    }
-)
-"""Names of ``general.file_type`` (llama.cpp's llama_ftype), the mix that a file was quantised to."""
 
 NO_PARAMETERS = frozenset({"I64", "I32", "I16", "U64", "U32", "U16", "U8", "BOOL"})
 """Stored types of indices, flags and packed codes, whose elements are no parameters."""
@@ -142,7 +112,7 @@ class Inspection:
         number = self.gguf.metadata.get("general.file_type")
         if type(number) is not int:
             return None
-        name = GGUF_FILE_TYPES.get(number, f"file type {number}")
+        name = FILE_TYPES.get(number, f"file type {number}")
         extra = {
             key: value
             for key, value in self.gguf.metadata.items()
@@ -208,7 +178,7 @@ def _unopened(path: Path, overrides: Mapping[str, Any], problem: str) -> Inspect
 def _gguf_config(gguf: GGUFFile) -> dict[str, Any]:
     architecture = gguf.metadata.get("general.architecture")
     found = {"model_type": architecture}
-    for key, name in GGUF_KEYS.items():
+    for key, name in KEYS.items():
         value = gguf.metadata.get(f"{architecture}.{key}")
         if value is not None:
             found[name] = value.tolist() if isinstance(value, np.ndarray) else value
@@ -225,5 +195,4 @@ def _container(path: Path, gguf: GGUFFile | None) -> str:
         files = len(list(path.glob("*.safetensors")))
         return f"safetensors, {files} file{'s' if files > 1 else ''}"
     split = SPLIT_NAME.fullmatch(gguf.path.name)
-    order = ", big-endian" if gguf.big_endian else ""
-    return f"GGUF version {gguf.version}{order}" + (f", {int(split['count'])} parts" if split else "")
+    return f"GGUF version {gguf.version}" + (f", {int(split['count'])} parts" if split else "")

@@ -1,4 +1,4 @@
-"""A checkpoint written as one GGUF file: the inverse of `gguf_model`, quantising on the way.
+"""A checkpoint written as one GGUF file: the inverse of `gguf.model`, quantising on the way.
 
 A source in Hugging Face's layout gets its metadata from config.json and its tensors the converter's changes (names,
 interleaved query and key rows, norms plus one). Of a source that is GGUF, metadata is copied value by value and
@@ -18,16 +18,15 @@ import numpy as np
 
 from llmjax.checkpoint.checkpoint import Checkpoint
 from llmjax.checkpoint.experts import ExpertStack
-from llmjax.checkpoint.gguf.experts import SHARED_GATE, one_of_experts
 from llmjax.checkpoint.gguf.file import GGUFTensor, stored_metadata
 from llmjax.checkpoint.gguf.metadata import (
-    END_KEYS,
     architecture_metadata,
     architecture_name,
     rope_tensors,
     token_metadata,
 )
-from llmjax.checkpoint.gguf.model import ARCHITECTURES, GLOBAL_TENSORS, LAYER_TENSOR, Architecture
+from llmjax.checkpoint.gguf.model import ARCHITECTURES
+from llmjax.checkpoint.gguf.names import END_KEYS, FILE_TYPES, SHARED_GATE, gguf_names, hf_name
 from llmjax.checkpoint.gguf.writer import TensorInfo, open_gguf_writer
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
@@ -43,14 +42,9 @@ PLAIN: Mapping[str, np.dtype] = MappingProxyType(
 )
 """Schemes that do not quantise."""
 
-FILE_TYPES: Mapping[str, int] = MappingProxyType(
-    {
-        "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k_s": 11,
-        "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25,
-        "iq4_xs": 30, "bf16": 32, "tq1_0": 36, "tq2_0": 37, "mxfp4": 38, "q3_k": 11, "q4_k": 14, "q5_k": 16,
-    }
-)  # fmt: skip
-"""``general.file_type`` (llama.cpp's ``llama_ftype``) by mix or scheme."""
+FILE_TYPE_NUMBERS: Mapping[str, int] = MappingProxyType({name.lower(): n for n, name in FILE_TYPES.items()})
+PURE_FILE_TYPES = MappingProxyType({"q3_k": "q3_k_s", "q4_k": "q4_k_s", "q5_k": "q5_k_s", "mxfp4": "mxfp4_moe"})
+"""What files are called whose matrices all have one scheme, where it is not the scheme's own name."""
 
 QUANTIZATION_VERSION = 2
 DIFFERENCE_BLOCK = 1 << 20  # weights compared at a time
@@ -104,11 +98,7 @@ class _Item:
     def chunks(self) -> Iterator[tuple[np.ndarray, Difference | None]]:
         """What is stored, experts one by one, and how far it is from the source if it was quantised here."""
         info = self.exported.info
-        if (
-            isinstance(self.source, GGUFTensor)
-            and self.source.type_name == info.type_name
-            and not self.source.big_endian
-        ):
+        if isinstance(self.source, GGUFTensor) and self.source.type_name == info.type_name:
             yield self.source.raw, None
             return
         for matrix in self._matrices():
@@ -238,43 +228,27 @@ class _Typing:
 
 def _gguf_items(checkpoint: Checkpoint, model: ModelConfig, typing: _Typing) -> Iterator[_Item]:
     assert checkpoint.gguf is not None
-    architecture = ARCHITECTURES[checkpoint.gguf.metadata["general.architecture"]]
+    modules = ARCHITECTURES[checkpoint.gguf.metadata["general.architecture"]].layer_tensors
     for tensor in checkpoint.gguf.tensors.values():
-        yield _Item(typing.exported(tensor.name, _hf_name(tensor.name, architecture), tensor), tensor)
-
-
-def _hf_name(name: str, architecture: Architecture) -> str:
-    """Hugging Face's name of a GGUF tensor; its own if it has none."""
-    if (layer := LAYER_TENSOR.fullmatch(name)) is None:
-        top, _, suffix = name.rpartition(".")
-        return f"{GLOBAL_TENSORS[top]}.{suffix}" if top in GLOBAL_TENSORS else name
-    module = {"attn_qkv": "self_attn.qkv_proj", **architecture.layer_tensors}.get(layer["stem"])
-    if module and layer["expert"] is not None:
-        module = one_of_experts(module, int(layer["expert"]))
-    return f"model.layers.{layer['layer']}.{module}.{layer['suffix']}" if module else name
+        yield _Item(typing.exported(tensor.name, hf_name(tensor.name, modules), tensor), tensor)
 
 
 def _hf_items(checkpoint: Checkpoint, model: ModelConfig, typing: _Typing) -> Iterator[_Item]:
     """The tensors that the model uses, embedding first, then layer by layer."""
     architecture = ARCHITECTURES[architecture_name(model, checkpoint.path)]
     heads = {"attn_q": model.num_heads, "attn_k": model.num_kv_heads} if architecture.permuted_qk else {}
-    tops = [top for top in GLOBAL_TENSORS if top != "output" or not model.tie_word_embeddings]
-    names = {f"{top}.weight": f"{GLOBAL_TENSORS[top]}.weight" for top in tops}
     _, parameters = abstract_model(model, dtype=PLAIN["f32"], activation_dtype=PLAIN["f32"])
-    for layer in range(model.num_layers):
-        for stem, module in architecture.layer_tensors.items():
-            for suffix in ("weight", "bias"):
-                if (hf_name := f"model.layers.{layer}.{module}.{suffix}") in parameters:
-                    names[f"blk.{layer}.{stem}.{suffix}"] = hf_name
-    for name, hf_name in names.items():
-        if (tensor := checkpoint.tensors.get(hf_name)) is None:
-            raise CheckpointError(f"{checkpoint.path}: tensor {hf_name!r} is missing")
+    for name, original in gguf_names(architecture.layer_tensors, layers=model.num_layers).items():
+        if original not in parameters:
+            continue
+        if (tensor := checkpoint.tensors.get(original)) is None:
+            raise CheckpointError(f"{checkpoint.path}: tensor {original!r} is missing")
         stem = name.split(".")[-2]
         rows = heads.get(stem, 0)
         if rows and tensor.shape[0] % (2 * rows):
-            raise CheckpointError(f"{checkpoint.path}: tensor {hf_name!r} has {tensor.shape[0]} rows for {rows} heads")
+            raise CheckpointError(f"{checkpoint.path}: tensor {original!r} has {tensor.shape[0]} rows for {rows} heads")
         offset = architecture.norm_offset if name.endswith("norm.weight") else 0.0
-        yield _Item(typing.exported(name, hf_name, tensor), tensor, interleaved_heads=rows, offset=offset)
+        yield _Item(typing.exported(name, original, tensor), tensor, interleaved_heads=rows, offset=offset)
 
 
 def _metadata(checkpoint: Checkpoint, model: ModelConfig, scheme: str) -> dict[str, Any]:
@@ -289,10 +263,10 @@ def _metadata(checkpoint: Checkpoint, model: ModelConfig, scheme: str) -> dict[s
             **architecture_metadata(checkpoint.config, model, checkpoint.path),
             **token_metadata(model, checkpoint.generation_config),
         }
-    kind = scheme if scheme in FILE_TYPES else mix_named(scheme).base
+    name = scheme if scheme in FILE_TYPE_NUMBERS else mix_named(scheme).base
     return found | {
         "general.quantization_version": np.uint32(QUANTIZATION_VERSION),
-        "general.file_type": np.uint32(FILE_TYPES[kind]),
+        "general.file_type": np.uint32(FILE_TYPE_NUMBERS[PURE_FILE_TYPES.get(name, name)]),
     }
 
 

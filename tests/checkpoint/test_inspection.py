@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from llmjax.checkpoint.inspection import GGUF_FILE_TYPES, StoredType, inspect_model
+from llmjax.checkpoint.gguf.names import FILE_TYPES
+from llmjax.checkpoint.inspection import StoredType, inspect_model
 from llmjax.errors import CheckpointError
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
@@ -111,7 +112,7 @@ def test_a_split_gguf_file_says_so(tmp_path: Path) -> None:
 
 def test_file_types_are_llama_cpps() -> None:
     reference = {kind.value: kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in gguf.LlamaFileType}
-    for number, name in GGUF_FILE_TYPES.items():
+    for number, name in FILE_TYPES.items():
         assert reference[number] == name
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
-from llmjax.checkpoint.gguf.file import SPLIT_NAME, part_name
+from llmjax.checkpoint.gguf.file import SPLIT_NAME, shard_name
 from llmjax.errors import CheckpointError
 
 ENDING = ".gguf"
@@ -35,9 +35,9 @@ def choose_gguf(names: Iterable[str], wanted: str | None, *, where: str) -> str:
         found = next((hits for hits in _by_strictness(files, wanted) if hits), [])
         problem = f"holds several files that fit gguf_file {wanted!r}" if found else f"holds no gguf_file {wanted!r}"
     if len(found) == 1:
-        found[0].require_all_parts(where)
-        return found[0].parts[0]
-    listed = ", ".join(file.parts[0] for file in (found or files)[:20])
+        found[0].require_all_shards(where)
+        return found[0].shards[0]
+    listed = ", ".join(file.shards[0] for file in (found or files)[:20])
     raise CheckpointError(f"{where} {problem}" + (f": {listed}" if listed else ""))
 
 
@@ -59,12 +59,12 @@ class _File:
 
     Attributes:
         name: relative path; of a split file the one that it would have in one piece.
-        parts: relative paths of what is there, in order.
+        shards: relative paths of what is there, in order.
         count: parts that there should be.
     """
 
     name: str
-    parts: tuple[str, ...]
+    shards: tuple[str, ...]
     count: int
 
     @property
@@ -72,28 +72,30 @@ class _File:
         """Vision towers travel beside the language model as mmproj files."""
         return PurePosixPath(self.name).name.lower().startswith("mmproj")
 
-    def require_all_parts(self, where: str) -> None:
-        if SPLIT_NAME.fullmatch(self.parts[0]) is None:
+    def require_all_shards(self, where: str) -> None:
+        if SPLIT_NAME.fullmatch(self.shards[0]) is None:
             return
         stem = self.name.removesuffix(ENDING)
-        missing = [part for i in range(self.count) if (part := part_name(stem, i, self.count)) not in self.parts]
+        missing = [shard for i in range(self.count) if (shard := shard_name(stem, i, self.count)) not in self.shards]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise CheckpointError(f"{where} holds {len(self.parts)} of {self.count} parts; missing: {missing[0]}{more}")
+            raise CheckpointError(
+                f"{where} holds {len(self.shards)} of {self.count} parts; missing: {missing[0]}{more}"
+            )
 
 
 def _files(names: Iterable[str]) -> list[_File]:
-    parts: dict[tuple[str, int], list[str]] = {}
+    shards: dict[tuple[str, int], list[str]] = {}
     for name in sorted(names):
         if name.lower().endswith(ENDING):
             split = SPLIT_NAME.fullmatch(name)
-            parts.setdefault((_whole(name), int(split["count"]) if split else 0), []).append(name)
-    return [_File(name, tuple(own), count) for (name, count), own in parts.items()]
+            shards.setdefault((_whole(name), int(split["count"]) if split else 0), []).append(name)
+    return [_File(name, tuple(own), count) for (name, count), own in shards.items()]
 
 
 def _by_strictness(files: list[_File], wanted: str) -> Iterable[list[_File]]:
     low = _whole(wanted).lower()
-    yield [file for file in files if wanted in file.parts]
+    yield [file for file in files if wanted in file.shards]
     yield [file for file in files if low in (file.name.lower(), PurePosixPath(file.name).name.lower())]
     models = [file for file in files if not file.is_projector]
     quantisation = re.compile(rf"(?:^|[-._/]){re.escape(low)}\.gguf")

@@ -1,4 +1,4 @@
-"""Mixture-of-experts layers of GGUF files: names of their tensors, and what config.json says about them, both ways."""
+"""Mixture-of-experts layers of GGUF files: what config.json says about them, both ways."""
 
 from __future__ import annotations
 
@@ -8,36 +8,12 @@ from typing import Any
 
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys
+from llmjax.checkpoint.gguf.names import ROUTER
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
 
 NORMALIZED = MappingProxyType({"MixtralForCausalLM": True, "Qwen2MoeForCausalLM": False, "Qwen3MoeForCausalLM": True})
 """Whether llama.cpp makes the shares of a token's experts add up to one; no key has to say so."""
-
-ROUTER = "ffn_gate_inp"
-SHARED_GATE = "ffn_gate_inp_shexp"
-EXPERT_TENSORS = MappingProxyType(
-    {
-        ROUTER: "mlp.gate",
-        "ffn_gate_exps": "mlp.experts.gate_proj",
-        "ffn_up_exps": "mlp.experts.up_proj",
-        "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
-        "ffn_down_exps": "mlp.experts.down_proj",
-    }
-)
-SHARED_EXPERT_TENSORS = MappingProxyType(
-    {
-        SHARED_GATE: "mlp.shared_expert_gate",
-        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-        "ffn_up_shexp": "mlp.shared_expert.up_proj",
-        "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    }
-)
-
-
-def one_of_experts(module: str, expert: int) -> str:
-    """The module of an expert whose tensors are stored one by one, as older files of Mixtral have them."""
-    return module.replace("mlp.", f"mlp.experts.{expert}.")
 
 
 def qwen_experts(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:

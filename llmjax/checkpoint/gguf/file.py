@@ -1,4 +1,4 @@
-"""The GGUF container, versions 2 and 3: header, metadata and the places of tensors.
+"""The GGUF container, versions 2 and 3, little-endian: header, metadata and the places of tensors.
 
 Files come from strangers: every count, length and offset is compared with the size of the file before
 anything is allocated or read, and whatever does not fit is a CheckpointError saying what and where.
@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
+from llmjax.checkpoint.gguf.tensor import GGUFTensor
 from llmjax.errors import CheckpointError
-from llmjax.weights.ggml.types import GGML_TYPES, BlockType, dequantize
+from llmjax.weights.ggml.types import GGML_TYPES, BlockType
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
@@ -33,98 +34,24 @@ NUMBERS: Mapping[int, np.dtype] = MappingProxyType(
     {
         0: np.dtype("u1"),
         1: np.dtype("i1"),
-        2: np.dtype("u2"),
-        3: np.dtype("i2"),
-        4: np.dtype("u4"),
-        5: np.dtype("i4"),
-        6: np.dtype("f4"),
+        2: np.dtype("<u2"),
+        3: np.dtype("<i2"),
+        4: np.dtype("<u4"),
+        5: np.dtype("<i4"),
+        6: np.dtype("<f4"),
         BOOL: np.dtype("?"),
-        10: np.dtype("u8"),
-        11: np.dtype("i8"),
-        12: np.dtype("f8"),
+        10: np.dtype("<u8"),
+        11: np.dtype("<i8"),
+        12: np.dtype("<f8"),
     }
 )
 
 SPLIT_NAME = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 
-def part_name(stem: str, index: int, count: int) -> str:
+def shard_name(stem: str, index: int, count: int) -> str:
     """The name of a split file's part; ``index`` counts from 0."""
     return f"{stem}-{index + 1:05}-of-{count:05}.gguf"
-
-
-@dataclass(frozen=True, eq=False)
-class GGUFTensor:
-    """A tensor where it lies in the file.
-
-    Attributes:
-        name: as in the file, for example ``blk.0.attn_q.weight``.
-        block: stored type.
-        shape: outermost dimension first, as in torch (a linear layer is [out, in]).
-        raw: uint8 [nbytes], a view of the mapped file.
-        big_endian: byte order of the file.
-        path: the file, for messages.
-        mapping: the mapped file.
-    """
-
-    name: str
-    block: BlockType
-    shape: tuple[int, ...]
-    raw: np.ndarray
-    big_endian: bool
-    path: Path
-    mapping: mmap.mmap
-
-    @property
-    def type_name(self) -> str:
-        return self.block.name
-
-    @property
-    def nbytes(self) -> int:
-        return self.raw.nbytes
-
-    def read(self, dtype: np.dtype, *, row_order: np.ndarray | None = None) -> np.ndarray:
-        """The values as `dtype`, in `shape`; see `ggml.dequantize` for rounding and `row_order`.
-
-        Raises:
-            CheckpointError: the stored type cannot be read.
-        """
-        row_bytes = self.shape[-1] // self.block.elems * self.block.nbytes
-        rows = self.raw.reshape(-1, row_bytes)
-        try:
-            values = dequantize(rows, self.block, dtype, big_endian=self.big_endian, row_order=row_order)
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.path}: tensor {self.name!r}: {error}") from None
-        return values.reshape(self.shape)
-
-    def take_rows(self, rows: slice | np.ndarray) -> np.ndarray:
-        """A copy of some rows of a matrix, whose pages of the file are given back: they will not be read again.
-
-        Args:
-            rows: a slice, or int [n].
-
-        Returns:
-            uint8 [n, bytes of a row].
-        """
-        stored = self.raw.reshape(self.shape[0], -1)
-        taken = stored[rows].copy() if isinstance(rows, slice) else stored[rows]
-        near = stored[rows if isinstance(rows, slice) else slice(rows.min(), rows.max() + 1)]
-        first = near.ctypes.data - np.frombuffer(self.mapping, np.uint8).ctypes.data
-        start = first // mmap.PAGESIZE * mmap.PAGESIZE
-        self.mapping.madvise(mmap.MADV_DONTNEED, start, first + near.nbytes - start)
-        return taken
-
-    def row_slice(self, start: int, stop: int) -> GGUFTensor:
-        """Rows (of a vector: elements) `start` to `stop` as a tensor of their own, where they lie.
-
-        Raises:
-            CheckpointError: a vector is stored in blocks, which cannot be cut anywhere.
-        """
-        if len(self.shape) == 1 and self.block.elems > 1:
-            raise CheckpointError(f"{self.path}: tensor {self.name!r} is a vector in blocks of {self.block.elems}")
-        row_bytes = self.nbytes // self.shape[0]
-        raw = self.raw[start * row_bytes : stop * row_bytes]
-        return replace(self, shape=(stop - start, *self.shape[1:]), raw=raw)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +61,6 @@ class GGUFFile:
     Attributes:
         path: the (first) file.
         version: 2 or 3.
-        big_endian: byte order.
         metadata: by key; numbers and strings as Python values, arrays of numbers as np.ndarray, arrays of
             strings as list[str].
         tensors: by name, in file order.
@@ -142,7 +68,6 @@ class GGUFFile:
 
     path: Path
     version: int
-    big_endian: bool
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GGUFTensor]
 
@@ -153,12 +78,12 @@ class GGUFFile:
         Raises:
             CheckpointError: the file cannot be read or is malformed, or a part is missing.
         """
-        file = _open_part(Path(path))
+        file = _open_shard(Path(path))
         count = file.metadata.get("split.count", 1)
-        return file if count in (0, 1) else _join_parts(file, count)
+        return file if count in (0, 1) else _join_shards(file, count)
 
 
-def _open_part(path: Path) -> GGUFFile:
+def _open_shard(path: Path) -> GGUFFile:
     return _open(path, _Parser)
 
 
@@ -173,31 +98,31 @@ def _open(path: Path, parser: type[_Parser]) -> GGUFFile:
     return parser(path, data).file()
 
 
-def _join_parts(file: GGUFFile, count: object) -> GGUFFile:
+def _join_shards(file: GGUFFile, count: object) -> GGUFFile:
     name = SPLIT_NAME.fullmatch(file.path.name)
     if name is None or int(name["count"]) != count:
         raise CheckpointError(
             f"{file.path}: is one of {count} parts and must be called name-00001-of-{count:05}.gguf like its siblings"
         )
-    parts = []
+    shards = []
     for index in range(int(name["count"])):
-        path = file.path.with_name(part_name(name["stem"], index, int(name["count"])))
+        path = file.path.with_name(shard_name(name["stem"], index, int(name["count"])))
         if not path.exists():
             raise CheckpointError(f"{path}: is missing; {file.path.name} is one of {count} parts")
-        part = _open_part(path)
-        if part.metadata.get("split.no") != index or part.metadata.get("split.count") != count:
+        shard = _open_shard(path)
+        if shard.metadata.get("split.no") != index or shard.metadata.get("split.count") != count:
             raise CheckpointError(f"{path}: split.no and split.count do not say part {index} of {count}")
-        parts.append(part)
+        shards.append(shard)
     tensors: dict[str, GGUFTensor] = {}
-    for part in parts:
-        for tensor in part.tensors.values():
+    for shard in shards:
+        for tensor in shard.tensors.values():
             if tensor.name in tensors:
-                raise CheckpointError(f"{part.path}: tensor {tensor.name!r} is in another part too")
+                raise CheckpointError(f"{shard.path}: tensor {tensor.name!r} is in another part too")
             tensors[tensor.name] = tensor
-    expected = parts[0].metadata.get("split.tensors.count", len(tensors))
+    expected = shards[0].metadata.get("split.tensors.count", len(tensors))
     if expected != len(tensors):
-        raise CheckpointError(f"{parts[0].path}: split.tensors.count is {expected}, but the parts hold {len(tensors)}")
-    return replace(parts[0], tensors=MappingProxyType(tensors))
+        raise CheckpointError(f"{shards[0].path}: split.tensors.count is {expected}, but the parts hold {len(tensors)}")
+    return replace(shards[0], tensors=MappingProxyType(tensors))
 
 
 @dataclass(frozen=True)
@@ -223,17 +148,14 @@ class _Parser:
         self.data = data
         self.size = len(data)
         self.pos = 0
-        self.order: Literal["<", ">"] = "<"
 
     def file(self) -> GGUFFile:
         if self.data[:4] != MAGIC:
             self.fail(f"not a GGUF file: it starts with {self.data[:4]!r}")
         self.pos = 4
         version = self.number("I", "version")
-        if version and not version & 0xFFFF:  # a small number read in the wrong byte order
-            self.order = ">"
-            self.pos = 4
-            version = self.number("I", "version")
+        if version and not version & 0xFFFF:  # a small number in the other byte order
+            self.fail("is big-endian, which is not supported; convert it with llama.cpp's gguf_convert_endian.py")
         if version not in (2, 3):
             self.fail(f"GGUF version {version} is not supported, only 2 and 3")
         # The shortest tensor record has an empty name and one dimension, the shortest key an empty name and a byte.
@@ -248,7 +170,7 @@ class _Parser:
             metadata[key] = self.value(self.number("I", f"type of key {key!r}"), f"key {key!r}")
         records = self.records(tensor_count)
         tensors = self.place(records, self.alignment(metadata))
-        return GGUFFile(self.path, version, self.order == ">", MappingProxyType(metadata), MappingProxyType(tensors))
+        return GGUFFile(self.path, version, MappingProxyType(metadata), MappingProxyType(tensors))
 
     def fail(self, message: str) -> NoReturn:
         raise CheckpointError(f"{self.path}: {message}")
@@ -262,8 +184,8 @@ class _Parser:
         return start
 
     def number(self, code: str, what: str) -> Any:
-        start = self.skip(struct.calcsize(self.order + code), what)
-        return struct.unpack_from(self.order + code, self.data, start)[0]
+        start = self.skip(struct.calcsize("<" + code), what)
+        return struct.unpack_from("<" + code, self.data, start)[0]
 
     def count(self, what: str, *, least_bytes: int) -> int:
         """A u64 number of things that take at least `least_bytes` each."""
@@ -319,13 +241,12 @@ class _Parser:
             if count and flags.max() > 1:
                 self.fail(f"{what} holds a truth value that is neither 0 nor 1")
             return flags.astype(bool)
-        stored = np.frombuffer(self.data, dtype.newbyteorder(self.order), count, start)
-        return stored.astype(dtype)
+        return np.frombuffer(self.data, dtype, count, start).copy()
 
     def strings(self, count: int, what: str) -> list[str]:
         # A vocabulary has hundreds of thousands of these, so the loop holds its state in locals.
         data, size, pos = self.data, self.size, self.pos
-        unpack = struct.Struct(self.order + "Q").unpack_from
+        unpack = struct.Struct("<Q").unpack_from
         texts = []
         for index in range(count):
             start = pos + 8
@@ -394,7 +315,6 @@ class _Parser:
                 block=record.block,
                 shape=record.shape,
                 raw=np.frombuffer(self.data, np.uint8, record.nbytes, base + record.offset),
-                big_endian=self.order == ">",
                 path=self.path,
                 mapping=self.data,
             )

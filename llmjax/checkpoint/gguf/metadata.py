@@ -1,4 +1,4 @@
-"""config.json as the keys of a GGUF file: what `gguf_model.hf_config` reads, written.
+"""config.json as the keys of a GGUF file: what `model.hf_config` reads, written.
 
 Key names: ggml's docs/gguf.md and llama.cpp's converter. What a key cannot say is refused, so that the file means the
 same model.
@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from llmjax.checkpoint.gguf.experts import expert_metadata
-from llmjax.checkpoint.gguf.model import ARCHITECTURES, SAMPLING_KEYS
+from llmjax.checkpoint.gguf.model import ARCHITECTURES
+from llmjax.checkpoint.gguf.names import END_KEYS, SAMPLING_KEYS
 from llmjax.checkpoint.gguf.rope import DIVISORS, LONG, SHORT
 from llmjax.errors import CheckpointError
 from llmjax.models import ModelConfig, gemma3, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
@@ -38,7 +39,6 @@ _BY_CLASS = {entry.hf_class: name for name, entry in ARCHITECTURES.items()} | {
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",
 }
-END_KEYS = ("eos", "eot", "eom")  # what a file can name of the tokens that end a text
 GEMMA_PERIOD = 6  # of windowed layers, where no key says so
 
 

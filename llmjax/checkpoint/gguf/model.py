@@ -7,7 +7,6 @@ entry of ARCHITECTURES. Every ``<arch>.*`` key must be understood: one that is n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -15,56 +14,26 @@ from typing import Any
 
 import numpy as np
 
-from llmjax.checkpoint.gguf.experts import (
-    EXPERT_TENSORS,
-    SHARED_EXPERT_TENSORS,
-    SHARED_GATE,
-    mixtral_experts,
-    one_of_experts,
-    qwen_experts,
-)
+from llmjax.checkpoint.gguf.experts import mixtral_experts, qwen_experts
 from llmjax.checkpoint.gguf.file import GGUFFile, GGUFTensor
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys
+from llmjax.checkpoint.gguf.names import (
+    END_KEYS,
+    EXPERT_TENSORS,
+    FUSED_QKV,
+    GEMMA_NORMS,
+    HEAD_NORMS,
+    LAYER_TENSOR,
+    LLAMA_LAYER,
+    SAMPLING_KEYS,
+    SHARED_EXPERT_TENSORS,
+    SHARED_GATE,
+    hf_name,
+    layer_stem,
+)
 from llmjax.checkpoint.gguf.rope import ROPE_TENSORS, rope_config
-from llmjax.checkpoint.gguf.rows import row_source
 from llmjax.errors import CheckpointError
 from llmjax.weights.packing import RowSource
-
-GLOBAL_TENSORS = MappingProxyType(
-    {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
-)
-LLAMA_LAYER = MappingProxyType(
-    {
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-)
-HEAD_NORMS = MappingProxyType({"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"})
-GEMMA_NORMS = MappingProxyType(
-    {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    }
-)
-LAYER_TENSOR = re.compile(r"blk\.(?P<layer>[0-9]+)\.(?P<stem>\w+)(?:\.(?P<expert>[0-9]+))?\.(?P<suffix>weight|bias)")
-
-SAMPLING_KEYS = MappingProxyType(
-    {
-        "temp": "temperature",
-        "top_k": "top_k",
-        "top_p": "top_p",
-        "min_p": "min_p",
-        "penalty_repeat": "repetition_penalty",
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +91,7 @@ class ConvertedTensor:
 
     def row_source(self) -> RowSource | None:
         """Codes and scales of a quantised matrix."""
-        return None if self.offset else row_source(self.source, self._row_order())
+        return None if self.offset else self.source.row_source(self._row_order())
 
     def matrix(self, index: int, rows: slice, name: str) -> ConvertedTensor:
         """See `StoredStack`."""
@@ -306,17 +275,7 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
         weight = f"{tensor.name.removesuffix('.scale')}.weight"
         if tensor.name.endswith(".scale") and weight in gguf.tensors:
             raise CheckpointError(f"{tensor.path}: tensor {tensor.name!r} scales {weight!r}, which is not supported")
-        layer = LAYER_TENSOR.fullmatch(tensor.name)
-        name, stem = tensor.name, ""
-        if layer is not None and layer["stem"] in architecture.layer_tensors:
-            stem = layer["stem"]
-            module = architecture.layer_tensors[stem]
-            if layer["expert"] is not None:
-                module = one_of_experts(module, int(layer["expert"]))
-            name = f"model.layers.{int(layer['layer'])}.{module}.{layer['suffix']}"
-        elif layer is None:
-            top, _, suffix = tensor.name.rpartition(".")
-            name = f"{GLOBAL_TENSORS[top]}.{suffix}" if top in GLOBAL_TENSORS else tensor.name
+        name, stem = hf_name(tensor.name, architecture.layer_tensors), layer_stem(tensor.name)
         if name in tensors:
             raise CheckpointError(
                 f"{tensor.path}: tensors {tensors[name].source.name!r} and {tensor.name!r} are both {name!r}"
@@ -336,8 +295,7 @@ def _split_qkv(gguf: GGUFFile, config: Mapping[str, Any]) -> Iterator[GGUFTensor
     kv_rows = config["num_key_value_heads"] * config["head_dim"]
     sizes = {"attn_q": config["num_attention_heads"] * config["head_dim"], "attn_k": kv_rows, "attn_v": kv_rows}
     for tensor in gguf.tensors.values():
-        layer = LAYER_TENSOR.fullmatch(tensor.name)
-        if layer is None or layer["stem"] != "attn_qkv":
+        if layer_stem(tensor.name) != FUSED_QKV:
             yield tensor
             continue
         if tensor.shape[0] != sum(sizes.values()):
@@ -347,7 +305,7 @@ def _split_qkv(gguf: GGUFFile, config: Mapping[str, Any]) -> Iterator[GGUFTensor
             )
         start = 0
         for stem, rows in sizes.items():
-            name = tensor.name.replace("attn_qkv", stem)
+            name = tensor.name.replace(FUSED_QKV, stem)
             yield replace(tensor.row_slice(start, start + rows), name=name)
             start += rows
 
@@ -391,6 +349,6 @@ def _special_tokens(gguf: GGUFFile, vocab_size: int) -> dict[str, Any]:
         return value if value < vocab_size else None  # padding beyond the embedding is common and never used
 
     found: dict[str, Any] = {"bos_token_id": token("bos"), "pad_token_id": token("padding")}
-    ends = list(dict.fromkeys(end for kind in ("eos", "eot", "eom") if (end := token(kind)) is not None))
+    ends = list(dict.fromkeys(end for kind in END_KEYS if (end := token(kind)) is not None))
     found["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None
     return {name: value for name, value in found.items() if value is not None}

@@ -1,8 +1,8 @@
 """ggml tensor types: how their blocks are laid out and what numbers they stand for.
 
 Layouts and formulas are those of ggml's ``block_q*`` structures (ggml-common.h, ggml-quants.c).
-A layout is a structured NumPy dtype, so that a big-endian file needs nothing but another byte order. A quantised block
-is taken apart into codes and scales, without loss; what weights those stand for says `QuantizedRows`.
+A layout is a structured NumPy dtype. A quantised block is taken apart into codes and scales, without loss; what weights
+those stand for says `QuantizedRows`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class BlockType:
         layout: little-endian dtype of a block; None for a type that is known but cannot be read.
         format: of a row of one block; None for plain numbers, whose layout is the number itself.
         unpack: takes quantised blocks apart.
-        native: dtype of plain numbers in memory.
     """
 
     name: str
@@ -46,24 +45,25 @@ class BlockType:
     layout: np.dtype | None = None
     format: RowFormat | None = None
     unpack: Unpack | None = None
-    native: np.dtype | None = None
+
+    @property
+    def native(self) -> np.dtype | None:
+        """The dtype of plain numbers."""
+        return self.layout if self.format is None else None
 
     def row_format(self, size_in: int) -> RowFormat | None:
         """The format of a row of `size_in` columns, or None of plain numbers."""
         return self.format and replace(self.format, size_in=size_in)
 
-    def quantized_rows(self, raw: np.ndarray, form: RowFormat, *, big_endian: bool = False) -> QuantizedRows:
+    def quantized_rows(self, raw: np.ndarray, form: RowFormat) -> QuantizedRows:
         """Codes and scales of stored rows.
 
         Args:
             raw: uint8 [rows, bytes of a row], C-contiguous.
             form: `row_format` of such rows.
-            big_endian: see `dequantize`.
         """
         assert self.layout is not None and self.unpack is not None
         blocks = raw.reshape(-1, self.nbytes)
-        if big_endian:
-            blocks = blocks.view(self.layout.newbyteorder(">")).astype(self.layout)
         fields = self.unpack(blocks.view(self.layout)[:, 0])
         return QuantizedRows(form, **{name: values.reshape(len(raw), -1) for name, values in fields.items()})
 
@@ -73,7 +73,6 @@ def dequantize(
     block: BlockType,
     dtype: np.dtype,
     *,
-    big_endian: bool = False,
     row_order: np.ndarray | None = None,
 ) -> np.ndarray:
     """The numbers that stored blocks stand for.
@@ -84,7 +83,6 @@ def dequantize(
         raw: uint8 [rows, bytes of a row], C-contiguous.
         block: the stored type.
         dtype: float type of the result; integer types are read only as themselves.
-        big_endian: whether multi-byte fields are stored most significant byte first.
         row_order: int [rows]; row i of the result is stored row ``row_order[i]``. None: the stored order.
 
     Returns:
@@ -114,24 +112,18 @@ def dequantize(
             taken = units[start : start + step] if row_order is None else units[row_order[start : start + step]]
             blocks = taken.reshape(-1, block.nbytes)
             if block.format is None:
-                _copy_plain(blocks.view(block.layout.newbyteorder(">" if big_endian else "<")), block, target)
+                target[...] = blocks.view(block.layout).reshape(target.shape)
                 continue
             tile = target if scratch is None else scratch[: len(target)]
-            block.quantized_rows(blocks, block.format, big_endian=big_endian).dequantize(tile.reshape(-1, block.elems))
+            block.quantized_rows(blocks, block.format).dequantize(tile.reshape(-1, block.elems))
             if scratch is not None:
                 target[...] = tile
     return result
 
 
-def _copy_plain(stored: np.ndarray, block: BlockType, target: np.ndarray) -> None:
-    if block.native == ml_dtypes.bfloat16:  # no byte order of its own: kept as 16-bit words until here
-        stored = stored.astype(np.uint16, copy=False).view(ml_dtypes.bfloat16)
-    target[...] = stored.reshape(target.shape)
-
-
-def _plain(name: str, native: type | np.dtype, stored: str) -> BlockType:
-    layout = np.dtype(stored)
-    return BlockType(name, 1, layout.itemsize, layout, native=np.dtype(native))
+def _plain(name: str, number: str | type) -> BlockType:
+    layout = np.dtype(number)
+    return BlockType(name, 1, layout.itemsize, layout)
 
 
 def _quantised(name: str, form: RowFormat, unpack: Unpack, **fields: object) -> BlockType:
@@ -175,8 +167,8 @@ def _bytes(count: int) -> tuple[str, tuple[int]]:
 
 GGML_TYPES: Mapping[int, BlockType] = MappingProxyType(
     {
-        0: _plain("F32", np.float32, "<f4"),
-        1: _plain("F16", np.float16, "<f2"),
+        0: _plain("F32", "<f4"),
+        1: _plain("F16", "<f2"),
         2: _quantised("Q4_0", _one_scale(32, Codes(4), zero=8), unpack.q4_0, d=F16, qs=_bytes(16)),
         3: _quantised("Q4_1", _one_scale(32, Codes(4), minimum="f16"), unpack.q4_1, d=F16, m=F16, qs=_bytes(16)),
         6: _quantised("Q5_0", _one_scale(32, Codes(5), zero=16), unpack.q5_0, d=F16, qh=_bytes(4), qs=_bytes(16)),
@@ -203,13 +195,13 @@ GGML_TYPES: Mapping[int, BlockType] = MappingProxyType(
             "IQ2_S", IQ2, unpack.iq2_s, d=F16, qs=_bytes(32), signs=_bytes(32), qh=_bytes(8), scales=_bytes(8)
         ),
         23: _quantised("IQ4_XS", IQ4_XS, unpack.iq4_xs, d=F16, scales_h="<u2", scales_l=_bytes(4), qs=_bytes(128)),
-        24: _plain("I8", np.int8, "<i1"),
-        25: _plain("I16", np.int16, "<i2"),
-        26: _plain("I32", np.int32, "<i4"),
-        27: _plain("I64", np.int64, "<i8"),
-        28: _plain("F64", np.float64, "<f8"),
+        24: _plain("I8", "<i1"),
+        25: _plain("I16", "<i2"),
+        26: _plain("I32", "<i4"),
+        27: _plain("I64", "<i8"),
+        28: _plain("F64", "<f8"),
         29: _quantised("IQ1_M", IQ1, unpack.iq1_m, qs=_bytes(32), qh=_bytes(16), scales=("<u2", (4,))),
-        30: _plain("BF16", ml_dtypes.bfloat16, "<u2"),
+        30: _plain("BF16", ml_dtypes.bfloat16),
         34: _quantised("TQ1_0", TERNARY, unpack.tq1_0, qs=_bytes(48), qh=_bytes(4), d=F16),
         35: _quantised("TQ2_0", TERNARY, unpack.tq2_0, qs=_bytes(64), d=F16),
         39: _quantised("MXFP4", RowFormat(32, FP4, 32, scale="e8m0"), unpack.mxfp4, e="u1", qs=_bytes(16)),

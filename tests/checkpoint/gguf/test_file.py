@@ -92,11 +92,16 @@ def check_reference(file: GGUFFile, values: dict[str, np.ndarray]) -> None:
         )
 
 
-@pytest.mark.parametrize("order", [gguf.GGUFEndian.LITTLE, gguf.GGUFEndian.BIG])
-def test_reference_file(tmp_path: Path, order: gguf.GGUFEndian) -> None:
-    values = write_reference(tmp_path / "x.gguf", order=order)
+def test_big_endian_files_are_refused(tmp_path: Path) -> None:
+    write_reference(tmp_path / "x.gguf", order=gguf.GGUFEndian.BIG)
+    with pytest.raises(CheckpointError, match=r"x.gguf: is big-endian, which is not supported"):
+        GGUFFile.open(tmp_path / "x.gguf")
+
+
+def test_reference_file(tmp_path: Path) -> None:
+    values = write_reference(tmp_path / "x.gguf")
     file = GGUFFile.open(tmp_path / "x.gguf")
-    assert (file.version, file.big_endian) == (3, order == gguf.GGUFEndian.BIG)
+    assert file.version == 3
     check_reference(file, values)
 
 
@@ -179,7 +184,7 @@ MALFORMED = {
     "version 1": (raw_file(version=1), "version 1 is not supported"),
     "version 4": (raw_file(version=4), "version 4 is not supported"),
     "version 0": (raw_file(version=0), "version 0 is not supported"),
-    "version 3 of the other order, cut": (b"GGUF" + struct.pack(">I", 3), "tensor count needs 8 bytes"),
+    "version 3 of the other order": (b"GGUF" + struct.pack(">I", 3), "is big-endian"),
     "2^60 tensors": (raw_file(counts=(2**60, 0)), "tensor count is 1152921504606846976, more than"),
     "-1 tensors": (raw_file(counts=(2**64 - 1, 0)), "tensor count is 18446744073709551615, more than"),
     "2^60 keys": (raw_file(counts=(0, 2**60)), "key count is 1152921504606846976, more than"),

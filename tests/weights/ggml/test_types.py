@@ -193,16 +193,6 @@ def test_plain_numbers(name: str) -> None:
             dequantize(raw, block, F32)
 
 
-@pytest.mark.parametrize("name", [*QUANTISED, "F32", "F16", "BF16"])
-def test_big_endian_blocks(name: str) -> None:
-    block = BY_NAME[name][1]
-    assert block.layout is not None
-    raw = random_rows(name, 5, (8, 2))
-    swapped = raw.view(block.layout).astype(block.layout.newbyteorder(">")).view(np.uint8)
-    assert name in ("MXFP4", "NVFP4") or not np.array_equal(raw, swapped)  # these are all bytes
-    assert same_bits(dequantize(swapped, block, F32, big_endian=True), dequantize(raw, block, F32))
-
-
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "F16"])
 @pytest.mark.parametrize("columns", [256, 2 * TILE])
 def test_rows_in_another_order(name: str, columns: int) -> None:

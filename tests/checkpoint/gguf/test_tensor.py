@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmjax.checkpoint import GGUFFile, open_checkpoint
-from llmjax.checkpoint.gguf.rows import row_source
 from llmjax.config import EngineConfig
 from llmjax.engine.model import load_model
 from llmjax.errors import CheckpointError
@@ -142,7 +141,7 @@ def test_scales_that_are_not_finite_are_refused(tmp_path: Path, field: str, valu
     raw = random_blocks(np.random.default_rng(0), "Q4_K", 8, 512)
     raw.reshape(-1, 144).view(BY_NAME["Q4_K"].layout or "V")[field][11] = value
     path = write(tmp_path / "x.gguf", {"a.weight": ("Q4_K", raw)})
-    source = row_source(GGUFFile.open(path).tensors["a.weight"])
+    source = GGUFFile.open(path).tensors["a.weight"].row_source()
     assert source is not None
     with pytest.raises(CheckpointError, match=r"x\.gguf: tensor 'a\.weight' has scales that are infinite or not"):
         pack(source, tile=16)
@@ -161,7 +160,7 @@ def test_plain_numbers_vectors_and_stacks_have_no_rows(tmp_path: Path) -> None:
         "vector": (64,),
         "stack": (2, 3, 64),
     }
-    assert all(row_source(file.tensors[name]) is None for name in tensors)
+    assert all(file.tensors[name].row_source() is None for name in tensors)
 
 
 def test_a_scale_of_a_whole_tensor_is_refused(tmp_path: Path) -> None:
@@ -191,7 +190,7 @@ def rows_file(tmp_path_factory: pytest.TempPathFactory) -> GGUFFile:
 
 def test_packing_takes_little_memory_beyond_the_result(tmp_path: Path) -> None:
     raw = np.zeros((16384, 8 * 144), np.uint8)
-    source = row_source(GGUFFile.open(write(tmp_path / "x.gguf", {"a.weight": ("Q4_K", raw)})).tensors["a.weight"])
+    source = GGUFFile.open(write(tmp_path / "x.gguf", {"a.weight": ("Q4_K", raw)})).tensors["a.weight"].row_source()
     assert source is not None
     tracemalloc.start()
     words = pack(source, tile=16)

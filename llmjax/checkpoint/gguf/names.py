@@ -1,0 +1,143 @@
+"""What things are called in GGUF files and in Hugging Face's checkpoints: one table for both directions.
+
+Sources: ggml's docs/gguf.md and llama.cpp's converter (gguf-py's tensor_mapping.py), llama.h for file types.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+GLOBAL_TENSORS = MappingProxyType(
+    {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
+)
+"""Modules outside of layers."""
+
+FUSED_QKV = "attn_qkv"
+LLAMA_LAYER = MappingProxyType(
+    {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+        FUSED_QKV: "self_attn.qkv_proj",
+    }
+)
+"""Stems of ``blk.N.<stem>``, each with the module below ``model.layers.N``; so are those that follow."""
+
+HEAD_NORMS = MappingProxyType({"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"})
+GEMMA_NORMS = MappingProxyType(
+    {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+)
+ROUTER = "ffn_gate_inp"
+SHARED_GATE = "ffn_gate_inp_shexp"
+EXPERT_TENSORS = MappingProxyType(
+    {
+        ROUTER: "mlp.gate",
+        "ffn_gate_exps": "mlp.experts.gate_proj",
+        "ffn_up_exps": "mlp.experts.up_proj",
+        "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+        "ffn_down_exps": "mlp.experts.down_proj",
+    }
+)
+SHARED_EXPERT_TENSORS = MappingProxyType(
+    {
+        SHARED_GATE: "mlp.shared_expert_gate",
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    }
+)
+LAYER_TENSOR = re.compile(r"blk\.(?P<layer>[0-9]+)\.(?P<stem>\w+)(?:\.(?P<expert>[0-9]+))?\.(?P<suffix>weight|bias)")
+
+KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "block_count": "num_hidden_layers",
+        "embedding_length": "hidden_size",
+        "feed_forward_length": "intermediate_size",
+        "attention.head_count": "num_attention_heads",
+        "attention.head_count_kv": "num_key_value_heads",
+        "attention.key_length": "head_dim",
+        "attention.sliding_window": "sliding_window",
+        "context_length": "max_position_embeddings",
+        "rope.freq_base": "rope_theta",
+        "vocab_size": "vocab_size",
+        "expert_count": "num_experts",
+        "expert_used_count": "num_experts_per_tok",
+    }
+)
+"""Keys that any architecture has below its name, and what config.json calls them."""
+
+SAMPLING_KEYS = MappingProxyType(
+    {
+        "temp": "temperature",
+        "top_k": "top_k",
+        "top_p": "top_p",
+        "min_p": "min_p",
+        "penalty_repeat": "repetition_penalty",
+    }
+)
+"""Keys below ``general.sampling``, and what generation_config.json calls them."""
+
+END_KEYS = ("eos", "eot", "eom")
+"""Kinds of tokens that end a text: of the text, of a turn, of a message."""
+
+FILE_TYPES: Mapping[int, str] = MappingProxyType(
+    {
+        **dict(enumerate(["F32", "F16", "Q4_0", "Q4_1"])),
+        **dict(enumerate(["Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L"], start=7)),
+        **dict(enumerate(["Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ2_XXS", "IQ2_XS"], start=14)),
+        **dict(enumerate(["Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ3_M"], start=21)),
+        **dict(enumerate(["IQ2_S", "IQ2_M", "IQ4_XS", "IQ1_M", "BF16"], start=28)),
+        **dict(enumerate(["TQ1_0", "TQ2_0", "MXFP4_MOE"], start=36)),
+    }
+)
+"""Names of ``general.file_type`` (llama.cpp's ``llama_ftype``), the mix that a file was quantised to."""
+
+
+def layer_stem(name: str) -> str:
+    """The stem of a layer's tensor, ``ffn_gate`` of ``blk.3.ffn_gate.weight``; empty for other tensors."""
+    layer = LAYER_TENSOR.fullmatch(name)
+    return layer["stem"] if layer else ""
+
+
+def hf_name(name: str, modules: Mapping[str, str]) -> str:
+    """Hugging Face's name of a GGUF tensor; its own if it has none.
+
+    Args:
+        name: of the GGUF tensor.
+        modules: the architecture's modules of a layer by stem.
+    """
+    if (layer := LAYER_TENSOR.fullmatch(name)) is None:
+        top, _, suffix = name.rpartition(".")
+        return f"{GLOBAL_TENSORS[top]}.{suffix}" if top in GLOBAL_TENSORS else name
+    module = modules.get(layer["stem"])
+    if module is None:
+        return name
+    if layer["expert"] is not None:  # stored one by one, as older files of Mixtral have them
+        module = module.replace("mlp.", f"mlp.experts.{int(layer['expert'])}.")
+    return f"model.layers.{int(layer['layer'])}.{module}.{layer['suffix']}"
+
+
+def gguf_names(modules: Mapping[str, str], *, layers: int) -> dict[str, str]:
+    """Every tensor that a file may have, in file order, with its Hugging Face name.
+
+    Args:
+        modules: the architecture's modules of a layer by stem.
+        layers: how many.
+    """
+    names = [f"{top}.weight" for top in GLOBAL_TENSORS]
+    names += [
+        f"blk.{layer}.{stem}.{suffix}" for layer in range(layers) for stem in modules for suffix in ("weight", "bias")
+    ]
+    return {name: hf_name(name, modules) for name in names}

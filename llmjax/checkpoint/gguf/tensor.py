@@ -1,0 +1,129 @@
+"""A tensor of a GGUF file, where it lies."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from llmjax.errors import CheckpointError
+from llmjax.kernels.qtensor import RowFormat
+from llmjax.weights.ggml.types import BlockType, dequantize
+from llmjax.weights.rows import QuantizedRows
+
+
+@dataclass(frozen=True, eq=False)
+class GGUFTensor:
+    """A tensor where it lies in the file.
+
+    Attributes:
+        name: as in the file, for example ``blk.0.attn_q.weight``.
+        block: stored type.
+        shape: outermost dimension first, as in torch (a linear layer is [out, in]).
+        raw: uint8 [nbytes], a view of the mapped file.
+        path: the file, for messages.
+        mapping: the mapped file.
+    """
+
+    name: str
+    block: BlockType
+    shape: tuple[int, ...]
+    raw: np.ndarray
+    path: Path
+    mapping: mmap.mmap
+
+    @property
+    def type_name(self) -> str:
+        return self.block.name
+
+    @property
+    def nbytes(self) -> int:
+        return self.raw.nbytes
+
+    def read(self, dtype: np.dtype, *, row_order: np.ndarray | None = None) -> np.ndarray:
+        """The values as `dtype`, in `shape`; see `dequantize` for rounding and `row_order`.
+
+        Raises:
+            CheckpointError: the stored type cannot be read.
+        """
+        row_bytes = self.shape[-1] // self.block.elems * self.block.nbytes
+        rows = self.raw.reshape(-1, row_bytes)
+        try:
+            values = dequantize(rows, self.block, dtype, row_order=row_order)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: tensor {self.name!r}: {error}") from None
+        return values.reshape(self.shape)
+
+    def take_rows(self, rows: slice | np.ndarray) -> np.ndarray:
+        """A copy of some rows of a matrix, whose pages of the file are given back: they will not be read again.
+
+        Args:
+            rows: a slice, or int [n].
+
+        Returns:
+            uint8 [n, bytes of a row].
+        """
+        stored = self.raw.reshape(self.shape[0], -1)
+        taken = stored[rows].copy() if isinstance(rows, slice) else stored[rows]
+        near = stored[rows if isinstance(rows, slice) else slice(rows.min(), rows.max() + 1)]
+        first = near.ctypes.data - np.frombuffer(self.mapping, np.uint8).ctypes.data
+        start = first // mmap.PAGESIZE * mmap.PAGESIZE
+        self.mapping.madvise(mmap.MADV_DONTNEED, start, first + near.nbytes - start)
+        return taken
+
+    def row_slice(self, start: int, stop: int) -> GGUFTensor:
+        """Rows (of a vector: elements) `start` to `stop` as a tensor of their own, where they lie.
+
+        Raises:
+            CheckpointError: a vector is stored in blocks, which cannot be cut anywhere.
+        """
+        if len(self.shape) == 1 and self.block.elems > 1:
+            raise CheckpointError(f"{self.path}: tensor {self.name!r} is a vector in blocks of {self.block.elems}")
+        row_bytes = self.nbytes // self.shape[0]
+        raw = self.raw[start * row_bytes : stop * row_bytes]
+        return replace(self, shape=(stop - start, *self.shape[1:]), raw=raw)
+
+    def row_source(self, row_order: np.ndarray | None = None) -> GGUFRows | None:
+        """The rows of a matrix; None if its type is plain numbers or cannot be read, or it is no matrix.
+
+        Args:
+            row_order: see `GGUFRows`.
+        """
+        form = self.block.row_format(self.shape[-1]) if len(self.shape) == 2 else None
+        return None if form is None else GGUFRows(self, form, row_order)
+
+
+@dataclass(frozen=True, eq=False)
+class GGUFRows:
+    """Rows of a quantised tensor, taken apart when they are packed for a device (a `RowSource`).
+
+    Attributes:
+        tensor: a matrix of a quantised type.
+        format: of each row.
+        row_order: int [rows]; row i is stored row ``row_order[i]``. None: the stored order.
+    """
+
+    tensor: GGUFTensor
+    format: RowFormat
+    row_order: np.ndarray | None = None
+    columns: None = None
+    row_step: int = 1
+
+    @property
+    def size_out(self) -> int:
+        return self.tensor.shape[0]
+
+    def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
+        """Rows `start` to `stop`.
+
+        Raises:
+            CheckpointError: a scale or minimum is infinite or not a number.
+        """
+        tensor = self.tensor
+        raw = tensor.take_rows(slice(start, stop) if self.row_order is None else self.row_order[start:stop])
+        rows = tensor.block.quantized_rows(raw, self.format)
+        if not rows.finite:
+            raise CheckpointError(f"{tensor.path}: tensor {tensor.name!r} has scales that are infinite or not a number")
+        return rows
