@@ -15,6 +15,12 @@ from hypothesis import settings
 # Before jax is imported; a run on another device sets JAX_PLATFORMS itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+# What JAX compiles, in this process and in those it starts, and for engines that say nothing else.
+CACHE_VARIABLES = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+
 settings.register_profile("llmjax", deadline=None)  # how long an example takes depends on what else the machine does
 settings.load_profile("llmjax")
 
@@ -48,10 +54,15 @@ def gemma3_path() -> Path:
     return _resolve_config("gemma3")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Programs are kept from run to run."""
+    os.environ.update(CACHE_VARIABLES, JAX_COMPILATION_CACHE_DIR=str(config.cache.mkdir("xla")))
+
+
 @pytest.fixture(scope="session")
-def compile_cache_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An XLA compile cache for ``EngineConfig.compilation_cache_dir`` that all tests of a run share."""
-    return str(tmp_path_factory.mktemp("xla"))
+def compile_cache_dir() -> str:
+    """An XLA compile cache for ``EngineConfig.compilation_cache_dir`` that all tests of all runs share."""
+    return os.environ["JAX_COMPILATION_CACHE_DIR"]
 
 
 @pytest.fixture
