@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmjax.kernels.cpu.cores import usable_cores
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -28,7 +30,7 @@ def this_machine() -> Machine:
     match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
     return Machine(
         cpu=match[1] if match else platform.processor() or platform.machine(),
-        cores=len(os.sched_getaffinity(0)),
+        cores=usable_cores(),
         memory_gib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
         system=f"{platform.system()} {platform.release()}",
     )

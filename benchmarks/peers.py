@@ -9,7 +9,6 @@ its turn. A point's figure is the fastest of its runs. Flags of ``llmjax serve``
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -31,6 +30,7 @@ from llmjax.checkpoint.resolve import resolve
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.config import setting
 from llmjax.errors import ConfigError, LLMJaxError
+from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.settings import nearest, settings_of
 from llmjax.tokenizer import load_tokenizer
 
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
     work_dir = Path(options.work_dir).absolute()
     work_dir.mkdir(parents=True, exist_ok=True)
     settings = {name: value for name, value in changed_settings(config).items() if name != "model"}
-    threads = options.peer_threads or len(os.sched_getaffinity(0))
+    threads = options.peer_threads or usable_cores()
     contenders = [
         Contender(
             name,

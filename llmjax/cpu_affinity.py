@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
+from llmjax.kernels.cpu.cores import usable_cores
 
 POOL_THREAD = "tf_XLAEigen"  # what Linux calls the threads that XLA computes on
 # XLA's CPU client takes the size of its pool from here, else from the affinity mask; there is no option for it.
@@ -40,8 +41,10 @@ def bind_process(config: EngineConfig) -> None:
         _bind_memory(config.numa)
     if cores is not None:
         _bind_cores(cores)
-    if config.threads:
-        _start_backend(config.threads)
+    # XLA sees the affinity mask, but not a limit on the cores' time.
+    limited = sys.platform == "linux" and usable_cores() < len(_allowed())
+    if config.threads or limited:
+        _start_backend(config.threads or usable_cores())
 
 
 def check_threads(config: EngineConfig) -> None:
@@ -64,6 +67,8 @@ def pool_threads() -> int | None:
 def describe() -> str:
     """Cores, threads and NUMA nodes in a line."""
     parts = [f"{format_cpu_list(_allowed())} of {os.cpu_count()}"] if sys.platform == "linux" else [str(os.cpu_count())]
+    if sys.platform == "linux" and (cores := usable_cores()) < len(_allowed()):
+        parts.append(f"limited to the time of {cores}")
     if threads := pool_threads():
         parts.append(f"{threads} threads")
     nodes = sorted(int(node.name.removeprefix("node")) for node in NODES.glob("node[0-9]*"))

@@ -99,3 +99,27 @@ def test_numbers_out_of_range(field: str, value: Any) -> None:
 def test_lists_are_read_as_written(cores: frozenset[int]) -> None:
     assert parse_cpu_list(format_cpu_list(cores), source="test") == cores
     assert format_cpu_list(frozenset({0, 1, 2, 3, 8})) == "0-3,8"
+
+
+LIMITED = """
+from unittest.mock import patch
+from llmjax import cpu_affinity
+from llmjax.config import EngineConfig
+from llmjax.cpu_affinity import describe, pool_threads
+with patch.object(cpu_affinity, "usable_cores", lambda: 1), patch.object(cpu_affinity, "_allowed", lambda: {0, 1, 2}):
+    cpu_affinity.bind_process(EngineConfig())
+    print(pool_threads(), describe())
+"""
+
+
+@LINUX
+def test_a_limit_on_the_time_of_cores_sizes_xlas_pool() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stderr
+    threads, _, line = done.stdout.strip().partition(" ")
+    assert threads == "1" and "limited to the time of 1; 1 threads" in line

@@ -9,6 +9,7 @@ import argparse
 import importlib.util
 import os
 import platform
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -79,7 +80,7 @@ def build(target: Path = LIBRARY, *, sanitize: str | None = None) -> Path:
             if name == "quantized_kernels" or isa not in INTEGER_ONLY
         ]
         jobs += [(SOURCES / f"{name}.cc", f"{name}.o", have) for name in COMMON]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(_usable_cores()) as pool:
             for done in [pool.submit(compiler.compile, a, Path(directory, b), c) for a, b, c in jobs]:
                 done.result()
         linked = Path(directory, "library")
@@ -90,6 +91,12 @@ def build(target: Path = LIBRARY, *, sanitize: str | None = None) -> Path:
         shutil.copy(linked, staged)
         staged.replace(target)
     return target
+
+
+def _usable_cores() -> int:
+    """By path: this module is run before the package that it belongs to is installed."""
+    cores: int = runpy.run_path(str(HERE / "cores.py"))["usable_cores"]()
+    return cores
 
 
 def _find_compiler() -> tuple[str, ...]:

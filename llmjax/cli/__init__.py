@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.settings import nearest
+from llmjax.system import check_system
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def run(command: Callable[[list[str]], int | None], argv: list[str]) -> int:
     if debug:
         argv = [argument for i, argument in enumerate(argv) if argument != "--debug" or i >= len(options)]
     try:
+        check_system()
         return command(argv) or 0
     except KeyboardInterrupt:
         return 130

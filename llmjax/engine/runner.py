@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 
 import jax
@@ -17,6 +16,7 @@ from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.engine.slots import SlotEditor
 from llmjax.engine.step import NO_TOKEN, StepOutput
 from llmjax.host_memory import keep_freed_blocks
+from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.sampling.logprobs import TokenLogprobs
 from llmjax.sampling.rows import ROW_WORDS, RequestSampling
 
@@ -69,9 +69,7 @@ class Runner:
         self._stops = np.full((compiler.max_num_seqs, MAX_STOPS), NO_STOP, np.int32)
         if compiler.platform.is_cpu:
             keep_freed_blocks()
-        self.programs = StepPrograms(
-            compiler.compile, list(self._layouts), threads=compile_threads or os.cpu_count() or 1
-        )
+        self.programs = StepPrograms(compiler.compile, list(self._layouts), threads=compile_threads or usable_cores())
 
     @property
     def sampler_bytes(self) -> int:

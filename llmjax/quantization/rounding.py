@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
+from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.quantization.difference import Difference
 from llmjax.quantization.in_situ import FloatRows
 from llmjax.weights.rows import QuantizedRows
@@ -46,7 +46,7 @@ def round_to_nearest(
     Raises:
         CheckpointError: a weight cannot be quantised so; names the tensor.
     """
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         for name, scheme in layers.items():
             try:
                 yield _rounded(name, tensors[name], scheme, pool)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.kernels.qtensor import QTensor, RowFormat
 from llmjax.weights.rows import QuantizedRows
 
@@ -92,11 +92,11 @@ def pack(source: RowSource | RowStack, *, tile: int) -> np.ndarray:
     """
     if not isinstance(source, RowStack):
         words = _words(source, (), tile)
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
+        with ThreadPoolExecutor(usable_cores()) as threads:
             _fill(source, words, threads)
         return words
     words = _words(source.first, (source.count,), tile)
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    with ThreadPoolExecutor(usable_cores()) as threads:
         for index in range(source.count):
             _fill(source.matrix(index), words[index], threads)
     return words

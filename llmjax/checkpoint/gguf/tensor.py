@@ -70,7 +70,8 @@ class GGUFTensor:
         near = stored[rows if isinstance(rows, slice) else slice(rows.min(), rows.max() + 1)]
         first = near.ctypes.data - np.frombuffer(self.mapping, np.uint8).ctypes.data
         start = first // mmap.PAGESIZE * mmap.PAGESIZE
-        self.mapping.madvise(mmap.MADV_DONTNEED, start, first + near.nbytes - start)
+        if hasattr(mmap, "MADV_DONTNEED"):  # else the system takes them back when it needs memory
+            self.mapping.madvise(mmap.MADV_DONTNEED, start, first + near.nbytes - start)
         return taken
 
     def row_slice(self, start: int, stop: int) -> GGUFTensor:

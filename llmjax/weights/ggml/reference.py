@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from llmjax.errors import CheckpointError, ConfigError
+from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.weights.ggml import quantisers
 from llmjax.weights.ggml.types import GGML_TYPES, BlockType
 
@@ -112,7 +112,7 @@ def quantize(weights: np.ndarray, scheme: str, *, threads: int | None = None) ->
             raise CheckpointError(f"weights up to {peak:.3g} are too large for {scheme}: a scale would exceed float16")
 
     starts = range(0, len(source), step)
-    workers = min(len(starts), threads or len(os.sched_getaffinity(0)))
+    workers = min(len(starts), threads or usable_cores())
     if workers > 1:
         with ThreadPoolExecutor(workers) as pool:
             for _ in pool.map(fill, starts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import tracemalloc
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -186,6 +187,13 @@ def test_taken_rows_stay_readable(rows_file: GGUFFile, start: int, length: int, 
 def rows_file(tmp_path_factory: pytest.TempPathFactory) -> GGUFFile:
     raw = np.random.default_rng(1).integers(0, 256, (300, 340), dtype=np.uint8)
     return GGUFFile.open(write(tmp_path_factory.mktemp("rows") / "x.gguf", {"a.weight": ("Q8_0", raw)}))
+
+
+def test_rows_are_taken_where_the_system_takes_no_advice(rows_file: GGUFFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = next(iter(rows_file.tensors.values()))
+    expected = tensor.take_rows(slice(0, 2))
+    monkeypatch.delattr(mmap, "MADV_DONTNEED")
+    assert np.array_equal(tensor.take_rows(slice(0, 2)), expected)
 
 
 def test_packing_takes_little_memory_beyond_the_result(tmp_path: Path) -> None:

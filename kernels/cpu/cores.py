@@ -1,0 +1,78 @@
+"""How many threads are of use to this process. Alone in its file, because the kernels' build runs it before anything is
+installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+PROC = Path("/proc/self")
+
+
+def usable_cores(proc: Path = PROC) -> int:
+    """Cores that this process may use at once: those of its affinity mask, or fewer where a cgroup limits their time.
+
+    Args:
+        proc: what Linux shows of the process; elsewhere there is none.
+
+    Returns:
+        At least 1; part of a core counts as one.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1
+    return max(1, min([allowed, *_quotas(proc)]))
+
+
+def _quotas(proc: Path) -> Iterator[int]:
+    """Cores' worth of time that each cgroup above the process grants, rounded up (cgroups(7), version 1 and 2)."""
+    try:
+        groups = (proc / "cgroup").read_text().splitlines()
+        mounts = (proc / "mountinfo").read_text().splitlines()
+    except OSError:
+        return
+    paths = {tuple(controllers.split(",")): path for _, controllers, path in (line.split(":", 2) for line in groups)}
+    for line in mounts:
+        mount, _, kind = line.partition(" - ")
+        root, at = mount.split()[3:5]
+        system, _, options = kind.split()[:3]
+        for controllers, path in paths.items():
+            if system == "cgroup2" and controllers == ("",):
+                read = _quota_2
+            elif system == "cgroup" and "cpu" in controllers and "cpu" in options.split(","):
+                read = _quota_1
+            else:
+                continue
+            # A container sees its own group as the root of the mount.
+            inside = Path(path).relative_to(root) if Path(path).is_relative_to(root) else ""
+            folder = Path(at, inside)
+            for group in (folder, *folder.parents):
+                if not group.is_relative_to(at):
+                    break
+                if (quota := read(group)) is not None:
+                    yield quota
+
+
+def _quota_2(group: Path) -> int | None:
+    quota, _, period = _text(group / "cpu.max").partition(" ")
+    return _cores(quota, period)
+
+
+def _quota_1(group: Path) -> int | None:
+    return _cores(_text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us"))
+
+
+def _cores(quota: str, period: str) -> int | None:
+    """Cores of two numbers in microseconds; None where the first is ``max``, -1 or not there: no limit."""
+    if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:
+        return None
+    return -(-int(quota) // int(period))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
