@@ -91,7 +91,7 @@ class AsyncLLM(LoadedLLM):
         """
         self._check_open()
         if isinstance(prompt, str) and len(prompt) > LONG_TEXT and self.tokenizer is not None:
-            ids = await asyncio.to_thread(self.tokenizer.encode, prompt)
+            ids = await asyncio.to_thread(self._frontend.encode, prompt)
             prompt = {"prompt": prompt, "prompt_token_ids": ids}
             self._check_open()  # much may have happened since
         self._event_loop = asyncio.get_running_loop()

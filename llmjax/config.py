@@ -256,7 +256,25 @@ class ServerConfig:
     root_path: str = setting("", "path prefix behind a reverse proxy")
     ssl_keyfile: str | None = setting(None, "TLS key file")
     ssl_certfile: str | None = setting(None, "TLS certificate file")
-    max_request_bytes: int = setting(32 * 2**20, "bytes of the largest request body; larger ones get 413", unit="bytes")
+    max_request_bytes: int | None = setting(
+        None,
+        "bytes of the largest request body; larger ones get 413 (default: what holds every prompt that fits the "
+        "context, at most 16 MiB)",
+        unit="bytes",
+    )
+    max_header_bytes: int = setting(
+        64 * 2**10, "bytes of a request's line and headers; larger ones get 431", unit="bytes"
+    )
+    max_header_count: int = setting(256, "headers of a request; more get 431", aliases=("--h11-max-header-count",))
+    read_timeout: float = setting(
+        30.0,
+        "seconds that a client gets to send a request's headers, and again for its body, which gets one more for each "
+        "1000 bytes; later ones get 408",
+    )
+    keep_alive_timeout: float = setting(
+        75.0, "seconds after which an idle connection is closed", aliases=("--timeout-keep-alive",)
+    )
+    max_idle_connections: int = setting(512, "idle connections that are kept; more close the ones idle longest")
     sse_keep_alive_interval: float = setting(15.0, "seconds between comments that keep an idle stream open")
     request_timeout: float | None = setting(None, "seconds after which a request is aborted")
     shutdown_timeout: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
@@ -276,12 +294,12 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must lie in [0, 65535], not {self.port}")
-        if self.max_request_bytes < 1:
-            raise ConfigError(f"max_request_bytes must be at least 1, not {self.max_request_bytes}")
-        if self.request_timeout is not None and self.request_timeout <= 0:
-            raise ConfigError(f"request_timeout must be above 0, not {self.request_timeout:g}")
-        if self.sse_keep_alive_interval <= 0:
-            raise ConfigError(f"sse_keep_alive_interval must be above 0, not {self.sse_keep_alive_interval:g}")
+        for name in ("max_request_bytes", "max_header_bytes", "max_header_count", "max_idle_connections"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ConfigError(f"{name} must be at least 1, not {count}")
+        for name in ("request_timeout", "sse_keep_alive_interval", "read_timeout", "keep_alive_timeout"):
+            if (seconds := getattr(self, name)) is not None and not seconds > 0:
+                raise ConfigError(f"{name} must be above 0, not {seconds:g}")
         if self.shutdown_timeout < 0:
             raise ConfigError(f"shutdown_timeout must be at least 0, not {self.shutdown_timeout:g}")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):

@@ -36,6 +36,10 @@ class InvalidRequest(LLMJaxError, ValueError):
         self.field = field
 
 
+class PromptTooLong(InvalidRequest):
+    """A prompt has more tokens than the context can hold."""
+
+
 class QueueFull(LLMJaxError):
     """The engine accepts no more requests now.
 

@@ -14,6 +14,7 @@ from llmjax.serve.context import Server, fingerprint, model_root
 from llmjax.serve.drain import Gate
 from llmjax.serve.errors import ApiError, ClientDisconnected, handle_error
 from llmjax.serve.interfaces import Engine
+from llmjax.serve.limits import BodyLimits
 from llmjax.serve.listen import on_loopback
 from llmjax.serve.metrics import EngineMetrics, registry
 from llmjax.serve.middleware import DrainGate, RequestLog
@@ -46,7 +47,12 @@ def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None
         exception_handlers=dict.fromkeys(errors, handle_error),
     )
     app.state.server = Server(
-        engine=engine, config=config, gate=gate, fingerprint=fingerprint(engine), model_root=model_root(engine)
+        engine=engine,
+        config=config,
+        gate=gate,
+        limits=BodyLimits.of(engine, config),
+        fingerprint=fingerprint(engine),
+        model_root=model_root(engine),
     )
     return app
 

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 from typing import Any, TypeVar
 
 import orjson
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
-from llmjax.serve.errors import ApiError, ClientDisconnected, unsupported
+from llmjax.serve.context import server_of
+from llmjax.serve.errors import ApiError, ClientDisconnected, cut, unsupported
+from llmjax.serve.json_gauge import JsonGauge
+from llmjax.serve.limits import BodyLimits
 from llmjax.serve.protocol.common import ApiModel
+
+# Slower than any real line, and it ends a body that comes byte by byte.
+MIN_BYTES_PER_SECOND = 1000
 
 M = TypeVar("M", bound=ApiModel)
 
 TYPE_NAMES = frozenset({"str", "int", "float", "bool", "dict"})
 
 
-async def read_json(request: Request, *, limit: int) -> dict[str, Any]:
-    """The body, which must be a JSON object.
-
-    Args:
-        limit: bytes; a longer body is refused before it is read.
+async def read_json(request: Request) -> dict[str, Any]:
+    """The body, which must be a JSON object within the server's ``BodyLimits``; nothing is parsed before that is known.
 
     Raises:
-        ApiError: 400, 413 or 415.
+        ApiError: 400, 408, 413 or 415.
         ClientDisconnected: the client went away while sending.
     """
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise ApiError(f"Content-Type must be application/json, not {media_type or 'absent'}", status=415)
-    raw = await _read(request, limit)
+    server = server_of(request)
+    raw = await _read(request, server.limits, patience=server.config.read_timeout)
     try:
         data = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -55,43 +59,72 @@ def parse(data: dict[str, Any], model: type[M]) -> M:
     return body
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def _read(request: Request, limits: BodyLimits, *, patience: float) -> bytes:
+    """The body's bytes.
+
+    Args:
+        patience: seconds that a body may take, on top of those that its bytes take at ``MIN_BYTES_PER_SECOND``.
+    """
     too_large = ApiError(
-        f"the body is larger than {limit} bytes", status=413, code="body_too_large", headers={"Connection": "close"}
+        f"the body is larger than {limits.bytes} bytes",
+        status=413,
+        code="body_too_large",
+        headers={"Connection": "close"},
     )
     length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > limit:
+    if length.isdigit() and int(length) > limits.bytes:
         raise too_large
+    gauge = JsonGauge(limits)
     chunks: list[bytes] = []
     size = 0
+    end = asyncio.get_running_loop().time() + patience
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise too_large
-            chunks.append(chunk)
+        async with asyncio.timeout_at(end) as timer:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limits.bytes:
+                    raise too_large
+                timer.reschedule(end + size / MIN_BYTES_PER_SECOND)
+                gauge.feed(chunk)
+                # What is too much is still read to its end, as clients expect, but not kept.
+                if gauge.exceeded:
+                    chunks.clear()
+                else:
+                    chunks.append(chunk)
     except ClientDisconnect:
         raise ClientDisconnected from None
+    except TimeoutError:
+        raise ApiError(
+            f"the body did not arrive in time: {size} bytes came",
+            status=408,
+            code="request_timeout",
+            headers={"Connection": "close"},
+        ) from None
+    gauge.check()
     return b"".join(chunks)
 
 
 def _explain(error: ValidationError, model: type[ApiModel]) -> ApiError:
     details = error.errors(include_url=False, include_context=False, include_input=False)
     field = [detail for detail in details if detail["loc"][:1] == details[0]["loc"][:1]]
-    first = max(field, key=lambda detail: len(_path(detail)))  # of a union's members, the one that fitted furthest
-    path = _path(first)
+    first = max(
+        field, key=lambda detail: len(_path(detail["loc"]))
+    )  # of a union's members, the one that fitted furthest
+    path = _path(first["loc"])
     param = ".".join(path)
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(first["loc"][-1]), model.model_fields, n=1) if len(path) == 1 else []
+        name = cut(str(first["loc"][-1]))
+        param = ".".join([*_path(first["loc"][:-1]), name])
+        near = difflib.get_close_matches(name, model.model_fields, n=1) if param == name else []
         hint = f"; did you mean `{near[0]}`?" if near else ""
         return ApiError(f"unknown field `{param}`{hint}", param=param, code="unknown_parameter")
     if first["type"] == "missing":
         return ApiError(f"`{param}` is required", param=param, code="missing_required_parameter")
-    reasons = list(dict.fromkeys(detail["msg"] for detail in field if _path(detail) == path))
+    reasons = list(dict.fromkeys(detail["msg"] for detail in field if _path(detail["loc"]) == path))
     text = " or ".join(r[0].lower() + r[1:] for r in reasons).replace("input should be", "must be")
     return ApiError(f"`{param}`: {text}", param=param, code="invalid_type")
 
 
-def _path(detail: ErrorDetails) -> list[str]:
+def _path(loc: tuple[int | str, ...]) -> list[str]:
     """Where the error is. Pydantic also names the members of a union ("str", "list[int]"), which users do not know."""
-    return [str(p) for p in detail["loc"] if isinstance(p, int) or (p.isidentifier() and p not in TYPE_NAMES)]
+    return [cut(str(p)) for p in loc if isinstance(p, int) or (p.isidentifier() and p not in TYPE_NAMES)]

@@ -18,6 +18,7 @@ from llmjax.config import ServerConfig
 from llmjax.serve.drain import Gate
 from llmjax.serve.errors import ApiError
 from llmjax.serve.interfaces import Engine
+from llmjax.serve.limits import BodyLimits
 from llmjax.version import __version__
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Server:
     engine: Engine
     config: ServerConfig
     gate: Gate
+    limits: BodyLimits
     created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""
     model_root: str = ""

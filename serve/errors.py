@@ -12,12 +12,26 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmjax.errors import EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull, TokenizerError
+from llmjax.errors import (
+    EngineDead,
+    GenerationFailed,
+    InvalidRequest,
+    LLMJaxError,
+    PromptTooLong,
+    QueueFull,
+    TokenizerError,
+)
 
 log = logging.getLogger("serve")
 
 MAX_MESSAGE_CHARS = 1000
+MAX_NAME_CHARS = 100
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that went away; seen in logs only
+
+
+def cut(name: str) -> str:
+    """A name that came with a request, short enough to be sent back."""
+    return name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS] + "…"
 
 
 class ApiError(Exception):
@@ -41,9 +55,9 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = " ".join(message.split())[:MAX_MESSAGE_CHARS]
+        self.message = " ".join(message[: 2 * MAX_MESSAGE_CHARS].split())[:MAX_MESSAGE_CHARS]
         self.status = status
-        self.param = param
+        self.param = None if param is None else cut(param)
         self.code = code
         self.headers = dict(headers or {})
 
@@ -77,6 +91,8 @@ def as_api_error(error: BaseException) -> ApiError:
     match error:
         case ApiError():
             return error
+        case PromptTooLong():
+            return ApiError(str(error), param=error.field, code="context_length_exceeded")
         case InvalidRequest():
             return ApiError(str(error), param=error.field, code="invalid_value")
         case TokenizerError():

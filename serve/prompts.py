@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from llmjax.serve.context import Server
 from llmjax.serve.errors import ApiError
@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 # Work on longer texts would hold up every other request's stream; it goes to a thread.
 INLINE_CHARS = 4096
+CHARS_PER_MESSAGE = 32  # the work that a message is beside its text
 
 RESERVED_KWARGS = frozenset(
     {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
@@ -30,25 +31,36 @@ class Prompt:
     text: str | None = None
 
 
-def truncated(server: Server, prompt: Prompt, body: GenerationRequest, *, room: int) -> Prompt:
-    """The prompt cut to ``truncate_prompt_tokens`` (-1: to what leaves room for ``room`` tokens)."""
-    keep = body.truncate_prompt_tokens
-    if keep is None:
-        return prompt
-    if keep == -1:
-        keep = max(server.engine.max_model_len - room, 0)
-    ids = prompt.token_ids
-    if len(ids) <= keep:
-        return prompt
-    ids = ids[:keep] if body.truncation_side == "right" else ids[len(ids) - keep :]
-    text = None if prompt.text is None else server.tokenizer.decode(ids, skip_special_tokens=False)
-    return Prompt(ids, text)
+@dataclass(frozen=True)
+class Truncation:
+    """How many tokens of a prompt are kept, and on which side the others go."""
+
+    keep: int
+    side: Literal["left", "right"]
+
+    @classmethod
+    def of(cls, server: Server, body: GenerationRequest, *, room: int) -> Truncation | None:
+        """``truncate_prompt_tokens``; -1 is what leaves room for ``room`` tokens."""
+        keep = body.truncate_prompt_tokens
+        if keep is None:
+            return None
+        return cls(max(server.engine.max_model_len - room, 0) if keep == -1 else keep, body.truncation_side or "left")
+
+    def apply(self, server: Server, prompt: Prompt) -> Prompt:
+        """The prompt with the tokens that are kept."""
+        ids = prompt.token_ids
+        if len(ids) <= self.keep:
+            return prompt
+        ids = ids[: self.keep] if self.side == "right" else ids[len(ids) - self.keep :]
+        text = None if prompt.text is None else server.tokenizer.decode(ids, skip_special_tokens=False)
+        return Prompt(ids, text)
 
 
-async def chat_prompt(server: Server, body: ChatTemplateFields) -> Prompt:
+async def chat_prompt(server: Server, body: ChatTemplateFields, *, truncation: Truncation | None = None) -> Prompt:
     """Messages, rendered and encoded.
 
     Raises:
+        PromptTooLong: the text is longer than the context can hold, and not to be cut.
         ApiError: unsupported content, an untrusted template, or no tokenizer.
         TokenizerError: the template refuses the messages.
     """
@@ -64,7 +76,7 @@ async def chat_prompt(server: Server, body: ChatTemplateFields) -> Prompt:
             code="unsupported_parameter",
         )
     kwargs = _template_kwargs(body.chat_template_kwargs)
-    messages = template_messages(body.messages)
+    messages = await off_loop(lambda: template_messages(body.messages), size=CHARS_PER_MESSAGE * len(body.messages))
     if body.continue_final_message and not messages[-1]["content"]:
         raise ApiError("continue_final_message needs a last message with content", param="continue_final_message")
     tokenizer = server.tokenizer
@@ -78,17 +90,38 @@ async def chat_prompt(server: Server, body: ChatTemplateFields) -> Prompt:
             chat_template=body.chat_template,
             **kwargs,
         )
-        return Prompt(tokenizer.encode(text, add_special_tokens=body.add_special_tokens), text)
+        return _encoded(
+            server, text, add_special_tokens=body.add_special_tokens, truncation=truncation, field="messages"
+        )
 
     return await off_loop(render, size=sum(len(m["content"]) for m in messages))
 
 
+def _encoded(
+    server: Server, text: str, *, add_special_tokens: bool, truncation: Truncation | None, field: str
+) -> Prompt:
+    tokenizer = server.tokenizer
+    if truncation is None:
+        tokenizer.check_length(text, max_tokens=server.engine.max_model_len, field=field)
+        return Prompt(tokenizer.encode(text, add_special_tokens=add_special_tokens), text)
+    ids = tokenizer.encode_end(
+        text, tokens=truncation.keep, side=truncation.side, add_special_tokens=add_special_tokens
+    )
+    return truncation.apply(server, Prompt(ids, text))
+
+
 async def completion_prompts(
-    server: Server, prompts: Sequence[str | list[int]], *, add_special_tokens: bool, echo: bool
+    server: Server,
+    prompts: Sequence[str | list[int]],
+    *,
+    add_special_tokens: bool,
+    echo: bool,
+    truncation: Truncation | None = None,
 ) -> list[Prompt]:
     """Texts, encoded; token ids, checked (and decoded when ``echo`` will show them).
 
     Raises:
+        PromptTooLong: a text is longer than the context can hold, and not to be cut.
         ApiError: more prompts than the engine would queue, ids outside the vocabulary, or no tokenizer.
     """
     config = server.engine.config
@@ -98,16 +131,19 @@ async def completion_prompts(
     for prompt in prompts:
         if not isinstance(prompt, str):
             check_ids(server, prompt, field="prompt")
-    if not echo and not any(isinstance(prompt, str) for prompt in prompts):
-        return [Prompt(prompt) for prompt in prompts if not isinstance(prompt, str)]
-    tokenizer = server.tokenizer
+    texts = echo or any(isinstance(prompt, str) for prompt in prompts)
+    tokenizer = server.tokenizer if texts else None
 
     def both(prompt: str | list[int]) -> Prompt:
         if isinstance(prompt, str):
-            return Prompt(tokenizer.encode(prompt, add_special_tokens=add_special_tokens), prompt)
-        return Prompt(prompt, tokenizer.decode(prompt, skip_special_tokens=False) if echo else None)
+            return _encoded(
+                server, prompt, add_special_tokens=add_special_tokens, truncation=truncation, field="prompt"
+            )
+        shown = tokenizer.decode(prompt, skip_special_tokens=False) if echo and tokenizer is not None else None
+        found = Prompt(prompt, shown)
+        return found if truncation is None else truncation.apply(server, found)
 
-    return await off_loop(lambda: [both(prompt) for prompt in prompts], size=sum(map(len, prompts)))
+    return await off_loop(lambda: [both(prompt) for prompt in prompts], size=sum(map(len, prompts)) if texts else 0)
 
 
 def check_ids(server: Server, ids: list[int], *, field: str) -> None:

@@ -126,16 +126,17 @@ class Engine:
         params = request.params
         # Without a seed of its own a request draws one here, once, so that a preemption does not change its tokens.
         base = params.seed if params.seed is not None else int(self._rng.integers(2**63))
+        first = request_sampling(
+            params,
+            vocab_size=self.model.config.vocab_size,
+            seed=base,
+            eos_ids=request.stop_token_ids,
+            bad_words=request.bad_words_token_ids,
+        )
         sampling: dict[Sequence, RequestSampling] = {}
         for index in range(params.n):
             seed = (base + index) % 2**64
-            resolved = request_sampling(
-                params,
-                vocab_size=self.model.config.vocab_size,
-                seed=seed,
-                eos_ids=request.stop_token_ids,
-                bad_words=request.bad_words_token_ids,
-            )
+            resolved = first.with_seed(seed)
             sequence = Sequence(
                 request=request,
                 index=index,

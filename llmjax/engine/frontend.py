@@ -208,16 +208,25 @@ class Frontend:
                 raise InvalidRequest("a prompt dict needs 'prompt' or 'prompt_token_ids'", field="prompt")
             prompt = prompt["prompt"]
         if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise InvalidRequest("there is no tokenizer: give token ids instead of text", field="prompt")
-            return prompt, self.tokenizer.encode(prompt)
+            return prompt, self.encode(prompt)
         return None, _ids(prompt)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt. Any thread may ask.
+
+        Raises:
+            InvalidRequest: there is no tokenizer, or the text is longer than the context can hold.
+        """
+        if self.tokenizer is None:
+            raise InvalidRequest("there is no tokenizer: give token ids instead of text", field="prompt")
+        self.tokenizer.check_length(text, max_tokens=self._max_model_len)
+        return self.tokenizer.encode(text)
 
     def _check(self, token_ids: list[int], params: SamplingParams) -> None:
         if not token_ids:
             raise InvalidRequest("the prompt is empty", field="prompt")
-        outside = next((token for token in token_ids if not 0 <= token < self._vocab_size), None)
-        if outside is not None:
+        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
+            outside = next(token for token in token_ids if not 0 <= token < self._vocab_size)
             raise InvalidRequest(
                 f"the prompt holds token id {outside}; the vocabulary has {self._vocab_size} tokens", field="prompt"
             )
@@ -335,6 +344,8 @@ def _ids(prompt: Any) -> list[int]:
     if isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Iterable):
         raise InvalidRequest("the prompt must be text or token ids", field="prompt")
     ids = list(prompt)
+    if set(map(type, ids)) <= {int}:
+        return ids
     if any(isinstance(token, bool) or not hasattr(token, "__index__") for token in ids):
         raise InvalidRequest("the prompt must be text or a list of integers", field="prompt")
     return [int(token) for token in ids]

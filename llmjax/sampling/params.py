@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 128
 MAX_N = 128
+MAX_WORD_CHARS = 4096  # of all stop strings together, and of all bad words; every one is looked for at each step
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy (vLLM's threshold)
 
 
@@ -99,26 +100,26 @@ class SamplingParams:
         _at_most("stop", self.stop, MAX_STOP_STRINGS)
         _at_most("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
         _at_most("bad_words", self.bad_words, MAX_BAD_WORDS)
-        if any(not isinstance(s, str) or not s for s in self.stop):
-            raise InvalidRequest("stop must hold non-empty strings", field="stop")
+        _words("stop", self.stop)
+        _words("bad_words", self.bad_words)
         if self.stop and not self.detokenize:
             raise InvalidRequest("stop strings need detokenize=True; use stop_token_ids instead", field="stop")
-        if any(not isinstance(w, str) or not w for w in self.bad_words):
-            raise InvalidRequest("bad_words must hold non-empty strings", field="bad_words")
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
                 _integer(name, value, 0, 2**31 - 1)
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0, 2**31 - 1)
+        _token_ids("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
                 raise InvalidRequest("allowed_token_ids is empty: nothing could be sampled", field="allowed_token_ids")
-            for token in self.allowed_token_ids:
-                _integer("allowed_token_ids", token, 0, 2**31 - 1)
-        for token, bias in (self.logit_bias or {}).items():
-            _integer("logit_bias", token, 0, 2**31 - 1)
-            _number("logit_bias", bias, -100.0, 100.0)
+            _token_ids("allowed_token_ids", self.allowed_token_ids)
+        if self.logit_bias:
+            _token_ids("logit_bias", self.logit_bias)
+            biases: Collection[object] = self.logit_bias.values()
+            if set(map(type, biases)) <= {int, float}:
+                biases = set(biases)  # few of many differ
+            for bias in biases:
+                _number("logit_bias", bias, -100.0, 100.0)
 
 
 PARAM_NAMES = frozenset(f.name for f in fields(SamplingParams))
@@ -127,6 +128,26 @@ PARAM_NAMES = frozenset(f.name for f in fields(SamplingParams))
 def _at_most(name: str, values: Sequence[object], limit: int) -> None:
     if len(values) > limit:
         raise InvalidRequest(f"{name} has {len(values)} entries; at most {limit} are allowed", field=name)
+
+
+def _words(name: str, words: Sequence[object]) -> None:
+    chars = 0
+    for word in words:
+        if not isinstance(word, str) or not word:
+            raise InvalidRequest(f"{name} must hold non-empty strings", field=name)
+        chars += len(word)
+    if chars > MAX_WORD_CHARS:
+        raise InvalidRequest(
+            f"{name} has {chars} characters; at most {MAX_WORD_CHARS} are allowed in all of them", field=name
+        )
+
+
+def _token_ids(name: str, ids: Collection[Any]) -> None:
+    """Checks each id; lists as long as a vocabulary pass at the speed of ``min``."""
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 2**31:
+        return
+    for token in ids:
+        _integer(name, token, 0, 2**31 - 1)
 
 
 def _number(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,13 @@ class RequestSampling:
     def uses_slot(self) -> bool:
         """Whether the request's slot on the device must be set up before its first step."""
         return bool(self.features & (Feature.PENALTY | Feature.BIAS | Feature.BAN))
+
+    def with_seed(self, seed: int) -> RequestSampling:
+        """The same for another of the ``n`` outputs: the seed is all that they differ in."""
+        words = self.words.copy()
+        words.view(ROW)["key"] = _key(seed)
+        words.flags.writeable = False
+        return replace(self, words=words)
 
     @property
     def bans_vary(self) -> bool:
@@ -157,7 +164,7 @@ def request_sampling(
 
 def _row(params: SamplingParams, vocab_size: int, seed: int) -> npt.NDArray[np.void]:
     row = np.zeros((), ROW)
-    row["key"] = [(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF]
+    row["key"] = _key(seed)
     row["top_p"] = params.top_p
     row["top_k"] = params.top_k if 0 < params.top_k < vocab_size else 0
     row["min_p"] = params.min_p
@@ -178,6 +185,10 @@ def _row(params: SamplingParams, vocab_size: int, seed: int) -> npt.NDArray[np.v
     return row
 
 
+def _key(seed: int) -> list[int]:
+    return [(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF]
+
+
 def _distinct_words(bad_words: Sequence[Sequence[int]], vocab_size: int) -> tuple[tuple[int, ...], ...]:
     words = tuple(dict.fromkeys(tuple(word) for word in bad_words))
     if () in words:
@@ -190,7 +201,9 @@ def _distinct_words(bad_words: Sequence[Sequence[int]], vocab_size: int) -> tupl
     return words
 
 
-def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+def _check_ids(name: str, ids: Collection[int], vocab_size: int) -> None:
+    if ids and min(ids) >= 0 and max(ids) < vocab_size:
+        return
     for token in ids:
         if not 0 <= token < vocab_size:
             message = f"{name} holds token id {token}; the vocabulary has {vocab_size} tokens"

@@ -17,12 +17,17 @@ class Backend(Protocol):
     """A vocabulary and its algorithm. Thread-safe."""
 
     vocab_size: int
+    normalizes: bool  # texts are changed before they become tokens
 
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]: ...
 
     def id_to_token(self, token_id: int) -> str | None: ...
 
     def token_to_id(self, token: str) -> int | None: ...
+
+
+# From this many characters on it costs less to encode without holding the interpreter lock than to hold it.
+LONG_TEXT = 4096
 
 
 class HuggingFaceBackend:
@@ -34,6 +39,7 @@ class HuggingFaceBackend:
         tokenizer.no_truncation()
         self.tokenizer = tokenizer
         self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.normalizes = tokenizer.normalizer is not None
 
     @functools.cached_property
     def _plain(self) -> tokenizers.Tokenizer:
@@ -44,7 +50,11 @@ class HuggingFaceBackend:
 
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
         tokenizer = self.tokenizer if parse_special else self._plain
-        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        if len(text) < LONG_TEXT:
+            return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        # `encode` holds the interpreter lock throughout; this lets go of it, and leaves out offsets that nobody needs.
+        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def id_to_token(self, token_id: int) -> str | None:
         return self.tokenizer.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
@@ -97,6 +107,7 @@ class SentencePieceBackend:
         self._pieces: int = processor.get_piece_size()
         self._added = {token_id: text for text, token_id in rules.added.items()}
         self.vocab_size = max([self._pieces - 1, *self._added]) + 1
+        self.normalizes = True
 
     def serialized(self) -> bytes:
         """The model as a tokenizer.model file has it."""

@@ -32,6 +32,8 @@ class TokenCutter:
             if text:
                 yield text
             return
-        for start, end in self._matcher.encode(text).offsets:
+        # A batch of one, because only batches let go of the interpreter lock.
+        (matched,) = self._matcher.encode_batch([text])
+        for start, end in matched.offsets:
             piece = text[start:end]
             yield self._ids.get(piece, piece)

@@ -40,6 +40,10 @@ class PieceTable:
         """The bytes of a token at the start of a text."""
         return self._decode(token_id, first=True)
 
+    def longest(self, vocab_size: int) -> int:
+        """Bytes of the longest of the ids below ``vocab_size``; keeps none of them."""
+        return max((len(self._decode(token_id, first=False)) for token_id in range(vocab_size)), default=0)
+
     def exists(self, token_id: int) -> bool:
         return self._id_to_token(token_id) is not None
 

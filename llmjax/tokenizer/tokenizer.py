@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from llmjax.errors import InvalidRequest, TokenizerError
+from llmjax.errors import InvalidRequest, PromptTooLong, TokenizerError
+from llmjax.host_memory import give_back
 from llmjax.tokenizer.backend import Backend
 from llmjax.tokenizer.chat_template import ChatTemplate
 from llmjax.tokenizer.detokenizer import IncrementalDetokenizer, PieceTable
 from llmjax.tokenizer.pieces import PieceDecoder
+
+# A text whose tokens would have to be longer than this on average (English has 4 or 5 characters a token) is counted
+# in slices first, because encoding takes some 300 bytes of memory a token.
+PLAUSIBLE_CHARS = 8
+SLICE_CHARS = 2**16
+# A normalizer may compose or simplify characters: three bytes of a full-width letter, or four of a mathematical one,
+# become one.
+NORMALIZED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +83,66 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return self.backend.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
+        ids = self.backend.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
+        if len(text) > SLICE_CHARS:
+            give_back()
+        return ids
+
+    @functools.cached_property
+    def max_token_bytes(self) -> int:
+        """Bytes of a text, in UTF-8, that become one token at most."""
+        return max(1, self._table.longest(self.vocab_size)) * (NORMALIZED if self.backend.normalizes else 1)
+
+    def check_length(self, text: str, *, max_tokens: int, field: str = "prompt") -> None:
+        """Refuses a text that surely has more than ``max_tokens`` tokens, at a cost that ``max_tokens`` bounds.
+
+        What passes may still have somewhat more: it can be encoded and counted.
+
+        Args:
+            field: the request field that the text came in.
+
+        Raises:
+            PromptTooLong: names the field and how many tokens there are at least.
+        """
+        size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+        least = -(-size // self.max_token_bytes)
+        if least <= max_tokens < len(text) // PLAUSIBLE_CHARS:
+            least = self._count(text, enough=max_tokens)
+        if least > max_tokens:
+            raise PromptTooLong(
+                f"the prompt has {len(text)} characters, at least {least} tokens: more than the "
+                f"context of {max_tokens} holds",
+                field=field,
+            )
+
+    def encode_end(
+        self, text: str, *, tokens: int, side: Literal["left", "right"], add_special_tokens: bool = True
+    ) -> list[int]:
+        """Token ids whose last ``tokens`` are the text's, or whose first; no more of it than that takes is encoded.
+
+        Args:
+            side: "left": what is left out, if anything, is the beginning; "right": the end.
+        """
+        needed = tokens + self.max_token_bytes  # a cut changes tokens beside it
+        chars = PLAUSIBLE_CHARS * needed
+        while chars < len(text):
+            part = text[-chars:] if side == "left" else text[:chars]
+            ids = self.encode(part, add_special_tokens=add_special_tokens)
+            if len(ids) >= needed:
+                return ids
+            chars *= 2
+        return self.encode(text, add_special_tokens=add_special_tokens)
+
+    def _count(self, text: str, *, enough: int) -> int:
+        """At least so many tokens has ``text``; counted slice by slice until it is more than ``enough``."""
+        least = 0
+        for start in range(0, len(text), SLICE_CHARS):
+            ids = self.encode(text[start : start + SLICE_CHARS], add_special_tokens=False)
+            # A token that a slice cuts in two may become as many as it has bytes.
+            least += max(0, len(ids) - self.max_token_bytes)
+            if least > enough:
+                break
+        return least
 
     def decode(
         self, ids: Sequence[int], *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True

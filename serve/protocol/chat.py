@@ -8,9 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from llmjax.serve.errors import ApiError
-from llmjax.serve.protocol.common import ApiModel, GenerationRequest
+from llmjax.serve.protocol.common import ApiModel, GenerationRequest, at_most
 
 TEXT_PARTS = frozenset({"text", "input_text"})
+MAX_MESSAGES = 8192
 
 
 class ChatMessage(ApiModel):
@@ -39,7 +40,7 @@ class ChatMessage(ApiModel):
     }
 
 
-Messages = Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
+Messages = Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1), at_most(MAX_MESSAGES)]
 
 
 class ChatTemplateFields(ApiModel):

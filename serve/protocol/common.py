@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
 
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.params import RequestOutputKind, SamplingParams
@@ -16,6 +17,29 @@ Ints = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 
 
+def at_most(limit: int) -> BeforeValidator:
+    """Refuses a longer list before its entries are looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list) and len(value) > limit:
+            raise PydanticCustomError("too_long", f"has {len(value)} entries; at most {limit} are allowed")
+        return value
+
+    return BeforeValidator(check)
+
+
+def object_of(*types: type) -> PlainValidator:
+    """An object whose values are all of ``types``. Wrong ones, however many, are one error, unlike with ``dict[…]``."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, dict) or not set(map(type, value.values())) <= {*types}:
+            names = " or ".join(kind.__name__ for kind in types)
+            raise PydanticCustomError("object_of", f"Input should be an object whose values are all {names}")
+        return value
+
+    return PlainValidator(check)
+
+
 class ApiModel(BaseModel):
     """A request body. Unknown fields are errors, numbers in strings are not numbers."""
 
@@ -23,6 +47,15 @@ class ApiModel(BaseModel):
 
     # Fields that are known but not supported yet, with the values that change nothing (None always is one).
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_unknown_fields(cls, data: Any) -> Any:
+        """Of too many fields to be all known, only one unknown one is left: pydantic makes an error object of each."""
+        if not isinstance(data, dict) or len(data) <= len(cls.model_fields):
+            return data
+        unknown = next(name for name in data if name not in cls.model_fields)
+        return {name: data[name] for name in (*cls.model_fields, unknown) if name in data}
 
 
 class StreamOptions(ApiModel):
@@ -55,7 +88,7 @@ class GenerationRequest(ApiModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], object_of(int, float)] | None = None
     allowed_token_ids: Ints | None = None
     bad_words: Strings | None = None
     prompt_logprobs: int | None = None
@@ -69,7 +102,7 @@ class GenerationRequest(ApiModel):
 
     # Accepted and without effect on the answer.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], object_of(str)] | None = None
     service_tier: str | None = None
     parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None

@@ -19,7 +19,7 @@ from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, record_of, server_of
 from llmjax.serve.generation import Job, Tally, check_priority, collect, guarded, run_job
 from llmjax.serve.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from llmjax.serve.prompts import chat_prompt, output_budget, truncated
+from llmjax.serve.prompts import Truncation, chat_prompt, output_budget
 from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.common import check_logprobs, check_no_stream, sampling_params
 from llmjax.serve.sse import EventStream, event
@@ -28,7 +28,7 @@ from llmjax.serve.sse import EventStream, event
 async def chat_completions(request: Request) -> Response | ASGIApp:
     server = server_of(request)
     config = server.config
-    body = parse(await read_json(request, limit=config.max_request_bytes), ChatRequest)
+    body = parse(await read_json(request), ChatRequest)
     job = await _job(server, body, request)
     answer = ChatAnswer(
         server=server, body=body, job=job, tally=Tally(job, record_of(request)), created=int(time.time())
@@ -50,7 +50,7 @@ async def _job(server: Server, body: ChatRequest, request: Request) -> Job:
     check_priority(engine, priority)
     asked = body.requested_tokens
     defaults = engine.default_sampling_params
-    prompt = truncated(server, await chat_prompt(server, body), body, room=asked or 1)
+    prompt = await chat_prompt(server, body, truncation=Truncation.of(server, body, room=asked or 1))
     budget = output_budget(server, prompt, asked=asked, default=defaults.get("max_tokens"), field="messages")
     params = sampling_params(body, defaults=defaults, max_tokens=budget, logprobs=logprobs, detokenize=True)
     return Job(

@@ -20,7 +20,7 @@ from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, record_of, server_of
 from llmjax.serve.generation import Job, Part, Tally, check_priority, collect, guarded, run_job
 from llmjax.serve.logprobs import LegacyLogprobs, TokenNames, prompt_logprobs
-from llmjax.serve.prompts import Prompt, completion_prompts, output_budget, truncated
+from llmjax.serve.prompts import Prompt, Truncation, completion_prompts, output_budget
 from llmjax.serve.protocol.common import check_logprobs, check_no_stream, sampling_params
 from llmjax.serve.protocol.completions import CompletionRequest
 from llmjax.serve.sse import EventStream, event
@@ -31,7 +31,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 async def completions(request: Request) -> Response | ASGIApp:
     server = server_of(request)
     config = server.config
-    body = parse(await read_json(request, limit=config.max_request_bytes), CompletionRequest)
+    body = parse(await read_json(request), CompletionRequest)
     job = await _job(server, body, request)
     tally = Tally(job, record_of(request), count_completion=not body.prompt_only)
     answer = CompletionAnswer(server=server, body=body, job=job, tally=tally, created=int(time.time()))
@@ -51,8 +51,13 @@ async def _job(server: Server, body: CompletionRequest, request: Request) -> Job
     priority = body.priority or 0
     check_priority(engine, priority)
     asked = 1 if body.prompt_only else body.max_tokens
-    prompts = await completion_prompts(server, body.prompts, add_special_tokens=body.add_special_tokens, echo=body.echo)
-    prompts = [truncated(server, prompt, body, room=asked or DEFAULT_MAX_TOKENS) for prompt in prompts]
+    prompts = await completion_prompts(
+        server,
+        body.prompts,
+        add_special_tokens=body.add_special_tokens,
+        echo=body.echo,
+        truncation=Truncation.of(server, body, room=asked or DEFAULT_MAX_TOKENS),
+    )
     params = [_params(server, body, prompt, asked=asked) for prompt in prompts]
     return Job(
         id=f"cmpl-{body.request_id or record_of(request).id}",

@@ -16,7 +16,7 @@ from llmjax.serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest,
 async def tokenize(request: Request) -> Response:
     """Ids of a text, or of messages after the chat template."""
     server = server_of(request)
-    data = await read_json(request, limit=server.config.max_request_bytes)
+    data = await read_json(request)
     if "messages" in data:
         chat = parse(data, TokenizeChatRequest)
         server.check_model(chat.model)
@@ -29,11 +29,15 @@ async def tokenize(request: Request) -> Response:
         )
         with_names = text.return_token_strs
     ids = prompt.token_ids
+    names = None
+    if with_names:
+        tokenizer = server.tokenizer
+        names = await off_loop(lambda: [tokenizer.id_to_token(i) for i in ids], size=len(ids))
     body = {
         "count": len(ids),
         "max_model_len": server.engine.max_model_len,
         "tokens": ids,
-        "token_strs": [server.tokenizer.id_to_token(i) for i in ids] if with_names else None,
+        "token_strs": names,
     }
     return Response(orjson.dumps(body), media_type="application/json")
 
@@ -41,7 +45,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special ones included."""
     server = server_of(request)
-    body = parse(await read_json(request, limit=server.config.max_request_bytes), DetokenizeRequest)
+    body = parse(await read_json(request), DetokenizeRequest)
     server.check_model(body.model)
     check_ids(server, body.tokens, field="tokens")
     tokenizer = server.tokenizer

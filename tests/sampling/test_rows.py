@@ -48,6 +48,14 @@ def test_features(params: dict[str, Any], features: Feature) -> None:
     assert got.uses_slot == bool(features & (Feature.PENALTY | Feature.BIAS | Feature.BAN))
 
 
+def test_another_seed_changes_the_key_alone() -> None:
+    asked: dict[str, Any] = {"temperature": 0.5, "allowed_token_ids": [1, 2], "bad_words": [(3, 4)], "min_tokens": 2}
+    first, other = resolve(seed=7, eos_ids=(2,), **asked), resolve(seed=2**63 + 5, eos_ids=(2,), **asked)
+    again = first.with_seed(2**63 + 5)
+    np.testing.assert_array_equal(again.words, other.words)
+    assert again.bias_ids is first.bias_ids and again.features == other.features and not again.words.flags.writeable
+
+
 def test_words_hold_the_row() -> None:
     got = resolve(
         seed=-2, temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, presence_penalty=1, frequency_penalty=-1,

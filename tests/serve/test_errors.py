@@ -9,8 +9,12 @@ import httpx
 import openai
 import pytest
 
+from llmjax.config import ServerConfig
+from llmjax.serve.limits import BodyLimits
+
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+JSON = {"content-type": "application/json"}
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 PROMPT = {"prompt": "hi"}
 
@@ -117,13 +121,69 @@ def test_missing_field(http: httpx.Client) -> None:
     check(http.post(TEXT, json={}), status=400, param="prompt", says="required")
 
 
+OVER = 3 * 10**5  # more values, or objects, than one body may hold
+
+ABUSIVE: list[tuple[str, bytes, str | None, str]] = [
+    (TEXT, b'{"prompt": [' + b",".join([b"[1]"] * OVER) + b"]}", "prompt", f"has {2 * OVER} entries"),
+    (TEXT, b'{"prompt": "x", "allowed_token_ids": [' + b",".join([b"1"] * OVER) + b"]}", "allowed_token_ids", "values"),
+    (TEXT, b'{"prompt": "x", "logit_bias": {' + b",".join([b'"1":1'] * 10**5) + b"}}", "logit_bias", "keys"),
+    (CHAT, b'{"metadata": {' + b",".join([b'"a":"b"'] * 10**5) + b"}}", "metadata", "keys"),
+    (CHAT, b'{"messages": [' + b",".join([b'{"role":"user"}'] * 10**5) + b"]}", "messages", "objects"),
+    (CHAT, b'{"messages": [{"content": [' + b",".join([b'{"text":"a"}'] * 10**5) + b"]}]}", "messages", "objects"),
+    (CHAT, b"{" + b",".join(b'"k%d":1' % i for i in range(10**5)) + b"}", None, "100001 values"),
+    (CHAT, b'{"tools": ' + b'{"a":' * 200 + b"1" + b"}" * 201, None, "nested deeper than 128"),
+    (TEXT, b'{"prompt": "x", "' + b"k" * 10**6 + b'": 1}', "k" * 100 + "…", "unknown field"),
+    (TEXT, b'{"prompt": "x", ' + b",".join(b'"k%d":1' % i for i in range(30000)) + b"}", "k0", "unknown field"),
+    (
+        CHAT,
+        b'{"messages": [{"role": "user", ' + b",".join(b'"k%d":1' % i for i in range(30000)) + b"}]}",
+        "messages.0.k0",
+        "unknown field",
+    ),
+    (TEXT, b'{"prompt": "x", "logit_bias": {' + b",".join([b'"1":"a"'] * 30000) + b"}}", "logit_bias", "object whose"),
+    (CHAT, b'{"messages": [' + b",".join([b"{}"] * 9000) + b"]}", "messages", "at most 8192"),
+    (
+        TEXT,
+        b'{"prompt": "x", "bad_words": [' + b",".join([b'"' + b"w" * 10**4 + b'"'] * 99) + b"]}",
+        "bad_words",
+        "4096",
+    ),
+    (TEXT, b'{"prompt": "x", "stop": "' + b"w" * 10**6 + b'"}', "stop", "4096"),
+    (TEXT, b'{"prompt": "' + b"w" * 10**6 + b'"}', "prompt", "context of 512"),
+    ("/tokenize", b'{"prompt": "' + b"w" * 10**6 + b'"}', "prompt", "context of 512"),
+    ("/detokenize", b'{"tokens": [' + b",".join([b"1"] * OVER) + b"]}", "tokens", f"has {OVER} entries"),
+    (TEXT, b'{"prompt": "x", "model": "' + b"m" * 10**6 + b'"}', "model", "does not exist"),
+]
+
+
+@pytest.mark.parametrize(("path", "content", "param", "says"), ABUSIVE, ids=lambda value: str(value)[:60])
+def test_body_that_holds_too_much(http: httpx.Client, path: str, content: bytes, param: str | None, says: str) -> None:
+    response = http.post(path, content=content, headers=JSON)
+    check(response, status=404 if param == "model" else 400, param=param, says=says)
+    assert len(response.content) < 1000
+
+
+def test_default_body_limit_follows_the_context(running: Any) -> None:
+    longest = running.engine.tokenizer.max_token_bytes
+    assert longest == len("<|im_start|>")
+    limits = BodyLimits.of(running.engine, ServerConfig())
+    assert limits.bytes == 2**20 + 512 * longest * 6
+    assert BodyLimits.of(running.engine, ServerConfig(max_request_bytes=5)).bytes == 5
+
+
+def test_truncated_text_is_cut_before_it_is_encoded(running: Any, http: httpx.Client) -> None:
+    text = "the inner and outer hen " * 10**4
+    ids = running.engine.tokenizer.encode(text)
+    for side, kept in (("left", ids[-40:]), ("right", ids[:40])):
+        body = {"prompt": text, "truncate_prompt_tokens": 40, "truncation_side": side, "return_token_ids": True}
+        (choice,) = http.post(TEXT, json={**body, "max_tokens": 1}).json()["choices"]
+        assert choice["prompt_token_ids"] == kept
+
+
 def test_million_stop_strings(http: httpx.Client) -> None:
     body = {**HELLO, "stop": ["x"] * 10**6}
     check(http.post(CHAT, json=body), status=400, param="stop", says="1000000 entries")
     check(http.post(CHAT, json={**body, "stop": ["longer than the limit"] * 10**6}), status=413, param=None)
-
-
-JSON = {"content-type": "application/json"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,45 @@
+"""Values out of range are refused by name, at a cost that does not grow with what is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmjax.errors import InvalidRequest
+from llmjax.sampling.params import MAX_WORD_CHARS, SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"allowed_token_ids": [1, -1]}, "-1"),
+        ({"allowed_token_ids": [2**31]}, "2147483648"),
+        ({"allowed_token_ids": [1, True]}, "True"),
+        ({"allowed_token_ids": ["1"]}, "'1'"),
+        ({"stop_token_ids": [1.0]}, "1.0"),
+        ({"logit_bias": {-1: 1.0}}, "-1"),
+        ({"logit_bias": {1: 101}}, "101"),
+        ({"logit_bias": {1: 0.5, 2: float("nan")}}, "nan"),
+        ({"logit_bias": {1: [2]}}, r"\[2\]"),
+        ({"bad_words": ["x" * (MAX_WORD_CHARS + 1)]}, "characters"),
+        ({"bad_words": ["x" * (MAX_WORD_CHARS // 2)] * 3}, "characters"),
+        ({"stop": ["x" * MAX_WORD_CHARS, "y"]}, "characters"),
+        ({"stop": [""]}, "non-empty"),
+        ({"bad_words": [1]}, "non-empty"),
+    ],
+)
+def test_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as error:
+        SamplingParams(**fields)
+    assert error.value.field == next(iter(fields))
+
+
+def test_long_lists_within_their_range_pass() -> None:
+    params = SamplingParams(
+        allowed_token_ids=range(50_000),
+        logit_bias=dict.fromkeys(range(30000), -100),
+        stop=["x" * (MAX_WORD_CHARS // 2)] * 2,
+        bad_words=["y" * MAX_WORD_CHARS],
+    )
+    assert len(params.allowed_token_ids or ()) == 50_000 and len(params.logit_bias or {}) == 30_000
