@@ -1,5 +1,6 @@
-# make serve   serve the default model on port 8000
-# make test    run the test suite
+# make serve       serve the default model on port 8000
+# make test        run the tests, but for those that are marked slow
+# make test-slow   run those
 # Variables: PYTHON=python3.12  CONFIG=configs/qwen3.yaml  ARGS="--port 9000"  TESTS=tests/engine  EXTRAS=cuda
 
 PYTHON ?= python3
@@ -16,14 +17,20 @@ suffix := $(if $(EXTRAS),-$(subst $(comma),-,$(EXTRAS))).stamp
 serve_stamp := $(VENV)/serve$(suffix)
 dev_stamp := $(VENV)/dev$(suffix)
 
-.PHONY: serve test check bench clean
+# A process a core, each with whole files, so that fixtures and programs of a file are made once.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+.PHONY: serve test test-slow check bench clean
 .DELETE_ON_ERROR:
 
 serve: $(serve_stamp)
 	exec $(BIN)/python -m serve --config $(CONFIG) $(ARGS)
 
 test: $(dev_stamp)
-	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+	$(PYTEST) -m 'not slow' $(TESTS) $(ARGS)
+
+test-slow: $(dev_stamp)
+	$(PYTEST) -m slow $(TESTS) $(ARGS)
 
 check: $(dev_stamp)
 	$(BIN)/ruff check .
