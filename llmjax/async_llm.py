@@ -14,6 +14,7 @@ from llmjax.engine.loop import EngineLoop
 from llmjax.engine.report import ThroughputLog
 from llmjax.engine.request import EngineOutput
 from llmjax.engine.setup import LoadedLLM
+from llmjax.engine.stats import QUEUE_FULL
 from llmjax.errors import EngineDead, GenerationFailed, LLMJaxError, QueueFull
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import SamplingParams
@@ -142,6 +143,8 @@ class AsyncLLM(LoadedLLM):
             raise QueueFull("the server is shutting down", retry_after=5.0)
         self.check_health()
         if self.num_waiting >= self.config.max_num_queued_reqs:
+            for stat_logger in self.engine.loggers:
+                stat_logger.record_rejection(QUEUE_FULL)
             raise QueueFull(f"{self.config.max_num_queued_reqs} requests are waiting already", retry_after=1.0)
 
     def _from_engine(self, outputs: list[EngineOutput]) -> None:

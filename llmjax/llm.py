@@ -70,7 +70,8 @@ class LLM(LoadedLLM):
         """Generates for every prompt.
 
         Args:
-            prompts: one or a list of: text, token ids, ``{"prompt": …}``, ``{"prompt_token_ids": …}``.
+            prompts: one or a list of: text, token ids, ``{"prompt": …}``, ``{"prompt_token_ids": …}``; a dict may
+                bring a ``cache_salt``, and only prompts with the same one share cached prefixes.
             sampling_params: for all, or one for each prompt.
             use_tqdm: show a progress bar.
             priority: one for each prompt, smaller first; needs ``scheduling_policy="priority"``.

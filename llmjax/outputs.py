@@ -28,7 +28,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: list[TokenLogprobs] | None = None  # one entry per token id
+    logprobs: list[TokenLogprobs] | None = None  # one entry per token id, but none for those of a stop string
     finish_reason: str | None = None  # "stop", "length", "abort", "error"
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import orjson
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
 from llmjax.serve.context import server_of
@@ -105,7 +106,7 @@ async def _read(request: Request, limits: BodyLimits, *, patience: float) -> byt
 
 
 def _explain(error: ValidationError, model: type[ApiModel]) -> ApiError:
-    details = error.errors(include_url=False, include_context=False, include_input=False)
+    details = error.errors(include_url=False, include_context=False)
     field = [detail for detail in details if detail["loc"][:1] == details[0]["loc"][:1]]
     first = max(
         field, key=lambda detail: len(_path(detail["loc"]))
@@ -120,9 +121,16 @@ def _explain(error: ValidationError, model: type[ApiModel]) -> ApiError:
         return ApiError(f"unknown field `{param}`{hint}", param=param, code="unknown_parameter")
     if first["type"] == "missing":
         return ApiError(f"`{param}` is required", param=param, code="missing_required_parameter")
-    reasons = list(dict.fromkeys(detail["msg"] for detail in field if _path(detail["loc"]) == path))
+    reasons = list(dict.fromkeys(_reason(detail) for detail in field if _path(detail["loc"]) == path))
     text = " or ".join(r[0].lower() + r[1:] for r in reasons).replace("input should be", "must be")
     return ApiError(f"`{param}`: {text}", param=param, code="invalid_type")
+
+
+def _reason(detail: ErrorDetails) -> str:
+    # JSON's integers of more than 64 bits are read as floats.
+    if detail["type"] == "int_type" and isinstance(detail["input"], float) and abs(detail["input"]) >= 2**63:
+        return f"Input should be an integer in [{-(2**63)}, {2**63 - 1}]"
+    return detail["msg"]
 
 
 def _path(loc: tuple[int | str, ...]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from llmjax.outputs import RequestOutput
+from llmjax.outputs import CompletionOutput, RequestOutput
 from llmjax.sampling.params import SamplingParams
 from llmjax.serve.context import RequestRecord
 from llmjax.serve.errors import ApiError, ClientDisconnected
@@ -77,7 +77,9 @@ async def collect(engine: Engine, job: Job, tally: Tally) -> list[RequestOutput]
     final: dict[int, RequestOutput] = {}
     async with aclosing(run_job(engine, job)) as parts:
         async for part in parts:
-            tally.add(part)
+            tally.add_cached(part)
+            for choice in part.output.outputs:
+                tally.add_tokens(choice)
             final[part.prompt] = part.output
     return [final[i] for i in range(len(job.prompts))]
 
@@ -167,11 +169,15 @@ class Tally:
         record.prompt_tokens = self.prompt_tokens
         record.completion_tokens = 0
 
-    def add(self, part: Part) -> None:
-        if self._count_completion:
-            self.completion_tokens += sum(len(choice.token_ids) for choice in part.output.outputs)
-        self._record.completion_tokens = self.completion_tokens
+    def add_cached(self, part: Part) -> None:
+        """Notes how much of the part's prompt was in the prefix cache."""
         self._cached[part.prompt] = max(self._cached[part.prompt], part.output.num_cached_tokens)
+
+    def add_tokens(self, choice: CompletionOutput) -> None:
+        """Counts what a choice brings; after this ``usage`` includes it."""
+        if self._count_completion:
+            self.completion_tokens += len(choice.token_ids)
+        self._record.completion_tokens = self.completion_tokens
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's ``CompletionUsage``."""

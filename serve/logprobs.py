@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmjax.outputs import TokenLogprobs
 
 if TYPE_CHECKING:
-    from llmjax.tokenizer import Tokenizer
+    from llmjax.tokenizer import IncrementalDetokenizer, Tokenizer
 
 FLOOR = -9999.0  # OpenAI's value for "very unlikely"; JSON has no -inf
 
@@ -37,7 +36,7 @@ class TokenNames:
 def chat_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], *, names: TokenNames, top: int
 ) -> dict[str, Any]:
-    """OpenAI's ``ChoiceLogprobs`` for some sampled tokens."""
+    """OpenAI's ``ChoiceLogprobs`` for the sampled tokens that have log-probabilities."""
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         raw = names.raw(token_id)
@@ -48,14 +47,50 @@ def chat_logprobs(
         }
 
     content = []
-    for token_id, position in zip(token_ids, logprobs, strict=True):
+    # The tokens of a stop string have none.
+    for token_id, position in zip(token_ids, logprobs, strict=False):
         best = [entry(other, logprob) for other, logprob in _ranked(position)[:top]]
         content.append({**entry(token_id, position[token_id].logprob), "top_logprobs": best})
     return {"content": content, "refusal": None}
 
 
+class TextOffsets:
+    """Where each of a stream of tokens begins: how many characters are complete before it.
+
+    Args:
+        detokenizer: makes the text that is shown; None: there is none, and every offset is ``start``.
+        start: characters before the first token.
+    """
+
+    def __init__(self, detokenizer: IncrementalDetokenizer | None, *, start: int = 0) -> None:
+        self._detokenizer = detokenizer
+        self._offset = start
+
+    def of(self, token_ids: Sequence[int]) -> list[int]:
+        """The offsets of the next tokens."""
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(self._offset)
+            if self._detokenizer is not None:
+                self._offset += len(self._detokenizer.add((token_id,)))
+        return offsets
+
+
+def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
+    """Where each token of a prompt begins in its ``text``, in which special tokens may be shown or not.
+
+    Tokens that the tokenizer has put before the text begin with it, those put after it at its end.
+    """
+    skip, before = False, tokenizer.decode(token_ids, skip_special_tokens=False).find(text)
+    if before < 0:
+        # Special tokens inside are left out, or the text was normalised and offsets are as near as can be.
+        skip, before = True, 0
+    offsets = TextOffsets(tokenizer.detokenizer(skip_special_tokens=skip)).of(token_ids)
+    return [min(max(offset - before, 0), len(text)) for offset in offsets]
+
+
 class LegacyLogprobs:
-    """The completions endpoint's ``Logprobs``; remembers how much text has gone before, for ``text_offset``.
+    """The completions endpoint's ``Logprobs``.
 
     Args:
         top: how many of the most probable tokens to list; the sampled one is listed always.
@@ -64,22 +99,18 @@ class LegacyLogprobs:
     def __init__(self, names: TokenNames, *, top: int) -> None:
         self._names = names
         self._top = top
-        self._offset = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def format(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
-        tokens: list[str] = []
+    def format(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], offsets: Sequence[int]
+    ) -> dict[str, Any]:
+        """Some tokens, with the log-probabilities of each and where it begins in the text."""
         chosen: list[float | None] = []
         best: list[dict[str, float] | None] = []
-        offsets: list[int] = []
         for token_id, position in zip(token_ids, logprobs, strict=True):
-            tokens.append(self._names.text(token_id))
-            offsets.append(self._offset)
-            # Characters complete so far: a token may end inside one.
-            self._offset += len(self._decoder.decode(self._names.raw(token_id) or b""))
             chosen.append(None if position is None else max(position[token_id].logprob, FLOOR))
             best.append(None if position is None else self._best(token_id, position))
-        return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": best, "text_offset": offsets}
+        tokens = [self._names.text(token_id) for token_id in token_ids]
+        return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": best, "text_offset": list(offsets)}
 
     def _best(self, token_id: int, position: TokenLogprobs) -> dict[str, float]:
         shown = dict(_ranked(position)[: self._top])

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from llmjax.engine.stats import RequestStats, StepStats
+from llmjax.engine.stats import REJECTIONS, RequestStats, StepStats
 from llmjax.serve.interfaces import Engine
 
 LABELS = ("model_name", "engine")
@@ -142,6 +142,7 @@ class EngineMetrics(Collector):
         self._gauges = dict.fromkeys(GAUGES, 0.0)
         self._counters = dict.fromkeys((*COUNTERS, *OWN_COUNTERS), 0.0)
         self._finished = Counter[str]({"stop": 0, "length": 0, "abort": 0, "error": 0})
+        self._rejected = Counter[str](dict.fromkeys(REJECTIONS, 0))
         self._histograms = _histograms(engine.max_model_len)
 
     def record_step(self, stats: StepStats) -> None:
@@ -158,7 +159,7 @@ class EngineMetrics(Collector):
         counters["steps"] += stats.num_steps
         counters["compilations"] += stats.compilations
         counters["step_host_seconds"] += stats.host_seconds
-        self._histograms["iteration_tokens_total"].observe(stats.num_tokens / max(1, stats.num_steps))
+        self._histograms["iteration_tokens_total"].observe(*stats.step_tokens)
         self._histograms["time_to_first_token_seconds"].observe(*stats.time_to_first_tokens)
         self._histograms["inter_token_latency_seconds"].observe(*stats.inter_token_latencies)
 
@@ -187,22 +188,31 @@ class EngineMetrics(Collector):
         for name, value in seen.items():
             self._histograms[name].observe(value)
 
+    def record_rejection(self, reason: str) -> None:
+        self._rejected[reason] += 1
+
     def collect(self) -> Iterator[Metric]:
         for name, help in GAUGES.items():
             gauge = GaugeMetricFamily(f"vllm:{name}", help, labels=LABELS)
             gauge.add_metric(self._labels, self._gauges[name])
             yield gauge
+        waiting = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason",
+            "Waiting requests: for capacity, or deferred by something that will pass (never here).",
+            labels=(*LABELS, "reason"),
+        )
+        waiting.add_metric([*self._labels, "capacity"], self._gauges["num_requests_waiting"])
+        waiting.add_metric([*self._labels, "deferred"], 0)
+        yield waiting
         for prefix, table in (("vllm", COUNTERS), ("llmjax", OWN_COUNTERS)):
             for name, help in table.items():
                 counter = CounterMetricFamily(f"{prefix}:{name}", help, labels=LABELS)
                 counter.add_metric(self._labels, self._counters[name])
                 yield counter
-        finished = CounterMetricFamily(
-            "vllm:request_success", "Finished requests.", labels=(*LABELS, "finished_reason")
+        yield self._by_label("vllm:request_success", "Finished requests.", "finished_reason", self._finished)
+        yield self._by_label(
+            "vllm:admission_rejections", "Requests refused with 503, by the limit they met.", "reason", self._rejected
         )
-        for reason, count in dict(self._finished).items():
-            finished.add_metric([*self._labels, reason], count)
-        yield finished
         cache = GaugeMetricFamily(
             "vllm:cache_config_info", "The KV cache's settings.", labels=("engine", *self._cache_config)
         )
@@ -212,6 +222,12 @@ class EngineMetrics(Collector):
             family = HistogramMetricFamily(f"vllm:{name}", histogram.help, labels=LABELS)
             family.add_metric(self._labels, histogram.buckets(), histogram.sum)
             yield family
+
+    def _by_label(self, name: str, help: str, label: str, counts: Counter[str]) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, help, labels=(*LABELS, label))
+        for value, count in dict(counts).items():
+            family.add_metric([*self._labels, value], count)
+        return family
 
 
 def registry(metrics: EngineMetrics) -> CollectorRegistry:

@@ -33,10 +33,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Truncation:
-    """How many tokens of a prompt are kept, and on which side the others go."""
+    """How many tokens of a prompt are kept, on which side the others go, and how the rest is shown."""
 
     keep: int
     side: Literal["left", "right"]
+    skip_special_tokens: bool
 
     @classmethod
     def of(cls, server: Server, body: GenerationRequest, *, room: int) -> Truncation | None:
@@ -44,7 +45,9 @@ class Truncation:
         keep = body.truncate_prompt_tokens
         if keep is None:
             return None
-        return cls(max(server.engine.max_model_len - room, 0) if keep == -1 else keep, body.truncation_side or "left")
+        if keep == -1:
+            keep = max(server.engine.max_model_len - room, 0)
+        return cls(keep, body.truncation_side or "left", body.skip_special_tokens is not False)
 
     def apply(self, server: Server, prompt: Prompt) -> Prompt:
         """The prompt with the tokens that are kept."""
@@ -52,8 +55,9 @@ class Truncation:
         if len(ids) <= self.keep:
             return prompt
         ids = ids[: self.keep] if self.side == "right" else ids[len(ids) - self.keep :]
-        text = None if prompt.text is None else server.tokenizer.decode(ids, skip_special_tokens=False)
-        return Prompt(ids, text)
+        if prompt.text is None:
+            return Prompt(ids)
+        return Prompt(ids, server.tokenizer.decode(ids, skip_special_tokens=self.skip_special_tokens))
 
 
 async def chat_prompt(server: Server, body: ChatTemplateFields, *, truncation: Truncation | None = None) -> Prompt:
@@ -115,19 +119,19 @@ async def completion_prompts(
     prompts: Sequence[str | list[int]],
     *,
     add_special_tokens: bool,
-    echo: bool,
+    echo: bool = False,
+    skip_special_tokens: bool = True,
     truncation: Truncation | None = None,
 ) -> list[Prompt]:
     """Texts, encoded; token ids, checked (and decoded when ``echo`` will show them).
 
+    Args:
+        skip_special_tokens: leave them out of the text of token ids, as in generated text.
+
     Raises:
         PromptTooLong: a text is longer than the context can hold, and not to be cut.
-        ApiError: more prompts than the engine would queue, ids outside the vocabulary, or no tokenizer.
+        ApiError: ids outside the vocabulary, or no tokenizer.
     """
-    config = server.engine.config
-    most = config.max_num_queued_reqs + config.max_num_seqs
-    if len(prompts) > most:
-        raise ApiError(f"{len(prompts)} prompts in one request; at most {most} are possible", param="prompt")
     for prompt in prompts:
         if not isinstance(prompt, str):
             check_ids(server, prompt, field="prompt")
@@ -139,11 +143,24 @@ async def completion_prompts(
             return _encoded(
                 server, prompt, add_special_tokens=add_special_tokens, truncation=truncation, field="prompt"
             )
-        shown = tokenizer.decode(prompt, skip_special_tokens=False) if echo and tokenizer is not None else None
-        found = Prompt(prompt, shown)
+        found = Prompt(prompt)
+        if echo and tokenizer is not None:
+            found = Prompt(prompt, tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens))
         return found if truncation is None else truncation.apply(server, found)
 
     return await off_loop(lambda: [both(prompt) for prompt in prompts], size=sum(map(len, prompts)) if texts else 0)
+
+
+def check_queue(server: Server, *, prompts: int, choices: int) -> None:
+    """Refuses a request that not even an idle server takes: its last prompt would find the queue full of the others."""
+    limit = server.engine.config.max_num_queued_reqs
+    if (prompts - 1) * choices >= limit:
+        raise ApiError(
+            f"{prompts} prompts, each with n = {choices}, are more than the queue of this server takes: {limit} "
+            "sequences at most (--max-num-queued-reqs)",
+            param="prompt",
+            code="invalid_value",
+        )
 
 
 def check_ids(server: Server, ids: list[int], *, field: str) -> None:
@@ -155,17 +172,28 @@ def check_ids(server: Server, ids: list[int], *, field: str) -> None:
         )
 
 
-def output_budget(server: Server, prompt: Prompt, *, asked: int | None, default: int | None, field: str) -> int:
+def output_budget(
+    server: Server,
+    prompt: Prompt,
+    *,
+    asked: int | None,
+    default: int | None,
+    field: str,
+    asked_field: str = "max_tokens",
+) -> int:
     """How many tokens may be generated.
 
     Args:
         asked: the request's max_tokens.
         default: for requests that do not say; None: the rest of the context. Cut to what fits.
         field: the prompt's name in the request, for errors.
+        asked_field: the name under which the request asked.
 
     Raises:
         ApiError: 400 ``context_length_exceeded``.
     """
+    if asked is not None and asked < 1:
+        raise ApiError(f"{asked_field} must be at least 1, not {asked}", param=asked_field, code="invalid_value")
     length, limit = len(prompt.token_ids), server.engine.max_model_len
     if not length:
         raise ApiError(f"`{field}` has no tokens", param=field, code="invalid_value")
@@ -177,8 +205,8 @@ def output_budget(server: Server, prompt: Prompt, *, asked: int | None, default:
         )
     if asked is not None and length + asked > limit:
         raise ApiError(
-            f"max_tokens is {asked}; after the prompt's {length} tokens {limit - length} fit the context of {limit}",
-            param="max_tokens",
+            f"{asked_field} is {asked}; after the prompt's {length} tokens {limit - length} fit the context of {limit}",
+            param=asked_field,
             code="context_length_exceeded",
         )
     if asked is not None:

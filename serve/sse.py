@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -22,8 +23,26 @@ HEADERS = [
 ]
 
 
+# Choices of one token, with what names its fields, are shorter than this.
+OBFUSCATION_BLOCK = 128  # bytes
+
+
 def event(data: Any) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def delta_event(chunk: dict[str, Any], *, obfuscate: bool) -> bytes:
+    """A chunk of an answer as an event.
+
+    Args:
+        chunk: with its ``choices``.
+        obfuscate: add random characters, as OpenAI does, so that whoever sees the sizes of encrypted packets cannot
+            tell from them how long each token is: choices and padding fill whole blocks.
+    """
+    if not obfuscate:
+        return event(chunk)
+    missing = -len(orjson.dumps(chunk["choices"])) % OBFUSCATION_BLOCK
+    return event({**chunk, "obfuscation": secrets.token_urlsafe(missing)[:missing]})
 
 
 class EventStream:

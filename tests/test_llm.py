@@ -11,6 +11,7 @@ import pytest
 import llmjax
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
+from llmjax.engine.setup import sampling_defaults
 from llmjax.errors import CheckpointError, ConfigError, InvalidRequest
 
 GOLDEN = Path(__file__).parent / "models" / "golden" / "llama"
@@ -193,6 +194,29 @@ def test_bad_settings_and_models(tmp_path: Path, settings: dict[str, Any]) -> No
         LLM(str(GOLDEN), **{**settings, "device_ids": "-1"})
     with pytest.raises(ConfigError, match="'tpu' is not available"):
         LLM(str(GOLDEN), **{**settings, "device": "tpu"})
+
+
+def test_prompts_share_cached_prefixes_only_with_those_of_the_same_salt(llm: LLM) -> None:
+    ids = [3 + i for i in range(9)]  # two full pages
+
+    def cached(**more: Any) -> int:
+        (output,) = llm.generate({"prompt_token_ids": ids, **more}, GREEDY, use_tqdm=False)
+        return output.num_cached_tokens
+
+    counts = [cached(cache_salt="a"), cached(cache_salt="a"), cached(cache_salt="b"), cached(cache_salt="b")]
+    assert counts == [0, 8, 0, 8]
+    with pytest.raises(InvalidRequest, match="multi_modal_data is not supported yet"):
+        cached(multi_modal_data={"image": object()})
+
+
+def test_what_a_models_makers_recommend() -> None:
+    assert sampling_defaults({}) == {}
+    numbers = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None, "repetition_penalty": 1.1, "pad": 1}
+    expected = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1}
+    assert sampling_defaults(numbers) == sampling_defaults({**numbers, "do_sample": True}) == expected
+    assert sampling_defaults({**numbers, "do_sample": False}) == {**expected, "temperature": 0.0}
+    assert SamplingParams(**sampling_defaults({"do_sample": False})).greedy
+    assert sampling_defaults({"max_new_tokens": 99}) == {"max_tokens": 99}
 
 
 def test_a_folder_is_known_by_its_name_and_not_by_its_path(llm: LLM) -> None:

@@ -31,14 +31,16 @@ DECODE_STEPS = 8  # in one dispatch at most: an eighth of its host cost is littl
 
 @dataclass
 class _StepTimes:
-    """What a step's statistics need besides counts."""
+    """When the tokens of a dispatch came, and how many of each row."""
 
     first_tokens: list[float]
     inter_token: list[float]
+    counts: list[int]
 
     def take(self, sequence: Sequence, now: float, count: int) -> None:
         """``count`` tokens of a sequence came; those of one dispatch share the time since the one before."""
         times = sequence.times
+        self.counts.append(count)
         if count and times.first_token is None:
             times.first_token = times.last_token = now
             self.first_tokens.append(now - times.arrival)
@@ -189,7 +191,7 @@ class Engine:
             return []
         tokens = pending.tokens()
         ready = time.perf_counter()
-        times = _StepTimes([], [])
+        times = _StepTimes([], [], [])
         outputs = self._process(pending, tokens, times)
         host_seconds = time.thread_time() - started
         self._record(pending.plan, tokens, times, host_seconds=host_seconds, read_at=ready)
@@ -276,13 +278,16 @@ class Engine:
             self._pace.record(steps, seconds)
         else:
             self._pace.restart()
+        prompt_tokens = sum(max(0, min(r.count, r.sequence.num_prompt_tokens - r.start)) for r in plan.rows)
         stats = StepStats(
             num_running=len(self.scheduler.running),
             num_waiting=self.scheduler.num_waiting,
             kv_usage=self.kv.stats().usage,
-            num_steps=steps,
-            num_tokens=plan.num_tokens + sum(len(sampled) - 1 for sampled in tokens if sampled),
-            num_prompt_tokens=sum(max(0, min(r.count, r.sequence.num_prompt_tokens - r.start)) for r in plan.rows),
+            step_tokens=[
+                sum(count > step for count in times.counts) + (prompt_tokens if step == 0 else 0)
+                for step in range(steps)
+            ],
+            num_prompt_tokens=prompt_tokens,
             num_generation_tokens=len(times.first_tokens) + len(times.inter_token),
             prefix_cache_queries=sum(s.num_prompt_tokens for s in first_admitted),
             prefix_cache_hits=sum(s.num_cached_tokens for s in first_admitted),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +18,12 @@ from llmjax.sampling.params import RequestOutputKind, SamplingParams
 from llmjax.sampling.rows import request_sampling
 from llmjax.tokenizer import IncrementalDetokenizer, Tokenizer
 
-# A string, token ids, or a dict with "prompt" or "prompt_token_ids".
+# A string, token ids, or a dict with "prompt" or "prompt_token_ids", and perhaps "cache_salt".
 Prompt = str | Sequence[int] | Mapping[str, Any]
+
+PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
+# vLLM's, for models that read more than text; here there are none yet.
+UNSUPPORTED_PROMPT_KEYS = frozenset({"multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds"})
 
 
 @dataclass
@@ -35,16 +40,24 @@ class _Continuation:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     times: SequenceTimes | None = None
+    text_seen: int = 0  # characters, with those that a stop string keeps back or has swallowed
+    token_starts: list[int] = field(default_factory=list)  # characters before each token; with stop strings only
     text_sent: int = 0  # for DELTA
     tokens_sent: int = 0
 
+    @property
+    def num_shown(self) -> int:
+        """Tokens whose text has begun to be shown, or will not be kept back any longer."""
+        return bisect_left(self.token_starts, len(self.text)) if self.token_starts else len(self.token_ids)
+
     def output(self, *, delta: bool) -> CompletionOutput:
-        """A snapshot, or only what is new since the last one."""
+        """A snapshot, or only what is new since the last one: tokens come with their text."""
         text, tokens, logprobs = self.text, self.token_ids, self.logprobs
         if delta:
-            text, tokens = text[self.text_sent :], tokens[self.tokens_sent :]
-            logprobs = logprobs[self.tokens_sent :] if logprobs is not None else None
-            self.text_sent, self.tokens_sent = len(self.text), len(self.token_ids)
+            end = self.num_shown if self.finish_reason is None else len(tokens)
+            text, tokens = text[self.text_sent :], tokens[self.tokens_sent : end]
+            logprobs = logprobs[self.tokens_sent : end] if logprobs is not None else None
+            self.text_sent, self.tokens_sent = len(self.text), end
         return CompletionOutput(
             index=self.index,
             text=text,
@@ -142,6 +155,8 @@ class Frontend:
         if priority and self._config.scheduling_policy != "priority":
             raise InvalidRequest("priority needs a server started with --scheduling-policy priority", field="priority")
         text, token_ids = self._tokens(prompt)
+        if isinstance(prompt, Mapping) and prompt.get("cache_salt") is not None:
+            cache_salt = _salt(prompt["cache_salt"], cache_salt)
         self._check(token_ids, params)
         room = self._max_model_len - len(token_ids)
         bad_words = self._bad_words(params.bad_words)
@@ -202,6 +217,7 @@ class Frontend:
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
+            _check_keys(prompt)
             if "prompt_token_ids" in prompt:
                 return prompt.get("prompt"), _ids(prompt["prompt_token_ids"])
             if "prompt" not in prompt:
@@ -292,13 +308,18 @@ class Frontend:
             visible = output.new_token_ids
             if output.finish_reason == "stop" and not params.include_stop_str_in_output:
                 visible = visible[:-1]  # the stop token
+            if params.stop:
+                continuation.token_starts += [continuation.text_seen] * len(output.new_token_ids)
             text = continuation.detokenizer.add(visible)
             if output.finish_reason is not None:
                 text += continuation.detokenizer.finish()
+            continuation.text_seen += len(text)
             may_stop = len(continuation.token_ids) > params.min_tokens
             continuation.text += continuation.stop.add(text, may_stop=may_stop)
         if continuation.stop.found is not None:
             continuation.finish_reason, continuation.stop_reason = "stop", continuation.stop.found
+            if continuation.logprobs is not None:
+                del continuation.logprobs[continuation.num_shown :]  # of tokens that the stop string swallowed
         elif output.finish_reason is not None:
             continuation.text += continuation.stop.finish()
             continuation.finish_reason, continuation.stop_reason = output.finish_reason, output.stop_reason
@@ -338,6 +359,29 @@ class Frontend:
             metrics=_metrics(request),
             error=request.error,
         )
+
+
+def _check_keys(prompt: Mapping[str, Any]) -> None:
+    for key, value in prompt.items():
+        if key in PROMPT_KEYS:
+            continue
+        if key in UNSUPPORTED_PROMPT_KEYS:
+            if value is None or (isinstance(value, Mapping) and not value):
+                continue
+            raise InvalidRequest(f"{key} is not supported yet: models here read text only", field=key)
+        raise InvalidRequest(
+            f"a prompt dict needs 'prompt' or 'prompt_token_ids', may have a 'cache_salt', and has no {key!r}",
+            field="prompt",
+        )
+
+
+def _salt(own: Any, given: str | None) -> str:
+    """The salt that a prompt brings; one given beside it must be the same."""
+    if not isinstance(own, str) or not own:
+        raise InvalidRequest("cache_salt must be a non-empty string", field="cache_salt")
+    if given is not None and given != own:
+        raise InvalidRequest("cache_salt is given twice, and differently", field="cache_salt")
+    return own
 
 
 def _ids(prompt: Any) -> list[int]:

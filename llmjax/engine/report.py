@@ -88,6 +88,9 @@ class ThroughputLog:
     def record_request(self, stats: RequestStats) -> None:
         pass
 
+    def record_rejection(self, reason: str) -> None:
+        pass
+
 
 def _name(tokens: int, decode: bool) -> str:
     return f"{'decode' if decode else 'mixed'} {tokens}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,15 @@ from llmjax.engine.stats import EngineTotals, RequestStats, StatLogger
 from llmjax.models.config import ModelConfig
 from llmjax.tokenizer import Tokenizer, load_tokenizer
 
-# Keys of generation_config.json that are defaults for requests, as in vLLM.
-SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# Keys of generation_config.json that are defaults for requests, as in vLLM, with their names in SamplingParams.
+SAMPLING_DEFAULTS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
 
 
 class LoadedLLM:
@@ -46,9 +53,7 @@ class LoadedLLM:
             eos_token_ids=frozenset(eos),
         )
         self.model_name = config.served_model_name or _model_name(config, self.engine.model.path)
-        self.default_sampling_params: dict[str, Any] = {
-            name: generation[name] for name in SAMPLING_DEFAULTS if generation.get(name) is not None
-        }
+        self.default_sampling_params = sampling_defaults(generation)
 
     @property
     def model_config(self) -> ModelConfig:
@@ -74,6 +79,18 @@ class LoadedLLM:
     def _record(self, stats: RequestStats) -> None:
         for stat_logger in self.engine.loggers:
             stat_logger.record_request(stats)
+
+
+def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``SamplingParams`` that a model's makers recommend.
+
+    ``do_sample: false`` means greedy, as in transformers, whatever temperature stands beside it. Where the key is
+    absent the numbers count, as in vLLM, although transformers would be greedy then too.
+    """
+    found = {
+        field: value for key, field in SAMPLING_DEFAULTS.items() if (value := generation_config.get(key)) is not None
+    }
+    return {**found, "temperature": 0.0} if generation_config.get("do_sample") is False else found
 
 
 def _tokenizer(config: EngineConfig, engine: Engine) -> Tokenizer | None:

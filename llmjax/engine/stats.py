@@ -13,9 +13,8 @@ class StepStats:
     num_running: int
     num_waiting: int
     kv_usage: float  # share of the pages that are held, 0 to 1
-    num_steps: int  # passes through the model
-    num_tokens: int  # computed in them
-    num_prompt_tokens: int  # of those, prompt tokens
+    step_tokens: list[int]  # prompt tokens computed and tokens sampled in each pass through the model
+    num_prompt_tokens: int  # computed
     num_generation_tokens: int  # sampled tokens that reached the host
     prefix_cache_queries: int = 0  # prompt tokens of sequences admitted in this step
     prefix_cache_hits: int = 0  # of those, found in the cache
@@ -25,6 +24,11 @@ class StepStats:
     step_seconds: float = 0.0  # from one dispatch's tokens to the next one's
     time_to_first_tokens: list[float] = field(default_factory=list)
     inter_token_latencies: list[float] = field(default_factory=list)
+
+    @property
+    def num_steps(self) -> int:
+        """Passes through the model."""
+        return len(self.step_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +50,18 @@ class RequestStats:
     inference_seconds: float  # first scheduled to last token
 
 
+QUEUE_FULL = "max_num_queued_reqs"
+REJECTIONS = (QUEUE_FULL,)  # the limits that requests are refused by, for now
+
+
 class StatLogger(Protocol):
-    """Receives the counts. Called on the engine's thread: be quick, do not block, do not raise."""
+    """Receives the counts: steps on the engine's thread, the rest on its users'. Be quick, do not block or raise."""
 
     def record_step(self, stats: StepStats) -> None: ...
 
     def record_request(self, stats: RequestStats) -> None: ...
+
+    def record_rejection(self, reason: str) -> None: ...
 
 
 @dataclass
@@ -68,6 +78,7 @@ class EngineTotals:
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     finished_requests: int = 0
+    rejections: int = 0
 
     def record_step(self, stats: StepStats) -> None:
         self.dispatches += 1
@@ -82,3 +93,6 @@ class EngineTotals:
 
     def record_request(self, stats: RequestStats) -> None:
         self.finished_requests += 1
+
+    def record_rejection(self, reason: str) -> None:
+        self.rejections += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from llmjax.serve.errors import ApiError
 from llmjax.serve.protocol.common import ApiModel, GenerationRequest, at_most
@@ -15,7 +15,13 @@ MAX_MESSAGES = 8192
 
 
 class ChatMessage(ApiModel):
-    """One turn. Fields that answers carry are accepted empty, so an answer can be sent back as it came."""
+    """One turn.
+
+    An answer can be sent back as it came: what servers add to theirs (``annotations``, ``reasoning_details`` …) has no
+    effect; what would change the prompt, and is not supported yet, is accepted only empty.
+    """
+
+    model_config = ConfigDict(extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[dict[str, Any]] | None = None
@@ -26,17 +32,14 @@ class ChatMessage(ApiModel):
     tool_calls: Any = None
     tool_call_id: Any = None
     function_call: Any = None
-    refusal: Any = None
+    refusal: str | None = None
     audio: Any = None
-    annotations: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "tool_calls": ([],),
         "tool_call_id": (),
         "function_call": (),
-        "refusal": ("",),
         "audio": (),
-        "annotations": ([],),
     }
 
 
@@ -102,6 +105,11 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     }
 
     @property
+    def max_tokens_field(self) -> str:
+        """The name under which the request says how many tokens it wants."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def requested_tokens(self) -> int | None:
         """max_completion_tokens, or max_tokens, its older name."""
         both = (self.max_completion_tokens, self.max_tokens)
@@ -141,7 +149,16 @@ def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
         )
     # "developer" is OpenAI's newer word for "system"; the templates of open models know only the latter.
     role = "system" if message.role == "developer" else message.role
-    turn: dict[str, Any] = {"role": role, "content": _text(message.content, f"{path}.content")}
+    content = message.content
+    if message.role == "assistant":
+        content = content or message.refusal  # what it said instead
+    elif content is None or content == []:
+        raise ApiError(
+            f"`{path}.content` is required in a message of role {message.role}",
+            param=f"{path}.content",
+            code="missing_required_parameter",
+        )
+    turn: dict[str, Any] = {"role": role, "content": _text(content, f"{path}.content")}
     for field in ("name", "reasoning", "reasoning_content"):
         if (value := getattr(message, field)) is not None:
             turn[field] = value
@@ -164,9 +181,5 @@ def _text(content: str | list[dict[str, Any]] | None, path: str) -> str:
             )
         if not isinstance(part.get("text"), str):
             raise ApiError(f"`{path}.{i}.text` must be a string", param=f"{path}.{i}.text", code="invalid_type")
-        unknown = part.keys() - {"type", "text"}
-        if unknown:
-            name = f"{path}.{i}.{min(unknown)}"
-            raise ApiError(f"unknown field `{name}`", param=name, code="unknown_parameter")
         texts.append(part["text"])
     return "\n".join(texts)

@@ -61,7 +61,7 @@ class ApiModel(BaseModel):
 class StreamOptions(ApiModel):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
 
 
 class GenerationRequest(ApiModel):
@@ -147,9 +147,15 @@ class GenerationRequest(ApiModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
+    def obfuscates(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_obfuscation)
+
+    @property
     def continuous_usage(self) -> bool:
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
+
+MAX_TOKEN_DIGITS = 10  # of a token id, which has 31 bits
 
 # Request field and SamplingParams field of the same name and meaning.
 SAME_NAME = (
@@ -180,6 +186,7 @@ def sampling_params(
     *,
     defaults: Mapping[str, Any],
     max_tokens: int,
+    max_tokens_field: str = "max_tokens",
     logprobs: int | None,
     detokenize: bool,
     **changes: Any,
@@ -189,6 +196,7 @@ def sampling_params(
     Args:
         defaults: sampling fields of the model's generation_config.
         max_tokens: resolved; see ``llmjax.serve.prompts.output_budget``.
+        max_tokens_field: what the request calls it.
         logprobs: top log-probabilities a sampled token, or None.
         detokenize: False where there is no tokenizer.
         changes: SamplingParams fields that win over everything.
@@ -196,6 +204,10 @@ def sampling_params(
     Raises:
         InvalidRequest: a value is out of range.
     """
+    if (body.min_tokens or 0) > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {body.min_tokens}, above {max_tokens_field} {max_tokens}", field="min_tokens"
+        )
     given = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
     if body.logit_bias is not None:
         given["logit_bias"] = _token_keys(body.logit_bias)
@@ -210,7 +222,7 @@ def sampling_params(
 
 def _token_keys(bias: Mapping[str, float]) -> dict[int, float]:
     for key in bias:
-        if not (key.isascii() and key.isdigit()):
+        if not (key.isascii() and key.isdigit() and len(key) <= MAX_TOKEN_DIGITS):
             raise InvalidRequest(f"logit_bias has the key {key[:40]!r}, which is not a token id", field="logit_bias")
     return {int(key): value for key, value in bias.items()}
 
@@ -220,6 +232,14 @@ def check_logprobs(value: int | None, *, field: str, limit: int) -> None:
         raise ApiError(f"{field} must be between 0 and {limit}, not {value}", param=field, code="invalid_value")
 
 
-def check_no_stream(body: GenerationRequest) -> None:
+def check_stream(body: GenerationRequest) -> None:
+    """Raises ``ApiError`` for what only a stream, or only a whole answer, can have."""
     if body.stream and body.prompt_logprobs is not None:
         raise ApiError("prompt_logprobs cannot be streamed", param="prompt_logprobs", code="invalid_value")
+    if body.stream_options is not None and not body.stream:
+        raise ApiError("stream_options needs stream=true", param="stream_options", code="invalid_value")
+
+
+def check_truncation(body: GenerationRequest) -> None:
+    if body.truncation_side is not None and body.truncate_prompt_tokens is None:
+        raise ApiError("truncation_side needs truncate_prompt_tokens", param="truncation_side", code="invalid_value")

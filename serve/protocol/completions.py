@@ -45,6 +45,11 @@ class CompletionRequest(GenerationRequest):
         """``echo`` with ``max_tokens=0``: score the prompt, generate nothing."""
         return self.echo and self.max_tokens == 0
 
+    @property
+    def scores_echo(self) -> bool:
+        """The answer shows the prompt with its log-probabilities."""
+        return self.echo and self.logprobs is not None
+
     def check(self) -> None:
         if self.best_of is not None and self.best_of != self.choices:
             raise unsupported("best_of", "other than n is not supported")

@@ -14,15 +14,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from llmjax.outputs import CompletionOutput, RequestOutput
+from llmjax.outputs import CompletionOutput
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, record_of, server_of
 from llmjax.serve.generation import Job, Tally, check_priority, collect, guarded, run_job
 from llmjax.serve.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from llmjax.serve.prompts import Truncation, chat_prompt, output_budget
 from llmjax.serve.protocol.chat import ChatRequest
-from llmjax.serve.protocol.common import check_logprobs, check_no_stream, sampling_params
-from llmjax.serve.sse import EventStream, event
+from llmjax.serve.protocol.common import check_logprobs, check_stream, check_truncation, sampling_params
+from llmjax.serve.sse import EventStream, delta_event, event
 
 
 async def chat_completions(request: Request) -> Response | ASGIApp:
@@ -45,14 +45,19 @@ async def _job(server: Server, body: ChatRequest, request: Request) -> Job:
     logprobs = body.num_logprobs
     check_logprobs(logprobs, field="top_logprobs", limit=engine.config.max_logprobs)
     check_logprobs(body.prompt_logprobs, field="prompt_logprobs", limit=engine.config.max_logprobs)
-    check_no_stream(body)
+    check_stream(body)
+    check_truncation(body)
     priority = body.priority or 0
     check_priority(engine, priority)
     asked = body.requested_tokens
     defaults = engine.default_sampling_params
     prompt = await chat_prompt(server, body, truncation=Truncation.of(server, body, room=asked or 1))
-    budget = output_budget(server, prompt, asked=asked, default=defaults.get("max_tokens"), field="messages")
-    params = sampling_params(body, defaults=defaults, max_tokens=budget, logprobs=logprobs, detokenize=True)
+    named = body.max_tokens_field
+    default = defaults.get("max_tokens")
+    budget = output_budget(server, prompt, asked=asked, default=default, field="messages", asked_field=named)
+    params = sampling_params(
+        body, defaults=defaults, max_tokens=budget, max_tokens_field=named, logprobs=logprobs, detokenize=True
+    )
     return Job(
         id=f"chatcmpl-{body.request_id or record_of(request).id}",
         prompts=[prompt],
@@ -117,13 +122,15 @@ class ChatAnswer:
         first = True
         async with aclosing(run_job(self.server.engine, self.job)) as parts:
             async for part in parts:
-                self.tally.add(part)
+                self.tally.add_cached(part)
                 if first:
                     first = False
                     for index in range(self.body.choices):
                         yield self._opening(index)
-                for chunk in self._deltas(part.output):
-                    yield chunk
+                for choice in part.output.outputs:
+                    self.tally.add_tokens(choice)
+                    for chunk in self._deltas(choice):
+                        yield chunk
         if self.body.include_usage:
             yield event({**self._envelope("chat.completion.chunk", []), "usage": self.tally.usage()})
 
@@ -134,25 +141,27 @@ class ChatAnswer:
             chunk["usage"] = self.tally.usage() if self.body.continuous_usage else None
         return chunk
 
+    def _event(self, chunk: dict[str, Any]) -> bytes:
+        return delta_event(chunk, obfuscate=self.body.obfuscates)
+
     def _opening(self, index: int) -> bytes:
         chunk = self._chunk(index, {"role": self.server.config.response_role, "content": "", "refusal": None})
         if self.body.return_token_ids:
             chunk["prompt_token_ids"] = self.job.prompts[0].token_ids
-        return event(chunk)
+        return self._event(chunk)
 
-    def _deltas(self, output: RequestOutput) -> list[bytes]:
+    def _deltas(self, choice: CompletionOutput) -> list[bytes]:
         chunks = []
-        for choice in output.outputs:
-            extra: dict[str, Any] = {}
-            if self.body.logprobs and choice.token_ids:
-                extra["logprobs"] = self._logprobs(choice)
-            if self.body.return_token_ids and choice.token_ids:
-                extra["token_ids"] = choice.token_ids
-            if choice.text or extra:
-                chunks.append(event(self._chunk(choice.index, {"content": choice.text}, **extra)))
-            if choice.finish_reason is not None:
-                end = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
-                chunks.append(event(self._chunk(choice.index, {}, **end)))
+        extra: dict[str, Any] = {}
+        if self.body.logprobs and choice.logprobs:
+            extra["logprobs"] = self._logprobs(choice)
+        if self.body.return_token_ids and choice.token_ids:
+            extra["token_ids"] = choice.token_ids
+        if choice.text or extra:
+            chunks.append(self._event(self._chunk(choice.index, {"content": choice.text}, **extra)))
+        if choice.finish_reason is not None:
+            end = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+            chunks.append(self._event(self._chunk(choice.index, {}, **end)))
         return chunks
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.requests import Request
@@ -19,11 +19,14 @@ from llmjax.sampling.params import SamplingParams
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, record_of, server_of
 from llmjax.serve.generation import Job, Part, Tally, check_priority, collect, guarded, run_job
-from llmjax.serve.logprobs import LegacyLogprobs, TokenNames, prompt_logprobs
-from llmjax.serve.prompts import Prompt, Truncation, completion_prompts, output_budget
-from llmjax.serve.protocol.common import check_logprobs, check_no_stream, sampling_params
+from llmjax.serve.logprobs import LegacyLogprobs, TextOffsets, TokenNames, prompt_logprobs, prompt_offsets
+from llmjax.serve.prompts import Prompt, Truncation, check_queue, completion_prompts, off_loop, output_budget
+from llmjax.serve.protocol.common import check_logprobs, check_stream, check_truncation, sampling_params
 from llmjax.serve.protocol.completions import CompletionRequest
-from llmjax.serve.sse import EventStream, event
+from llmjax.serve.sse import EventStream, delta_event, event
+
+if TYPE_CHECKING:
+    from llmjax.tokenizer import IncrementalDetokenizer
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -47,15 +50,18 @@ async def _job(server: Server, body: CompletionRequest, request: Request) -> Job
     body.check()
     check_logprobs(body.logprobs, field="logprobs", limit=engine.config.max_logprobs)
     check_logprobs(body.prompt_logprobs, field="prompt_logprobs", limit=engine.config.max_logprobs)
-    check_no_stream(body)
+    check_stream(body)
+    check_truncation(body)
     priority = body.priority or 0
     check_priority(engine, priority)
+    check_queue(server, prompts=len(body.prompts), choices=body.choices)
     asked = 1 if body.prompt_only else body.max_tokens
     prompts = await completion_prompts(
         server,
         body.prompts,
         add_special_tokens=body.add_special_tokens,
         echo=body.echo,
+        skip_special_tokens=body.skip_special_tokens is not False,
         truncation=Truncation.of(server, body, room=asked or DEFAULT_MAX_TOKENS),
     )
     params = [_params(server, body, prompt, asked=asked) for prompt in prompts]
@@ -72,7 +78,7 @@ def _params(server: Server, body: CompletionRequest, prompt: Prompt, *, asked: i
     defaults = server.engine.default_sampling_params
     default = defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
     # Echoed tokens have log-probabilities too.
-    echoed = {"prompt_logprobs": body.logprobs} if body.echo and body.prompt_logprobs is None else {}
+    echoed: dict[str, Any] = {"prompt_logprobs": body.logprobs} if body.echo and body.prompt_logprobs is None else {}
     return sampling_params(
         body,
         defaults=defaults,
@@ -110,16 +116,18 @@ class CompletionAnswer:
     async def whole(self) -> dict[str, Any]:
         """OpenAI's ``Completion``."""
         outputs = await collect(self.server.engine, self.job, self.tally)
+        offsets = await self._prompt_offsets()
         choices = [
-            self._choice(i, output, choice)
+            self._choice(i, output, choice, offsets[i])
             for i, output in enumerate(outputs)
             for choice in sorted(output.outputs, key=lambda choice: choice.index)
         ]
         return {**self._envelope(choices), "usage": self.tally.usage()}
 
-    def _choice(self, prompt_index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
-        state = _Choice(self, prompt_index)
-        entry = state.entry(output, choice)
+    def _choice(
+        self, prompt_index: int, output: RequestOutput, choice: CompletionOutput, offsets: list[int]
+    ) -> dict[str, Any]:
+        entry = _Choice(self, prompt_index, offsets).entry(choice, output.prompt_logprobs)
         if self.body.prompt_logprobs is not None:
             entry["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs, names=self.names)
         return entry
@@ -127,54 +135,98 @@ class CompletionAnswer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """``Completion`` objects, each with the news of one choice; the choices of all prompts interleave."""
         states: dict[int, _Choice] = {}
+        scores = _PromptScores(needed=self.body.scores_echo)
+        offsets = await self._prompt_offsets()
         async with aclosing(run_job(self.server.engine, self.job)) as parts:
-            async for part in parts:
-                self.tally.add(part)
-                for chunk in self._deltas(part, states):
-                    yield chunk
+            async for arrived in parts:
+                for part in scores.admit(arrived):
+                    self.tally.add_cached(part)
+                    for choice in part.output.outputs:
+                        self.tally.add_tokens(choice)
+                        index = part.prompt * self.body.choices + choice.index
+                        if index not in states:
+                            states[index] = _Choice(self, part.prompt, offsets[part.prompt])
+                        if chunk := self._delta(states[index].entry(choice, scores.of(part.prompt))):
+                            yield chunk
         if self.body.include_usage:
             yield event({**self._envelope([]), "usage": self.tally.usage()})
 
-    def _deltas(self, part: Part, states: dict[int, _Choice]) -> list[bytes]:
-        chunks = []
-        for choice in part.output.outputs:
-            index = part.prompt * self.body.choices + choice.index
-            state = states.setdefault(index, _Choice(self, part.prompt))
-            entry = state.entry(part.output, choice)
-            if not (entry["text"] or entry["logprobs"] or entry["finish_reason"] or entry.get("token_ids")):
-                continue  # held back: half a character, or what may become a stop string
-            chunk = self._envelope([entry])
-            if self.body.include_usage:
-                chunk["usage"] = self.tally.usage() if self.body.continuous_usage else None
-            chunks.append(event(chunk))
-        return chunks
+    def _delta(self, entry: dict[str, Any]) -> bytes | None:
+        if not (entry["text"] or entry["logprobs"] or entry["finish_reason"] or entry.get("token_ids")):
+            return None  # held back: half a character, or what may become a stop string
+        chunk = self._envelope([entry])
+        if self.body.include_usage:
+            chunk["usage"] = self.tally.usage() if self.body.continuous_usage else None
+        return delta_event(chunk, obfuscate=self.body.obfuscates)
+
+    async def _prompt_offsets(self) -> list[list[int]]:
+        """Where the tokens of each prompt begin in its text; empty unless the answer shows that."""
+        prompts = self.job.prompts
+        if not self.body.scores_echo:
+            return [[] for _ in prompts]
+        tokenizer = self.server.tokenizer
+        return await off_loop(
+            lambda: [prompt_offsets(tokenizer, prompt.token_ids, prompt.text or "") for prompt in prompts],
+            size=4 * sum(len(prompt.token_ids) for prompt in prompts),
+        )
+
+
+class _PromptScores:
+    """The log-probabilities of echoed prompts, which come once, with a prompt's first continuation.
+
+    The others may start earlier: they find cached pages, while the first has to compute every position.
+    """
+
+    def __init__(self, *, needed: bool) -> None:
+        self._needed = needed
+        self._scores: dict[int, list[TokenLogprobs | None]] = {}
+        self._waiting: dict[int, list[Part]] = {}
+
+    def admit(self, part: Part) -> list[Part]:
+        """The parts that can be shown now that ``part`` has come."""
+        if part.output.prompt_logprobs is not None:
+            self._scores[part.prompt] = part.output.prompt_logprobs
+        if self._needed and part.prompt not in self._scores:
+            self._waiting.setdefault(part.prompt, []).append(part)
+            return []
+        return [*self._waiting.pop(part.prompt, ()), part]
+
+    def of(self, prompt_index: int) -> list[TokenLogprobs | None] | None:
+        return self._scores.get(prompt_index)
 
 
 class _Choice:
     """One choice on its way out: the prompt is echoed with its first piece, offsets run over all of it."""
 
-    def __init__(self, answer: CompletionAnswer, prompt_index: int) -> None:
-        self._body = answer.body
-        self._prompt = answer.job.prompts[prompt_index]
-        self._first_index = prompt_index * answer.body.choices
-        self._logprobs = LegacyLogprobs(answer.names, top=answer.body.logprobs or 0)
+    def __init__(self, answer: CompletionAnswer, prompt_index: int, prompt_offsets: list[int]) -> None:
+        self._body = body = answer.body
+        self._prompt = prompt = answer.job.prompts[prompt_index]
+        self._prompt_offsets = prompt_offsets
+        self._first_index = prompt_index * body.choices
+        self._logprobs = LegacyLogprobs(answer.names, top=body.logprobs or 0)
+        self._offsets = TextOffsets(
+            _detokenizer(answer.server, body, prompt), start=len(prompt.text or "") if body.echo else 0
+        )
         self._first = True
 
-    def entry(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+    def entry(self, choice: CompletionOutput, prompt_logprobs: Sequence[TokenLogprobs | None] | None) -> dict[str, Any]:
         """A choice of the response: everything for a final output, the news for a delta."""
         body = self._body
-        text, ids = choice.text, list(choice.token_ids)
-        positions: list[TokenLogprobs | None] = list(choice.logprobs or [])
+        text, positions = choice.text, list[TokenLogprobs | None](choice.logprobs or [])
+        ids = choice.token_ids[: len(positions)]  # the tokens of a stop string have none
         if body.prompt_only:
             text, ids, positions = "", [], []
+        offsets = self._offsets.of(ids)
         if self._first and body.echo:
             text = (self._prompt.text or "") + text
-            ids = [*self._prompt.token_ids, *ids]
-            positions = [*(output.prompt_logprobs or []), *positions]
+            if body.scores_echo:
+                ids = [*self._prompt.token_ids, *ids]
+                positions = [*(prompt_logprobs or ()), *positions]
+                offsets = [*self._prompt_offsets, *offsets]
         entry: dict[str, Any] = {
             "index": self._first_index + choice.index,
             "text": text,
-            "logprobs": self._logprobs.format(ids, positions) if body.logprobs is not None and ids else None,
+            "logprobs": self._logprobs.format(ids, positions, offsets) if body.logprobs is not None and ids else None,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
@@ -184,6 +236,18 @@ class _Choice:
                 entry["prompt_token_ids"] = self._prompt.token_ids
         self._first = False
         return entry
+
+
+def _detokenizer(server: Server, body: CompletionRequest, prompt: Prompt) -> IncrementalDetokenizer | None:
+    """Makes the text of a continuation once more, token by token, as the engine does."""
+    tokenizer = server.engine.tokenizer
+    if tokenizer is None or body.logprobs is None:
+        return None
+    return tokenizer.detokenizer(
+        skip_special_tokens=body.skip_special_tokens is not False,
+        spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
+        prompt_ids=prompt.token_ids,
+    )
 
 
 COMPLETION_ROUTES = [Route("/v1/completions", completions, methods=["POST"])]

@@ -112,6 +112,9 @@ def test_deltas_joined_are_the_cumulative_and_the_final_output(
             assert output.finish_reason == "stop"
             assert isinstance(output.stop_reason, str)
             assert text == output.text + (output.stop_reason if not include else "")
+        begun = [len(TOKENIZER.decode(output.token_ids[:i])) < len(output.text) for i in range(len(output.token_ids))]
+        assert output.logprobs is not None
+        assert len(output.logprobs) == (sum(begun) if output.finish_reason == "stop" else len(own))
 
 
 def join(outputs: list[RequestOutput], index: int) -> CompletionOutput:
@@ -160,6 +163,50 @@ def test_what_was_held_back_comes_with_the_end() -> None:
     texts = [process(frontend, said(ids(c)))[0].outputs[0].text for c in "xab"]
     texts.append(process(frontend, said([], reason="abort"))[0].outputs[0].text)
     assert texts == ["x", "", "", "ab"]
+
+
+def test_log_probabilities_come_with_the_text_that_a_stop_string_may_swallow() -> None:
+    frontend = make()
+    delta = RequestOutputKind.DELTA
+    frontend.open([1], SamplingParams(stop=["abc"], logprobs=0, max_tokens=9, output_kind=delta), "r")
+    told = []
+    for c in "xaabc":
+        (token,) = ids(c)
+        scored = said([token], new_logprobs=[{token: Logprob(logprob=-0.5, rank=1)}])
+        (output,) = process(frontend, scored)[0].outputs
+        told.append((output.text, output.token_ids, [next(iter(entry)) for entry in output.logprobs or ()]))
+    x, a, b, c = (ids(char)[0] for char in "xabc")
+    assert told == [("x", [x], [x]), ("", [], []), ("a", [a], [a]), ("", [], []), ("", [a, b, c], [])]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        ({"prompt": "a", "multi_modal_data": {"image": object()}}, "multi_modal_data"),
+        ({"prompt_token_ids": [1], "prompt_embeds": [0.5]}, "prompt_embeds"),
+        ({"prompt": "a", "promt": "b"}, "prompt"),
+        ({"prompt": "a", "cache_salt": ""}, "cache_salt"),
+        ({"prompt": "a", "cache_salt": 5}, "cache_salt"),
+        ({"multi_modal_data": {"image": object()}}, "multi_modal_data"),
+        ({}, "prompt"),
+    ],
+)
+def test_nothing_in_a_prompt_is_ignored(prompt: dict[str, Any], field: str) -> None:
+    frontend = make()
+    with pytest.raises(InvalidRequest) as caught:
+        frontend.open(prompt, SamplingParams(), "r")
+    assert caught.value.field == field
+    assert field in str(caught.value) and frontend.num_requests == 0
+
+
+def test_the_salt_of_a_prompt_is_its_requests() -> None:
+    frontend = make()
+    assert frontend.open({"prompt": "a", "cache_salt": "s"}, SamplingParams(), "1").cache_salt == "s"
+    assert frontend.open({"prompt": "a", "cache_salt": "s"}, SamplingParams(), "2", cache_salt="s").cache_salt == "s"
+    assert frontend.open({"prompt": "a", "cache_salt": None}, SamplingParams(), "3", cache_salt="t").cache_salt == "t"
+    assert frontend.open({"prompt": "a", "multi_modal_data": {}}, SamplingParams(), "4").cache_salt is None
+    with pytest.raises(InvalidRequest, match="given twice"):
+        frontend.open({"prompt": "a", "cache_salt": "s"}, SamplingParams(), "5", cache_salt="t")
 
 
 def test_stop_tokens_show_only_if_asked() -> None:

@@ -151,6 +151,65 @@ def test_content_parts_developer_and_older_names(http: httpx.Client) -> None:
     assert http.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == 3
 
 
+def test_what_servers_add_to_answers_can_be_sent_back(http: httpx.Client) -> None:
+    def tokens(*messages: dict[str, Any]) -> list[int]:
+        response = http.post("/tokenize", json={"messages": [*messages, {"role": "user", "content": "y"}]})
+        assert response.status_code == 200, response.text
+        ids: list[int] = response.json()["tokens"]
+        return ids
+
+    plain = tokens({"role": "assistant", "content": "x"})
+    extras: dict[str, Any] = {
+        "annotations": [{"type": "url_citation"}],
+        "reasoning_details": [{}],
+        "provider_specific_fields": None,
+        "token_ids": [1],
+        "prefix": False,
+    }
+    assert tokens({"role": "assistant", "content": "x", **extras}) == plain
+    part = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}, "annotations": []}
+    assert tokens({"role": "assistant", "content": [part]}) == plain
+    assert tokens({"role": "assistant", "content": None, "refusal": "x"}) == plain
+    assert tokens({"role": "assistant"}) == tokens({"role": "assistant", "content": ""})
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_obfuscated_chunks_have_one_size(http: httpx.Client, path: str) -> None:
+    body = {"max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
+    body |= {"prompt": "the hen"} if path == "/v1/completions" else {"messages": HELLO}
+    for asked in (None, False, True):
+        text = http.post(
+            path, json={**body, "stream_options": {"include_obfuscation": asked, "include_usage": True}}
+        ).text
+        chunks = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: {")]
+        deltas = [json.loads(chunk) for chunk in chunks if json.loads(chunk)["choices"]]
+        assert len(deltas) > 5 and all(("obfuscation" in delta) == bool(asked) for delta in deltas)
+        if asked:
+            # Bytes of what varies; each answer's id, date and so on are always as long.
+            sizes = {len(chunk.encode()) for chunk in chunks[:-1]}
+            assert len(sizes) == 1, sizes
+            assert len({delta["obfuscation"] for delta in deltas}) > len(deltas) - 2
+            assert "obfuscation" not in json.loads(chunks[-1])
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_continuous_usage_counts_what_has_been_sent(http: httpx.Client, path: str) -> None:
+    body = {"max_tokens": 6, "temperature": 0, "ignore_eos": True, "stream": True, "n": 2, "return_token_ids": True}
+    body |= {"prompt": "the hen"} if path == "/v1/completions" else {"messages": HELLO}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    text = http.post(path, json={**body, "stream_options": options}).text
+    chunks = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line.startswith("data: {")]
+    sent = 0
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            sent += len(choice.get("token_ids", []))
+        assert chunk["usage"]["completion_tokens"] == sent
+        assert chunk["usage"]["total_tokens"] == sent + chunk["usage"]["prompt_tokens"]
+    if "messages" in body:
+        assert [chunk["usage"]["completion_tokens"] for chunk in chunks[:2]] == [0, 0], "the roles"
+    assert sent == 12
+
+
 def test_neutral_fields_are_accepted(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         **{**GREEDY, "max_tokens": 1},
@@ -163,7 +222,6 @@ def test_neutral_fields_are_accepted(client: openai.OpenAI) -> None:
         modalities=["text"],
         tool_choice="auto",
         tools=[],
-        stream_options={"include_usage": True},
     )
     assert answer.usage is not None and answer.usage.completion_tokens == 1
 

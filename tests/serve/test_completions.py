@@ -10,7 +10,12 @@ import openai
 import pytest
 from openai.types import Completion
 
+from llmjax.outputs import CompletionOutput, RequestOutput
+from llmjax.serve.generation import Part
+from llmjax.serve.routes.completions import _PromptScores
+
 GREEDY: dict[str, Any] = {"model": "tiny-llama", "temperature": 0, "max_tokens": 10}
+SPECIAL = {"<s>", "<|im_start|>", "<|im_end|>"}
 NO_EOS: dict[str, Any] = {"extra_body": {"ignore_eos": True}}
 
 
@@ -82,7 +87,96 @@ def test_echo_with_logprobs(http: httpx.Client) -> None:
     assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
     assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
     assert all(2 <= len(top) <= 3 for top in logprobs["top_logprobs"][1 : len(prompt)])
-    assert logprobs["text_offset"][:3] == [0, 3, 6]
+    assert logprobs["text_offset"][:3] == [0, 0, 3], "the BOS is not in the text"
+    for token, offset in zip(logprobs["tokens"][1:], logprobs["text_offset"][1:], strict=True):
+        assert choice["text"].startswith(token, offset) or not token.isascii() or token in SPECIAL
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_echo_of_ids_shows_special_tokens_if_the_answer_does(http: httpx.Client, skip: bool) -> None:
+    ids = http.post("/tokenize", json={"prompt": "the<|im_end|>hen"}).json()["tokens"]
+    body = {"prompt": ids, "echo": True, "logprobs": 0, "max_tokens": 1, "skip_special_tokens": skip}
+    (choice,) = post(http, **body)["choices"]
+    assert choice["text"].startswith("thehen" if skip else "<s>the<|im_end|>hen")
+    assert choice["logprobs"]["text_offset"][:6] == ([0, 0, 3, 3, 5, 6] if skip else [0, 3, 6, 16, 18, 19])
+    # A text shows itself, as it came.
+    (choice,) = post(http, **{**body, "prompt": "the<|im_end|>hen"})["choices"]
+    assert choice["text"].startswith("the<|im_end|>hen")
+
+
+def test_echo_with_logprobs_when_continuations_start_in_different_steps(http: httpx.Client) -> None:
+    """The last chunk of the scored prompt leaves one token of the step's 32 to the second continuation."""
+    prompt = [40 + (5 * i) % 50 for i in range(127)]
+    body = {"prompt": prompt, "echo": True, "logprobs": 1, "n": 4, "max_tokens": 3, "temperature": 0}
+    body["ignore_eos"] = True
+    whole = http.post("/v1/completions", json=body).json()
+    texts = dict.fromkeys(range(4), "")
+    logprobs: dict[int, dict[str, list[Any]]] = {index: {} for index in texts}
+    # Its pages are cached by now, which helps the others only: they may even be first.
+    for line in http.post("/v1/completions", json={**body, "stream": True}).text.split("\n\n"):
+        if line.startswith("data: {"):
+            chunk = json.loads(line.removeprefix("data: "))
+            assert "error" not in chunk, chunk
+            for choice in chunk["choices"]:
+                texts[choice["index"]] += choice["text"]
+                for name, values in (choice["logprobs"] or {}).items():
+                    logprobs[choice["index"]].setdefault(name, []).extend(values)
+    for choice in whole["choices"]:
+        assert texts[choice["index"]] == choice["text"]
+        assert len(choice["logprobs"]["tokens"]) == 130
+        for name in ("tokens", "text_offset"):
+            assert logprobs[choice["index"]][name] == choice["logprobs"][name]
+
+
+def test_what_comes_before_the_scores_of_an_echoed_prompt_waits_for_them() -> None:
+    def part(prompt: int, index: int, scores: Any = None) -> Part:
+        said = CompletionOutput(index=index, text="x", token_ids=[1])
+        return Part(prompt, RequestOutput("r", None, [1], [said], False, prompt_logprobs=scores))
+
+    early, other, first, late = part(0, 1), part(1, 0, [None]), part(0, 0, [None, {}]), part(0, 1)
+    scores = _PromptScores(needed=True)
+    assert scores.admit(early) == []
+    assert scores.admit(other) == [other] and scores.of(1) == [None]
+    assert scores.admit(first) == [early, first] and scores.of(0) == [None, {}]
+    assert scores.admit(late) == [late]
+    assert _PromptScores(needed=False).admit(early) == [early]
+
+
+def test_prompts_times_choices_must_fit_the_queue(http: httpx.Client) -> None:
+    for prompts, choices in ((1000, 128), (65, 1), (5, 16), (2, 64)):
+        body = {"prompt": [[40, 41]] * prompts, "n": choices, "max_tokens": 1}
+        response = http.post("/v1/completions", json=body)
+        assert response.status_code == 400 and "--max-num-queued-reqs" in response.json()["error"]["message"]
+        assert response.json()["error"]["param"] == "prompt"
+    answer = http.post("/v1/completions", json={"prompt": [[40, 41]] * 4, "n": 16, "max_tokens": 1})
+    assert answer.status_code == 200 and len(answer.json()["choices"]) == 64
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_logprobs_of_a_stop_strings_tokens_are_not_returned(http: httpx.Client, include: bool) -> None:
+    whole = post(http, prompt="the hen", max_tokens=30, logprobs=1)["choices"][0]
+    text, starts = whole["text"], whole["logprobs"]["text_offset"]
+    at = next(i for i in range(4, 20) if text[:-2].find(text[i : i + 3]) == i)
+    stop = text[at : at + 3]
+    body = {"prompt": "the hen", "max_tokens": 30, "logprobs": 1, "stop": stop, "include_stop_str_in_output": include}
+    answer = post(http, **body, return_token_ids=True)
+    (choice,) = answer["choices"]
+    shown = at + 3 if include else at
+    assert choice["text"] == text[:shown] and choice["stop_reason"] == stop
+    kept = sum(start < shown for start in starts)
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        assert choice["logprobs"][name] == pytest.approx(whole["logprobs"][name][:kept])
+    # They were generated all the same.
+    assert len(choice["token_ids"]) == answer["usage"]["completion_tokens"] > 0
+    assert include or len(choice["token_ids"]) > kept
+    tokens = []
+    for line in http.post("/v1/completions", json={**GREEDY, "ignore_eos": True, **body, "stream": True}).text.split(
+        "\n"
+    ):
+        if line.startswith("data: {"):
+            (piece,) = json.loads(line.removeprefix("data: "))["choices"]
+            tokens += (piece["logprobs"] or {"tokens": []})["tokens"]
+    assert tokens == choice["logprobs"]["tokens"]
 
 
 def test_prompt_only_scores_the_prompt(http: httpx.Client) -> None:

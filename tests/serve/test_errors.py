@@ -71,7 +71,21 @@ BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": "hi"}, "messages", "list"),
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role", "user"),
     ({"messages": [{"content": "x"}]}, "messages.0.role", "required"),
-    ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages.0.mood", "unknown field"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content", "required"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages.0.content", "required"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages.0.content", "required"),
+    ({"messages": [{"role": "system"}, {"role": "user", "content": "x"}]}, "messages.0.content", "role system"),
+    ({"messages": [{"role": "developer", "content": None}]}, "messages.0.content", "role developer"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens must be at least 1"),
+    ({"max_completion_tokens": 10**6}, "max_completion_tokens", "max_completion_tokens is 1000000"),
+    ({"max_completion_tokens": 2, "min_tokens": 5}, "min_tokens", "above max_completion_tokens 2"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "not a token id"),
+    ({"logit_bias": {"9" * 10: 1}}, "logit_bias", "logit_bias"),
+    ({"seed": 2**64}, "seed", f"must be an integer in [{-(2**63)}, {2**63 - 1}]"),
+    ({"seed": -(2**64)}, "seed", f"must be an integer in [{-(2**63)}, {2**63 - 1}]"),
+    ({"seed": 2**63}, "seed", f"must be an integer in [{-(2**63)}, {2**63 - 1}]"),
+    ({"seed": 1.5}, "seed", "valid integer"),
+    ({"truncation_side": "left"}, "truncation_side", "needs truncate_prompt_tokens"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "not supported yet"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", "image_url"),
     ({"messages": [{"role": "user", "content": "word " * 2000}]}, "messages", "context of 512"),
@@ -121,6 +135,15 @@ def test_missing_field(http: httpx.Client) -> None:
     check(http.post(TEXT, json={}), status=400, param="prompt", says="required")
 
 
+@pytest.mark.parametrize("options", [{}, {"include_usage": True}])
+def test_stream_options_need_a_stream(http: httpx.Client, options: dict[str, Any]) -> None:
+    for path, body in ((CHAT, HELLO), (TEXT, PROMPT)):
+        for stream in ({}, {"stream": False}, {"stream": None}):
+            response = http.post(path, json={**body, "max_tokens": 1, "stream_options": options, **stream})
+            check(response, status=400, param="stream_options", says="needs stream=true")
+        assert http.post(path, json={**body, "max_tokens": 1, "stream_options": None}).status_code == 200
+
+
 OVER = 3 * 10**5  # more values, or objects, than one body may hold
 
 ABUSIVE: list[tuple[str, bytes, str | None, str]] = [
@@ -137,8 +160,8 @@ ABUSIVE: list[tuple[str, bytes, str | None, str]] = [
     (
         CHAT,
         b'{"messages": [{"role": "user", ' + b",".join(b'"k%d":1' % i for i in range(30000)) + b"}]}",
-        "messages.0.k0",
-        "unknown field",
+        "messages.0.content",
+        "required",
     ),
     (TEXT, b'{"prompt": "x", "logit_bias": {' + b",".join([b'"1":"a"'] * 30000) + b"}}", "logit_bias", "object whose"),
     (CHAT, b'{"messages": [' + b",".join([b"{}"] * 9000) + b"]}", "messages", "at most 8192"),

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.outputs import Logprob
-from llmjax.serve.logprobs import LegacyLogprobs, TokenNames, chat_logprobs, prompt_logprobs
+from llmjax.serve.logprobs import (
+    LegacyLogprobs,
+    TextOffsets,
+    TokenNames,
+    chat_logprobs,
+    prompt_logprobs,
+    prompt_offsets,
+)
+from llmjax.tokenizer import Tokenizer, load_tokenizer
 
 PIECES = {0: b"a", 1: b"b", 2: "é".encode()[:1], 3: "é".encode()[1:], 4: b"ab", 5: b""}
 
@@ -43,7 +53,7 @@ def test_minus_infinity_becomes_openais_floor() -> None:
 
 
 def test_legacy_always_lists_the_sampled_token() -> None:
-    piece = LegacyLogprobs(NAMES, top=1).format([0, 4], [None, POSITION])
+    piece = LegacyLogprobs(NAMES, top=1).format([0, 4], [None, POSITION], [0, 1])
     assert piece == {
         "tokens": ["a", "ab"],
         "token_logprobs": [None, -3.0],
@@ -64,17 +74,47 @@ def test_prompt_logprobs_by_id() -> None:
     assert shown == [None, {"0": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}}]
 
 
-@given(st.lists(st.sampled_from(sorted(PIECES))), st.integers(0, 8))
-def test_offsets_are_lengths_of_the_text_before_however_it_is_cut(ids: list[int], cut: int) -> None:
-    positions = [{i: Logprob(-1.0, 1)} for i in ids]
-    whole = LegacyLogprobs(NAMES, top=0).format(ids, positions)
-    parts = LegacyLogprobs(NAMES, top=0)
-    pieces = [parts.format(ids[:cut], positions[:cut]), parts.format(ids[cut:], positions[cut:])]
-    for name, values in whole.items():
-        assert values == pieces[0][name] + pieces[1][name]
-    offsets = whole["text_offset"]
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Tokenizer:
+    return load_tokenizer(tiny_model)
+
+
+@given(data=st.data(), skip=st.booleans())
+def test_offsets_are_lengths_of_the_text_before_however_it_is_cut(
+    tokenizer: Tokenizer, data: st.DataObject, skip: bool
+) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12))
+    cut = data.draw(st.integers(0, len(ids)))
+
+    def fresh() -> TextOffsets:
+        return TextOffsets(tokenizer.detokenizer(skip_special_tokens=skip), start=5)
+
+    parts = fresh()
+    offsets = fresh().of(ids)
+    assert parts.of(ids[:cut]) + parts.of(ids[cut:]) == offsets
     assert offsets == sorted(offsets)
     for index, offset in enumerate(offsets):
-        before = b"".join(PIECES[i] for i in ids[:index]).decode("utf-8", "replace")
-        # A token may begin inside a character, which counts once it is complete.
-        assert offset in (len(before), len(before) - 1)
+        before = 5 + len(tokenizer.decode(ids[:index], skip_special_tokens=skip))
+        # A token may begin inside a character, which counts once it is complete; each of its bytes may become one.
+        assert before - 3 <= offset <= before
+
+
+def test_offsets_without_a_tokenizer() -> None:
+    assert TextOffsets(None, start=7).of([1, 2, 3]) == [7, 7, 7]
+
+
+def test_what_the_tokenizer_adds_to_a_prompt_takes_no_place_in_its_text(tokenizer: Tokenizer) -> None:
+    text = "the<|im_end|>hen"
+    ids = tokenizer.encode(text)
+    assert [tokenizer.id_to_token(i) for i in ids] == ["<s>", "the", "<|im_end|>", "he", "n"]
+    assert prompt_offsets(tokenizer, ids, text) == [0, 0, 3, 13, 15]
+    # After the text too; and the same text without what is special.
+    assert prompt_offsets(tokenizer, [*ids, ids[0]], text) == [0, 0, 3, 13, 15, 16]
+    assert prompt_offsets(tokenizer, ids, tokenizer.decode(ids)) == [0, 0, 3, 3, 5]
+    shown = tokenizer.decode(ids, skip_special_tokens=False)
+    assert prompt_offsets(tokenizer, ids, shown) == [0, 3, 6, 16, 18]
+
+
+def test_a_stop_strings_tokens_have_no_entries() -> None:
+    content = chat_logprobs([0, 1, 1], [{0: Logprob(-1.0)}], names=NAMES, top=0)["content"]
+    assert [entry["token"] for entry in content] == ["a"]

@@ -1,13 +1,18 @@
-"""Histogram arithmetic, against prometheus_client's own histogram."""
+"""Histogram arithmetic, against prometheus_client's own histogram, and what steps become."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as Reference
 
-from llmjax.serve.metrics import TOKEN_LATENCY, Histogram, one_two_five
+from llmjax.config import EngineConfig
+from llmjax.engine.stats import QUEUE_FULL, StepStats
+from llmjax.serve.metrics import TOKEN_LATENCY, EngineMetrics, Histogram, one_two_five
 
 
 @given(st.lists(st.one_of(st.floats(0, 100), st.sampled_from(TOKEN_LATENCY))))
@@ -28,3 +33,32 @@ def test_one_two_five() -> None:
     assert one_two_five(512) == (1, 2, 5, 10, 20, 50, 100, 200, 500)
     assert one_two_five(1) == (1,)
     assert one_two_five(10) == (1, 2, 5, 10)
+
+
+def test_waiting_by_reason_rejections_and_steps() -> None:
+    engine: Any = SimpleNamespace(model_name="m", config=EngineConfig(model="m"), max_model_len=64)
+    metrics = EngineMetrics(engine)
+    # A dispatch of three steps: two rows, one of which ends after the first.
+    stats = StepStats(
+        num_running=2,
+        num_waiting=5,
+        kv_usage=0.5,
+        step_tokens=[2, 1, 1],
+        num_prompt_tokens=0,
+        num_generation_tokens=4,
+    )
+    metrics.record_step(stats)
+    for _ in range(3):
+        metrics.record_rejection(QUEUE_FULL)
+    samples = {
+        (sample.name, sample.labels.get("reason")): sample.value
+        for family in metrics.collect()
+        for sample in family.samples
+    }
+    assert samples["vllm:num_requests_waiting", None] == 5
+    assert samples["vllm:num_requests_waiting_by_reason", "capacity"] == 5
+    assert samples["vllm:num_requests_waiting_by_reason", "deferred"] == 0
+    assert samples["vllm:admission_rejections_total", "max_num_queued_reqs"] == 3
+    assert samples["vllm:iteration_tokens_total_count", None] == 3
+    assert samples["vllm:iteration_tokens_total_sum", None] == 4
+    assert samples["llmjax:steps_total", None] == 3

@@ -43,9 +43,15 @@ def test_tokenize_chat(http: httpx.Client) -> None:
     assert http.post("/detokenize", json={"tokens": [10**7]}).json()["error"]["param"] == "tokens"
 
 
-GAUGES = {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"}
+GAUGES = {
+    "num_requests_running",
+    "num_requests_waiting",
+    "num_requests_waiting_by_reason",
+    "kv_cache_usage_perc",
+    "cache_config_info",
+}
 COUNTERS = {"prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "prompt_tokens_cached"}
-COUNTERS |= {"generation_tokens", "request_success"}
+COUNTERS |= {"generation_tokens", "request_success", "admission_rejections"}
 HISTOGRAMS = {
     "request_prompt_tokens",
     "request_generation_tokens",
@@ -108,3 +114,7 @@ def test_metrics_count_a_request(http: httpx.Client) -> None:
     assert grown("inter_token_latency_seconds_count") == 6
     assert grown("e2e_request_latency_seconds_count") == 1
     assert grown("request_params_max_tokens_sum") == 7
+    # One observation a pass through the model, however many a dispatch takes.
+    assert grown("iteration_tokens_total_sum") == 3 + 7
+    assert grown("iteration_tokens_total_count") == 7
+    assert after["llmjax:steps_total", ""] - before["llmjax:steps_total", ""] == 7
