@@ -38,10 +38,10 @@ from llmjax.config import EngineConfig
 from llmjax.errors import LLMJaxError
 from llmjax.kernels.attention import ATTENTION, RaggedBatch, make_pages
 from llmjax.kernels.attention.portable import write_kv
-from llmjax.kernels.blocks import Projection
+from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.cuda.attention import store_kv
 from llmjax.kernels.dense_linear import LINEAR
-from llmjax.kernels.experts import EXPERTS, ExpertWeights
+from llmjax.kernels.experts import EXPERTS
 from llmjax.kernels.qtensor import CPU_TILE, CUDA_TILE, Codes, QTensor, RowFormat
 from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR
 from llmjax.platforms import select_platform

@@ -32,7 +32,7 @@ from benchmarks.gpu_figures import fastest
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import Bucket, make_buckets
 from llmjax.kernels.attention import KVPages, RaggedBatch, make_pages
-from llmjax.kernels.blocks import Projection
+from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.cuda import mosaic_prefill
 from llmjax.kernels.cuda.decode import Split, decode
 from llmjax.kernels.cuda.experts import experts, plans_of, rows_of
@@ -41,7 +41,6 @@ from llmjax.kernels.cuda.pages import PageReader
 from llmjax.kernels.cuda.prefill import Tiles, prefill
 from llmjax.kernels.cuda.quantized_linear import MAX_ROWS, key_of, plan_of, quantized_linear
 from llmjax.kernels.cuda.tuned import Key, Table, TableError, path_for
-from llmjax.kernels.experts import ExpertWeights
 from llmjax.kernels.qtensor import CUDA_TILE
 
 Choice = Mapping[str, int]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from llmjax.kernels.activations import ACTIVATIONS
-from llmjax.kernels.blocks import Projection
+from llmjax.kernels.blocks import ExpertWeights
 from llmjax.kernels.cpu import experts as cpu
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.cuda import experts as cuda
@@ -17,25 +17,6 @@ from llmjax.kernels.linear import linear
 from llmjax.kernels.registry import Implementation, Operation
 
 MOST_ROWS = 256  # of a block: beyond it a product is no faster per row, and its temporaries only grow
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class ExpertWeights:
-    """``down(activation(gate(x)) * up(x))`` of each of E experts, stacked.
-
-    A weight is an array [E, out, in], or a QTensor whose words are [E, tiles, words of a record, tile] and whose
-    columns, where it has any, are [E, in]. A bias is [E, out] or None.
-    """
-
-    gate: Projection  # [E, F, D]
-    up: Projection  # [E, F, D]
-    down: Projection  # [E, D, F]
-
-    @property
-    def count(self) -> int:
-        """Experts."""
-        return int(self.gate.weight.shape[0])
 
 
 def experts(

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from llmjax.kernels.activations import ACTIVATIONS
-from llmjax.kernels.blocks import Projection
-from llmjax.kernels.experts import ExpertWeights
+from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.qtensor import QTensor
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from llmjax.kernels.blocks import Projection
-from llmjax.kernels.experts import ExpertWeights, experts
+from llmjax.kernels.blocks import ExpertWeights, Projection
+from llmjax.kernels.experts import experts
 from llmjax.kernels.qtensor import QTensor
 
 HOST_MEMORY = "pinned_host"  # the kind of memory, as JAX names it

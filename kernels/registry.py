@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,18 @@ DEVICE_PLATFORMS = {"gpu": "cuda"}  # devices and lowering have different names 
 
 def _takes_all(*arguments: Any, **options: Any) -> str | None:
     return None
+
+
+class Operands:
+    """Arguments of a call: arrays and pytrees of them by position, static settings by name."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.arguments = arguments
+        self.options = options
+
+    def given_to(self, function: Callable[..., Any]) -> Any:
+        """Calls a function with them."""
+        return function(*self.arguments, **self.options)
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,14 @@ class Implementation:
     run: Callable[..., Any]
     platform: str | None = None
     refuses: Callable[..., str | None] = _takes_all
+
+    def taking(self, operands: Callable[..., Operands]) -> Implementation:
+        """The same for an operation with other arguments, which ``operands`` turns into those of this one."""
+        return replace(
+            self,
+            run=lambda *arguments, **options: operands(*arguments, **options).given_to(self.run),
+            refuses=lambda *arguments, **options: operands(*arguments, **options).given_to(self.refuses),
+        )
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,31 @@
 """Model definitions: Flax NNX modules used as pure functions of a flat dict of weights."""
 
-from llmjax.models.config import ExpertsConfig, LayerConfig, ModelConfig, RopeConfig
+from llmjax.models.config import ModelConfig
 from llmjax.models.decoder import CausalLM, Hidden
 from llmjax.models.errors import UnsupportedModel
 from llmjax.models.functional import abstract_model, init_random, merge
+from llmjax.models.layers.attention import Attention
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.mlp import GatedMLP
+from llmjax.models.layers.moe import Experts
+from llmjax.models.layers.norm import RMS
+from llmjax.models.layers.residual import PreNorm, Sandwich
+from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.registry import FAMILIES, model_config
 
 __all__ = [
     "FAMILIES",
+    "RMS",
+    "Attention",
     "CausalLM",
-    "ExpertsConfig",
+    "Experts",
+    "GatedMLP",
     "Hidden",
-    "LayerConfig",
+    "LayerSpec",
     "ModelConfig",
+    "PreNorm",
     "RopeConfig",
+    "Sandwich",
     "UnsupportedModel",
     "abstract_model",
     "init_random",

@@ -1,11 +1,8 @@
-"""The configurable decoder: one definition for every family of the Llama shape. Attribute paths are Hugging Face's
-tensor names."""
+"""The decoder that all families share; their layers are data. Attribute paths are Hugging Face's tensor names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +10,11 @@ from flax import nnx
 
 from llmjax.kernels.attention import KVPages, RaggedBatch
 from llmjax.kernels.linear import linear
-from llmjax.kernels.rope import Rotation
-from llmjax.models.config import LayerConfig, ModelConfig
-from llmjax.models.layers.attention import Attention
+from llmjax.models.config import ModelConfig
+from llmjax.models.layers.context import Context
 from llmjax.models.layers.embedding import Embedding
+from llmjax.models.layers.layer import DecoderLayer
 from llmjax.models.layers.linear import Linear
-from llmjax.models.layers.mlp import MLP
-from llmjax.models.layers.moe import MoE
-from llmjax.models.layers.norm import RMSNorm
 from llmjax.models.layers.rope import rotation
 
 
@@ -33,52 +27,10 @@ class Hidden:
     kv: tuple[KVPages, ...]  # one per layer, the step's keys and values stored
 
 
-class DecoderLayer(nnx.Module):
-    """Attention and a feed-forward half, each with a norm before it, and after it too where the config says so."""
-
-    def __init__(self, config: ModelConfig, layer: LayerConfig, *, dtype: jnp.dtype) -> None:
-        norm = partial(RMSNorm, config.hidden_size, eps=config.norm_eps, plus_one=config.norm_plus_one)
-        self.input_layernorm = norm()
-        self.self_attn = Attention(config, layer, dtype=dtype)
-        self.post_attention_layernorm = norm()
-        self.mlp = MoE(config, dtype=dtype) if layer.sparse else _mlp(config, dtype=dtype)
-        self.pre_feedforward_layernorm = norm() if config.sandwich_norms else None
-        self.post_feedforward_layernorm = norm() if config.sandwich_norms else None
-
-    def __call__(self, x: jax.Array, by: Rotation, pages: KVPages, batch: RaggedBatch) -> tuple[jax.Array, KVPages]:
-        x, pages = self.attend(x, by, pages, batch)
-        return self.feed_forward(x, batch), pages
-
-    def attend(self, x: jax.Array, by: Rotation, pages: KVPages, batch: RaggedBatch) -> tuple[jax.Array, KVPages]:
-        """The first half."""
-        after = self.post_attention_layernorm if self.pre_feedforward_layernorm is not None else None
-        return self.self_attn(x, by, pages, batch, before=self.input_layernorm, after=after)
-
-    def feed_forward(self, x: jax.Array, batch: RaggedBatch) -> jax.Array:
-        """The second half."""
-        return self.mlp(x, batch, before=self.mlp_norm, after=self.post_feedforward_layernorm)
-
-    @property
-    def mlp_norm(self) -> RMSNorm:
-        """The norm before the second half."""
-        return self.pre_feedforward_layernorm or self.post_attention_layernorm
-
-
-def _mlp(config: ModelConfig, *, dtype: jnp.dtype) -> MLP:
-    size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-    return MLP(size, inner, bias=bias, activation=config.activation, dtype=dtype)
-
-
-@partial(jax.jit, static_argnums=0)
-def decoder_layer(
-    kind: Any, weights: Any, x: jax.Array, by: Rotation, pages: KVPages, batch: RaggedBatch
-) -> tuple[jax.Array, KVPages]:
-    """One layer as a function, so that all layers of a kind share one trace and one compiled function.
-
-    Args:
-        kind, weights: the layer's graph definition and state, as ``nnx.split`` gives them.
-    """
-    return nnx.merge(kind, weights)(x, by, pages, batch)
+@jax.jit
+def decoder_layer(layer: DecoderLayer, x: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
+    """One layer as a function, so that all layers with equal specs share one trace and one compiled function."""
+    return layer(x, context)
 
 
 class Decoder(nnx.Module):
@@ -92,8 +44,8 @@ class Decoder(nnx.Module):
             dtype=dtype,
             activation_dtype=activation_dtype,
         )
-        self.layers = nnx.List([DecoderLayer(config, layer, dtype=dtype) for layer in config.layers])
-        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps, plus_one=config.norm_plus_one)
+        self.layers = nnx.List([spec.build(config.hidden_size, dtype=dtype) for spec in config.layers])
+        self.norm = config.norm.build(config.hidden_size)
 
 
 class CausalLM(nnx.Module):
@@ -126,12 +78,12 @@ class CausalLM(nnx.Module):
         """
         config = self.config
         x = self.model.embed_tokens(tokens)
-        rotations = [rotation(positions, rope) for rope in config.ropes]
+        rotations = {rope: rotation(positions, rope) for rope in config.ropes}
         stored = []
         for i, (layer, pages) in enumerate(zip(self.model.layers, kv, strict=True)):
-            kind, weights = nnx.split(layer)
-            by, batch = rotations[config.layers[i].rope], batches[config.group_of(i)]
-            x, pages = decoder_layer(kind, weights, x, by, pages, batch)
+            rope = config.layers[i].mixer.rope
+            by = None if rope is None else rotations[rope]
+            x, pages = decoder_layer(layer, x, Context(by, pages, batches[config.group_of(i)]))
             stored.append(pages)
         return Hidden(hidden=x, kv=tuple(stored))
 

@@ -73,7 +73,7 @@ def init_random(config: ModelConfig, key: jax.Array, *, dtype: jnp.dtype) -> dic
         # Folding the name in makes a tensor independent of which others exist.
         noise = jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), like.shape)
         if name.endswith("norm.weight"):
-            value = (0.0 if config.norm_plus_one else 1.0) + 0.1 * noise
+            value = (0.0 if config.norm.plus_one else 1.0) + 0.1 * noise
         elif len(like.shape) > 1:
             value = noise * like.shape[-1] ** -0.5
         else:

@@ -8,7 +8,9 @@ from typing import Any
 
 from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, decoder_config, layer_types
+from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.residual import Sandwich
 from llmjax.models.layers.rope_scaling import rope_parameters
 
 # What Hugging Face's Gemma3TextConfig means by a missing key.
@@ -45,27 +47,31 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     pattern = fields.integer("sliding_window_pattern")
     default = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(count)]
-    layers = layer_types(fields, default)
-    ropes = {"full_attention": rope_parameters(fields, "full_attention")} if "full_attention" in layers else {}
-    if "sliding_attention" in layers:
+    kinds = layer_types(fields, default)
+    ropes = {"full_attention": rope_parameters(fields, "full_attention")} if "full_attention" in kinds else {}
+    if "sliding_attention" in kinds:
         # rope_scaling stretches the full layers alone.
         ropes["sliding_attention"] = rope_parameters(
             fields, "sliding_attention", theta="rope_local_base_freq", scaled=False
         )
-    return decoder_config(
+    norm, bias = rms(fields, plus_one=True), fields.flag("attention_bias")
+    attention = attention_by_kind(
         fields,
-        architecture="Gemma3ForCausalLM",
-        layers=layers,
+        kinds,
         window=fields.optional_integer("sliding_window"),
         max_model_len=max_model_len,
         ropes=ropes,
-        activation="hidden_activation",
-        qkv_bias=fields.flag("attention_bias"),
-        o_bias=fields.flag("attention_bias"),
-        qk_norm=True,
-        sandwich_norms=True,
-        norm_plus_one=True,
+        scale=fields.number("query_pre_attn_scalar") ** -0.5,
+        qk_norm=norm,
+        qkv_bias=bias,
+        o_bias=bias,
+    )
+    mlp = gated_mlp(fields, activation="hidden_activation")
+    return decoder_config(
+        fields,
+        architecture="Gemma3ForCausalLM",
+        layers=[LayerSpec(mixer=attention[kind], feed_forward=mlp, norm=norm, residual=Sandwich()) for kind in kinds],
+        norm=norm,
         embedding_scale=fields.integer("hidden_size") ** 0.5,
-        attention_scale=fields.number("query_pre_attn_scalar") ** -0.5,
         final_softcap=fields.optional_number("final_logit_softcapping"),
     )

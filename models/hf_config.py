@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmjax.kernels.activations import ACTIVATIONS
-from llmjax.models.config import ExpertsConfig, LayerConfig, ModelConfig, RopeConfig
+from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
-from llmjax.models.layers.rope_scaling import LAYER_TYPES, RopeLengths, extended_length, resolve_rope, rope_parameters
+from llmjax.models.layers.attention import Attention
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.mlp import GatedMLP
+from llmjax.models.layers.moe import Experts
+from llmjax.models.layers.norm import RMS
+from llmjax.models.layers.rope_scaling import LAYER_TYPES, RopeLengths, resolve_rope, rope_parameters
 
 MAX_LAYERS = 4096  # far above any model: a wrong number must not build a million modules
 
@@ -45,12 +50,69 @@ def layer_types(fields: Fields, default: Sequence[str] | None = None) -> tuple[s
     return tuple(given)
 
 
-def experts_config(fields: Fields, *, inner: str, normalize: bool, shared: str | None = None) -> ExpertsConfig:
+def attention_by_kind(
+    fields: Fields,
+    kinds: Sequence[str],
+    *,
+    window: int | None,
+    max_model_len: int | None,
+    ropes: Mapping[str, Fields] | None = None,
+    **differences: Any,
+) -> dict[str, Attention]:
+    """Attention as each kind of layer has it, from the keys that every family has.
+
+    Args:
+        kinds: of the layers, from `layer_types`.
+        window: of the layers called sliding_attention, in tokens.
+        max_model_len: longest sequence that will be served, in tokens; some rope scalings depend on it.
+        ropes: rope keys by kind, where a family does not write them as most do.
+        differences: fields of Attention in which the family differs from its defaults.
+    """
+    if "sliding_attention" in kinds and window is None:
+        raise fields.error("sliding_window", "but some layers have a sliding window")
+    hidden_size, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    kv_heads = fields.optional_integer("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise fields.error("num_key_value_heads", f"does not divide num_attention_heads = {heads}")
+    head_dim = fields.optional_integer("head_dim")
+    if head_dim is None:
+        if hidden_size % heads:
+            raise fields.error("hidden_size", f"is not divisible by num_attention_heads = {heads}; give head_dim")
+        head_dim = hidden_size // heads
+    lengths = RopeLengths(fields.integer("max_position_embeddings"), max_model_len)
+    parameters = {kind: ropes[kind] if ropes else rope_parameters(fields, kind) for kind in dict.fromkeys(kinds)}
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "scale": head_dim**-0.5}
+    return {
+        kind: Attention(
+            rope=resolve_rope(keys, head_dim=head_dim, lengths=lengths),
+            window=window if kind == "sliding_attention" else None,
+            **(sizes | differences),
+        )
+        for kind, keys in parameters.items()
+    }
+
+
+def rms(fields: Fields, *, plus_one: bool = False) -> RMS:
+    """The norm of a family whose norms are all of one kind."""
+    return RMS(fields.number("rms_norm_eps"), plus_one)
+
+
+def gated_mlp(fields: Fields, *, activation: str = "hidden_act", bias: bool = False) -> GatedMLP:
+    """The feed-forward half of a layer without experts.
+
+    Args:
+        activation: the key that names the activation.
+    """
+    inner = fields.integer("intermediate_size")
+    return GatedMLP(inner=inner, activation=fields.choice(activation, ACTIVATIONS), bias=bias)
+
+
+def softmax_experts(fields: Fields, *, inner: str, normalize: bool, shared: str | None = None) -> Experts:
     """The experts of a family with a softmax router.
 
     Args:
         inner: the key of an expert's intermediate size.
-        normalize: see ``ExpertsConfig``.
+        normalize: see ``Experts``.
         shared: the key of the shared expert's intermediate size; None: there is none.
     """
     # A key that the file has, then one that has a default.
@@ -59,37 +121,23 @@ def experts_config(fields: Fields, *, inner: str, normalize: bool, shared: str |
     per_token = fields.integer("num_experts_per_tok")
     if per_token > count:
         raise fields.error("num_experts_per_tok", f"is more than there are experts, {count}")
-    return ExpertsConfig(
+    return Experts(
         count=count,
         per_token=per_token,
-        intermediate_size=fields.integer(inner),
+        inner=fields.integer(inner),
+        activation=fields.choice("hidden_act", ACTIVATIONS),
         normalize=normalize,
-        shared_size=fields.integer(shared) if shared else 0,
+        shared_inner=fields.integer(shared) if shared else 0,
     )
 
 
 def decoder_config(
-    fields: Fields,
-    *,
-    architecture: str,
-    layers: Sequence[str],
-    window: int | None,
-    max_model_len: int | None,
-    ropes: Mapping[str, Fields] | None = None,
-    activation: str = "hidden_act",
-    experts: ExpertsConfig | None = None,
-    dense_layers: Container[int] = (),
-    **differences: Any,
+    fields: Fields, *, architecture: str, layers: Sequence[LayerSpec], norm: RMS, **differences: Any
 ) -> ModelConfig:
-    """Builds and checks a configuration from the keys that every family has.
+    """A model from its layers and the other keys that every family has.
 
     Args:
-        layers: the kind of attention of each layer, from ``layer_types``.
-        window: of the layers called sliding_attention, in tokens.
-        max_model_len: longest sequence that will be served, in tokens; some rope scalings depend on it.
-        ropes: rope keys by layer type, where a family does not write them as most do.
-        activation: the key that names the activation.
-        experts: in all layers but ``dense_layers``; None: in none.
+        norm: the last one.
         differences: fields of ModelConfig in which the family differs from its defaults.
 
     Raises:
@@ -97,50 +145,21 @@ def decoder_config(
     """
     for key, neutral in _FOREIGN.items():
         fields.require(key, *neutral)
-    if experts is None:
+    if not any(key in fields.defaults for key in _EXPERT_COUNTS):
         for key in _EXPERT_COUNTS:
             fields.require(key, 0)
-    kinds = tuple(dict.fromkeys(layers))
-    if "sliding_attention" in kinds and window is None:
-        raise fields.error("sliding_window", "but some layers have a sliding window")
-    hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    num_kv_heads = fields.optional_integer("num_key_value_heads") or num_heads
-    if num_heads % num_kv_heads:
-        raise fields.error("num_key_value_heads", f"does not divide num_attention_heads = {num_heads}")
-    head_dim = fields.optional_integer("head_dim")
-    if head_dim is None:
-        if hidden_size % num_heads:
-            raise fields.error("hidden_size", f"is not divisible by num_attention_heads = {num_heads}; give head_dim")
-        head_dim = hidden_size // num_heads
-    lengths = RopeLengths(fields.integer("max_position_embeddings"), max_model_len)
-    parameters = {kind: (ropes[kind] if ropes else rope_parameters(fields, kind)) for kind in kinds}
-    resolved = {kind: resolve_rope(p, head_dim=head_dim, lengths=lengths) for kind, p in parameters.items()}
-    distinct: list[RopeConfig] = list(dict.fromkeys(resolved.values()))
+    ropes = [layer.mixer.rope for layer in layers if layer.mixer.rope is not None]
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        layers=tuple(
-            LayerConfig(
-                window=window if kind == "sliding_attention" else None,
-                rope=distinct.index(resolved[kind]),
-                sparse=experts is not None and i not in dense_layers,
-            )
-            for i, kind in enumerate(layers)
-        ),
-        ropes=tuple(distinct),
-        max_position=max(extended_length(p, lengths) for p in parameters.values()),
-        norm_eps=fields.number("rms_norm_eps"),
-        activation=fields.choice(activation, ACTIVATIONS),
+        hidden_size=fields.integer("hidden_size"),
+        layers=tuple(layers),
+        norm=norm,
+        max_position=max((rope.max_position for rope in ropes), default=fields.integer("max_position_embeddings")),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         bos_token_id=fields.optional_integer("bos_token_id", minimum=0),
         eos_token_ids=fields.token_ids("eos_token_id"),
         dtype=_dtype(fields),
-        experts=experts,
         **differences,
     )
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import decoder_config, layer_types
+from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.layers.layer import LayerSpec
 
 # What Hugging Face's LlamaConfig means by a missing key.
 DEFAULTS = {
@@ -31,17 +32,12 @@ DEFAULTS = {
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS)
-    layers = layer_types(fields)
+    kinds = layer_types(fields)
     window = fields.optional_integer("sliding_window")
-    if window is not None and "sliding_attention" not in layers:
+    if window is not None and "sliding_attention" not in kinds:
         raise fields.error("sliding_window", "is not part of Llama; a windowed model is MistralForCausalLM")
-    return decoder_config(
-        fields,
-        architecture="LlamaForCausalLM",
-        layers=layers,
-        window=window,
-        max_model_len=max_model_len,
-        qkv_bias=fields.flag("attention_bias"),
-        o_bias=fields.flag("attention_bias"),
-        mlp_bias=fields.flag("mlp_bias"),
-    )
+    bias = fields.flag("attention_bias")
+    attention = attention_by_kind(fields, kinds, window=window, max_model_len=max_model_len, qkv_bias=bias, o_bias=bias)
+    mlp, norm = gated_mlp(fields, bias=fields.flag("mlp_bias")), rms(fields)
+    layers = [LayerSpec(mixer=attention[kind], feed_forward=mlp, norm=norm) for kind in kinds]
+    return decoder_config(fields, architecture="LlamaForCausalLM", layers=layers, norm=norm)

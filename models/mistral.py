@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmjax.models.config import ExpertsConfig, ModelConfig
+from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, decoder_config, layer_types
+from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.layers.layer import FeedForward, LayerSpec
 
 # What Hugging Face's MistralConfig means by a missing key; sliding_window: null is not a missing key.
 DEFAULTS = {
@@ -30,26 +31,19 @@ DEFAULTS = {
 
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``llmjax.models.model_config``."""
-    return mistral_config(Fields(config, DEFAULTS), architecture="MistralForCausalLM", max_model_len=max_model_len)
+    fields = Fields(config, DEFAULTS)
+    return mistral_config(fields, gated_mlp(fields), architecture="MistralForCausalLM", max_model_len=max_model_len)
 
 
 def mistral_config(
-    fields: Fields, *, architecture: str, max_model_len: int | None, experts: ExpertsConfig | None = None
+    fields: Fields, feed_forward: FeedForward, *, architecture: str, max_model_len: int | None
 ) -> ModelConfig:
-    """What Mistral's layers have in common, with plain MLPs or with experts: a window in all of them or in none.
-
-    Args:
-        architecture, max_model_len, experts: see ``decoder_config``.
-    """
+    """Layers with a window in all of them or in none, and the same feed-forward half."""
     fields.require("attention_bias", False)
     fields.require("mlp_bias", False)
     window = fields.optional_integer("sliding_window")
     kind = "full_attention" if window is None else "sliding_attention"
-    return decoder_config(
-        fields,
-        architecture=architecture,
-        layers=layer_types(fields, [kind] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS)),
-        window=window,
-        max_model_len=max_model_len,
-        experts=experts,
-    )
+    kinds = layer_types(fields, [kind] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
+    attention, norm = attention_by_kind(fields, kinds, window=window, max_model_len=max_model_len), rms(fields)
+    layers = [LayerSpec(mixer=attention[kind], feed_forward=feed_forward, norm=norm) for kind in kinds]
+    return decoder_config(fields, architecture=architecture, layers=layers, norm=norm)

@@ -8,7 +8,7 @@ from typing import Any
 from llmjax.models import mistral
 from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import experts_config
+from llmjax.models.hf_config import softmax_experts
 
 # What Hugging Face's MixtralConfig means by a missing key.
 DEFAULTS = {
@@ -24,9 +24,5 @@ DEFAULTS = {
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS)
-    return mistral.mistral_config(
-        fields,
-        architecture="MixtralForCausalLM",
-        max_model_len=max_model_len,
-        experts=experts_config(fields, inner="intermediate_size", normalize=True),
-    )
+    experts = softmax_experts(fields, inner="intermediate_size", normalize=True)
+    return mistral.mistral_config(fields, experts, architecture="MixtralForCausalLM", max_model_len=max_model_len)

@@ -7,7 +7,8 @@ from typing import Any
 
 from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, decoder_config, layer_types
+from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.layers.layer import LayerSpec
 
 # What Hugging Face's Qwen2Config means by a missing key.
 DEFAULTS = {
@@ -44,11 +45,7 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS)
     fields.require("mlp_bias", False)
-    return decoder_config(
-        fields,
-        architecture="Qwen2ForCausalLM",
-        layers=windowed_layers(fields),
-        window=window_of(fields),
-        max_model_len=max_model_len,
-        qkv_bias=True,
-    )
+    kinds, norm, mlp = windowed_layers(fields), rms(fields), gated_mlp(fields)
+    attention = attention_by_kind(fields, kinds, window=window_of(fields), max_model_len=max_model_len, qkv_bias=True)
+    layers = [LayerSpec(mixer=attention[kind], feed_forward=mlp, norm=norm) for kind in kinds]
+    return decoder_config(fields, architecture="Qwen2ForCausalLM", layers=layers, norm=norm)

@@ -8,7 +8,17 @@ from typing import Any
 from llmjax.models import qwen2
 from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, decoder_config, experts_config, layer_types
+from llmjax.models.hf_config import (
+    MAX_LAYERS,
+    attention_by_kind,
+    decoder_config,
+    gated_mlp,
+    layer_types,
+    rms,
+    softmax_experts,
+)
+from llmjax.models.layers.layer import FeedForward, LayerSpec
+from llmjax.models.layers.moe import Experts
 
 # What Hugging Face's Qwen2MoeConfig means by a missing key.
 DEFAULTS = {
@@ -29,11 +39,11 @@ DEFAULTS = {
 }
 
 
-def dense_layers(fields: Fields) -> frozenset[int]:
-    """The layers without experts: ``mlp_only_layers``, and all but every ``decoder_sparse_step``-th."""
+def feed_forwards(fields: Fields, experts: Experts) -> tuple[FeedForward, ...]:
+    """Experts on every ``decoder_sparse_step``-th layer that is not one of ``mlp_only_layers``; else a plain MLP."""
     layers = range(fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
-    step = fields.integer("decoder_sparse_step")
-    return frozenset(fields.indices("mlp_only_layers")) | {i for i in layers if (i + 1) % step}
+    step, dense, mlp = fields.integer("decoder_sparse_step"), fields.indices("mlp_only_layers"), gated_mlp(fields)
+    return tuple(mlp if i in dense or (i + 1) % step else experts for i in layers)
 
 
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
@@ -44,18 +54,18 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     # Hugging Face: every second of the lower layers, unlike Qwen 2.
     windowed = 0 if window is None else fields.integer("max_window_layers", minimum=0)
     default = ["sliding_attention" if i < windowed and i % 2 == 0 else "full_attention" for i in range(count)]
-    return decoder_config(
-        fields,
-        architecture="Qwen2MoeForCausalLM",
-        layers=layer_types(fields, default),
-        window=window,
-        max_model_len=max_model_len,
-        qkv_bias=fields.flag("qkv_bias"),
-        experts=experts_config(
-            fields,
-            inner="moe_intermediate_size",
-            normalize=fields.flag("norm_topk_prob"),
-            shared="shared_expert_intermediate_size",
-        ),
-        dense_layers=dense_layers(fields),
+    kinds, norm = layer_types(fields, default), rms(fields)
+    attention = attention_by_kind(
+        fields, kinds, window=window, max_model_len=max_model_len, qkv_bias=fields.flag("qkv_bias")
     )
+    experts = softmax_experts(
+        fields,
+        inner="moe_intermediate_size",
+        normalize=fields.flag("norm_topk_prob"),
+        shared="shared_expert_intermediate_size",
+    )
+    layers = [
+        LayerSpec(mixer=attention[kind], feed_forward=feed_forward, norm=norm)
+        for kind, feed_forward in zip(kinds, feed_forwards(fields, experts), strict=True)
+    ]
+    return decoder_config(fields, architecture="Qwen2MoeForCausalLM", layers=layers, norm=norm)

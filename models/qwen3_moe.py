@@ -8,7 +8,15 @@ from typing import Any
 from llmjax.models import qwen2, qwen2_moe
 from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, decoder_config, experts_config, layer_types
+from llmjax.models.hf_config import (
+    MAX_LAYERS,
+    attention_by_kind,
+    decoder_config,
+    layer_types,
+    rms,
+    softmax_experts,
+)
+from llmjax.models.layers.layer import LayerSpec
 
 # What Hugging Face's Qwen3MoeConfig means by a missing key.
 DEFAULTS = {
@@ -33,15 +41,14 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     fields.require("mlp_bias", False)
     window = qwen2.window_of(fields)
     kind = "full_attention" if window is None else "sliding_attention"
-    return decoder_config(
-        fields,
-        architecture="Qwen3MoeForCausalLM",
-        layers=layer_types(fields, [kind] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS)),
-        window=window,
-        max_model_len=max_model_len,
-        qkv_bias=fields.flag("attention_bias"),
-        o_bias=fields.flag("attention_bias"),
-        qk_norm=True,
-        experts=experts_config(fields, inner="moe_intermediate_size", normalize=fields.flag("norm_topk_prob")),
-        dense_layers=qwen2_moe.dense_layers(fields),
+    kinds = layer_types(fields, [kind] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
+    norm, bias = rms(fields), fields.flag("attention_bias")
+    attention = attention_by_kind(
+        fields, kinds, window=window, max_model_len=max_model_len, qkv_bias=bias, o_bias=bias, qk_norm=norm
     )
+    experts = softmax_experts(fields, inner="moe_intermediate_size", normalize=fields.flag("norm_topk_prob"))
+    layers = [
+        LayerSpec(mixer=attention[kind], feed_forward=feed_forward, norm=norm)
+        for kind, feed_forward in zip(kinds, qwen2_moe.feed_forwards(fields, experts), strict=True)
+    ]
+    return decoder_config(fields, architecture="Qwen3MoeForCausalLM", layers=layers, norm=norm)

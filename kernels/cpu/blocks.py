@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from llmjax.kernels.attention.types import KVPages, RaggedBatch
+from llmjax.kernels.blocks import AttentionRules, AttentionWeights, MLPWeights, Projection
 from llmjax.kernels.cpu import attention as cpu_attention
 from llmjax.kernels.cpu import matrices
-from llmjax.kernels.cpu.library import Library, library
+from llmjax.kernels.cpu.library import library
 from llmjax.kernels.norm import Norm
 from llmjax.kernels.qtensor import QTensor
+from llmjax.kernels.registry import Implementation
 from llmjax.kernels.rope import Rotation
-
-if TYPE_CHECKING:
-    from llmjax.kernels.blocks import AttentionRules, AttentionWeights, MLPWeights, Projection
 
 # Activations by their number in src/kernels.h; others go operation by operation.
 ACTIVATION_NUMBERS: Mapping[str, int] = MappingProxyType(
@@ -37,7 +36,7 @@ def mlp_refuses(x: jax.Array, weights: MLPWeights, *, activation: str) -> str | 
 
 
 def attention_block_refuses(
-    x: jax.Array, weights: AttentionWeights, by: Rotation, pages: KVPages, *_: Any
+    x: jax.Array, weights: AttentionWeights, by: Rotation, pages: KVPages, *_: Any, **__: Any
 ) -> str | None:
     """Why the library does not take these types and sizes; None: it does."""
     heads = jax.ShapeDtypeStruct((x.shape[0], 1, pages.data.shape[-1]), x.dtype)
@@ -59,13 +58,19 @@ def _refuses(x: jax.Array, projections: Sequence[Projection]) -> str | None:
     return None
 
 
-def mlp(x: jax.Array, weights: MLPWeights, *, activation: str, native: Library, isa: str | None = None) -> jax.Array:
-    """``llmjax.kernels.blocks.mlp`` by the library.
+def mlp(x: jax.Array, weights: MLPWeights, *, activation: str, isa: str | None = None) -> jax.Array:
+    """The gated feed-forward half of a layer; the activation is computed in f32.
 
     Args:
-        native: the library.
-        isa: one of its instruction sets; None: the best that the machine has.
+        x: f32 [T, D].
+        activation: a key of ACTIVATION_NUMBERS.
+        isa: one of the library's instruction sets; None: the best that the machine has.
+
+    Returns:
+        f32 [T, D].
     """
+    native = library()
+    assert native is not None
     projections = (weights.gate, weights.up, weights.down)
     inner = weights.gate.weight.shape[0]
     scratch = _columns(weights.before, x) + 2 * inner + _columns(weights.after, x)
@@ -92,17 +97,22 @@ def attention_block(
     sinks: jax.Array | None = None,
     *,
     rules: AttentionRules,
-    native: Library,
     isa: str | None = None,
 ) -> tuple[jax.Array, KVPages]:
-    """``llmjax.kernels.blocks.attention_block`` by the library.
-
-    A page or slot out of range is an error, not a stray write.
+    """The attention half of a layer. A page or slot out of range is an error, not a stray write.
 
     Args:
-        native: the library.
-        isa: one of its instruction sets; None: the best that the machine has.
+        x: f32 [T, D].
+        by: how the queries and keys of each token are rotated.
+        pages: the layer's pages, rewritten in place when donated.
+        sinks: f32 [H], see ``llmjax.kernels.attention.attend``.
+        isa: one of the library's instruction sets; None: the best that the machine has.
+
+    Returns:
+        f32 [T, D], and the pages with the tokens' keys and values stored.
     """
+    native = library()
+    assert native is not None
     projections = (weights.q, weights.k, weights.v, weights.o)
     norms = (weights.before, weights.q_norm, weights.k_norm, weights.after)
     q_size, kv_size = weights.q.weight.shape[0], weights.k.weight.shape[0]
@@ -149,3 +159,7 @@ def _weight(norm: Norm | None) -> jax.Array:
 def _settings(*norms: Norm | None) -> np.ndarray:
     """eps and plus_one of each norm."""
     return np.array([(0, 0) if norm is None else (norm.eps, norm.plus_one) for norm in norms], np.float32).reshape(-1)
+
+
+ATTENTION_BLOCK = Implementation("C++", attention_block, platform="cpu", refuses=attention_block_refuses)
+MLP = Implementation("C++", mlp, platform="cpu", refuses=mlp_refuses)

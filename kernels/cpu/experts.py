@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmjax.kernels.blocks import ExpertWeights
 from llmjax.kernels.cpu import matrices
 from llmjax.kernels.cpu.blocks import ACTIVATION_NUMBERS
 from llmjax.kernels.cpu.library import Library, library
 from llmjax.kernels.qtensor import QTensor
-
-if TYPE_CHECKING:
-    from llmjax.kernels.experts import ExpertWeights
 
 
 def refuses(

@@ -12,23 +12,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
 from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, Plan
 from llmjax.kernels.cuda.products import Factor, Floats, Part, Records, levels_of
 from llmjax.kernels.cuda.ragged import Blocks, num_blocks
 from llmjax.kernels.cuda.tuned import Key, form_name
 from llmjax.kernels.qtensor import CHUNK, CUDA_TILE, QTensor
-
-if TYPE_CHECKING:
-    from llmjax.kernels.blocks import Projection
-    from llmjax.kernels.experts import ExpertWeights
 
 FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 MOST_ROWS = 64  # of x that a program takes

@@ -136,8 +136,8 @@ def _picks(chosen: Platform, kv_dtype: jnp.dtype) -> list[Finding]:
     import jax.numpy as jnp
 
     from llmjax.kernels.attention import ATTENTION, make_pages
-    from llmjax.kernels.blocks import MLP, MLPWeights, Projection
     from llmjax.kernels.dense_linear import LINEAR
+    from llmjax.models import GatedMLP
 
     name = chosen.device.platform
     pages = jax.eval_shape(
@@ -147,12 +147,12 @@ def _picks(chosen: Platform, kv_dtype: jnp.dtype) -> list[Finding]:
     )
     heads = jax.ShapeDtypeStruct((1, 32, 128), chosen.activation_dtype)
     weight = jax.ShapeDtypeStruct((4096, 4096), chosen.dtype)
+    mlp = GatedMLP(inner=4096, activation="silu").build(4096, dtype=chosen.dtype)
     findings = [Finding("attention", ATTENTION.explain(name, heads, heads, heads, pages))]
     for rows in (1, 16, 512):
         x = jax.ShapeDtypeStruct((rows, 4096), jnp.float32)
         findings.append(Finding(f"products, {rows} rows", LINEAR.explain(name, x, weight, None)))
-        mlp = MLPWeights(None, Projection(weight), Projection(weight), Projection(weight), None)
-        findings.append(Finding(f"layers, {rows} rows", MLP.explain(name, x, mlp, activation="silu")))
+        findings.append(Finding(f"layers, {rows} rows", mlp.half.explain(name, x, mlp, None, None, None)))
     return findings
 
 

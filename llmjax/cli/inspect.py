@@ -137,10 +137,7 @@ def _facts(inspection: Inspection, tokenizer: Tokenizer | TokenizerError, config
     }
     if inspection.model is not None:
         model = inspection.model
-        sizes = (model.num_layers, model.hidden_size, model.num_heads, model.num_kv_heads, model.head_dim)
-        facts["sizes"] |= dict(zip(SIZES, sizes, strict=False))
-        if model.experts is not None:
-            facts["sizes"] |= {"experts": model.experts.count, "experts a token": model.experts.per_token}
+        facts["sizes"] |= _sizes(model)
         facts |= {"vocab_size": model.vocab_size, "context_length": model.max_position}
     facts["tokenizer"] = _tokenizer_facts(tokenizer)
     if inspection.gguf is not None and "kind" in facts["tokenizer"]:
@@ -154,11 +151,27 @@ def _facts(inspection: Inspection, tokenizer: Tokenizer | TokenizerError, config
     return facts
 
 
+def _sizes(model: ModelConfig) -> Facts:
+    """Under the names of SIZES."""
+    from llmjax.models import Attention, Experts
+
+    found: Facts = {"layers": model.num_layers, "hidden size": model.hidden_size}
+    for layer in model.layers:
+        if isinstance(attention := layer.mixer, Attention):
+            found |= {
+                "heads": attention.heads,
+                "KV heads": attention.kv_heads,
+                "head size": attention.head_dim,
+            }
+        if isinstance(experts := layer.feed_forward, Experts):
+            found |= {"experts": experts.count, "experts a token": experts.per_token}
+    return found
+
+
 def _windows(model: ModelConfig) -> list[Facts]:
     """How many layers see how much."""
-    return [
-        {"window": window, "layers": sum(layer.window == window for layer in model.layers)} for window in model.windows
-    ]
+    windows = [layer.mixer.state.window for layer in model.layers]
+    return [{"window": window, "layers": windows.count(window)} for window in model.windows]
 
 
 def _tokenizer_facts(tokenizer: Tokenizer | TokenizerError) -> Facts:

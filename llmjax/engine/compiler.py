@@ -15,7 +15,6 @@ from llmjax.engine.model import LoadedModel
 from llmjax.engine.programs import Executable, build_one
 from llmjax.engine.step import DeviceState, step
 from llmjax.errors import ConfigError
-from llmjax.kernels.attention import make_pages
 from llmjax.platforms import Platform
 from llmjax.sampling.state import make_sampler_state
 
@@ -77,16 +76,14 @@ class StepCompiler:
         config, plan, scales = self.model.config, self.kv_plan, self.model.kv_calibration
         with jax.default_device(self.platform.device):
             kv = tuple(
-                make_pages(
+                spec.mixer.state.make(
                     num_pages=plan.groups[config.group_of(layer)].num_pages,
                     page_size=plan.page_size,
-                    num_kv_heads=config.num_kv_heads,
-                    head_dim=config.head_dim,
                     dtype=plan.layout.dtype,
                     as_bits=self.platform.is_cpu,
                     calibration=None if scales is None else jnp.asarray(scales[layer]),
                 )
-                for layer in range(config.num_layers)
+                for layer, spec in enumerate(config.layers)
             )
             sampler = make_sampler_state(num_slots=self.max_num_seqs, vocab_size=config.vocab_size)
             return DeviceState(kv=kv, last_token=jnp.zeros(self.max_num_seqs, jnp.int32), sampler=sampler)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import jax.numpy as jnp
 
 from llmjax.checkpoint import StoredTensor
+from llmjax.engine.memory import page_bytes_by_window
 from llmjax.kernels.attention.types import KVLayout
 from llmjax.models.config import ModelConfig
 from llmjax.platforms import Platform
@@ -63,9 +64,8 @@ def kv_footprint(model: ModelConfig, dtype: jnp.dtype, *, page_size: int) -> KVF
         dtype: of the stored keys and values; one-byte types with a scale a token and head.
         page_size: tokens in a page.
     """
-    layout = KVLayout.of(dtype, page_size=page_size)
-    layer = layout.page_bytes(num_kv_heads=model.num_kv_heads, head_dim=model.head_dim) / page_size
-    sizes = {window: layer * sum(kind.window == window for kind in model.layers) for window in model.windows}
+    pages = page_bytes_by_window(model, KVLayout.of(dtype, page_size=page_size))
+    sizes = {window: size / page_size for window, size in pages.items()}
     return KVFootprint(sizes.get(None, 0.0), {window: size for window, size in sizes.items() if window is not None})
 
 

@@ -82,8 +82,7 @@ def plan_kv(
         ConfigError: not even one request of ``max_model_len`` fits, or two pages.
     """
     page = layout.page_size
-    of_layer = layout.page_bytes(num_kv_heads=model.num_kv_heads, head_dim=model.head_dim)
-    page_bytes = [of_layer * sum(layer.window == window for layer in model.layers) for window in model.windows]
+    page_bytes = list(page_bytes_by_window(model, layout).values())
     longest = config.max_model_len or model.max_position
     if longest > model.max_position:
         raise ConfigError(
@@ -120,6 +119,14 @@ def plan_kv(
         longest = holds
     used = sum(group.num_pages * size for group, size in zip(groups, page_bytes, strict=True))
     return KVPlan(groups=groups, layout=layout, max_model_len=longest, num_bytes=used)
+
+
+def page_bytes_by_window(model: ModelConfig, layout: KVLayout) -> dict[int | None, int]:
+    """Bytes of a page in all layers of a group, for each of ``model.windows``; ``layout`` as in `plan_kv`."""
+    states = [layer.mixer.state for layer in model.layers]
+    return {
+        window: sum(state.page_bytes(layout) for state in states if state.window == window) for window in model.windows
+    }
 
 
 def _default_budget(config: EngineConfig, platform: Platform, one_request: int, reserved: int) -> int:

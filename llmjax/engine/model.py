@@ -25,6 +25,7 @@ from llmjax.errors import CheckpointError, ConfigError
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.offloading import SplitStack
 from llmjax.kernels.qtensor import QTensor
+from llmjax.models import Experts
 from llmjax.models.config import ModelConfig
 from llmjax.platforms import Platform
 from llmjax.quantization.plan import Kept, QuantizationPlan
@@ -128,7 +129,9 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
 
 def _offloaded_experts(config: EngineConfig, model: ModelConfig) -> int:
     """How many experts of each layer lie in the host's memory."""
-    wanted, there = config.num_experts_offload_per_rank, model.experts.count if model.experts else 0
+    halves = [layer.feed_forward for layer in model.layers]
+    wanted = config.num_experts_offload_per_rank
+    there = min((half.count for half in halves if isinstance(half, Experts)), default=0)
     if wanted and wanted >= there:
         raise ConfigError(
             f"num_experts_offload_per_rank is {wanted}; "

@@ -236,7 +236,8 @@ def _gguf_items(checkpoint: Checkpoint, model: ModelConfig, typing: _Typing) -> 
 def _hf_items(checkpoint: Checkpoint, model: ModelConfig, typing: _Typing) -> Iterator[_Item]:
     """The tensors that the model uses, embedding first, then layer by layer."""
     architecture = ARCHITECTURES[architecture_name(model, checkpoint.path)]
-    heads = {"attn_q": model.num_heads, "attn_k": model.num_kv_heads} if architecture.permuted_qk else {}
+    attention = model.layers[0].mixer
+    heads = {"attn_q": attention.heads, "attn_k": attention.kv_heads} if architecture.permuted_qk else {}
     _, parameters = abstract_model(model, dtype=PLAIN["f32"], activation_dtype=PLAIN["f32"])
     for name, original in gguf_names(architecture.layer_tensors, layers=model.num_layers).items():
         if original not in parameters:

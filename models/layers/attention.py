@@ -1,62 +1,107 @@
-"""Grouped-query attention over paged keys and values."""
+"""Grouped-query attention over paged keys and values (Ainslie et al. 2023, arXiv:2305.13245)."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from llmjax.kernels.attention import KVPages, RaggedBatch
-from llmjax.kernels.blocks import AttentionRules, AttentionWeights, attention_block, attention_heads
-from llmjax.kernels.rope import Rotation
-from llmjax.models.config import LayerConfig, ModelConfig
+from llmjax.kernels.attention import KVPages, attend
+from llmjax.kernels.blocks import AttentionRules, AttentionWeights
+from llmjax.kernels.cpu import blocks as cpu
+from llmjax.kernels.registry import Implementation, Operands, Operation
+from llmjax.kernels.rope import Rotation, rotate
+from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
-from llmjax.models.layers.norm import RMSNorm
+from llmjax.models.layers.norm import RMS, RMSNorm
+from llmjax.models.layers.residual import mixed
+from llmjax.models.layers.rope import RopeConfig
+from llmjax.models.layers.state import PagedKV
 
 
-class Attention(nnx.Module):
-    """``x + after(o(attention))``; q, k and v are projected from ``before(x)``, normed if configured, and rotated."""
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Causal softmax attention; ``heads / kv_heads`` queries share a key and a value."""
 
-    def __init__(self, config: ModelConfig, layer: LayerConfig, *, dtype: jnp.dtype) -> None:
-        size, head_dim = config.hidden_size, config.head_dim
-        heads, kv_heads = config.num_heads, config.num_kv_heads
-        self.q_proj = Linear(size, heads * head_dim, bias=config.qkv_bias, dtype=dtype)
-        self.k_proj = Linear(size, kv_heads * head_dim, bias=config.qkv_bias, dtype=dtype)
-        self.v_proj = Linear(size, kv_heads * head_dim, bias=config.qkv_bias, dtype=dtype)
-        self.o_proj = Linear(heads * head_dim, size, bias=config.o_bias, dtype=dtype)
-        norm = RMSNorm(head_dim, eps=config.norm_eps, plus_one=config.norm_plus_one) if config.qk_norm else None
-        self.q_norm = norm
-        self.k_norm = nnx.clone(norm) if norm is not None else None
-        self.rules = AttentionRules(
-            scale=config.attention_scale,
-            interleaved=config.ropes[layer.rope].interleaved,
-            window=layer.window,
-            softcap=config.attention_softcap,
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float  # of the logits
+    rope: RopeConfig | None
+    window: int | None = None  # keys that a query sees, its own included; None: all before it
+    softcap: float | None = None  # of the logits
+    qk_norm: RMS | None = None  # of each head of q and k, before rope
+    qkv_bias: bool = False
+    o_bias: bool = False
+
+    name: ClassVar[str] = "self_attn"
+
+    @property
+    def state(self) -> PagedKV:
+        """What a layer keeps."""
+        return PagedKV(kv_heads=self.kv_heads, head_dim=self.head_dim, window=self.window)
+
+    def build(self, size: int, *, dtype: jnp.dtype) -> AttentionModule:
+        """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
+        return AttentionModule(self, size, dtype=dtype)
+
+
+def _operands(
+    x: jax.Array, attention: AttentionModule, before: RMSNorm | None, after: RMSNorm | None, context: Context
+) -> Operands:
+    by = context.rotation
+    if by is None:
+        by = Rotation(cos=jnp.zeros((len(x), 0)), sin=jnp.zeros((len(x), 0)))
+    weights = attention.weights(before, after)
+    return Operands(x, weights, by, context.state, context.batch, rules=attention.rules)
+
+
+# Positional: x, module, before, after, context.
+ATTENTION_HALF = Operation("attention half", (cpu.ATTENTION_BLOCK.taking(_operands), Implementation("in steps", mixed)))
+
+
+class AttentionModule(nnx.Module):
+    """``o(attention(q(n), k(n), v(n)))``, q and k normed where the model does that, and rotated."""
+
+    half: ClassVar[Operation] = ATTENTION_HALF
+
+    def __init__(self, spec: Attention, size: int, *, dtype: jnp.dtype) -> None:
+        q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        self.spec = spec
+        self.q_proj = Linear(size, q_size, bias=spec.qkv_bias, dtype=dtype)
+        self.k_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype)
+        self.v_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype)
+        self.o_proj = Linear(q_size, size, bias=spec.o_bias, dtype=dtype)
+        self.q_norm = None if spec.qk_norm is None else spec.qk_norm.build(spec.head_dim)
+        self.k_norm = None if spec.qk_norm is None else spec.qk_norm.build(spec.head_dim)
+
+    def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
+        """[T, D] to [T, D], and the pages with the tokens' keys and values stored."""
+        heads, pages = self.heads(n, context)
+        return self.o_proj(heads), pages
+
+    def heads(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
+        """What ``o_proj`` is given, [T, H * h], and the pages."""
+        spec = self.spec
+        q, k, v = (
+            projection(n).reshape(len(n), -1, spec.head_dim) for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if spec.rope is not None and context.rotation is not None:
+            q, k = (rotate(x, context.rotation, interleaved=spec.rope.interleaved) for x in (q, k))
+        out, pages = attend(
+            q, k, v, context.state, context.batch, scale=spec.scale, window=spec.window, softcap=spec.softcap
+        )
+        return out.reshape(len(n), -1), pages
 
-    def __call__(
-        self,
-        x: jax.Array,
-        by: Rotation,
-        pages: KVPages,
-        batch: RaggedBatch,
-        *,
-        before: RMSNorm,
-        after: RMSNorm | None,
-    ) -> tuple[jax.Array, KVPages]:
-        """[T, D] to [T, D], and the layer's pages with the tokens' keys and values stored."""
-        return attention_block(x, self.weights(before=before, after=after), by, pages, batch, rules=self.rules)
-
-    def heads(
-        self, x: jax.Array, by: Rotation, pages: KVPages, batch: RaggedBatch, *, before: RMSNorm
-    ) -> tuple[jax.Array, KVPages]:
-        """What ``o_proj`` is given, [T, heads * head_dim], and the pages."""
-        return attention_heads(x, self.weights(before=before, after=None), by, pages, batch, rules=self.rules)
-
-    def weights(self, *, before: RMSNorm, after: RMSNorm | None) -> AttentionWeights:
+    def weights(self, before: RMSNorm | None, after: RMSNorm | None) -> AttentionWeights:
         """As kernels take them."""
         return AttentionWeights(
-            before=before.norm,
+            before=None if before is None else before.norm,
             q=self.q_proj.projection,
             k=self.k_proj.projection,
             v=self.v_proj.projection,
@@ -65,3 +110,10 @@ class Attention(nnx.Module):
             o=self.o_proj.projection,
             after=None if after is None else after.norm,
         )
+
+    @property
+    def rules(self) -> AttentionRules:
+        """What is static, as kernels take it."""
+        spec = self.spec
+        interleaved = spec.rope is not None and spec.rope.interleaved
+        return AttentionRules(scale=spec.scale, interleaved=interleaved, window=spec.window, softcap=spec.softcap)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from llmjax.kernels.blocks import Projection
+from llmjax.kernels.linear import linear
 
 
 class Linear(nnx.Module):
@@ -19,6 +20,10 @@ class Linear(nnx.Module):
     def __init__(self, size_in: int, size_out: int, *, bias: bool, dtype: jnp.dtype) -> None:
         self.weight = nnx.Param(jax.ShapeDtypeStruct((size_out, size_in), dtype))
         self.bias = nnx.Param(jax.ShapeDtypeStruct((size_out,), jnp.float32)) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[T, in] to [T, out]."""
+        return linear(x, self.weight.get_value(), None if self.bias is None else self.bias.get_value())
 
     @property
     def projection(self) -> Projection:

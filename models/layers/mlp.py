@@ -1,44 +1,68 @@
-"""The gated feed-forward block."""
+"""The gated feed-forward half of a layer (Shazeer 2020, arXiv:2002.05202)."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from llmjax.kernels.attention import RaggedBatch
-from llmjax.kernels.blocks import MLPWeights, mlp, mlp_inner
-from llmjax.kernels.linear import linear
+from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.blocks import MLPWeights
+from llmjax.kernels.cpu import blocks as cpu
+from llmjax.kernels.registry import Implementation, Operands, Operation
+from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import RMSNorm
+from llmjax.models.layers.residual import fed_forward
 
 
-class MLP(nnx.Module):
-    """``x + after(down(act(gate(n)) * up(n)))`` with ``n = before(x)``.
+@dataclass(frozen=True, kw_only=True)
+class GatedMLP:
+    """``down(activation(gate(n)) * up(n))``."""
 
-    Args:
-        size, inner: outer and intermediate size.
-    """
+    inner: int  # size of what ``down`` is given
+    activation: str  # a key of ACTIVATIONS
+    bias: bool = False
 
-    def __init__(self, size: int, inner: int, *, bias: bool, activation: str, dtype: jnp.dtype) -> None:
-        self.gate_proj = Linear(size, inner, bias=bias, dtype=dtype)
-        self.up_proj = Linear(size, inner, bias=bias, dtype=dtype)
-        self.down_proj = Linear(inner, size, bias=bias, dtype=dtype)
-        self.activation = activation
+    name: ClassVar[str] = "mlp"
 
-    def __call__(self, x: jax.Array, batch: RaggedBatch, *, before: RMSNorm, after: RMSNorm | None) -> jax.Array:
-        return mlp(x, self.weights(before=before, after=after), activation=self.activation)
+    def build(self, size: int, *, dtype: jnp.dtype) -> GatedMLPModule:
+        """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
+        return GatedMLPModule(self, size, dtype=dtype)
 
-    def inner(self, x: jax.Array, *, before: RMSNorm | None) -> jax.Array:
+
+def _operands(x: jax.Array, mlp: GatedMLPModule, before: RMSNorm | None, after: RMSNorm | None, _: Any) -> Operands:
+    return Operands(x, mlp.weights(before, after), activation=mlp.spec.activation)
+
+
+# Positional: x, module, before, after, context.
+GATED_MLP_HALF = Operation("gated MLP", (cpu.MLP.taking(_operands), Implementation("in steps", fed_forward)))
+
+
+class GatedMLPModule(nnx.Module):
+    """``down(activation(gate(n)) * up(n))``; the activation is computed in f32."""
+
+    half: ClassVar[Operation] = GATED_MLP_HALF
+
+    def __init__(self, spec: GatedMLP, size: int, *, dtype: jnp.dtype) -> None:
+        self.spec = spec
+        self.gate_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype)
+        self.up_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype)
+        self.down_proj = Linear(spec.inner, size, bias=spec.bias, dtype=dtype)
+
+    def __call__(self, n: jax.Array, context: Context | None = None) -> jax.Array:
+        """[T, D] to [T, D]."""
+        return self.down_proj(self.inner(n))
+
+    def inner(self, n: jax.Array) -> jax.Array:
         """What ``down_proj`` is given, [T, inner]."""
-        return mlp_inner(x, self.weights(before=before, after=None), activation=self.activation)
+        gate = ACTIVATIONS[self.spec.activation](self.gate_proj(n).astype(jnp.float32))
+        return gate.astype(n.dtype) * self.up_proj(n)
 
-    def alone(self, n: jax.Array) -> jax.Array:
-        """``down(act(gate(n)) * up(n))``."""
-        down = self.down_proj.projection
-        return linear(self.inner(n, before=None), down.weight, down.bias)
-
-    def weights(self, *, before: RMSNorm | None, after: RMSNorm | None) -> MLPWeights:
+    def weights(self, before: RMSNorm | None, after: RMSNorm | None) -> MLPWeights:
         """As kernels take them."""
         return MLPWeights(
             before=None if before is None else before.norm,

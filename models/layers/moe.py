@@ -1,72 +1,91 @@
-"""The feed-forward half of a layer as a mixture of experts."""
+"""The feed-forward half of a layer as a mixture of experts (Shazeer et al. 2017, arXiv:1701.06538)."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from llmjax.kernels.attention import RaggedBatch
-from llmjax.kernels.blocks import Projection
-from llmjax.kernels.experts import ExpertWeights
+from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.linear import linear
 from llmjax.kernels.offloading import experts_anywhere
-from llmjax.models.config import ExpertsConfig, ModelConfig
+from llmjax.kernels.registry import Implementation, Operation
+from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
-from llmjax.models.layers.mlp import MLP
-from llmjax.models.layers.norm import RMSNorm
+from llmjax.models.layers.mlp import GatedMLP
+from llmjax.models.layers.residual import fed_forward
 
 
-class MoE(nnx.Module):
-    """``x + after(sum of share * expert(n) + sigmoid(shared_expert_gate(n)) * shared_expert(n))``, ``n = before(x)``.
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Each token goes through the few that a router scores highest, by a softmax over all."""
+
+    count: int
+    per_token: int
+    inner: int  # intermediate size of an expert
+    activation: str  # a key of ACTIVATIONS
+    normalize: bool  # whether the shares of a token's experts add up to one
+    shared_inner: int = 0  # intermediate size of the expert that every token goes through, with a gate; 0: none
+
+    name: ClassVar[str] = "mlp"
+
+    def build(self, size: int, *, dtype: jnp.dtype) -> ExpertsModule:
+        """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
+        return ExpertsModule(self, size, dtype=dtype)
+
+
+class ExpertsModule(nnx.Module):
+    """``sum of share * expert(n) + sigmoid(shared_expert_gate(n)) * shared_expert(n)``.
 
     Routers are in f32: a rounded score may choose another expert. Formula: Hugging Face's ``Qwen2MoeSparseMoeBlock``,
     of which ``Qwen3MoeSparseMoeBlock`` and ``MixtralSparseMoeBlock`` leave out the shared expert.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype) -> None:
-        assert config.experts is not None
-        size, self.config, self.activation = config.hidden_size, config.experts, config.activation
-        shared, router = self.config.shared_size, jnp.dtype(jnp.float32)
-        self.gate = Linear(size, self.config.count, bias=False, dtype=router)
-        self.experts = Experts(size, self.config, dtype=dtype)
-        mlp = MLP(size, shared, bias=False, activation=self.activation, dtype=dtype) if shared else None
-        self.shared_expert = mlp
-        self.shared_expert_gate = Linear(size, 1, bias=False, dtype=router) if shared else None
+    half: ClassVar[Operation] = Operation("mixture of experts", (Implementation("in steps", fed_forward),))
 
-    def __call__(self, x: jax.Array, batch: RaggedBatch, *, before: RMSNorm, after: RMSNorm | None) -> jax.Array:
-        normed = before(x)
-        chosen, shares = self.route(normed)
+    def __init__(self, spec: Experts, size: int, *, dtype: jnp.dtype) -> None:
+        router, self.spec = jnp.dtype(jnp.float32), spec
+        self.gate = Linear(size, spec.count, bias=False, dtype=router)
+        self.experts = Stacks(size, spec, dtype=dtype)
+        shared = GatedMLP(inner=spec.shared_inner, activation=spec.activation) if spec.shared_inner else None
+        self.shared_expert = None if shared is None else shared.build(size, dtype=dtype)
+        self.shared_expert_gate = None if shared is None else Linear(size, 1, bias=False, dtype=router)
+
+    def __call__(self, n: jax.Array, context: Context) -> jax.Array:
+        """[T, D] to [T, D]."""
+        chosen, shares = self.route(n)
         # Tokens of padding all choose alike: they would make one group of choices as large as all others.
-        real = jnp.arange(len(x)) < batch.query_start[-1]
+        real = jnp.arange(len(n)) < context.batch.query_start[-1]
         shares = jnp.where(real[:, None], shares, 0)
-        out = experts_anywhere(normed, chosen, shares, self.experts.weights, activation=self.activation)
+        out = experts_anywhere(n, chosen, shares, self.experts.weights, activation=self.spec.activation)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
-            score = _in_f32(normed, self.shared_expert_gate)
-            out = out + jax.nn.sigmoid(score).astype(x.dtype) * self.shared_expert.alone(normed)
-        return x + (out if after is None else after(out))
+            score = _in_f32(n, self.shared_expert_gate)
+            out = out + jax.nn.sigmoid(score).astype(n.dtype) * self.shared_expert(n)
+        return out
 
-    def route(self, normed: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def route(self, n: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The experts of each token, i32 [T, K], best first, and their shares, f32 [T, K].
 
         Args:
-            normed: [T, D].
+            n: [T, D].
         """
-        scores = jax.nn.softmax(_in_f32(normed, self.gate), axis=-1)
-        shares, chosen = jax.lax.top_k(scores, self.config.per_token)
-        if self.config.normalize:
+        scores = jax.nn.softmax(_in_f32(n, self.gate), axis=-1)
+        shares, chosen = jax.lax.top_k(scores, self.spec.per_token)
+        if self.spec.normalize:
             shares = shares / shares.sum(axis=-1, keepdims=True)
         return chosen.astype(jnp.int32), shares
 
 
-class Experts(nnx.Module):
+class Stacks(nnx.Module):
     """The experts of a layer, stacked; checkpoints hold them one by one or stacked."""
 
-    def __init__(self, size: int, config: ExpertsConfig, *, dtype: jnp.dtype) -> None:
-        count, inner = config.count, config.intermediate_size
-        self.gate_proj = Stack(count, size, inner, dtype=dtype)
-        self.up_proj = Stack(count, size, inner, dtype=dtype)
-        self.down_proj = Stack(count, inner, size, dtype=dtype)
+    def __init__(self, size: int, spec: Experts, *, dtype: jnp.dtype) -> None:
+        self.gate_proj = Stack(spec.count, size, spec.inner, dtype=dtype)
+        self.up_proj = Stack(spec.count, size, spec.inner, dtype=dtype)
+        self.down_proj = Stack(spec.count, spec.inner, size, dtype=dtype)
 
     @property
     def weights(self) -> ExpertWeights:

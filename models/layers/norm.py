@@ -1,6 +1,8 @@
-"""RMS norm as a module."""
+"""Norms."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -9,23 +11,30 @@ from flax import nnx
 from llmjax.kernels.norm import Norm, rms_norm
 
 
+@dataclass(frozen=True)
+class RMS:
+    """Root mean square norm; see ``llmjax.kernels.norm.Norm``."""
+
+    eps: float
+    plus_one: bool = False  # weights are stored as w, applied as 1 + w, product in f32 (Gemma)
+
+    def build(self, size: int) -> RMSNorm:
+        """Over a last axis of ``size`` entries."""
+        return RMSNorm(self, size)
+
+
 class RMSNorm(nnx.Module):
-    """See ``llmjax.kernels.norm.Norm``.
+    """``x / rms(x) * weight``."""
 
-    Args:
-        size: length of the last axis.
-    """
-
-    def __init__(self, size: int, *, eps: float, plus_one: bool = False) -> None:
+    def __init__(self, spec: RMS, size: int) -> None:
+        self.spec = spec
         # A few kilobytes: f32 keeps them exact whatever the matrices' dtype is.
         self.weight = nnx.Param(jax.ShapeDtypeStruct((size,), jnp.float32))
-        self.eps = eps
-        self.plus_one = plus_one
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return rms_norm(x, self.norm)
 
     @property
     def norm(self) -> Norm:
         """As kernels take it."""
-        return Norm(self.weight.get_value(), self.eps, self.plus_one)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return rms_norm(x, self.norm)
+        return Norm(self.weight.get_value(), self.spec.eps, self.spec.plus_one)

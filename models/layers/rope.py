@@ -1,12 +1,30 @@
-"""The angles of rotary position embedding, once per step."""
+"""Rotary position embedding: what a scaling rule resolves to, and a step's angles."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
 
 from llmjax.kernels.rope import Rotation
-from llmjax.models.config import RopeConfig
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding of one kind of layer: the result of resolving every scaling rule.
+
+    ``inv_freq`` is final (scaling applied), so the model only computes ``position * inv_freq``.
+    """
+
+    inv_freq: tuple[float, ...]  # [rotary_dim / 2]
+    attention_factor: float = 1.0  # multiplies cos and sin
+    interleaved: bool = False  # pairs (2i, 2i+1) instead of (i, i + d/2)
+    max_position: int = field(default=0, compare=False)  # longest sequence that the scaling reaches, in tokens
+
+    @property
+    def rotary_dim(self) -> int:
+        return 2 * len(self.inv_freq)
 
 
 def rotation(positions: jax.Array, rope: RopeConfig) -> Rotation:

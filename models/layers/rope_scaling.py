@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from llmjax.models.config import RopeConfig
 from llmjax.models.fields import Fields
+from llmjax.models.layers.rope import RopeConfig
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -114,7 +114,9 @@ def resolve_rope(parameters: Fields, *, head_dim: int, lengths: RopeLengths) -> 
     if not 0 < scaled.inv_freq.min() <= scaled.inv_freq.max() < np.finfo(np.float32).max:
         raise parameters.error("rope_theta", "and the scaling give frequencies that f32 cannot hold")
     return RopeConfig(
-        inv_freq=tuple(scaled.inv_freq.astype(np.float32).tolist()), attention_factor=scaled.attention_factor
+        inv_freq=tuple(scaled.inv_freq.astype(np.float32).tolist()),
+        attention_factor=scaled.attention_factor,
+        max_position=extended_length(parameters, lengths),
     )
 
 

@@ -20,7 +20,7 @@ from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.config import EngineConfig
 from llmjax.engine.model import load_model
-from llmjax.kernels.attention import RaggedBatch, make_pages
+from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import select_platform
 from llmjax.weights.packing import put
@@ -98,9 +98,7 @@ class Logits:
     def run(self, settings: dict[str, Any], params: Mapping[str, Any]) -> jax.Array:
         config = models.model_config(settings)
         graph, _ = models.abstract_model(config, dtype=F32, activation_dtype=F32)
-        pages = make_pages(
-            num_pages=2, page_size=8, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=F32
-        )
+        kv = tuple(spec.mixer.state.make(num_pages=2, page_size=8, dtype=F32) for spec in config.layers)
         tokens = jnp.arange(3, 11, dtype=jnp.int32)
         batch = RaggedBatch(
             query_start=jnp.array([0, 8], jnp.int32),
@@ -109,7 +107,7 @@ class Logits:
             slots=jnp.arange(8, 16, dtype=jnp.int32),
         )
         model = models.merge(graph, params)
-        result = model(tokens, tokens - 3, (pages,) * config.num_layers, (batch,) * len(config.windows))
+        result = model(tokens, tokens - 3, kv, (batch,) * len(config.windows))
         return model.logits(result.hidden)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from llmjax import LLM, models
 from llmjax.checkpoint import open_checkpoint
-from llmjax.kernels.attention import RaggedBatch, make_pages
+from llmjax.kernels.attention import RaggedBatch
 
 CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
 CHARACTERS = Path(__file__).parent / "golden" / "characters"
@@ -37,12 +37,9 @@ class Plain:
 
         @jax.jit
         def logits(params: Any, tokens: jax.Array, length: jax.Array) -> jax.Array:
-            pages = make_pages(
-                num_pages=2,
-                page_size=CONTEXT,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                dtype=jnp.float32,
+            kv = tuple(
+                spec.mixer.state.make(num_pages=2, page_size=CONTEXT, dtype=jnp.dtype("float32"))
+                for spec in config.layers
             )
             position = jnp.arange(CONTEXT, dtype=jnp.int32)
             batch = RaggedBatch(
@@ -52,7 +49,7 @@ class Plain:
                 slots=jnp.where(position < length, CONTEXT + position, 0),
             )
             model = models.merge(graph, params)
-            result = model(tokens, position, (pages,) * config.num_layers, (batch,) * len(config.windows))
+            result = model(tokens, position, kv, (batch,) * len(config.windows))
             return model.logits(result.hidden)
 
         self._logits = logits

@@ -15,7 +15,6 @@ from llmjax import models
 from llmjax.engine.batch import BatchLayout, make_buckets
 from llmjax.engine.graphs import GRAPHS, LAUNCHES
 from llmjax.engine.step import DeviceState, step
-from llmjax.kernels.attention import make_pages
 from llmjax.kernels.offloading import HOST_MEMORY, SplitStack
 from llmjax.kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
 from llmjax.sampling.state import make_sampler_state
@@ -70,9 +69,7 @@ def compiled_step(
     config = models.model_config(settings, max_model_len=4096)
     graph, shapes = models.abstract_model(config, dtype=jnp.dtype("bfloat16"), activation_dtype=jnp.dtype("bfloat16"))
     pages = jax.eval_shape(
-        lambda: make_pages(
-            num_pages=num_pages, page_size=16, num_kv_heads=config.num_kv_heads, head_dim=128, dtype=jnp.bfloat16
-        )
+        lambda: config.layers[0].mixer.state.make(num_pages=num_pages, page_size=16, dtype=jnp.dtype("bfloat16"))
     )
     sampler = jax.eval_shape(partial(make_sampler_state, num_slots=seqs, vocab_size=config.vocab_size))
     state = DeviceState(kv=(pages,) * config.num_layers, last_token=Shape((seqs,), jnp.int32), sampler=sampler)

@@ -20,7 +20,6 @@ from llmjax.checkpoint.formats.registry import plain_tensors
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.config import EngineConfig
 from llmjax.engine.footprint import KV_TYPES, KVFootprint, kv_footprint, weight_bytes
-from llmjax.kernels.attention import make_pages
 from llmjax.platforms import select_platform
 from llmjax.weights.packing import RowStack, pack
 
@@ -50,13 +49,7 @@ def test_tiles_of_each_expert_are_filled_up() -> None:
 def test_kv_pages_take_what_was_said(kind: str, page_size: int, engine_of: Callable[..., LLM]) -> None:
     model = engine_of("gemma3").model_config
     pages = jax.eval_shape(
-        lambda: make_pages(
-            num_pages=10,
-            page_size=page_size,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            dtype=KV_TYPES[kind],
-        )
+        lambda: model.layers[0].mixer.state.make(num_pages=10, page_size=page_size, dtype=KV_TYPES[kind])
     )
     one_layer = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pages)) / (10 * page_size)
     found = kv_footprint(model, KV_TYPES[kind], page_size=page_size)

@@ -14,7 +14,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.memory import KVPlan, plan_kv
 from llmjax.errors import ConfigError
 from llmjax.kernels.attention import KVLayout, make_pages
-from llmjax.models.config import LayerConfig, ModelConfig
+from llmjax.models import RMS, Attention, GatedMLP, LayerSpec, ModelConfig
 
 MIB = 2**20
 BF16 = KVLayout.of(jnp.dtype(jnp.bfloat16), page_size=16)
@@ -26,12 +26,15 @@ def model(*windows: int | None, max_position: int = 8192) -> ModelConfig:
         architecture="Test",
         vocab_size=96,
         hidden_size=32,
-        intermediate_size=32,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        layers=tuple(LayerConfig(window=window) for window in windows),
-        ropes=(),
+        layers=tuple(
+            LayerSpec(
+                mixer=Attention(heads=4, kv_heads=2, head_dim=8, scale=1.0, rope=None, window=window),
+                feed_forward=GatedMLP(inner=32, activation="silu"),
+                norm=RMS(1e-6),
+            )
+            for window in windows
+        ),
+        norm=RMS(1e-6),
         max_position=max_position,
     )
 

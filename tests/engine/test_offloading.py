@@ -18,6 +18,7 @@ from llmjax.engine.model import load_model
 from llmjax.engine.placement import Placer
 from llmjax.errors import ConfigError
 from llmjax.kernels.offloading import SplitStack
+from llmjax.models import Experts
 from llmjax.platforms import select_platform
 
 EXPERTS = 8  # of a layer of qwen3-moe
@@ -41,7 +42,7 @@ def test_stacks_are_divided_as_they_are_read(quantization: str | None) -> None:
     whole = load_model(config, platform)
     split = load_model(config.replace(num_experts_offload_per_rank=3), platform)
     stacks = {name: weight for name, weight in split.params.items() if isinstance(weight, SplitStack)}
-    assert len(stacks) == 3 * sum(layer.sparse for layer in split.config.layers)
+    assert len(stacks) == 3 * sum(isinstance(layer.feed_forward, Experts) for layer in split.config.layers)
     assert split.offloaded_bytes == sum(stack.offloaded.nbytes for stack in stacks.values()) > 0
     assert split.num_bytes == whole.num_bytes
     for name, stack in stacks.items():

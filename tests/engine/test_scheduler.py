@@ -34,7 +34,7 @@ from llmjax.engine.stats import EngineTotals
 from llmjax.engine.step import ENDED, NO_TOKEN, StepOutput
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.kernels.attention import KVLayout
-from llmjax.models.config import LayerConfig, ModelConfig
+from llmjax.models import RMS, Attention, GatedMLP, LayerSpec, ModelConfig
 from llmjax.sampling.logprobs import TokenLogprobs
 from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.rows import ROW_WORDS, RequestSampling
@@ -458,12 +458,15 @@ def test_the_longest_request_alone_comes_to_its_end(data: st.DataObject) -> None
         architecture="Test",
         vocab_size=VOCAB,
         hidden_size=1,
-        intermediate_size=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=1,
-        layers=tuple(LayerConfig(window=window) for window in windows),
-        ropes=(),
+        layers=tuple(
+            LayerSpec(
+                mixer=Attention(heads=1, kv_heads=1, head_dim=1, scale=1.0, rope=None, window=window),
+                feed_forward=GatedMLP(inner=1, activation="silu"),
+                norm=RMS(1e-6),
+            )
+            for window in windows
+        ),
+        norm=RMS(1e-6),
         max_position=longest,
     )
     config = EngineConfig(

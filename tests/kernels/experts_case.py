@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmjax.kernels.blocks import Projection
-from llmjax.kernels.experts import ExpertWeights
+from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.qtensor import Codes, QTensor, RowFormat
 
 TILE = 16

@@ -1,4 +1,4 @@
-"""Halves of decoder layers in C++ against the same operation by operation: norms, gates, ropes, weights, batches."""
+"""Halves of decoder layers in C++ against the same step by step: norms, gates, ropes, weights, batches."""
 
 from __future__ import annotations
 
@@ -10,35 +10,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from llmjax.kernels.attention import make_pages
-from llmjax.kernels.blocks import (
-    ATTENTION_BLOCK,
-    MLP,
-    AttentionRules,
-    AttentionWeights,
-    MLPWeights,
-    Projection,
-    attention_block_in_steps,
-    mlp_in_steps,
-)
+from llmjax.kernels.attention.types import KVPages, RaggedBatch
+from llmjax.kernels.blocks import AttentionRules, AttentionWeights, MLPWeights, Projection
 from llmjax.kernels.cpu import blocks as cpu
-from llmjax.kernels.cpu.library import Library, library
+from llmjax.kernels.cpu.library import library
 from llmjax.kernels.norm import Norm
 from llmjax.kernels.qtensor import Codes, QTensor, RowFormat
 from llmjax.kernels.rope import Rotation
+from llmjax.models import RMS, Attention, GatedMLP, RopeConfig
+from llmjax.models.layers.attention import ATTENTION_HALF
+from llmjax.models.layers.context import Context
+from llmjax.models.layers.linear import Linear
+from llmjax.models.layers.mlp import GATED_MLP_HALF
+from llmjax.models.layers.norm import RMSNorm
+from llmjax.models.layers.residual import fed_forward, mixed
 from tests.kernels.attention_case import Case, filled_pages, ragged_batch, real_tokens
 
 NATIVE = library()
 ISAS = NATIVE.usable if NATIVE else ()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the C++ kernels are not built")
 
+F32 = jnp.dtype(jnp.float32)
 SIZE, INNER, PAGE = 72, 104, 4  # neither a multiple of the widest vectors
-
-
-def native() -> Library:
-    assert NATIVE is not None
-    return NATIVE
 
 
 class Maker:
@@ -64,6 +60,58 @@ class Maker:
             values = self.rng.random((len(words), entry.num_words, 16), np.float32) * most * size_in**-0.5
             words[:, entry.start : entry.start + entry.num_words] = values.view(np.uint32)
         return Projection(QTensor(jnp.asarray(words), None, form, size_out, jnp.dtype(jnp.float32)), added)
+
+
+def linear_of(projection: Projection) -> Linear:
+    made = Linear(1, 1, bias=projection.bias is not None, dtype=F32)
+    made.weight = nnx.Param(projection.weight)
+    made.bias = None if projection.bias is None else nnx.Param(projection.bias)
+    return made
+
+
+def norm_of(norm: Norm | None) -> RMSNorm | None:
+    if norm is None:
+        return None
+    made = RMS(norm.eps, norm.plus_one).build(1)
+    made.weight = nnx.Param(norm.weight)
+    return made
+
+
+def mlp_in_steps(x: jax.Array, weights: MLPWeights, *, activation: str) -> jax.Array:
+    """The model's own definition, with these weights."""
+    module = GatedMLP(inner=1, activation=activation).build(1, dtype=F32)
+    for name in ("gate", "up", "down"):
+        setattr(module, f"{name}_proj", linear_of(getattr(weights, name)))
+    return fed_forward(x, module, norm_of(weights.before), norm_of(weights.after), None)
+
+
+def attention_in_steps(
+    x: jax.Array,
+    weights: AttentionWeights,
+    by: Rotation,
+    pages: KVPages,
+    batch: RaggedBatch,
+    *,
+    rules: AttentionRules,
+) -> tuple[jax.Array, KVPages]:
+    """The model's own definition, with these weights."""
+    rope = RopeConfig((1.0,), interleaved=rules.interleaved)
+    spec = Attention(
+        heads=1,
+        kv_heads=1,
+        head_dim=pages.data.shape[-1],
+        scale=rules.scale,
+        rope=rope,
+        window=rules.window,
+        softcap=rules.softcap,
+        qk_norm=None if weights.q_norm is None else RMS(1.0),
+    )
+    module = spec.build(1, dtype=F32)
+    for name in ("q", "k", "v", "o"):
+        setattr(module, f"{name}_proj", linear_of(getattr(weights, name)))
+    if weights.q_norm is not None:
+        module.q_norm, module.k_norm = norm_of(weights.q_norm), norm_of(weights.k_norm)
+    return mixed(x, module, norm_of(weights.before), norm_of(weights.after), Context(by, pages, batch))
 
 
 def exact(weights: Any) -> Any:
@@ -99,7 +147,7 @@ def test_mlp(isa: str, kind: str, rows: int, activation: str, norms: str, plus_o
         after=norm() if norms == "both" else None,
     )
     x = make.floats(rows, SIZE)
-    run = jax.jit(partial(cpu.mlp, activation=activation, native=native(), isa=isa))
+    run = jax.jit(partial(cpu.mlp, activation=activation, isa=isa))
     close(run(x, weights), mlp_in_steps(x, exact(weights), activation=activation))
 
 
@@ -134,7 +182,7 @@ def test_mlp_with_rounded_inputs(
         after=None,
     )
     x = make.floats(rows, size)
-    found = jax.jit(partial(cpu.mlp, activation=activation, native=native(), isa=isa))(x, weights)
+    found = jax.jit(partial(cpu.mlp, activation=activation, isa=isa))(x, weights)
     exactly = weights
     for name in ("gate", "up", "down"):
         projection = getattr(weights, name)
@@ -187,9 +235,9 @@ def test_attention_block(
     by = Rotation(cos=jnp.cos(angles), sin=jnp.sin(angles))
     filling = make.rng.standard_normal((2, case.num_pages * PAGE, kv_heads, head_dim), np.float32)
     pages = filled_pages(case, filling, as_bits=True)
-    run = jax.jit(partial(cpu.attention_block, rules=rules, native=native(), isa=isa))
+    run = jax.jit(partial(cpu.attention_block, rules=rules, isa=isa))
     found, stored = run(x, weights, by, pages, batch)
-    expected, _ = jax.jit(partial(attention_block_in_steps, rules=rules))(x, exact(weights), by, pages, batch)
+    expected, _ = jax.jit(partial(attention_in_steps, rules=rules))(x, exact(weights), by, pages, batch)
     real = real_tokens(batch)
     # One step of int8 apart where the rounding of a key differs in its last bit.
     atol = 3e-2 if cache == "int8" else 2e-2 if cache == "bfloat16" else 2e-3
@@ -211,18 +259,19 @@ def test_a_page_that_does_not_exist_is_an_error() -> None:
     batch = ragged_batch(ONE, make.rng)
     batch = dataclasses.replace(batch, page_table=batch.page_table + 70)
     with pytest.raises(Exception, match=r"page 7\d does not exist"):
-        cpu.attention_block(make.floats(1, 32), weights, by, pages, batch, rules=AttentionRules(0.25), native=native())[
+        cpu.attention_block(make.floats(1, 32), weights, by, pages, batch, rules=AttentionRules(0.25))[
             0
         ].block_until_ready()
 
 
 def test_what_the_library_takes_goes_to_it() -> None:
-    make = Maker("bfloat16")
-    weights = MLPWeights(None, *(make.projection(64, 64, bias=False) for _ in range(3)), None)
-    x = jnp.zeros((1, 64))
-    assert MLP.pick("cpu", x, weights, activation="silu").name == "C++"
-    assert "activation is gelu" in MLP.explain("cpu", x, weights, activation="gelu")
-    assert "slower from" in MLP.explain("cpu", jnp.zeros((256, 64)), weights, activation="silu")
-    assert "activations are bfloat16" in MLP.explain("cpu", x.astype(jnp.bfloat16), weights, activation="silu")
-    assert MLP.pick("cuda", x, weights, activation="silu").name == "in steps"
-    assert ATTENTION_BLOCK.implementations[-1].name == "in steps"
+    def explain(platform: str, rows: int = 1, *, activation: str = "silu", dtype: Any = jnp.float32) -> str:
+        mlp = GatedMLP(inner=64, activation=activation).build(64, dtype=jnp.dtype(jnp.bfloat16))
+        return GATED_MLP_HALF.explain(platform, jax.ShapeDtypeStruct((rows, 64), dtype), mlp, None, None, None)
+
+    assert explain("cpu") == "C++"
+    assert "activation is gelu" in explain("cpu", activation="gelu")
+    assert "slower from" in explain("cpu", 256)
+    assert "activations are bfloat16" in explain("cpu", dtype=jnp.bfloat16)
+    assert explain("cuda") == "in steps"
+    assert ATTENTION_HALF.implementations[-1].name == "in steps"

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmjax.kernels.blocks import Projection
+from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.cuda.experts import experts, refuses, rows_of
-from llmjax.kernels.experts import EXPERTS, ExpertWeights
+from llmjax.kernels.experts import EXPERTS
 from llmjax.kernels.experts_reference import experts_reference
 from llmjax.kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
 

@@ -23,10 +23,10 @@ from llmjax.engine.graphs import LAUNCHES
 from llmjax.engine.step import DeviceState, step
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.kernels.attention import RaggedBatch, attend, make_pages
-from llmjax.kernels.blocks import Projection
+from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.cuda import attention as cuda
 from llmjax.kernels.cuda.kv_write import write_kv
-from llmjax.kernels.experts import EXPERTS, ExpertWeights
+from llmjax.kernels.experts import EXPERTS
 from llmjax.kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
 from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR
 from llmjax.sampling.state import make_sampler_state

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmjax.kernels.blocks import Projection
-from llmjax.kernels.experts import ExpertWeights, experts
+from llmjax.kernels.blocks import ExpertWeights, Projection
+from llmjax.kernels.experts import experts
 from llmjax.kernels.experts_reference import experts_reference
 from llmjax.kernels.offloading import HOST_MEMORY, SplitStack, experts_anywhere
 from llmjax.kernels.qtensor import QTensor

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from llmjax.checkpoint import open_checkpoint
-from llmjax.kernels.attention import RaggedBatch, make_pages
+from llmjax.kernels.attention import RaggedBatch
 from llmjax.models import ModelConfig, abstract_model, merge, model_config
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -71,14 +71,8 @@ class Stepper:
         assert {name: like.shape for name, like in shapes.items()} == {n: p.shape for n, p in self.params.items()}
         self.weights = {name: jnp.asarray(self.params[name], like.dtype) for name, like in shapes.items()}
         self.kv = tuple(
-            make_pages(
-                num_pages=self.num_pages,
-                page_size=PAGE,
-                num_kv_heads=self.config.num_kv_heads,
-                head_dim=self.config.head_dim,
-                dtype=self.activation_dtype,
-            )
-            for _ in self.config.layers
+            spec.mixer.state.make(num_pages=self.num_pages, page_size=PAGE, dtype=self.activation_dtype)
+            for spec in self.config.layers
         )
         rng = np.random.default_rng(self.seed)
         self.free = [list(rng.permutation(np.arange(1, self.num_pages))) for _ in self.config.windows]

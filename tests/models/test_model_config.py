@@ -11,7 +11,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llmjax.models import FAMILIES, ExpertsConfig, LayerConfig, UnsupportedModel, model_config
+from llmjax.models import (
+    FAMILIES,
+    RMS,
+    Attention,
+    Experts,
+    GatedMLP,
+    LayerSpec,
+    PreNorm,
+    Sandwich,
+    UnsupportedModel,
+    model_config,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL: dict[str, Any] = {
@@ -28,18 +39,26 @@ def config(architecture: str, **keys: Any) -> Any:
     return model_config({"architectures": [architecture], **SMALL, **keys})
 
 
+def windows_of(got: Any) -> list[int | None]:
+    return [layer.mixer.window for layer in got.layers]
+
+
+def sparse_layers(got: Any) -> list[bool]:
+    return [isinstance(layer.feed_forward, Experts) for layer in got.layers]
+
+
 def theta_of(rope: Any, head_dim: int) -> float:
     return float(rope.inv_freq[1]) ** (-head_dim / 2)
 
 
 def test_llama_defaults() -> None:
     got = model_config({"model_type": "llama"})
-    assert (got.vocab_size, got.hidden_size, got.intermediate_size, got.num_layers) == (32000, 4096, 11008, 32)
-    assert (got.num_heads, got.num_kv_heads, got.head_dim, got.max_position) == (32, 32, 128, 2048)
-    assert (got.norm_eps, got.activation, got.tie_word_embeddings) == (1e-6, "silu", False)
+    assert (got.vocab_size, got.hidden_size, got.num_layers, got.max_position) == (32000, 4096, 32, 2048)
+    attention = Attention(heads=32, kv_heads=32, head_dim=128, scale=128**-0.5, rope=got.ropes[0])
+    mlp, norm = GatedMLP(inner=11008, activation="silu"), RMS(1e-6)
+    assert set(got.layers) == {LayerSpec(mixer=attention, feed_forward=mlp, norm=norm, residual=PreNorm())}
+    assert (got.norm, got.embedding_scale, got.tie_word_embeddings) == (norm, 1.0, False)
     assert (got.bos_token_id, got.eos_token_ids) == (1, (2,))
-    assert not (got.qkv_bias or got.o_bias or got.mlp_bias or got.qk_norm or got.sandwich_norms or got.norm_plus_one)
-    assert got.attention_scale == 128**-0.5
     assert got.windows == (None,)
     assert theta_of(got.ropes[0], 128) == pytest.approx(1e4, rel=1e-4)
 
@@ -65,7 +84,7 @@ def test_llama_3_1() -> None:
         }
     )
     assert got.eos_token_ids == (128001, 128008, 128009)
-    assert (got.num_kv_heads, got.max_position, got.dtype) == (8, 131072, "bfloat16")
+    assert (got.layers[0].mixer.kv_heads, got.max_position, got.dtype) == (8, 131072, "bfloat16")
     assert got.ropes[0].inv_freq[-1] == pytest.approx(500000.0 ** (-126 / 128) / 8, rel=1e-6)
 
 
@@ -80,38 +99,39 @@ def test_llama_biases_and_nulls() -> None:
         rope_scaling=None,
         dtype="torch.float16",
     )
-    assert got.qkv_bias and got.o_bias and got.mlp_bias
-    assert (got.head_dim, got.num_kv_heads, got.eos_token_ids, got.dtype) == (16, 4, (), "float16")
+    attention, mlp = got.layers[0].mixer, got.layers[0].feed_forward
+    assert attention.qkv_bias and attention.o_bias and mlp.bias
+    assert (attention.head_dim, attention.kv_heads, got.eos_token_ids, got.dtype) == (16, 4, (), "float16")
 
 
 def test_mistral_window() -> None:
     kv = {"num_key_value_heads": 2}
     assert config("MistralForCausalLM", **kv).windows == (4096,)  # a missing key
     assert config("MistralForCausalLM", **kv, sliding_window=None).windows == (None,)
-    assert config("MistralForCausalLM", **kv, sliding_window=128).layers == (LayerConfig(window=128),) * 4
+    assert windows_of(config("MistralForCausalLM", **kv, sliding_window=128)) == [128] * 4
     nemo = config("MistralForCausalLM", **kv, sliding_window=None, head_dim=40)
-    assert (nemo.head_dim, nemo.hidden_size) == (40, 64)
-    assert model_config({"model_type": "mistral"}).num_kv_heads == 8
+    assert (nemo.layers[0].mixer.head_dim, nemo.hidden_size) == (40, 64)
+    assert model_config({"model_type": "mistral"}).layers[0].mixer.kv_heads == 8
     mixed = config(
         "MistralForCausalLM", **kv, sliding_window=8, layer_types=["full_attention", "sliding_attention"] * 2
     )
-    assert [layer.window for layer in mixed.layers] == [None, 8, None, 8]
+    assert windows_of(mixed) == [None, 8, None, 8]
 
 
 def test_qwen2_windows() -> None:
     kv = {"num_key_value_heads": 2}
     plain = config("Qwen2ForCausalLM", **kv)
-    assert plain.qkv_bias and not plain.o_bias and plain.windows == (None,)
+    assert plain.layers[0].mixer.qkv_bias and not plain.layers[0].mixer.o_bias and plain.windows == (None,)
     assert config("Qwen2ForCausalLM", **kv, sliding_window=64).windows == (None,)  # not switched on
     got = config("Qwen2ForCausalLM", **kv, use_sliding_window=True, sliding_window=64, max_window_layers=3)
-    assert [layer.window for layer in got.layers] == [None, None, None, 64]
+    assert windows_of(got) == [None, None, None, 64]
     assert got.windows == (None, 64)
     assert [got.group_of(i) for i in range(4)] == [0, 0, 0, 1]
     late = config("Qwen2ForCausalLM", **kv, use_sliding_window=True, sliding_window=64)
     assert late.windows == (None,)  # max_window_layers 28
     named = ["sliding_attention", "full_attention"] * 2
     listed = config("Qwen2ForCausalLM", **kv, use_sliding_window=True, sliding_window=64, layer_types=named)
-    assert [layer.window for layer in listed.layers] == [64, None, 64, None]
+    assert windows_of(listed) == [64, None, 64, None]
     assert [listed.group_of(i) for i in range(4)] == [1, 0, 1, 0]
 
 
@@ -122,19 +142,24 @@ def test_qwen2_yarn_extends_the_context() -> None:
 
 def test_qwen3() -> None:
     got = config("Qwen3ForCausalLM", num_key_value_heads=2)
-    assert (got.head_dim, got.qk_norm, got.qkv_bias, got.eos_token_ids) == (128, True, False, ())
-    assert config("Qwen3ForCausalLM", num_key_value_heads=2, attention_bias=True).o_bias
+    attention = got.layers[0].mixer
+    assert (attention.head_dim, attention.qk_norm, attention.qkv_bias) == (128, RMS(1e-6), False)
+    assert attention.scale == 128**-0.5 and got.eos_token_ids == ()
+    assert config("Qwen3ForCausalLM", num_key_value_heads=2, attention_bias=True).layers[0].mixer.o_bias
 
 
 def test_gemma3() -> None:
     got = config("Gemma3ForCausalLM", num_hidden_layers=7, sliding_window=32, query_pre_attn_scalar=168)
-    assert [layer.window for layer in got.layers] == [32] * 5 + [None, 32]
+    assert windows_of(got) == [32] * 5 + [None, 32]
     assert got.windows == (None, 32)
-    assert got.qk_norm and got.sandwich_norms and got.norm_plus_one and got.tie_word_embeddings
-    assert (got.embedding_scale, got.attention_scale) == (8.0, 168**-0.5)
-    assert (got.activation, got.head_dim) == ("gelu_pytorch_tanh", 256)
-    assert theta_of(got.ropes[got.layers[0].rope], 256) == pytest.approx(1e4, rel=1e-3)
-    assert theta_of(got.ropes[got.layers[5].rope], 256) == pytest.approx(1e6, rel=1e-3)
+    norm = RMS(1e-6, plus_one=True)
+    for layer in got.layers:
+        assert (layer.norm, layer.mixer.qk_norm, layer.residual) == (norm, norm, Sandwich())
+        assert (layer.mixer.scale, layer.mixer.head_dim) == (168**-0.5, 256)
+        assert layer.feed_forward.activation == "gelu_pytorch_tanh"
+    assert (got.norm, got.embedding_scale, got.tie_word_embeddings) == (norm, 8.0, True)
+    assert theta_of(got.layers[0].mixer.rope, 256) == pytest.approx(1e4, rel=1e-3)
+    assert theta_of(got.layers[5].mixer.rope, 256) == pytest.approx(1e6, rel=1e-3)
 
 
 def test_gemma3_rope_in_both_styles() -> None:
@@ -146,47 +171,50 @@ def test_gemma3_rope_in_both_styles() -> None:
         "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
     }
     assert config("Gemma3ForCausalLM", **keys, rope_parameters=nested) == old
-    full, local = (old.ropes[old.layers[i].rope] for i in (5, 0))
+    full, local = (old.layers[i].mixer.rope for i in (5, 0))
     np.testing.assert_allclose(full.inv_freq, 5e5 ** (-np.arange(0, 32, 2) / 32) / 8, rtol=1e-6)
     np.testing.assert_allclose(local.inv_freq, 2e4 ** (-np.arange(0, 32, 2) / 32), rtol=1e-6)
 
 
 def test_mixtral_defaults() -> None:
     got = model_config({"model_type": "mixtral"})
-    assert got.experts == ExpertsConfig(count=8, per_token=2, intermediate_size=14336, normalize=True)
-    assert all(layer.sparse for layer in got.layers) and got.windows == (None,)
-    assert (got.norm_eps, theta_of(got.ropes[0], 128)) == (1e-5, pytest.approx(1e6, rel=1e-4))
+    experts = Experts(count=8, per_token=2, inner=14336, activation="silu", normalize=True)
+    assert {layer.feed_forward for layer in got.layers} == {experts} and got.windows == (None,)
+    assert (got.norm.eps, theta_of(got.ropes[0], 128)) == (1e-5, pytest.approx(1e6, rel=1e-4))
 
 
 def test_qwen2_moe_defaults() -> None:
     got = model_config({"model_type": "qwen2_moe"})
-    assert got.experts == ExpertsConfig(
-        count=60, per_token=4, intermediate_size=1408, normalize=False, shared_size=5632
-    )
-    assert (got.num_layers, got.hidden_size, got.intermediate_size, got.num_kv_heads) == (24, 2048, 5632, 16)
-    assert got.qkv_bias and not got.qk_norm and all(layer.sparse for layer in got.layers)
+    experts = Experts(count=60, per_token=4, inner=1408, activation="silu", normalize=False, shared_inner=5632)
+    assert {layer.feed_forward for layer in got.layers} == {experts}
+    attention = got.layers[0].mixer
+    assert (got.num_layers, got.hidden_size, attention.kv_heads) == (24, 2048, 16)
+    assert attention.qkv_bias and attention.qk_norm is None
 
 
 def test_qwen3_moe_defaults_and_dense_layers() -> None:
     got = model_config(
         {"model_type": "qwen3_moe", "decoder_sparse_step": 2, "mlp_only_layers": [3], "num_hidden_layers": 6}
     )
-    assert got.experts == ExpertsConfig(count=128, per_token=8, intermediate_size=768, normalize=False)
-    assert [layer.sparse for layer in got.layers] == [False, True, False, False, False, True]
-    assert got.qk_norm and not got.qkv_bias and got.head_dim == 64
+    experts = Experts(count=128, per_token=8, inner=768, activation="silu", normalize=False)
+    assert got.layers[1].feed_forward == experts
+    assert got.layers[0].feed_forward == GatedMLP(inner=6144, activation="silu")
+    assert sparse_layers(got) == [False, True, False, False, False, True]
+    attention = got.layers[0].mixer
+    assert (attention.qk_norm, attention.qkv_bias, attention.head_dim) == (RMS(1e-6), False, 64)
 
 
 def test_the_number_of_experts_has_two_names() -> None:
     for key in ("num_experts", "num_local_experts"):
         for architecture in ("MixtralForCausalLM", "Qwen3MoeForCausalLM"):
             got = config(architecture, num_key_value_heads=4, num_experts_per_tok=1, **{key: 5})
-            assert got.experts.count == 5
+            assert {layer.feed_forward.count for layer in got.layers} == {5}
 
 
 def test_windows_of_qwen_with_experts() -> None:
     keys = {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 3}
-    assert [layer.window for layer in config("Qwen2MoeForCausalLM", **keys).layers] == [9, None, 9, None]
-    assert [layer.window for layer in config("Qwen3MoeForCausalLM", **keys).layers] == [9] * 4
+    assert windows_of(config("Qwen2MoeForCausalLM", **keys)) == [9, None, 9, None]
+    assert windows_of(config("Qwen3MoeForCausalLM", **keys)) == [9] * 4
 
 
 @pytest.mark.parametrize("folder", sorted(GOLDEN.glob("*/config.json")), ids=lambda path: path.parent.name)
@@ -362,7 +390,8 @@ def test_any_config_is_read_or_refused(family: str, keys: Any, scaling: Any, max
     except UnsupportedModel as error:
         assert "\n" not in str(error)
         return
-    assert got.num_heads % got.num_kv_heads == 0
-    for rope in got.ropes:
+    for attention in (layer.mixer for layer in got.layers):
+        assert attention.heads % attention.kv_heads == 0
+        rope = attention.rope
         assert np.isfinite(rope.inv_freq).all() and np.isfinite(rope.attention_factor)
-        assert 0 < rope.rotary_dim <= got.head_dim
+        assert 0 < rope.rotary_dim <= attention.head_dim

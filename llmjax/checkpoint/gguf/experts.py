@@ -10,7 +10,7 @@ from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys
 from llmjax.checkpoint.gguf.names import ROUTER
 from llmjax.errors import CheckpointError
-from llmjax.models.config import ModelConfig
+from llmjax.models import Experts, ModelConfig
 
 NORMALIZED = MappingProxyType({"MixtralForCausalLM": True, "Qwen2MoeForCausalLM": False, "Qwen3MoeForCausalLM": True})
 """Whether llama.cpp makes the shares of a token's experts add up to one; no key has to say so."""
@@ -71,20 +71,21 @@ def expert_metadata(model: ModelConfig, path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: no key can say it.
     """
-    experts = model.experts
-    if experts is None:
+    sparse = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Experts)]
+    if not sparse:
         return {}
+    experts = sparse[0]
     if experts.normalize != NORMALIZED[model.architecture]:
         raise CheckpointError(
             f"{path}: norm_topk_prob = {experts.normalize} of {model.architecture} cannot be written as GGUF"
         )
-    if not all(layer.sparse for layer in model.layers):
+    if len(sparse) < model.num_layers:
         raise CheckpointError(f"{path}: layers with and without experts cannot be written as GGUF")
     keys = {"expert_count": experts.count, "expert_used_count": experts.per_token}
     if model.architecture != "MixtralForCausalLM":  # whose experts have the dense size; readers ask for it elsewhere
-        keys["expert_feed_forward_length"] = experts.intermediate_size
-    if experts.shared_size:
-        keys["expert_shared_feed_forward_length"] = experts.shared_size
+        keys["expert_feed_forward_length"] = experts.inner
+    if experts.shared_inner:
+        keys["expert_shared_feed_forward_length"] = experts.shared_inner
     return keys
 
 

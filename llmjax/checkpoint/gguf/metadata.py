@@ -66,17 +66,17 @@ def architecture_metadata(config: Mapping[str, Any], model: ModelConfig, path: P
     Raises:
         CheckpointError: the model has something that no key can say.
     """
-    name = architecture_name(model, path)
+    name, attention = architecture_name(model, path), model.layers[0].mixer
     keys: dict[str, Any] = {
         "block_count": model.num_layers,
         "context_length": _integer(config, model, "max_position_embeddings"),
         "embedding_length": model.hidden_size,
-        "feed_forward_length": model.intermediate_size,
-        "attention.head_count": model.num_heads,
-        "attention.head_count_kv": model.num_kv_heads,
-        "attention.key_length": model.head_dim,
-        "attention.value_length": model.head_dim,
-        "attention.layer_norm_rms_epsilon": float(model.norm_eps),
+        "feed_forward_length": _integer(config, model, "intermediate_size"),
+        "attention.head_count": attention.heads,
+        "attention.head_count_kv": attention.kv_heads,
+        "attention.key_length": attention.head_dim,
+        "attention.value_length": attention.head_dim,
+        "attention.layer_norm_rms_epsilon": float(model.norm.eps),
         "rope.dimension_count": model.ropes[0].rotary_dim,
         "vocab_size": model.vocab_size,
     }
@@ -127,8 +127,8 @@ def _rope(config: Mapping[str, Any], model: ModelConfig) -> Fields:
 
 
 def _full_rope(model: ModelConfig) -> Any:
-    layer = next((layer for layer in model.layers if layer.window is None), model.layers[0])
-    return model.ropes[layer.rope]
+    mixers = [layer.mixer for layer in model.layers]
+    return next((mixer for mixer in mixers if mixer.window is None), mixers[0]).rope
 
 
 def _rope_keys(config: Mapping[str, Any], model: ModelConfig, path: Path) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _window_keys(name: str, model: ModelConfig, path: Path) -> dict[str, Any]:
 
 def _gemma_keys(config: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
     fields = Fields(config, gemma3.DEFAULTS)
-    sliding = np.array([layer.window is not None for layer in model.layers])
+    sliding, attention = np.array([layer.mixer.window is not None for layer in model.layers]), model.layers[0].mixer
     local = rope_parameters(fields, "sliding_attention", theta="rope_local_base_freq", scaled=False)
     keys: dict[str, Any] = {
         "attention.sliding_window": fields.integer("sliding_window"),
@@ -177,7 +177,7 @@ def _gemma_keys(config: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]
     if GEMMA_PERIOD not in periods:
         keys["attention.sliding_window_pattern"] = periods[0] if periods else sliding
     # 27B, told by its depth, scales by hidden size over heads.
-    assumed = model.hidden_size // model.num_heads if model.num_layers == 62 else model.head_dim
-    if not math.isclose(model.attention_scale, assumed**-0.5):
-        keys["attention.scale"] = model.attention_scale
+    assumed = model.hidden_size // attention.heads if model.num_layers == 62 else attention.head_dim
+    if not math.isclose(attention.scale, assumed**-0.5):
+        keys["attention.scale"] = attention.scale
     return keys

@@ -14,7 +14,7 @@ import numpy as np
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.models.config import ModelConfig
 from llmjax.platforms import Platform
-from llmjax.quantization.calibration.layer import CalibratedLayer, check_kinds, surroundings
+from llmjax.quantization.calibration.layer import CalibratedLayer, alone, check_kinds
 from llmjax.quantization.calibration.methods import Calibration
 from llmjax.quantization.calibration.settings import CalibrationSettings
 from llmjax.quantization.in_situ import FloatRows
@@ -49,21 +49,21 @@ def calibrate(
     check_kinds(config, plan.checkpoint.path)
     done = set()
     hidden = _embedded(plan, config, sequences, platform)
-    around = [
-        jax.device_put(surroundings(config, i, len(sequences[0])), platform.device) for i in range(len(config.ropes))
-    ]
+    contexts = {
+        spec: jax.device_put(alone(spec, len(sequences[0])), platform.device) for spec in dict.fromkeys(config.layers)
+    }
     for index in range(config.num_layers):
         layer = CalibratedLayer(plan.checkpoint, config, index, platform)
-        near = around[config.layers[index].rope]
+        context = contexts[config.layers[index]]
         for block in layer.blocks:
-            half = Calibration(plan, config, settings, layer, block, hidden, near)
+            half = Calibration(plan, settings, layer, block, hidden, context)
             try:
                 for result in half.results():
                     done.add(result.name)
                     yield result
             except CheckpointError as error:
                 raise CheckpointError(f"{plan.checkpoint.path}: layer {index}: {error}") from None
-            hidden = layer.outputs(block, hidden, near)
+            hidden = layer.outputs(block, hidden, context)
     yield from round_to_nearest(
         plan.tensors, {name: scheme for name, scheme in plan.layers.items() if name not in done}
     )

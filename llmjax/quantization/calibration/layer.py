@@ -14,13 +14,14 @@ from flax import nnx
 
 from llmjax.checkpoint.checkpoint import Checkpoint
 from llmjax.errors import CheckpointError
-from llmjax.kernels.attention import RaggedBatch, make_pages
+from llmjax.kernels.attention import RaggedBatch
 from llmjax.models.config import ModelConfig
-from llmjax.models.decoder import DecoderLayer
+from llmjax.models.layers.context import Context
+from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.rope import rotation
 from llmjax.platforms import Platform
 from llmjax.quantization.calibration.inputs import InputStatistics
-from llmjax.quantization.calibration.stages import Block, Computation, Stage, Surroundings, blocks_of
+from llmjax.quantization.calibration.stages import Block, Computation, Stage, blocks_of
 
 F32 = np.dtype(np.float32)
 PAGE = 64  # tokens
@@ -35,8 +36,8 @@ def check_kinds(config: ModelConfig, path: Path) -> None:
     Raises:
         CheckpointError: a kind is not known here.
     """
-    for kind in dict.fromkeys(config.layers):
-        layer = DecoderLayer(config, kind, dtype=jnp.dtype(F32))
+    for spec in dict.fromkeys(config.layers):
+        layer = spec.build(config.hidden_size, dtype=jnp.dtype(F32))
         shapes = _shapes(nnx.split(layer)[1])
         for module in (module for block in blocks_of(layer) for stage in block.stages for module in stage.modules):
             if f"{module}.weight" not in shapes:
@@ -59,6 +60,7 @@ class CalibratedLayer:
 
     Attributes:
         prefix: of its tensors' names.
+        spec: what it is made of.
         blocks: what is calibrated, in order.
         values: f32, by name below the prefix; read when the layer is made.
 
@@ -68,7 +70,8 @@ class CalibratedLayer:
 
     def __init__(self, checkpoint: Checkpoint, config: ModelConfig, index: int, platform: Platform) -> None:
         self.prefix = f"model.layers.{index}."
-        layer = DecoderLayer(config, config.layers[index], dtype=platform.dtype)
+        self.spec: LayerSpec = config.layers[index]
+        layer = self.spec.build(config.hidden_size, dtype=platform.dtype)
         self.blocks: tuple[Block, ...] = blocks_of(layer)
         self._definition, state = nnx.split(layer)
         self._device = platform.device
@@ -87,49 +90,45 @@ class CalibratedLayer:
         self.values[name] = values
         self._weights[name] = jax.device_put(values.astype(self._shapes[name].dtype), self._device)
 
-    def inputs(self, stage: Stage, hidden: Sequence[jax.Array], around: Surroundings) -> InputStatistics:
+    def inputs(self, stage: Stage, hidden: Sequence[jax.Array], context: Context) -> InputStatistics:
         """What the stage's projections are given.
 
         Args:
             hidden: the residual stream before the block, [T, D] of each sequence.
         """
-        return InputStatistics.of(self.run(stage.inputs, x, around) for x in hidden)
+        return InputStatistics.of(self.run(stage.inputs, x, context) for x in hidden)
 
-    def outputs(self, block: Block, hidden: Sequence[jax.Array], around: Surroundings) -> list[jax.Array]:
+    def outputs(self, block: Block, hidden: Sequence[jax.Array], context: Context) -> list[jax.Array]:
         """The residual stream behind the block."""
-        return [self.run(block.outputs, x, around) for x in hidden]
+        return [self.run(block.outputs, x, context) for x in hidden]
 
-    def run(self, compute: Computation, x: jax.Array, around: Surroundings) -> jax.Array:
+    def run(self, compute: Computation, x: jax.Array, context: Context) -> jax.Array:
         """What the layer computes with the weights that it has now."""
-        out: jax.Array = _run(compute, self._definition, self._weights, x, around)
+        out: jax.Array = _run(compute, self._definition, self._weights, x, context)
         return out
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _run(compute: Computation, definition: Any, weights: dict[str, jax.Array], x: jax.Array, around: Any) -> jax.Array:
+def _run(
+    compute: Computation, definition: Any, weights: dict[str, jax.Array], x: jax.Array, context: Context
+) -> jax.Array:
     paths = {tuple(name.split(".")): nnx.Param(value) for name, value in weights.items()}
-    return compute(nnx.merge(definition, nnx.from_flat_state(paths)), x, around)
+    return compute(nnx.merge(definition, nnx.from_flat_state(paths)), x, context)
 
 
-def surroundings(config: ModelConfig, rope: int, length: int) -> Surroundings:
-    """Those of a sequence by itself.
+def alone(spec: LayerSpec, length: int) -> Context:
+    """What a layer is given of a sequence by itself.
 
     Args:
-        rope: index into ``config.ropes``.
         length: tokens.
     """
-    count = -(-length // PAGE)
-    pages = make_pages(
-        num_pages=1 + count,
-        page_size=PAGE,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=jnp.dtype(jnp.float32),
-    )
+    count, mixer = -(-length // PAGE), spec.mixer
+    pages = mixer.state.make(num_pages=1 + count, page_size=PAGE, dtype=jnp.dtype(jnp.float32))
+    by = None if mixer.rope is None else rotation(jnp.arange(length, dtype=jnp.int32), mixer.rope)
     batch = RaggedBatch(
         query_start=jnp.array([0, length], jnp.int32),
         kv_len=jnp.array([length], jnp.int32),
         page_table=1 + jnp.arange(count, dtype=jnp.int32)[None],
         slots=PAGE + jnp.arange(length, dtype=jnp.int32),
     )
-    return Surroundings(rotation(jnp.arange(length, dtype=jnp.int32), config.ropes[rope]), pages, batch)
+    return Context(by, pages, batch)

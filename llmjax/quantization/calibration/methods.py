@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from llmjax.models.config import ModelConfig
+from llmjax.models.layers.context import Context
 from llmjax.quantization.calibration.awq import Projection, clipped, search_scales
 from llmjax.quantization.calibration.gptq import InverseHessian, gptq
 from llmjax.quantization.calibration.inputs import InputStatistics
 from llmjax.quantization.calibration.layer import CalibratedLayer
 from llmjax.quantization.calibration.settings import CalibrationSettings
-from llmjax.quantization.calibration.stages import Block, Stage, Surroundings
+from llmjax.quantization.calibration.stages import Block, Stage
 from llmjax.quantization.difference import Difference
 from llmjax.quantization.rounding import Result
 from llmjax.quantization.save_plan import SavePlan
@@ -54,12 +54,11 @@ class Calibration:
     """A half of a layer that is to be calibrated, and everything that this depends on."""
 
     plan: SavePlan
-    config: ModelConfig
     settings: CalibrationSettings
     layer: CalibratedLayer
     block: Block
     hidden: Sequence[jax.Array]
-    around: Surroundings
+    context: Context
 
     def results(self) -> Iterator[Result]:
         """Quantises the block's projections; the layer runs with what they become.
@@ -82,7 +81,7 @@ class Calibration:
             modules = self._modules(stage)
             if not modules:
                 continue
-            inputs = self.layer.inputs(stage, self.hidden, self.around)
+            inputs = self.layer.inputs(stage, self.hidden, self.context)
             inverse = InverseHessian.of(inputs.gram, damping=self.settings.damping, act_order=self.settings.act_order)
             for module, scheme in modules.items():
                 weights = self.layer.values[f"{module}.weight"]
@@ -102,13 +101,14 @@ class Calibration:
 
     def _awq(self) -> Iterator[Result]:
         original = {m: self.layer.values[f"{m}.weight"] for stage in self.block.stages for m in self._modules(stage)}
-        before = {stage: self.layer.inputs(stage, self.hidden, self.around) for stage in self.block.stages}
+        before = {stage: self.layer.inputs(stage, self.hidden, self.context) for stage in self.block.stages}
         rows: dict[str, np.ndarray] = {}  # what the rows of a projection were divided by
         columns: dict[Stage, np.ndarray] = {}
         for stage, inputs in before.items():
             projections = [Projection(self.layer.values[f"{m}.weight"], s) for m, s in self._modules(stage).items()]
             fold = yield from self._fold(stage, projections, inputs)
             if fold.rows is not None:
+                assert stage.source is not None
                 rows[stage.source] = fold.rows
             columns[stage] = fold.columns
             for module in stage.modules:
@@ -145,15 +145,15 @@ class Calibration:
             What has changed of tensors that are not quantised.
         """
         if len(projections) == len(stage.modules):  # a projection that stays as it is cannot be scaled
-            if stage.source.endswith("norm"):
+            if stage.source is not None and stage.source.endswith("norm"):
                 return (yield from self._fold_norm(stage.source, search_scales(projections, inputs)))
-            if self._scheme(stage.source) is not None:
+            if stage.source is not None and self._scheme(stage.source) is not None:
                 return (yield from self._fold_projection(stage.source, projections, inputs))
         return Fold(np.ones(len(inputs.magnitude), np.float32))
 
     def _fold_norm(self, norm: str, scales: np.ndarray) -> Generator[Result, None, Fold]:
         name = f"{norm}.weight"
-        one = np.float32(self.config.norm_plus_one)
+        one = np.float32(self.layer.spec.norm.plus_one)
         stored = self.layer.values[name]
         dtype = self.plan.plain_dtype(self.layer.prefix + name)
         new = ((one + stored) / scales - one).astype(dtype).astype(np.float32)
@@ -171,7 +171,7 @@ class Calibration:
         """Into the rows of a projection that is quantised later; heads that share values share scales."""
         weights = self.layer.values[f"{module}.weight"]
         shared = len(inputs.magnitude) // len(weights)
-        size = self.config.head_dim if shared > 1 else 1
+        size = self.layer.spec.mixer.head_dim if shared > 1 else 1
         by_head = inputs.magnitude.reshape(-1, shared, size)
         magnitude = by_head.mean(axis=1, keepdims=True).repeat(shared, axis=1).reshape(-1)
         scales = search_scales(projections, inputs, magnitude=magnitude)

@@ -10,22 +10,11 @@ from dataclasses import dataclass
 
 import jax
 
-from llmjax.kernels.attention import KVPages, RaggedBatch
-from llmjax.kernels.rope import Rotation
-from llmjax.models.decoder import DecoderLayer
+from llmjax.models.layers.context import Context
+from llmjax.models.layers.layer import DecoderLayer
+from llmjax.models.layers.residual import normed
 
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Surroundings:
-    """What a layer needs beside its input."""
-
-    by: Rotation
-    pages: KVPages
-    batch: RaggedBatch
-
-
-Computation = Callable[[DecoderLayer, jax.Array, Surroundings], jax.Array]
+Computation = Callable[[DecoderLayer, jax.Array, Context], jax.Array]
 """Something that a layer computes from the residual stream [T, D]."""
 
 
@@ -36,12 +25,13 @@ class Stage:
     Attributes:
         modules: below the layer.
         inputs: computes their input, [T, in].
-        source: the module whose outputs it is, channel by channel, so that scales can be folded into it.
+        source: the module whose outputs it is, channel by channel, so that scales can be folded into it; None: there
+            is none.
     """
 
     modules: tuple[str, ...]
     inputs: Computation
-    source: str
+    source: str | None
 
 
 @dataclass(frozen=True)
@@ -59,17 +49,17 @@ class Block:
 
 def blocks_of(layer: DecoderLayer) -> tuple[Block, ...]:
     """Attention and MLP."""
-    mlp_norm = "post_attention_layernorm" if layer.pre_feedforward_layernorm is None else "pre_feedforward_layernorm"
+    norms = layer.spec.residual
     attention = Block(
         (
-            Stage(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), _attention_input, "input_layernorm"),
+            Stage(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), _attention_input, norms.before_mixer),
             Stage(("self_attn.o_proj",), _heads, "self_attn.v_proj"),
         ),
         _attention_output,
     )
     mlp = Block(
         (
-            Stage(("mlp.gate_proj", "mlp.up_proj"), _mlp_input, mlp_norm),
+            Stage(("mlp.gate_proj", "mlp.up_proj"), _mlp_input, norms.before_feed_forward),
             Stage(("mlp.down_proj",), _inner, "mlp.up_proj"),
         ),
         _mlp_output,
@@ -77,25 +67,27 @@ def blocks_of(layer: DecoderLayer) -> tuple[Block, ...]:
     return attention, mlp
 
 
-def _attention_input(layer: DecoderLayer, x: jax.Array, around: Surroundings) -> jax.Array:
-    return layer.input_layernorm(x)
+def _attention_input(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+    return normed(x, layer.norm(layer.spec.residual.before_mixer))
 
 
-def _heads(layer: DecoderLayer, x: jax.Array, around: Surroundings) -> jax.Array:
-    return layer.self_attn.heads(x, around.by, around.pages, around.batch, before=layer.input_layernorm)[0]
+def _heads(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+    heads: jax.Array = layer.mixer.heads(_attention_input(layer, x, context), context)[0]
+    return heads
 
 
-def _attention_output(layer: DecoderLayer, x: jax.Array, around: Surroundings) -> jax.Array:
-    return layer.attend(x, around.by, around.pages, around.batch)[0]
+def _attention_output(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+    return layer.mix(x, context)[0]
 
 
-def _mlp_input(layer: DecoderLayer, x: jax.Array, around: Surroundings) -> jax.Array:
-    return layer.mlp_norm(x)
+def _mlp_input(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+    return normed(x, layer.norm(layer.spec.residual.before_feed_forward))
 
 
-def _inner(layer: DecoderLayer, x: jax.Array, around: Surroundings) -> jax.Array:
-    return layer.mlp.inner(x, before=layer.mlp_norm)
+def _inner(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+    inner: jax.Array = layer.part.inner(_mlp_input(layer, x, context))
+    return inner
 
 
-def _mlp_output(layer: DecoderLayer, x: jax.Array, around: Surroundings) -> jax.Array:
-    return layer.feed_forward(x, around.batch)
+def _mlp_output(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+    return layer.feed_forward(x, context)

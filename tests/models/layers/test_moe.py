@@ -10,27 +10,20 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from llmjax.kernels.attention import RaggedBatch
-from llmjax.models.config import ExpertsConfig
-from llmjax.models.layers.moe import MoE
+from llmjax.kernels.attention import RaggedBatch, make_pages
+from llmjax.models import RMS, Experts
+from llmjax.models.layers.context import Context
+from llmjax.models.layers.moe import ExpertsModule
 from llmjax.models.layers.norm import RMSNorm
 
 SIZE, COUNT = 16, 6
 F32 = jnp.dtype(jnp.float32)
 
 
-class Config:
-    """What a MoE looks at in a ModelConfig."""
-
-    hidden_size, activation = SIZE, "silu"
-
-    def __init__(self, **experts: Any) -> None:
-        self.experts = ExpertsConfig(count=COUNT, intermediate_size=8, **experts)
-
-
-def module(**experts: Any) -> tuple[MoE, dict[str, np.ndarray]]:
+def module(**experts: Any) -> tuple[ExpertsModule, dict[str, np.ndarray]]:
     """A layer with random weights, and these by name."""
-    moe, rng, values = MoE(Config(**experts), dtype=F32), np.random.default_rng(0), {}  # type: ignore[arg-type]
+    moe = Experts(count=COUNT, inner=8, activation="silu", **experts).build(SIZE, dtype=F32)
+    rng, values = np.random.default_rng(0), {}
     graph, state = nnx.split(moe)
     for path, parameter in nnx.to_flat_state(state):
         name = ".".join(map(str, path))
@@ -39,14 +32,17 @@ def module(**experts: Any) -> tuple[MoE, dict[str, np.ndarray]]:
     return nnx.merge(graph, nnx.from_flat_state(flat)), values
 
 
-def batch(tokens: int) -> RaggedBatch:
-    """Of one row with so many tokens."""
+def run(moe: ExpertsModule, x: Any, tokens: int, *, after: RMSNorm | None = None) -> jax.Array:
+    """The half of a layer, of one row with so many tokens."""
     empty = jnp.zeros((1, 1), jnp.int32)
-    return RaggedBatch(jnp.array([0, tokens]), jnp.array([tokens]), empty, jnp.zeros(tokens, jnp.int32))
+    batch = RaggedBatch(jnp.array([0, tokens]), jnp.array([tokens]), empty, jnp.zeros(tokens, jnp.int32))
+    pages = make_pages(num_pages=1, page_size=1, num_kv_heads=1, head_dim=1, dtype=F32)
+    out: jax.Array = moe.half(jnp.asarray(x), moe, norm(), after, Context(None, pages, batch))
+    return out
 
 
 def norm() -> RMSNorm:
-    made = RMSNorm(SIZE, eps=1e-6)
+    made = RMS(1e-6).build(SIZE)
     made.weight = nnx.Param(jnp.ones(SIZE))
     return made
 
@@ -63,7 +59,7 @@ def gated(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> 
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("per_token", [1, 3, COUNT])
 def test_against_numpy(per_token: int, normalize: bool, shared: int) -> None:
-    moe, w = module(per_token=per_token, normalize=normalize, shared_size=shared)
+    moe, w = module(per_token=per_token, normalize=normalize, shared_inner=shared)
     x = np.random.default_rng(1).standard_normal((5, SIZE)).astype(np.float32)
     n = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
     scores = np.exp(n @ w["gate.weight"].T)
@@ -78,21 +74,21 @@ def test_against_numpy(per_token: int, normalize: bool, shared: int) -> None:
     if shared:
         parts = [w[f"shared_expert.{part}_proj.weight"] for part in ("gate", "up", "down")]
         out += gated(n, *parts) / (1 + np.exp(-n @ w["shared_expert_gate.weight"].T))
-    found = moe(jnp.asarray(x), batch(5), before=norm(), after=None)
+    found = run(moe, x, 5)
     np.testing.assert_allclose(np.asarray(found), out, rtol=1e-4, atol=1e-4)
 
 
 def test_padding_goes_to_no_expert() -> None:
     moe, _ = module(per_token=2, normalize=True)
     x = jax.random.normal(jax.random.key(0), (6, SIZE))
-    found = moe(x, batch(4), before=norm(), after=None)
+    found = run(moe, x, 4)
     np.testing.assert_array_equal(found[4:], x[4:])
-    np.testing.assert_allclose(found[:4], moe(x[:4], batch(4), before=norm(), after=None), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[:4], run(moe, x[:4], 4), rtol=1e-5, atol=1e-5)
 
 
 def test_a_norm_behind_the_experts() -> None:
     moe, _ = module(per_token=2, normalize=True)
     x = jax.random.normal(jax.random.key(0), (3, SIZE))
-    added = moe(x, batch(3), before=norm(), after=None) - x
-    found = moe(x, batch(3), before=norm(), after=norm())
+    added = run(moe, x, 3) - x
+    found = run(moe, x, 3, after=norm())
     np.testing.assert_allclose(found, x + norm()(added), rtol=1e-4, atol=1e-4)

@@ -19,10 +19,10 @@ from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.config import EngineConfig
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.kernels.activations import ACTIVATIONS
-from llmjax.kernels.attention import RaggedBatch, make_pages
+from llmjax.kernels.attention import RaggedBatch
 from llmjax.platforms import Platform, select_platform
 from llmjax.quantization.calibration.calibrate import calibrate
-from llmjax.quantization.calibration.layer import CalibratedLayer, surroundings
+from llmjax.quantization.calibration.layer import CalibratedLayer, alone
 from llmjax.quantization.calibration.methods import Calibrated
 from llmjax.quantization.calibration.settings import CalibrationSettings
 from llmjax.quantization.difference import Difference
@@ -54,9 +54,7 @@ def logits_of(family: str) -> Callable[[Checkpoint], np.ndarray]:
     """Logits f32 of the first sequence, of checkpoints of one model."""
     config = models.model_config(opened(family).config)
     graph, shapes = models.abstract_model(config, dtype=F32, activation_dtype=F32)
-    pages = make_pages(
-        num_pages=2, page_size=32, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=jnp.dtype(F32)
-    )
+    kv = tuple(spec.mixer.state.make(num_pages=2, page_size=32, dtype=jnp.dtype(F32)) for spec in config.layers)
     batch = RaggedBatch(
         query_start=jnp.array([0, 24], jnp.int32),
         kv_len=jnp.array([24], jnp.int32),
@@ -68,7 +66,7 @@ def logits_of(family: str) -> Callable[[Checkpoint], np.ndarray]:
     def logits(params: dict[str, jax.Array]) -> jax.Array:
         model = models.merge(graph, params)
         tokens = jnp.array(SEQUENCES[0], jnp.int32)
-        result = model(tokens, jnp.arange(24), (pages,) * config.num_layers, (batch,) * len(config.windows))
+        result = model(tokens, jnp.arange(24), kv, (batch,) * len(config.windows))
         return model.logits(result.hidden)
 
     return lambda found: np.asarray(logits({name: jnp.asarray(found.tensors[name].read(F32)) for name in shapes}))
@@ -89,9 +87,10 @@ def test_inputs_are_those_of_the_projections(family: str, platform: Platform) ->
     checkpoint = opened(family)
     config = models.model_config(checkpoint.config)
     layer = CalibratedLayer(checkpoint, config, 0, platform)
-    around = surroundings(config, config.layers[0].rope, 24)
+    spec = config.layers[0]
+    around = alone(spec, 24)
     x = jax.random.normal(jax.random.key(0), (24, config.hidden_size))
-    normed = functools.partial(norm, plus_one=config.norm_plus_one, eps=config.norm_eps)
+    normed = functools.partial(norm, plus_one=spec.norm.plus_one, eps=spec.norm.eps)
 
     def product(module: str, inputs: np.ndarray) -> np.ndarray:
         return inputs @ layer.values[f"{module}.weight"].T + layer.values.get(f"{module}.bias", 0)
@@ -104,10 +103,10 @@ def test_inputs_are_those_of_the_projections(family: str, platform: Platform) ->
     np.testing.assert_allclose(
         normed_mlp, normed(np.asarray(x), layer.values[f"{mlp.stages[0].source}.weight"]), rtol=1e-4, atol=1e-5
     )
-    gate = np.asarray(ACTIVATIONS[config.activation](jnp.asarray(product("mlp.gate_proj", normed_mlp))))
+    gate = np.asarray(ACTIVATIONS[spec.feed_forward.activation](jnp.asarray(product("mlp.gate_proj", normed_mlp))))
     np.testing.assert_allclose(inner, gate * product("mlp.up_proj", normed_mlp), rtol=1e-3, atol=1e-5)
     outs = product("self_attn.o_proj", heads), product("mlp.down_proj", inner)
-    if config.sandwich_norms:
+    if isinstance(spec.residual, models.Sandwich):
         names = "post_attention_layernorm", "post_feedforward_layernorm"
         outs = tuple(normed(out, layer.values[f"{name}.weight"]) for out, name in zip(outs, names, strict=True))
     for block, out in zip((attention, mlp), outs, strict=True):
@@ -179,7 +178,7 @@ def test_later_layers_are_given_what_quantised_ones_make(platform: Platform, tmp
     partly = SavePlan.of(found, "int4", group_size=16, rules=rules)
     original = {name: t for name, t in source.tensors.items() if ".layers.0." not in name}
     mixed = Checkpoint(found.path, found.config, {}, dict(found.tensors) | original)
-    again = list(calibrate(SavePlan(mixed, plan.form, partly.layers, ()), SEQUENCES, settings("gptq"), platform))
+    again = list(calibrate(SavePlan(mixed, plan.writer, partly.layers, ()), SEQUENCES, settings("gptq"), platform))
     before = {result.name: result.value for result in first}
     for result in again:
         assert np.array_equal(result.value.codes, before[result.name].codes)
@@ -202,7 +201,7 @@ def test_refusals(platform: Platform) -> None:
         next(calibrate(SavePlan.of(source, "fp8"), SEQUENCES, settings("gptq"), platform))
     plan = SavePlan.of(source, "int8")
     tensors = {name: tensor for name, tensor in source.tensors.items() if "layers.0.mlp.up_proj" not in name}
-    less = SavePlan(Checkpoint(source.path, source.config, {}, tensors), plan.form, plan.layers, ())
+    less = SavePlan(Checkpoint(source.path, source.config, {}, tensors), plan.writer, plan.layers, ())
     with pytest.raises(CheckpointError, match=r"tensor 'model.layers.0.mlp.up_proj.weight' is missing"):
         next(calibrate(less, SEQUENCES, settings("gptq"), platform))
 

@@ -1,0 +1,20 @@
+"""What a layer is given beside the residual stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+
+from llmjax.kernels.attention import KVPages, RaggedBatch
+from llmjax.kernels.rope import Rotation
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Context:
+    """The step as one layer sees it."""
+
+    rotation: Rotation | None  # of the mixer's rope; None: it has none
+    state: KVPages  # what the mixer keeps, rewritten in place when donated
+    batch: RaggedBatch  # which token belongs to which request, and where its keys go

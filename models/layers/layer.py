@@ -1,0 +1,82 @@
+"""A decoder layer as data, and the module that it describes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from llmjax.kernels.attention import KVPages
+from llmjax.models.layers.attention import Attention
+from llmjax.models.layers.context import Context
+from llmjax.models.layers.mlp import GatedMLP
+from llmjax.models.layers.moe import Experts
+from llmjax.models.layers.norm import RMS, RMSNorm
+from llmjax.models.layers.residual import PreNorm, Residual
+
+Mixer = Attention
+FeedForward = GatedMLP | Experts
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """What one layer is made of; layers with equal specs are traced and compiled once."""
+
+    mixer: Mixer
+    feed_forward: FeedForward
+    norm: RMS
+    residual: Residual = field(default_factory=PreNorm)
+
+    def build(self, size: int, *, dtype: jnp.dtype) -> DecoderLayer:
+        """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
+        return DecoderLayer(self, size, dtype=dtype)
+
+
+class DecoderLayer(nnx.Module):
+    """``x + mixer(norm(x))``, then ``x + feed_forward(norm(x))``; see `Residual` for where norms stand.
+
+    Attributes are called what checkpoints call them: the mixer by ``spec.mixer.name``, norms by ``spec.residual``.
+    """
+
+    def __init__(self, spec: LayerSpec, size: int, *, dtype: jnp.dtype) -> None:
+        self.spec = spec
+        for name in spec.residual.norms:
+            setattr(self, name, spec.norm.build(size))
+        setattr(self, spec.mixer.name, spec.mixer.build(size, dtype=dtype))
+        setattr(self, spec.feed_forward.name, spec.feed_forward.build(size, dtype=dtype))
+
+    def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
+        """[T, D] to [T, D], and what the mixer keeps."""
+        x, state = self.mix(x, context)
+        return self.feed_forward(x, context), state
+
+    def mix(self, x: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
+        """The first half."""
+        names = self.spec.residual
+        before, after = self.norm(names.before_mixer), self.norm(names.after_mixer)
+        mixed: tuple[jax.Array, KVPages] = self.mixer.half(x, self.mixer, before, after, context)
+        return mixed
+
+    def feed_forward(self, x: jax.Array, context: Context) -> jax.Array:
+        """The second half."""
+        names, part = self.spec.residual, self.part
+        before, after = self.norm(names.before_feed_forward), self.norm(names.after_feed_forward)
+        fed: jax.Array = part.half(x, part, before, after, context)
+        return fed
+
+    @property
+    def mixer(self) -> Any:
+        """What mixes tokens."""
+        return getattr(self, self.spec.mixer.name)
+
+    @property
+    def part(self) -> Any:
+        """What each token goes through by itself."""
+        return getattr(self, self.spec.feed_forward.name)
+
+    def norm(self, name: str | None) -> RMSNorm | None:
+        """A norm by its name."""
+        return None if name is None else getattr(self, name)

@@ -1,0 +1,78 @@
+"""The residual stream: ``x + after(part(before(x)))`` for each half of a layer, and which of the norms there are.
+
+A part either mixes tokens, ``part(n, context) -> (out, state)``, or takes each token by itself, ``part(n, context) ->
+out``. What stands here is the portable way. Parts with kernels that fuse all of it list them in their ``half``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from llmjax.kernels.attention import KVPages
+from llmjax.models.layers.context import Context
+from llmjax.models.layers.norm import RMSNorm
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Where the norms of a layer stand, by the names that checkpoints give them; None: there is none."""
+
+    before_mixer: str | None
+    after_mixer: str | None
+    before_feed_forward: str | None
+    after_feed_forward: str | None
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """All names."""
+        names = (self.before_mixer, self.after_mixer, self.before_feed_forward, self.after_feed_forward)
+        return tuple(name for name in names if name is not None)
+
+
+@dataclass(frozen=True)
+class PreNorm(Residual):
+    """``x + mixer(norm(x))``, then ``x + feed_forward(norm(x))``."""
+
+    before_mixer: str = "input_layernorm"
+    after_mixer: None = None
+    before_feed_forward: str = "post_attention_layernorm"
+    after_feed_forward: None = None
+
+
+@dataclass(frozen=True)
+class Sandwich(Residual):
+    """``x + norm(mixer(norm(x)))``, then ``x + norm(feed_forward(norm(x)))``."""
+
+    before_mixer: str = "input_layernorm"
+    after_mixer: str = "post_attention_layernorm"
+    before_feed_forward: str = "pre_feedforward_layernorm"
+    after_feed_forward: str = "post_feedforward_layernorm"
+
+
+def mixed(
+    x: jax.Array, mixer: Any, before: RMSNorm | None, after: RMSNorm | None, context: Context
+) -> tuple[jax.Array, KVPages]:
+    """``x + after(mixer(before(x)))``, and what the mixer keeps.
+
+    Args:
+        x: [T, D].
+        mixer: a module, ``(n, context) -> (out [T, D], state)``.
+        before, after: None: no norm.
+    """
+    out, state = mixer(normed(x, before), context)
+    return x + normed(out, after), state
+
+
+def fed_forward(
+    x: jax.Array, feed_forward: Any, before: RMSNorm | None, after: RMSNorm | None, context: Context
+) -> jax.Array:
+    """``x + after(feed_forward(before(x)))``; arguments as for `mixed`."""
+    return x + normed(feed_forward(normed(x, before), context), after)
+
+
+def normed(x: jax.Array, norm: RMSNorm | None) -> jax.Array:
+    """``norm(x)``, or x."""
+    return x if norm is None else norm(x)
