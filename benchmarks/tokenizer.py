@@ -2,10 +2,10 @@
 
     python -m benchmarks.tokenizer MODEL [MODEL ...] [--characters 20000]
 
-A MODEL is what `llmjax serve` takes. `load` is from its files to a tokenizer. `text` is English with some Chinese and
-emoji, and the slowest of `runs` is that of one repeated character; both are encoded with `--characters` characters, the
-run with twice as many too: more than twice the time says that a pattern tries many ways to cut it. `decode` is what a
-stream pays for a token.
+A MODEL is a folder with a tokenizer or a GGUF file. `load` is from its files to a tokenizer. `text` is English with
+some Chinese and emoji, and the slowest run is that of one repeated character; both are encoded with `--characters`
+characters, the run with twice as many too: more than twice the time says that a pattern tries many ways to cut it.
+`decode` is what a stream pays for a token.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import this_machine
-from llmjax.checkpoint.resolve import resolve
 from llmjax.errors import LLMJaxError
 from llmjax.tokenizer import Tokenizer, load_tokenizer
 
@@ -44,9 +44,8 @@ def stream(tokenizer: Tokenizer, ids: Sequence[int]) -> None:
 
 def row(name: str, characters: int) -> str:
     """One row of the table."""
-    path = resolve(name)
     began = time.perf_counter()
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(Path(name))
     load = time.perf_counter() - began
     text = (TEXT * (characters // len(TEXT) + 1))[:characters]
     ids = tokenizer.encode(text)

@@ -259,7 +259,8 @@ def test_half_a_request_harms_nobody(http: httpx.Client) -> None:
     assert port is not None
     for start in (
         b"POST /v1/completions HTTP/1.1\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 9\r\n\r\n{",
     ):
         with socket.create_connection((host, port)) as sock:
             sock.sendall(start)
