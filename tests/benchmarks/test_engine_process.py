@@ -22,6 +22,7 @@ def options(work_dir: Path, model: str, **settings: object) -> EngineOptions:
     )
 
 
+@pytest.mark.slow
 def test_a_comparison_from_processes_to_times(tmp_path: Path, compile_cache_dir: str) -> None:
     write_random_model(tmp_path / "tiny", SHAPES["tiny"], max_position_embeddings=128)
     ours = Contender(

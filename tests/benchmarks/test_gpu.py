@@ -12,6 +12,7 @@ from benchmarks.gpu_figures import Limits, Work
 from benchmarks.gpu_models import MODELS, Reads, Setup
 
 
+@pytest.mark.slow
 def test_small_sizes_run_everywhere(
     tmp_path: Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def test_only_first_choices_are_the_same(compile_cache_dir: str) -> None:
     llm.close()
 
 
+@pytest.mark.slow
 def test_the_table_of_a_tiny_model(tmp_path: Path, compile_cache_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.txt").write_text(TEXT, encoding="utf-8")
     flags = f"{MODEL} --text {tmp_path / 't.txt'} --prompts 4 --prompt-tokens 16 --new-tokens 8 --reference float32"

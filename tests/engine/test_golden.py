@@ -29,7 +29,9 @@ KV_BYTES = {  # 20 to 28 pages of full attention: less than two requests of 64 t
 ALL_BUCKETS = ("llama", "gemma3")  # the others run in the one that is compiled first
 
 
-@pytest.fixture(scope="module", params=KV_BYTES)
+@pytest.fixture(
+    scope="module", params=[n if n in ALL_BUCKETS else pytest.param(n, marks=pytest.mark.slow) for n in KV_BYTES]
+)
 def engine(request: Any, compile_cache_dir: str) -> Iterator[tuple[str, LLM]]:
     name = request.param
     llm = LLM(

@@ -152,6 +152,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=12, derandomize=True)
 @given(case=cases(), seed=st.integers(0, 99))
 def test_equals_reference_anywhere(case: Case, seed: int) -> None:

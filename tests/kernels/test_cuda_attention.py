@@ -98,6 +98,7 @@ INTERPRETED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_equals_reference(name: str) -> None:
     check(CASES[name])
@@ -124,6 +125,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(case=cases(), seed=st.integers(0, 99))
 def test_equals_reference_anywhere(case: Case, seed: int) -> None:

@@ -124,6 +124,7 @@ CASES = {
 ON_A_CARD_ONLY = {name for name in CASES if name.startswith(("sorted, ", "one expert", "q4_1"))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ON_A_CARD_ONLY])
 def test_equals_the_reference(name: str) -> None:
     case = CASES[name]
@@ -146,6 +147,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(case=cases(), seed=st.integers(0, 99))
 def test_equals_the_reference_anywhere(case: Case, seed: int) -> None:

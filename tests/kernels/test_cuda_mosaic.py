@@ -39,6 +39,7 @@ def error(case: Case, *, interpret: object = None) -> float:
     return float(np.linalg.norm(out - expected) / np.linalg.norm(expected))
 
 
+@pytest.mark.slow
 def test_simulated_equals_the_reference() -> None:
     """Copies, barriers and masks are simulated; products of warpgroups are not (the interpreter lacks their forms)."""
     params = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.params")

@@ -92,6 +92,7 @@ def product(
 
 
 # Every way to store codes and scales, by the kernel for few rows; the one for more reads them with the same functions.
+@pytest.mark.slow
 @pytest.mark.parametrize("name,rows", [("q4_k", 1), ("channel", 1), ("nvfp4", 1), ("bits5", 1), ("q6_k", 5)])
 def test_every_format_is_exact_in_float32(name: str, rows: int) -> None:
     form = FORMATS[name]
@@ -103,6 +104,7 @@ def test_every_format_is_exact_in_float32(name: str, rows: int) -> None:
     assert relative_error(out, x, weight) < 3e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows,plan",
     [
@@ -119,6 +121,7 @@ def test_rows_divisions_bias_and_columns(rows: int, plan: Plan | None) -> None:
     assert relative_error(out - bias, x, weight) < 3e-6
 
 
+@pytest.mark.slow
 def test_bfloat16_weights_round_once() -> None:
     form = FORMATS["q4_k"]
     weight = random_tensor(form, size_out=33, dtype="bfloat16")
@@ -129,6 +132,7 @@ def test_bfloat16_weights_round_once() -> None:
     assert np.abs(out - expected).max() < 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 def test_integers_meet_integers_where_they_may() -> None:
     """Exactly the products of x rounded row by row."""
     form = RowFormat(590, Codes(8, "int"), 592, "f32")
@@ -143,6 +147,7 @@ def test_integers_meet_integers_where_they_may() -> None:
     assert relative_error(out[:3], x[:3], weight) < 8e-3
 
 
+@pytest.mark.slow
 def test_codes_of_eight_bits_are_read_as_they_are() -> None:
     """Every code of both float formats, NaN and infinities apart."""
     for kind in ("e4m3", "e5m2"):
