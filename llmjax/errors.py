@@ -40,6 +40,13 @@ class PromptTooLong(InvalidRequest):
     """A prompt has more tokens than the context can hold."""
 
 
+class ChatTemplateError(InvalidRequest, TokenizerError):
+    """A chat template does not compile, fails, or takes too much time or memory."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, field="chat_template")
+
+
 class QueueFull(LLMJaxError):
     """The engine accepts no more requests now.
 

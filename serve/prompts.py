@@ -66,7 +66,8 @@ async def chat_prompt(server: Server, body: ChatTemplateFields, *, truncation: T
     Raises:
         PromptTooLong: the text is longer than the context can hold, and not to be cut.
         ApiError: unsupported content, an untrusted template, or no tokenizer.
-        TokenizerError: the template refuses the messages.
+        InvalidRequest: the template refuses the messages, fails, or takes more than its limits.
+        TokenizerError: there is no template.
     """
     if body.add_generation_prompt and body.continue_final_message:
         raise ApiError(
@@ -84,21 +85,19 @@ async def chat_prompt(server: Server, body: ChatTemplateFields, *, truncation: T
     if body.continue_final_message and not messages[-1]["content"]:
         raise ApiError("continue_final_message needs a last message with content", param="continue_final_message")
     tokenizer = server.tokenizer
-
-    def render() -> Prompt:
-        text = tokenizer.apply_chat_template(
-            messages,
-            tools=None,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            chat_template=body.chat_template,
-            **kwargs,
-        )
-        return _encoded(
-            server, text, add_special_tokens=body.add_special_tokens, truncation=truncation, field="messages"
-        )
-
-    return await off_loop(render, size=sum(len(m["content"]) for m in messages))
+    text = await tokenizer.apply_chat_template_async(
+        messages,
+        tools=None,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template=body.chat_template,
+        **kwargs,
+    )
+    special = body.add_special_tokens
+    return await off_loop(
+        lambda: _encoded(server, text, add_special_tokens=special, truncation=truncation, field="messages"),
+        size=len(text),
+    )
 
 
 def _encoded(

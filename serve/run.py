@@ -13,6 +13,7 @@ from types import FrameType
 import uvicorn
 
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.errors import ChatTemplateError
 from llmjax.serve.app import create_app
 from llmjax.serve.drain import Gate
 from llmjax.serve.interfaces import Engine
@@ -90,9 +91,19 @@ class DrainingServer(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._check_chat_template()
         await super().startup(sockets=sockets)
         print(f"{self._engine.model_name} is served at {self._url}/v1", flush=True)
         print(f"try: {first_request(self._url, self._settings, self._engine)}", flush=True)
+
+    async def _check_chat_template(self) -> None:
+        """Compiles it before the first request needs it."""
+        tokenizer = self._engine.tokenizer
+        if tokenizer is not None and tokenizer.chat_template is not None:
+            try:
+                await asyncio.to_thread(tokenizer.chat_template.check)
+            except ChatTemplateError as error:
+                log.warning("chats will be refused: %s", error)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._gate.closed:

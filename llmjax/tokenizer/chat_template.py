@@ -9,22 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import jinja2.nodes as nodes
-
-from llmjax.errors import InvalidRequest, TokenizerError
+from llmjax.errors import ChatTemplateError, TokenizerError
+from llmjax.templating.pool import RenderPool
+from llmjax.templating.wire import RenderRequest
 from llmjax.tokenizer.builtin_templates import BUILTIN_TEMPLATES
-from llmjax.tokenizer.messages import ContentFormat, prepare_messages
-from llmjax.tokenizer.template_sandbox import BoundedEnvironment, render_bounded
 
 MAX_TEMPLATE = 256 * 1024  # characters; the longest known template has about 30,000
 _JINJA_MARKS = ("{{", "{%", "{#")
-
-
-@dataclass(frozen=True)
-class _Compiled:
-    template: jinja2.Template
-    content_format: ContentFormat
 
 
 @dataclass(frozen=True)
@@ -33,38 +24,44 @@ class ChatTemplate:
 
     Args:
         sources: name to Jinja source; ``default`` always, ``tool_use`` where there is one for requests with tools.
+        of_request: it came in a request, and is rendered apart from others.
     """
 
     sources: Mapping[str, str]
+    of_request: bool = False
 
     @staticmethod
-    def from_text(text: str) -> ChatTemplate:
-        """A template given as Jinja source or as the name of a built-in one.
+    def from_text(text: str, *, of_request: bool = False) -> ChatTemplate:
+        """A template given as Jinja source or as the name of a built-in one. It is compiled when it is first used.
 
         Raises:
-            TokenizerError: it is neither, or does not compile.
+            ChatTemplateError: it is neither.
         """
         if text in BUILTIN_TEMPLATES:
             text = BUILTIN_TEMPLATES[text]
         elif not any(mark in text for mark in _JINJA_MARKS):
-            raise TokenizerError(
+            raise ChatTemplateError(
                 f"chat_template {text[:80]!r} is neither Jinja nor one of {', '.join(sorted(BUILTIN_TEMPLATES))}"
             )
-        _compile(text)
-        return ChatTemplate({"default": text})
+        return ChatTemplate({"default": text}, of_request=of_request)
 
     @staticmethod
     def from_setting(text: str) -> ChatTemplate:
-        """As ``from_text``, and ``text`` may also be the path of a file. Only for settings, never for requests."""
-        if not any(mark in text for mark in _JINJA_MARKS) and text not in BUILTIN_TEMPLATES:
-            path = Path(text).expanduser()
-            if not path.is_file():
-                names = ", ".join(sorted(BUILTIN_TEMPLATES))
-                raise TokenizerError(f"chat_template {text[:200]!r} is neither Jinja, nor a file, nor one of {names}")
-            source = _read(path)
-            _compile(source)
-            return ChatTemplate({"default": source})
-        return ChatTemplate.from_text(text)
+        """As ``from_text``, compiled, and ``text`` may also be a file's path. Only for settings, never for requests.
+
+        Raises:
+            ChatTemplateError: it is neither, or does not compile; names the line.
+            TokenizerError: the file cannot be read.
+        """
+        if any(mark in text for mark in _JINJA_MARKS) or text in BUILTIN_TEMPLATES:
+            template = ChatTemplate.from_text(text)
+        elif (path := Path(text).expanduser()).is_file():
+            template = ChatTemplate({"default": _read(path)})
+        else:
+            names = ", ".join(sorted(BUILTIN_TEMPLATES))
+            raise ChatTemplateError(f"chat_template {text[:200]!r} is neither Jinja, nor a file, nor one of {names}")
+        template.check()
+        return template
 
     @staticmethod
     def from_gguf(metadata: Mapping[str, Any]) -> ChatTemplate | None:
@@ -83,25 +80,33 @@ class ChatTemplate:
 
         Args:
             folder: may hold chat_template.jinja (with additional_chat_templates/NAME.jinja) or chat_template.json.
-            tokenizer_config: the folder's tokenizer_config.json; its chat_template is a string or a list by name.
+            tokenizer_config: the folder's tokenizer_config.json; its chat_template is a string, or a list or an
+                object by name.
 
         Raises:
-            TokenizerError: a file cannot be read; names it.
+            TokenizerError: a file cannot be read, or the value is none of these; names it.
         """
         if (folder / "chat_template.jinja").exists():
             named = sorted((folder / "additional_chat_templates").glob("*.jinja"))
             return ChatTemplate({p.stem: _read(p) for p in named} | {"default": _read(folder / "chat_template.jinja")})
-        value = tokenizer_config.get("chat_template")
+        value, origin = tokenizer_config.get("chat_template"), folder / "tokenizer_config.json"
         if (path := folder / "chat_template.json").exists():
             try:
-                value = json.loads(_read(path))["chat_template"]
+                value, origin = json.loads(_read(path))["chat_template"], path
             except (ValueError, KeyError, TypeError) as error:
-                raise TokenizerError(f"{path}: is no JSON object with a chat_template") from error
-        if isinstance(value, list):
-            sources = {entry["name"]: entry["template"] for entry in value}
-            # A list without a default has no template for ordinary requests but the first.
-            return ChatTemplate({"default": next(iter(sources.values()))} | sources) if sources else None
-        return ChatTemplate({"default": value}) if isinstance(value, str) else None
+                raise TokenizerError(f"{path}: is not a JSON object with a chat_template") from error
+        if not value:
+            return None
+        if isinstance(value, str):
+            return ChatTemplate({"default": value})
+        try:
+            sources = dict(value) if isinstance(value, dict) else {entry["name"]: entry["template"] for entry in value}
+        except (KeyError, TypeError):
+            sources = {}
+        if not sources or not all(isinstance(text, str) for pair in sources.items() for text in pair):
+            raise TokenizerError(f"{origin}: chat_template is neither a string nor templates by name")
+        # Without a default there is no template for ordinary requests but the first.
+        return ChatTemplate({"default": next(iter(sources.values()))} | sources)
 
     def render(
         self,
@@ -119,13 +124,47 @@ class ChatTemplate:
 
         Raises:
             InvalidRequest: the messages are not of that form, or the template refuses them.
-            TokenizerError: the template does not compile, fails, or passes a limit.
+            ChatTemplateError: the template does not compile, fails, or passes a limit.
         """
+        return self._pool.render(self._request(messages, variables, continue_final_message))
+
+    async def render_async(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        variables: Mapping[str, Any],
+        continue_final_message: bool = False,
+    ) -> str:
+        """As ``render``, without blocking the event loop."""
+        return await self._pool.render_async(self._request(messages, variables, continue_final_message))
+
+    def check(self) -> None:
+        """Compiles the templates, which also makes the first rendering quick.
+
+        Raises:
+            ChatTemplateError: one does not compile; names the line.
+        """
+        for source in self.sources.values():
+            self._pool.render(RenderRequest(source=_bounded(source)))
+
+    @property
+    def _pool(self) -> RenderPool:
+        return _pool(of_requests=self.of_request)
+
+    def _request(self, messages: Sequence[Any], variables: Mapping[str, Any], continued: bool) -> RenderRequest:
         name = "tool_use" if variables.get("tools") and "tool_use" in self.sources else "default"
-        compiled = _compile(self.sources[name])
-        prepared = prepare_messages(messages, compiled.content_format)
-        prompt = render_bounded(compiled.template, {**variables, "messages": prepared})
-        return _cut_after_final_message(prompt, messages[-1]) if continue_final_message else prompt
+        return RenderRequest(
+            source=_bounded(self.sources[name]),
+            messages=list(messages),
+            variables=variables,
+            continue_final_message=continued,
+        )
+
+
+def _bounded(source: str) -> str:
+    if len(source) > MAX_TEMPLATE:
+        raise ChatTemplateError(f"chat template: longer than {MAX_TEMPLATE} characters")
+    return source
 
 
 def _read(path: Path) -> str:
@@ -135,53 +174,7 @@ def _read(path: Path) -> str:
         raise TokenizerError(f"{path}: {error}") from error
 
 
-def _cut_after_final_message(prompt: str, message: Mapping[str, Any]) -> str:
-    [prepared] = prepare_messages([message], "string")
-    text: str = prepared["content"]
-    # Many templates trim what they are given, so the trimmed text is looked for and blanks are kept if they are there.
-    start = prompt.rfind(text.strip()) if text.strip() else -1
-    if start < 0:
-        raise InvalidRequest(
-            "continue_final_message: the template does not show the last message's text", field="messages"
-        )
-    whole = text.lstrip()
-    return prompt[: start + len(whole if prompt.startswith(whole, start) else text.strip())]
-
-
 @functools.cache
-def _environment() -> BoundedEnvironment:
-    return BoundedEnvironment()
-
-
-@functools.lru_cache(maxsize=64)
-def _compile(source: str) -> _Compiled:
-    if len(source) > MAX_TEMPLATE:
-        raise TokenizerError(f"chat template: longer than {MAX_TEMPLATE} characters")
-    environment = _environment()
-    try:
-        return _Compiled(environment.from_string(source), _content_format(environment.parse(source)))
-    except jinja2.TemplateSyntaxError as error:
-        raise TokenizerError(f"chat template: line {error.lineno}: {error.message}") from error
-    except (RecursionError, SyntaxError, MemoryError, ValueError) as error:
-        raise TokenizerError(f"chat template: does not compile ({type(error).__name__})") from error
-
-
-def _content_format(template: nodes.Template) -> ContentFormat:
-    """Whether the template loops over a message's content, and so wants parts, or takes it as a string."""
-    names = {
-        assign.target.name
-        for assign in template.find_all(nodes.Assign)
-        if isinstance(assign.target, nodes.Name) and _is_content(assign.node, frozenset())
-    }
-    loops = template.find_all(nodes.For)
-    return "parts" if any(_is_content(loop.iter, frozenset(names)) for loop in loops) else "string"
-
-
-def _is_content(expression: nodes.Node, names: frozenset[str]) -> bool:
-    while isinstance(expression, nodes.Filter) and expression.node is not None:
-        expression = expression.node
-    if isinstance(expression, nodes.Getattr):
-        return expression.attr == "content"
-    if isinstance(expression, nodes.Getitem):
-        return isinstance(expression.arg, nodes.Const) and expression.arg.value == "content"
-    return isinstance(expression, nodes.Name) and expression.name in names
+def _pool(*, of_requests: bool) -> RenderPool:
+    """The process's renderers. A template that came in a request never delays or meets what the model's own renders."""
+    return RenderPool(size=1 if of_requests else 2)

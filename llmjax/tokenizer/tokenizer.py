@@ -182,6 +182,7 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
+        /,
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -199,33 +200,70 @@ class Tokenizer:
             documents: for templates that know them.
             add_generation_prompt: end with the start of an assistant's answer.
             continue_final_message: end inside the last message, to be continued; no generation prompt then.
-            chat_template: Jinja source or the name of a built-in template, instead of the model's.
+            chat_template: instead of the model's default: Jinja source, or the name of a built-in template or of
+                another one of the model's.
             kwargs: further variables of the template (``enable_thinking`` …).
 
         Raises:
             InvalidRequest: the messages are not of that form, or the template refuses them.
-            TokenizerError: there is no template, or it cannot be rendered.
+            ChatTemplateError: the template cannot be rendered within its limits.
+            TokenizerError: there is no template.
         """
+        template = self._template(chat_template)
+        variables = self._variables(tools, documents, add_generation_prompt and not continue_final_message, kwargs)
+        return template.render(messages, variables=variables, continue_final_message=continue_final_message)
+
+    async def apply_chat_template_async(
+        self,
+        /,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """As ``apply_chat_template``, without blocking the event loop."""
+        template = self._template(chat_template)
+        variables = self._variables(tools, documents, add_generation_prompt and not continue_final_message, kwargs)
+        return await template.render_async(messages, variables=variables, continue_final_message=continue_final_message)
+
+    def _template(self, chat_template: str | None) -> ChatTemplate:
         if chat_template is not None:
-            template = ChatTemplate.from_text(chat_template)
-        elif self.chat_template is not None:
-            template = self.chat_template
-        else:
-            raise TokenizerError(
-                "the model has no chat template: pass one as chat_template (Jinja, a file, or a name as 'chatml')"
-            )
-        if reserved := kwargs.keys() & {"messages", "raise_exception", "strftime_now"}:
+            if self.chat_template is not None and chat_template in self.chat_template.sources:
+                return ChatTemplate({"default": self.chat_template.sources[chat_template]})
+            return ChatTemplate.from_text(chat_template, of_request=True)
+        if self.chat_template is not None:
+            return self.chat_template
+        raise TokenizerError(
+            "the model has no chat template: pass one as chat_template (Jinja, a file, or a name as 'chatml')"
+        )
+
+    def _variables(
+        self,
+        tools: Sequence[Mapping[str, Any]] | None,
+        documents: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        if reserved := kwargs.keys() & {"messages", "raise_exception", "self", "strftime_now"}:
             raise InvalidRequest(
                 f"chat_template_kwargs: {sorted(reserved)[0]} cannot be set", field="chat_template_kwargs"
             )
-        return template.render(
-            messages,
-            continue_final_message=continue_final_message,
-            variables={
-                **self.special.texts,
-                "tools": [dict(tool) for tool in tools] if tools else None,
-                "documents": [dict(document) for document in documents] if documents else None,
-                "add_generation_prompt": add_generation_prompt and not continue_final_message,
-                **kwargs,
-            },
-        )
+        return {
+            **self.special.texts,
+            "tools": _objects(tools, "tools"),
+            "documents": _objects(documents, "documents"),
+            "add_generation_prompt": add_generation_prompt,
+            **kwargs,
+        }
+
+
+def _objects(values: Sequence[Mapping[str, Any]] | None, field: str) -> list[dict[str, Any]] | None:
+    if not values:
+        return None
+    if not isinstance(values, Sequence) or not all(isinstance(value, Mapping) for value in values):
+        raise InvalidRequest(f"{field} is not a list of objects", field=field)
+    return [dict(value) for value in values]

@@ -127,7 +127,7 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as chat templates know them: string content, no empty extras.
+    """Messages as chat templates know them: no empty extras, of content parts the text alone.
 
     Raises:
         ApiError: a message needs something other than text.
@@ -151,26 +151,24 @@ def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
     content = message.content
     if message.role == "assistant":
-        content = content or message.refusal  # what it said instead
+        content = content or message.refusal or content  # what it said instead
     elif content is None or content == []:
         raise ApiError(
             f"`{path}.content` is required in a message of role {message.role}",
             param=f"{path}.content",
             code="missing_required_parameter",
         )
-    turn: dict[str, Any] = {"role": role, "content": _text(content, f"{path}.content")}
+    turn: dict[str, Any] = {"role": role, "content": _content(content, f"{path}.content")}
     for field in ("name", "reasoning", "reasoning_content"):
         if (value := getattr(message, field)) is not None:
             turn[field] = value
     return turn
 
 
-def _text(content: str | list[dict[str, Any]] | None, path: str) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
+def _content(content: str | list[dict[str, Any]] | None, path: str) -> str | list[dict[str, str]] | None:
+    if not isinstance(content, list):
         return content
-    texts = []
+    parts = []
     for i, part in enumerate(content):
         kind = part.get("type", "text")
         if kind not in TEXT_PARTS:
@@ -181,5 +179,5 @@ def _text(content: str | list[dict[str, Any]] | None, path: str) -> str:
             )
         if not isinstance(part.get("text"), str):
             raise ApiError(f"`{path}.{i}.text` must be a string", param=f"{path}.{i}.text", code="invalid_type")
-        texts.append(part["text"])
-    return "\n".join(texts)
+        parts.append({"type": "text", "text": part["text"]})
+    return parts

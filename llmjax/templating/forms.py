@@ -1,0 +1,146 @@
+"""In which form a template takes content and arguments, found out by rendering small conversations with it.
+
+Templates differ: most take content as a string, some only as a list of parts, some both, and this by role; some fail
+where content is null; a few want the arguments of tool calls as a string of JSON. What a message holds stays as it is
+wherever the template takes it so, as in transformers, and is converted only elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+
+_TEXT, _KEY, _VALUE = "Wozu0dient7das", "feld3name", "feld8wert"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "Probe",
+        "parameters": {"type": "object", "properties": {_KEY: {"type": "string", "description": "A text"}}},
+    },
+}
+_USER = {"role": "user", "content": "Hi"}
+_ROLES = ("user", "system", "assistant", "tool")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forms:
+    """What a template takes.
+
+    Args:
+        only_parts: roles whose content must be a list of parts.
+        parts: roles whose content may be one. A role that was not probed goes like ``user``.
+        null: whether content may be None beside tool calls.
+        text_arguments: whether the arguments of tool calls must be a string of JSON.
+    """
+
+    only_parts: frozenset[str] = frozenset()
+    parts: frozenset[str] = frozenset()
+    null: bool = False
+    text_arguments: bool = False
+
+    def fitted(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Checked messages in the forms that the template takes."""
+        return [self._fitted(message) for message in messages]
+
+    def _fitted(self, message: dict[str, Any]) -> dict[str, Any]:
+        calls = message.get("tool_calls")
+        if calls and self.text_arguments:
+            message = {**message, "tool_calls": [_with_text_arguments(call) for call in calls]}
+        role = message["role"] if message["role"] in _ROLES else "user"
+        content = message["content"]
+        if content is None:
+            if calls and self.null:
+                return message
+            content = [] if role in self.only_parts else ""
+        elif isinstance(content, str):
+            if role in self.only_parts:
+                content = [{"type": "text", "text": content}]
+        elif role not in self.parts:
+            content = "\n".join([part["text"] for part in content])
+        return {**message, "content": content}
+
+
+def forms_of(template: jinja2.Template) -> Forms:
+    """Probes a template. Whatever it cannot render tells nothing, and the usual form is taken."""
+    # Content of None or "", arguments as an object or a string: what each gives, None where it fails.
+    calls = {
+        (content, text): _rendered(template, _with_call({"role": "tool", "content": "1"}, content, text=text))
+        for content in (None, "")
+        for text in (False, True)
+    }
+    null = any(calls[None, text] is not None for text in (False, True))
+    content = None if null else ""
+    text_arguments = _shows_json(calls[content, True]) and not _shows_object(calls[content, False])
+    only_parts, parts = set(), set()
+    for role in _ROLES:
+        strings = _rendered(template, _conversation(role, _TEXT, null=null, text=text_arguments))
+        listed = _rendered(
+            template, _conversation(role, [{"type": "text", "text": _TEXT}], null=null, text=text_arguments)
+        )
+        if strings is not None and _TEXT in strings:
+            if strings == listed:
+                parts.add(role)
+        elif listed is not None and _TEXT in listed:
+            only_parts.add(role)
+            parts.add(role)
+        elif role != "user":  # a role that the template does not know
+            only_parts |= {role} if "user" in only_parts else set()
+            parts |= {role} if "user" in parts else set()
+    return Forms(only_parts=frozenset(only_parts), parts=frozenset(parts), null=null, text_arguments=text_arguments)
+
+
+def _conversation(role: str, content: Any, *, null: bool, text: bool) -> list[dict[str, Any]]:
+    """A conversation that holds a message of this role where templates expect one."""
+    message = {"role": role, "content": content}
+    if role == "tool":
+        return _with_call(message, None if null else "", text=text)
+    if role == "assistant":
+        return [_USER, message, _USER]
+    return [message] if role == "user" else [message, _USER]
+
+
+def _with_call(result: dict[str, Any], content: str | None, *, text: bool) -> list[dict[str, Any]]:
+    function = {"name": "probe", "arguments": {_KEY: _VALUE}}
+    call = {"id": "probe1234", "type": "function", "function": function}  # Mistral's ids have nine letters and digits
+    call = _with_text_arguments(call) if text else call
+    return [
+        _USER,
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {**result, "name": "probe", "tool_call_id": "probe1234"},
+    ]
+
+
+def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def _rendered(template: jinja2.Template, messages: list[dict[str, Any]]) -> str | None:
+    variables = {
+        "messages": messages,
+        "tools": [_TOOL] if any("tool_calls" in message for message in messages) else None,
+        "documents": None,
+        "add_generation_prompt": False,
+        "bos_token": "",
+        "eos_token": "",
+    }
+    try:
+        return template.render(variables)
+    except MemoryError:
+        raise
+    except Exception:  # a template may fail in any way; all that counts is that it did
+        return None
+
+
+def _shows_json(prompt: str | None) -> bool:
+    return prompt is not None and json.dumps({_KEY: _VALUE}) in prompt
+
+
+def _shows_object(prompt: str | None) -> bool:
+    """Whether the arguments are there, and not as Python writes them."""
+    return prompt is not None and _VALUE in prompt and f"{{'{_KEY}'" not in prompt

@@ -1,0 +1,74 @@
+"""Chat messages in OpenAI's form: checked, and brought to the names that templates read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from llmjax.errors import InvalidRequest
+
+# What servers call a message's reasoning; the first is the name that most templates read.
+REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Copies of the messages; the input is not changed.
+
+    Content stays a string, a list of text parts or None; parts that are strings become objects. Arguments of tool
+    calls, which the API has as a string of JSON, become the object.
+
+    Args:
+        messages: role, content and further fields, which templates may read.
+
+    Raises:
+        InvalidRequest: a message is not of OpenAI's form, or has content that is not text.
+    """
+    if not messages:
+        raise InvalidRequest("messages is empty", field="messages")
+    return [_checked(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _checked(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise InvalidRequest(f"{where} is not an object with a role", field="messages")
+    checked = {**message, "content": _content(message.get("content"), where)}
+    reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    if reasoning is not None:
+        checked = {"thinking": reasoning, **checked, "reasoning_content": reasoning}
+    if calls := message.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise InvalidRequest(f"{where}.tool_calls is not a list", field="messages")
+        checked["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    return checked
+
+
+def _content(content: Any, where: str) -> str | list[dict[str, Any]] | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise InvalidRequest(f"{where}.content is neither a string nor a list of parts", field="messages")
+    return [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
+
+
+def _part(part: Any, where: str) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise InvalidRequest(f"{where}: parts of type {str(kind)[:40]!r} are not supported, only text", field="messages")
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        raise InvalidRequest(f"{where} is not an object with a function", field="messages")
+    arguments = call["function"].get("arguments")
+    if isinstance(arguments, str) or arguments is None:
+        try:
+            arguments = json.loads(arguments) if arguments else {}
+        except ValueError as error:
+            raise InvalidRequest(f"{where}.function.arguments is not JSON: {error}", field="messages") from error
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(f"{where}.function.arguments is not a JSON object", field="messages")
+    return {**call, "function": {**call["function"], "arguments": arguments}}

@@ -1,0 +1,268 @@
+"""Processes that render chat templates, kept warm, and killed when a template takes too much."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from concurrent.futures import Future
+from pathlib import Path
+
+import llmjax
+from llmjax.errors import ChatTemplateError, InvalidRequest, LLMJaxError
+from llmjax.templating.wire import LENGTH, REPLY, Limits, RenderRequest, Status
+
+CHUNK = 256 * 1024  # bytes received at a time
+START_SECONDS = 60.0  # a bound for a machine that is very busy; it takes a tenth of a second
+# What a process needs of the environment. Keys and tokens are none of a template's business.
+_ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "TZ")
+
+
+def _frame(request: RenderRequest) -> bytes:
+    data = request.to_bytes()
+    return LENGTH.pack(len(data)) + data
+
+
+class TemplateProcessError(LLMJaxError):
+    """A process for templates cannot be started."""
+
+
+class RenderPool:
+    """Renders in up to ``size`` processes, which start when they are first needed. Thread-safe; serves any event loop.
+
+    Args:
+        size: how many requests are rendered at a time; further ones wait.
+        limits: of each rendering.
+    """
+
+    def __init__(self, *, size: int, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._lock = threading.Lock()
+        self._places: deque[_Process | None] = deque([None] * size)  # None: a process may be started
+        self._waiting: deque[Future[_Process | None]] = deque()
+        self._ending: list[_Process] = []
+
+    def render(self, request: RenderRequest) -> str:
+        """The prompt, or ``""`` if there is nothing but a template to compile. Blocks.
+
+        Raises:
+            InvalidRequest: the messages are malformed, or the template refuses them.
+            ChatTemplateError: the template does not compile, fails, or takes more than the limits.
+            TemplateProcessError: no process can be started.
+        """
+        frame = _frame(request)
+        process = self._claim().result()
+        try:
+            if process is None or not process.alive:
+                process = _Process(self._limits)
+            reply = process.exchange(frame)
+        except BaseException:
+            self._drop(process)
+            raise
+        self._drop(process) if reply.last else self._release(process)
+        return reply.prompt()
+
+    async def render_async(self, request: RenderRequest) -> str:
+        """As ``render``, without blocking the event loop."""
+        frame = _frame(request)
+        process = await self._claim_async()
+        try:
+            if process is None or not process.alive:
+                process = await asyncio.to_thread(_Process, self._limits)
+            reply = await process.exchange_async(frame)
+        except BaseException:
+            self._drop(process)
+            raise
+        self._drop(process) if reply.last else self._release(process)
+        return reply.prompt()
+
+    def close(self) -> None:
+        """Ends the processes that are idle; the pool can be used again."""
+        with self._lock:
+            idle = [process for process in self._places if process is not None]
+            self._places = deque([None] * len(self._places))
+        for process in idle:
+            process.kill()
+
+    def _claim(self) -> Future[_Process | None]:
+        place: Future[_Process | None] = Future()
+        with self._lock:
+            if self._places:
+                place.set_result(self._places.pop())
+            else:
+                self._waiting.append(place)
+        return place
+
+    async def _claim_async(self) -> _Process | None:
+        place = self._claim()
+        if place.done():
+            return place.result()
+        try:
+            return await asyncio.wrap_future(place)
+        except asyncio.CancelledError:
+            if not place.cancel() and not place.cancelled():  # it was given in the meantime
+                self._release(place.result())
+            raise
+
+    def _drop(self, process: _Process | None) -> None:
+        """Ends a process and frees its place. The system may take a while to free its memory; nobody waits for that."""
+        if process is not None:
+            process.kill()
+        with self._lock:
+            self._ending = [ending for ending in [*self._ending, process] if ending is not None and ending.alive]
+        self._release(None)
+
+    def _release(self, process: _Process | None) -> None:
+        with self._lock:
+            while self._waiting:
+                waiting = self._waiting.popleft()
+                if waiting.set_running_or_notify_cancel():
+                    waiting.set_result(process)
+                    return
+            # The last process used is the next: its memory is warm, and the others' is left alone.
+            self._places.append(process) if process is not None else self._places.appendleft(None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reply:
+    status: Status
+    last: bool
+    text: str
+
+    def prompt(self) -> str:
+        if self.status is Status.DONE:
+            return self.text
+        if self.status is Status.REFUSED:
+            raise InvalidRequest(self.text, field="messages")
+        raise ChatTemplateError(self.text)
+
+
+class _Incoming:
+    """A reply that arrives piece by piece; not trusted, as a template that got out of the sandbox may have sent it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> _Reply | None:
+        """The reply, once it is whole.
+
+        Raises:
+            ConnectionResetError: the process has ended, or this is not a reply.
+            UnicodeDecodeError: likewise.
+        """
+        self._data += data
+        if len(self._data) >= REPLY.size:
+            status, last, size = REPLY.unpack_from(self._data)
+            if status not in (Status.DONE, Status.REFUSED, Status.FAILED) or size > self._max_bytes:
+                raise ConnectionResetError
+            if len(self._data) >= REPLY.size + size:
+                return _Reply(Status(status), last, self._data[REPLY.size :].decode("utf-8", "surrogatepass"))
+        if not data:
+            raise ConnectionResetError
+        return None
+
+
+class _Process:
+    """A worker and the socket to it, for one exchange at a time."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            # A fresh interpreter without site-packages' start-up files: nothing of JAX is there, and it starts quickly.
+            command = [sys.executable, "-S", "-P", "-m", "llmjax.templating.worker"]
+            try:
+                self._process = subprocess.Popen(
+                    [*command, json.dumps(dataclasses.asdict(limits))],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    env=_environment(),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._socket.close()
+                raise TemplateProcessError(f"the process for chat templates cannot be started: {error}") from error
+        weakref.finalize(self, _end, self._socket, self._process)  # at exit, too
+        self._socket.settimeout(START_SECONDS)
+        try:
+            ready = self._socket.recv(REPLY.size, socket.MSG_WAITALL)
+        except OSError:
+            ready = b""
+        if len(ready) < REPLY.size:
+            code = self._exit_code()
+            raise TemplateProcessError(f"the process for chat templates did not start (exit status {code})")
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def exchange(self, frame: bytes) -> _Reply:
+        deadline = time.monotonic() + self._limits.wall_seconds
+        incoming = _Incoming(4 * self._limits.chars)
+        try:
+            self._socket.settimeout(self._limits.wall_seconds)
+            self._socket.sendall(frame)
+            while (reply := incoming.feed(self._socket.recv(CHUNK))) is None:
+                self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+        except TimeoutError:
+            raise self._late() from None
+        except (OSError, UnicodeDecodeError):
+            raise self._died() from None
+        return reply
+
+    async def exchange_async(self, frame: bytes) -> _Reply:
+        loop = asyncio.get_running_loop()
+        incoming = _Incoming(4 * self._limits.chars)
+        try:
+            self._socket.setblocking(False)
+            async with asyncio.timeout(self._limits.wall_seconds):
+                await loop.sock_sendall(self._socket, frame)
+                while (reply := incoming.feed(await loop.sock_recv(self._socket, CHUNK))) is None:
+                    pass
+        except TimeoutError:
+            raise self._late() from None
+        except (OSError, UnicodeDecodeError):
+            raise self._died() from None
+        return reply
+
+    def _late(self) -> ChatTemplateError:
+        return ChatTemplateError(f"chat template: rendering took more than {self._limits.wall_seconds:g} s")
+
+    def _died(self) -> ChatTemplateError:
+        if (code := self._exit_code()) == -signal.SIGPROF:
+            reason = f"took more than {self._limits.cpu_seconds:g} s of computing time"
+        else:
+            reason = f"ended its process (exit status {code})"
+        return ChatTemplateError(f"chat template: rendering {reason}")
+
+    def _exit_code(self) -> int:
+        """What it ended with: its socket is closed, which is the last that a process does."""
+        self._process.kill()  # unless it only pretends
+        return self._process.wait()
+
+
+def _end(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    connection.close()
+    process.kill()
+    process.wait()
+
+
+def _environment() -> dict[str, str]:
+    root = str(Path(llmjax.__file__).parent.parent)
+    path = [root, *(os.path.abspath(entry) for entry in sys.path)]
+    return {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | {
+        "PYTHONPATH": os.pathsep.join(path)
+    }

@@ -1,0 +1,96 @@
+"""From messages to prompts: templates in requests, and which form content keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import httpx
+import pytest
+
+from llmjax.config import EngineConfig, ServerConfig
+from llmjax.serve.app import create_app
+from llmjax.tokenizer import load_tokenizer
+
+HELLO = [{"role": "user", "content": "Hello"}]
+BUSY = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+class Tokenizing:
+    """An engine that has a tokenizer and computes nothing."""
+
+    model_name = "m"
+    max_model_len = 64
+    default_sampling_params: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, folder: Path, chat_template: str | None) -> None:
+        self.config = EngineConfig(model=str(folder))
+        self.tokenizer = load_tokenizer(folder, chat_template=chat_template)
+        self.model_config = SimpleNamespace(vocab_size=self.tokenizer.vocab_size)
+
+    def check_health(self) -> None: ...
+
+    def add_stat_logger(self, logger: Any) -> None: ...
+
+
+@asynccontextmanager
+async def client(folder: Path, chat_template: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    config = ServerConfig(trust_request_chat_template=True)
+    app = create_app(Tokenizing(folder, chat_template), config)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        yield http
+
+
+async def text_of(http: httpx.AsyncClient, **body: Any) -> str:
+    """The prompt that the messages become."""
+    response = await http.post("/tokenize", json={"messages": HELLO, **body})
+    assert response.status_code == 200, response.text
+    ids = response.json()["tokens"]
+    return (await http.post("/detokenize", json={"tokens": ids})).json()["prompt"]
+
+
+async def test_a_template_that_takes_too_much_stops_nobody(tiny_model: Path) -> None:
+    async with client(tiny_model) as http:
+        own = await text_of(http)
+        hostile = asyncio.create_task(http.post("/tokenize", json={"messages": HELLO, "chat_template": BUSY}))
+        while not hostile.done():
+            assert await text_of(http) == own
+        response = await hostile
+        error = response.json()["error"]
+        assert (response.status_code, error["param"], error["type"]) == (400, "chat_template", "invalid_request_error")
+        assert "computing time" in error["message"]
+        assert await text_of(http, chat_template="<{{ messages[0].content }}>{{ '' }}") == "<Hello>"
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "says"),
+    [
+        ({"chat_template": "\n{% for x in %}"}, "chat_template", "line 2"),
+        ({"chat_template": "{{ [] + 1 }}"}, "chat_template", "TypeError"),
+        ({"chat_template": "nonsense"}, "chat_template", "neither Jinja nor"),
+        ({"chat_template": "{{ raise_exception('no') }}"}, "messages", "no"),
+        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "self"),
+        ({"chat_template_kwargs": {"documents": 3}}, "documents", "list of objects"),
+    ],
+)
+async def test_bad_templates(tiny_model: Path, change: dict[str, Any], param: str, says: str) -> None:
+    async with client(tiny_model) as http:
+        response = await http.post("/tokenize", json={"messages": HELLO, **change})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param) and says in error["message"]
+
+
+async def test_parts_stay_parts_where_the_template_takes_them(tiny_model: Path) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]}]
+    both = (
+        "{% for m in messages %}{% if m.content is string %}[{{ m.content }}]"
+        "{% else %}[{% for p in m.content %}{{ p.text }}{% endfor %}]{% endif %}{% endfor %}"
+    )
+    async with client(tiny_model, both) as http:
+        assert await text_of(http, messages=messages) == "[ab]"
+        assert await text_of(http) == "[Hello]"
+        assert await text_of(http, messages=messages, chat_template="{{ messages[0].content }}") == "a\nb"
