@@ -77,7 +77,7 @@ class AsyncLLM(LoadedLLM):
         """Streams a request; closing the generator or cancelling its task aborts it.
 
         Args:
-            prompt: text, token ids, ``{"prompt": …}`` or ``{"prompt_token_ids": …}``.
+            prompt: text, token ids, ``{"prompt": …}`` or ``{"prompt_token_ids": …}``, perhaps with a ``cache_salt``.
             request_id: unique among running requests.
             priority: smaller first; needs ``scheduling_policy="priority"``.
             cache_salt: only requests with the same salt share cached prefixes.

@@ -62,7 +62,7 @@ def is_loopback_address(name: str) -> bool:
 
 def _unknown_host(host: str) -> ApiError:
     return ApiError(
-        f"this server does not answer to the host {host[:100]!r}; --allowed-hosts lets it",
+        f"requests addressed to the host {host[:100]!r} are refused; --allowed-hosts names further hosts",
         status=403,
         code="unknown_host",
     )

@@ -152,11 +152,12 @@ async def completion_prompts(
 
 def check_queue(server: Server, *, prompts: int, choices: int) -> None:
     """Refuses a request that not even an idle server takes: its last prompt would find the queue full of the others."""
-    limit = server.engine.config.max_num_queued_reqs
+    config = server.engine.config
+    limit = config.max_num_seqs + config.max_num_queued_reqs
     if (prompts - 1) * choices >= limit:
         raise ApiError(
-            f"{prompts} prompts, each with n = {choices}, are more than the queue of this server takes: {limit} "
-            "sequences at most (--max-num-queued-reqs)",
+            f"{prompts} prompts, each with n = {choices}, are more than this server takes: of sequences at most "
+            f"{config.max_num_seqs} run (--max-num-seqs) and {config.max_num_queued_reqs} wait (--max-num-queued-reqs)",
             param="prompt",
             code="invalid_value",
         )

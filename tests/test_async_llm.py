@@ -213,6 +213,7 @@ async def test_too_many_waiting_requests_are_refused(
     with pytest.raises(QueueFull, match="6 requests are waiting already") as caught:
         await collect(engine.generate([5], FOREVER, "one more"))
     assert caught.value.retry_after > 0
+    assert engine.stats.rejections == 1
     assert engine.num_requests == 10
     for task in tasks:
         task.cancel()

@@ -219,6 +219,13 @@ def test_what_a_models_makers_recommend() -> None:
     assert sampling_defaults({"max_new_tokens": 99}) == {"max_tokens": 99}
 
 
+def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert sampling_defaults({"num_beams": 1, "suppress_tokens": None, "stop_strings": [], "min_length": 0}) == {}
+    assert not caplog.records
+    assert sampling_defaults({"num_beams": 4, "no_repeat_ngram_size": 3, "top_k": 2}) == {"top_k": 2}
+    assert "generation_config: num_beams, no_repeat_ngram_size have no effect here" in caplog.text
+
+
 def test_a_folder_is_known_by_its_name_and_not_by_its_path(llm: LLM) -> None:
     assert llm.model_name == "llama"
 

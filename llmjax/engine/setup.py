@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from llmjax.engine.stats import EngineTotals, RequestStats, StatLogger
 from llmjax.models.config import ModelConfig
 from llmjax.tokenizer import Tokenizer, load_tokenizer
 
+logger = logging.getLogger(__name__)
+
 # Keys of generation_config.json that are defaults for requests, as in vLLM, with their names in SamplingParams.
 SAMPLING_DEFAULTS = {
     "temperature": "temperature",
@@ -23,6 +26,26 @@ SAMPLING_DEFAULTS = {
     "min_p": "min_p",
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
+}
+
+# Keys that would change what is generated, and have no counterpart here, with the values that change nothing.
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "no_repeat_ngram_size": (0,),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "penalty_alpha": (0.0,),
+    "guidance_scale": (1.0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "bad_words_ids": ([],),
+    "sequence_bias": ({},),
+    "stop_strings": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
 }
 
 
@@ -87,6 +110,9 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     ``do_sample: false`` means greedy, as in transformers, whatever temperature stands beside it. Where the key is
     absent the numbers count, as in vLLM, although transformers would be greedy then too.
     """
+    ignored = [k for k, neutral in WITHOUT_EFFECT.items() if generation_config.get(k) not in (None, *neutral)]
+    if ignored:
+        logger.warning("generation_config: %s have no effect here", ", ".join(ignored))
     found = {
         field: value for key, field in SAMPLING_DEFAULTS.items() if (value := generation_config.get(key)) is not None
     }

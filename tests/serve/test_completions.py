@@ -143,13 +143,13 @@ def test_what_comes_before_the_scores_of_an_echoed_prompt_waits_for_them() -> No
 
 
 def test_prompts_times_choices_must_fit_the_queue(http: httpx.Client) -> None:
-    for prompts, choices in ((1000, 128), (65, 1), (5, 16), (2, 64)):
+    for prompts, choices in ((1000, 128), (69, 1), (5, 17), (2, 68)):
         body = {"prompt": [[40, 41]] * prompts, "n": choices, "max_tokens": 1}
         response = http.post("/v1/completions", json=body)
         assert response.status_code == 400 and "--max-num-queued-reqs" in response.json()["error"]["message"]
         assert response.json()["error"]["param"] == "prompt"
-    answer = http.post("/v1/completions", json={"prompt": [[40, 41]] * 4, "n": 16, "max_tokens": 1})
-    assert answer.status_code == 200 and len(answer.json()["choices"]) == 64
+    answer = http.post("/v1/completions", json={"prompt": [[40, 41]] * 5, "n": 16, "max_tokens": 1})
+    assert answer.status_code == 200 and len(answer.json()["choices"]) == 80
 
 
 @pytest.mark.parametrize("include", [False, True])

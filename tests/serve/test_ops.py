@@ -24,6 +24,12 @@ def test_probes(http: httpx.Client) -> None:
     assert http.get("/").text.count("\n") == 1
 
 
+def test_a_name_that_was_made_to_resolve_to_loopback_is_refused(http: httpx.Client) -> None:
+    response = http.get("/v1/models", headers={"Host": f"evil.example:{http.base_url.port}"})
+    assert response.status_code == 403 and response.json()["error"]["code"] == "unknown_host"
+    assert "evil.example" in response.json()["error"]["message"] and response.headers["x-request-id"]
+
+
 def test_tokenize_and_back(http: httpx.Client) -> None:
     text = "the hén 👩‍👩‍👧 and\ton"
     body = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
