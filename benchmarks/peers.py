@@ -26,7 +26,7 @@ from llmjax.bench.options import options_of
 from llmjax.bench.own_server import changed_settings
 from llmjax.bench.report import check_writable
 from llmjax.checkpoint import Checkpoint, open_checkpoint
-from llmjax.checkpoint.resolve import resolve
+from llmjax.checkpoint.resolve import resolve_model
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.config import setting
 from llmjax.errors import ConfigError, LLMJaxError
@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
     check_writable(options.output_json)
     check_plot(options.plot)
     config = configs_of(values).engine
-    path = resolve(config.model, download_dir=config.download_dir, offline=config.offline)
+    path = resolve_model(config)
     checkpoint = open_checkpoint(path)
     if checkpoint.gguf is None:
         raise ConfigError(f"--model: {path} is no .gguf file, the one format that the peers have in common")

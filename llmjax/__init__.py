@@ -1,4 +1,4 @@
-"""LLM inference on JAX/XLA: ``generate``, ``LLM``, ``AsyncLLM``, ``SamplingParams``, ``RequestOutput``."""
+"""LLM inference on JAX/XLA: ``LLM``, ``AsyncLLM``, ``generate``, ``quantize``, ``SamplingParams`` and their outputs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from llmjax.version import __version__
 if TYPE_CHECKING:
     from llmjax.async_llm import AsyncLLM
     from llmjax.config import EngineConfig, ServerConfig
+    from llmjax.conversion import quantize
     from llmjax.llm import LLM, generate
     from llmjax.outputs import CompletionOutput, Logprob, RequestOutput
     from llmjax.sampling.params import RequestOutputKind, SamplingParams
@@ -27,6 +28,7 @@ __all__ = [
     "ServerConfig",
     "__version__",
     "generate",
+    "quantize",
 ]
 
 # Loaded when first used: ``llmjax --help`` and the settings do not need JAX.
@@ -41,6 +43,7 @@ _MODULES = {
     "SamplingParams": "llmjax.sampling.params",
     "ServerConfig": "llmjax.config",
     "generate": "llmjax.llm",
+    "quantize": "llmjax.conversion",
 }
 
 

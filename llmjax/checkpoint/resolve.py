@@ -10,6 +10,7 @@ from llmjax.checkpoint.gguf.choice import choose_gguf
 from llmjax.checkpoint.hub import HubOptions, from_hugging_face, from_modelscope, relative_ggufs
 from llmjax.checkpoint.pypi import SCHEME as PYPI
 from llmjax.checkpoint.pypi import PypiSource, resolve_pypi
+from llmjax.config import EngineConfig
 from llmjax.errors import CheckpointError, ConfigError
 
 MODELSCOPE = "modelscope://"
@@ -61,6 +62,18 @@ def resolve(
         _refuse(name, revision=revision, gguf_file=gguf_file if path.is_file() else None)
         return _local(path, gguf_file)
     return _local(from_hugging_face(_repository(name, name), gguf_file, hub))
+
+
+def resolve_model(config: EngineConfig) -> Path:
+    """The local files of the model that a configuration names; see `resolve`."""
+    return resolve(
+        config.model,
+        gguf_file=config.gguf_file,
+        revision=config.revision,
+        hf_token=config.hf_token,
+        download_dir=config.download_dir,
+        offline=config.offline,
+    )
 
 
 def _local(path: Path, gguf_file: str | None = None) -> Path:

@@ -81,16 +81,9 @@ def main(argv: list[str]) -> int:
 
 def _open(config: EngineConfig) -> Inspection:
     from llmjax.checkpoint.inspection import inspect_model
-    from llmjax.checkpoint.resolve import resolve
+    from llmjax.checkpoint.resolve import resolve_model
 
-    path = resolve(
-        config.model,
-        gguf_file=config.gguf_file,
-        revision=config.revision,
-        hf_token=config.hf_token,
-        download_dir=config.download_dir,
-        offline=config.offline,
-    )
+    path = resolve_model(config)
     return inspect_model(path, overrides=config.hf_overrides, max_model_len=config.max_model_len)
 
 

@@ -67,13 +67,3 @@ def add_sampling_flags(parser: Parser, settings: dict[str, Setting]) -> None:
 def given_sampling(values: argparse.Namespace, settings: dict[str, Setting]) -> dict[str, Any]:
     """The sampling fields that the user gave, by name in ``SamplingParams``."""
     return {name: getattr(values, setting.name) for name, setting in settings.items() if hasattr(values, setting.name)}
-
-
-def sampling_params(values: argparse.Namespace, settings: dict[str, Setting]) -> SamplingParams:
-    """The parameters that flags and the command's defaults give.
-
-    Raises:
-        InvalidRequest: a value is out of range.
-    """
-    defaults = {name: setting.default for name, setting in settings.items()}
-    return SamplingParams(**defaults | given_sampling(values, settings))

@@ -18,7 +18,7 @@ from rich.progress import track
 from llmjax import models
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.kv_scales import is_kv_scale, kv_calibration
-from llmjax.checkpoint.resolve import resolve
+from llmjax.checkpoint.resolve import resolve_model
 from llmjax.config import EngineConfig
 from llmjax.engine.placement import Placer
 from llmjax.errors import CheckpointError, ConfigError
@@ -65,14 +65,7 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
     Raises:
         CheckpointError: a file, key or tensor is missing or wrong; raised before weights are read where possible.
     """
-    path = resolve(
-        config.model,
-        gguf_file=config.gguf_file,
-        revision=config.revision,
-        hf_token=config.hf_token,
-        download_dir=config.download_dir,
-        offline=config.offline,
-    )
+    path = resolve_model(config)
     started = time.monotonic()
     checkpoint = open_checkpoint(path, overrides=config.hf_overrides)
     model_config = checkpoint.model_config(max_model_len=config.max_model_len)

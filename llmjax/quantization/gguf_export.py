@@ -13,7 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from llmjax.checkpoint.checkpoint import Checkpoint
@@ -33,14 +32,10 @@ from llmjax.errors import CheckpointError
 from llmjax.models import ModelConfig, abstract_model
 from llmjax.quantization.difference import Difference
 from llmjax.quantization.mixes import KEEP, NEVER, Choice, ModelShape, mix_named, tensor_scheme
-from llmjax.quantization.rules import Rules
-from llmjax.weights.ggml.reference import SCHEMES, quantize, scheme_named
+from llmjax.quantization.schemes import Rules
+from llmjax.weights.ggml.reference import SCHEMES, quantize
 from llmjax.weights.ggml.types import BlockType, dequantize
-
-PLAIN: Mapping[str, np.dtype] = MappingProxyType(
-    {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
-)
-"""Schemes that do not quantise."""
+from llmjax.weights.rows import FLOATS
 
 FILE_TYPE_NUMBERS: Mapping[str, int] = MappingProxyType({name.lower(): n for n, name in FILE_TYPES.items()})
 PURE_FILE_TYPES = MappingProxyType({"q3_k": "q3_k_s", "q4_k": "q4_k_s", "q5_k": "q5_k_s", "mxfp4": "mxfp4_moe"})
@@ -113,15 +108,15 @@ class _Item:
 
     def _stored(self, source: StoredTensor | GGUFTensor) -> tuple[np.ndarray, Difference | None]:
         type_name = self.exported.info.type_name.lower()
-        kept = PLAIN.get(source.type_name.lower(), PLAIN["f32"])
-        values = source.read(PLAIN["f32"] if self.offset else kept)
+        kept = FLOATS.get(source.type_name.lower(), FLOATS["f32"])
+        values = source.read(FLOATS["f32"] if self.offset else kept)
         if self.offset:
             values = values + np.float32(self.offset)
         if self.interleaved_heads:  # row (head, i, half) from row (head, half, i)
             order = np.arange(len(values)).reshape(self.interleaved_heads, 2, -1).swapaxes(1, 2).reshape(-1)
             values = values[order]
-        if type_name in PLAIN:
-            return values.astype(PLAIN[type_name], copy=False), None
+        if type_name in FLOATS:
+            return values.astype(FLOATS[type_name], copy=False), None
         rows = values.reshape(-1, values.shape[-1])
         stored = quantize(rows, type_name)
         return stored, _difference(stored, rows, SCHEMES[type_name].block)
@@ -141,7 +136,8 @@ def export_gguf(
     Args:
         checkpoint: of a supported family.
         path: the file to write; it appears when it is complete.
-        scheme: a key of PLAIN, a mix of llama.cpp (`mixes.MIXES`) or one scheme for every matrix.
+        scheme: a key of FLOATS (nothing is quantised), a mix of llama.cpp (`mixes.MIXES`) or one scheme for every
+            matrix.
         rules: regular expressions on Hugging Face names with schemes or ``none``, before the rules of the mix; the
             first that matches decides.
         tokenizer: ``tokenizer.*`` keys (`llmjax.tokenizer.gguf_export.tokenizer_metadata`); None: none, or those of a
@@ -155,9 +151,9 @@ def export_gguf(
         ConfigError: a scheme is unknown or a rule malformed.
         CheckpointError: the model or a tensor cannot be written.
     """
-    if scheme.lower() not in PLAIN:
+    if scheme.lower() not in FLOATS:
         mix_named(scheme)
-    parsed = Rules.parse(rules or {}, lambda name: KEEP if name.lower() == KEEP else scheme_named(name))
+    parsed = Rules.parse(rules or {}, (*SCHEMES, KEEP))
     model = checkpoint.model_config()
     plan = _gguf_items if checkpoint.gguf is not None else _hf_items
     shape = ModelShape.of(checkpoint.config, tied=model.tie_word_embeddings)
@@ -194,7 +190,7 @@ def _difference(stored: np.ndarray, rows: np.ndarray, block: BlockType) -> Diffe
     step = max(1, DIFFERENCE_BLOCK // rows.shape[1])
     starts = range(0, len(rows), step)
     parts = (
-        Difference.between(dequantize(stored[i : i + step], block, PLAIN["f32"]), rows[i : i + step]) for i in starts
+        Difference.between(dequantize(stored[i : i + step], block, FLOATS["f32"]), rows[i : i + step]) for i in starts
     )
     return sum(parts, Difference())
 
@@ -214,14 +210,14 @@ class _Typing:
             shape = shape[-1:]
         if len(shape) < 2 or NEVER.search(hf_name):
             type_name = "f32"
-        elif self.scheme in PLAIN:
+        elif self.scheme in FLOATS:
             type_name = self.scheme
         else:
             rule = self.rules.find(hf_name)
             choice = tensor_scheme(self.scheme, name=hf_name, shape=shape, model=self.shape, rule=rule)
             kept = source_type.lower()
             # A matrix that cannot be quantised, or shall not be, keeps its type if that is one of GGUF's.
-            type_name = choice.scheme or (kept if kept in PLAIN or kept in SCHEMES else "f32")
+            type_name = choice.scheme or (kept if kept in FLOATS or kept in SCHEMES else "f32")
         info = TensorInfo(name, tuple(shape), type_name.upper())
         return Exported(name, hf_name, source_type, tensor.nbytes, info, choice)
 
@@ -238,7 +234,7 @@ def _hf_items(checkpoint: Checkpoint, model: ModelConfig, typing: _Typing) -> It
     architecture = ARCHITECTURES[architecture_name(model, checkpoint.path)]
     attention = model.layers[0].mixer
     heads = {"attn_q": attention.heads, "attn_k": attention.kv_heads} if architecture.permuted_qk else {}
-    _, parameters = abstract_model(model, dtype=PLAIN["f32"], activation_dtype=PLAIN["f32"])
+    _, parameters = abstract_model(model, dtype=FLOATS["f32"], activation_dtype=FLOATS["f32"])
     for name, original in gguf_names(architecture.layer_tensors, layers=model.num_layers).items():
         if original not in parameters:
             continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import ml_dtypes
 import numpy as np
 
 from llmjax.checkpoint.experts import ExpertStack
@@ -13,11 +12,8 @@ from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.kernels.qtensor import RowFormat
 from llmjax.weights.packing import RowSource, RowStack
-from llmjax.weights.rows import QuantizedRows
+from llmjax.weights.rows import FLOATS, QuantizedRows
 from llmjax.weights.uniform import UniformScheme
-
-AS_STORED = {"BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype(np.float16)}
-"""Types that plain tensors are read in, so that no wider copy of them exists; else f32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +38,8 @@ class FloatRows:
 
     @cached_property
     def _plain(self) -> np.ndarray:
-        return self.tensor.read(AS_STORED.get(self.tensor.type_name, np.dtype(np.float32)))
+        # As stored where that is a float, so that no wider copy exists.
+        return self.tensor.read(FLOATS.get(self.tensor.type_name.lower(), FLOATS["f32"]))
 
     @property
     def row_step(self) -> int:

@@ -15,7 +15,8 @@ from typing import Any
 
 from llmjax.checkpoint.experts import ROUTER
 from llmjax.errors import ConfigError
-from llmjax.weights.ggml.reference import SCHEMES, scheme_named
+from llmjax.quantization.schemes import scheme_key
+from llmjax.weights.ggml.reference import SCHEMES
 
 KEEP = "none"
 """Instead of a scheme: leave the tensor as it is."""
@@ -248,7 +249,7 @@ def mix_named(name: str) -> Mix:
     if (mix := MIXES.get(name.lower())) is not None:
         return mix
     try:
-        scheme = scheme_named(name)
+        scheme = scheme_key(name, SCHEMES)
     except ConfigError:
         known = ", ".join(dict.fromkeys((*MIXES, *SCHEMES)))
         raise ConfigError(f"quantization {name!r} is unknown; known are {known}") from None

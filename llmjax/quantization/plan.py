@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -15,8 +14,7 @@ from llmjax.errors import ConfigError
 from llmjax.quantization import mixes
 from llmjax.quantization.in_situ import rows_in_situ
 from llmjax.quantization.mixes import ModelShape
-from llmjax.quantization.rules import Rules
-from llmjax.quantization.schemes import SCHEMES, scheme_named
+from llmjax.quantization.schemes import SCHEMES, Rules, scheme_key, scheme_named
 from llmjax.weights import uniform
 from llmjax.weights.packing import RowSource, RowStack
 
@@ -101,7 +99,7 @@ class QuantizationPlan:
             default = STORED
         return cls(
             _checked(default),
-            Rules.parse(rules, partial(_checked, mix=False)),
+            Rules.parse(rules, (*SCHEMES, PLAIN, STORED)),
             ModelShape.of(config, tied=tied),
         )
 
@@ -146,16 +144,15 @@ def _says_what_is(name: str, stored: str) -> bool:
     return False
 
 
-def _checked(name: str, *, mix: bool = True) -> str:
-    """The name as it is used here: of a mix or, where that is not meant or there is none of that name, of a scheme."""
+def _checked(name: str) -> str:
+    """The name as it is used here: of a mix or, where there is none of that name, of a scheme."""
     name = name.lower()
-    if name in (PLAIN, STORED) or (mix and name in mixes.MIXES):
+    if name in (PLAIN, STORED, *mixes.MIXES):
         return name
     try:
-        scheme = scheme_named(name).name
+        scheme = scheme_key(name, SCHEMES)
     except ConfigError:
-        whole = (*mixes.MIXES, *STORED_AS) if mix else ()
-        known = ", ".join(dict.fromkeys((*whole, *SCHEMES, PLAIN, STORED)))
+        known = ", ".join(dict.fromkeys((*mixes.MIXES, *STORED_AS, *SCHEMES, PLAIN, STORED)))
         raise ConfigError(f"quantization {name!r} is unknown; known are {known}") from None
     return name if scheme in mixes.MIXES else scheme  # q2k: one scheme for all, q2_k: the mix
 

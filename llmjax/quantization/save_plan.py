@@ -9,7 +9,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from llmjax.checkpoint.checkpoint import Checkpoint
@@ -20,18 +19,14 @@ from llmjax.checkpoint.safetensors import DTYPES, TensorSpec
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.quantization.mixes import KEEP, NEVER
-from llmjax.quantization.rules import Rules
+from llmjax.quantization.schemes import Rules, scheme_key
+from llmjax.weights.rows import FLOATS
 from llmjax.weights.uniform import SAVED_SCHEMES, UNIT, IntegerScheme
 
 EMBEDDING = re.compile(r"(^|\.)embed_tokens\.weight$")  # no format has quantised embeddings
 HEAD = "lm_head"
-FLOATS = MappingProxyType(
-    {
-        "float32": np.dtype(np.float32),
-        "float16": np.dtype(np.float16),
-        "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    }
-)
+MODEL_DTYPES: Mapping[str, np.dtype] = MappingProxyType({dtype.name: dtype for dtype in FLOATS.values()})
+"""By what config.json calls them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +74,8 @@ class SavePlan:
             raise ConfigError(f"--format {form!r} is unknown; known are {', '.join(WRITERS)}")
         writer = WRITERS[form]
         dtype = model_dtype(checkpoint.config)
-        default = _grouped(saved_scheme(scheme), group_size)
-        parsed = Rules.parse(rules or {}, lambda name: KEEP if name.lower() == KEEP else saved_scheme(name).name)
+        default = _grouped(SAVED_SCHEMES[scheme_key(scheme, SAVED_SCHEMES)], group_size)
+        parsed = Rules.parse(rules or {}, (*SAVED_SCHEMES, KEEP))
         layers: dict[str, SavedScheme] = {}
         ignored = []
         for name, tensor in _published(checkpoint).items():
@@ -140,21 +135,10 @@ def _published(checkpoint: Checkpoint) -> Mapping[str, StoredTensor]:
     return MappingProxyType(with_separate_experts(checkpoint.tensors, mixtral=mixtral))
 
 
-def saved_scheme(name: str) -> SavedScheme:
-    """A scheme by name, in any case.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if name.lower() not in SAVED_SCHEMES:
-        raise ConfigError(f"scheme {name!r} is unknown; known for safetensors are {', '.join(SAVED_SCHEMES)}")
-    return SAVED_SCHEMES[name.lower()]
-
-
 def model_dtype(config: Mapping[str, Any]) -> np.dtype:
     """The type that a model's config.json says its weights have; bfloat16 if it does not."""
     name = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
-    return FLOATS.get(name, FLOATS["bfloat16"])
+    return MODEL_DTYPES.get(name, FLOATS["bf16"])
 
 
 def _is_linear(name: str, tensor: StoredTensor) -> bool:

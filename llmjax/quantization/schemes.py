@@ -1,8 +1,9 @@
-"""Every way to quantise weights at load, by the name that users type."""
+"""Every way to quantise weights at load, by the name that users type; and their rules for single modules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -38,17 +39,66 @@ class BlockScheme:
 SCHEMES: Mapping[str, UniformScheme] = MappingProxyType(
     {**{name: BlockScheme(name) for name in reference.SCHEMES}, **uniform.SCHEMES}
 )
-"""By name; ggml's also go by their aliases, see `scheme_named`."""
+"""By name, as `scheme_key` finds it."""
 
 
-def scheme_named(name: str) -> UniformScheme:
-    """A scheme by name or alias, in any case.
+def scheme_key(name: str, known: Iterable[str]) -> str:
+    """The one of some names that a user means.
+
+    Args:
+        name: in any case, with or without underscores: ``q4k`` for ``q4_k``.
+        known: the names that there are.
 
     Raises:
         ConfigError: there is none.
     """
-    key = name.lower()
-    found = SCHEMES.get(key) or SCHEMES.get(reference.ALIASES.get(key.replace("_", ""), ""))
-    if found is None:
-        raise ConfigError(f"quantization scheme {name!r} is unknown; known are {', '.join(SCHEMES)}")
-    return found
+    by_spelling = {key.replace("_", ""): key for key in known}
+    key = by_spelling.get(name.lower().replace("_", ""))
+    if key is None:
+        raise ConfigError(f"quantization scheme {name!r} is unknown; known are {', '.join(by_spelling.values())}")
+    return key
+
+
+def scheme_named(name: str) -> UniformScheme:
+    """A scheme of SCHEMES by any spelling of its name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return SCHEMES[scheme_key(name, SCHEMES)]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Users' rules in order; the first that matches decides.
+
+    Attributes:
+        patterns: searched for in Hugging Face names, with the scheme of a match.
+    """
+
+    patterns: tuple[tuple[re.Pattern[str], str], ...] = ()
+
+    @classmethod
+    def parse(cls, rules: Mapping[str, str], known: Iterable[str]) -> Rules:
+        """From regular expressions and what users call schemes.
+
+        Args:
+            rules: the setting ``quantization_rules``.
+            known: names of schemes, and of what may stand in their place.
+
+        Raises:
+            ConfigError: a scheme is unknown or an expression malformed.
+        """
+        if not isinstance(rules, Mapping) or not all(isinstance(name, str) for name in rules.values()):
+            raise ConfigError("quantization_rules must map regular expressions to scheme names")
+        names, patterns = tuple(known), []
+        for pattern, name in rules.items():
+            try:
+                patterns.append((re.compile(pattern), scheme_key(name, names)))
+            except re.error as error:
+                raise ConfigError(f"quantization_rules: {pattern!r} is no regular expression: {error}") from None
+        return cls(tuple(patterns))
+
+    def find(self, name: str) -> str | None:
+        """The scheme for a tensor; None: no rule matches."""
+        return next((scheme for pattern, scheme in self.patterns if pattern.search(name)), None)

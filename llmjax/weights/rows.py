@@ -27,6 +27,9 @@ NUMBER_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 )
 """By number type of a `RowFormat`."""
 
+FLOATS: Mapping[str, np.dtype] = MappingProxyType({name: NUMBER_DTYPES[name] for name in ("f32", "f16", "bf16")})
+"""Types of weights that are not quantised."""
+
 CODE_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     {
         "uint": np.dtype("u1"),

@@ -15,7 +15,7 @@ from llmjax.cli import COMMANDS, main
 from llmjax.cli.bench import BENCHMARKS
 from llmjax.cli.evaluate import EVALUATIONS
 from llmjax.cli.parser import Parser
-from llmjax.cli.sampling import HELP, NOT_FLAGS, add_sampling_flags, sampling_params, sampling_settings
+from llmjax.cli.sampling import HELP, NOT_FLAGS, add_sampling_flags, given_sampling, sampling_settings
 from llmjax.cli.serve import parse
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.errors import ConfigError, InvalidRequest
@@ -161,9 +161,13 @@ def test_sampling_flags() -> None:
     settings = sampling_settings(max_tokens=256)
     parser = Parser(prog="test", description="")
     add_sampling_flags(parser, settings)
+    defaults = {name: setting.default for name, setting in settings.items()}
+
+    def params_of(*argv: str) -> SamplingParams:
+        return SamplingParams(**defaults | given_sampling(parser.parse(list(argv)), settings))
+
     line = "--temperature 0 --stop a,b --stop c --stop-token-ids 1,2 --sampling-seed 7 --ignore-eos --top-k -1"
-    params = sampling_params(parser.parse([*line.split(), "--logit-bias", '{"17": -5}']), settings)
-    assert params == SamplingParams(
+    assert params_of(*line.split(), "--logit-bias", '{"17": -5}') == SamplingParams(
         temperature=0.0,
         stop=["a,b", "c"],
         stop_token_ids=[1, 2],
@@ -173,9 +177,9 @@ def test_sampling_flags() -> None:
         max_tokens=256,
         logit_bias={17: -5},
     )
-    assert sampling_params(parser.parse(["--max-tokens", "none"]), settings).max_tokens is None
+    assert params_of("--max-tokens", "none").max_tokens is None
     with pytest.raises(InvalidRequest, match="temperature must be"):
-        sampling_params(parser.parse(["--temperature", "-1"]), settings)
+        params_of("--temperature", "-1")
 
 
 def test_errors_are_one_line_on_stderr_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:

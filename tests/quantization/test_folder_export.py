@@ -103,7 +103,7 @@ def test_a_quantised_source(tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     source = open_checkpoint(GOLDEN / "llama")
-    with pytest.raises(ConfigError, match="scheme 'int5' is unknown; known for safetensors are int8, int8_g128"):
+    with pytest.raises(ConfigError, match="scheme 'int5' is unknown; known are int8, int8_g128"):
         SavePlan.of(source, "int5")
     with pytest.raises(ConfigError, match="scheme 'q4_0' is unknown"):
         SavePlan.of(source, "int8", rules={"mlp": "q4_0"})

@@ -172,10 +172,10 @@ def test_a_mix_with_rules(tmp_path: Path) -> None:
     assert file.metadata["general.file_type"] == gguf.LlamaFileType.MOSTLY_Q4_K_M
     weights = load_file(tmp_path / "source" / "model.safetensors")
     gate = weights["model.layers.2.mlp.gate_proj.weight"]
-    assert np.array_equal(file.tensors["blk.2.ffn_gate.weight"].raw.reshape(288, -1), quantize(gate, "q4k"))
+    assert np.array_equal(file.tensors["blk.2.ffn_gate.weight"].raw.reshape(288, -1), quantize(gate, "q4_k"))
     queries = weights["model.layers.2.self_attn.q_proj.weight"]  # rows of a head's halves interleave
     interleaved = np.ascontiguousarray(queries.reshape(4, 2, 32, 256).swapaxes(1, 2)).reshape(256, 256)
-    assert np.array_equal(file.tensors["blk.2.attn_q.weight"].raw.reshape(256, -1), quantize(interleaved, "q4k"))
+    assert np.array_equal(file.tensors["blk.2.attn_q.weight"].raw.reshape(256, -1), quantize(interleaved, "q4_k"))
     reader = gguf.GGUFReader(path)
     assert {tensor.name: tensor.tensor_type.name for tensor in reader.tensors} == found
 

@@ -141,6 +141,7 @@ def test_rules_come_first() -> None:
     assert kept_as("q4k", matrix(), rules) == "q8_0"
     assert kept_as("q4k", matrix("model.layers.1.mlp.up_proj.weight"), rules) == "plain"
     assert kept_as("q4k", matrix("lm_head.weight"), rules) == "int4"
+    assert kept_as("q4k", matrix(), {"mlp": "q2k"}) == "q2_k"
     assert kept_as("q4k", matrix("model.layers.1.self_attn.q_proj.weight"), rules) == "q4_k"
 
 

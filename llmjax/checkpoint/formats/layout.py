@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import ml_dtypes
 import numpy as np
 
 from llmjax.kernels.qtensor import Codes, RowFormat
-from llmjax.weights.rows import QuantizedRows
+from llmjax.weights.rows import FLOATS, QuantizedRows
 
 UNIT = 16  # group sizes of records are multiples of it
 
@@ -181,4 +180,4 @@ class Unsigned:
 
 def scale_type(dtype: np.dtype) -> str:
     """The number type that scales of a stored type are kept in."""
-    return {np.dtype(np.float16): "f16", np.dtype(ml_dtypes.bfloat16): "bf16"}.get(dtype, "f32")
+    return next((name for name, kept in FLOATS.items() if kept == dtype), "f32")

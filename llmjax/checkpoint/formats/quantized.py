@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-import ml_dtypes
 import numpy as np
 
 from llmjax.checkpoint.formats.layout import Layout, Piece, StoredRows
@@ -20,14 +19,13 @@ from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.errors import CheckpointError
 from llmjax.kernels.qtensor import RowFormat
 from llmjax.weights.packing import RowSource
-from llmjax.weights.rows import QuantizedRows
+from llmjax.weights.rows import FLOATS, QuantizedRows
 
 logger = logging.getLogger(__name__)
 
 TILE = 1 << 17  # weights dequantised at a time: they and their temporaries stay in the cache
 
-FLOATS = ("F64", "F32", "F16", "BF16", "F8_E8M0")
-KEPT_FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)})
+SCALE_TYPES = ("F64", "F32", "F16", "BF16", "F8_E8M0")
 
 
 class Planes(Protocol):
@@ -197,8 +195,8 @@ class Module:
 
     def scales(self, part: str, *, dims: int | None = None) -> np.ndarray:
         """As `array`, for floating-point scales, which must all be finite in float32 too."""
-        array = self.array(part, *FLOATS, dims=dims)
-        if array.dtype not in KEPT_FLOATS:
+        array = self.array(part, *SCALE_TYPES, dims=dims)
+        if array.dtype not in FLOATS.values():
             with np.errstate(over="ignore"):
                 array = array.astype(np.float32)
         self.check_finite(part, array)

@@ -13,11 +13,11 @@ from llmjax.quantization.calibration.awq import Projection, clipped, search_scal
 from llmjax.quantization.calibration.gptq import InverseHessian, gptq
 from llmjax.quantization.calibration.inputs import InputStatistics
 from llmjax.quantization.calibration.layer import CalibratedLayer
-from llmjax.quantization.calibration.settings import CalibrationSettings
 from llmjax.quantization.calibration.stages import Block, Stage
 from llmjax.quantization.difference import Difference
 from llmjax.quantization.rounding import Result
 from llmjax.quantization.save_plan import SavePlan
+from llmjax.quantization.settings import CalibrationSettings
 from llmjax.weights.uniform import IntegerScheme
 
 NEVER_CLIPPED = ("q_proj", "k_proj")  # what is lost of queries meets what is lost of keys (AutoAWQ)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from llmjax.errors import CheckpointError, ConfigError
+from llmjax.errors import CheckpointError
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.weights.ggml import quantisers
 from llmjax.weights.ggml.types import GGML_TYPES, BlockType
@@ -58,21 +58,6 @@ _BY_NAME = {block.name.lower(): block for block in GGML_TYPES.values()}
 SCHEMES: Mapping[str, Scheme] = MappingProxyType({name: Scheme(_BY_NAME[name], fill) for name, fill in _FILLS.items()})
 """Schemes by ggml's name in lower case."""
 
-ALIASES: Mapping[str, str] = MappingProxyType({name.replace("_", ""): name for name in SCHEMES})
-"""Short names that users type: ``q4k`` for ``q4_k``, ``q80`` for ``q8_0``."""
-
-
-def scheme_named(name: str) -> str:
-    """The key of SCHEMES that a user means by `name`, in any case.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    key = ALIASES.get(name.lower().replace("_", ""))
-    if key is None:
-        raise ConfigError(f"quantization scheme {name!r} is unknown; known are {', '.join(SCHEMES)}")
-    return key
-
 
 def quantize(weights: np.ndarray, scheme: str, *, threads: int | None = None) -> np.ndarray:
     """Weights in the blocks of a GGUF file.
@@ -80,18 +65,16 @@ def quantize(weights: np.ndarray, scheme: str, *, threads: int | None = None) ->
     Args:
         weights: float [rows, columns]; columns a multiple of the scheme's block (32, 256 for K-quants, iq4_xs and the
             ternary types). Other types than f32 are converted first, tile by tile.
-        scheme: a key of SCHEMES or an alias.
+        scheme: a key of SCHEMES.
         threads: how many; None: one for each core that this process may use.
 
     Returns:
         uint8 [rows, bytes of a row], which `types.dequantize` reads.
 
     Raises:
-        ConfigError: the scheme is unknown.
         CheckpointError: columns do not fill blocks; a weight is infinite or not a number, or beyond what the scheme's
             scales can hold.
     """
-    scheme = scheme_named(scheme)
     block = SCHEMES[scheme].block
     rows, columns = weights.shape
     if columns % block.elems:

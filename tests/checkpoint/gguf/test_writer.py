@@ -61,7 +61,7 @@ def example(alignment: int) -> tuple[dict[str, Any], dict[str, tuple[str, tuple[
         "vector": ("F32", (5,), weights[0, :5]),
         "halves": ("BF16", (3, 512), weights.astype(ml_dtypes.bfloat16)),
         "f16": ("F16", (2, 3, 4), weights[0, :24].astype(np.float16)),
-        "experts": ("Q4_K", (3, 2, 256), quantize(weights, "q4k")),
+        "experts": ("Q4_K", (3, 2, 256), quantize(weights, "q4_k")),
         "matrix": ("Q8_0", (3, 512), quantize(weights, "q8_0")),
     }
 

@@ -1,13 +1,10 @@
-"""What ``llmjax quantize`` has done, as a table and as JSON."""
+"""What has become of a model that was quantised and written."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from rich.console import Group, RenderableType
-from rich.table import Table
 
 from llmjax.quantization.difference import Difference
 
@@ -39,24 +36,26 @@ class Outputs:
 
 
 @dataclass
-class QuantizeReport:
+class QuantizationReport:
     """Filled while tensors are written.
 
     Attributes:
         target: what was written.
         method: of calibration, or ``rtn``.
         notes: on what it lacks.
+        kinds: sums by how tensors are stored.
+        outputs: output errors by kind of projection, of those that were calibrated.
     """
 
     target: Path
     method: str
     notes: list[str] = field(default_factory=list)
-    _kinds: dict[str, Tally] = field(default_factory=dict)
-    _outputs: dict[str, Outputs] = field(default_factory=dict)
+    kinds: dict[str, Tally] = field(default_factory=dict)
+    outputs: dict[str, Outputs] = field(default_factory=dict)
 
     def add(self, kind: str, *, weights: int, before: int, after: int, difference: Difference | None = None) -> None:
         """Counts a tensor."""
-        tally = self._kinds.setdefault(kind, Tally())
+        tally = self.kinds.setdefault(kind, Tally())
         tally.tensors += 1
         tally.weights += weights
         tally.before += before
@@ -67,17 +66,17 @@ class QuantizeReport:
     def add_calibrated(self, name: str, nearest: Difference, calibrated: Difference) -> None:
         """Counts a projection, ``model.layers.3.mlp.up_proj.weight``."""
         parts = name.split(".")
-        outputs = self._outputs.setdefault(parts[-2], Outputs())
-        outputs.nearest += nearest
-        outputs.calibrated += calibrated
-        if calibrated.relative > outputs.worst:
-            outputs.worst, outputs.worst_layer = calibrated.relative, parts[2]
+        found = self.outputs.setdefault(parts[-2], Outputs())
+        found.nearest += nearest
+        found.calibrated += calibrated
+        if calibrated.relative > found.worst:
+            found.worst, found.worst_layer = calibrated.relative, parts[2]
 
     @property
     def total(self) -> Tally:
         """Of everything."""
         total = Tally()
-        for tally in self._kinds.values():
+        for tally in self.kinds.values():
             total.tensors += tally.tensors
             total.weights += tally.weights
             total.before += tally.before
@@ -89,7 +88,7 @@ class QuantizeReport:
         return {
             "target": str(self.target),
             "method": self.method,
-            "stored": {kind: _fields(tally) for kind, tally in self._kinds.items()},
+            "stored": {kind: _fields(tally) for kind, tally in self.kinds.items()},
             "total": _fields(self.total),
             "output_errors": {
                 kind: {
@@ -98,38 +97,10 @@ class QuantizeReport:
                     "worst": outputs.worst,
                     "worst_layer": int(outputs.worst_layer),
                 }
-                for kind, outputs in self._outputs.items()
+                for kind, outputs in self.outputs.items()
             },
             "notes": self.notes,
         }
-
-    def table(self) -> RenderableType:
-        """As people read it."""
-        columns = ("stored as", "tensors", "weights", "MB before", "MB after", "bits a weight", "relative error")
-        stored = _table(*columns)
-        for kind, tally in (*self._kinds.items(), ("total", self.total)):
-            stored.add_row(
-                kind,
-                str(tally.tensors),
-                f"{tally.weights:,}",
-                f"{tally.before / 1e6:,.1f}",
-                f"{tally.after / 1e6:,.1f}",
-                f"{tally.bits:.2f}",
-                "" if tally.difference is None else f"{tally.difference.relative:.4f}",
-            )
-        shown: list[RenderableType] = [stored]
-        if self._outputs:
-            outputs = _table("output error of", "rtn", self.method, "worst", "in layer")
-            for kind, found in self._outputs.items():
-                outputs.add_row(
-                    kind,
-                    f"{found.nearest.relative:.4f}",
-                    f"{found.calibrated.relative:.4f}",
-                    f"{found.worst:.4f}",
-                    found.worst_layer,
-                )
-            shown += ["", outputs]
-        return Group(*shown, *(f"note: {note}" for note in self.notes), f"written: {self.target}")
 
 
 def _fields(tally: Tally) -> dict[str, Any]:
@@ -141,10 +112,3 @@ def _fields(tally: Tally) -> dict[str, Any]:
         "bits_per_weight": tally.bits,
         "relative_error": None if tally.difference is None else tally.difference.relative,
     }
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left")
-    return table

@@ -1,4 +1,4 @@
-"""What calibration is asked for."""
+"""What ``llmjax.quantize`` is asked for: what is written, and how weights are rounded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,34 @@ from dataclasses import dataclass
 
 from llmjax.config import check_choices, setting
 from llmjax.errors import ConfigError
+
+ENGINE_SETTINGS = (
+    "gguf_file", "tokenizer", "skip_tokenizer_init", "revision", "hf_token", "download_dir", "offline", "hf_overrides",
+    "dtype", "quantization_rules", "device", "device_ids", "threads", "cpu_list", "numa",
+)  # fmt: skip
+"""The settings of an engine that mean something here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveSettings:
+    """What is written."""
+
+    scheme: str | None = setting(
+        None,
+        "for safetensors int8, int8_g128, int4, int4_g64, int4_asym, w8a8, fp8, fp8_tensor; for GGUF a type (q4k …), "
+        "a mix as llama.cpp's files (q4_k_m …), f16, bf16 or f32 (required)",
+        section="what is written",
+    )
+    format: str = setting(
+        "compressed-tensors",
+        "layout of quantised layers in safetensors",
+        choices=("compressed-tensors", "gptq", "awq"),
+    )
+    group_size: int | None = setting(
+        None, "columns that share a scale, of integers in safetensors; 0: whole rows (default: the scheme's)"
+    )
+    max_shard_size: int = setting(5_000_000_000, "size of a safetensors file at most", unit="bytes")
+    force: bool = setting(False, "replace a model that is there already")
 
 
 @dataclass(frozen=True, kw_only=True)
