@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from llmjax import LLM, AsyncLLM, SamplingParams
+from llmjax.async_llm import LONG_TEXT
 from llmjax.config import EngineConfig
 from llmjax.errors import EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import RequestOutput
@@ -389,7 +390,8 @@ async def test_the_engine_stops_while_a_prompt_is_tokenised(
         return [5]
 
     monkeypatch.setattr(engine.tokenizer, "encode", encode)
-    task = asyncio.create_task(collect(engine.generate("a" * 100_000, FOREVER, "long")))
+    text = "a" * (LONG_TEXT + 1)  # goes to a thread, and the context could hold it
+    task = asyncio.create_task(collect(engine.generate(text, FOREVER, "long")))
     await until(began.is_set)
     await engine.shutdown()
     go_on.set()
