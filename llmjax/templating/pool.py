@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import llmjax
-from llmjax.errors import ChatTemplateError, InvalidRequest, LLMJaxError
+from llmjax.errors import ChatTemplateError, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.templating.wire import LENGTH, REPLY, Limits, RenderRequest, Status
 
 CHUNK = 256 * 1024  # bytes received at a time
@@ -57,10 +57,11 @@ class RenderPool:
         Raises:
             InvalidRequest: the messages are malformed, or the template refuses them.
             ChatTemplateError: the template does not compile, fails, or takes more than the limits.
+            QueueFull: every process was busy for as long as one rendering may take.
             TemplateProcessError: no process can be started.
         """
         frame = _frame(request)
-        process = self._claim().result()
+        process = self._claim_blocking()
         try:
             if process is None or not process.alive:
                 process = _Process(self._limits)
@@ -102,16 +103,31 @@ class RenderPool:
                 self._waiting.append(place)
         return place
 
+    def _claim_blocking(self) -> _Process | None:
+        place = self._claim()
+        try:
+            return place.result(timeout=self._limits.wall_seconds)
+        except TimeoutError:
+            self._unclaim(place)
+            raise _busy() from None
+
     async def _claim_async(self) -> _Process | None:
         place = self._claim()
         if place.done():
             return place.result()
         try:
-            return await asyncio.wrap_future(place)
+            async with asyncio.timeout(self._limits.wall_seconds):
+                return await asyncio.wrap_future(place)
+        except TimeoutError:
+            self._unclaim(place)
+            raise _busy() from None
         except asyncio.CancelledError:
-            if not place.cancel() and not place.cancelled():  # it was given in the meantime
-                self._release(place.result())
+            self._unclaim(place)
             raise
+
+    def _unclaim(self, place: Future[_Process | None]) -> None:
+        if not place.cancel() and not place.cancelled():  # it was given in the meantime
+            self._release(place.result())
 
     def _drop(self, process: _Process | None) -> None:
         """Ends a process and frees its place. The system may take a while to free its memory; nobody waits for that."""
@@ -130,6 +146,10 @@ class RenderPool:
                     return
             # The last process used is the next: its memory is warm, and the others' is left alone.
             self._places.append(process) if process is not None else self._places.appendleft(None)
+
+
+def _busy() -> QueueFull:
+    return QueueFull("other requests' chat templates are being rendered", retry_after=1.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,8 @@ class Limits:
 
     Args:
         cpu_seconds: computing time, after which the process is killed.
-        wall_seconds: time until the answer is there, however busy the machine is.
+        wall_seconds: time until the answer is there, however busy the machine is, and before that until a process is
+            free.
         memory: bytes of address space of the process.
         chars: characters of the prompt.
         kept_memory: bytes that a process may keep resident; one that keeps more makes room for a fresh one.

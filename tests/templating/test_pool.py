@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from llmjax.errors import ChatTemplateError, InvalidRequest
+from llmjax.errors import ChatTemplateError, InvalidRequest, QueueFull
 from llmjax.templating.pool import RenderPool
 from llmjax.templating.wire import Limits, RenderRequest
 
@@ -274,6 +274,20 @@ async def test_a_cancelled_request_gives_its_place_back() -> None:
         task.cancel()
     assert await waiting[2] == "x"
     assert await pool.render_async(request("y")) == "y"
+    pool.close()
+
+
+def test_nobody_waits_for_ever() -> None:
+    pool = RenderPool(size=1, limits=Limits(wall_seconds=0.1))
+    place = pool._claim()
+    for _ in range(2):
+        with pytest.raises(QueueFull):
+            pool.render(request("x"))
+        with pytest.raises(QueueFull):
+            asyncio.run(pool.render_async(request("x")))
+    pool._release(place.result())
+    pool._limits = Limits()
+    assert pool.render(request("x")) == asyncio.run(pool.render_async(request("x"))) == "x"
     pool.close()
 
 
