@@ -1,8 +1,6 @@
 """``python -m llmjax``: the console script."""
 
-import sys
-
-from llmjax.cli import main
+from llmjax.cli import script
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script()

@@ -59,7 +59,7 @@ class AsyncLLM(LoadedLLM):
 
     async def wait_ready(self) -> None:
         """Returns when requests can be computed without waiting for the compiler."""
-        await asyncio.to_thread(self.engine.runner.programs.wait_first)
+        await asyncio.to_thread(self.engine.runner.wait_ready)
 
     async def warm_up(self) -> None:
         """Returns when every program is compiled."""
@@ -123,7 +123,8 @@ class AsyncLLM(LoadedLLM):
         self._loop.abort(request_id)
 
     async def shutdown(self, *, drain_timeout: float = 0.0) -> None:
-        """Stops: no new requests, running ones get ``drain_timeout`` seconds to finish, the rest are aborted.
+        """Stops: no new requests, running ones get ``drain_timeout`` seconds to finish, the rest are aborted. Programs
+        that are being compiled are not waited for.
 
         A second call does nothing.
         """
@@ -135,7 +136,10 @@ class AsyncLLM(LoadedLLM):
             await asyncio.sleep(0.02)
         for request_id in list(self._streams):
             self._loop.abort(request_id)
-        await asyncio.to_thread(self._loop.stop)
+        self._loop.stop()
+        while self._loop.running:  # no thread waits for it: whoever is tired of waiting here can go
+            await asyncio.sleep(0.01)
+        self.engine.close(wait=False)
         self._fail(list(self._streams), EngineDead("the engine has stopped"))  # whoever has not got an end by now
 
     def _check_open(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from llmjax.cli import run
 from llmjax.cli.serve import main as serve
+from llmjax.engine.compile_threads import leave
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,4 +20,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

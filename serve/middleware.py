@@ -11,8 +11,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmjax.serve.context import RequestRecord, new_id
-from llmjax.serve.drain import Gate
-from llmjax.serve.errors import as_api_error, retry_later
+from llmjax.serve.drain import Closing, Gate
+from llmjax.serve.errors import ApiError, as_api_error, retry_later
 
 access_log = logging.getLogger("llmjax.serve.access")
 
@@ -76,7 +76,8 @@ def _line(scope: Scope, record: RequestRecord) -> str:
 
 
 class DrainGate:
-    """Counts the requests that do work; turns new ones away once the gate is closed."""
+    """Counts the requests that do work; turns new ones away once the gate is closed, and those that have not come
+    wholly."""
 
     def __init__(self, app: ASGIApp, *, gate: Gate, retry_after: float) -> None:
         self._app = app
@@ -88,9 +89,21 @@ class DrainGate:
             await self._app(scope, receive, send)
             return
         if self._gate.closed:
-            error = retry_later("the server is shutting down", seconds=self._retry_after, code="shutting_down")
-            error.headers["Connection"] = "close"
-            await error.response()(scope, receive, send)
+            await self._refusal().response()(scope, receive, send)
             return
+
+        hurried = self._gate.until_closed(receive)
+
+        async def whole() -> Message:
+            try:
+                return await hurried()
+            except Closing:
+                raise self._refusal() from None
+
         with self._gate.passing():
-            await self._app(scope, receive, send)
+            await self._app(scope, whole, send)
+
+    def _refusal(self) -> ApiError:
+        error = retry_later("the server is shutting down", seconds=self._retry_after, code="shutting_down")
+        error.headers["Connection"] = "close"
+        return error

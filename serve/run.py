@@ -22,7 +22,8 @@ from llmjax.serve.listen import base_url, bind, check_tls, first_request
 log = logging.getLogger("serve")
 
 KEEP_ALIVE_SECONDS = 75  # longer than the 60 s after which common proxies close idle connections themselves
-LAST_WORDS_SECONDS = 2.0  # for error events of requests that did not finish in time
+LAST_WORDS_SECONDS = 2.0  # of shutdown_timeout, at most, for error events of requests that did not finish in time
+LATE_SECONDS = 2.0  # after shutdown_timeout the process ends, whatever it is doing
 
 
 def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
@@ -64,7 +65,8 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket
 
 
 class DrainingServer(uvicorn.Server):
-    """Uvicorn, but a signal first closes the gate and lets running requests finish; a second one ends at once."""
+    """Uvicorn, but a signal first closes the gate and lets running requests finish; a second one ends at once. So does
+    the clock, soon after ``shutdown_timeout``."""
 
     def __init__(self, engine: Engine, config: ServerConfig, *, sock: socket.socket) -> None:
         self._engine = engine
@@ -74,6 +76,7 @@ class DrainingServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         self._drain_task: asyncio.Task[None] | None = None
         self._url = base_url(config, sock)
+        self._last_words = min(LAST_WORDS_SECONDS, config.shutdown_timeout / 4)
         super().__init__(
             uvicorn.Config(
                 create_app(engine, config, gate=self._gate),
@@ -86,7 +89,7 @@ class DrainingServer(uvicorn.Server):
                 ssl_keyfile=config.ssl_keyfile,
                 ssl_certfile=config.ssl_certfile,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=round(LAST_WORDS_SECONDS),
+                timeout_graceful_shutdown=1,
             )
         )
 
@@ -106,14 +109,15 @@ class DrainingServer(uvicorn.Server):
                 log.warning("chats will be refused: %s", error)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._gate.closed:
-            self.force_exit = self.should_exit = True
-            return
+        # From here on the system itself ends the process: nothing that holds the interpreter can keep it from doing so.
+        for another in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            signal.signal(another, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, self._settings.shutdown_timeout + LATE_SECONDS)
         log.info("%s: no new requests; %d are running", signal.Signals(sig).name, self._gate.active)
-        self._gate.close()
         self._loop.call_soon_threadsafe(self._start_drain)
 
     def _start_drain(self) -> None:
+        self._gate.close()
         self._drain_task = self._loop.create_task(self._drain())
 
     async def stop_engine(self) -> None:
@@ -124,10 +128,13 @@ class DrainingServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         try:
-            if not await self._gate.wait_empty(timeout=self._settings.shutdown_timeout):
+            if not await self._gate.wait_empty(timeout=self._settings.shutdown_timeout - self._last_words):
                 log.warning("%d requests did not finish in time and are aborted", self._gate.active)
-                await self.stop_engine()
-                await self._gate.wait_empty(timeout=LAST_WORDS_SECONDS)
+                async with asyncio.timeout(self._last_words):
+                    await self.stop_engine()
+                    await self._gate.wait_empty(timeout=self._last_words)
+        except TimeoutError:
+            log.warning("the engine does not answer and is left behind")
         finally:
             self.should_exit = True
 

@@ -125,6 +125,7 @@ def _decode(q: jax.Array, pages: KVPages, batch: RaggedBatch, rules: _Rules) -> 
         keys, values = _gather(pages, ids)  # [R, K, C, h]
         key = (first_page * page_size + index * block)[:, None] + jnp.arange(block)  # [R, C]
         visible = (key <= position[:, None]) & (key >= first_key[:, None])
+        values = jnp.where(visible[:, None, :, None], values, 0.0)  # a weight of 0 does not keep NaN out
         logits = jnp.einsum("rkgh,rkch->rkgc", q, keys, precision="highest")
         logits = jnp.where(visible[:, None, None], _cap(logits, rules), MASKED)
         return _update(partial, logits, lambda w: jnp.einsum("rkgc,rkch->rkgh", w, values, precision="highest"))
@@ -160,6 +161,7 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
             ids = jax.lax.dynamic_slice(table, (row, index * per_block), (1, per_block))
             keys, values = (x[0] for x in _gather(pages, ids))  # [K, C, h]
             key = index * block + jnp.arange(block)
+            values = jnp.where(((key >= first_key) & (key <= last_key))[:, None], values, 0.0)  # as in `_decode`
             visible = key[None] <= position[:, None]  # [Q, C]
             if rules.window is not None:
                 visible &= key[None] > position[:, None] - rules.window

@@ -8,7 +8,9 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
+from llmjax.engine.compile_threads import leave
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.settings import nearest
 from llmjax.system import check_system
@@ -51,6 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] == "--version":
         arguments[0] = "version"
     return run(lambda rest: _dispatch(arguments[0])(rest), arguments[1:])
+
+
+def script() -> NoReturn:
+    """The console script: ``main`` in a process of its own."""
+    leave(main())
 
 
 def run(command: Callable[[list[str]], int | None], argv: list[str]) -> int:

@@ -19,7 +19,8 @@ from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, Sequenc
 from llmjax.engine.runner import HostLogprobs, PendingStep, Runner
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan
 from llmjax.engine.stats import EngineTotals, StatLogger, StepStats
-from llmjax.errors import InvalidRequest, LLMJaxError
+from llmjax.engine.step import NOT_FINITE
+from llmjax.errors import GenerationFailed, InvalidRequest, LLMJaxError
 from llmjax.kernels.attention import KVLayout
 from llmjax.outputs import Logprob
 from llmjax.outputs import TokenLogprobs as TokenLogprobsDict
@@ -197,11 +198,15 @@ class Engine:
         self._record(pending.plan, tokens, times, host_seconds=host_seconds, read_at=ready)
         return outputs
 
-    def close(self) -> None:
-        """Waits for the device and stops the compiler threads."""
+    def close(self, *, wait: bool = True) -> None:
+        """Waits for the device and stops the compiler threads.
+
+        Args:
+            wait: for the compilations that have begun, too.
+        """
         if self._pending is not None:
             self._pending.tokens()
-        self.runner.close()
+        self.runner.close(wait=wait)
         self.compilations.close()
 
     def _process(self, pending: PendingStep, tokens: list[list[int]], times: _StepTimes) -> list[EngineOutput]:
@@ -237,6 +242,9 @@ class Engine:
         request, params = sequence.request, sequence.request.params
         outputs: list[EngineOutput] = []
         for step, token in enumerate(tokens):
+            if token == NOT_FINITE:
+                outputs.append(self._fail(sequence))
+                break
             sequence.tokens.append(token)
             produced = len(sequence.tokens) - sequence.num_prompt_tokens
             if not outputs or params.stop:
@@ -257,6 +265,17 @@ class Engine:
                 self._finish(sequence)
                 break
         return outputs
+
+    def _fail(self, sequence: Sequence) -> EngineOutput:
+        """Ends a sequence whose logits are not finite. Its keys and values may not be either: nobody may find them."""
+        self.kv.forget(sequence)
+        self._finish(sequence)
+        output = _output(sequence, finish_reason="error")
+        output.error = GenerationFailed(
+            f"the model's logits are not finite (NaN or infinity) after {len(sequence.tokens)} tokens; weights may be "
+            f"damaged, or too large for their dtype"
+        )
+        return output
 
     def _finish(self, sequence: Sequence) -> None:
         self.scheduler.finish(sequence)

@@ -139,6 +139,12 @@ class KVCache:
         sequence.num_computed += num_tokens
         self._commit(sequence, len(sequence.tokens))
 
+    def forget(self, sequence: Sequence) -> None:
+        """What the sequence's pages hold cannot be relied on: nobody finds them from now on."""
+        for pages, pool in zip(sequence.pages, self.pools, strict=True):
+            pool.forget(pages)
+        sequence.num_committed = len(sequence.tokens)  # or giving the pages back would register them again
+
     def release(self, sequence: Sequence) -> None:
         """Gives every page back. Later pages go first, so that they are evicted before the prefix they continue."""
         # Tokens may have become known since the last step was planned. What sampled the last one computed the others.

@@ -78,11 +78,12 @@ class EngineLoop:
             raise EngineDead(f"the engine has been in one step for more than {STUCK_AFTER:.0f} s")
 
     def stop(self) -> None:
-        """Ends the loop and waits for it."""
+        """Ends the loop after the messages before; it runs until the step that it is in is done."""
         self._inbox.put(Stop())
-        if self._thread.is_alive():
-            self._thread.join()
-        self._engine.close()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
 
     def _run(self) -> None:
         try:

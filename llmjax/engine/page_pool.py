@@ -134,6 +134,11 @@ class PagePool:
             self._keys[page] = key
             self._pages[key.digest] = page
 
+    def forget(self, pages: Iterable[int]) -> None:
+        """States that the content of held pages is not what was committed."""
+        for page in pages:
+            self._forget(page)
+
     def forget_all(self) -> None:
         """Empties the prefix cache; held pages stay with their holders."""
         while self._cached:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import jax
 
 from llmjax.engine.batch import Bucket
+from llmjax.engine.compile_threads import CompileThreads
 from llmjax.engine.scheduler import StepPlan
 from llmjax.errors import CompileError
 from llmjax.host_memory import give_back
@@ -63,21 +62,22 @@ class StepPrograms:
     Args:
         build: compiles one bucket; called in threads.
         buckets: any order; the last mixed one must hold every plan.
-        threads: compilations at once.
+        threads: where they are compiled.
     """
 
-    def __init__(self, build: Callable[[Bucket], Executable], buckets: list[Bucket], *, threads: int) -> None:
+    def __init__(
+        self, build: Callable[[Bucket], Executable], buckets: list[Bucket], *, threads: CompileThreads
+    ) -> None:
         self._build = build
         self._order = sorted(buckets, key=_cost)
         self._ready: list[Program] = []  # cheapest first; replaced, never changed, so that the engine reads it freely
         self._ready_lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile", initializer=_step_back)
         # The largest bucket holds every plan, so the engine can serve as soon as it is there; then one decode and the
         # largest decode bucket; the rest from small to large.
-        self._largest: Future[Program] = self._pool.submit(self._compile, self._order[-1])
+        self._largest: Future[Program] = threads.submit(self._compile, self._order[-1])
         decode = [bucket for bucket in self._order if bucket.decode]
         smaller = list(dict.fromkeys([decode[0], decode[-1], *self._order[:-1]]))
-        self._smaller = [self._pool.submit(self._compile_smaller, bucket) for bucket in smaller]
+        self._smaller = [threads.submit(self._compile_smaller, bucket) for bucket in smaller]
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -111,9 +111,6 @@ class StepPrograms:
     def most_steps(self, rows: int) -> int:
         """Decode steps that one dispatch of so many rows may take with the programs that are ready."""
         return max((program.bucket.steps for program in self._ready if program.bucket.rows >= rows), default=1)
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _compile(self, bucket: Bucket) -> Program:
         started = time.monotonic()
@@ -153,14 +150,6 @@ def _warn_unless_all_failed(error: CompileError, largest: Future[Program]) -> No
     if not largest.cancelled() and largest.exception() is None:
         logger.warning("%s; a larger one takes its place", error)
         logger.debug("why:", exc_info=error)
-
-
-def _step_back() -> None:
-    """Compiling must not slow down requests that run already on the programs that are there."""
-    if sys.platform == "linux":  # where a thread has a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-    # Tracing is Python: give the engine's thread the interpreter sooner than the default 5 ms.
-    sys.setswitchinterval(0.0005)
 
 
 def _cost(bucket: Bucket) -> tuple[int, bool]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmjax.engine.batch import MAX_STOPS, NO_STOP
+from llmjax.engine.compile_threads import CompileThreads
 from llmjax.engine.compiler import StepCompiler
 from llmjax.engine.programs import StepPrograms
 from llmjax.engine.request import Sequence
@@ -63,23 +64,33 @@ class Runner:
         self._layouts = compiler.layouts
         self._weights = compiler.weights
         self._state = compiler.make_state()
-        self._slots = SlotEditor(self._state.sampler)
         # Settings of each slot's request as the device takes them, and what else its slot needs.
         self._settings = np.zeros((compiler.max_num_seqs, ROW_WORDS), np.int32)
         self._stops = np.full((compiler.max_num_seqs, MAX_STOPS), NO_STOP, np.int32)
         if compiler.platform.is_cpu:
             keep_freed_blocks()
-        self.programs = StepPrograms(compiler.compile, list(self._layouts), threads=compile_threads or usable_cores())
+        self._threads = CompileThreads(compile_threads or usable_cores())
+        self._slot_editor = self._threads.submit(SlotEditor(self._state.sampler).compiled)
+        self.programs = StepPrograms(compiler.compile, list(self._layouts), threads=self._threads)
 
     @property
     def sampler_bytes(self) -> int:
         """Of the device's memory that the sampler's slots take."""
         return sum(array.nbytes for array in jax.tree.leaves(self._state.sampler))
 
+    def wait_ready(self) -> None:
+        """Returns when any request can be computed without waiting for the compiler.
+
+        Raises:
+            CompileError: no request can.
+        """
+        self.programs.wait_first()
+        self._slot_editor.result()
+
     def warm_up(self) -> None:
-        """Waits until everything that requests may need is compiled."""
+        """Waits until everything that requests may need is compiled; raises as `wait_ready`."""
+        self.wait_ready()
         self.programs.wait_all()
-        self._slots.compile()
 
     def most_steps(self, rows: int) -> int:
         """Decode steps that a dispatch of so many rows may take now."""
@@ -105,9 +116,17 @@ class Runner:
         output.tokens.copy_to_host_async()
         return PendingStep(plan=plan, output=output)
 
-    def close(self) -> None:
-        """Stops compiling."""
-        self.programs.close()
+    def close(self, *, wait: bool = True) -> None:
+        """Stops compiling.
+
+        Args:
+            wait: for the compilations that have begun, which hold the weights.
+        """
+        self._threads.close(wait=wait)
+
+    @property
+    def _slots(self) -> SlotEditor:
+        return self._slot_editor.result()
 
     def _set_up(self, sequence: Sequence, sampling: RequestSampling) -> None:
         count = sequence.num_prompt_tokens

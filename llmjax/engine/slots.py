@@ -29,9 +29,10 @@ class SlotEditor:
         self._shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
         self._vocab_size = state.vocab_size
 
-    def compile(self) -> None:
-        """Compiles every edit now; otherwise each is compiled at its first use."""
+    def compiled(self) -> SlotEditor:
+        """This one, when every edit is compiled; otherwise each is compiled at its first use."""
         _ = self._reset, self._add_prompt, self._add_output, self._set_bias, self._set_bans
+        return self
 
     def set_up(
         self,

@@ -21,8 +21,9 @@ from llmjax.sampling.sampler import sample
 from llmjax.sampling.state import SamplerState
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits exist at once
-ENDED = -1  # in ``last_token``: the slot's sequence sampled a stop id; what is planned for it already computes nothing
+ENDED = -1  # in ``last_token``: the slot's sequence has come to an end; what is planned for it already computes nothing
 NO_TOKEN = -1  # in ``StepOutput.tokens``: nothing was sampled
+NOT_FINITE = -2  # in ``StepOutput.tokens``: nothing could be sampled, for there were NaN or infinities among the logits
 
 
 @jax.tree_util.register_dataclass
@@ -40,7 +41,7 @@ class DeviceState:
 class StepOutput:
     """What the host may read, one dispatch late. K is ``Bucket.steps``."""
 
-    tokens: jax.Array  # i32 [K, R]; NO_TOKEN where the row did not sample
+    tokens: jax.Array  # i32 [K, R]; NO_TOKEN where the row did not sample, NOT_FINITE where it could not
     logprobs: TokenLogprobs  # of the sampled tokens [K, R]; zeros unless a row asks
     prompt_logprobs: TokenLogprobs | None  # of ``targets`` [T]; zeros unless a row asks; None in the decode family
 
@@ -185,13 +186,13 @@ def _sample(
     """Samples from ``hidden`` ([R, D]) and notes the tokens as the slots' last ones.
 
     Returns:
-        The state, the tokens (i32 [R], NO_TOKEN where the row does not sample) and their log-probabilities.
+        The state, the tokens (i32 [R], as in `StepOutput`) and their log-probabilities.
     """
-    sampled, sampler = sample(
-        model.logits(hidden), state.sampler, batch.sampling, last_token=last_token, max_logprobs=max_logprobs
-    )
-    samples, tokens = batch.sampling.samples, sampled.tokens
-    ended = jnp.any(tokens[:, None] == batch.stops, axis=1)
+    logits = model.logits(hidden)
+    sampled, sampler = sample(logits, state.sampler, batch.sampling, last_token=last_token, max_logprobs=max_logprobs)
+    samples, finite = batch.sampling.samples, jnp.all(jnp.isfinite(logits), axis=1)
+    tokens = jnp.where(finite, sampled.tokens, NOT_FINITE)
+    ended = ~finite | jnp.any(tokens[:, None] == batch.stops, axis=1)
     kept = jnp.where(samples, batch.slot, state.last_token.shape[0])
     last = state.last_token.at[kept].set(jnp.where(ended, ENDED, tokens), mode="drop")
     new_state = replace(state, last_token=last, sampler=sampler)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from llmjax import LLM, SamplingParams
+from llmjax.engine.slots import SlotEditor
+
+GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
 
 NUM_REQUESTS = 500
 
@@ -41,6 +47,37 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
         allowed_token_ids=maybe(list(range(5, 60)), None, 0.1),
         bad_words=maybe(["a", "bc", "def"], []),
     )
+
+
+def test_what_penalties_and_biases_need_is_compiled_before_an_engine_is_ready(
+    compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not by the thread that serves."""
+    compiling: set[str] = set()
+    program = SlotEditor._program
+
+    def watched(*arguments: Any) -> Any:
+        compiling.add(threading.current_thread().name)
+        return program(*arguments)
+
+    monkeypatch.setattr(SlotEditor, "_program", watched)
+    llm = LLM(
+        str(GOLDEN),
+        dtype="float32",
+        page_size=4,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        kv_cache_memory_bytes=2**20,
+        skip_tokenizer_init=True,
+        compilation_cache_dir=compile_cache_dir,
+    )
+    llm.engine.runner.wait_ready()
+    assert compiling and all(name.startswith("compile") for name in compiling)
+    compiling.clear()
+    params = SamplingParams(max_tokens=3, presence_penalty=1.0, logit_bias={3: 1.0})
+    llm.generate([5, 6], params, use_tqdm=False)
+    assert not compiling
+    llm.close()
 
 
 def test_nothing_compiles_after_the_warm_up(engine_of: Callable[..., LLM]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 import pytest
 
 from llmjax.engine.batch import Bucket, make_buckets
+from llmjax.engine.compile_threads import CompileThreads
 from llmjax.engine.programs import StepPrograms
 from llmjax.errors import CompileError
 
@@ -27,8 +28,16 @@ def build(refused: Collection[Bucket]) -> Callable[[Bucket], Callable[[], Bucket
 
 
 @pytest.fixture
-def programs() -> Callable[..., StepPrograms]:
-    return lambda *refused, threads=2: StepPrograms(build(refused), BUCKETS, threads=threads)
+def programs() -> Iterator[Callable[..., StepPrograms]]:
+    made: list[CompileThreads] = []
+
+    def make(*refused: Bucket, threads: int = 2) -> StepPrograms:
+        made.append(CompileThreads(threads))
+        return StepPrograms(build(refused), BUCKETS, threads=made[-1])
+
+    yield make
+    for threads in made:
+        threads.close()
 
 
 def test_all_buckets_compile_and_the_cheapest_come_first(programs: Callable[..., StepPrograms]) -> None:
@@ -37,7 +46,6 @@ def test_all_buckets_compile_and_the_cheapest_come_first(programs: Callable[...,
     assert [program.bucket for program in made.ready] == made.buckets
     assert made.buckets[-1] == LARGEST and made.buckets[0] == Bucket(tokens=1, rows=1, decode=True)
     assert all(program.executable() == program.bucket for program in made.ready)
-    made.close()
 
 
 def test_a_smaller_bucket_that_does_not_compile_is_a_line_and_nothing_more(
@@ -46,7 +54,6 @@ def test_a_smaller_bucket_that_does_not_compile_is_a_line_and_nothing_more(
     refused = Bucket(tokens=2, rows=2, decode=True)
     made = programs(refused)
     made.wait_all()
-    made.close()
     assert {program.bucket for program in made.ready} == {*BUCKETS} - {refused}
     (record,) = caplog.records
     assert record.levelno == logging.WARNING and record.exc_info is None
@@ -64,5 +71,4 @@ def test_if_no_bucket_compiles_there_is_one_error(
         made.wait_first()
     with pytest.raises(CompileError, match="tokens=64"):
         made.wait_all()
-    made.close()
     assert made.ready == [] and caplog.records == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -81,6 +81,19 @@ def ragged_batch(case: Case, rng: np.random.Generator) -> RaggedBatch:
         slots=jnp.asarray(slots),
         decode=case.decode,
     )
+
+
+def without_unseen(data: Data) -> Data:
+    """The same, but what no query sees is NaN: an earlier owner of the pages may have left anything there."""
+    case, batch = data.case, data.batch
+    table, seen = np.asarray(batch.page_table), np.zeros(case.num_pages * case.page_size, bool)
+    for row, (count, length) in enumerate(case.lengths):
+        oldest = 0 if case.window is None else max(0, length - count - case.window + 1)
+        position = np.arange(oldest, length)
+        seen[table[row, position // case.page_size] * case.page_size + position % case.page_size] = True
+    filling = data.filling.copy()
+    filling[:, ~seen] = np.nan
+    return replace(data, filling=filling)
 
 
 def real_tokens(batch: RaggedBatch) -> np.ndarray:

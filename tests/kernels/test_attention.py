@@ -12,7 +12,7 @@ import pytest
 from llmjax.kernels.attention import ATTENTION, attend, portable, reference
 from llmjax.kernels.attention.types import KVPages, make_pages
 from llmjax.kernels.cuda import attention as cuda
-from tests.kernels.attention_case import Case, filled_pages, make_data
+from tests.kernels.attention_case import Case, filled_pages, make_data, without_unseen
 
 PAGE = 4
 
@@ -180,3 +180,34 @@ def test_one_byte_pages_hold_the_nearest_values(dtype, largest, calibration, wri
         step = {"int8": 1 / 254, "float8_e4m3fn": 1 / 16, "float8_e5m2": 1 / 8}[dtype]
         error = np.abs(found.swapaxes(2, 3).reshape(new.shape) - new)
         assert (error <= step * 1.001 * np.abs(new).max(-1, keepdims=True)).all()
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16 bits", "int8", "latent"])
+@pytest.mark.parametrize("mix", ["decodes", "decodes and chunks"])
+def test_nothing_leaks_from_slots_that_nobody_sees(mix, kind, monkeypatch):
+    """Another request's NaN for example; a weight of 0 would not keep it out."""
+    monkeypatch.setattr(portable, "KEY_BLOCK", 8)
+    heads, kv_heads, dtype, as_bits = KINDS[kind]
+    case = Case(
+        MIXES[mix],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=8,
+        page_size=PAGE,
+        cache=jnp.dtype(dtype).name,
+        decode=all(count == 1 for count, _ in MIXES[mix]),
+        window=11,
+        value_dim=5 if kind.startswith("latent") else None,
+    )
+    data = make_data(case)
+
+    @jax.jit
+    def compute(q, k, v, pages, batch):
+        written = portable.write_kv(pages, k, v, batch.slots)
+        return portable.ragged_paged_attention(q, written, batch, **data.rules)
+
+    found, expected = (
+        np.asarray(compute(data.q, data.k, data.v, filled_pages(case, some.filling, as_bits=as_bits), data.batch))
+        for some in (without_unseen(data), data)
+    )
+    np.testing.assert_array_equal(found, expected)

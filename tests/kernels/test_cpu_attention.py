@@ -17,7 +17,7 @@ from llmjax.kernels.attention import RaggedBatch, reference
 from llmjax.kernels.attention.types import KVPages
 from llmjax.kernels.cpu import attention as cpu
 from llmjax.kernels.cpu.library import Library, library
-from tests.kernels.attention_case import Case, Data, filled_pages, make_data
+from tests.kernels.attention_case import Case, Data, filled_pages, make_data, without_unseen
 
 FEW_ROWS = 8  # kFewRows in attention_kernel.h
 NATIVE = library()
@@ -222,3 +222,14 @@ def test_sizes_without_a_kernel_take_the_portable_way() -> None:
     attend = jax.jit(lambda *arguments: llmjax.kernels.attention.attend(*arguments, **data.rules)[0])
     out = attend(data.q, data.k, data.v, pages, data.batch)
     np.testing.assert_allclose(out[data.real], _reference(data, pages)[0][data.real], atol=1e-5)
+
+
+@pytest.mark.parametrize("cache", ["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("rows", [DECODES, MIX])
+def test_nothing_leaks_from_slots_that_nobody_sees(rows: tuple[tuple[int, int], ...], cache: str) -> None:
+    """Another request's NaN for example; a weight of 0 would not keep it out."""
+    data = make_data(Case(rows, decode=rows is DECODES, cache=cache, window=20))
+    for isa in ISAS:
+        expected, _ = run(data, pages_of(data), isa)
+        found, _ = run(data, pages_of(without_unseen(data)), isa)
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))

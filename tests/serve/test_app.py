@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
-from llmjax.errors import EngineDead, QueueFull
+from llmjax.errors import EngineDead, GenerationFailed, QueueFull
 from llmjax.serve.app import create_app
 from llmjax.serve.drain import Gate
 
@@ -68,6 +68,17 @@ def test_full_queue_is_503_with_retry_after(stream: bool) -> None:
         "type": "server_error",
         "param": None,
         "code": "queue_full",
+    }
+
+
+def test_a_request_that_fails_in_the_engine_is_500_and_says_why() -> None:
+    (response,) = ask(app_of(GenerationFailed("logits are not finite")), ("POST", "/v1/completions", IDS))
+    assert response.status_code == 500
+    assert response.json()["error"] == {
+        "message": "logits are not finite",
+        "type": "server_error",
+        "param": None,
+        "code": "engine_error",
     }
 
 

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,11 @@ from llmjax.serve.listen import bind, check_tls
 
 
 @contextmanager
-def process(config: EngineConfig, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def process(
+    config: EngineConfig, *flags: str, program: Sequence[str] = ("-m", "serve")
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """``python -m serve`` with the settings that are not defaults, and its URL."""
-    command = [sys.executable, "-m", "serve", "--port", "0", *flags]
+    command = [sys.executable, *program, "--port", "0", *flags]
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if value != field.default and field.default is not dataclasses.MISSING:
@@ -55,7 +57,10 @@ def stream(url: str, lines: list[str], **fields: Any) -> threading.Thread:
     body = {"prompt": [40, 41], "stream": True, "ignore_eos": True, **fields}
 
     def read() -> None:
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+        with (
+            suppress(httpx.RemoteProtocolError),  # a server that ends at once says nothing any more
+            httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response,
+        ):
             lines.extend(line for line in response.iter_lines() if line)
 
     thread = threading.Thread(target=read)
@@ -76,7 +81,7 @@ def wait_running(url: str, count: int) -> None:
 
 
 def test_sigterm_lets_streams_finish_and_cuts_what_takes_too_long(engine_config: EngineConfig) -> None:
-    with process(engine_config, "--shutdown-timeout", "1") as (server, url):
+    with process(engine_config, "--shutdown-timeout", "2") as (server, url):
         short: list[str] = []
         long: list[str] = []
         readers = [stream(url, short, max_tokens=200)]
@@ -87,7 +92,7 @@ def test_sigterm_lets_streams_finish_and_cuts_what_takes_too_long(engine_config:
         deadline = time.monotonic() + 2
         while (response := httpx.post(f"{url}/v1/completions", json={"prompt": [40]})).status_code != 503:
             assert time.monotonic() < deadline
-        assert response.headers["retry-after"] == "1" and response.json()["error"]["code"] == "shutting_down"
+        assert response.headers["retry-after"] == "2" and response.json()["error"]["code"] == "shutting_down"
         for reader in readers:
             reader.join(60)
         assert server.wait(20) == 0
@@ -99,6 +104,56 @@ def test_sigterm_lets_streams_finish_and_cuts_what_takes_too_long(engine_config:
     done = {entry["completion_tokens"]: entry for entry in entries if entry["status"] == 200}
     assert done[200]["prompt_tokens"] == 2 and "error" not in done[200]
     assert [entry["error"] for tokens, entry in done.items() if tokens != 200] == ["the request was aborted"]
+
+
+def stalled(url: str) -> socket.socket:
+    """A request whose body does not come to its end."""
+    client = socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])))
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    client.sendall(f'{head}Content-Length: 100\r\n\r\n{{"prompt": '.encode())
+    return client
+
+
+def test_a_stalled_body_does_not_keep_the_server(engine_config: EngineConfig) -> None:
+    with process(engine_config, "--shutdown-timeout", "600") as (server, url), stalled(url) as client:
+        assert httpx.get(f"{url}/health").status_code == 200  # it has read what there is
+        server.send_signal(signal.SIGTERM)
+        answer = b""
+        while part := client.recv(65536):
+            answer += part
+        assert server.wait(60) == 0
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"shutting_down" in answer
+
+
+def test_a_second_signal_ends_the_process_at_once(engine_config: EngineConfig) -> None:
+    with process(engine_config, "--shutdown-timeout", "600") as (server, url):
+        lines: list[str] = []
+        reader = stream(url, lines, max_tokens=500, n=128)
+        wait_for(lambda: bool(lines))
+        server.send_signal(signal.SIGTERM)
+        wait_for(lambda: httpx.post(f"{url}/v1/completions", json={"prompt": [40]}).status_code == 503)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == -signal.SIGTERM
+        reader.join(60)
+
+
+HANGING = """
+import re, sys
+from llmjax import AsyncLLM
+from llmjax.serve.__main__ import main
+
+async def shutdown(*_, **__):
+    re.match("(a+)+$", "a" * 60 + "b")  # holds the interpreter for years
+
+AsyncLLM.shutdown = shutdown
+sys.exit(main())
+"""
+
+
+def test_a_server_that_hangs_ends_by_the_clock(engine_config: EngineConfig) -> None:
+    with process(engine_config, "--shutdown-timeout", "1", program=("-c", HANGING)) as (server, _):
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == -signal.SIGALRM
 
 
 def test_busy_port_is_one_line_before_the_model_is_touched(tmp_path: Path) -> None:

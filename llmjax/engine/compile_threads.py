@@ -1,0 +1,107 @@
+"""Threads that compile in the background, and how a process ends while they do."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+NAME = "compile"
+
+
+class CompileThreads:
+    """Runs calls in the order in which they come, so many at a time.
+
+    XLA cannot be interrupted, and a process whose threads are inside it crashes when it ends in the ordinary way. So
+    what has not begun is dropped when nobody wants it any more; what has begun is waited for, or left with ``leave``.
+
+    Args:
+        count: calls at once.
+    """
+
+    def __init__(self, count: int) -> None:
+        tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._tasks = tasks
+        # Daemons: the interpreter waits for others before it runs any code that could drop their work.
+        self._threads = [
+            threading.Thread(target=_work, args=(tasks,), name=f"{NAME}-{i}", daemon=True) for i in range(count)
+        ]
+        # Without a reference to this object: who forgets to close it ends the threads as well.
+        self._end = weakref.finalize(self, _end, tasks, self._threads)
+        self._end.atexit = False
+        atexit.register(self._end)  # before JAX lets go of its devices
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Starts ``call(*arguments)`` when it is its turn."""
+        future: Future[T] = Future()
+        self._tasks.put((future, call, arguments))
+        return future
+
+    def close(self, *, wait: bool = True) -> None:
+        """Drops the calls that have not begun; a second time does nothing.
+
+        Args:
+            wait: until those that have begun are done, and what they hold is free.
+        """
+        _drop(self._tasks, self._threads)
+        if wait:
+            self._end()
+            atexit.unregister(self._end)
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process; at once if threads may be inside XLA, which nobody who asked it to end wants to wait for."""
+    if any(thread.daemon and thread.name.startswith((NAME, "engine")) for thread in threading.enumerate()):
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it, or it is closed
+                stream.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+_Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
+
+
+def _work(tasks: queue.SimpleQueue[_Task | None]) -> None:
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        # Compiling must not slow down requests that run already on the programs that are there.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    while (task := tasks.get()) is not None:
+        future, call, arguments = task
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+        del task, future, call, arguments  # or they would live until the next task
+
+
+def _drop(tasks: queue.SimpleQueue[_Task | None], threads: list[threading.Thread]) -> None:
+    while True:
+        try:
+            task = tasks.get_nowait()
+        except queue.Empty:
+            break
+        if task is not None:
+            task[0].cancel()
+    for _ in threads:
+        tasks.put(None)
+
+
+def _end(tasks: queue.SimpleQueue[_Task | None], threads: list[threading.Thread]) -> None:
+    _drop(tasks, threads)
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join()

@@ -1,0 +1,84 @@
+"""Threads that compile: in order, dropped when nobody wants them, left behind when the process ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+
+from llmjax.engine.compile_threads import CompileThreads
+
+
+def test_calls_run_in_order_and_bring_results_and_errors() -> None:
+    threads = CompileThreads(1)
+    seen: list[int] = []
+    futures = [threads.submit(seen.append, i) for i in range(5)]
+    assert threads.submit(divmod, 7, 2).result() == (3, 1)
+    assert seen == [0, 1, 2, 3, 4] and all(future.done() for future in futures)
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(divmod, 7, 0).result()
+    threads.close()
+    threads.close()  # a second time does nothing
+
+
+def test_closing_drops_what_has_not_begun() -> None:
+    threads = CompileThreads(1)
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow() -> int:
+        began.set()
+        assert go_on.wait(20)
+        return 3
+
+    first, second = threads.submit(slow), threads.submit(lambda: 4)
+    assert began.wait(20)
+    threads.close(wait=False)
+    assert second.cancelled() and not first.done()
+    with pytest.raises(CancelledError):
+        second.result()
+    go_on.set()
+    threads.close()
+    assert first.result() == 3
+
+
+def test_who_forgets_to_close_ends_the_threads_as_well() -> None:
+    threads = CompileThreads(2)
+    workers = threads._threads
+    threads.submit(int).result()
+    del threads
+    for worker in workers:
+        worker.join(20)
+        assert not worker.is_alive()
+
+
+def script(ending: str) -> subprocess.CompletedProcess[str]:
+    """A process with a call that runs and many that wait, which ends like that."""
+    code = f"""
+        import sys, threading, time
+        from llmjax.engine.compile_threads import CompileThreads, leave
+        began = threading.Event()
+        def call(seconds):
+            began.set()
+            time.sleep(seconds)
+            print("done", flush=True)
+        {ending}
+    """
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+
+
+def test_the_interpreter_waits_only_for_what_has_begun() -> None:
+    done = script(
+        "threads = CompileThreads(1); _ = [threads.submit(call, 0.5) for _ in range(1000)]; began.wait(); sys.exit(5)"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (5, "done\n", "")
+
+
+def test_a_process_can_leave_what_has_begun() -> None:
+    done = script("threads = CompileThreads(2); threads.submit(call, 1000); began.wait(); print('bye'); leave(7)")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "bye\n", "")
+    done = script("CompileThreads(2).close(); leave(7)")
+    assert (done.returncode, done.stdout) == (7, "")
