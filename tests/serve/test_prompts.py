@@ -14,7 +14,9 @@ import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.serve.app import create_app
-from llmjax.tokenizer import load_tokenizer
+from llmjax.serve.listen import bind
+from llmjax.serve.run import DrainingServer
+from llmjax.tokenizer import ChatTemplate, load_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
 BUSY = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -94,3 +96,13 @@ async def test_parts_stay_parts_where_the_template_takes_them(tiny_model: Path) 
         assert await text_of(http, messages=messages) == "[ab]"
         assert await text_of(http) == "[Hello]"
         assert await text_of(http, messages=messages, chat_template="{{ messages[0].content }}") == "a\nb"
+
+
+async def test_a_broken_template_is_told_at_the_start(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = Tokenizing(tiny_model, None)
+    engine.tokenizer.chat_template = ChatTemplate({"default": "\n{% for x in %}"})
+    config = ServerConfig(port=0)
+    with bind(config) as sock:
+        server = DrainingServer(engine, config, sock=sock)  # type: ignore[arg-type]
+        await server._check_chat_template()
+    assert "chats will be refused: chat template: line 2" in caplog.text
