@@ -1,4 +1,4 @@
-"""Dependencies point one way: serve → llmjax → models → kernels."""
+"""Dependencies point one way, serve → llmjax → models → kernels; those inside llmjax too, and none goes in a circle."""
 
 from __future__ import annotations
 
@@ -10,6 +10,25 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ("kernels", "models", "llmjax", "serve")  # each may import itself and those before it
+
+# The packages and modules of llmjax, each importing only what stands before it or with it.
+ORDER = (
+    ("kernels",),
+    ("models",),
+    ("errors", "version", "system", "config", "settings", "config_file", "host_memory", "cpu_affinity", "platforms"),
+    ("weights",),
+    ("checkpoint",),
+    ("quantization",),
+    ("sampling", "outputs"),
+    ("templating", "tokenizer"),
+    ("parallel",),
+    ("engine",),
+    ("evaluation",),
+    ("llm", "async_llm", "conversion"),
+    ("",),  # llmjax/__init__.py
+    ("cli", "bench", "serve", "__main__"),
+)
+RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # The console script starts the server; nothing else in llmjax knows of it.
 EXCEPTIONS = {("llmjax/cli/serve.py", "serve")}
@@ -55,6 +74,94 @@ def test_imports_point_downwards(layer: str) -> None:
 def test_the_layers_are_there_and_are_parsed() -> None:
     assert all(files(layer) for layer in LAYERS)
     assert "llmjax.errors" in set(imports(ROOT / "llmjax" / "config.py"))
+
+
+def modules() -> dict[str, Path]:
+    """Every module by its full name, a package by its own."""
+    found = {}
+    for layer in LAYERS:
+        for path in files(layer):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(("llmjax", *parts) if layer != "llmjax" else parts).removesuffix(".__init__")
+            found[name] = path
+    return found
+
+
+def graph() -> dict[str, set[str]]:
+    """Which modules each module imports, anywhere in it: functions and blocks for type checkers count too.
+
+    ``from package import module`` is an import of the module alone, whatever the package's __init__ holds.
+    """
+    known = modules()
+    found: dict[str, set[str]] = {}
+    for name, path in known.items():
+        others: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                others.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0 and node.module, f"{path}: imports are absolute"
+                full = {f"{node.module}.{alias.name}" for alias in node.names}
+                others |= {one if one in known else node.module for one in full}
+        found[name] = (others & known.keys()) - {name}
+    return found
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one module (Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in sorted(edges[name]):
+            if other not in index:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], index[other])
+        if low[name] == index[name]:
+            start = stack.index(name)
+            if len(stack) - start > 1:
+                found.append(sorted(stack[start:]))
+            del stack[start:]
+
+    for name in sorted(edges):
+        if name not in index:
+            visit(name)
+    return found
+
+
+def test_circles_are_found() -> None:
+    edges = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": set(), "f": {"g", "a"}, "g": {"f"}}
+    assert sorted(circles(edges)) == [["a", "b", "c"], ["f", "g"]]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circles(graph()) == []
+
+
+def test_packages_stand_in_order() -> None:
+    def rank(name: str) -> int:
+        place = name.split(".")[1] if "." in name else ""
+        assert place in RANK, f"{name}: add {place!r} to ORDER"
+        return RANK[place]
+
+    wrong = {(name, other) for name, others in graph().items() for other in others if rank(other) > rank(name)}
+    assert wrong == set()
+
+
+def test_the_graph_has_imports_of_every_kind() -> None:
+    edges = graph()
+    assert "llmjax.errors" in edges["llmjax.config"]
+    assert "llmjax.weights.ggml.quantisers" in edges["llmjax.weights.ggml.reference"]  # from package import module
+    assert "llmjax.conversion" in edges["llmjax"]  # for type checkers
+    assert "llmjax.conversion" in edges["llmjax.cli.quantize"]  # in a function
+    assert len(edges) > 200
 
 
 def test_the_engine_knows_neither_server_nor_command_line() -> None:

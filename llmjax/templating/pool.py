@@ -17,7 +17,6 @@ from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
 
-import llmjax
 from llmjax.errors import ChatTemplateError, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.templating.wire import LENGTH, REPLY, Limits, RenderRequest, Status
 
@@ -281,7 +280,7 @@ def _end(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    root = str(Path(llmjax.__file__).parent.parent)
+    root = str(Path(__file__).parents[2])
     path = [root, *(os.path.abspath(entry) for entry in sys.path)]
     return {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | {
         "PYTHONPATH": os.pathsep.join(path)
