@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, pre_tokenizers, processors
+from tokenizers.models import WordLevel
 
 from llmjax.outputs import Logprob
 from llmjax.serve.logprobs import (
@@ -113,6 +116,21 @@ def test_what_the_tokenizer_adds_to_a_prompt_takes_no_place_in_its_text(tokenize
     assert prompt_offsets(tokenizer, ids, tokenizer.decode(ids)) == [0, 0, 3, 3, 5]
     shown = tokenizer.decode(ids, skip_special_tokens=False)
     assert prompt_offsets(tokenizer, ids, shown) == [0, 3, 6, 16, 18]
+
+
+def test_the_space_that_a_word_begins_with_does_not_show_at_the_start(tmp_path: Path) -> None:
+    words = WordLevel({"<s>": 0, "<unk>": 1, "▁the": 2, "▁hen": 3}, unk_token="<unk>")
+    made = tokenizers.Tokenizer(words)
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    made.decoder = decoders.Metaspace(prepend_scheme="first")
+    made.add_special_tokens([AddedToken("<s>", special=True)])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    ids = tokenizer.encode("the hen the")
+    assert ids == [0, 2, 3, 2]
+    assert prompt_offsets(tokenizer, ids, "the hen the") == [0, 0, 3, 7]
+    assert TextOffsets(tokenizer.detokenizer(prompt_ids=ids), start=11).of([3, 2]) == [11, 15]
 
 
 def test_a_stop_strings_tokens_have_no_entries() -> None:
