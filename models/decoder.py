@@ -10,11 +10,14 @@ from flax import nnx
 
 from llmjax.kernels.attention import KVPages, RaggedBatch
 from llmjax.kernels.linear import linear
+from llmjax.kernels.registry import Implementation, Operation
+from llmjax.kernels.sharding import WHOLE, Axes, CallAxes
 from llmjax.models.config import ModelConfig
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.embedding import Embedding
 from llmjax.models.layers.layer import DecoderLayer
 from llmjax.models.layers.linear import Linear
+from llmjax.models.layers.parameter import tree_of_axes
 from llmjax.models.layers.rope import rotation
 
 
@@ -48,6 +51,18 @@ class Decoder(nnx.Module):
         self.norm = config.norm.build(config.hidden_size)
 
 
+def _head(x: jax.Array, head: Linear | Embedding) -> jax.Array:
+    return linear(x, head.weight.get_value())
+
+
+def _head_axes(x: jax.Array, head: Linear | Embedding) -> CallAxes:
+    return CallAxes((WHOLE, tree_of_axes(head)), Axes((None, "vocab")))
+
+
+# Positional: x, the module with the matrix [V, D].
+HEAD = Operation("head", (Implementation("linear", _head),), axes=_head_axes)
+
+
 class CausalLM(nnx.Module):
     """A decoder with its language-model head.
 
@@ -60,7 +75,8 @@ class CausalLM(nnx.Module):
         self.config = config
         self.model = Decoder(config, dtype=dtype, activation_dtype=activation_dtype)
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
+        size, rows = config.hidden_size, config.vocab_size
+        self.lm_head = None if tied else Linear(size, rows, bias=False, dtype=dtype, axes=("vocab", "hidden"))
 
     def __call__(
         self,
@@ -96,8 +112,8 @@ class CausalLM(nnx.Module):
         Returns:
             f32 [N, V].
         """
-        head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         # f32 in, f32 out: a bf16 model's logits are not rounded to bf16.
-        logits = linear(self.model.norm(hidden).astype(jnp.float32), head.get_value())
+        logits = HEAD(self.model.norm(hidden).astype(jnp.float32), head)
         cap = self.config.final_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)

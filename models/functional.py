@@ -13,6 +13,7 @@ from flax import nnx
 
 from llmjax.models.config import ModelConfig
 from llmjax.models.decoder import CausalLM
+from llmjax.models.layers.parameter import axes_of, named
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class ModelGraph:
 
     definition: Any  # nnx.GraphDef
     names: tuple[str, ...]  # of its parameters
+    axes: tuple[tuple[str | None, ...], ...]  # logical names of each parameter's axes
 
 
 def abstract_model(
@@ -39,7 +41,7 @@ def abstract_model(
     definition, state = nnx.split(model)
     flat = nnx.to_flat_state(state)
     shapes = {".".join(map(str, path)): parameter.get_value() for path, parameter in flat}
-    return ModelGraph(definition, tuple(shapes)), shapes
+    return ModelGraph(definition, tuple(shapes), tuple(axes_of(parameter) for _, parameter in flat)), shapes
 
 
 def merge(graph: ModelGraph, params: Mapping[str, Any]) -> CausalLM:
@@ -54,10 +56,11 @@ def merge(graph: ModelGraph, params: Mapping[str, Any]) -> CausalLM:
     # NNX assigns leaves by order, so that a wrong name would be a wrong weight.
     if wrong := params.keys() ^ set(graph.names):
         raise ValueError(f"parameters that are missing or unknown: {', '.join(sorted(wrong))}")
-    paths = {tuple(int(part) if part.isdigit() else part for part in name.split(".")): name for name in params}
-    return nnx.merge(
-        graph.definition, nnx.from_flat_state({path: nnx.Param(params[name]) for path, name in paths.items()})
-    )
+    flat = {}
+    for name, axes in zip(graph.names, graph.axes, strict=True):
+        path = tuple(int(part) if part.isdigit() else part for part in name.split("."))
+        flat[path] = named(params[name], axes)
+    return nnx.merge(graph.definition, nnx.from_flat_state(flat))
 
 
 def init_random(config: ModelConfig, key: jax.Array, *, dtype: jnp.dtype) -> dict[str, jax.Array]:

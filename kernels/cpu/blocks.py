@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -28,7 +29,7 @@ ACTIVATION_NUMBERS: Mapping[str, int] = MappingProxyType(
 PAGES_ARGUMENT = 7  # of an attention block, its result 1
 
 
-def mlp_refuses(x: jax.Array, weights: MLPWeights, *, activation: str) -> str | None:
+def mlp_refuses(x: jax.Array, weights: MLPWeights, *, activation: str, **_: Any) -> str | None:
     """Why the library does not take these types and sizes; None: it does."""
     if activation not in ACTIVATION_NUMBERS:
         return f"the activation is {activation}"
@@ -58,12 +59,15 @@ def _refuses(x: jax.Array, projections: Sequence[Projection]) -> str | None:
     return None
 
 
-def mlp(x: jax.Array, weights: MLPWeights, *, activation: str, isa: str | None = None) -> jax.Array:
+def mlp(
+    x: jax.Array, weights: MLPWeights, *, activation: str, residual: bool = True, isa: str | None = None
+) -> jax.Array:
     """The gated feed-forward half of a layer; the activation is computed in f32.
 
     Args:
         x: f32 [T, D].
         activation: a key of ACTIVATION_NUMBERS.
+        residual: False: only the product of ``down``, without bias, ``after`` and x.
         isa: one of the library's instruction sets; None: the best that the machine has.
 
     Returns:
@@ -71,6 +75,8 @@ def mlp(x: jax.Array, weights: MLPWeights, *, activation: str, isa: str | None =
     """
     native = library()
     assert native is not None
+    if not residual:
+        weights = replace(weights, down=Projection(weights.down.weight), after=None)
     projections = (weights.gate, weights.up, weights.down)
     inner = weights.gate.weight.shape[0]
     scratch = _columns(weights.before, x) + 2 * inner + _columns(weights.after, x)
@@ -83,6 +89,7 @@ def mlp(x: jax.Array, weights: MLPWeights, *, activation: str, isa: str | None =
         norms=_settings(weights.before, weights.after),
         inner=np.int32(inner),
         activation=np.int32(ACTIVATION_NUMBERS[activation]),
+        residual=residual,
         isa=np.int32(native.index(isa)),
     )
     return out
@@ -97,6 +104,7 @@ def attention_block(
     sinks: jax.Array | None = None,
     *,
     rules: AttentionRules,
+    residual: bool = True,
     isa: str | None = None,
 ) -> tuple[jax.Array, KVPages]:
     """The attention half of a layer. A page or slot out of range is an error, not a stray write.
@@ -106,6 +114,7 @@ def attention_block(
         by: how the queries and keys of each token are rotated.
         pages: the layer's pages, rewritten in place when donated.
         sinks: f32 [H], see ``llmjax.kernels.attention.attend``.
+        residual: False: only the product of ``o``, without bias, ``after`` and x.
         isa: one of the library's instruction sets; None: the best that the machine has.
 
     Returns:
@@ -113,6 +122,8 @@ def attention_block(
     """
     native = library()
     assert native is not None
+    if not residual:
+        weights = replace(weights, o=Projection(weights.o.weight), after=None)
     projections = (weights.q, weights.k, weights.v, weights.o)
     norms = (weights.before, weights.q_norm, weights.k_norm, weights.after)
     q_size, kv_size = weights.q.weight.shape[0], weights.k.weight.shape[0]
@@ -133,6 +144,7 @@ def attention_block(
         norms=_settings(*norms),
         heads=np.int32(q_size // pages.data.shape[-1]),
         interleaved=rules.interleaved,
+        residual=residual,
         **cpu_attention.attributes(pages, batch, scale=rules.scale, window=rules.window, softcap=rules.softcap),
         isa=np.int32(native.index(isa)),
     )

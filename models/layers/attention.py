@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,11 @@ from llmjax.kernels.blocks import AttentionRules, AttentionWeights
 from llmjax.kernels.cpu import blocks as cpu
 from llmjax.kernels.registry import Implementation, Operands, Operation
 from llmjax.kernels.rope import Rotation, rotate
+from llmjax.kernels.sharding import CallAxes, parts
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import RMS, RMSNorm
-from llmjax.models.layers.residual import mixed
+from llmjax.models.layers.residual import mixed, mixer_axes
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.layers.state import PagedKV
 
@@ -50,31 +51,46 @@ class Attention:
 
 
 def _operands(
-    x: jax.Array, attention: AttentionModule, before: RMSNorm | None, after: RMSNorm | None, context: Context
+    x: jax.Array,
+    attention: AttentionModule,
+    before: RMSNorm | None,
+    after: RMSNorm | None,
+    context: Context,
+    **options: bool,
 ) -> Operands:
     by = context.rotation
     if by is None:
         by = Rotation(cos=jnp.zeros((len(x), 0)), sin=jnp.zeros((len(x), 0)))
     weights = attention.weights(before, after)
-    return Operands(x, weights, by, context.state, context.batch, rules=attention.rules)
+    return Operands(x, weights, by, context.state, context.batch, rules=attention.rules, **options)
 
 
-# Positional: x, module, before, after, context.
-ATTENTION_HALF = Operation("attention half", (cpu.ATTENTION_BLOCK.taking(_operands), Implementation("in steps", mixed)))
+def _axes(x: jax.Array, attention: AttentionModule, *arguments: Any, **options: Any) -> CallAxes:
+    if parts("kv_heads") != parts("heads"):
+        raise NotImplementedError("queries divided over more devices than their keys")
+    return mixer_axes(x, attention, *arguments, **options)
+
+
+# Positional: x, module, before, after, context. Static: residual.
+ATTENTION_HALF = Operation(
+    "attention half", (cpu.ATTENTION_BLOCK.taking(_operands), Implementation("in steps", mixed)), axes=_axes
+)
 
 
 class AttentionModule(nnx.Module):
     """``o(attention(q(n), k(n), v(n)))``, q and k normed where the model does that, and rotated."""
 
     half: ClassVar[Operation] = ATTENTION_HALF
+    divided: ClassVar[str] = "heads"  # the columns of ``o_proj``
 
     def __init__(self, spec: Attention, size: int, *, dtype: jnp.dtype) -> None:
         q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         self.spec = spec
-        self.q_proj = Linear(size, q_size, bias=spec.qkv_bias, dtype=dtype)
-        self.k_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype)
-        self.v_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype)
-        self.o_proj = Linear(q_size, size, bias=spec.o_bias, dtype=dtype)
+        of_q, of_kv = ("heads", "hidden"), ("kv_heads", "hidden")
+        self.q_proj = Linear(size, q_size, bias=spec.qkv_bias, dtype=dtype, axes=of_q)
+        self.k_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
+        self.v_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
+        self.o_proj = Linear(q_size, size, bias=spec.o_bias, dtype=dtype, axes=("hidden", "heads"))
         self.q_norm = None if spec.qk_norm is None else spec.qk_norm.build(spec.head_dim)
         self.k_norm = None if spec.qk_norm is None else spec.qk_norm.build(spec.head_dim)
 
@@ -82,6 +98,11 @@ class AttentionModule(nnx.Module):
         """[T, D] to [T, D], and the pages with the tokens' keys and values stored."""
         heads, pages = self.heads(n, context)
         return self.o_proj(heads), pages
+
+    def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
+        """`__call__` without the bias of ``o_proj``."""
+        heads, pages = self.heads(n, context)
+        return self.o_proj.product(heads), pages
 
     def heads(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
         """What ``o_proj`` is given, [T, H * h], and the pages."""
@@ -110,6 +131,11 @@ class AttentionModule(nnx.Module):
             o=self.o_proj.projection,
             after=None if after is None else after.norm,
         )
+
+    @property
+    def last_bias(self) -> jax.Array | None:
+        """What `partial` leaves out, [D]."""
+        return self.o_proj.projection.bias
 
     @property
     def rules(self) -> AttentionRules:

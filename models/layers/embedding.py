@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from llmjax.kernels.linear import take_rows
+from llmjax.models.layers.parameter import parameter
 
 
 class Embedding(nnx.Module):
@@ -19,7 +20,7 @@ class Embedding(nnx.Module):
     def __init__(
         self, vocab_size: int, size: int, *, scale: float, dtype: jnp.dtype, activation_dtype: jnp.dtype
     ) -> None:
-        self.weight = nnx.Param(jax.ShapeDtypeStruct((vocab_size, size), dtype))
+        self.weight = parameter((vocab_size, size), dtype, axes=("vocab", "hidden"))
         self.scale = scale
         self.activation_dtype = activation_dtype
 

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from llmjax.kernels.attention import KVPages
+from llmjax.kernels.sharding import parts
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.mlp import GatedMLP
 from llmjax.models.layers.moe import Experts
 from llmjax.models.layers.norm import RMS, RMSNorm
-from llmjax.models.layers.residual import PreNorm, Residual
+from llmjax.models.layers.residual import PreNorm, Residual, added
 
 Mixer = Attention
 FeedForward = GatedMLP | Experts
@@ -57,15 +58,22 @@ class DecoderLayer(nnx.Module):
         """The first half."""
         names = self.spec.residual
         before, after = self.norm(names.before_mixer), self.norm(names.after_mixer)
-        mixed: tuple[jax.Array, KVPages] = self.mixer.half(x, self.mixer, before, after, context)
-        return mixed
+        mixer: Any = self.mixer
+        if parts(mixer.divided) == 1:
+            mixed: tuple[jax.Array, KVPages] = mixer.half(x, mixer, before, after, context)
+            return mixed
+        product, state = mixer.half(x, mixer, before, None, context, residual=False)
+        return added(x, product, mixer.last_bias, after), state
 
     def feed_forward(self, x: jax.Array, context: Context) -> jax.Array:
         """The second half."""
         names, part = self.spec.residual, self.part
         before, after = self.norm(names.before_feed_forward), self.norm(names.after_feed_forward)
-        fed: jax.Array = part.half(x, part, before, after, context)
-        return fed
+        if parts(part.divided) == 1:
+            fed: jax.Array = part.half(x, part, before, after, context)
+            return fed
+        product = part.half(x, part, before, None, context, residual=False)
+        return added(x, product, part.last_bias, after)
 
     @property
     def mixer(self) -> Any:

@@ -8,22 +8,36 @@ from flax import nnx
 
 from llmjax.kernels.blocks import Projection
 from llmjax.kernels.linear import linear
+from llmjax.models.layers.parameter import parameter
 
 
 class Linear(nnx.Module):
     """``x @ weight.T + bias``; the weight is [out, in] as in Hugging Face checkpoints.
 
     Args:
+        axes: logical names of the weight's axes, as in ``llmjax.kernels.sharding.ShardingRules``.
         dtype: of the weight; the bias is f32.
     """
 
-    def __init__(self, size_in: int, size_out: int, *, bias: bool, dtype: jnp.dtype) -> None:
-        self.weight = nnx.Param(jax.ShapeDtypeStruct((size_out, size_in), dtype))
-        self.bias = nnx.Param(jax.ShapeDtypeStruct((size_out,), jnp.float32)) if bias else None
+    def __init__(
+        self,
+        size_in: int,
+        size_out: int,
+        *,
+        bias: bool,
+        dtype: jnp.dtype,
+        axes: tuple[str | None, str | None] = (None, None),
+    ) -> None:
+        self.weight = parameter((size_out, size_in), dtype, axes=axes)
+        self.bias = parameter((size_out,), jnp.float32, axes=axes[:1]) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[T, in] to [T, out]."""
         return linear(x, self.weight.get_value(), None if self.bias is None else self.bias.get_value())
+
+    def product(self, x: jax.Array) -> jax.Array:
+        """`__call__` without the bias."""
+        return linear(x, self.weight.get_value())
 
     @property
     def projection(self) -> Projection:

@@ -16,7 +16,7 @@ from llmjax.kernels.registry import Implementation, Operands, Operation
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import RMSNorm
-from llmjax.models.layers.residual import fed_forward
+from llmjax.models.layers.residual import fed_forward, feed_forward_axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,28 +34,37 @@ class GatedMLP:
         return GatedMLPModule(self, size, dtype=dtype)
 
 
-def _operands(x: jax.Array, mlp: GatedMLPModule, before: RMSNorm | None, after: RMSNorm | None, _: Any) -> Operands:
-    return Operands(x, mlp.weights(before, after), activation=mlp.spec.activation)
+def _operands(
+    x: jax.Array, mlp: GatedMLPModule, before: RMSNorm | None, after: RMSNorm | None, _: Any, **options: bool
+) -> Operands:
+    return Operands(x, mlp.weights(before, after), activation=mlp.spec.activation, **options)
 
 
-# Positional: x, module, before, after, context.
-GATED_MLP_HALF = Operation("gated MLP", (cpu.MLP.taking(_operands), Implementation("in steps", fed_forward)))
+# Positional: x, module, before, after, context. Static: residual.
+GATED_MLP_HALF = Operation(
+    "gated MLP", (cpu.MLP.taking(_operands), Implementation("in steps", fed_forward)), axes=feed_forward_axes
+)
 
 
 class GatedMLPModule(nnx.Module):
     """``down(activation(gate(n)) * up(n))``; the activation is computed in f32."""
 
     half: ClassVar[Operation] = GATED_MLP_HALF
+    divided: ClassVar[str] = "inner"  # the columns of ``down_proj``
 
     def __init__(self, spec: GatedMLP, size: int, *, dtype: jnp.dtype) -> None:
         self.spec = spec
-        self.gate_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype)
-        self.up_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype)
-        self.down_proj = Linear(spec.inner, size, bias=spec.bias, dtype=dtype)
+        self.gate_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype, axes=("inner", "hidden"))
+        self.up_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype, axes=("inner", "hidden"))
+        self.down_proj = Linear(spec.inner, size, bias=spec.bias, dtype=dtype, axes=("hidden", "inner"))
 
     def __call__(self, n: jax.Array, context: Context | None = None) -> jax.Array:
         """[T, D] to [T, D]."""
         return self.down_proj(self.inner(n))
+
+    def partial(self, n: jax.Array, context: Context | None = None) -> jax.Array:
+        """`__call__` without the bias of ``down_proj``."""
+        return self.down_proj.product(self.inner(n))
 
     def inner(self, n: jax.Array) -> jax.Array:
         """What ``down_proj`` is given, [T, inner]."""
@@ -71,3 +80,8 @@ class GatedMLPModule(nnx.Module):
             down=self.down_proj.projection,
             after=None if after is None else after.norm,
         )
+
+    @property
+    def last_bias(self) -> jax.Array | None:
+        """What `partial` leaves out, [D]."""
+        return self.down_proj.projection.bias

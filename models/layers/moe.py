@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,12 @@ from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.linear import linear
 from llmjax.kernels.offloading import experts_anywhere
 from llmjax.kernels.registry import Implementation, Operation
+from llmjax.kernels.sharding import CallAxes, parts
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.mlp import GatedMLP
-from llmjax.models.layers.residual import fed_forward
+from llmjax.models.layers.parameter import parameter
+from llmjax.models.layers.residual import fed_forward, feed_forward_axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,12 @@ class Experts:
         return ExpertsModule(self, size, dtype=dtype)
 
 
+def _axes(x: jax.Array, experts: ExpertsModule, *arguments: Any, **options: Any) -> CallAxes:
+    if parts("experts") > 1:
+        raise NotImplementedError("experts divided over devices")
+    return feed_forward_axes(x, experts, *arguments, **options)
+
+
 class ExpertsModule(nnx.Module):
     """``sum of share * expert(n) + sigmoid(shared_expert_gate(n)) * shared_expert(n)``.
 
@@ -44,7 +52,10 @@ class ExpertsModule(nnx.Module):
     of which ``Qwen3MoeSparseMoeBlock`` and ``MixtralSparseMoeBlock`` leave out the shared expert.
     """
 
-    half: ClassVar[Operation] = Operation("mixture of experts", (Implementation("in steps", fed_forward),))
+    # Positional: x, module, before, after, context. Static: residual.
+    half: ClassVar[Operation] = Operation("mixture of experts", (Implementation("in steps", fed_forward),), axes=_axes)
+    divided: ClassVar[str] = "inner"  # the columns of each expert's ``down_proj``
+    last_bias: ClassVar[None] = None
 
     def __init__(self, spec: Experts, size: int, *, dtype: jnp.dtype) -> None:
         router, self.spec = jnp.dtype(jnp.float32), spec
@@ -66,6 +77,10 @@ class ExpertsModule(nnx.Module):
             out = out + jax.nn.sigmoid(score).astype(n.dtype) * self.shared_expert(n)
         return out
 
+    def partial(self, n: jax.Array, context: Context) -> jax.Array:
+        """`__call__`, which is linear in the last products."""
+        return self(n, context)
+
     def route(self, n: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The experts of each token, i32 [T, K], best first, and their shares, f32 [T, K].
 
@@ -83,9 +98,9 @@ class Stacks(nnx.Module):
     """The experts of a layer, stacked; checkpoints hold them one by one or stacked."""
 
     def __init__(self, size: int, spec: Experts, *, dtype: jnp.dtype) -> None:
-        self.gate_proj = Stack(spec.count, size, spec.inner, dtype=dtype)
-        self.up_proj = Stack(spec.count, size, spec.inner, dtype=dtype)
-        self.down_proj = Stack(spec.count, spec.inner, size, dtype=dtype)
+        self.gate_proj = Stack(spec.count, size, spec.inner, dtype=dtype, axes=("inner", "hidden"))
+        self.up_proj = Stack(spec.count, size, spec.inner, dtype=dtype, axes=("inner", "hidden"))
+        self.down_proj = Stack(spec.count, spec.inner, size, dtype=dtype, axes=("hidden", "inner"))
 
     @property
     def weights(self) -> ExpertWeights:
@@ -94,10 +109,10 @@ class Stacks(nnx.Module):
 
 
 class Stack(nnx.Module):
-    """A weight [count, out, in]."""
+    """A weight [count, out, in]; ``axes``: names of the last two."""
 
-    def __init__(self, count: int, size_in: int, size_out: int, *, dtype: jnp.dtype) -> None:
-        self.weight = nnx.Param(jax.ShapeDtypeStruct((count, size_out, size_in), dtype))
+    def __init__(self, count: int, size_in: int, size_out: int, *, dtype: jnp.dtype, axes: tuple[str, str]) -> None:
+        self.weight = parameter((count, size_out, size_in), dtype, axes=("experts", *axes))
 
     @property
     def projection(self) -> Projection:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from llmjax.kernels.norm import Norm, rms_norm
+from llmjax.models.layers.parameter import parameter
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class RMSNorm(nnx.Module):
     def __init__(self, spec: RMS, size: int) -> None:
         self.spec = spec
         # A few kilobytes: f32 keeps them exact whatever the matrices' dtype is.
-        self.weight = nnx.Param(jax.ShapeDtypeStruct((size,), jnp.float32))
+        self.weight = parameter((size,), jnp.float32, axes=(None,))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return rms_norm(x, self.norm)

@@ -2,6 +2,9 @@
 
 A part either mixes tokens, ``part(n, context) -> (out, state)``, or takes each token by itself, ``part(n, context) ->
 out``. What stands here is the portable way. Parts with kernels that fuse all of it list them in their ``half``.
+
+Where ``part.divided`` is divided over devices, each of them has a part of the last product's columns: a half is then
+the product (``part.partial``), a sum over devices, and `added`.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ from typing import Any
 import jax
 
 from llmjax.kernels.attention import KVPages
+from llmjax.kernels.sharding import WHOLE, Axes, CallAxes
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.norm import RMSNorm
+from llmjax.models.layers.parameter import tree_of_axes
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,13 @@ class Sandwich(Residual):
 
 
 def mixed(
-    x: jax.Array, mixer: Any, before: RMSNorm | None, after: RMSNorm | None, context: Context
+    x: jax.Array,
+    mixer: Any,
+    before: RMSNorm | None,
+    after: RMSNorm | None,
+    context: Context,
+    *,
+    residual: bool = True,
 ) -> tuple[jax.Array, KVPages]:
     """``x + after(mixer(before(x)))``, and what the mixer keeps.
 
@@ -61,18 +72,55 @@ def mixed(
         x: [T, D].
         mixer: a module, ``(n, context) -> (out [T, D], state)``.
         before, after: None: no norm.
+        residual: False: only the mixer's last product, without its bias, ``after`` and x: what `added` is given.
     """
-    out, state = mixer(normed(x, before), context)
+    n = normed(x, before)
+    if not residual:
+        partial: tuple[jax.Array, KVPages] = mixer.partial(n, context)
+        return partial
+    out, state = mixer(n, context)
     return x + normed(out, after), state
 
 
 def fed_forward(
-    x: jax.Array, feed_forward: Any, before: RMSNorm | None, after: RMSNorm | None, context: Context
+    x: jax.Array,
+    feed_forward: Any,
+    before: RMSNorm | None,
+    after: RMSNorm | None,
+    context: Context,
+    *,
+    residual: bool = True,
 ) -> jax.Array:
     """``x + after(feed_forward(before(x)))``; arguments as for `mixed`."""
-    return x + normed(feed_forward(normed(x, before), context), after)
+    n = normed(x, before)
+    if not residual:
+        partial: jax.Array = feed_forward.partial(n, context)
+        return partial
+    return x + normed(feed_forward(n, context), after)
+
+
+def added(x: jax.Array, product: jax.Array, bias: jax.Array | None, after: RMSNorm | None) -> jax.Array:
+    """``x + after(product + bias)``: what is left of a half when its last product has been summed over devices."""
+    return x + normed(product if bias is None else product + bias.astype(product.dtype), after)
 
 
 def normed(x: jax.Array, norm: RMSNorm | None) -> jax.Array:
     """``norm(x)``, or x."""
     return x if norm is None else norm(x)
+
+
+def mixer_axes(
+    x: jax.Array, mixer: Any, before: RMSNorm | None, after: RMSNorm | None, context: Context, *, residual: bool = True
+) -> CallAxes:
+    """How a mixer and its state are divided over devices."""
+    state = mixer.spec.state.axes(context.state)
+    own = Context(rotation=WHOLE, state=state, batch=WHOLE)  # type: ignore[arg-type]
+    out = Axes(summed=None if residual else mixer.divided)
+    return CallAxes((WHOLE, tree_of_axes(mixer), WHOLE, WHOLE, own), (out, state))
+
+
+def feed_forward_axes(
+    x: jax.Array, part: Any, before: RMSNorm | None, after: RMSNorm | None, context: Context, *, residual: bool = True
+) -> CallAxes:
+    """How a feed-forward half is divided over devices."""
+    return CallAxes((WHOLE, tree_of_axes(part), WHOLE, WHOLE, WHOLE), Axes(summed=None if residual else part.divided))

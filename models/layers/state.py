@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from llmjax.kernels.attention import KVLayout, KVPages, make_pages
+from llmjax.kernels.sharding import WHOLE, Axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,11 @@ class PagedKV:
     head_dim: int
     window: int | None = None  # keys that a query sees, its own included; None: all before it
     value_dim: int | None = None  # leading entries of a key that are its value; None: values are kept beside keys
+
+    def axes(self, pages: KVPages) -> KVPages:
+        """The pages with the logical axes of their arrays in place of these."""
+        data = Axes((None, None, None if self.value_dim else "kv_heads", None, None))
+        return replace(pages, data=data, calibration=WHOLE)
 
     def layout(self, layout: KVLayout) -> KVLayout:
         """How pages of this kind are stored.

@@ -77,12 +77,12 @@ def norm_of(norm: Norm | None) -> RMSNorm | None:
     return made
 
 
-def mlp_in_steps(x: jax.Array, weights: MLPWeights, *, activation: str) -> jax.Array:
+def mlp_in_steps(x: jax.Array, weights: MLPWeights, *, activation: str, residual: bool = True) -> jax.Array:
     """The model's own definition, with these weights."""
     module = GatedMLP(inner=1, activation=activation).build(1, dtype=F32)
     for name in ("gate", "up", "down"):
         setattr(module, f"{name}_proj", linear_of(getattr(weights, name)))
-    return fed_forward(x, module, norm_of(weights.before), norm_of(weights.after), None)
+    return fed_forward(x, module, norm_of(weights.before), norm_of(weights.after), None, residual=residual)
 
 
 def attention_in_steps(
@@ -93,6 +93,7 @@ def attention_in_steps(
     batch: RaggedBatch,
     *,
     rules: AttentionRules,
+    residual: bool = True,
 ) -> tuple[jax.Array, KVPages]:
     """The model's own definition, with these weights."""
     rope = RopeConfig((1.0,), interleaved=rules.interleaved)
@@ -111,7 +112,8 @@ def attention_in_steps(
         setattr(module, f"{name}_proj", linear_of(getattr(weights, name)))
     if weights.q_norm is not None:
         module.q_norm, module.k_norm = norm_of(weights.q_norm), norm_of(weights.k_norm)
-    return mixed(x, module, norm_of(weights.before), norm_of(weights.after), Context(by, pages, batch))
+    before, after = norm_of(weights.before), norm_of(weights.after)
+    return mixed(x, module, before, after, Context(by, pages, batch), residual=residual)
 
 
 def exact(weights: Any) -> Any:
@@ -246,6 +248,32 @@ def test_attention_block(
     touched = {int(slot) // PAGE for slot in np.asarray(batch.slots)} - {0}
     changed = {i for i in range(len(pages.data)) if not np.array_equal(stored.data[i], pages.data[i])}
     assert changed == touched
+
+
+@pytest.mark.parametrize("kind", ["q4", "bfloat16"])
+def test_products_alone(kind: str) -> None:
+    """Without bias, norm behind and residual stream, which follow when devices have added up their parts."""
+    make, heads, head_dim = Maker(kind), 4, 16
+    norm = partial(make.norm, SIZE, plus_one=False)
+    project = partial(make.projection, bias=True)
+    sizes = (INNER, SIZE), (INNER, SIZE), (SIZE, INNER)
+    mlp = MLPWeights(norm(), *(project(*size) for size in sizes), norm())
+    x = make.floats(3, SIZE)
+    found = jax.jit(partial(cpu.mlp, activation="silu", residual=False))(x, mlp)
+    close(found, mlp_in_steps(x, exact(mlp), activation="silu", residual=False))
+    wide = heads * head_dim
+    q, k, v, o = (project(*size) for size in ((wide, SIZE), (wide, SIZE), (wide, SIZE), (SIZE, wide)))
+    attention = AttentionWeights(norm(), q, k, v, None, None, o, norm())
+    case = dataclasses.replace(CHUNKS, heads=heads, kv_heads=heads, head_dim=head_dim, cache="float32")
+    batch = ragged_batch(case, make.rng)
+    x, angles = make.floats(len(batch.slots), SIZE), make.floats(len(batch.slots), head_dim // 2)
+    by = Rotation(cos=jnp.cos(angles), sin=jnp.sin(angles))
+    filling = make.rng.standard_normal((2, case.num_pages * PAGE, heads, head_dim), np.float32)
+    pages, rules = filled_pages(case, filling, as_bits=True), AttentionRules(0.25)
+    found, _ = jax.jit(partial(cpu.attention_block, rules=rules, residual=False))(x, attention, by, pages, batch)
+    expected, _ = attention_in_steps(x, exact(attention), by, pages, batch, rules=rules, residual=False)
+    real = real_tokens(batch)
+    close(np.asarray(found)[real], np.asarray(expected)[real])
 
 
 def test_a_page_that_does_not_exist_is_an_error() -> None:

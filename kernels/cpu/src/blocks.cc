@@ -53,11 +53,11 @@ Phase add_normed(const Kernels& kernels, const Norm& after, const float* x, cons
           }};
 }
 
-// out = x + after(down(activation(gate(n)) * up(n))), n = before(x)
+// out = x + after(down(activation(gate(n)) * up(n))), n = before(x); without `adds` the product of down alone
 ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats after, ffi::RemainingArgs weights,
                        ffi::Result<Floats> out, ffi::Result<Floats> scratch, ffi::Span<const float> norms,
                        ffi::Span<const int32_t> matrices, ffi::Span<const float> levels, int32_t inner,
-                       int32_t activation, int32_t isa) {
+                       int32_t activation, bool adds, int32_t isa) {
   const auto dims = x.dimensions();
   if (dims.size() != 2 || weights.size() != 6 || !has_shape(*out, {dims[0], dims[1]}) || inner < 1 || activation < 0 ||
       activation > static_cast<int>(Activation::kQuickGelu)) {
@@ -75,7 +75,7 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
   float *gate = memory.take(inner), *up = memory.take(inner), *lowered = adds_normed ? memory.take(size) : (*out).typed_data();
   if (!memory.fits()) return invalid("mlp: too little scratch");
   Products raise(isa, rows, size, normed == nullptr ? x.typed_data() : normed, true), lower(isa, rows, inner, gate, true);
-  const float* residual = adds_normed ? nullptr : x.typed_data();
+  const float* residual = adds_normed || !adds ? nullptr : x.typed_data();
   float* const to[] = {gate, up, lowered};
   for (size_t i = 0; i < 3; ++i) {
     const auto matrix = matrix_arguments(weights, i, matrices, levels);
@@ -99,7 +99,8 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
   return ffi::Error::Success();
 }
 
-// out = x + after(o(attention(rotate(q_norm(q(n))), rotate(k_norm(k(n))), v(n)))), n = before(x)
+// out = x + after(o(attention(rotate(q_norm(q(n))), rotate(k_norm(k(n))), v(n)))), n = before(x); without `adds` the
+// product of o alone
 ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats q_norm, Floats k_norm, Floats after,
                                    Floats cos, Floats sin, ffi::AnyBuffer pages_in, Floats calibration,
                                    ffi::Buffer<ffi::S32> query_start, ffi::Buffer<ffi::S32> kv_len,
@@ -107,7 +108,7 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
                                    ffi::RemainingArgs weights, ffi::Result<Floats> out, ffi::Result<ffi::AnyBuffer> pages,
                                    ffi::Result<Floats> scratch, ffi::Span<const float> norms,
                                    ffi::Span<const int32_t> matrices, ffi::Span<const float> levels, int32_t heads,
-                                   bool interleaved, float scale, float softcap, int32_t window, int32_t cache_type,
+                                   bool interleaved, bool adds, float scale, float softcap, int32_t window, int32_t cache_type,
                                    int32_t page_size, bool token_scales, bool decode, int32_t isa) {
   const auto dims = x.dimensions(), cache = pages->dimensions(), angles = cos.dimensions();
   if (dims.size() != 2 || cache.size() != 5 || angles.size() != 2 || weights.size() != 8 || heads < 1 ||
@@ -132,7 +133,7 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
   float* projected = adds_normed ? memory.take(size) : out->typed_data();
   if (!memory.fits()) return invalid("attention block: too little scratch");
   Products project(isa, rows, size, normed == nullptr ? x.typed_data() : normed), output(isa, rows, q_size, attended);
-  const float* residual = adds_normed ? nullptr : x.typed_data();
+  const float* residual = adds_normed || !adds ? nullptr : x.typed_data();
   float* const to[] = {q, k, v, projected};
   const int sizes[] = {q_size, kv_size, kv_size, size};
   for (size_t i = 0; i < 4; ++i) {
@@ -183,6 +184,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_mlp, mlp_handler,
                                   .Attr<ffi::Span<const float>>("levels")
                                   .Attr<int32_t>("inner")
                                   .Attr<int32_t>("activation")
+                                  .Attr<bool>("residual")
                                   .Attr<int32_t>("isa"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_attention_block, attention_block_handler,
@@ -211,6 +213,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_attention_block, attention_block_handler,
                                   .Attr<ffi::Span<const float>>("levels")
                                   .Attr<int32_t>("heads")
                                   .Attr<bool>("interleaved")
+                                  .Attr<bool>("residual")
                                   .Attr<float>("scale")
                                   .Attr<float>("softcap")
                                   .Attr<int32_t>("window")

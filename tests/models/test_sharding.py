@@ -1,0 +1,79 @@
+"""Models on a mesh: kernels see local arrays, products are summed over devices, logits stay Hugging Face's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from llmjax.kernels.qtensor import Codes, QTensor, RowFormat
+from llmjax.kernels.sharding import Axes, Sharding, ShardingRules, parts, sharded
+from llmjax.models import GatedMLP, abstract_model, model_config
+from llmjax.models.layers.parameter import named, tree_of_axes
+
+GOLDEN = Path(__file__).parent / "golden"
+# Biases behind summed products; norms of heads, a tied head; experts with a shared one.
+CHECKPOINTS = ["llama-bias", "qwen3", "qwen2-moe"]
+
+
+@pytest.fixture(scope="module")
+def on_two_devices() -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.models.two_devices", *(str(GOLDEN / name) for name in CHECKPOINTS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=GOLDEN.parents[2], timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {Path(name).name: found for name, found in json.loads(done.stdout).items()}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_logits_are_the_same(on_two_devices: dict[str, Any], name: str) -> None:
+    found = on_two_devices[name]
+    assert found["difference"] < 2e-4
+    # One sum behind each half of a layer: equal layers share a function.
+    kinds = 2 if name == "qwen2-moe" else 1
+    assert found["sums"] == 2 * kinds
+    config = json.loads((GOLDEN / name / "config.json").read_text())
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    assert found["o_proj"] == [config["hidden_size"], config["num_attention_heads"] * head_dim // 2]
+    assert found["pages"][2] == config["num_key_value_heads"] // 2
+
+
+def one_device(**rules: str | None) -> Sharding:
+    devices = np.array(jax.devices("cpu")[:1])
+    return Sharding(Mesh(devices, ("tensor",), axis_types=(AxisType.Auto,)), ShardingRules(**rules))
+
+
+def test_rules_are_a_table() -> None:
+    sharding = one_device(hidden="tensor", inner=None)
+    assert sharding.spec(Axes(("heads", "inner", None, "hidden"))) == PartitionSpec("tensor", None, None, "tensor")
+    assert parts("heads") == 1
+    with sharded(sharding):
+        assert parts("heads") == 1 and parts("inner") == 1
+
+
+def test_parameters_carry_the_names_of_their_axes() -> None:
+    config = model_config(json.loads((GOLDEN / "qwen2-moe" / "config.json").read_text()))
+    graph, shapes = abstract_model(config, dtype=jnp.float32, activation_dtype=jnp.float32)
+    axes = dict(zip(graph.names, graph.axes, strict=True))
+    assert all(len(axes[name]) == len(shape.shape) for name, shape in shapes.items())
+    assert axes["model.embed_tokens.weight"] == axes["lm_head.weight"] == ("vocab", "hidden")
+    assert axes["model.layers.0.self_attn.k_proj.bias"] == ("kv_heads",)
+    assert axes["model.layers.0.mlp.experts.down_proj.weight"] == ("experts", "hidden", "inner")
+    assert axes["model.layers.1.mlp.down_proj.weight"] == ("hidden", "inner")
+    assert axes["model.layers.0.mlp.gate.weight"] == (None, None)
+
+
+def test_quantised_matrices_are_refused() -> None:
+    mlp = GatedMLP(inner=16, activation="silu").build(32, dtype=jnp.dtype(jnp.float32))
+    form = RowFormat(32, Codes(4), 32, "f32")
+    matrix = QTensor(jnp.zeros((1, form.num_words, 16), jnp.uint32), None, form, 16, jnp.dtype(jnp.float32))
+    mlp.up_proj.weight = named(matrix, ("inner", "hidden"))
+    with pytest.raises(NotImplementedError, match="QTensor weights cannot be divided over devices"):
+        tree_of_axes(mlp)
