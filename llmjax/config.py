@@ -272,7 +272,10 @@ class ServerConfig:
         "1000 bytes; later ones get 408",
     )
     keep_alive_timeout: float = setting(
-        75.0, "seconds after which an idle connection is closed", aliases=("--timeout-keep-alive",)
+        # Longer than the 60 s after which common proxies close idle connections themselves.
+        75.0,
+        "seconds after which an idle connection is closed",
+        aliases=("--timeout-keep-alive",),
     )
     max_idle_connections: int = setting(512, "idle connections that are kept; more close the ones idle longest")
     sse_keep_alive_interval: float = setting(15.0, "seconds between comments that keep an idle stream open")

@@ -66,12 +66,7 @@ async def _read(request: Request, limits: BodyLimits, *, patience: float) -> byt
     Args:
         patience: seconds that a body may take, on top of those that its bytes take at ``MIN_BYTES_PER_SECOND``.
     """
-    too_large = ApiError(
-        f"the body is larger than {limits.bytes} bytes",
-        status=413,
-        code="body_too_large",
-        headers={"Connection": "close"},
-    )
+    too_large = ApiError(f"the body is larger than {limits.bytes} bytes", status=413, code="body_too_large")
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > limits.bytes:
         raise too_large

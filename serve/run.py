@@ -7,21 +7,23 @@ import logging
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import uvicorn
 
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.errors import ChatTemplateError
 from llmjax.serve.app import create_app
+from llmjax.serve.connection import BoundedConnection, IdleConnections
 from llmjax.serve.drain import Gate
 from llmjax.serve.interfaces import Engine
 from llmjax.serve.listen import base_url, bind, check_tls, first_request
 
 log = logging.getLogger("serve")
 
-KEEP_ALIVE_SECONDS = 75  # longer than the 60 s after which common proxies close idle connections themselves
 LAST_WORDS_SECONDS = 2.0  # of shutdown_timeout, at most, for error events of requests that did not finish in time
 LATE_SECONDS = 2.0  # after shutdown_timeout the process ends, whatever it is doing
 
@@ -77,6 +79,7 @@ class DrainingServer(uvicorn.Server):
         self._drain_task: asyncio.Task[None] | None = None
         self._url = base_url(config, sock)
         self._last_words = min(LAST_WORDS_SECONDS, config.shutdown_timeout / 4)
+        connection = partial(BoundedConnection, settings=config, idle=IdleConnections(config.max_idle_connections))
         super().__init__(
             uvicorn.Config(
                 create_app(engine, config, gate=self._gate),
@@ -88,7 +91,8 @@ class DrainingServer(uvicorn.Server):
                 root_path=config.root_path,
                 ssl_keyfile=config.ssl_keyfile,
                 ssl_certfile=config.ssl_certfile,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                http=cast(type[asyncio.Protocol], connection),
+                timeout_keep_alive=cast(int, config.keep_alive_timeout),
                 timeout_graceful_shutdown=1,
             )
         )
