@@ -42,6 +42,10 @@ class ModelConfig:
         found = {layer.mixer.state.window for layer in self.layers}
         return tuple(sorted(found, key=lambda w: (w is not None, w or 0)))
 
+    def prompt_kind(self, prompt_len: int) -> tuple[int, ...]:
+        """Prompts of one kind have the same keys for the same tokens; see ``layers/rope_lengths.py``."""
+        return tuple(rope.by_length.kind(prompt_len) for rope in self.ropes if rope.by_length is not None)
+
     def group_of(self, layer: int) -> int:
         """Index into ``windows`` of a layer."""
         return self.windows.index(self.layers[layer].mixer.state.window)

@@ -84,6 +84,7 @@ class CausalLM(nnx.Module):
         positions: jax.Array,
         kv: tuple[KVPages, ...],
         batches: tuple[RaggedBatch, ...],
+        prompt_len: jax.Array | int = 0,
     ) -> Hidden:
         """Runs the layers over a packed step.
 
@@ -91,10 +92,11 @@ class CausalLM(nnx.Module):
             tokens, positions: i32 [T].
             kv: the pages of each layer.
             batches: the step as the layers of each entry of ``config.windows`` see it.
+            prompt_len: tokens of the prompt that each token's sequence began with, i32 [T] or one for all.
         """
         config = self.config
         x = self.model.embed_tokens(tokens)
-        rotations = {rope: rotation(positions, rope) for rope in config.ropes}
+        rotations = {rope: rotation(positions, rope, prompt_len) for rope in config.ropes}
         stored = []
         for i, (layer, pages) in enumerate(zip(self.model.layers, kv, strict=True)):
             rope = config.layers[i].mixer.rope

@@ -13,7 +13,13 @@ from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.mlp import GatedMLP
 from llmjax.models.layers.moe import Experts
 from llmjax.models.layers.norm import RMS
-from llmjax.models.layers.rope_scaling import LAYER_TYPES, RopeLengths, resolve_rope, rope_parameters
+from llmjax.models.layers.rope_scaling import (
+    LAYER_TYPES,
+    RopeLengths,
+    of_whole_heads,
+    resolve_rope,
+    rope_parameters,
+)
 
 MAX_LAYERS = 4096  # far above any model: a wrong number must not build a million modules
 
@@ -80,7 +86,9 @@ def attention_by_kind(
             raise fields.error("hidden_size", f"is not divisible by num_attention_heads = {heads}; give head_dim")
         head_dim = hidden_size // heads
     lengths = RopeLengths(fields.integer("max_position_embeddings"), max_model_len)
-    parameters = {kind: ropes[kind] if ropes else rope_parameters(fields, kind) for kind in dict.fromkeys(kinds)}
+    parameters = {
+        kind: of_whole_heads(ropes[kind] if ropes else rope_parameters(fields, kind)) for kind in dict.fromkeys(kinds)
+    }
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "scale": head_dim**-0.5}
     return {
         kind: Attention(

@@ -50,8 +50,8 @@ def model_config(config: Mapping[str, Any], *, max_model_len: int | None = None)
 
     Args:
         config: the parsed file; ``architectures[0]`` decides on the family, else ``model_type``.
-        max_model_len: longest sequence that will be served, in tokens. The dynamic and longrope rope scalings are
-            resolved for it; None means ``max_position_embeddings``.
+        max_model_len: longest sequence that will be served, in tokens; dynamic rope scaling reaches as far. None means
+            ``max_position_embeddings``.
 
     Raises:
         UnsupportedModel: an unknown architecture, or a key whose value is wrong or not supported.

@@ -58,6 +58,7 @@ class StepBatch:
     tokens: jax.Array  # i32 [T], READ_DEVICE where the slot's last token is meant
     query_start: jax.Array  # i32 [R + 1]
     kv_len: jax.Array  # i32 [R]
+    prompt_len: jax.Array  # i32 [R], which some rope scalings look at
     slot: jax.Array  # i32 [R]; padding rows have num_slots: read clamped, writes dropped
     steps: jax.Array  # i32 [R], tokens to sample one after another; 0 in the middle of a prompt
     stops: jax.Array  # i32 [R, MAX_STOPS], ids after which the row ends; NO_STOP where there are fewer
@@ -89,6 +90,7 @@ class BatchLayout:
             "tokens": (tokens,),
             "query_start": (rows + 1,),
             "kv_len": (rows,),
+            "prompt_len": (rows,),
             "slot": (rows,),
             "steps": (rows,),
             "stops": (rows, MAX_STOPS),
@@ -148,6 +150,7 @@ class BatchLayout:
         field["query_start"][: count + 1] = starts
         field["query_start"][count + 1 :] = starts[-1]
         field["kv_len"][:count] = lengths
+        field["prompt_len"][:count] = [row.sequence.num_prompt_tokens for row in plan.rows]
         field["slot"][:count] = slots
         field["slot"][count:] = self.num_slots
         field["steps"][:count] = [row.steps if row.samples else 0 for row in plan.rows]
@@ -168,6 +171,7 @@ class BatchLayout:
             tokens=field["tokens"],
             query_start=field["query_start"],
             kv_len=field["kv_len"],
+            prompt_len=field["prompt_len"],
             slot=field["slot"],
             steps=field["steps"],
             stops=field["stops"],

@@ -95,6 +95,7 @@ class Engine:
             num_slots=config.max_num_seqs,
             pages_per_sequence=self.kv_plan.pages_per_sequence,
             share_prefixes=config.enable_prefix_caching,
+            prompt_kind=self.model.config.prompt_kind,
         )
         self.scheduler = Scheduler(self.kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_tokens)
         self.runner = Runner(compiler, compile_threads=config.compile_threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,7 @@ class KVCache:
         num_slots: sequences that may run at once.
         pages_per_sequence: width of a page table.
         share_prefixes: whether different requests may share pages (continuations of one request always do).
+        prompt_kind: of a prompt's length; prompts of different kinds have different keys for the same tokens.
     """
 
     def __init__(
@@ -51,10 +53,12 @@ class KVCache:
         num_slots: int,
         pages_per_sequence: int,
         share_prefixes: bool = True,
+        prompt_kind: Callable[[int], tuple[int, ...]] = lambda prompt_len: (),
     ) -> None:
         self.groups = groups
         self.page_size = page_size
         self.share_prefixes = share_prefixes
+        self._prompt_kind = prompt_kind
         self.pools = [PagePool(group.num_pages) for group in groups]
         # What the device reads, row by slot; kept up to date here so that packing a step is one gather.
         self.tables = [np.zeros((num_slots, pages_per_sequence), np.int32) for _ in groups]
@@ -189,7 +193,8 @@ class KVCache:
         request = sequence.request
         if not self.share_prefixes:
             return PageKey.root("request", request.request_id)
-        return PageKey.root("salt", request.cache_salt) if request.cache_salt else PageKey.root("all")
+        kind = "".join(f"{part} " for part in self._prompt_kind(sequence.num_prompt_tokens))
+        return PageKey.root("salt", kind + request.cache_salt) if request.cache_salt else PageKey.root("all", kind)
 
     def _known_pages(self, sequence: Sequence) -> list[list[int | None]]:
         """Per group, the cached page of each full page of the prompt, as far as the first group knows it."""

@@ -116,7 +116,7 @@ def _mixed(
     """Chunks of prompts, and one token of each other row."""
     row, position, ragged = layout.ragged(batch, page_size=state.kv[0].page_size)
     tokens = jnp.where(batch.tokens == READ_DEVICE, state.last_token[batch.slot[row]], batch.tokens)
-    result = model(tokens, position, state.kv, ragged)
+    result = model(tokens, position, state.kv, ragged, prompt_len=batch.prompt_len[row])
     last = jnp.maximum(batch.query_start[1:] - 1, 0)  # [R]
     # Rows in the middle of a prompt sample too (one shape for all), but nothing of it is kept.
     samples = (batch.steps > 0) & (tokens[last] != ENDED)
@@ -141,7 +141,7 @@ def _decode(model: Any, loop: _Loop, batch: StepBatch, *, layout: BatchLayout, m
     alive = _alive(batch, tokens, loop.done)
     now = _narrowed(batch, jnp.where(alive, batch.kv_len + loop.done, 0), alive & (batch.steps > 0))
     _, position, ragged = layout.ragged(now, page_size=loop.state.kv[0].page_size)
-    result = model(tokens, position, loop.state.kv, ragged)
+    result = model(tokens, position, loop.state.kv, ragged, prompt_len=batch.prompt_len)
     state, sampled, logprobs = _sample(
         model,
         replace(loop.state, kv=result.kv),

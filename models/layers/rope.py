@@ -8,18 +8,21 @@ import jax
 import jax.numpy as jnp
 
 from llmjax.kernels.rope import Rotation
+from llmjax.models.layers.rope_lengths import LongFrequencies, StretchedBase
 
 
 @dataclass(frozen=True)
 class RopeConfig:
     """Rotary embedding of one kind of layer: the result of resolving every scaling rule.
 
-    ``inv_freq`` is final (scaling applied), so the model only computes ``position * inv_freq``.
+    ``inv_freq`` is final (scaling applied), so the model only computes ``position * inv_freq``, except under rules that
+    look at the length of a sequence.
     """
 
     inv_freq: tuple[float, ...]  # [rotary_dim / 2]
     attention_factor: float = 1.0  # multiplies cos and sin
     interleaved: bool = False  # pairs (2i, 2i+1) instead of (i, i + d/2)
+    by_length: LongFrequencies | StretchedBase | None = None  # what becomes of ``inv_freq`` in long sequences
     max_position: int = field(default=0, compare=False)  # longest sequence that the scaling reaches, in tokens
 
     @property
@@ -27,11 +30,15 @@ class RopeConfig:
         return 2 * len(self.inv_freq)
 
 
-def rotation(positions: jax.Array, rope: RopeConfig) -> Rotation:
+def rotation(positions: jax.Array, rope: RopeConfig, prompt_len: jax.Array | int = 0) -> Rotation:
     """The rotation of each position, in f32 whatever the activations are: bf16 cannot tell position 257 from 256.
 
     Args:
         positions: i32 [T].
+        prompt_len: tokens of the prompt that each position belongs to, i32 [T] or one for all.
     """
-    angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(rope.inv_freq, jnp.float32)
+    inv_freq = jnp.asarray(rope.inv_freq, jnp.float32)
+    if rope.by_length is not None:
+        inv_freq = rope.by_length.at(inv_freq, jnp.maximum(prompt_len, positions + 1))
+    angles = positions.astype(jnp.float32)[:, None] * inv_freq
     return Rotation(cos=jnp.cos(angles) * rope.attention_factor, sin=jnp.sin(angles) * rope.attention_factor)

@@ -6,15 +6,19 @@ Formulas are those of Hugging Face's ``modeling_rope_utils`` and of the papers: 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from llmjax.models.fields import Fields
 from llmjax.models.layers.rope import RopeConfig
+from llmjax.models.layers.rope_lengths import LongFrequencies, StretchedBase
+
+logger = logging.getLogger(__name__)
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -35,6 +39,7 @@ class RopeLengths:
 class _Scaled:
     inv_freq: np.ndarray  # f64 [rotary_dim / 2]
     attention_factor: float = 1.0
+    by_length: LongFrequencies | StretchedBase | None = None
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,29 @@ def rope_parameters(fields: Fields, layer_type: str, *, theta: str = "rope_theta
         "rope_theta": fields.get(theta),
         "rope_type": merged.get("type", "default"),
         "partial_rotary_factor": fields.get("partial_rotary_factor") or 1.0,
+        "rope_dimension_count": fields.get("rope_dimension_count"),
     }
     return Fields({key: value for key, value in merged.items() if value is not None}, defaults, name)
+
+
+def of_whole_heads(parameters: Fields) -> Fields:
+    """The rope keys of a family whose heads are rotated whole: its classes in transformers do not look at
+    ``partial_rotary_factor``, or, with a scaling, fail over it. A GGUF file's rope.dimension_count counts all the same.
+
+    Raises:
+        UnsupportedModel: the factor stands beside a scaling.
+    """
+    if parameters.number("partial_rotary_factor") == 1 or parameters.get("rope_dimension_count") is not None:
+        return parameters
+    if parameters.get("rope_type") != "default":
+        raise parameters.error("partial_rotary_factor", "is not supported: this family rotates whole heads")
+    logger.warning(
+        "%s: partial_rotary_factor = %s has no effect: as in transformers, this family rotates whole heads",
+        parameters.name,
+        parameters.get("partial_rotary_factor"),
+    )
+    values = {key: value for key, value in parameters.values.items() if key != "partial_rotary_factor"}
+    return replace(parameters, values=values, defaults={**parameters.defaults, "partial_rotary_factor": 1.0})
 
 
 def resolve_rope(parameters: Fields, *, head_dim: int, lengths: RopeLengths) -> RopeConfig:
@@ -111,11 +137,13 @@ def resolve_rope(parameters: Fields, *, head_dim: int, lengths: RopeLengths) -> 
             "partial_rotary_factor", f"leaves {rotary_dim} of {head_dim} entries of a head to rotate"
         )
     scaled = rule.scale(parameters, rotary_dim, lengths)
-    if not 0 < scaled.inv_freq.min() <= scaled.inv_freq.max() < np.finfo(np.float32).max:
+    every = [*scaled.inv_freq, *(scaled.by_length.inv_freq if isinstance(scaled.by_length, LongFrequencies) else ())]
+    if not 0 < min(every) <= max(every) < np.finfo(np.float32).max:
         raise parameters.error("rope_theta", "and the scaling give frequencies that f32 cannot hold")
     return RopeConfig(
         inv_freq=tuple(scaled.inv_freq.astype(np.float32).tolist()),
         attention_factor=scaled.attention_factor,
+        by_length=scaled.by_length,
         max_position=extended_length(parameters, lengths),
     )
 
@@ -130,8 +158,8 @@ def extended_length(parameters: Fields, lengths: RopeLengths) -> int:
     return lengths.max_position
 
 
-def _base(parameters: Fields, dim: int, *, stretch: float = 1.0) -> np.ndarray:
-    return (parameters.number("rope_theta") * stretch) ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
+def _base(parameters: Fields, dim: int) -> np.ndarray:
+    return parameters.number("rope_theta") ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
 
 
 def _original_length(parameters: Fields, lengths: RopeLengths) -> int:
@@ -147,13 +175,9 @@ def _linear(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
 
 
 def _dynamic(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
-    # Hugging Face rescales as a sequence grows, which invalidates keys already cached: one length is picked instead.
     if dim == 2:
         raise parameters.error("rope_type", "needs more than two rotary entries a head")
-    factor = parameters.number("factor")
-    length = max(lengths.served, lengths.max_position)
-    stretch = (factor * length / lengths.max_position - (factor - 1)) ** (dim / (dim - 2))
-    return _Scaled(_base(parameters, dim, stretch=stretch))
+    return _Scaled(_base(parameters, dim), by_length=StretchedBase(lengths.max_position, parameters.number("factor")))
 
 
 def _llama3(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
@@ -202,16 +226,20 @@ def _yarn_attention_factor(parameters: Fields, factor: float) -> float:
 
 
 def _longrope(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
-    # Hugging Face switches tables with the current length, which invalidates cached keys: the served length decides.
     original = _original_length(parameters, lengths)
-    divisors = parameters.numbers("long_factor" if lengths.served > original else "short_factor", count=dim // 2)
+    short, long = (
+        _base(parameters, dim) / np.array(parameters.numbers(f"{name}_factor", count=dim // 2))
+        for name in ("short", "long")
+    )
+    with np.errstate(over="ignore"):  # `resolve_rope` refuses what f32 cannot hold
+        beyond = LongFrequencies(original, tuple(long.astype(np.float32).tolist()))
     factor = parameters.optional_number("factor") or lengths.max_position / original
     attention_factor = parameters.optional_number("attention_factor")
     if attention_factor is None:
         if original < 2:
             raise parameters.error("original_max_position_embeddings", "must be at least 2 for longrope")
         attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    return _Scaled(_base(parameters, dim) / np.array(divisors), attention_factor)
+    return _Scaled(short, attention_factor, beyond)
 
 
 def _custom(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:

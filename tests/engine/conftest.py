@@ -26,17 +26,18 @@ class Plain:
 
     Args:
         path: checkpoint in Hugging Face layout.
+        overrides: of its config.json.
     """
 
-    def __init__(self, path: Path) -> None:
-        checkpoint = open_checkpoint(path)
+    def __init__(self, path: Path, **overrides: Any) -> None:
+        checkpoint = open_checkpoint(path, overrides=overrides)
         config = checkpoint.model_config()
         graph, shapes = models.abstract_model(config, dtype=jnp.float32, activation_dtype=jnp.float32)
         self.params = {name: jnp.asarray(checkpoint.tensors[name].read(np.dtype("float32"))) for name in shapes}
         self.vocab_size = config.vocab_size
 
         @jax.jit
-        def logits(params: Any, tokens: jax.Array, length: jax.Array) -> jax.Array:
+        def logits(params: Any, tokens: jax.Array, length: jax.Array, prompt_len: jax.Array) -> jax.Array:
             kv = tuple(
                 spec.mixer.state.make(num_pages=2, page_size=CONTEXT, dtype=jnp.dtype("float32"))
                 for spec in config.layers
@@ -49,16 +50,17 @@ class Plain:
                 slots=jnp.where(position < length, CONTEXT + position, 0),
             )
             model = models.merge(graph, params)
-            result = model(tokens, position, kv, (batch,) * len(config.windows))
+            result = model(tokens, position, kv, (batch,) * len(config.windows), prompt_len=prompt_len)
             return model.logits(result.hidden)
 
         self._logits = logits
 
-    def logits(self, tokens: list[int]) -> np.ndarray:
-        """f32 [n, V] after each of the n tokens."""
+    def logits(self, tokens: list[int], *, prompt_len: int = 0) -> np.ndarray:
+        """f32 [n, V] after each of the n tokens, of which so many are the prompt."""
         padded = np.zeros(CONTEXT, np.int32)
         padded[: len(tokens)] = tokens
-        return np.asarray(self._logits(self.params, padded, np.int32(len(tokens))))[: len(tokens)]
+        lengths = np.int32(len(tokens)), np.int32(prompt_len)
+        return np.asarray(self._logits(self.params, padded, *lengths))[: len(tokens)]
 
     def logprobs(self, tokens: list[int]) -> np.ndarray:
         """f64 [n, V], log_softmax of ``logits``."""
@@ -73,7 +75,7 @@ class Plain:
         """The most likely token, ``count`` times."""
         tokens = list(prompt)
         for _ in range(count):
-            tokens.append(int(self.logits(tokens)[-1].argmax()))
+            tokens.append(int(self.logits(tokens, prompt_len=len(prompt))[-1].argmax()))
         return tokens[len(prompt) :]
 
 
@@ -81,6 +83,12 @@ class Plain:
 def plain() -> Callable[[str], Plain]:
     """``plain(family)`` runs a golden checkpoint without the engine."""
     return cache(lambda name: Plain(CHECKPOINTS / name))
+
+
+@pytest.fixture(scope="session")
+def plain_model() -> type[Plain]:
+    """``plain_model(path, **overrides)`` runs any checkpoint without the engine."""
+    return Plain
 
 
 @pytest.fixture(scope="session")

@@ -46,6 +46,7 @@ class Request:
 
     tokens: Sequence[int]
     tables: list[np.ndarray]  # per window group, i32 [P]
+    prompt_len: int  # how many of the tokens are the prompt
     done: int = 0  # tokens already in the pages
 
 
@@ -78,17 +79,18 @@ class Stepper:
         self.free = [list(rng.permutation(np.arange(1, self.num_pages))) for _ in self.config.windows]
 
         @partial(jax.jit, donate_argnums=1)
-        def step(params: Any, kv: Any, tokens: Any, positions: Any, batches: Any) -> Any:
+        def step(params: Any, kv: Any, tokens: Any, positions: Any, batches: Any, prompt_len: Any) -> Any:
             model = merge(graphdef, params)
-            out = model(tokens, positions, kv, batches)
+            out = model(tokens, positions, kv, batches, prompt_len=prompt_len)
             return model.logits(out.hidden), out.kv
 
         self.jitted = step
 
-    def add(self, tokens: Sequence[int]) -> Request:
+    def add(self, tokens: Sequence[int], *, prompt_len: int | None = None) -> Request:
         pages = self.max_len // PAGE
         tables = [np.array([free.pop() for _ in range(pages)], np.int32) for free in self.free]
-        self.requests.append(Request(tokens=tokens, tables=tables))
+        prompt_len = len(tokens) if prompt_len is None else prompt_len
+        self.requests.append(Request(tokens=tokens, tables=tables, prompt_len=prompt_len))
         return self.requests[-1]
 
     def step(self, work: Sequence[tuple[Request, int]], *, bucket: int, rows: int) -> list[np.ndarray]:
@@ -102,6 +104,7 @@ class Stepper:
             Logits f32 [count, V] for each entry of ``work``.
         """
         tokens, positions = np.full(bucket, -1, np.int32), np.full(bucket, 7, np.int32)
+        prompts = np.zeros(bucket, np.int32)
         starts, lengths = np.zeros(rows + 1, np.int32), np.zeros(rows, np.int32)
         groups = range(len(self.config.windows))
         tables = [np.zeros((rows, self.max_len // PAGE), np.int32) for _ in groups]
@@ -113,6 +116,7 @@ class Stepper:
             place = np.arange(request.done, request.done + count)
             tokens[first : first + count] = request.tokens[request.done : request.done + count]
             positions[first : first + count] = place
+            prompts[first : first + count] = request.prompt_len
             for group, window in enumerate(self.config.windows):
                 table = request.tables[group]
                 slots[group][first : first + count] = table[place // PAGE] * PAGE + place % PAGE
@@ -125,7 +129,8 @@ class Stepper:
             for group in groups
         )
         batches = jax.tree.map(jnp.asarray, batches)
-        logits, self.kv = self.jitted(self.weights, self.kv, jnp.asarray(tokens), jnp.asarray(positions), batches)
+        arrays = (jnp.asarray(tokens), jnp.asarray(positions), batches, jnp.asarray(prompts))
+        logits, self.kv = self.jitted(self.weights, self.kv, *arrays)
         logits = np.asarray(logits)
         return [logits[starts[row] : starts[row + 1]] for row in range(len(work))]
 

@@ -18,6 +18,8 @@ ROPES = [
     ("llama", "rope-longrope-short"),
     ("qwen3", "rope-v5"),
 ]
+# Prompts of so many tokens, continued to 40; the scalings change at 24.
+GROWING = [("rope-longrope-grown", 17), ("rope-dynamic-grown", 17), ("rope-dynamic-further", 30)]
 BUCKET, ROWS = 48, 4  # one step shape, so that a model compiles once
 TOLERANCE = 2e-4
 
@@ -33,8 +35,8 @@ def model(request: Any, golden: Any, stepper: Any) -> Any:
     return checkpoint, stepper(checkpoint.config, checkpoint.params, num_pages=256)
 
 
-def run_in_chunks(engine: Any, tokens: Any, chunk: Any, bucket: int = BUCKET) -> Any:
-    request = engine.add(tokens)
+def run_in_chunks(engine: Any, tokens: Any, chunk: Any, bucket: int = BUCKET, prompt_len: int | None = None) -> Any:
+    request = engine.add(tokens, prompt_len=prompt_len)
     parts = []
     while request.done < len(tokens):
         count = min(chunk, len(tokens) - request.done)
@@ -86,12 +88,24 @@ def test_prefill_of_one_request_among_decodes_of_others(model: Any) -> None:
 def test_rope_scalings(golden: Any, golden_keys: Any, stepper: Any, name: Any, case: Any) -> None:
     checkpoint = golden(name)
     expected = checkpoint.cases[case]
-    # Hugging Face resolves dynamic and longrope for the length it sees.
-    config = {**checkpoint.config, **golden_keys(name, case)}
-    engine = stepper(config, checkpoint.params, max_model_len=len(expected.tokens))
+    engine = stepper({**checkpoint.config, **golden_keys(name, case)}, checkpoint.params)
     close(run_in_chunks(engine, expected.tokens, BUCKET), expected)
     unscaled = checkpoint.cases["short" if case.endswith("-short") else "long"].logits[expected.at]
     assert np.abs(unscaled - expected.logits).max() > 0.05
+
+
+@pytest.mark.parametrize(("case", "prompt_len"), GROWING)
+def test_sequences_that_outgrow_a_rope_scaling(
+    golden: Any, golden_keys: Any, stepper: Any, case: str, prompt_len: int
+) -> None:
+    """In chunks, token by token, and at once as after a preemption."""
+    checkpoint = golden("llama")
+    expected = checkpoint.cases[case]
+    engine = stepper({**checkpoint.config, **golden_keys("llama", case)}, checkpoint.params)
+    for chunk in (1, 7, BUCKET):
+        close(run_in_chunks(engine, expected.tokens, chunk, prompt_len=prompt_len), expected)
+    other = run_in_chunks(engine, expected.tokens, BUCKET)  # as one long prompt
+    assert np.abs(other[expected.at] - expected.logits).max() > 0.05
 
 
 def test_bf16_weights_with_f32_activations(golden: Any, stepper: Any) -> None:

@@ -23,6 +23,7 @@ from llmjax.models import (
     UnsupportedModel,
     model_config,
 )
+from llmjax.models.layers.rope_lengths import LongFrequencies
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL: dict[str, Any] = {
@@ -224,7 +225,7 @@ def test_transformers_5_rewrites_mean_the_same(folder: Path) -> None:
     assert "rope_theta" not in new and model_config(new) == model_config(old)
 
 
-def test_max_model_len_resolves_longrope() -> None:
+def test_longrope_does_not_depend_on_what_is_served() -> None:
     long, short = [2.0] * 8, [1.0] * 8
     keys = {
         **SMALL,
@@ -232,8 +233,12 @@ def test_max_model_len_resolves_longrope() -> None:
         "original_max_position_embeddings": 256,
         "rope_scaling": {"type": "longrope", "long_factor": long, "short_factor": short},
     }
-    assert model_config(keys).ropes[0].inv_freq[0] == 0.5
-    assert model_config(keys, max_model_len=256).ropes[0].inv_freq[0] == 1.0
+    for max_model_len in (None, 256, 300):
+        got = model_config(keys, max_model_len=max_model_len)
+        assert got.ropes[0].inv_freq[0] == 1.0
+        assert got.ropes[0].by_length == LongFrequencies(256, tuple(x / 2 for x in got.ropes[0].inv_freq))
+        assert [got.prompt_kind(length) for length in (1, 256, 257)] == [(0,), (0,), (1,)]
+    assert model_config({**SMALL, "model_type": "llama"}).prompt_kind(1000) == ()
     with pytest.raises(UnsupportedModel, match="max_model_len = 0"):
         model_config(keys, max_model_len=0)
 
@@ -373,6 +378,20 @@ SCALINGS = st.builds(
     st.sampled_from(["default", "linear", "dynamic", "llama3", "yarn", "longrope", "custom"]),
     st.dictionaries(ROPE_KEYS, st.floats(0, 1e9) | st.integers(0, 10**6) | st.just([1.5] * 8) | VALUES, max_size=6),
 )
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_heads_are_rotated_whole_as_in_transformers(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    keys = {"architectures": [family], **SMALL, "num_key_value_heads": 2, "head_dim": 16}
+    plain = model_config(keys)
+    assert model_config({**keys, "partial_rotary_factor": 0.5}) == plain and not plain.ropes[0].rotary_dim % 16
+    assert "partial_rotary_factor = 0.5 has no effect" in caplog.text
+    # A GGUF file means it.
+    half = model_config({**keys, "partial_rotary_factor": 0.5, "rope_dimension_count": 8})
+    assert {rope.rotary_dim for rope in half.ropes} == {8}
+    if family != "Gemma3ForCausalLM":  # whose layers here have windows, and so no scaling
+        with pytest.raises(UnsupportedModel, match=r"partial_rotary_factor = 0\.5 is not supported"):
+            model_config({**keys, "partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2}})
 
 
 @settings(max_examples=400)

@@ -38,7 +38,7 @@ def rope_config(gguf: GGUFFile, keys: ArchitectureKeys, *, head_dim: int, contex
         "rope_scaling": _scaling(gguf, keys, width // 2, context),
     }
     if width != head_dim:
-        found["partial_rotary_factor"] = width / head_dim
+        found |= {"partial_rotary_factor": width / head_dim, "rope_dimension_count": width}
     return found
 
 

@@ -124,7 +124,7 @@ def alone(spec: LayerSpec, length: int) -> Context:
     """
     count, mixer = -(-length // PAGE), spec.mixer
     pages = mixer.state.make(num_pages=1 + count, page_size=PAGE, dtype=jnp.dtype(jnp.float32))
-    by = None if mixer.rope is None else rotation(jnp.arange(length, dtype=jnp.int32), mixer.rope)
+    by = None if mixer.rope is None else rotation(jnp.arange(length, dtype=jnp.int32), mixer.rope, length)
     batch = RaggedBatch(
         query_start=jnp.array([0, length], jnp.int32),
         kv_len=jnp.array([length], jnp.int32),

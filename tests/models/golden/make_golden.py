@@ -114,10 +114,14 @@ _LONGROPE = {
     "long_factor": [1.2, 2.5, 6.0, 9.5],
     "original_max_position_embeddings": 24,
 }
+_DYNAMIC = {"rope_scaling": {"type": "dynamic", "factor": 3.0}, "max_position_embeddings": 24}
+GROWN = {"rope-longrope-grown": 17, "rope-dynamic-grown": 17, "rope-dynamic-further": 30}
+"""Cases in which a prompt of so many tokens is continued token by token."""
+
 ROPES: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {
         "rope-linear": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
-        "rope-dynamic": {"rope_scaling": {"type": "dynamic", "factor": 3.0}, "max_position_embeddings": 24},
+        "rope-dynamic": _DYNAMIC,
         "rope-llama3": {
             "rope_scaling": {
                 "rope_type": "llama3",
@@ -147,6 +151,9 @@ ROPES: dict[str, dict[str, dict[str, Any]]] = {
         },
         "rope-longrope-long": {"rope_scaling": _LONGROPE},
         "rope-longrope-short": {"rope_scaling": _LONGROPE},
+        "rope-longrope-grown": {"rope_scaling": _LONGROPE},
+        "rope-dynamic-grown": _DYNAMIC,
+        "rope-dynamic-further": _DYNAMIC,
     },
     "qwen3": {
         "rope-v5": {
@@ -203,9 +210,14 @@ def published(model: torch.nn.Module, name: str) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def logits_of(model: torch.nn.Module, tokens: np.ndarray, at: np.ndarray) -> np.ndarray:
-    out = model(torch.from_numpy(tokens.astype(np.int64))[None], use_cache=False).logits[0]
-    return out[torch.from_numpy(at)].float().numpy()
+def logits_of(model: torch.nn.Module, tokens: np.ndarray, at: np.ndarray, prompt_len: int | None = None) -> np.ndarray:
+    ids = torch.from_numpy(tokens.astype(np.int64))[None]
+    out = model(ids[:, :prompt_len], use_cache=prompt_len is not None)
+    found = [out.logits[0]]
+    for i in range(prompt_len or len(tokens), len(tokens)):
+        out = model(ids[:, i : i + 1], past_key_values=out.past_key_values, use_cache=True)
+        found.append(out.logits[0])
+    return torch.cat(found)[torch.from_numpy(at)].float().numpy()
 
 
 def main() -> None:
@@ -239,7 +251,8 @@ def main() -> None:
 
         def record(case: str, under: torch.nn.Module, tokens: np.ndarray, step: int, cases: dict = cases) -> None:
             at = np.arange(len(tokens) - 1, -1, -step)[::-1].copy()
-            cases |= {f"{case}/tokens": tokens, f"{case}/at": at, f"{case}/logits": logits_of(under, tokens, at)}
+            logits = logits_of(under, tokens, at, GROWN.get(case))
+            cases |= {f"{case}/tokens": tokens, f"{case}/at": at, f"{case}/logits": logits}
 
         for prompt, tokens in prompts.items():
             record(prompt, model, tokens, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -39,15 +40,21 @@ def test_linear() -> None:
     check(resolve({"rope_type": "linear", "factor": 8}), [plain(i) / 8 for i in range(32)])
 
 
-@pytest.mark.parametrize("served", [None, 100, 4096])
-def test_dynamic_leaves_lengths_the_model_knows_alone(served: int | None) -> None:
-    check(resolve({"rope_type": "dynamic", "factor": 2.0}, served=served), [plain(i) for i in range(32)])
+def frequencies(rope: Any, *lengths: int) -> np.ndarray:
+    """f32 [lengths, rotary_dim / 2]."""
+    return np.asarray(rope.by_length.at(jnp.asarray(rope.inv_freq, jnp.float32), jnp.array(lengths, jnp.int32)))
 
 
-def test_dynamic_beyond() -> None:
-    theta = THETA * (2.0 * 10000 / MAX - 1) ** (64 / 62)
-    got = resolve({"rope_type": "dynamic", "factor": 2.0}, served=10000)
-    check(got, [plain(i, theta=theta) for i in range(32)])
+@pytest.mark.parametrize("served", [None, 100, 10000])
+def test_dynamic(served: int | None) -> None:
+    got = resolve({"rope_type": "dynamic", "factor": 2.0}, served=served)
+    check(got, [plain(i) for i in range(32)])
+    known, same, *beyond = frequencies(got, 100, MAX, MAX + 1, 10000)
+    assert np.array_equal(known, got.inv_freq) and np.array_equal(same, got.inv_freq)
+    for length, found in zip((MAX + 1, 10000), beyond, strict=True):
+        theta = THETA * (2.0 * length / MAX - 1) ** (64 / 62)
+        np.testing.assert_allclose(found, [plain(i, theta=theta) for i in range(32)], rtol=2e-6)
+    assert [got.by_length.kind(length) for length in (1, MAX, MAX + 1, 9999)] == [0, 0, MAX + 1, 9999]
 
 
 def test_llama3() -> None:
@@ -102,13 +109,16 @@ def test_yarn_mscale_and_factor_from_the_lengths() -> None:
 
 
 @pytest.mark.parametrize("name", ["longrope", "su"])
-@pytest.mark.parametrize(("served", "which"), [(None, "long"), (1025, "long"), (1024, "short"), (17, "short")])
-def test_longrope(name: str, served: int | None, which: str) -> None:
+@pytest.mark.parametrize("served", [None, 17, 9999])
+def test_longrope(name: str, served: int | None) -> None:
     lists = {"long": [1 + i / 4 for i in range(32)], "short": [1 + i / 64 for i in range(32)]}
     keys = {"type": name, "long_factor": lists["long"], "short_factor": lists["short"]}
     got = resolve(keys, served=served, original_max_position_embeddings=1024)
-    expected = [plain(i) / lists[which][i] for i in range(32)]
-    check(got, expected, math.sqrt(1 + math.log(4) / math.log(1024)))
+    expected = {which: [plain(i) / divisors[i] for i in range(32)] for which, divisors in lists.items()}
+    check(got, expected["short"], math.sqrt(1 + math.log(4) / math.log(1024)))
+    found = frequencies(got, 17, 1024, 1025, 9999)
+    np.testing.assert_allclose(found, [expected[which] for which in ("short", "short", "long", "long")], rtol=1e-6)
+    assert [got.by_length.kind(length) for length in (1, 1024, 1025, 9999)] == [0, 0, 1, 1]
 
 
 def test_longrope_factors() -> None:
@@ -185,6 +195,10 @@ def test_extended_length(keys: dict[str, Any], length: int) -> None:
         ({"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}, "must be a list of 32 numbers"),
         ({"type": "longrope", "long_factor": [1] * 32, "short_factor": ["a"] * 32}, "short_factor = 'a' must be a"),
         ({"type": "linear", "factor": 1e-60}, "frequencies that f32 cannot hold"),
+        (
+            {"type": "longrope", "long_factor": [1e-60] * 32, "short_factor": [1.0] * 32},
+            "frequencies that f32 cannot hold",
+        ),
         ({"type": "custom", "inv_freq_divisors": [0.0] * 32}, "inv_freq_divisors = 0.0 must be a positive number"),
         ({"type": "yarn", "factor": 2, "truncate": "no"}, "truncate = 'no' must be true or false"),
         ({"type": "yarn", "factor": 2, "rope_theta": 1.0}, "rope_theta = 1.0 must exceed 1"),
