@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import json
+import atexit
+import gc
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -215,15 +215,35 @@ def generate(prompts: Prompt | Sequence[Prompt], *, model: str = DEFAULT_MODEL, 
         if name not in known:
             hint = nearest(name, [*PARAM_NAMES, *known])
             raise InvalidRequest(f"{name} is neither a sampling parameter nor an engine setting{hint}", field=name)
-    llm = _loaded(model, json.dumps(settings, sort_keys=True, default=str))
+    llm = _kept.get(model, settings)
     params = SamplingParams(**{**llm.default_sampling_params, **sampling})
     return llm.generate(prompts, params)
 
 
-@functools.lru_cache(maxsize=1)
-def _loaded(model: str, settings: str) -> LLM:
-    """One model stays; the settings come as JSON because a cache key must be hashable."""
-    return LLM(model, **json.loads(settings))
+class _KeptModel:
+    """The model of the last ``generate``: one at a time, for two may not fit."""
+
+    def __init__(self) -> None:
+        self._llm: LLM | None = None
+        self._asked: tuple[str, dict[str, Any]] | None = None
+
+    def get(self, model: str, settings: dict[str, Any]) -> LLM:
+        """The same one if the same is asked for; else the old one goes before the new one is loaded."""
+        if self._llm is None or self._asked != (model, settings):
+            self.close()
+            self._llm, self._asked = LLM(model, **settings), (model, settings)
+        return self._llm
+
+    def close(self) -> None:
+        """Lets go of it."""
+        if self._llm is not None:
+            self._llm.close()
+            self._llm = self._asked = None
+            gc.collect()  # weights must not wait for a collection to come by
+
+
+_kept = _KeptModel()
+atexit.register(_kept.close)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -6,6 +6,8 @@ import logging
 import os
 import platform as host
 import subprocess
+import tempfile
+import warnings
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -197,14 +199,30 @@ def cuda_plugin() -> str | None:
 
 def use_compilation_cache(directory: str | None) -> None:
     """Keeps compiled programs in ``directory`` (None: the user's cache; "off": nowhere)."""
-    if directory == "off":
-        jax.config.update("jax_enable_compilation_cache", False)
+    path = None if directory == "off" else Path(directory) if directory else CACHE_DIR / "xla"
+    if path is not None and (why := _cannot_write(path)):
+        if path.is_dir() and os.access(path, os.R_OK | os.X_OK):
+            logger.warning("%s: compiled programs are read, but new ones are not kept: %s", path, why)
+            warnings.filterwarnings("ignore", message="Error writing persistent compilation cache entry")
+        else:
+            logger.warning("%s: compiled programs are not kept, so every start compiles them again: %s", path, why)
+            path = None
+    jax.config.update("jax_enable_compilation_cache", path is not None)
+    if path is None:
         return
-    path = Path(directory) if directory else CACHE_DIR / "xla"
-    path.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _cannot_write(folder: Path) -> str | None:
+    """Why no file can be made there; None: it can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def cpu_is_fast_at_bfloat16() -> bool:

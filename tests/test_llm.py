@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,17 +169,40 @@ def test_without_a_tokenizer(settings: dict[str, Any], llm: LLM) -> None:
 
 def test_generate_keeps_the_model_for_the_next_call(settings: dict[str, Any], llm: LLM) -> None:
     options = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
-    llmjax.llm._loaded.cache_clear()
+    llmjax.llm._kept.close()
     (first,) = llmjax.generate("Hello", model=str(GOLDEN), **settings, **options)
     assert first.outputs[0].token_ids == said(llm, "Hello")[0]
-    assert llmjax.llm._loaded.cache_info().misses == 1
+    kept = llmjax.llm._kept._llm
     (again,) = llmjax.generate(["Hello"], model=str(GOLDEN), **settings, temperature=1, seed=3, max_tokens=2)
-    assert llmjax.llm._loaded.cache_info().hits == 1
+    assert llmjax.llm._kept._llm is kept is not None
     assert len(again.outputs[0].token_ids) == 2
     with pytest.raises(InvalidRequest, match="temprature") as caught:
         llmjax.generate("Hello", model=str(GOLDEN), temprature=1)
     assert caught.value.field == "temprature"
-    llmjax.llm._loaded.cache_clear()
+    llmjax.llm._kept.close()
+
+
+def test_generate_lets_go_of_a_model_before_it_loads_the_next(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"model": str(GOLDEN), "max_tokens": 1, **settings}
+    llmjax.generate("Hello", **options)
+    assert llmjax.llm._kept._llm is not None
+    engine = weakref.ref(llmjax.llm._kept._llm.engine)
+    weights = [weakref.ref(weight) for weight in llmjax.llm._kept._llm.engine.model.params.values()]
+    start, left = LLM._start, []
+
+    def watched(self: LLM, config: Any) -> None:
+        left.extend(ref() for ref in (engine, *weights))
+        start(self, config)
+
+    monkeypatch.setattr(LLM, "_start", watched)
+    llmjax.generate("Hello", **{**options, "max_logprobs": 3})
+    assert left == [None] * (1 + len(weights)) and len(weights) > 1
+    llmjax.llm._kept.close()
+    with pytest.raises(ConfigError):  # nothing is kept of a model that could not be loaded
+        llmjax.generate("Hello", **{**options, "page_size": 0})
+    assert llmjax.llm._kept._llm is None
 
 
 def test_bad_settings_and_models(tmp_path: Path, settings: dict[str, Any]) -> None:

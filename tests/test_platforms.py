@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -18,7 +19,7 @@ from llmjax import platforms
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
 from llmjax.kernels.cpu.library import library
-from llmjax.platforms import nvidia_cards, select_platform
+from llmjax.platforms import nvidia_cards, select_platform, use_compilation_cache
 
 
 @pytest.fixture
@@ -198,3 +199,39 @@ def test_the_type_of_weights_follows_the_cpu_and_the_instruction_set_that_kernel
     monkeypatch.setattr(platforms, "library", lambda: replace(native, forced=forced))
     monkeypatch.setattr(platforms.host, "system", lambda: "Linux")
     assert select_platform(EngineConfig(device="cpu")).dtype == dtype
+
+
+@pytest.fixture
+def cache_settings() -> Iterator[None]:
+    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir")
+    before = {name: getattr(jax.config, name) for name in names}
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_a_compilation_cache_that_cannot_be_made_is_a_warning(
+    cache_settings: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    use_compilation_cache(str(tmp_path / "file" / "cache"))
+    assert not jax.config.jax_enable_compilation_cache
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert f"{tmp_path}/file/cache: compiled programs are not kept" in record.getMessage()
+    use_compilation_cache(str(tmp_path / "cache"))  # a later engine has one again
+    assert jax.config.jax_enable_compilation_cache
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "cache")
+
+
+def test_a_read_only_compilation_cache_is_read(
+    cache_settings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(platforms.tempfile, "TemporaryFile", refuse)
+    use_compilation_cache(str(tmp_path))
+    assert jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir == str(tmp_path)
+    (record,) = caplog.records
+    assert record.getMessage().endswith("programs are read, but new ones are not kept: Read-only file system")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from llmjax.checkpoint.regular_file import check_regular
 from llmjax.errors import CheckpointError, LLMJaxError
 
 
@@ -19,6 +20,7 @@ def read_object(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> di
     Raises:
         LLMJaxError: the file cannot be read, or holds something else; an `error` that names it.
     """
+    check_regular(path, error=error)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:

@@ -81,6 +81,8 @@ def _local(path: Path, gguf_file: str | None = None) -> Path:
         if path.suffix.lower() != ".gguf":
             raise CheckpointError(f"{path} is no .gguf file; for other formats give the folder that holds it")
         return path
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is neither a file nor a folder")
     ggufs = relative_ggufs(path)
     # Repositories of GGUF files often carry the original's config.json, so only real weights decide.
     if gguf_file is not None or (ggufs and not any(path.glob("*.safetensors"))):

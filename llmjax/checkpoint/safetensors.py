@@ -9,7 +9,6 @@ Format: https://github.com/huggingface/safetensors#format.
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from llmjax.checkpoint.json_file import read_object
+from llmjax.checkpoint.regular_file import map_file
 from llmjax.errors import CheckpointError
 
 WEIGHTS = "model.safetensors"
@@ -111,12 +111,8 @@ def open_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
     Raises:
         CheckpointError: the file cannot be read or is malformed.
     """
-    try:
-        with path.open("rb") as handle:
-            size = handle.seek(0, 2)
-            data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
+    data = map_file(path)
+    size = len(data)
     length = int.from_bytes(data[:LENGTH_BYTES], "little")
     base = LENGTH_BYTES + length
     if size < LENGTH_BYTES or length > MAX_HEADER_BYTES or base > size:

@@ -11,7 +11,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.compiler import StepCompiler
 from llmjax.engine.graphs import check_graphs, with_graphs
 from llmjax.engine.kv_cache import KVCache, KVStats
-from llmjax.engine.memory import KVPlan, plan_kv
+from llmjax.engine.memory import KVPlan, check_memory, plan_kv
 from llmjax.engine.model import LoadedModel, load_model
 from llmjax.engine.pace import Pace
 from llmjax.engine.programs import CompileCounter
@@ -74,6 +74,7 @@ class Engine:
         )
         max_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
         self.kv_plan: KVPlan = plan_kv(config, self.model.config, self.platform, layout=layout)
+        check_memory(config, self.model.config, self.platform, self.kv_plan)
         compiler = StepCompiler(
             model=self.model,
             platform=self.platform,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import jax
 
 from llmjax.config import EngineConfig
 from llmjax.engine.kv_cache import GroupSpec
@@ -11,10 +15,14 @@ from llmjax.errors import ConfigError
 from llmjax.kernels.attention import KVLayout
 from llmjax.models.config import ModelConfig
 from llmjax.platforms import Platform
+from llmjax.sampling.state import make_sampler_state
+
+logger = logging.getLogger(__name__)
 
 CPU_DEFAULT_BYTES = 2**30
 CPU_MAX_BYTES = 4 * 2**30
 CPU_SHARE = 0.25  # of the free memory
+HIDDEN_COPIES = 4  # f32 arrays [tokens, hidden size] that a step has at once, at least
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,39 @@ def plan_kv(
     return KVPlan(groups=groups, layout=layout, max_model_len=longest, num_bytes=used)
 
 
+def check_memory(config: EngineConfig, model: ModelConfig, platform: Platform, plan: KVPlan) -> None:
+    """Compares what the settings ask for with what is free, before any of it is allocated; weights are there already.
+
+    Raises:
+        ConfigError: it does not fit; names the setting to lower.
+    """
+    given = config.kv_cache_memory_bytes
+    if given is not None and given - plan.num_bytes > sum(page_bytes_by_window(model, plan.layout).values()):
+        logger.warning(
+            "kv_cache_memory_bytes %s: %s are all that %d sequences (max_num_seqs) of %d tokens can use",
+            *(_size(given), _size(plan.num_bytes), config.max_num_seqs, plan.max_model_len),
+        )
+    try:
+        free = platform.free_memory()
+    except ConfigError:  # the device does not say
+        return
+    sampler = jax.eval_shape(partial(make_sampler_state, num_slots=config.max_num_seqs, vocab_size=model.vocab_size))
+    logits = 4 * config.max_num_seqs * model.vocab_size
+    slots = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(sampler)) + logits
+    hidden = 4 * HIDDEN_COPIES * config.max_num_batched_tokens * model.hidden_size
+    for name, value, needed in (
+        ("max_num_seqs", config.max_num_seqs, slots),
+        ("max_num_batched_tokens", config.max_num_batched_tokens, hidden),
+        ("kv_cache_memory_bytes", given, plan.num_bytes + slots + hidden),
+    ):
+        if value is not None and needed > free:
+            raise ConfigError(f"{name} {value} is too large: it takes {_size(needed)}, and {_size(free)} are free")
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 2**20:,.0f} MiB"
+
+
 def page_bytes_by_window(model: ModelConfig, layout: KVLayout) -> dict[int | None, int]:
     """Bytes of a page in all layers of a group, for each of ``model.windows``; ``layout`` as in `plan_kv`."""
     states = [layer.mixer.state for layer in model.layers]
@@ -131,18 +172,27 @@ def page_bytes_by_window(model: ModelConfig, layout: KVLayout) -> dict[int | Non
 
 def _default_budget(config: EngineConfig, platform: Platform, one_request: int, reserved: int) -> int:
     if platform.is_cpu:
-        free = platform.free_memory()
-        return int(min(free * CPU_SHARE, max(CPU_DEFAULT_BYTES, min(one_request, CPU_MAX_BYTES))))
+        share = int(platform.free_memory() * CPU_SHARE)
+        wanted = max(CPU_DEFAULT_BYTES, min(one_request, CPU_MAX_BYTES))
+        return min(_rounded(share, steps=4), wanted)
     available = platform.available_memory(config.gpu_memory_utilization) - reserved
     if available <= 0:
         raise ConfigError(
             f"no memory is left for the KV cache: beside the weights, steps need {reserved / 2**20:.0f} MiB, "
             f"{-available / 2**20:.0f} MiB more than there are; {_more_memory(platform)}"
         )
-    # Rounded down by up to 1/64: what is free differs a little from start to start, and programs compiled for another
-    # number of pages would have to be compiled again.
-    unit = 1 << max(0, available.bit_length() - 7)
-    return available // unit * unit
+    return _rounded(available, steps=64)
+
+
+def _rounded(num_bytes: int, *, steps: int) -> int:
+    """Rounded down by 1/steps at most: what is free differs a little from start to start, and programs compiled for
+    another number of pages would have to be compiled again. A whole machine's memory varies more than a card's.
+
+    Args:
+        steps: from a power of two to the next; a power of two.
+    """
+    unit = 1 << max(0, num_bytes.bit_length() - steps.bit_length())
+    return num_bytes // unit * unit
 
 
 def _more_memory(platform: Platform) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.config import EngineConfig
-from llmjax.engine.memory import KVPlan, plan_kv
+from llmjax.engine.memory import KVPlan, check_memory, plan_kv
 from llmjax.errors import ConfigError
 from llmjax.kernels.attention import KVLayout, make_pages
 from llmjax.models import RMS, Attention, GatedMLP, LayerSpec, ModelConfig
@@ -104,6 +104,41 @@ def test_what_is_free_may_differ_a_little_from_start_to_start() -> None:
     free = [60 * MIB + taken for taken in (0, 1000, MIB // 2 - 1)]
     plans = [plan_kv(settings, model(None), gpu(size), layout=BF16) for size in free]
     assert {plan.num_bytes for plan in plans} == {60 * MIB}
+
+
+@pytest.mark.parametrize("noise", [-40, 0, 55])
+def test_a_small_machine_gets_the_same_pages_from_start_to_start(noise: int) -> None:
+    layers: list[int | None] = [None] * 64
+    settings = config(max_num_seqs=4096)
+    plan = plan_kv(settings, model(*layers, max_position=2048), cpu((2600 + noise) * MIB), layout=BF16)
+    assert plan.num_bytes == 640 * MIB  # of 650, 640 and 663
+
+
+def test_what_does_not_fit_is_said_before_it_is_allocated() -> None:
+    def check(free: int, **settings: Any) -> None:
+        asked = config(**{"kv_cache_memory_bytes": 4 * MIB, "max_model_len": 4096, **settings})
+        plan = plan_kv(asked, model(None), cpu(free), layout=BF16)
+        check_memory(asked, model(None), cpu(free), plan)
+
+    check(64 * MIB)
+    with pytest.raises(
+        ConfigError, match=r"^max_num_seqs 1000000 is too large: it takes 2,960 MiB, and 64 MiB are free"
+    ):
+        check(64 * MIB, max_num_seqs=1_000_000)
+    with pytest.raises(ConfigError, match=r"^max_num_batched_tokens 1000000 is too large: it takes 488 MiB"):
+        check(64 * MIB, max_num_batched_tokens=1_000_000)
+    with pytest.raises(ConfigError, match=r"^kv_cache_memory_bytes 104857600 is too large: it takes 1.. MiB"):
+        check(64 * MIB, kv_cache_memory_bytes=100 * MIB, max_num_seqs=1000)
+
+
+def test_bytes_that_nothing_can_use_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    for size, warned in ((100 * MIB, True), (100_000, False)):
+        asked = config(kv_cache_memory_bytes=size, max_model_len=1024)
+        check_memory(asked, model(None), cpu(2**30), plan_kv(asked, model(None), cpu(2**30), layout=BF16))
+        lines = [record.getMessage() for record in caplog.records]
+        expected = "kv_cache_memory_bytes 100 MiB: 0 MiB are all that 4 sequences (max_num_seqs) of 1024 tokens can use"
+        assert lines == ([expected] if warned else [])
+        caplog.clear()
 
 
 def test_nothing_left_beside_what_steps_need() -> None:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from llmjax.checkpoint.gguf.tensor import GGUFTensor
+from llmjax.checkpoint.regular_file import map_file
 from llmjax.errors import CheckpointError
 from llmjax.weights.ggml.types import GGML_TYPES, BlockType
 
@@ -88,13 +89,9 @@ def _open_shard(path: Path) -> GGUFFile:
 
 
 def _open(path: Path, parser: type[_Parser]) -> GGUFFile:
-    try:
-        with path.open("rb") as handle:
-            if not handle.seek(0, 2):  # and cannot be mapped
-                raise CheckpointError(f"{path}: not a GGUF file: it is empty")
-            data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
+    data = map_file(path)
+    if isinstance(data, bytes):
+        raise CheckpointError(f"{path}: not a GGUF file: it is empty")
     return parser(path, data).file()
 
 

@@ -290,7 +290,7 @@ def test_well_formed_raw_file_opens(tmp_path: Path) -> None:
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be opened: No such file"):
         GGUFFile.open(tmp_path / "none.gguf")
-    with pytest.raises(CheckpointError, match="cannot be opened: Is a directory"):
+    with pytest.raises(CheckpointError, match="is a folder, not a file"):
         GGUFFile.open(tmp_path)
 
 

@@ -1,0 +1,29 @@
+"""Opens a model's files: what is not a file, a pipe for example, would be waited for without end."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+from llmjax.errors import CheckpointError, LLMJaxError
+
+
+def check_regular(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> None:
+    """Raises ``error`` if there is something other than a file. What is not there at all is the reader's to report."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a pipe, socket or device"
+        raise error(f"{path}: is {kind}, not a file")
+
+
+def map_file(path: Path) -> mmap.mmap | bytes:
+    """A file's bytes, read when they are looked at; an empty one cannot be mapped, and is ``b""``.
+
+    Raises:
+        CheckpointError: it cannot be opened, or is not a file.
+    """
+    check_regular(path)
+    try:
+        with path.open("rb") as handle:
+            return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if handle.seek(0, 2) else b""
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
