@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llmjax.config import EngineConfig
-from llmjax.engine.compiler import StepCompiler
 from llmjax.engine.graphs import check_graphs, with_graphs
 from llmjax.engine.kv_cache import KVCache, KVStats
 from llmjax.engine.memory import KVPlan, check_memory, plan_kv
 from llmjax.engine.model import LoadedModel, load_model
 from llmjax.engine.pace import Pace
-from llmjax.engine.programs import CompileCounter
+from llmjax.engine.programs import CompileCounter, StepCompiler
 from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, SequenceTimes, Status
 from llmjax.engine.runner import HostLogprobs, PendingStep, Runner
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan

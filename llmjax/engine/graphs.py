@@ -18,8 +18,7 @@ import numpy as np
 
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import MAX_STOPS, NO_STOP, BatchLayout, Bucket
-from llmjax.engine.compiler import StepCompiler
-from llmjax.engine.programs import Executable
+from llmjax.engine.programs import Executable, StepCompiler
 from llmjax.engine.request import EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.engine.slots import SlotEditor

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from llmjax.engine.batch import MAX_STOPS, NO_STOP
 from llmjax.engine.compile_threads import CompileThreads
-from llmjax.engine.compiler import StepCompiler
-from llmjax.engine.programs import StepPrograms
+from llmjax.engine.programs import StepCompiler, StepPrograms
 from llmjax.engine.request import Sequence
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.engine.slots import SlotEditor

@@ -19,7 +19,7 @@ from llmjax.checkpoint.experts import with_stacked_experts
 from llmjax.checkpoint.formats.registry import plain_tensors
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.config import EngineConfig
-from llmjax.engine.footprint import KV_TYPES, KVFootprint, kv_footprint, weight_bytes
+from llmjax.engine.memory import KV_TYPES, KVFootprint, kv_footprint, weight_bytes
 from llmjax.platforms import select_platform
 from llmjax.weights.packing import RowStack, pack
 
