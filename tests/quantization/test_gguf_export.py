@@ -78,7 +78,8 @@ def test_a_tied_head_is_written_once(tmp_path: Path) -> None:
 ROPES = sorted(path.stem for path in (GOLDEN / "llama").glob("rope-*.json"))
 
 
-REFUSED = {"rope-dynamic": "dynamic", "rope-yarn-mscale": "yarn"}  # the second has truncate: false
+REFUSED = {case: "dynamic" for case in ROPES if case.startswith("rope-dynamic")}
+REFUSED["rope-yarn-mscale"] = "yarn"  # it has truncate: false
 
 
 @pytest.mark.parametrize("case", [case for case in ROPES if case not in REFUSED])
