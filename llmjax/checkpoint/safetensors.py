@@ -1,8 +1,8 @@
 """safetensors files, read and written: a JSON header over raw little-endian tensors.
 
-Files are mapped and never copied as a whole. The format's rules are enforced, so a header that lies about shapes,
-offsets or lengths is refused before any tensor is read. Written are headers first, then tensors in any order, one at a
-time; above a size the model is split, with an index as transformers writes it.
+Files are mapped and never copied as a whole. The safetensors package reads headers and enforces the format's rules, so
+one that lies about shapes, offsets or lengths is refused before any tensor is read. Written are headers first, then
+tensors in any order, one at a time; above a size the model is split, with an index as transformers writes it.
 Format: https://github.com/huggingface/safetensors#format.
 """
 
@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, NoReturn
+from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from llmjax.checkpoint.json_file import read_object
 from llmjax.checkpoint.regular_file import map_file
@@ -28,7 +29,6 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 LENGTH_BYTES = 8
 MAX_DIMS = 32
-MAX_HEADER_BYTES = 100_000_000  # the reference implementation's limit
 
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     {
@@ -112,92 +112,35 @@ def open_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
         CheckpointError: the file cannot be read or is malformed.
     """
     data = map_file(path)
-    size = len(data)
-    length = int.from_bytes(data[:LENGTH_BYTES], "little")
-    base = LENGTH_BYTES + length
-    if size < LENGTH_BYTES or length > MAX_HEADER_BYTES or base > size:
-        raise CheckpointError(f"{path}: the header's length is {length} bytes, but the file has {size}")
-    header = _header(path, data[LENGTH_BYTES:base])
-    return {
-        entry.name: SafetensorsTensor(
-            name=entry.name,
-            type_name=entry.type_name,
-            shape=entry.shape,
-            stored=np.frombuffer(data, DTYPES[entry.type_name], prod(entry.shape), base + entry.begin).reshape(
-                entry.shape
-            ),
-            path=path,
-        )
-        for entry in _check_cover(path, header, size - base)
-    }
-
-
-@dataclass(frozen=True)
-class _Entry:
-    name: str
-    type_name: str
-    shape: tuple[int, ...]
-    begin: int  # from the end of the header
-    end: int
-
-
-def _header(path: Path, text: bytes) -> list[_Entry]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("a name appears twice")
-        return found
-
     try:
-        header = json.loads(text.decode(), object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: the header is no valid JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{path}: the header is no JSON object")
-    return [_entry(path, name, value) for name, value in header.items() if name != "__metadata__"]
+        with safe_open(path, "np") as file:  # which checks that the tensors cover the file, without hole or overlap
+            found = [(name, file.get_slice(name)) for name in file.offset_keys()]
+            header = [(name, entry.get_dtype(), tuple(entry.get_shape())) for name, entry in found]
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
+    except (SafetensorError, OverflowError) as error:
+        raise CheckpointError(f"{path}: {' '.join(str(error).split())[:200]}") from None
+    place = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
+    tensors = {}
+    for name, type_name, shape in header:
+        dtype = _checked_dtype(path, name, type_name, shape)
+        if (end := place + prod(shape) * dtype.itemsize) > len(data):
+            raise CheckpointError(f"{path}: was replaced while it was opened")
+        stored = np.frombuffer(data, dtype, prod(shape), place).reshape(shape)
+        tensors[name] = SafetensorsTensor(name, type_name, shape, stored, path)
+        place = end
+    return tensors
 
 
-def _entry(path: Path, name: str, value: object) -> _Entry:
-    def fail(problem: str) -> NoReturn:
-        raise CheckpointError(f"{path}: tensor {name!r}: {problem}")
-
-    def sizes(key: str) -> tuple[int, ...]:
-        found = value.get(key) if isinstance(value, dict) else None
-        if not isinstance(found, list) or not all(type(size) is int and size >= 0 for size in found):
-            fail(f"{key} is {str(found)[:80]}, not a list of sizes")
-        return tuple(found)
-
-    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-        fail("its header entry must have dtype, shape and data_offsets and nothing else")
-    if not isinstance(value["dtype"], str) or value["dtype"] not in DTYPES:
-        fail(f"dtype {str(value['dtype'])[:80]!r} is not supported; supported are {', '.join(DTYPES)}")
-    shape, offsets = sizes("shape"), sizes("data_offsets")
-    if len(offsets) != 2 or offsets[0] > offsets[1]:
-        fail(f"data_offsets are {list(offsets)[:4]}, not a begin and an end")
-    itemsize = DTYPES[value["dtype"]].itemsize
+def _checked_dtype(path: Path, name: str, type_name: str, shape: tuple[int, ...]) -> np.dtype:
+    dtype = DTYPES.get(type_name)
+    if dtype is None:
+        supported = ", ".join(DTYPES)
+        raise CheckpointError(f"{path}: tensor {name!r}: dtype {type_name} is not supported; supported are {supported}")
     # NumPy refuses such shapes even where another dimension is zero.
-    if len(shape) > MAX_DIMS or prod(size or 1 for size in shape) * itemsize >= 2**63:
-        fail(f"shape {str(list(shape))[:80]} is too large")
-    needed = prod(shape) * itemsize
-    if needed != offsets[1] - offsets[0]:
-        fail(
-            f"{value['dtype']} {list(shape)} needs {needed} bytes, but its data_offsets span {offsets[1] - offsets[0]}"
-        )
-    return _Entry(name, value["dtype"], shape, *offsets)
-
-
-def _check_cover(path: Path, entries: list[_Entry], size: int) -> list[_Entry]:
-    """Tensors must follow each other without hole or overlap, from the header's end to the file's."""
-    entries = sorted(entries, key=lambda entry: (entry.begin, entry.end))
-    pos = 0
-    for entry in entries:
-        if entry.begin != pos:
-            problem = "overlaps another" if entry.begin < pos else "leaves a hole before it"
-            raise CheckpointError(f"{path}: tensor {entry.name!r} at {entry.begin} {problem}; expected {pos}")
-        pos = entry.end
-    if pos != size:
-        raise CheckpointError(f"{path}: the tensors take {pos} bytes, but {size} follow the header")
-    return entries
+    if len(shape) > MAX_DIMS or prod(size or 1 for size in shape) * dtype.itemsize >= 2**63:
+        raise CheckpointError(f"{path}: tensor {name!r}: shape {str(list(shape))[:80]} is too large")
+    return dtype
 
 
 def stored_tensors(path: Path) -> dict[str, SafetensorsTensor]:

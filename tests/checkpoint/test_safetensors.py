@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
@@ -78,31 +79,34 @@ def entry(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("header", "data", "message"),
     [
-        (b"{", b"", "no valid JSON"),
-        (b"[" * 100_000, b"", "no valid JSON"),
-        (b"\xff\xfe", b"", "no valid JSON"),
-        (b'{"a": ' + b"9" * 5000 + b"}", b"", "no valid JSON"),
-        (b'{"a": 1, "a": 2}', b"", "appears twice"),
-        ([], b"", "no JSON object"),
-        ({"w": 3}, b"", "must have dtype"),
-        ({"w": entry(extra=1)}, bytes(8), "must have dtype"),
-        ({"w": entry(dtype="F12")}, bytes(8), "dtype 'F12' is not supported"),
-        ({"w": entry(dtype=["F32"])}, bytes(8), "is not supported"),
-        ({"w": entry(shape=[-2])}, bytes(8), "not a list of sizes"),
-        ({"w": entry(shape=[2.0])}, bytes(8), "not a list of sizes"),
-        ({"w": entry(shape=[True, 2])}, bytes(8), "not a list of sizes"),
-        ({"w": entry(shape=[2**62, 8])}, bytes(8), "is too large"),
-        ({"w": entry(shape=[2**40])}, bytes(8), "needs 4398046511104 bytes"),
-        ({"w": entry(shape=[0, 2**70], data_offsets=[0, 0])}, b"", "is too large"),
-        ({"w": entry(shape=[2**62, 2**62, 0], data_offsets=[0, 0])}, b"", "is too large"),
+        (b"{", b"", "invalid JSON in header"),
+        (b"[" * 100_000, b"", "invalid JSON in header"),
+        (b"\xff\xfe", b"", "invalid UTF-8 in header"),
+        (b'{"a": ' + b"9" * 5000 + b"}", b"", "invalid JSON in header"),
+        (b'{"a": 1, "a": 2}', b"", "invalid JSON in header"),
+        ([], b"", "invalid JSON in header"),
+        ({"w": 3}, b"", "integer `3`, expected struct TensorInfo"),
+        ({"w": {"dtype": "F32", "shape": [2]}}, bytes(8), "missing field `data_offsets`"),
+        ({"w": entry(dtype="C64", shape=[1])}, bytes(8), "tensor 'w': dtype C64 is not supported; supported are F64"),
+        ({"w": entry(dtype="F4", shape=[16])}, bytes(8), "tensor 'w': dtype F4 is not supported"),
+        ({"w": entry(dtype="F12")}, bytes(8), "unknown variant `F12`"),
+        ({"w": entry(dtype=["F32"])}, bytes(8), "sequence, expected string"),
+        ({"w": entry(shape=[-2])}, bytes(8), "`-2`, expected usize"),
+        ({"w": entry(shape=[2.0])}, bytes(8), "`2.0`, expected usize"),
+        ({"w": entry(shape=[True, 2])}, bytes(8), "`true`, expected usize"),
+        ({"w": entry(shape=[2**62, 8])}, bytes(8), "overflow computing buffer size"),
+        ({"w": entry(shape=[2**40])}, bytes(8), "invalid shape, data type, or offset for tensor"),
+        ({"w": entry(shape=[0, 2**70], data_offsets=[0, 0])}, b"", "expected usize"),
+        ({"w": entry(shape=[0, 2**62], data_offsets=[0, 0])}, b"", "tensor 'w': shape .* is too large"),
+        ({"w": entry(shape=[2**62, 2**62, 0], data_offsets=[0, 0])}, b"", "overflow computing buffer size"),
         ({"w": entry(shape=[0] * 33, data_offsets=[0, 0])}, b"", "is too large"),
-        ({"w": entry(shape=[3])}, bytes(8), "needs 12 bytes, but its data_offsets span 8"),
-        ({"w": entry(data_offsets=[8, 0])}, bytes(8), "not a begin and an end"),
-        ({"w": entry(data_offsets=[0, 4, 8])}, bytes(8), "not a begin and an end"),
-        ({"w": entry()}, bytes(7), "take 8 bytes, but 7 follow"),
-        ({"w": entry()}, bytes(9), "take 8 bytes, but 9 follow"),
-        ({"v": entry(), "w": entry(data_offsets=[4, 12])}, bytes(12), "'w' at 4 overlaps"),
-        ({"w": entry(data_offsets=[4, 12])}, bytes(12), "leaves a hole"),
+        ({"w": entry(shape=[3])}, bytes(8), "invalid shape, data type, or offset for tensor"),
+        ({"w": entry(data_offsets=[8, 0])}, bytes(8), "invalid offset for tensor `w`"),
+        ({"w": entry(data_offsets=[0, 4, 8])}, bytes(8), "invalid length 3, expected 2"),
+        ({"w": entry()}, bytes(7), "file not fully covered"),
+        ({"w": entry()}, bytes(9), "file not fully covered"),
+        ({"v": entry(), "w": entry(data_offsets=[4, 12])}, bytes(12), "invalid offset for tensor `w`"),
+        ({"w": entry(data_offsets=[4, 12])}, bytes(12), "invalid offset for tensor `w`"),
     ],
 )
 def test_malformed_headers(tmp_path: Path, header: Any, data: bytes, message: str) -> None:
@@ -112,17 +116,32 @@ def test_malformed_headers(tmp_path: Path, header: Any, data: bytes, message: st
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("length", [3, 2**32, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("length", [3, 2**26, 2**32, 2**63, 2**64 - 1])
 def test_header_length_beyond_the_file(tmp_path: Path, length: int) -> None:
     path = write(tmp_path / "x.safetensors", b"{}" if length > 3 else b"{", length=length)
-    with pytest.raises(CheckpointError, match="header's length"):
+    with pytest.raises(CheckpointError, match=r"invalid header length|header too (large|small)"):
         open_safetensors(path)
+
+
+def test_a_file_that_is_replaced_while_it_is_opened(
+    tmp_path: Path, valid: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.safetensors").write_bytes(valid)
+
+    def replaced(path: Path, framework: str) -> Any:
+        longer = tmp_path / "longer"
+        save_file({"a": np.zeros(1000, np.float32)}, longer)
+        return safetensors.safe_open(longer, framework)
+
+    monkeypatch.setattr("llmjax.checkpoint.safetensors.safe_open", replaced)
+    with pytest.raises(CheckpointError, match="was replaced while it was opened"):
+        open_safetensors(tmp_path / "x.safetensors")
 
 
 @pytest.mark.parametrize("content", [b"", b"1234567"])
 def test_files_shorter_than_the_length(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match="header's length"):
+    with pytest.raises(CheckpointError, match=r"invalid header length|header too (large|small)"):
         open_safetensors(tmp_path / "x.safetensors")
 
 
