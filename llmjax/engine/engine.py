@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from llmjax.config import EngineConfig
-from llmjax.engine.graphs import check_graphs, with_graphs
 from llmjax.engine.kv_cache import KVCache, KVStats
-from llmjax.engine.memory import KVPlan, check_memory, plan_kv
-from llmjax.engine.model import LoadedModel, load_model
+from llmjax.engine.memory import KVPlan
+from llmjax.engine.model import LoadedModel
 from llmjax.engine.pace import Pace
-from llmjax.engine.programs import CompileCounter, StepCompiler
+from llmjax.engine.programs import CompileCounter
 from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, SequenceTimes, Status
 from llmjax.engine.runner import HostLogprobs, PendingStep, Runner
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan
 from llmjax.engine.stats import EngineTotals, StatLogger, StepStats
 from llmjax.engine.step import NOT_FINITE
 from llmjax.errors import GenerationFailed, InvalidRequest, LLMJaxError
-from llmjax.kernels.attention import KVLayout
 from llmjax.outputs import Logprob
 from llmjax.outputs import TokenLogprobs as TokenLogprobsDict
-from llmjax.platforms import Platform, select_platform, use_compilation_cache
+from llmjax.platforms import Platform
 from llmjax.sampling.rows import RequestSampling, request_sampling
-
-DECODE_STEPS = 8  # in one dispatch at most: an eighth of its host cost is little beside any step
 
 
 @dataclass
@@ -57,49 +53,38 @@ class Engine:
     come out one step late. While decodes run undisturbed, a dispatch takes several steps.
 
     Args:
-        config: everything; the model is loaded and the step programs start to compile here.
+        config: what was asked for.
+        platform: the device.
+        model: its weights are there.
+        kv_plan: shape of the KV cache.
+        kv: page tables, as planned.
+        scheduler: over ``kv``.
+        runner: the device side.
+        pace: steps that a dispatch may take.
+        compilations: counts what XLA compiles from now on.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        *,
+        config: EngineConfig,
+        platform: Platform,
+        model: LoadedModel,
+        kv_plan: KVPlan,
+        kv: KVCache,
+        scheduler: Scheduler,
+        runner: Runner,
+        pace: Pace,
+        compilations: CompileCounter,
+    ) -> None:
         self.config = config
-        use_compilation_cache(config.compilation_cache_dir)
-        self.platform: Platform = select_platform(config)
-        check_graphs(config, self.platform)
-        self.model: LoadedModel = load_model(config, self.platform)
-        layout = KVLayout.of(
-            self.platform.kv_dtype(config.kv_cache_dtype),
-            page_size=config.page_size,
-            calibrated=self.model.kv_calibration is not None,
-        )
-        max_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
-        self.kv_plan: KVPlan = plan_kv(config, self.model.config, self.platform, layout=layout)
-        check_memory(config, self.model.config, self.platform, self.kv_plan)
-        compiler = StepCompiler(
-            model=self.model,
-            platform=self.platform,
-            kv_plan=self.kv_plan,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=max_tokens,
-            max_logprobs=config.max_logprobs,
-            # Without graphs the condition of a loop on an accelerator is a round trip to the host.
-            decode_steps=config.decode_steps or (DECODE_STEPS if self.platform.is_cpu else 1),
-        )
-        if not self.platform.is_cpu and config.kv_cache_memory_bytes is None:
-            reserved = compiler.bytes_beside_kv()
-            self.kv_plan = plan_kv(config, self.model.config, self.platform, layout=layout, reserved=reserved)
-            compiler = replace(compiler, kv_plan=self.kv_plan)
-        compiler = with_graphs(compiler, config, decode_steps=config.decode_steps or DECODE_STEPS)
-        self.kv = KVCache(
-            self.kv_plan.groups,
-            page_size=config.page_size,
-            num_slots=config.max_num_seqs,
-            pages_per_sequence=self.kv_plan.pages_per_sequence,
-            share_prefixes=config.enable_prefix_caching,
-            prompt_kind=self.model.config.prompt_kind,
-        )
-        self.scheduler = Scheduler(self.kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_tokens)
-        self.runner = Runner(compiler, compile_threads=config.compile_threads)
-        self.compilations = CompileCounter()  # listens until it is closed: nothing before this may have failed
+        self.platform = platform
+        self.model = model
+        self.kv_plan = kv_plan
+        self.kv = kv
+        self.scheduler = scheduler
+        self.runner = runner
+        self.compilations = compilations
         self.totals = EngineTotals()
         self.loggers: list[StatLogger] = [self.totals]
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request id
@@ -107,7 +92,7 @@ class Engine:
         self._pending: PendingStep | None = None
         self._arrivals = 0
         self._rng = np.random.default_rng(config.seed)
-        self._pace = Pace(compiler.decode_steps)
+        self._pace = pace
         self._last_read = 0.0
         self._compilations_seen = 0
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmjax.config import EngineConfig
+from llmjax.engine.build import build_engine
 from llmjax.engine.engine import Engine
 from llmjax.engine.frontend import Frontend
 from llmjax.engine.kv_cache import KVStats
@@ -58,7 +59,7 @@ class LoadedLLM:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.engine = Engine(config)
+        self.engine = build_engine(config)
         try:
             self.tokenizer = _tokenizer(config, self.engine)
         except BaseException:

@@ -11,7 +11,7 @@ import pytest
 
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
-from llmjax.engine.engine import DECODE_STEPS
+from llmjax.engine.build import DECODE_STEPS
 from llmjax.platforms import Platform, select_platform
 
 LLAMA = Path(__file__).parents[1] / "models" / "golden" / "llama"
@@ -51,7 +51,7 @@ def on_card(monkeypatch: pytest.MonkeyPatch, compile_cache_dir: str) -> Callable
             **settings,
         )
 
-    monkeypatch.setattr("llmjax.engine.engine.select_platform", platform)
+    monkeypatch.setattr("llmjax.engine.build.select_platform", platform)
     # A CPU compiles with and without them, and does the same.
     monkeypatch.setattr("llmjax.engine.graphs.GRAPHS", {"xla_gpu_enable_command_buffer": "FUSION"})
     return start

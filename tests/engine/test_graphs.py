@@ -13,7 +13,7 @@ import pytest
 
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
-from llmjax.engine.engine import Engine
+from llmjax.engine.build import build_engine
 from llmjax.engine.graphs import _batches, _results, difference, with_graphs
 from llmjax.engine.kv_cache import GroupSpec
 from llmjax.engine.memory import plan_kv
@@ -187,7 +187,7 @@ def test_graphs_that_fail_are_given_up_with_one_warning(card: StepCompiler, capl
 def test_other_devices_have_none(compiler: StepCompiler) -> None:
     assert with_graphs(compiler, EngineConfig(), decode_steps=2) is compiler
     with pytest.raises(ConfigError, match=r"cuda_graphs on needs an NVIDIA GPU, and the device is (cpu:0|TFRT_CPU_0)"):
-        Engine(EngineConfig(model="not loaded", cuda_graphs="on"))
+        build_engine(EngineConfig(model="not loaded", cuda_graphs="on"))
 
 
 @pytest.mark.cuda

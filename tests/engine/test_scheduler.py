@@ -30,7 +30,6 @@ from llmjax.engine.page_pool import DUMMY_PAGE
 from llmjax.engine.request import EngineOutput, EngineRequest
 from llmjax.engine.runner import PendingStep
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan
-from llmjax.engine.stats import EngineTotals
 from llmjax.engine.step import ENDED, NO_TOKEN, StepOutput
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.kernels.attention import KVLayout
@@ -205,29 +204,29 @@ class SimulatedEngine(Engine):
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self.kv = KVCache(
+        kv = KVCache(
             tuple(GroupSpec(window=w, num_pages=n) for w, n in zip(shape.windows, shape.num_pages, strict=True)),
             page_size=shape.page_size,
             num_slots=shape.max_num_seqs,
             pages_per_sequence=-(-shape.max_model_len // shape.page_size),
             share_prefixes=shape.share_prefixes,
         )
-        self.scheduler = Scheduler(
-            self.kv, max_num_seqs=shape.max_num_seqs, max_num_batched_tokens=shape.max_num_batched_tokens
+        parts: dict[str, Any] = {
+            "config": SimpleNamespace(seed=0),
+            "platform": None,
+            "model": SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB)),
+            "kv_plan": None,
+            "runner": SimulatedDevice(shape),
+            "compilations": SimpleNamespace(count=0),
+        }
+        super().__init__(
+            kv=kv,
+            scheduler=Scheduler(
+                kv, max_num_seqs=shape.max_num_seqs, max_num_batched_tokens=shape.max_num_batched_tokens
+            ),
+            pace=Pace(shape.decode_steps, seconds=1e9),
+            **parts,
         )
-        self.model: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB))
-        self.runner: Any = SimulatedDevice(shape)
-        self.compilations: Any = SimpleNamespace(count=0)
-        self.totals = EngineTotals()
-        self.loggers = [self.totals]
-        self._sequences = {}
-        self._sampling = {}
-        self._pending = None
-        self._arrivals = 0
-        self._rng = np.random.default_rng(0)
-        self._pace = Pace(shape.decode_steps, seconds=1e9)
-        self._last_read = 0.0
-        self._compilations_seen = 0
 
     def check(self) -> None:
         """Each page has as many holders as sequences list it; the device's tables say what the sequences do."""

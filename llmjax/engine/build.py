@@ -1,0 +1,75 @@
+"""From a configuration to an engine: what is loaded, measured and compiled, in the order in which it is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmjax.config import EngineConfig
+from llmjax.engine.engine import Engine
+from llmjax.engine.graphs import check_graphs, with_graphs
+from llmjax.engine.kv_cache import KVCache
+from llmjax.engine.memory import check_memory, plan_kv
+from llmjax.engine.model import load_model
+from llmjax.engine.pace import Pace
+from llmjax.engine.programs import CompileCounter, StepCompiler
+from llmjax.engine.runner import Runner
+from llmjax.engine.scheduler import Scheduler
+from llmjax.kernels.attention import KVLayout
+from llmjax.platforms import select_platform, use_compilation_cache
+
+DECODE_STEPS = 8  # in one dispatch at most: an eighth of its host cost is little beside any step
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Loads the model and starts to compile its step programs.
+
+    Raises:
+        CheckpointError: the model cannot be found or read.
+        CompileError: XLA refuses a program that is needed to know how much memory steps take.
+        ConfigError: a setting does not fit the device, its memory or the model.
+    """
+    use_compilation_cache(config.compilation_cache_dir)
+    platform = select_platform(config)
+    check_graphs(config, platform)
+    model = load_model(config, platform)
+    layout = KVLayout.of(
+        platform.kv_dtype(config.kv_cache_dtype),
+        page_size=config.page_size,
+        calibrated=model.kv_calibration is not None,
+    )
+    max_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
+    kv_plan = plan_kv(config, model.config, platform, layout=layout)
+    check_memory(config, model.config, platform, kv_plan)
+    compiler = StepCompiler(
+        model=model,
+        platform=platform,
+        kv_plan=kv_plan,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max_tokens,
+        max_logprobs=config.max_logprobs,
+        # Without graphs the condition of a loop on an accelerator is a round trip to the host.
+        decode_steps=config.decode_steps or (DECODE_STEPS if platform.is_cpu else 1),
+    )
+    if not platform.is_cpu and config.kv_cache_memory_bytes is None:
+        kv_plan = plan_kv(config, model.config, platform, layout=layout, reserved=compiler.bytes_beside_kv())
+        compiler = replace(compiler, kv_plan=kv_plan)
+    compiler = with_graphs(compiler, config, decode_steps=config.decode_steps or DECODE_STEPS)
+    kv = KVCache(
+        kv_plan.groups,
+        page_size=config.page_size,
+        num_slots=config.max_num_seqs,
+        pages_per_sequence=kv_plan.pages_per_sequence,
+        share_prefixes=config.enable_prefix_caching,
+        prompt_kind=model.config.prompt_kind,
+    )
+    return Engine(
+        config=config,
+        platform=platform,
+        model=model,
+        kv_plan=kv_plan,
+        kv=kv,
+        scheduler=Scheduler(kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_tokens),
+        runner=Runner(compiler, compile_threads=config.compile_threads),
+        pace=Pace(compiler.decode_steps),
+        compilations=CompileCounter(),  # listens until it is closed: nothing before this may have failed
+    )
