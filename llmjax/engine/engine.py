@@ -19,8 +19,7 @@ from llmjax.engine.scheduler import Row, Scheduler, StepPlan
 from llmjax.engine.stats import EngineTotals, StatLogger, StepStats
 from llmjax.engine.step import NOT_FINITE
 from llmjax.errors import GenerationFailed, InvalidRequest, LLMJaxError
-from llmjax.outputs import Logprob
-from llmjax.outputs import TokenLogprobs as TokenLogprobsDict
+from llmjax.outputs import Logprob, TokenLogprobs
 from llmjax.platforms import Platform
 from llmjax.sampling.rows import RequestSampling, request_sampling
 
@@ -320,7 +319,7 @@ def _output(sequence: Sequence, *, finish_reason: str | None = None) -> EngineOu
     )
 
 
-def _logprobs_at(logprobs: HostLogprobs, at: int | tuple[int, int], token: int, top: int) -> TokenLogprobsDict:
+def _logprobs_at(logprobs: HostLogprobs, at: int | tuple[int, int], token: int, top: int) -> TokenLogprobs:
     """The token's own entry and the ``top`` most likely ones."""
     found = {token: Logprob(logprob=float(logprobs.logprob[at]), rank=int(logprobs.rank[at]))}
     ids, values = logprobs.top_ids[at][:top].tolist(), logprobs.top_logprobs[at][:top].tolist()

@@ -17,13 +17,13 @@ from llmjax.engine.slots import SlotEditor
 from llmjax.engine.step import NO_TOKEN, StepOutput
 from llmjax.host_memory import keep_freed_blocks
 from llmjax.kernels.cpu.cores import usable_cores
-from llmjax.sampling.logprobs import TokenLogprobs
+from llmjax.sampling.logprobs import LogprobArrays
 from llmjax.sampling.rows import ROW_WORDS, RequestSampling
 
 
 @dataclass(frozen=True)
 class HostLogprobs:
-    """``TokenLogprobs`` on the host."""
+    """``LogprobArrays`` on the host."""
 
     logprob: npt.NDArray[np.float32]
     rank: npt.NDArray[np.int32]
@@ -31,7 +31,7 @@ class HostLogprobs:
     top_logprobs: npt.NDArray[np.float32]
 
     @classmethod
-    def read(cls, logprobs: TokenLogprobs) -> HostLogprobs:
+    def read(cls, logprobs: LogprobArrays) -> HostLogprobs:
         """Waits for the device and copies."""
         parts = (logprobs.logprob, logprobs.rank, logprobs.top_ids, logprobs.top_logprobs)
         return cls(*(np.asarray(part) for part in parts))

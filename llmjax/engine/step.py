@@ -16,7 +16,7 @@ from llmjax import models
 from llmjax.engine.batch import READ_DEVICE, BatchLayout, StepBatch
 from llmjax.kernels.attention import KVPages
 from llmjax.models.functional import ModelGraph
-from llmjax.sampling.logprobs import TokenLogprobs, no_logprobs, token_logprobs
+from llmjax.sampling.logprobs import LogprobArrays, no_logprobs, token_logprobs
 from llmjax.sampling.sampler import sample
 from llmjax.sampling.state import SamplerState
 
@@ -42,8 +42,8 @@ class StepOutput:
     """What the host may read, one dispatch late. K is ``Bucket.steps``."""
 
     tokens: jax.Array  # i32 [K, R]; NO_TOKEN where the row did not sample, NOT_FINITE where it could not
-    logprobs: TokenLogprobs  # of the sampled tokens [K, R]; zeros unless a row asks
-    prompt_logprobs: TokenLogprobs | None  # of ``targets`` [T]; zeros unless a row asks; None in the decode family
+    logprobs: LogprobArrays  # of the sampled tokens [K, R]; zeros unless a row asks
+    prompt_logprobs: LogprobArrays | None  # of ``targets`` [T]; zeros unless a row asks; None in the decode family
 
 
 @jax.tree_util.register_dataclass
@@ -54,7 +54,7 @@ class _Loop:
     done: jax.Array  # i32 []: steps taken
     state: DeviceState
     tokens: jax.Array  # as in StepOutput
-    logprobs: TokenLogprobs
+    logprobs: LogprobArrays
 
 
 def step(
@@ -182,7 +182,7 @@ def _sample(
     *,
     last_token: jax.Array,
     max_logprobs: int,
-) -> tuple[DeviceState, jax.Array, TokenLogprobs]:
+) -> tuple[DeviceState, jax.Array, LogprobArrays]:
     """Samples from ``hidden`` ([R, D]) and notes the tokens as the slots' last ones.
 
     Returns:
@@ -199,15 +199,15 @@ def _sample(
     return new_state, jnp.where(samples, tokens, NO_TOKEN), sampled.logprobs
 
 
-def _prompt_logprobs(model: Any, hidden: jax.Array, batch: StepBatch, max_logprobs: int) -> TokenLogprobs:
+def _prompt_logprobs(model: Any, hidden: jax.Array, batch: StepBatch, max_logprobs: int) -> LogprobArrays:
     """Log-probabilities of every position's target, a block of logits at a time."""
     targets = batch.targets
     assert targets is not None  # the mixed family has them
     tokens = targets.shape[0]
     block = min(LOGPROB_BLOCK, tokens)
 
-    def score(found: TokenLogprobs) -> TokenLogprobs:
-        def put(i: jax.Array, found: TokenLogprobs) -> TokenLogprobs:
+    def score(found: LogprobArrays) -> LogprobArrays:
+        def put(i: jax.Array, found: LogprobArrays) -> LogprobArrays:
             # A gather, and no slice: XLA does not take a slice by a loop's counter into a CUDA graph.
             at = i * block + jnp.arange(block)
             rows = jnp.minimum(at, tokens - 1)

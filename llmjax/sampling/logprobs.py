@@ -12,7 +12,7 @@ from llmjax.sampling.top import top_entries
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class TokenLogprobs:
+class LogprobArrays:
     """Of N positions; K is the number of top tokens kept."""
 
     logprob: jax.Array  # f32 [N]: of the target
@@ -21,7 +21,7 @@ class TokenLogprobs:
     top_logprobs: jax.Array  # f32 [N, K]
 
 
-def token_logprobs(logits: jax.Array, targets: jax.Array, *, max_logprobs: int) -> TokenLogprobs:
+def token_logprobs(logits: jax.Array, targets: jax.Array, *, max_logprobs: int) -> LogprobArrays:
     """log_softmax of the raw logits at the targets and at the top.
 
     Args:
@@ -35,7 +35,7 @@ def token_logprobs(logits: jax.Array, targets: jax.Array, *, max_logprobs: int) 
     target = jnp.take_along_axis(logits, targets[:, None], axis=-1)
     top, top_ids = top_entries(logits, min(max_logprobs, logits.shape[-1]))
     missing = ((0, 0), (0, max_logprobs - top.shape[-1]))
-    return TokenLogprobs(
+    return LogprobArrays(
         logprob=(target - peak - log_total)[:, 0],
         rank=1 + jnp.sum(logits > target, axis=-1, dtype=jnp.int32),
         top_ids=jnp.pad(top_ids.astype(jnp.int32), missing, constant_values=-1),
@@ -43,9 +43,9 @@ def token_logprobs(logits: jax.Array, targets: jax.Array, *, max_logprobs: int) 
     )
 
 
-def no_logprobs(num: int, *, max_logprobs: int) -> TokenLogprobs:
+def no_logprobs(num: int, *, max_logprobs: int) -> LogprobArrays:
     """Zeros of the same shapes, for steps in which nobody asked."""
-    return TokenLogprobs(
+    return LogprobArrays(
         logprob=jnp.zeros(num, jnp.float32),
         rank=jnp.zeros(num, jnp.int32),
         top_ids=jnp.zeros((num, max_logprobs), jnp.int32),

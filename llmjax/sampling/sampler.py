@@ -18,7 +18,7 @@ from jax import lax
 
 from llmjax.kernels.argmax import argmax
 from llmjax.sampling.draw import draw
-from llmjax.sampling.logprobs import TokenLogprobs, no_logprobs, token_logprobs
+from llmjax.sampling.logprobs import LogprobArrays, no_logprobs, token_logprobs
 from llmjax.sampling.noise import row_keys
 from llmjax.sampling.rows import ROW, ROW_WORDS, Feature
 from llmjax.sampling.state import SamplerState
@@ -68,7 +68,7 @@ class SampleOutput:
     """R rows. Rows that do not sample hold some valid token."""
 
     tokens: jax.Array  # i32 [R]
-    logprobs: TokenLogprobs  # zeros when no row of the step asks
+    logprobs: LogprobArrays  # zeros when no row of the step asks
 
 
 def sample(

@@ -34,7 +34,7 @@ from llmjax.engine.step import ENDED, NO_TOKEN, StepOutput
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.kernels.attention import KVLayout
 from llmjax.models import RMS, Attention, GatedMLP, LayerSpec, ModelConfig
-from llmjax.sampling.logprobs import TokenLogprobs
+from llmjax.sampling.logprobs import LogprobArrays
 from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.rows import ROW_WORDS, RequestSampling
 
@@ -190,8 +190,8 @@ def check_host_is_in_time(row: Row) -> None:
         assert row.start <= len(row.sequence.tokens), "a ban needs the tokens before the last"
 
 
-def scores(values: np.ndarray) -> TokenLogprobs:
-    return TokenLogprobs(
+def scores(values: np.ndarray) -> LogprobArrays:
+    return LogprobArrays(
         logprob=values.astype(np.float32),
         rank=np.ones(values.shape, np.int32),
         top_ids=np.full((*values.shape, 1), -1, np.int32),
