@@ -11,7 +11,7 @@ from llmjax.models.fields import Fields
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.mlp import GatedMLP
-from llmjax.models.layers.moe import Experts
+from llmjax.models.layers.moe import Experts, SharedExpert
 from llmjax.models.layers.norm import RMS
 from llmjax.models.layers.rope_scaling import (
     LAYER_TYPES,
@@ -126,17 +126,22 @@ def softmax_experts(fields: Fields, *, inner: str, normalize: bool, shared: str 
     # A key that the file has, then one that has a default.
     key = next((key for key in _EXPERT_COUNTS if fields.values.get(key) is not None), None)
     count = fields.integer(key or next(key for key in _EXPERT_COUNTS if key in fields.defaults))
-    per_token = fields.integer("num_experts_per_tok")
-    if per_token > count:
-        raise fields.error("num_experts_per_tok", f"is more than there are experts, {count}")
     return Experts(
         count=count,
-        per_token=per_token,
+        per_token=experts_per_token(fields, count),
         inner=fields.integer(inner),
         activation=fields.choice("hidden_act", ACTIVATIONS),
         normalize=normalize,
-        shared_inner=fields.integer(shared) if shared else 0,
+        shared=SharedExpert(inner=fields.integer(shared)) if shared else None,
     )
+
+
+def experts_per_token(fields: Fields, count: int) -> int:
+    """How many of ``count`` experts a token goes through."""
+    per_token = fields.integer("num_experts_per_tok")
+    if per_token > count:
+        raise fields.error("num_experts_per_tok", f"is more than there are experts, {count}")
+    return per_token
 
 
 def decoder_config(
@@ -152,7 +157,8 @@ def decoder_config(
         UnsupportedModel: a value is missing, wrong, contradictory or means maths that is not implemented.
     """
     for key, neutral in _FOREIGN.items():
-        fields.require(key, *neutral)
+        if key not in fields.defaults:
+            fields.require(key, *neutral)
     if not any(key in fields.defaults for key in _EXPERT_COUNTS):
         for key in _EXPERT_COUNTS:
             fields.require(key, 0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from llmjax.models import gemma3, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
+from llmjax.models import deepseek_v2, gemma3, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
 from llmjax.models.config import ModelConfig
 from llmjax.models.errors import UnsupportedModel
 
@@ -19,6 +19,7 @@ class Family(Protocol):
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
+        "DeepseekV2ForCausalLM": deepseek_v2.from_hf,
         "Gemma3ForCausalLM": gemma3.from_hf,
         "LlamaForCausalLM": llama.from_hf,
         "MistralForCausalLM": mistral.from_hf,
@@ -33,6 +34,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 # For a config.json that names no architecture.
 MODEL_TYPES: Mapping[str, str] = MappingProxyType(
     {
+        "deepseek_v2": "DeepseekV2ForCausalLM",
         "gemma3_text": "Gemma3ForCausalLM",
         "llama": "LlamaForCausalLM",
         "mistral": "MistralForCausalLM",

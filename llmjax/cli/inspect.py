@@ -150,12 +150,9 @@ def _sizes(model: ModelConfig) -> Facts:
 
     found: Facts = {"layers": model.num_layers, "hidden size": model.hidden_size}
     for layer in model.layers:
+        found["heads"] = layer.mixer.heads
         if isinstance(attention := layer.mixer, Attention):
-            found |= {
-                "heads": attention.heads,
-                "KV heads": attention.kv_heads,
-                "head size": attention.head_dim,
-            }
+            found |= {"KV heads": attention.kv_heads, "head size": attention.head_dim}
         if isinstance(experts := layer.feed_forward, Experts):
             found |= {"experts": experts.count, "experts a token": experts.per_token}
     return found

@@ -79,6 +79,8 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
         dtype=platform.kv_dtype(config.kv_cache_dtype),
         num_layers=model_config.num_layers,
     )
+    if calibration is not None and any(layer.mixer.state.value_dim is not None for layer in model_config.layers):
+        raise CheckpointError(f"{path}: scales of keys and values are for a cache of both, not of latent vectors")
     plan = QuantizationPlan.of(
         config.quantization,
         config.quantization_rules,

@@ -21,6 +21,7 @@ from llmjax.checkpoint.gguf.file import GGUFTensor, stored_metadata
 from llmjax.checkpoint.gguf.metadata import (
     architecture_metadata,
     architecture_name,
+    attentions,
     rope_tensors,
     token_metadata,
 )
@@ -232,7 +233,7 @@ def _gguf_items(checkpoint: Checkpoint, model: ModelConfig, typing: _Typing) -> 
 def _hf_items(checkpoint: Checkpoint, model: ModelConfig, typing: _Typing) -> Iterator[_Item]:
     """The tensors that the model uses, embedding first, then layer by layer."""
     architecture = ARCHITECTURES[architecture_name(model, checkpoint.path)]
-    attention = model.layers[0].mixer
+    attention = attentions(model)[0]
     heads = {"attn_q": attention.heads, "attn_k": attention.kv_heads} if architecture.permuted_qk else {}
     _, parameters = abstract_model(model, dtype=FLOATS["f32"], activation_dtype=FLOATS["f32"])
     for name, original in gguf_names(architecture.layer_tensors, layers=model.num_layers).items():

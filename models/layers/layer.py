@@ -13,12 +13,13 @@ from llmjax.kernels.attention import KVPages
 from llmjax.kernels.sharding import parts
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.context import Context
+from llmjax.models.layers.latent import LatentAttention
 from llmjax.models.layers.mlp import GatedMLP
 from llmjax.models.layers.moe import Experts
 from llmjax.models.layers.norm import RMS, RMSNorm
 from llmjax.models.layers.residual import PreNorm, Residual, added
 
-Mixer = Attention
+Mixer = Attention | LatentAttention
 FeedForward = GatedMLP | Experts
 
 

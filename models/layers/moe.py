@@ -22,6 +22,23 @@ from llmjax.models.layers.residual import fed_forward, feed_forward_axes
 
 
 @dataclass(frozen=True, kw_only=True)
+class SharedExpert:
+    """An expert that every token goes through."""
+
+    inner: int  # intermediate size
+    name: str = "shared_expert"
+    gated: bool = True  # its output is multiplied by a sigmoid
+
+
+@dataclass(frozen=True)
+class ExpertGroups:
+    """Experts in groups of equal size: a token chooses among those of the ``kept`` groups with the best experts."""
+
+    count: int
+    kept: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Experts:
     """Each token goes through the few that a router scores highest, by a softmax over all."""
 
@@ -30,7 +47,9 @@ class Experts:
     inner: int  # intermediate size of an expert
     activation: str  # a key of ACTIVATIONS
     normalize: bool  # whether the shares of a token's experts add up to one
-    shared_inner: int = 0  # intermediate size of the expert that every token goes through, with a gate; 0: none
+    scaling: float = 1.0  # of the shares, normalised or not
+    groups: ExpertGroups | None = None
+    shared: SharedExpert | None = None
 
     name: ClassVar[str] = "mlp"
 
@@ -48,8 +67,9 @@ def _axes(x: jax.Array, experts: ExpertsModule, *arguments: Any, **options: Any)
 class ExpertsModule(nnx.Module):
     """``sum of share * expert(n) + sigmoid(shared_expert_gate(n)) * shared_expert(n)``.
 
-    Routers are in f32: a rounded score may choose another expert. Formula: Hugging Face's ``Qwen2MoeSparseMoeBlock``,
-    of which ``Qwen3MoeSparseMoeBlock`` and ``MixtralSparseMoeBlock`` leave out the shared expert.
+    Routers are in f32: a rounded score may choose another expert. Formulas: Hugging Face's ``Qwen2MoeSparseMoeBlock``,
+    of which ``Qwen3MoeSparseMoeBlock`` and ``MixtralSparseMoeBlock`` leave out the shared expert; ``DeepseekV2Moe``,
+    whose shared expert has no gate.
     """
 
     # Positional: x, module, before, after, context. Static: residual.
@@ -61,9 +81,11 @@ class ExpertsModule(nnx.Module):
         router, self.spec = jnp.dtype(jnp.float32), spec
         self.gate = Linear(size, spec.count, bias=False, dtype=router)
         self.experts = Stacks(size, spec, dtype=dtype)
-        shared = GatedMLP(inner=spec.shared_inner, activation=spec.activation) if spec.shared_inner else None
-        self.shared_expert = None if shared is None else shared.build(size, dtype=dtype)
-        self.shared_expert_gate = None if shared is None else Linear(size, 1, bias=False, dtype=router)
+        if (shared := spec.shared) is not None:
+            mlp = GatedMLP(inner=shared.inner, activation=spec.activation)
+            setattr(self, shared.name, mlp.build(size, dtype=dtype))
+            if shared.gated:
+                setattr(self, f"{shared.name}_gate", Linear(size, 1, bias=False, dtype=router))
 
     def __call__(self, n: jax.Array, context: Context) -> jax.Array:
         """[T, D] to [T, D]."""
@@ -72,9 +94,12 @@ class ExpertsModule(nnx.Module):
         real = jnp.arange(len(n)) < context.batch.query_start[-1]
         shares = jnp.where(real[:, None], shares, 0)
         out = experts_anywhere(n, chosen, shares, self.experts.weights, activation=self.spec.activation)
-        if self.shared_expert is not None and self.shared_expert_gate is not None:
-            score = _in_f32(n, self.shared_expert_gate)
-            out = out + jax.nn.sigmoid(score).astype(n.dtype) * self.shared_expert(n)
+        if (shared := self.spec.shared) is not None:
+            added = getattr(self, shared.name)(n)
+            if shared.gated:
+                score = _in_f32(n, getattr(self, f"{shared.name}_gate"))
+                added = jax.nn.sigmoid(score).astype(n.dtype) * added
+            out = out + added
         return out
 
     def partial(self, n: jax.Array, context: Context) -> jax.Array:
@@ -87,11 +112,16 @@ class ExpertsModule(nnx.Module):
         Args:
             n: [T, D].
         """
-        scores = jax.nn.softmax(_in_f32(n, self.gate), axis=-1)
-        shares, chosen = jax.lax.top_k(scores, self.spec.per_token)
-        if self.spec.normalize:
+        spec, scores = self.spec, jax.nn.softmax(_in_f32(n, self.gate), axis=-1)
+        if (groups := spec.groups) is not None:
+            by_group = scores.reshape(len(n), groups.count, -1)
+            _, kept = jax.lax.top_k(by_group.max(axis=-1), groups.kept)
+            is_kept = jax.nn.one_hot(kept, groups.count, dtype=bool).any(axis=1)
+            scores = jnp.where(is_kept[..., None], by_group, 0).reshape(scores.shape)
+        shares, chosen = jax.lax.top_k(scores, spec.per_token)
+        if spec.normalize:
             shares = shares / shares.sum(axis=-1, keepdims=True)
-        return chosen.astype(jnp.int32), shares
+        return chosen.astype(jnp.int32), shares * spec.scaling
 
 
 class Stacks(nnx.Module):

@@ -212,17 +212,19 @@ def _yarn(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
     return _Scaled(inv / factor * ramp + inv * (1 - ramp), _yarn_attention_factor(parameters, factor))
 
 
-def _yarn_attention_factor(parameters: Fields, factor: float) -> float:
-    def gain(mscale: float) -> float:
-        return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
+def yarn_gain(factor: float, mscale: float) -> float:
+    """What YaRN multiplies queries and keys by when it stretches positions by ``factor``."""
+    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
+
+def _yarn_attention_factor(parameters: Fields, factor: float) -> float:
     given = parameters.optional_number("attention_factor")
     if given is not None:
         return given
     # Zero means "not given" to Hugging Face.
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
-        return gain(parameters.number("mscale")) / gain(parameters.number("mscale_all_dim"))
-    return gain(1.0)
+        return yarn_gain(factor, parameters.number("mscale")) / yarn_gain(factor, parameters.number("mscale_all_dim"))
+    return yarn_gain(factor, 1.0)
 
 
 def _longrope(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:

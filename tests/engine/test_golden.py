@@ -25,6 +25,7 @@ KV_BYTES = {  # 20 to 28 pages of full attention: less than two requests of 64 t
     "qwen3": 28 * 2304,
     "gemma3": 20 * 768 + 14 * 1536,
     "qwen3-moe": 28 * 2304,
+    "deepseek-v2": 28 * 1152,
 }
 ALL_BUCKETS = ("llama", "gemma3")  # the others run in the one that is compiled first
 

@@ -7,7 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-CHECKPOINTS = ["llama", "llama-bias", "mistral", "qwen2", "qwen3", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe"]
+CHECKPOINTS = [
+    "llama",
+    "llama-bias",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma3",
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
+    "deepseek-v2",
+    "deepseek-v2-lite",
+]
 ROPES = [
     ("llama", "rope-linear"),
     ("llama", "rope-dynamic"),

@@ -15,15 +15,19 @@ from llmjax.models import (
     FAMILIES,
     RMS,
     Attention,
+    ExpertGroups,
     Experts,
     GatedMLP,
+    LatentAttention,
     LayerSpec,
     PreNorm,
     Sandwich,
+    SharedExpert,
     UnsupportedModel,
     model_config,
 )
 from llmjax.models.layers.rope_lengths import LongFrequencies
+from llmjax.models.layers.state import PagedKV
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL: dict[str, Any] = {
@@ -33,6 +37,12 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 4,
     "vocab_size": 100,
     "max_position_embeddings": 512,
+}
+
+
+# What a family cannot do without beside SMALL.
+NEEDED: dict[str, dict[str, Any]] = {
+    "DeepseekV2ForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "num_experts_per_tok": 2}
 }
 
 
@@ -186,7 +196,9 @@ def test_mixtral_defaults() -> None:
 
 def test_qwen2_moe_defaults() -> None:
     got = model_config({"model_type": "qwen2_moe"})
-    experts = Experts(count=60, per_token=4, inner=1408, activation="silu", normalize=False, shared_inner=5632)
+    experts = Experts(
+        count=60, per_token=4, inner=1408, activation="silu", normalize=False, shared=SharedExpert(inner=5632)
+    )
     assert {layer.feed_forward for layer in got.layers} == {experts}
     attention = got.layers[0].mixer
     assert (got.num_layers, got.hidden_size, attention.kv_heads) == (24, 2048, 16)
@@ -203,6 +215,44 @@ def test_qwen3_moe_defaults_and_dense_layers() -> None:
     assert sparse_layers(got) == [False, True, False, False, False, True]
     attention = got.layers[0].mixer
     assert (attention.qk_norm, attention.qkv_bias, attention.head_dim) == (RMS(1e-6), False, 64)
+
+
+def test_deepseek_v2() -> None:
+    got = model_config({"model_type": "deepseek_v2", "num_experts_per_tok": 6, "first_k_dense_replace": 1})
+    assert (got.vocab_size, got.hidden_size, got.num_layers, got.max_position) == (102400, 4096, 32, 2048)
+    attention = got.layers[0].mixer
+    assert isinstance(attention, LatentAttention) and {layer.mixer for layer in got.layers} == {attention}
+    assert (attention.heads, attention.q_rank, attention.kv_rank) == (32, 1536, 512)
+    assert (attention.nope_dim, attention.rope_dim, attention.value_dim) == (128, 64, 128)
+    assert (attention.scale, attention.rope.interleaved, attention.norm) == (192**-0.5, True, RMS(1e-6))
+    assert attention.state == PagedKV(kv_heads=1, head_dim=576, value_dim=512)
+    assert got.layers[0].feed_forward == GatedMLP(inner=11008, activation="silu")
+    shared = SharedExpert(inner=2814, name="shared_experts", gated=False)
+    assert {layer.feed_forward for layer in got.layers[1:]} == {
+        Experts(count=64, per_token=6, inner=1407, activation="silu", normalize=False, shared=shared)
+    }
+
+
+def test_deepseek_v2_lite() -> None:
+    scaling = {"type": "yarn", "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707, "beta_fast": 32, "beta_slow": 1}
+    got = model_config(
+        {
+            "architectures": ["DeepseekV2ForCausalLM"],
+            "num_experts_per_tok": 6,
+            "q_lora_rank": None,
+            "rope_scaling": {**scaling, "original_max_position_embeddings": 4096},
+            "max_position_embeddings": 163840,
+            "topk_method": "group_limited_greedy",
+            "n_group": 8,
+            "topk_group": 3,
+            "routed_scaling_factor": 16.0,
+        }
+    )
+    attention, experts = got.layers[0].mixer, got.layers[0].feed_forward
+    gain = 0.1 * 0.707 * np.log(40) + 1
+    assert attention.q_rank is None and attention.scale == pytest.approx(192**-0.5 * gain**2, rel=1e-12)
+    assert attention.rope.attention_factor == 1.0
+    assert (experts.groups, experts.scaling) == (ExpertGroups(8, 3), 16.0)
 
 
 def test_the_number_of_experts_has_two_names() -> None:
@@ -246,10 +296,13 @@ def test_longrope_does_not_depend_on_what_is_served() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"architectures": ["FooForCausalLM"]}, "architecture 'FooForCausalLM' is not supported; supported are Gemma3"),
+        (
+            {"architectures": ["FooForCausalLM"]},
+            "architecture 'FooForCausalLM' is not supported; supported are DeepseekV2",
+        ),
         ({"architectures": ["LlamaModel"], "model_type": "llama"}, "architecture 'LlamaModel' is not supported"),
         ({"architectures": [7]}, "architecture 7 is not supported"),
-        ({"architectures": [], "model_type": "bert"}, "model_type 'bert' is not supported; supported are gemma3_text"),
+        ({"architectures": [], "model_type": "bert"}, "model_type 'bert' is not supported; supported are deepseek_v2"),
         ({}, "model_type None is not supported"),
         ({"model_type": ["llama"]}, "model_type ['llama'] is not supported"),
     ],
@@ -300,6 +353,25 @@ def test_unknown_models(keys: dict[str, Any], message: str) -> None:
             "is more than there are experts, 8",
         ),
         ("Qwen2MoeForCausalLM", {"num_key_value_heads": 4, "norm_topk_prob": 1}, "norm_topk_prob = 1 must be true or"),
+        ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob = True is not supported"),
+        ("DeepseekV2ForCausalLM", {"num_key_value_heads": 2}, "num_key_value_heads = 2 is not num_attention_heads = 4"),
+        ("DeepseekV2ForCausalLM", {}, "num_experts_per_tok = None must be an integer"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method = 'noaux_tc' is not supported"),
+        (
+            "DeepseekV2ForCausalLM",
+            {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 1},
+            "n_group = 3 does not divide n_routed_experts = 64",
+        ),
+        (
+            "DeepseekV2ForCausalLM",
+            {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 1, "num_experts_per_tok": 9},
+            "num_experts_per_tok = 9 is more than there are experts, 8",
+        ),
+        (
+            "DeepseekV2ForCausalLM",
+            {"layer_types": ["sliding_attention"] * 4},
+            "which latent attention does not",
+        ),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": 3}, "mlp_only_layers = 3 must be a list of integers"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": [-1]}, "mlp_only_layers = -1 must be an integer from 0"),
         ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 0}, "decoder_sparse_step = 0 must be an integer from 1"),
@@ -347,6 +419,15 @@ KEYS = st.sampled_from(
         "num_experts",
         "num_local_experts",
         "num_experts_per_tok",
+        "n_routed_experts",
+        "n_shared_experts",
+        "n_group",
+        "topk_group",
+        "topk_method",
+        "first_k_dense_replace",
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_rope_head_dim",
         "moe_intermediate_size",
         "mlp_only_layers",
         "decoder_sparse_step",
@@ -382,7 +463,7 @@ SCALINGS = st.builds(
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_heads_are_rotated_whole_as_in_transformers(family: str, caplog: pytest.LogCaptureFixture) -> None:
-    keys = {"architectures": [family], **SMALL, "num_key_value_heads": 2, "head_dim": 16}
+    keys = {"architectures": [family], **SMALL, "num_key_value_heads": 2, "head_dim": 16, **NEEDED.get(family, {})}
     plain = model_config(keys)
     assert model_config({**keys, "partial_rotary_factor": 0.5}) == plain and not plain.ropes[0].rotary_dim % 16
     assert "partial_rotary_factor = 0.5 has no effect" in caplog.text
@@ -403,14 +484,15 @@ def test_heads_are_rotated_whole_as_in_transformers(family: str, caplog: pytest.
 )
 @example("LlamaForCausalLM", {"rope_scaling": {"\n": False}}, None, None)
 def test_any_config_is_read_or_refused(family: str, keys: Any, scaling: Any, max_model_len: int | None) -> None:
-    whole = {"architectures": [family], **SMALL, "num_key_value_heads": 2, "rope_scaling": scaling, **keys}
+    needed = {"num_key_value_heads": 2, **NEEDED.get(family, {})}
+    whole = {"architectures": [family], **SMALL, **needed, "rope_scaling": scaling, **keys}
     try:
         got = model_config(whole, max_model_len=max_model_len)
     except UnsupportedModel as error:
         assert "\n" not in str(error)
         return
     for attention in (layer.mixer for layer in got.layers):
-        assert attention.heads % attention.kv_heads == 0
-        rope = attention.rope
+        rope, latent = attention.rope, isinstance(attention, LatentAttention)
+        assert latent or attention.heads % attention.kv_heads == 0
         assert np.isfinite(rope.inv_freq).all() and np.isfinite(rope.attention_factor)
-        assert 0 < rope.rotary_dim <= attention.head_dim
+        assert 0 < rope.rotary_dim <= (attention.rope_dim if latent else attention.head_dim)

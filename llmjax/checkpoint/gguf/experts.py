@@ -84,8 +84,8 @@ def expert_metadata(model: ModelConfig, path: Path) -> dict[str, Any]:
     keys = {"expert_count": experts.count, "expert_used_count": experts.per_token}
     if model.architecture != "MixtralForCausalLM":  # whose experts have the dense size; readers ask for it elsewhere
         keys["expert_feed_forward_length"] = experts.inner
-    if experts.shared_inner:
-        keys["expert_shared_feed_forward_length"] = experts.shared_inner
+    if experts.shared is not None:
+        keys["expert_shared_feed_forward_length"] = experts.shared.inner
     return keys
 
 

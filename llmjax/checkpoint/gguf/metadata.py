@@ -19,7 +19,7 @@ from llmjax.checkpoint.gguf.model import ARCHITECTURES
 from llmjax.checkpoint.gguf.names import END_KEYS, SAMPLING_KEYS
 from llmjax.checkpoint.gguf.rope import DIVISORS, LONG, SHORT
 from llmjax.errors import CheckpointError
-from llmjax.models import ModelConfig, gemma3, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
+from llmjax.models import Attention, ModelConfig, gemma3, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
 from llmjax.models.fields import Fields
 from llmjax.models.layers.rope_scaling import rope_parameters
 
@@ -55,6 +55,13 @@ def architecture_name(model: ModelConfig, path: Path) -> str:
     return _BY_CLASS[model.architecture]
 
 
+def attentions(model: ModelConfig) -> list[Attention]:
+    """The mixer of each layer of a model that has an `architecture_name`."""
+    mixers = [layer.mixer for layer in model.layers if isinstance(layer.mixer, Attention)]
+    assert len(mixers) == model.num_layers
+    return mixers
+
+
 def architecture_metadata(config: Mapping[str, Any], model: ModelConfig, path: Path) -> dict[str, Any]:
     """The ``<architecture>.*`` keys.
 
@@ -66,7 +73,7 @@ def architecture_metadata(config: Mapping[str, Any], model: ModelConfig, path: P
     Raises:
         CheckpointError: the model has something that no key can say.
     """
-    name, attention = architecture_name(model, path), model.layers[0].mixer
+    name, attention = architecture_name(model, path), attentions(model)[0]
     keys: dict[str, Any] = {
         "block_count": model.num_layers,
         "context_length": _integer(config, model, "max_position_embeddings"),
@@ -127,7 +134,7 @@ def _rope(config: Mapping[str, Any], model: ModelConfig) -> Fields:
 
 
 def _full_rope(model: ModelConfig) -> Any:
-    mixers = [layer.mixer for layer in model.layers]
+    mixers = attentions(model)
     return next((mixer for mixer in mixers if mixer.window is None), mixers[0]).rope
 
 
@@ -167,7 +174,7 @@ def _window_keys(name: str, model: ModelConfig, path: Path) -> dict[str, Any]:
 
 def _gemma_keys(config: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
     fields = Fields(config, gemma3.DEFAULTS)
-    sliding, attention = np.array([layer.mixer.window is not None for layer in model.layers]), model.layers[0].mixer
+    sliding, attention = np.array([mixer.window is not None for mixer in attentions(model)]), attentions(model)[0]
     local = rope_parameters(fields, "sliding_attention", theta="rope_local_base_freq", scaled=False)
     keys: dict[str, Any] = {
         "attention.sliding_window": fields.integer("sliding_window"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
+from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.context import Context
 from llmjax.quantization.calibration.awq import Projection, clipped, search_scales
 from llmjax.quantization.calibration.gptq import InverseHessian, gptq
@@ -171,7 +172,9 @@ class Calibration:
         """Into the rows of a projection that is quantised later; heads that share values share scales."""
         weights = self.layer.values[f"{module}.weight"]
         shared = len(inputs.magnitude) // len(weights)
-        size = self.layer.spec.mixer.head_dim if shared > 1 else 1
+        attention = self.layer.spec.mixer
+        assert isinstance(attention, Attention)
+        size = attention.head_dim if shared > 1 else 1
         by_head = inputs.magnitude.reshape(-1, shared, size)
         magnitude = by_head.mean(axis=1, keepdims=True).repeat(shared, axis=1).reshape(-1)
         scales = search_scales(projections, inputs, magnitude=magnitude)

@@ -59,8 +59,8 @@ def write(path: Path, name: str, *, one_by_one: bool = False, change: Change = l
     writer.add_expert_used_count(experts.per_token)
     if name != "mixtral":
         writer.add_expert_feed_forward_length(experts.inner)
-    if experts.shared_inner:
-        writer.add_expert_shared_feed_forward_length(experts.shared_inner)
+    if experts.shared is not None:
+        writer.add_expert_shared_feed_forward_length(experts.shared.inner)
     change(writer)
     for key, tensor in source.tensors.items():
         values = converted(source, key, tensor.read(F32))

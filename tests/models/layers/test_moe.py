@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from llmjax.kernels.attention import RaggedBatch, make_pages
-from llmjax.models import RMS, Experts
+from llmjax.models import RMS, ExpertGroups, Experts, SharedExpert
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.moe import ExpertsModule
 from llmjax.models.layers.norm import RMSNorm
@@ -59,7 +59,7 @@ def gated(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> 
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("per_token", [1, 3, COUNT])
 def test_against_numpy(per_token: int, normalize: bool, shared: int) -> None:
-    moe, w = module(per_token=per_token, normalize=normalize, shared_inner=shared)
+    moe, w = module(per_token=per_token, normalize=normalize, shared=SharedExpert(inner=shared) if shared else None)
     x = np.random.default_rng(1).standard_normal((5, SIZE)).astype(np.float32)
     n = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
     scores = np.exp(n @ w["gate.weight"].T)
@@ -76,6 +76,24 @@ def test_against_numpy(per_token: int, normalize: bool, shared: int) -> None:
         out += gated(n, *parts) / (1 + np.exp(-n @ w["shared_expert_gate.weight"].T))
     found = run(moe, x, 5)
     np.testing.assert_allclose(np.asarray(found), out, rtol=1e-4, atol=1e-4)
+
+
+def test_groups_limit_the_choice() -> None:
+    groups = ExpertGroups(count=3, kept=2)
+    moe, w = module(per_token=3, normalize=False, scaling=2.5, groups=groups)
+    n = np.random.default_rng(1).standard_normal((9, SIZE)).astype(np.float32)
+    chosen, shares = moe.route(jnp.asarray(n))
+    scores = np.exp(n @ w["gate.weight"].T)
+    scores /= scores.sum(-1, keepdims=True)
+    limited = 0
+    for token in range(len(n)):
+        best = np.argsort(-scores[token].reshape(3, 2).max(-1))[:2]
+        allowed = [e for e in range(COUNT) if e // 2 in best]
+        expected = sorted(allowed, key=lambda e, token=token: -scores[token, e])[:3]  # type: ignore[misc]
+        limited += set(expected) != set(np.argsort(-scores[token])[:3].tolist())
+        assert chosen[token].tolist() == expected
+        np.testing.assert_allclose(shares[token], 2.5 * scores[token, expected], rtol=1e-5)
+    assert limited
 
 
 def test_padding_goes_to_no_expert() -> None:
