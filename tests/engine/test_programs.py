@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Collection, Iterator
 
 import pytest
@@ -41,8 +42,10 @@ def programs() -> Iterator[Callable[..., StepPrograms]]:
 
 
 def test_all_buckets_compile_and_the_cheapest_come_first(programs: Callable[..., StepPrograms]) -> None:
+    before = sys.getswitchinterval()
     made = programs()
     made.wait_all()
+    assert sys.getswitchinterval() == before  # it is the whole process's
     assert [program.bucket for program in made.ready] == made.buckets
     assert made.buckets[-1] == LARGEST and made.buckets[0] == Bucket(tokens=1, rows=1, decode=True)
     assert all(program.executable() == program.bucket for program in made.ready)
