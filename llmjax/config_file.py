@@ -12,6 +12,7 @@ import yaml
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.errors import ConfigError
 from llmjax.settings import collect, settings_of
+from llmjax.text_file import read_text
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, is no YAML mapping, or has a key twice.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: no UTF-8 text ({error.reason} at byte {error.start})") from None
+        content = yaml.load(read_text(path), Loader=_StrictLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date, for example
         raise ConfigError(f"{path}: no valid YAML: {' '.join(str(error).split())}") from None
     if content is None:

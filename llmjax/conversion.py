@@ -25,6 +25,7 @@ from llmjax.quantization.rounding import Result, round_to_nearest
 from llmjax.quantization.save_plan import SavePlan
 from llmjax.quantization.settings import ENGINE_SETTINGS, CalibrationSettings, SaveSettings
 from llmjax.settings import make_config, nearest, settings_of
+from llmjax.text_file import read_text
 from llmjax.tokenizer import load_tokenizer
 from llmjax.tokenizer.folder_export import write_tokenizer
 from llmjax.tokenizer.gguf_export import tokenizer_metadata
@@ -217,7 +218,7 @@ class _Job:
         if self.calibration.method == "rtn":
             return round_to_nearest(plan.tensors, plan.layers)
         assert self.calibration.calibration is not None
-        text = _read(Path(self.calibration.calibration))
+        text = read_text(Path(self.calibration.calibration), name=f"--calibration {self.calibration.calibration}")
         if self.engine.tokenizer is None:
             tokenizer = load_tokenizer(plan.checkpoint.path, gguf=plan.checkpoint.gguf)
         else:
@@ -279,12 +280,3 @@ def _is_gguf(scheme: str, target: Path) -> bool:
         message = f"scheme {scheme!r} is unknown; known are {ours} for safetensors and {theirs} for GGUF"
         raise ConfigError(message) from None
     return True
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--calibration {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--calibration {path}: no UTF-8 text ({error.reason} at byte {error.start})") from None

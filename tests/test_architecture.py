@@ -15,7 +15,8 @@ LAYERS = ("kernels", "models", "llmjax", "serve")  # each may import itself and 
 ORDER = (
     ("kernels",),
     ("models",),
-    ("errors", "version", "system", "config", "settings", "config_file", "host_memory", "cpu_affinity", "platforms"),
+    ("errors", "version", "system", "config", "settings", "config_file", "text_file"),
+    ("host_memory", "cpu_affinity", "platforms"),
     ("weights",),
     ("checkpoint",),
     ("quantization",),

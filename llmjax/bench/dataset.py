@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from llmjax.errors import ConfigError
+from llmjax.text_file import read_text
 
 # vLLM's limits for conversations worth measuring.
 SHAREGPT_MIN_TOKENS = 4
@@ -101,7 +102,7 @@ def sharegpt_samples(path: Path, *, output_len: int | None, count_tokens: Callab
         ConfigError: the file cannot be read or is no ShareGPT file.
     """
     try:
-        rows = json.loads(_read_text(path))
+        rows = json.loads(read_text(path))
     except ValueError as error:
         raise ConfigError(f"{path}: no JSON ({error})") from None
     if not isinstance(rows, list):
@@ -129,7 +130,7 @@ def pick(samples: list[Sample], count: int, rng: np.random.Generator) -> list[Sa
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    text = _read_text(path)
+    text = read_text(path)
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
@@ -141,15 +142,6 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 def _is_prompt(value: Any) -> TypeGuard[str | list[int]]:
     is_ids = isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
     return bool(value) and (isinstance(value, str) or is_ids)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: no UTF-8 text ({error.reason})") from None
 
 
 def _not_empty(samples: list[Sample], path: Path) -> list[Sample]:

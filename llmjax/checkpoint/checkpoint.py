@@ -10,10 +10,10 @@ from typing import Any
 
 from llmjax import models
 from llmjax.checkpoint.experts import with_stacked_experts
+from llmjax.checkpoint.files import read_object
 from llmjax.checkpoint.formats.registry import plain_tensors, stored_method
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.model import hf_config, hf_generation_config, hf_tensors
-from llmjax.checkpoint.json_file import read_object
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from llmjax.checkpoint.checkpoint import CONFIG, Checkpoint, open_checkpoint
+from llmjax.checkpoint.files import read_object
 from llmjax.checkpoint.formats.registry import quantization_settings
 from llmjax.checkpoint.gguf.file import SPLIT_NAME, GGUFFile
 from llmjax.checkpoint.gguf.names import FILE_TYPES, KEYS
-from llmjax.checkpoint.json_file import read_object
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig

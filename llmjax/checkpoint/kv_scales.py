@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llmjax.checkpoint import Checkpoint
+from llmjax.checkpoint.files import read_object
 from llmjax.checkpoint.formats.registry import CONFIG_KEYS
-from llmjax.checkpoint.json_file import read_object
 from llmjax.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from llmjax.checkpoint.json_file import read_object
-from llmjax.checkpoint.regular_file import map_file
+from llmjax.checkpoint.files import map_file, read_object
 from llmjax.errors import CheckpointError
 
 WEIGHTS = "model.safetensors"

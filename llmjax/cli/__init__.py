@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
+from llmjax.cli.commands import COMMANDS, dispatch
 from llmjax.engine.compile_threads import leave
-from llmjax.errors import ConfigError, LLMJaxError
-from llmjax.settings import nearest
+from llmjax.errors import LLMJaxError
 from llmjax.system import check_system
-
-
-@dataclass(frozen=True)
-class Command:
-    """A subcommand: the module whose ``main(argv)`` runs it, imported when it is asked for, and its line of help."""
-
-    module: str
-    help: str
-
-
-COMMANDS = {
-    "serve": Command("llmjax.cli.serve", "serve a model over HTTP with OpenAI's API"),
-    "generate": Command("llmjax.cli.generate", "continue prompts from arguments, a file or standard input"),
-    "chat": Command("llmjax.cli.chat", "talk to a model in the terminal"),
-    "bench": Command("llmjax.cli.bench", "measure latency, throughput or a server"),
-    "inspect": Command("llmjax.cli.inspect", "show what a model's files hold, without loading them"),
-    "eval": Command("llmjax.cli.evaluate", "measure how good a model is as it is served"),
-    "quantize": Command("llmjax.cli.quantize", "write a model with quantised weights, as GGUF or safetensors"),
-    "doctor": Command("llmjax.cli.doctor", "show what this machine has and what llmjax would use of it"),
-    "version": Command("llmjax.cli.version", "print the versions of llmjax and JAX"),
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,12 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 after an error, 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("--help", "-h", "help"):
-        print(usage())
-        return 0 if arguments else 1
-    if arguments[0] == "--version":
+    if arguments[:1] == ["--version"]:
         arguments[0] = "version"
-    return run(lambda rest: _dispatch(arguments[0])(rest), arguments[1:])
+    return run(partial(dispatch, "llmjax", COMMANDS), arguments)
 
 
 def script() -> NoReturn:
@@ -88,26 +63,3 @@ def run(command: Callable[[list[str]], int | None], argv: list[str]) -> int:
             line = " ".join(f"{type(error).__name__}: {error}".split())
             print(f"llmjax: unexpected error: {line} (--debug shows the traceback)", file=sys.stderr)
         return 1
-
-
-def usage() -> str:
-    """The text of ``llmjax --help``."""
-    lines = [f"  {name:<10} {command.help}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: llmjax COMMAND [options]",
-            "",
-            "LLM inference and serving on JAX: CPUs, NVIDIA GPUs and any PJRT device.",
-            "",
-            *lines,
-            "",
-            "llmjax COMMAND --help describes the options of a command.",
-        ]
-    )
-
-
-def _dispatch(name: str) -> Callable[[list[str]], int | None]:
-    if name not in COMMANDS:
-        raise ConfigError(f"unknown command {name!r}{nearest(name, COMMANDS)} (llmjax --help lists them)")
-    command: Callable[[list[str]], int | None] = importlib.import_module(COMMANDS[name].module).main
-    return command

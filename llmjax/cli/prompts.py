@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmjax.errors import ConfigError
+from llmjax.text_file import read_text
 
 Prompt = str | list[int]
 
@@ -45,12 +46,14 @@ def read_prompts(arguments: Sequence[str], *, file: str | None, lines: bool) -> 
 
 
 def _read(path: Path | None) -> str:
+    if path is not None:
+        return read_text(path, name=f"--file: {path}")
     try:
-        return sys.stdin.read() if path is None else path.read_text(encoding="utf-8")
+        return sys.stdin.read()
     except OSError as error:
-        raise ConfigError(f"--file: {path}: {error.strerror}") from None
+        raise ConfigError(f"standard input: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path or 'standard input'}: no UTF-8 text ({error.reason})") from None
+        raise ConfigError(f"standard input: no UTF-8 text ({error.reason})") from None
 
 
 def _parse(line: str, where: str) -> Prompt:

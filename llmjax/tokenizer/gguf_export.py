@@ -7,7 +7,6 @@ that tokenizers disagree about.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import sentencepiece
 import tokenizers
 
+from llmjax.checkpoint.files import read_object
 from llmjax.errors import TokenizerError
 from llmjax.tokenizer.gguf import tokenizer_from_gguf
 from llmjax.tokenizer.huggingface import TokenizerConfig, tokenizer_from_folder
@@ -66,7 +66,7 @@ def tokenizer_metadata(folder: Path, *, vocab_size: int) -> dict[str, Any]:
     if (path := folder / "tokenizer.model").exists():
         candidates = _sentencepiece_model(path, config, vocab_size)
     elif (path := folder / "tokenizer.json").exists():
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_object(path, error=TokenizerError)
         candidates = _tokenizer_json(content, path, vocab_size)
     else:
         raise TokenizerError(f"{folder}: only tokenizer.json and tokenizer.model can be written as GGUF")

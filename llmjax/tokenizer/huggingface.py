@@ -6,7 +6,6 @@ Which file wins, and what the older ones mean: transformers, ``tokenization_util
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
+from llmjax.checkpoint.files import read_object
 from llmjax.errors import TokenizerError
 from llmjax.tokenizer import sentencepiece_proto as proto
 from llmjax.tokenizer.backend import CutRules, HuggingFaceBackend, SentencePieceBackend
@@ -66,8 +66,8 @@ class TokenizerConfig:
 
     @staticmethod
     def read(folder: Path) -> TokenizerConfig:
-        values = read_object(folder / "tokenizer_config.json")
-        older = read_object(folder / "special_tokens_map.json")
+        values = _object_if_there(folder / "tokenizer_config.json")
+        older = _object_if_there(folder / "special_tokens_map.json")
         texts = {name: _text(values.get(f"{name}_token")) or _text(older.get(f"{name}_token")) for name in _NAMES}
         added: dict[int, AddedToken] = {}
         for token_id, entry in (values.get("added_tokens_decoder") or {}).items():
@@ -75,7 +75,7 @@ class TokenizerConfig:
             added[int(token_id)] = AddedToken(entry["content"], **flags)
         if not added:
             special = {text for text in texts.values() if text}
-            for text, token_id in read_object(folder / "added_tokens.json").items():
+            for text, token_id in _object_if_there(folder / "added_tokens.json").items():
                 added[int(token_id)] = AddedToken(text, normalized=False, special=text in special)
         return TokenizerConfig(
             values, {name: text for name, text in texts.items() if text}, dict(sorted(added.items()))
@@ -101,21 +101,9 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file.
-
-    Raises:
-        TokenizerError: the file cannot be read, or holds something else.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path}: {error}") from error
-    if not isinstance(value, dict):
-        raise TokenizerError(f"{path}: is no JSON object")
-    return value
+def _object_if_there(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file."""
+    return read_object(path, error=TokenizerError) if path.exists() else {}
 
 
 def tokenizer_from_folder(folder: Path, *, chat_template: ChatTemplate | None = None) -> Tokenizer:

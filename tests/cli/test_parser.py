@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmjax.cli import COMMANDS, main
-from llmjax.cli.bench import BENCHMARKS
-from llmjax.cli.evaluate import EVALUATIONS
+from llmjax.cli import main
+from llmjax.cli.commands import BENCHMARKS, COMMANDS, EVALUATIONS
 from llmjax.cli.parser import Parser
 from llmjax.cli.sampling import HELP, NOT_FLAGS, add_sampling_flags, given_sampling, sampling_settings
 from llmjax.cli.serve import parse
@@ -135,12 +134,13 @@ def test_help_says_every_flag_and_default(capsys: pytest.CaptureFixture[str]) ->
     assert max(map(len, text.splitlines())) <= 110
 
 
-GROUPS = {"bench": BENCHMARKS, "eval": EVALUATIONS}
+GROUPS = {"bench": BENCHMARKS.commands, "eval": EVALUATIONS.commands}
 
 
-@pytest.mark.parametrize(
-    "command", [[name] for name in COMMANDS] + [[group, name] for group, names in GROUPS.items() for name in names]
-)
+COMMAND_LINES = [[name] for name in COMMANDS.commands] + [[group, name] for group in GROUPS for name in GROUPS[group]]
+
+
+@pytest.mark.parametrize("command", COMMAND_LINES)
 def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     if command[0] in GROUPS and len(command) == 1:
         assert main([*command, "--help"]) == 0
@@ -185,7 +185,10 @@ def test_sampling_flags() -> None:
 def test_errors_are_one_line_on_stderr_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     for argv, message in (
         (["srve"], "llmjax: error: unknown command 'srve'; did you mean serve? (llmjax --help lists them)\n"),
-        (["bench", "latncy"], "llmjax: error: unknown benchmark 'latncy'; did you mean latency? (latency, "),
+        (
+            ["bench", "latncy"],
+            "llmjax: error: unknown benchmark 'latncy'; did you mean latency? (llmjax bench ",
+        ),
         (["serve", "--prot"], "llmjax: error: unknown flag --prot; did you mean --port? (see --help)\n"),
     ):
         assert main(argv) == 1

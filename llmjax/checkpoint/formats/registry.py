@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from llmjax.checkpoint.files import read_object
 from llmjax.checkpoint.formats import awq, gptq, modelopt, smoothquant
 from llmjax.checkpoint.formats.awq import AWQ, AWQWriter
 from llmjax.checkpoint.formats.bitsandbytes import BitsAndBytes
@@ -21,7 +22,6 @@ from llmjax.checkpoint.formats.modelopt import ModelOpt
 from llmjax.checkpoint.formats.quant_settings import QuantSettings
 from llmjax.checkpoint.formats.quantized import LayerReader, QuantizedTensor, quantized_tensors
 from llmjax.checkpoint.formats.smoothquant import SmoothQuant
-from llmjax.checkpoint.json_file import read_object
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.errors import CheckpointError
 

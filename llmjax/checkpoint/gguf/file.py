@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from llmjax.checkpoint.files import map_file
 from llmjax.checkpoint.gguf.tensor import GGUFTensor
-from llmjax.checkpoint.regular_file import map_file
 from llmjax.errors import CheckpointError
 from llmjax.weights.ggml.types import GGML_TYPES, BlockType
 

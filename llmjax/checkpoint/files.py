@@ -1,9 +1,11 @@
-"""Opens a model's files: what is not a file, a pipe for example, would be waited for without end."""
+"""Opens a model's files. What is not one, a pipe for example, would be waited for without end."""
 
 from __future__ import annotations
 
+import json
 import mmap
 from pathlib import Path
+from typing import Any
 
 from llmjax.errors import CheckpointError, LLMJaxError
 
@@ -27,3 +29,25 @@ def map_file(path: Path) -> mmap.mmap | bytes:
             return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if handle.seek(0, 2) else b""
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
+
+
+def read_object(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Args:
+        path: of the file.
+        error: what is raised.
+
+    Raises:
+        LLMJaxError: the file cannot be read, or holds something else; an `error` that names it.
+    """
+    check_regular(path, error=error)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise error(f"{path}: cannot be read: {problem.strerror}") from None
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{path}: is no valid JSON: {problem}") from None
+    if not isinstance(content, dict):
+        raise error(f"{path}: is no JSON object")
+    return content

@@ -1,4 +1,4 @@
-"""``llmjax eval``: how good a model is as it is served."""
+"""``llmjax eval perplexity``: how good a model is as it is served."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -18,7 +17,8 @@ from rich.table import Table
 
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.errors import ConfigError
-from llmjax.settings import nearest, settings_of
+from llmjax.settings import settings_of
+from llmjax.text_file import read_text
 
 if TYPE_CHECKING:
     from llmjax import LLM
@@ -26,23 +26,6 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """Runs an evaluation.
-
-    Raises:
-        LLMJaxError: a setting is wrong, or the run fails.
-    """
-    if not argv or argv[0] in ("--help", "-h"):
-        print("usage: llmjax eval EVALUATION [options]\n")
-        print("\n".join(f"  {name:<12} {evaluation.help}" for name, evaluation in EVALUATIONS.items()))
-        print("\nllmjax eval EVALUATION --help describes its options.")
-        return 0 if argv else 1
-    name, *rest = argv
-    if name not in EVALUATIONS:
-        raise ConfigError(f"unknown evaluation {name!r}{nearest(name, EVALUATIONS)} ({', '.join(EVALUATIONS)})")
-    return EVALUATIONS[name].run(rest)
-
-
-def perplexity(argv: list[str]) -> int:
     """Scores a text and prints its perplexity.
 
     Raises:
@@ -68,7 +51,7 @@ def perplexity(argv: list[str]) -> int:
     config = configs_of(values, model=values.positional_model).engine
     if config.skip_tokenizer_init and config.tokenizer is None:
         raise ConfigError("a text cannot be scored without a tokenizer: leave out --skip-tokenizer-init")
-    text = _read(Path(values.text))
+    text = read_text(Path(values.text), name=f"--text {values.text}")
     from llmjax import LLM
 
     # The step finds the top tokens of every position too, here of no use; and more requests than fill a step gain
@@ -149,25 +132,3 @@ def _print(fields: Mapping[str, Any]) -> None:
     table.add_row("perplexity", f"{fields['perplexity']:.4f} ± {fields['standard_error']:.4f}")
     # Wide enough for a file: lines are not cut where no terminal says how long they may be.
     Console(width=None if sys.stdout.isatty() else 200).print(table, highlight=False, markup=False)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--text {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--text {path}: no UTF-8 text ({error.reason} at byte {error.start})") from None
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """An evaluation: the function that runs it, and its line of help."""
-
-    run: Callable[[list[str]], int]
-    help: str
-
-
-EVALUATIONS = MappingProxyType(
-    {"perplexity": Evaluation(perplexity, "how well the model predicts a text, to compare weights and KV types")}
-)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmjax.checkpoint import open_checkpoint
-from llmjax.checkpoint.regular_file import map_file
+from llmjax.checkpoint.files import map_file
 from llmjax.checkpoint.resolve import resolve
 from llmjax.errors import CheckpointError
 

@@ -1,0 +1,111 @@
+"""The commands of the console script, and the way to one of them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from llmjax.errors import ConfigError
+from llmjax.settings import nearest
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: the module whose ``main(argv)`` runs it, imported when it is asked for, and its line of help."""
+
+    module: str
+    help: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands with a name in common.
+
+    Attributes:
+        kind: what they are.
+        help: the group's line of help.
+        commands: by name.
+        about: what the program says of itself.
+    """
+
+    kind: str
+    help: str
+    commands: Mapping[str, Command | Group]
+    about: str = ""
+
+
+BENCHMARKS = Group(
+    "benchmark",
+    "measure latency, throughput or a server",
+    MappingProxyType(
+        {
+            "latency": Command("llmjax.bench.latency", "time batches of equal requests, one batch after the other"),
+            "throughput": Command("llmjax.bench.throughput", "time many prompts through the engine in this process"),
+            "serve": Command("llmjax.bench.serve", "send requests to a server over HTTP and time the streams"),
+        }
+    ),
+)
+EVALUATIONS = Group(
+    "evaluation",
+    "measure how good a model is as it is served",
+    MappingProxyType(
+        {
+            "perplexity": Command(
+                "llmjax.cli.perplexity", "how well the model predicts a text, to compare weights and KV types"
+            )
+        }
+    ),
+)
+COMMANDS = Group(
+    "command",
+    "",
+    MappingProxyType(
+        {
+            "serve": Command("llmjax.cli.serve", "serve a model over HTTP with OpenAI's API"),
+            "generate": Command("llmjax.cli.generate", "continue prompts from arguments, a file or standard input"),
+            "chat": Command("llmjax.cli.chat", "talk to a model in the terminal"),
+            "bench": BENCHMARKS,
+            "inspect": Command("llmjax.cli.inspect", "show what a model's files hold, without loading them"),
+            "eval": EVALUATIONS,
+            "quantize": Command("llmjax.cli.quantize", "write a model with quantised weights, as GGUF or safetensors"),
+            "doctor": Command("llmjax.cli.doctor", "show what this machine has and what llmjax would use of it"),
+            "version": Command("llmjax.cli.version", "print the versions of llmjax and JAX"),
+        }
+    ),
+    about="LLM inference and serving on JAX: CPUs, NVIDIA GPUs and any PJRT device.",
+)
+
+
+def dispatch(program: str, group: Group, argv: list[str]) -> int:
+    """Runs the command that the first argument names, or prints the group's help.
+
+    Args:
+        program: how the group was reached: ``llmjax bench``.
+        argv: what follows.
+
+    Raises:
+        ConfigError: there is no such command.
+        LLMJaxError: as the command says.
+    """
+    if not argv or argv[0] in ("--help", "-h", "help"):
+        print(usage(program, group))
+        return 0 if argv else 1
+    name, *rest = argv
+    found = group.commands.get(name)
+    if found is None:
+        hint = nearest(name, group.commands)
+        raise ConfigError(f"unknown {group.kind} {name!r}{hint} ({program} --help lists them)")
+    if isinstance(found, Group):
+        return dispatch(f"{program} {name}", found, rest)
+    return importlib.import_module(found.module).main(rest) or 0
+
+
+def usage(program: str, group: Group) -> str:
+    """The text of ``--help``."""
+    about = [group.about, ""] if group.about else []
+    lines = [f"  {name:<10} {command.help}" for name, command in group.commands.items()]
+    kind = group.kind.upper()
+    end = f"{program} {kind} --help describes the options of {'an' if kind[0] in 'AEIOU' else 'a'} {group.kind}."
+    return "\n".join([f"usage: {program} {kind} [options]", "", *about, *lines, "", end])
