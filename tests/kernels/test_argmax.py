@@ -9,9 +9,10 @@ import pytest
 from llmjax.kernels.argmax import argmax, argmax_by_reductions
 from llmjax.kernels.cpu import sampling as cpu
 from llmjax.kernels.cpu.library import library
+from tests.kernels.instruction_sets import INSTRUCTION_SETS
 
 NATIVE = library()
-WAYS = ["operation", "reductions", *(NATIVE.usable if NATIVE else ())]
+WAYS = ["operation", "reductions", *INSTRUCTION_SETS]
 
 
 def find(way: str, x: np.ndarray) -> list[int]:

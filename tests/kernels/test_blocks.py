@@ -28,9 +28,9 @@ from llmjax.models.layers.mlp import GATED_MLP_HALF
 from llmjax.models.layers.norm import RMSNorm
 from llmjax.models.layers.residual import fed_forward, mixed
 from tests.kernels.attention_case import Case, filled_pages, ragged_batch, real_tokens
+from tests.kernels.instruction_sets import INSTRUCTION_SETS
 
 NATIVE = library()
-ISAS = NATIVE.usable if NATIVE else ()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the C++ kernels are not built")
 
 F32 = jnp.dtype(jnp.float32)
@@ -126,7 +126,7 @@ def close(found: jax.Array, expected: jax.Array) -> None:
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=2e-4, atol=2e-3)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("kind", ["q4", "bfloat16"])
 @pytest.mark.parametrize(
     "rows,activation,norms,plus_one,bias",
@@ -153,7 +153,7 @@ def test_mlp(isa: str, kind: str, rows: int, activation: str, norms: str, plus_o
     close(run(x, weights), mlp_in_steps(x, exact(weights), activation=activation))
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize(
     "rows,size,inner,activation,bias,group",
     [
@@ -202,7 +202,7 @@ CHUNKS = Case(((1, 5), (6, 6), (3, 11)), page_size=PAGE, padding=2)
 LONG = Case(((21, 26),), page_size=PAGE)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("kind", ["q4", "bfloat16"])
 @pytest.mark.parametrize(
     "shape,rotary,norms,rules,cache,bias",

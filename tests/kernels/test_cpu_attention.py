@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,10 @@ from llmjax.kernels.attention.types import KVPages
 from llmjax.kernels.cpu import attention as cpu
 from llmjax.kernels.cpu.library import Library, library
 from tests.kernels.attention_case import Case, Data, filled_pages, make_data, without_unseen
+from tests.kernels.instruction_sets import INSTRUCTION_SETS, USABLE
 
 FEW_ROWS = 8  # kFewRows in attention_kernel.h
 NATIVE = library()
-ISAS = NATIVE.usable if NATIVE else ()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the C++ library is not built")
 
 
@@ -40,18 +41,23 @@ def tolerance(case: Case, isa: str) -> float:
     return 2e-4 if few else 3e-2
 
 
-def check(case: Case, isas: tuple[str, ...], seed: int = 0) -> None:
+@lru_cache(maxsize=1)
+def specified(case: Case, seed: int) -> tuple[Data, KVPages, np.ndarray, KVPages]:
+    """Inputs, pages before, and what the reference makes of them; the same for all instruction sets."""
     data = make_data(case, seed)
     stored = pages_of(data)
-    expected, expected_pages = _reference(data, stored)
-    for isa in isas:
-        out, pages = run(data, stored, isa)
-        # Every page but the dummy one must be equal to the bit.
-        np.testing.assert_array_equal(np.asarray(pages.data)[1:], np.asarray(expected_pages.data)[1:])
-        assert out.dtype == data.q.dtype
-        values = np.asarray(out, np.float32)
-        assert (values[~data.real] == 0).all()
-        np.testing.assert_allclose(values[data.real], expected[data.real], atol=tolerance(case, isa), rtol=0)
+    return data, stored, *_reference(data, stored)
+
+
+def check(case: Case, isa: str, seed: int = 0) -> None:
+    data, stored, expected, expected_pages = specified(case, seed)
+    out, pages = run(data, stored, isa)
+    # Every page but the dummy one must be equal to the bit.
+    np.testing.assert_array_equal(np.asarray(pages.data)[1:], np.asarray(expected_pages.data)[1:])
+    assert out.dtype == data.q.dtype
+    values = np.asarray(out, np.float32)
+    assert (values[~data.real] == 0).all()
+    np.testing.assert_allclose(values[data.real], expected[data.real], atol=tolerance(case, isa), rtol=0)
 
 
 def pages_of(data: Data) -> KVPages:
@@ -127,9 +133,10 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("name", CASES)
-def test_equals_reference(name: str) -> None:
-    check(CASES[name], ISAS)
+def test_equals_reference(name: str, isa: str) -> None:
+    check(CASES[name], isa)
 
 
 @st.composite
@@ -156,7 +163,8 @@ def cases(draw: st.DrawFn) -> Case:
 @settings(max_examples=12, derandomize=True)
 @given(case=cases(), seed=st.integers(0, 99))
 def test_equals_reference_anywhere(case: Case, seed: int) -> None:
-    check(case, ISAS, seed)
+    for isa in USABLE:
+        check(case, isa, seed)
 
 
 def test_result_of_a_request_does_not_depend_on_the_batch() -> None:
@@ -229,7 +237,7 @@ def test_sizes_without_a_kernel_take_the_portable_way() -> None:
 def test_nothing_leaks_from_slots_that_nobody_sees(rows: tuple[tuple[int, int], ...], cache: str) -> None:
     """Another request's NaN for example; a weight of 0 would not keep it out."""
     data = make_data(Case(rows, decode=rows is DECODES, cache=cache, window=20))
-    for isa in ISAS:
+    for isa in USABLE:
         expected, _ = run(data, pages_of(data), isa)
         found, _ = run(data, pages_of(without_unseen(data)), isa)
         np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))

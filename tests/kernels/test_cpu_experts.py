@@ -17,9 +17,9 @@ from llmjax.kernels.cpu.library import Library, library
 from llmjax.kernels.experts import EXPERTS
 from llmjax.kernels.experts_reference import experts_reference
 from tests.kernels.experts_case import Maker
+from tests.kernels.instruction_sets import INSTRUCTION_SETS
 
 NATIVE = library()
-ISAS = NATIVE.usable if NATIVE else ()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the C++ kernels are not built")
 
 SIZE, COUNT = 72, 6
@@ -36,7 +36,7 @@ def check(found: jax.Array, expected: jax.Array) -> None:
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=2e-4, atol=4e-3)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("kind", ["q4", "bfloat16"])
 @pytest.mark.parametrize(
     ("rows", "choices", "activation", "bias"),
@@ -85,7 +85,7 @@ ROUNDED = (
 )
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("case", ROUNDED, ids=lambda case: f"{case.size}x{case.inner}")
 def test_with_rounded_inputs(case: Rounded, isa: str) -> None:
     """Experts of few rows, of many, and of an odd number of tiles, side by side."""

@@ -15,6 +15,7 @@ from llmjax.kernels.qtensor import Codes, QTensor, RowFormat
 from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR, linear_by_dequantizing
 from llmjax.weights.packing import pack
 from llmjax.weights.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
+from tests.kernels.instruction_sets import INSTRUCTION_SETS
 
 native = library()
 pytestmark = pytest.mark.skipif(native is None, reason="the C++ kernels are not built")
@@ -90,7 +91,7 @@ def built() -> Library:
     return native
 
 
-@pytest.mark.parametrize("isa", native.usable if native else ())
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_method_is_within_the_error_of_its_rounding(name: str, isa: str) -> None:
     weight = tensor(FORMATS[name])
@@ -109,7 +110,7 @@ def test_every_method_is_within_the_error_of_its_rounding(name: str, isa: str) -
     assert tried >= 4
 
 
-@pytest.mark.parametrize("isa", native.usable if native else ())
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("size_out", [16, 40, 96])
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_and_columns_in_parts(method: str, size_out: int, isa: str) -> None:

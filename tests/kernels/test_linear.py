@@ -10,9 +10,9 @@ import pytest
 from llmjax.kernels.cpu import linear as cpu
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.linear import linear
+from tests.kernels.instruction_sets import INSTRUCTION_SETS
 
 NATIVE = library()
-ISAS = NATIVE.usable if NATIVE else ()
 
 
 def product(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> np.ndarray:
@@ -24,8 +24,7 @@ def normal(seed: int, *shape: int, dtype: str = "float32") -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(jnp.dtype(dtype)))
 
 
-@pytest.mark.skipif(NATIVE is None, reason="the C++ library is not built")
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 16, 19, 33])
 @pytest.mark.parametrize("size_out,size_in,bias", [(48, 64, True), (33, 96, False), (400, 40, True), (1, 8, False)])
