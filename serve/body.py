@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
 from llmjax.serve.context import server_of
-from llmjax.serve.errors import ApiError, ClientDisconnected, cut, unsupported
+from llmjax.serve.errors import MAX_NAME_CHARS, ApiError, ClientDisconnected, cut, unsupported
 from llmjax.serve.json_gauge import JsonGauge
 from llmjax.serve.limits import BodyLimits
 from llmjax.serve.protocol.common import ApiModel
@@ -130,4 +130,6 @@ def _reason(detail: ErrorDetails) -> str:
 
 def _path(loc: tuple[int | str, ...]) -> list[str]:
     """Where the error is. Pydantic also names the members of a union ("str", "list[int]"), which users do not know."""
-    return [cut(str(p)) for p in loc if isinstance(p, int) or (p.isidentifier() and p not in TYPE_NAMES)]
+    return [
+        cut(str(p)) for p in loc if isinstance(p, int) or (p[:MAX_NAME_CHARS].isidentifier() and p not in TYPE_NAMES)
+    ]

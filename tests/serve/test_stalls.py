@@ -1,0 +1,142 @@
+"""No body, whatever it holds, makes the tokens of another client wait: its stream runs beside each of them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from llmjax.serve.limits import MOST_BYTES
+
+pytestmark = [pytest.mark.real_model, pytest.mark.slow]
+
+LIMIT = MOST_BYTES  # what a server with a long context takes by default; this one is told to take as much
+CONTEXT = 2048
+TIMES = 5  # the median gap: what another client may at most notice
+TRIES = 4  # the machine may be busy with something else
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def fill(start: bytes, item: bytes, end: bytes) -> bytes:
+    """As many items, with commas between them, as fit."""
+    count = (LIMIT - len(start) - len(end)) // (len(item) + 1)
+    return start + b",".join([item] * count) + end
+
+
+def numbered(start: bytes, item: bytes, end: bytes, *, count: int) -> bytes:
+    """Items that hold their number."""
+    return start + b",".join(item % i for i in range(count)) + end
+
+
+PROMPT = b'{"prompt": "x", "max_tokens": 1, '
+USER = b'{"messages": [{"role": "user", "content": '
+BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "bad words": (
+        TEXT,
+        lambda: PROMPT + b'"bad_words": [' + b",".join([b'"' + b"w " * 5 * 10**4 + b'"'] * 128) + b"]}",
+    ),
+    "stop strings": (TEXT, lambda: PROMPT + b'"stop": [' + b",".join([b'"' + b"w " * 5 * 10**4 + b'"'] * 64) + b"]}"),
+    "prompts": (TEXT, lambda: fill(b'{"prompt": [', b"[1]", b"]}")),
+    "long texts": (TEXT, lambda: fill(b'{"prompt": [', b'"' + b"the quick " * 10**5 + b'"', b"]}")),
+    "text": (TEXT, lambda: b'{"prompt": "' + b"a b c d " * (LIMIT // 8 - 10) + b'"}'),
+    "text that is cut": (
+        TEXT,
+        lambda: PROMPT[:-2] + b', "truncate_prompt_tokens": 5, "user": "' + b"u" * 10**7 + b'"}',
+    ),
+    "text to tokenize": ("/tokenize", lambda: b'{"prompt": "' + b"a b c d " * (LIMIT // 8 - 10) + b'"}'),
+    "tokens": ("/detokenize", lambda: fill(b'{"tokens": [', b"1", b"]}")),
+    "unknown keys": (TEXT, lambda: numbered(PROMPT, b'"unknown key %d": 1', b"}", count=600_000)),
+    "unknown key": (TEXT, lambda: PROMPT + b'"' + b"k" * (LIMIT - 100) + b'": 1}'),
+    "messages": (CHAT, lambda: fill(b'{"messages": [', b'{"role": "user", "content": "x"}', b"]}")),
+    "text parts": (CHAT, lambda: fill(USER + b"[", b'{"type": "text", "text": "x"}', b"]}]}")),
+    "message fields": (CHAT, lambda: numbered(USER + b'"x", ', b'"k%d": 1', b"}]}", count=1_000_000)),
+    "logit_bias": (TEXT, lambda: numbered(PROMPT + b'"logit_bias": {', b'"%d": 1', b"}}", count=1_000_000)),
+    "allowed_token_ids": (TEXT, lambda: fill(PROMPT + b'"allowed_token_ids": [', b"7", b"]}")),
+    "metadata": (CHAT, lambda: numbered(USER + b'"x"}], "metadata": {', b'"%d": "a"', b"}}", count=1_000_000)),
+    "schema": (CHAT, lambda: fill(USER + b'"x"}], "tools": [', b'{"a": {"b": []}}', b"]}")),
+    "model name": (TEXT, lambda: PROMPT + b'"model": "' + b"m" * (LIMIT - 100) + b'"}'),
+    # Within the limits: these are taken.
+    "many allowed_token_ids": (TEXT, lambda: numbered(PROMPT + b'"allowed_token_ids": [', b"%d", b"]}", count=49_000)),
+    "many biases": (TEXT, lambda: numbered(PROMPT + b'"logit_bias": {', b'"%d": 1', b"}}", count=10_000)),
+    "wrong biases": (TEXT, lambda: numbered(PROMPT + b'"logit_bias": {', b'"%d": "a"', b"}}", count=30_000)),
+    "many parts": (CHAT, lambda: USER + b"[" + b",".join([b'{"type": "text", "text": "x"}'] * 9_000) + b"]}]}"),
+}
+
+
+@pytest.fixture(scope="module")
+def url(smollm2_path: Path, compile_cache_dir: str) -> Iterator[str]:
+    """A server in its own process: what the test itself does must not hold it up."""
+    command = [sys.executable, "-m", "serve", "--port", "0", "--model", str(smollm2_path)]
+    command += ["--max-request-bytes", str(LIMIT), "--max-model-len", str(CONTEXT), "--max-num-seqs", "2"]
+    command += ["--max-num-batched-tokens", "32", "--decode-steps", "1", "--kv-cache-memory-bytes", "256MiB"]
+    command += ["--compilation-cache-dir", compile_cache_dir, "--disable-log-stats"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert server.stdout is not None
+    seen: list[str] = []
+    try:
+        for line in server.stdout:
+            seen.append(line)
+            if found := re.search(r"is served at (http://127\.0\.0\.1:\d+)/v1", line):
+                break
+        else:
+            pytest.fail("the server did not start:\n" + "".join(seen))
+        threading.Thread(target=server.stdout.read, daemon=True).start()
+        yield found[1]
+    finally:
+        server.kill()
+        server.wait()
+
+
+def gaps_beside(url: str, path: str, body: bytes) -> tuple[list[float], httpx.Response]:
+    """Seconds between the chunks of a stream before, while and after ``body`` is sent and answered."""
+    times: list[float] = []
+    done = threading.Event()
+
+    def listen() -> None:
+        fields = {"prompt": [40, 41], "max_tokens": CONTEXT - 8, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", url + TEXT, json=fields, timeout=60) as response:
+            assert response.status_code == 200, response.read()
+            for _ in response.iter_raw():
+                times.append(time.perf_counter())
+                if done.is_set():
+                    return
+
+    def wait_for(count: int) -> None:
+        while len(times) < count and listener.is_alive():
+            time.sleep(0.01)
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    try:
+        wait_for(30)
+        response = httpx.post(url + path, content=body, headers={"content-type": "application/json"}, timeout=60)
+        wait_for(len(times) + 30)
+    finally:
+        done.set()
+        listener.join()
+    return [b - a for a, b in itertools.pairwise(times)][5:], response
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_stream_does_not_wait(url: str, name: str) -> None:
+    path, build = BODIES[name]
+    body = build()
+    assert len(body) <= LIMIT
+    worst = []
+    for _ in range(TRIES):
+        gaps, response = gaps_beside(url, path, body)
+        assert response.status_code in (200, 400, 404), response.text[:300]
+        assert len(gaps) > 50 and len(response.content) < 10_000
+        worst.append(max(gaps) / statistics.median(gaps))
+        if worst[-1] < TIMES:
+            return
+    pytest.fail(f"the longest gap was {min(worst):.1f} times the median")
