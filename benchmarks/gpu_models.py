@@ -94,7 +94,7 @@ def model_figures(folder: Path, setup: Setup, sizes: Sizes, extra: dict[str, Any
     llm = _open(folder, setup, sizes, extra)
     try:
         llm.generate([1] * 16, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), use_tqdm=False)
-        seconds = time.perf_counter() - start - llm.engine.model.load_seconds
+        seconds = time.perf_counter() - start - llm.info.load_seconds
         yield Figure(f"{setup}: weights loaded to first token", "engine", seconds, Work(0, 0))
     finally:
         llm.close()

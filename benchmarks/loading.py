@@ -91,7 +91,7 @@ def start(path: Path) -> Resident:
     llm = LLM(str(path), max_num_seqs=4, max_model_len=2048, kv_cache_memory_bytes=KV_BYTES)
     loaded = _memory("VmRSS")
     llm.warm_up()
-    kv_bytes = llm.engine.kv_plan.num_bytes
+    kv_bytes = llm.info.kv_bytes
     found = Resident(kv_bytes, imported, loaded, _memory("VmRSS"), _memory("VmHWM"))
     llm.close()
     return found

@@ -124,11 +124,11 @@ def score(model: str, settings: Mapping[str, Any], text: str, windowing: Windowi
         windows = windowing.cut(token_ids, bos=bos)
         llm.engine.runner.programs.wait_first()
         started = time.perf_counter()
-        logprobs = np.concatenate(list(score_windows(llm.engine, windows)))
+        logprobs = np.concatenate(list(score_windows(llm.client, windows)))
         return Score(
             logprobs=tuple(logprobs.tolist()),
-            weight_bytes=llm.engine.model.num_bytes,
-            dtype=str(llm.engine.platform.dtype),
+            weight_bytes=llm.info.weight_bytes,
+            dtype=llm.info.dtype,
             seconds=time.perf_counter() - started,
         )
     finally:

@@ -147,7 +147,7 @@ def measure(llm: LLM, options: ScalingOptions) -> list[Sweep]:
     rng = np.random.default_rng(0)
 
     def run(streams: int, length: int, new_tokens: int) -> list[RequestOutput]:
-        shape = RandomShape(input_len=length, output_len=1, vocab_size=min(10_000, llm.model_config.vocab_size))
+        shape = RandomShape(input_len=length, output_len=1, vocab_size=min(10_000, llm.info.vocab_size))
         prompts = [sample.prompt for sample in random_samples(streams, shape, rng)]
         params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
         return llm.generate(prompts, params, use_tqdm=False)

@@ -9,8 +9,11 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
 
 from llmjax.config import EngineConfig
+from llmjax.engine.build import build_engine
+from llmjax.engine.client import Control, RunningEngine
 from llmjax.engine.frontend import Prompt
-from llmjax.engine.loop import EngineLoop
+from llmjax.engine.info import ProgramInfo
+from llmjax.engine.loop import ThreadEngine
 from llmjax.engine.report import ThroughputLog
 from llmjax.engine.request import EngineOutput
 from llmjax.engine.setup import LoadedLLM
@@ -27,19 +30,20 @@ LONG_TEXT = 20_000  # characters from which tokenising leaves the event loop's t
 class AsyncLLM(LoadedLLM):
     """A model that serves concurrent requests. Made by ``from_config``."""
 
+    client: RunningEngine
+
     def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, ThreadEngine(build_engine(config)))
         self._streams: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
-        self._loop = EngineLoop(self.engine, deliver=self._from_engine, died=self._engine_died)
         if not config.disable_log_stats:
             self.add_stat_logger(ThroughputLog())
-        self._loop.start()
+        self.client.start(deliver=self._from_engine, died=self._engine_died)
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> AsyncLLM:
-        """Loads the model and starts the engine's thread."""
+        """Loads the model and starts the engine."""
         return cls(config)
 
     @property
@@ -49,21 +53,30 @@ class AsyncLLM(LoadedLLM):
 
     @property
     def num_waiting(self) -> int:
-        """Continuations, of all requests, beyond those that can run at once. Counted on this side of the engine's
-        thread, so that requests that have left count no more."""
+        """Continuations, of all requests, beyond those that can run at once. Counted on this side of the
+        engine, so that requests that have left count no more."""
         return max(0, self._frontend.num_unfinished - self.config.max_num_seqs)
 
     def check_health(self) -> None:
         """Raises EngineDead when the engine has stopped or hangs."""
-        self._loop.check_health()
+        self.client.check_health()
 
     async def wait_ready(self) -> None:
         """Returns when requests can be computed without waiting for the compiler."""
-        await asyncio.to_thread(self.engine.runner.wait_ready)
+        await asyncio.wrap_future(self.client.control(Control.WAIT_READY))
 
     async def warm_up(self) -> None:
         """Returns when every program is compiled."""
-        await asyncio.to_thread(self.engine.runner.warm_up)
+        await asyncio.wrap_future(self.client.control(Control.WARM_UP))
+
+    async def reset_prefix_cache(self) -> None:
+        """Forgets what past requests have computed."""
+        await asyncio.wrap_future(self.client.control(Control.RESET_PREFIX_CACHE))
+
+    async def programs(self) -> list[ProgramInfo]:
+        """The engine's step programs, and which of them are ready."""
+        programs: list[ProgramInfo] = await asyncio.wrap_future(self.client.control(Control.PROGRAMS))
+        return programs
 
     async def generate(
         self,
@@ -100,9 +113,9 @@ class AsyncLLM(LoadedLLM):
         stream: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         self._streams[request_id] = stream
         try:
-            self._loop.submit(request)
+            self.client.submit(request)
             # If the engine has died by now, it may not have known whom to tell; if it dies later, it tells this stream.
-            self._loop.check_health()
+            self.client.check_health()
             while True:
                 output = await stream.get()
                 if isinstance(output, Exception):
@@ -114,13 +127,14 @@ class AsyncLLM(LoadedLLM):
             # The id may be another request's by now: its last output ends a request, not when this code runs.
             if self._streams.get(request_id) is stream:
                 del self._streams[request_id]
-            if (stats := self._frontend.forget(request)) is not None:
-                self._loop.abort(request_id)
+            if (stats := self._frontend.forget(request.request_id)) is not None:
+                self.client.abort(request.request_id)
                 self._record(stats)
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; its stream gets a last output with finish reason "abort"."""
-        self._loop.abort(request_id)
+        if (known := self._frontend.id_of(request_id)) is not None:
+            self.client.abort(known)
 
     async def shutdown(self, *, drain_timeout: float = 0.0) -> None:
         """Stops: no new requests, running ones get ``drain_timeout`` seconds to finish, the rest are aborted. Programs
@@ -135,11 +149,11 @@ class AsyncLLM(LoadedLLM):
         while self.num_requests and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         for request_id in list(self._streams):
-            self._loop.abort(request_id)
-        self._loop.stop()
-        while self._loop.running:  # no thread waits for it: whoever is tired of waiting here can go
+            await self.abort(request_id)
+        self.client.stop()
+        while self.client.running:  # no thread waits for it: whoever is tired of waiting here can go
             await asyncio.sleep(0.01)
-        self.engine.close(wait=False)
+        self.client.close()
         self._fail(list(self._streams), EngineDead("the engine has stopped"))  # whoever has not got an end by now
 
     def _check_open(self) -> None:
@@ -147,7 +161,7 @@ class AsyncLLM(LoadedLLM):
             raise QueueFull("the server is shutting down", retry_after=5.0)
         self.check_health()
         if self.num_waiting >= self.config.max_num_queued_reqs:
-            for stat_logger in self.engine.loggers:
+            for stat_logger in self.client.loggers:
                 stat_logger.record_rejection(QUEUE_FULL)
             raise QueueFull(f"{self.config.max_num_queued_reqs} requests are waiting already", retry_after=1.0)
 
@@ -163,10 +177,10 @@ class AsyncLLM(LoadedLLM):
             # Whose fault it was is not known; none of these requests may be left waiting for ever.
             logger.exception("outputs could not be turned into text")
             failed = GenerationFailed(f"internal error: {failure}")
-            self._fail({output.request_id for output in outputs}, failed)
+            self._fail(self._frontend.names({output.request_id for output in outputs}), failed)
             return
         for request_id, index in processed.aborts:
-            self._loop.abort(request_id, index)
+            self.client.abort(request_id, index)
         for stats in processed.finished:
             self._record(stats)
         for output in processed.outputs:

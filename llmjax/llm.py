@@ -12,10 +12,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from llmjax.config import DEFAULT_MODEL, EngineConfig
+from llmjax.engine.build import build_engine
+from llmjax.engine.client import Control
+from llmjax.engine.engine import Engine
 from llmjax.engine.frontend import Prompt
+from llmjax.engine.inline import InlineEngine
 from llmjax.engine.request import EngineRequest
 from llmjax.engine.setup import LoadedLLM
 from llmjax.errors import InvalidRequest
+from llmjax.models.config import ModelConfig
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import PARAM_NAMES, RequestOutputKind, SamplingParams
 from llmjax.settings import make_config, nearest, settings_of
@@ -38,6 +43,8 @@ class LLM(LoadedLLM):
         ConfigError: a setting is wrong.
     """
 
+    client: InlineEngine
+
     def __init__(self, model: str = DEFAULT_MODEL, **settings: Any) -> None:
         self._start(make_config(EngineConfig, {"model": model, **settings}, source="LLM()"))
 
@@ -49,8 +56,17 @@ class LLM(LoadedLLM):
         return llm
 
     def _start(self, config: EngineConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, InlineEngine(build_engine(config)))
         self._requests = 0
+
+    @property
+    def engine(self) -> Engine:
+        """What computes; for measurements and tests, which look inside."""
+        return self.client.engine
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.engine.model.config
 
     def get_tokenizer(self) -> Tokenizer | None:
         return self.tokenizer
@@ -91,11 +107,11 @@ class LLM(LoadedLLM):
             outputs = self._run(requests, progress=use_tqdm)
         except BaseException:
             # Interrupted or failed: nothing of this call may stay behind in the engine.
-            for request in requests:
-                self._frontend.forget(request)
-                self.engine.abort(request.request_id)
+            for request in requests.values():
+                self._frontend.forget(request.request_id)
+                self.client.abort(request.request_id)
             raise
-        done = [outputs[request.request_id] for request in requests]
+        done = [outputs[name] for name in requests]
         if failed := [output.error for output in done if output.error is not None]:
             logger.warning("%d of %d requests failed: %s", len(failed), len(done), failed[0])
         return done
@@ -134,11 +150,15 @@ class LLM(LoadedLLM):
 
     def warm_up(self) -> None:
         """Waits until every step program is compiled."""
-        self.engine.runner.warm_up()
+        self.client.control(Control.WARM_UP).result()
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets what past requests have computed."""
+        self.client.control(Control.RESET_PREFIX_CACHE).result()
 
     def close(self) -> None:
         """Stops the compiler threads; the model is freed with the object."""
-        self.engine.close()
+        self.client.close()
 
     def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None:
@@ -151,23 +171,23 @@ class LLM(LoadedLLM):
 
     def _open_all(
         self, prompts: list[Prompt], params: list[SamplingParams], priorities: Sequence[int]
-    ) -> list[EngineRequest]:
-        """Checks every prompt before the first one runs."""
-        requests: list[EngineRequest] = []
+    ) -> dict[str, EngineRequest]:
+        """Checks every prompt before the first one runs; by name, in order."""
+        requests: dict[str, EngineRequest] = {}
         try:
             for prompt, param, priority in zip(prompts, params, priorities, strict=True):
-                request_id = str(self._requests)
+                name = str(self._requests)
                 self._requests += 1
-                requests.append(self._frontend.open(prompt, param, request_id, priority=priority))
+                requests[name] = self._frontend.open(prompt, param, name, priority=priority)
         except InvalidRequest:
-            for request in requests:
-                self._frontend.forget(request)
+            for request in requests.values():
+                self._frontend.forget(request.request_id)
             raise
         return requests
 
-    def _run(self, requests: list[EngineRequest], *, progress: bool) -> dict[str, RequestOutput]:
-        for request in requests:
-            self.engine.add(request)
+    def _run(self, requests: Mapping[str, EngineRequest], *, progress: bool) -> dict[str, RequestOutput]:
+        for request in requests.values():
+            self.client.submit(request)
         done: dict[str, RequestOutput] = {}
         columns = (
             TextColumn("Generating"),
@@ -181,10 +201,10 @@ class LLM(LoadedLLM):
         with Progress(*columns, console=console, disable=not (progress and console.is_terminal), transient=True) as bar:
             task = bar.add_task("", total=len(requests), speed="")
             generated = 0
-            while not self.engine.idle:
-                processed = self._frontend.process(self.engine.step())
+            while not self.client.idle:
+                processed = self._frontend.process(self.client.outputs())
                 for request_id, index in processed.aborts:
-                    self.engine.abort(request_id, index)
+                    self.client.abort(request_id, index)
                 for stats in processed.finished:
                     generated += stats.num_generation_tokens
                     self._record(stats)

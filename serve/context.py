@@ -45,10 +45,10 @@ class Server:
         Whoever started the server on a folder, and gave it no other name, may call it by that folder too.
         """
         config = self.engine.config
-        known = {self.engine.model_name, config.served_model_name or config.model}
+        known = {self.engine.info.model_name, config.served_model_name or config.model}
         if name is not None and name not in known:
             raise ApiError(
-                f"the model `{name[:200]}` does not exist; this server has `{self.engine.model_name}`",
+                f"the model `{name[:200]}` does not exist; this server has `{self.engine.info.model_name}`",
                 status=404,
                 param="model",
                 code="model_not_found",
@@ -72,7 +72,7 @@ def fingerprint(engine: Engine) -> str:
 def model_root(engine: Engine) -> str:
     """What the served model was made from, for clients: no path of this machine."""
     model = engine.config.model
-    return engine.model_name if os.path.exists(os.path.expanduser(model)) else model
+    return engine.info.model_name if os.path.exists(os.path.expanduser(model)) else model
 
 
 @dataclass(kw_only=True)

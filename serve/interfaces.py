@@ -11,14 +11,8 @@ from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import SamplingParams
 
 if TYPE_CHECKING:  # importing it takes a while, and a busy port should be reported at once
+    from llmjax.engine.info import EngineInfo
     from llmjax.tokenizer import Tokenizer
-
-
-class ModelShape(Protocol):
-    """The one thing about the model that requests are checked against."""
-
-    @property
-    def vocab_size(self) -> int: ...
 
 
 class Engine(Protocol):
@@ -28,19 +22,10 @@ class Engine(Protocol):
     def config(self) -> EngineConfig: ...
 
     @property
-    def model_config(self) -> ModelShape: ...
+    def info(self) -> EngineInfo: ...
 
     @property
     def tokenizer(self) -> Tokenizer | None: ...
-
-    @property
-    def max_model_len(self) -> int: ...
-
-    @property
-    def model_name(self) -> str: ...
-
-    @property
-    def default_sampling_params(self) -> Mapping[str, Any]: ...
 
     @property
     def num_requests(self) -> int: ...

@@ -40,7 +40,7 @@ class BodyLimits:
     def of(cls, engine: Engine, config: ServerConfig) -> BodyLimits:
         """The operator's limit, or what takes every prompt that fits the context: one text of the longest tokens with
         every byte escaped, or a full batch as token ids."""
-        context = engine.max_model_len
+        context = engine.info.max_model_len
         text = 0 if engine.tokenizer is None else context * engine.tokenizer.max_token_bytes * ESCAPED
         ids = context * engine.config.max_num_seqs * BYTES_PER_ID
         fitting = min(max(text, ids) + EXTRA_BYTES, MOST_BYTES)

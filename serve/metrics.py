@@ -131,19 +131,19 @@ class EngineMetrics(Collector):
     """A ``StatLogger`` and the Prometheus collector of what it was told."""
 
     def __init__(self, engine: Engine) -> None:
-        self._labels = [engine.model_name, "0"]
+        self._labels = [engine.info.model_name, "0"]
         self._cache_config = {
             "block_size": str(engine.config.page_size),
             "cache_dtype": engine.config.kv_cache_dtype,
             "enable_prefix_caching": str(engine.config.enable_prefix_caching),
             "gpu_memory_utilization": str(engine.config.gpu_memory_utilization),
         }
-        self._max_model_len = engine.max_model_len
+        self._max_model_len = engine.info.max_model_len
         self._gauges = dict.fromkeys(GAUGES, 0.0)
         self._counters = dict.fromkeys((*COUNTERS, *OWN_COUNTERS), 0.0)
         self._finished = Counter[str]({"stop": 0, "length": 0, "abort": 0, "error": 0})
         self._rejected = Counter[str](dict.fromkeys(REJECTIONS, 0))
-        self._histograms = _histograms(engine.max_model_len)
+        self._histograms = _histograms(engine.info.max_model_len)
 
     def record_step(self, stats: StepStats) -> None:
         self._gauges["num_requests_running"] = stats.num_running

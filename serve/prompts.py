@@ -46,7 +46,7 @@ class Truncation:
         if keep is None:
             return None
         if keep == -1:
-            keep = max(server.engine.max_model_len - room, 0)
+            keep = max(server.engine.info.max_model_len - room, 0)
         return cls(keep, body.truncation_side or "left", body.skip_special_tokens is not False)
 
     def apply(self, server: Server, prompt: Prompt) -> Prompt:
@@ -105,7 +105,7 @@ def _encoded(
 ) -> Prompt:
     tokenizer = server.tokenizer
     if truncation is None:
-        tokenizer.check_length(text, max_tokens=server.engine.max_model_len, field=field)
+        tokenizer.check_length(text, max_tokens=server.engine.info.max_model_len, field=field)
         return Prompt(tokenizer.encode(text, add_special_tokens=add_special_tokens), text)
     ids = tokenizer.encode_end(
         text, tokens=truncation.keep, side=truncation.side, add_special_tokens=add_special_tokens
@@ -164,7 +164,7 @@ def check_queue(server: Server, *, prompts: int, choices: int) -> None:
 
 
 def check_ids(server: Server, ids: list[int], *, field: str) -> None:
-    vocab_size = server.engine.model_config.vocab_size
+    vocab_size = server.engine.info.vocab_size
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         bad = next(i for i in ids if not 0 <= i < vocab_size)
         raise ApiError(
@@ -194,7 +194,7 @@ def output_budget(
     """
     if asked is not None and asked < 1:
         raise ApiError(f"{asked_field} must be at least 1, not {asked}", param=asked_field, code="invalid_value")
-    length, limit = len(prompt.token_ids), server.engine.max_model_len
+    length, limit = len(prompt.token_ids), server.engine.info.max_model_len
     if not length:
         raise ApiError(f"`{field}` has no tokens", param=field, code="invalid_value")
     if length >= limit:

@@ -60,7 +60,7 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket
     server = DrainingServer(engine, config, sock=sock)
     try:
         await engine.wait_ready()
-        print_startup(engine.engine)
+        print_startup(engine.info, await engine.programs())
         await server.serve(sockets=[sock])
     finally:
         await server.stop_engine()
@@ -100,7 +100,7 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self._check_chat_template()
         await super().startup(sockets=sockets)
-        print(f"{self._engine.model_name} is served at {self._url}/v1", flush=True)
+        print(f"{self._engine.info.model_name} is served at {self._url}/v1", flush=True)
         print(f"try: {first_request(self._url, self._settings, self._engine)}", flush=True)
 
     async def _check_chat_template(self) -> None:

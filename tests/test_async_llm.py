@@ -14,6 +14,8 @@ import pytest
 from llmjax import LLM, AsyncLLM, SamplingParams
 from llmjax.async_llm import LONG_TEXT
 from llmjax.config import EngineConfig
+from llmjax.engine.engine import Engine
+from llmjax.engine.loop import ThreadEngine
 from llmjax.errors import EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
@@ -95,6 +97,12 @@ async def until(condition: Callable[[], bool], *, seconds: float = 20) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+def inside(engine: AsyncLLM) -> Engine:
+    """What computes, where it can be reached."""
+    assert isinstance(engine.client, ThreadEngine)
+    return engine.client.engine
 
 
 def all_free(engine: AsyncLLM) -> bool:
@@ -208,7 +216,7 @@ async def test_too_many_waiting_requests_are_refused(
 ) -> None:
     engine = start(endless)
     tasks = [asyncio.create_task(collect(engine.generate([5 + i], FOREVER, str(i)))) for i in range(4)]
-    await until(lambda: len(engine.engine.scheduler.running) == 4)
+    await until(lambda: len(inside(engine).scheduler.running) == 4)
     tasks += [asyncio.create_task(collect(engine.generate([5], FOREVER, f"waiting {i}"))) for i in range(6)]
     await until(lambda: engine.num_waiting == 6)
     with pytest.raises(QueueFull, match="6 requests are waiting already") as caught:
@@ -227,14 +235,14 @@ async def test_requests_that_have_left_do_not_wait_any_more(
 ) -> None:
     """However long the engine takes to hear of it."""
     engine = start(endless)
-    step, stuck, go_on = engine.engine.step, threading.Event(), threading.Event()
+    step, stuck, go_on = inside(engine).step, threading.Event(), threading.Event()
 
     def slow() -> Any:
         stuck.set()
         assert go_on.wait(20)
         return step()
 
-    monkeypatch.setattr(engine.engine, "step", slow)
+    monkeypatch.setattr(inside(engine), "step", slow)
     tasks = [asyncio.create_task(collect(engine.generate([5], FOREVER, str(i)))) for i in range(10)]
     await until(stuck.is_set)
     with pytest.raises(QueueFull):
@@ -313,14 +321,14 @@ async def test_a_request_that_only_the_engine_refuses_fails_alone(
 ) -> None:
     """With an error of the type that the engine raised: a server's status follows it."""
     engine = start(endless)
-    add = engine.engine.add
+    add = inside(engine).add
 
     def refuse(request: Any) -> None:
-        if request.request_id == "bad":
+        if request.params.n == 2:
             raise refusal
         add(request)
 
-    monkeypatch.setattr(engine.engine, "add", refuse)
+    monkeypatch.setattr(inside(engine), "add", refuse)
     good = engine.generate([5], FOREVER, "good")
     await anext(good)
     with pytest.raises(error, match=str(refusal)) as caught:
@@ -344,7 +352,7 @@ async def test_the_engine_dies(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("the device is on fire")
 
-    monkeypatch.setattr(engine.engine.runner, "dispatch", fail)
+    monkeypatch.setattr(inside(engine).runner, "dispatch", fail)
     results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
     assert [type(result) for result in results] == [EngineDead] * 6
     assert str(results[0]) == "the engine stopped: the device is on fire"
@@ -367,10 +375,12 @@ async def test_the_engine_dies_while_the_first_request_is_on_its_way(
 
     def dying() -> None:
         check_open()
-        engine._loop.abort("any")
-        engine._loop._thread.join(20)
+        engine.client.abort(-1)
+        client = engine.client
+        assert isinstance(client, ThreadEngine) and client._thread is not None
+        client._thread.join(20)
 
-    monkeypatch.setattr(engine.engine, "abort", fail)
+    monkeypatch.setattr(inside(engine), "abort", fail)
     monkeypatch.setattr(engine, "_check_open", dying)
     with pytest.raises(EngineDead, match="on fire"):
         await asyncio.wait_for(collect(engine.generate([5], FOREVER, "first")), 20)
@@ -425,7 +435,7 @@ async def test_a_step_that_hangs_is_noticed(
 ) -> None:
     engine = start(endless)
     engine.check_health()
-    monkeypatch.setattr("llmjax.engine.loop.STUCK_AFTER", -1.0)
+    monkeypatch.setattr("llmjax.engine.client.STUCK_AFTER", -1.0)
     stream = engine.generate([5], FOREVER, "r")
     with pytest.raises(EngineDead, match="in one step"):
         while True:
@@ -459,8 +469,9 @@ async def test_shutdown_aborts_what_takes_too_long(
 ) -> None:
     engine = start(endless)
     tasks = [asyncio.create_task(collect(engine.generate([5], FOREVER, str(i)))) for i in range(6)]
-    await until(lambda: len(engine.engine.scheduler.running) == 4)
+    await until(lambda: len(inside(engine).scheduler.running) == 4)
     await asyncio.wait_for(engine.shutdown(drain_timeout=0.05), 20)
     for outputs in await asyncio.wait_for(asyncio.gather(*tasks), 20):
         assert outputs[-1].outputs[0].finish_reason == "abort"
-    assert all_free(engine)
+    stats = inside(engine).kv_stats()
+    assert engine.num_requests == 0 and stats.used == 0 and stats.free + stats.cached == stats.total

@@ -12,7 +12,7 @@ import pytest
 import llmjax
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
-from llmjax.engine.setup import sampling_defaults
+from llmjax.engine.description import sampling_defaults
 from llmjax.errors import CheckpointError, ConfigError, InvalidRequest
 
 GOLDEN = Path(__file__).parent / "models" / "golden" / "llama"

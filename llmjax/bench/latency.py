@@ -95,7 +95,7 @@ async def measure(llm: AsyncLLM, options: LatencyOptions, *, seed: int) -> Batch
     Args:
         seed: of the prompts; every batch has new ones, so that the prefix cache has no part in the result.
     """
-    rng, shape = np.random.default_rng(seed), options.shape(llm.model_config.vocab_size)
+    rng, shape = np.random.default_rng(seed), options.shape(llm.info.vocab_size)
     records = []
     try:
         await llm.warm_up()

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         return len(llm.tokenizer.encode(text))
 
     samples = options.samples(
-        seed=config.seed, count_tokens=count_tokens, vocab_size=llm.model_config.vocab_size, extra=WARM_UP
+        seed=config.seed, count_tokens=count_tokens, vocab_size=llm.info.vocab_size, extra=WARM_UP
     )
     timed, warm_up = samples[: options.num_prompts], samples[options.num_prompts :]
     llm.warm_up()

@@ -85,9 +85,9 @@ def _report(llm: LLM, text: str, windowing: Windowing, values: argparse.Namespac
         "mean_nll": result.mean_nll,
         "scored_tokens": result.num_tokens,
         "windows": result.num_windows,
-        "dtype": str(llm.engine.platform.dtype),
+        "dtype": llm.info.dtype,
         "kv_cache_dtype": llm.config.kv_cache_dtype,
-        "weight_bytes": llm.engine.model.num_bytes,
+        "weight_bytes": llm.info.weight_bytes,
         "seconds": round(seconds, 3),
     }
     if values.json:
@@ -112,7 +112,7 @@ def _score(llm: LLM, token_ids: list[int], bos: int | None, windowing: Windowing
     console = Console(stderr=True)  # standard output is the report
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("", total=len(windows), so_far="")
-        for logprobs in score_windows(llm.engine, windows):
+        for logprobs in score_windows(llm.client, windows):
             result.add(logprobs)
             bar.update(task, advance=1, so_far=f"perplexity {result.value:.4f}")
     return result

@@ -18,7 +18,7 @@ from llmjax.engine.runner import HostLogprobs, PendingStep, Runner
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan
 from llmjax.engine.stats import EngineTotals, StatLogger, StepStats
 from llmjax.engine.step import NOT_FINITE
-from llmjax.errors import GenerationFailed, InvalidRequest, LLMJaxError
+from llmjax.errors import GenerationFailed, LLMJaxError
 from llmjax.outputs import Logprob, TokenLogprobs
 from llmjax.platforms import Platform
 from llmjax.sampling.rows import RequestSampling, request_sampling
@@ -86,7 +86,7 @@ class Engine:
         self.compilations = compilations
         self.totals = EngineTotals()
         self.loggers: list[StatLogger] = [self.totals]
-        self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request id
+        self._sequences: dict[int, list[Sequence]] = {}  # unfinished, by request id
         self._sampling: dict[Sequence, RequestSampling] = {}
         self._pending: PendingStep | None = None
         self._arrivals = 0
@@ -104,13 +104,11 @@ class Engine:
         return self.kv.stats()
 
     def add(self, request: EngineRequest) -> None:
-        """Queues all ``n`` continuations of a request.
+        """Queues all ``n`` continuations of a request, whose id no other one has.
 
         Raises:
-            InvalidRequest: the request id is in use, or a sampling field does not fit the model.
+            InvalidRequest: a sampling field does not fit the model.
         """
-        if request.request_id in self._sequences:
-            raise InvalidRequest(f"request id {request.request_id!r} is in use", field="request_id")
         params = request.params
         # Without a seed of its own a request draws one here, once, so that a preemption does not change its tokens.
         base = params.seed if params.seed is not None else int(self._rng.integers(2**63))
@@ -142,7 +140,7 @@ class Engine:
         for sequence in sampling:
             self.scheduler.add(sequence)
 
-    def abort(self, request_id: str, index: int | None = None) -> list[EngineOutput]:
+    def abort(self, request_id: int, index: int | None = None) -> list[EngineOutput]:
         """Ends a request (or one continuation of it); returns the last outputs. Unknown ids are ignored: it may have
         just finished."""
         outputs = []

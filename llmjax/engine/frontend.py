@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmjax.config import EngineConfig
+from llmjax.engine.info import EngineInfo
 from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes
 from llmjax.engine.stats import RequestStats
 from llmjax.engine.stop import StopMatcher
@@ -73,6 +74,7 @@ class _Continuation:
 class _Open:
     """A request that has not ended."""
 
+    name: str  # its user's id
     request: EngineRequest
     prompt: str | None
     continuations: list[_Continuation]
@@ -90,7 +92,7 @@ class Processed:
     """What a batch of engine outputs means for the callers."""
 
     outputs: list[RequestOutput]
-    aborts: list[tuple[str, int]]  # continuations that a stop string ended: the engine must be told
+    aborts: list[tuple[int, int]]  # continuations that a stop string ended: the engine must be told
     finished: list[RequestStats]
 
 
@@ -99,27 +101,27 @@ class Frontend:
 
     Args:
         config: limits and policies.
+        info: of the engine that the requests are for.
+        new_id: makes that engine's ids of requests; the ids that users give are known here alone.
         tokenizer: None: token ids in, token ids out.
-        vocab_size: number of logits.
-        max_model_len: prompt and output together, in tokens.
-        eos_token_ids: ids that end a text.
     """
 
     def __init__(
         self,
         config: EngineConfig,
         *,
+        info: EngineInfo,
+        new_id: Callable[[], int],
         tokenizer: Tokenizer | None,
-        vocab_size: int,
-        max_model_len: int,
-        eos_token_ids: frozenset[int],
     ) -> None:
         self._config = config
         self.tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
-        self._eos = eos_token_ids
-        self._open: dict[str, _Open] = {}
+        self._new_id = new_id
+        self._vocab_size = info.vocab_size
+        self._max_model_len = info.max_model_len
+        self._eos = info.eos_token_ids | (tokenizer.eos_token_ids if tokenizer is not None else frozenset())
+        self._open: dict[int, _Open] = {}
+        self._names: dict[str, int] = {}
         self._num_unfinished = 0
 
     @property
@@ -136,12 +138,15 @@ class Frontend:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        request_id: str,
+        name: str,
         *,
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> EngineRequest:
         """Checks a request and remembers it.
+
+        Args:
+            name: its user's id; no other open request may have it.
 
         Returns:
             What to send to the engine.
@@ -150,8 +155,8 @@ class Frontend:
             InvalidRequest: the request cannot be served; ``field`` names the reason.
         """
         arrival = time.monotonic()
-        if request_id in self._open:
-            raise InvalidRequest(f"request id {request_id!r} is in use", field="request_id")
+        if name in self._names:
+            raise InvalidRequest(f"request id {name!r} is in use", field="request_id")
         if priority and self._config.scheduling_policy != "priority":
             raise InvalidRequest("priority needs a server started with --scheduling-policy priority", field="priority")
         text, token_ids = self._tokens(prompt)
@@ -164,7 +169,7 @@ class Frontend:
         # Resolved again by the engine for each continuation's seed; here for its errors.
         request_sampling(params, vocab_size=self._vocab_size, seed=0, eos_ids=stops, bad_words=bad_words)
         request = EngineRequest(
-            request_id=request_id,
+            request_id=self._new_id(),
             prompt_token_ids=token_ids,
             params=params,
             max_tokens=min(params.max_tokens or room, room),
@@ -175,28 +180,35 @@ class Frontend:
             arrival_time=arrival,
         )
         continuations = [self._continuation(index, request) for index in range(params.n)]
-        self._open[request_id] = _Open(request=request, prompt=text, continuations=continuations)
+        self._open[request.request_id] = _Open(name=name, request=request, prompt=text, continuations=continuations)
+        self._names[name] = request.request_id
         self._num_unfinished += params.n
         return request
 
-    def forget(self, request: EngineRequest) -> RequestStats | None:
-        """Drops a request whose outputs nobody wants; returns its statistics if it was open. Its id may be another
-        request's by now, which stays."""
-        found = self._open.get(request.request_id)
-        if found is None or found.request is not request:
+    def id_of(self, name: str) -> int | None:
+        """The engine's id of the open request that its user calls so."""
+        return self._names.get(name)
+
+    def names(self, request_ids: Iterable[int]) -> list[str]:
+        """What their users call these requests, those that are open."""
+        return [self._open[request_id].name for request_id in request_ids if request_id in self._open]
+
+    def forget(self, request_id: int) -> RequestStats | None:
+        """Drops a request whose outputs nobody wants; returns its statistics if it was open."""
+        if request_id not in self._open:
             return None
-        del self._open[request.request_id]
+        found = self._close(request_id)
         self._num_unfinished -= found.num_unfinished
         return _stats(found)
 
     def process(self, engine_outputs: Iterable[EngineOutput]) -> Processed:
         """Turns what the engine brought into request outputs. Outputs of forgotten requests are dropped."""
-        touched: dict[str, dict[int, _Continuation]] = {}
+        touched: dict[int, dict[int, _Continuation]] = {}
         aborts = []
         for output in engine_outputs:
             request = self._open.get(output.request_id)
-            if request is None or output.times.arrival != request.request.arrival_time:
-                continue  # forgotten; its id may be another request's by now
+            if request is None:
+                continue  # forgotten
             continuation = request.continuations[output.index]
             if continuation.finish_reason is not None:
                 continue  # the engine was one step ahead of a stop string
@@ -211,9 +223,13 @@ class Frontend:
             if (made := self._request_output(request, list(continuations.values()))) is not None:
                 outputs.append(made)
             if not request.num_unfinished:
-                finished.append(_stats(request))
-                del self._open[request_id]
+                finished.append(_stats(self._close(request_id)))
         return Processed(outputs=outputs, aborts=aborts, finished=finished)
+
+    def _close(self, request_id: int) -> _Open:
+        found = self._open.pop(request_id)
+        del self._names[found.name]
+        return found
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
@@ -349,7 +365,7 @@ class Frontend:
         if kind is RequestOutputKind.DELTA:
             request.prompt_logprobs = None  # once
         return RequestOutput(
-            request_id=request.request.request_id,
+            request_id=request.name,
             prompt=request.prompt,
             prompt_token_ids=request.request.prompt_token_ids,
             outputs=[c.output(delta=kind is RequestOutputKind.DELTA) for c in touched],
@@ -420,7 +436,7 @@ def _stats(request: _Open) -> RequestStats:
     reasons = [c.finish_reason or "abort" for c in request.continuations]
     params = request.request.params
     return RequestStats(
-        request_id=request.request.request_id,
+        request_id=request.name,
         finish_reason=next((r for r in ("error", "abort", "length") if r in reasons), "stop"),
         num_prompt_tokens=len(request.request.prompt_token_ids),
         num_generation_tokens=sum(len(c.token_ids) for c in request.continuations),

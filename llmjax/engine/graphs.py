@@ -200,7 +200,7 @@ def _batches(compiler: StepCompiler, layout: BatchLayout) -> Iterator[np.ndarray
 def _sequence(index: int, *, token: int, scored: bool) -> Sequence:
     """Args: scored: the prompt's log-probabilities are asked for."""
     request = EngineRequest(
-        request_id=str(index),
+        request_id=index,
         prompt_token_ids=[token],
         params=SamplingParams(prompt_logprobs=1 if scored else None),
         max_tokens=1 << 20,

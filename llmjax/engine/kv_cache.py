@@ -192,7 +192,7 @@ class KVCache:
     def _root(self, sequence: Sequence) -> bytes:
         request = sequence.request
         if not self.share_prefixes:
-            return PageKey.root("request", request.request_id)
+            return PageKey.root("request", str(request.request_id))
         kind = "".join(f"{part} " for part in self._prompt_kind(sequence.num_prompt_tokens))
         return PageKey.root("salt", kind + request.cache_salt) if request.cache_salt else PageKey.root("all", kind)
 

@@ -1,29 +1,37 @@
-"""The engine on a thread of its own, reached by messages only, so that it could as well be a process."""
+"""The engine's own loop, reached by messages only: on a thread here, in a process with ``process_main``."""
 
 from __future__ import annotations
 
 import logging
 import queue
 import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
 
+from llmjax.engine.client import Control, Deliver, Died, RunningEngine
+from llmjax.engine.description import info_of, obey
 from llmjax.engine.engine import Engine
 from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes
 from llmjax.errors import EngineDead, GenerationFailed, LLMJaxError
 
 logger = logging.getLogger(__name__)
 
-STUCK_AFTER = 120.0  # seconds in one step; the longest compilation must fit
-
 
 @dataclass(frozen=True)
 class Abort:
     """Ends a request, or one continuation of it."""
 
-    request_id: str
+    request_id: int
     index: int | None = None
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Wants an answer, between two steps."""
+
+    control: Control
+    answer: Future[Any] = field(default_factory=Future)
 
 
 @dataclass(frozen=True)
@@ -31,72 +39,61 @@ class Stop:
     """Ends the loop after the messages before it."""
 
 
-Message = EngineRequest | Abort | Stop
+Message = EngineRequest | Abort | Ask | Stop
 
 
 class EngineLoop:
     """Runs ``Engine.step`` while there is work.
 
     Args:
-        engine: used by this thread alone from ``start`` on.
-        deliver: receives outputs, on the engine's thread; must not block.
-        died: called once if the loop ends by an error.
+        engine: used by the thread that calls ``run`` alone, from then on.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        deliver: Callable[[list[EngineOutput]], None],
-        died: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._deliver = deliver
-        self._died = died
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._error: BaseException | None = None
-        self._busy_since: float | None = None
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._deliver: Deliver = _drop
 
-    def start(self) -> None:
-        self._thread.start()
+    def send(self, message: EngineRequest | Abort | Stop) -> None:
+        """Any thread may."""
+        self._inbox.put(message)
 
-    def submit(self, request: EngineRequest) -> None:
-        self._inbox.put(request)
+    def ask(self, control: Control) -> Future[Any]:
+        """Any thread may; so may one ask whose loop has not begun or has ended, but the answer may then not come."""
+        ask = Ask(control)
+        if control.waits:
+            # A daemon: nobody who ends waits for the compiler.
+            threading.Thread(target=_answer, args=(self._engine, ask), name="engine-wait", daemon=True).start()
+        else:
+            self._inbox.put(ask)
+        return ask.answer
 
-    def abort(self, request_id: str, index: int | None = None) -> None:
-        self._inbox.put(Abort(request_id, index))
+    def run(self, deliver: Deliver) -> None:
+        """Works until it is told to stop.
 
-    def check_health(self) -> None:
-        """Raises EngineDead if the loop has ended or hangs in a step."""
-        if self._error is not None:
-            raise EngineDead(f"the engine stopped: {self._error}")
-        if not self._thread.is_alive():
-            raise EngineDead("the engine is not running")
-        since = self._busy_since
-        if since is not None and time.monotonic() - since > STUCK_AFTER:
-            raise EngineDead(f"the engine has been in one step for more than {STUCK_AFTER:.0f} s")
+        Args:
+            deliver: receives outputs; must not block.
 
-    def stop(self) -> None:
-        """Ends the loop after the messages before; it runs until the step that it is in is done."""
-        self._inbox.put(Stop())
-
-    @property
-    def running(self) -> bool:
-        return self._thread.is_alive()
-
-    def _run(self) -> None:
+        Raises:
+            Exception: what a step raised.
+        """
+        self._deliver = deliver
         try:
             while self._handle_messages():
-                self._busy_since = time.monotonic()
                 if outputs := self._engine.step():
-                    self._deliver(outputs)
-                self._busy_since = None
-        except Exception as error:
-            # A deliberate error says in its line what is wrong.
-            logger.error("the engine stopped: %s", error, exc_info=not isinstance(error, LLMJaxError))
-            self._error = error
-            self._died(error)
+                    deliver(outputs)
+        finally:
+            self.refuse()
+
+    def refuse(self) -> None:
+        """Answers what was asked and will not be heard any more."""
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(message, Ask) and message.answer.set_running_or_notify_cancel():
+                message.answer.set_exception(EngineDead("the engine is not running"))
 
     def _handle_messages(self) -> bool:
         """Takes every message that is there, waiting for one if there is nothing else to do."""
@@ -108,6 +105,8 @@ class EngineLoop:
             match message:
                 case Stop():
                     return False
+                case Ask():
+                    _answer(self._engine, message)
                 case Abort():
                     if outputs := self._engine.abort(message.request_id, message.index):
                         self._deliver(outputs)
@@ -136,3 +135,76 @@ class EngineLoop:
                 for index in range(request.params.n)
             ]
             self._deliver(failed)
+
+
+class ThreadEngine(RunningEngine):
+    """An engine on a thread of this process."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self.engine = engine
+        self.info = info_of(engine)
+        self.totals, self.loggers = engine.totals, engine.loggers
+        self._loop = EngineLoop(engine)
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, *, deliver: Deliver, died: Died) -> None:
+        self._thread = threading.Thread(target=self._run, args=(deliver, died), name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: EngineRequest) -> None:
+        self._loop.send(request)
+
+    def abort(self, request_id: int, index: int | None = None) -> None:
+        self._loop.send(Abort(request_id, index))
+
+    def control(self, control: Control) -> Future[Any]:
+        answer = self._loop.ask(control)
+        if not self.running:  # it may have ended before it could see the question
+            self._loop.refuse()
+        return answer
+
+    def stop(self) -> None:
+        self._loop.send(Stop())
+
+    def close(self) -> None:
+        """Ends the thread and its compilers; compilations that have begun are not waited for."""
+        if self._thread is not None:
+            self.stop()
+            self._thread.join()
+        self.engine.close(wait=False)
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._error
+
+    def _run(self, deliver: Deliver, died: Died) -> None:
+        try:
+            self._loop.run(deliver)
+        except Exception as error:
+            self._error = error
+            log_end(error)
+            died(error)
+
+
+def log_end(error: Exception) -> None:
+    """Says what an engine ended by; a deliberate error says in its line what is wrong."""
+    logger.error("the engine stopped: %s", error, exc_info=not isinstance(error, LLMJaxError))
+
+
+def _answer(engine: Engine, ask: Ask) -> None:
+    if not ask.answer.set_running_or_notify_cancel():
+        return
+    try:
+        ask.answer.set_result(obey(engine, ask.control))
+    except Exception as error:
+        ask.answer.set_exception(error)
+
+
+def _drop(outputs: list[EngineOutput]) -> None:
+    """Before anybody listens."""

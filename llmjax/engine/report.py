@@ -4,57 +4,57 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from llmjax.engine.engine import Engine
-from llmjax.engine.memory import ProgramMemory
+from llmjax.engine.info import EngineInfo, ProgramInfo
 from llmjax.engine.stats import RequestStats, StepStats
-from llmjax.kernels.cpu.library import describe
 
 logger = logging.getLogger(__name__)
 
 LOG_INTERVAL = 10.0  # seconds
 
 
-def startup_table(engine: Engine) -> Table:
+def startup_table(info: EngineInfo, programs: Sequence[ProgramInfo]) -> Table:
     """Weights, KV cache, longest contexts, and the step programs compiled so far."""
-    plan, model, config = engine.kv_plan, engine.model, engine.model.config
-    table = Table(title=f"llmjax on {engine.platform.device}", show_header=False, title_justify="left")
+    table = Table(title=f"llmjax on {info.device}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("model", f"{config.architecture}, {config.num_layers} layers, {engine.platform.dtype} weights")
-    if engine.platform.is_cpu:
-        table.add_row("kernels", describe())
-    host = f", {_size(model.offloaded_bytes)} of them in the host's memory" if model.offloaded_bytes else ""
-    table.add_row("weights", f"{_size(model.num_bytes)}{host}, loaded in {model.load_seconds:.1f} s")
-    scales = " with calibrated scales" if model.kv_calibration is not None else ""
+    table.add_row("model", f"{info.architecture}, {info.num_layers} layers, {info.dtype} weights")
+    if info.kernels is not None:
+        table.add_row("kernels", info.kernels)
+    host = f", {_size(info.offloaded_bytes)} of them in the host's memory" if info.offloaded_bytes else ""
+    table.add_row("weights", f"{_size(info.weight_bytes)}{host}, loaded in {info.load_seconds:.1f} s")
+    scales = " with calibrated scales" if info.kv_calibrated else ""
     table.add_row(
         "KV cache",
-        f"{_size(plan.num_bytes)}: {plan.num_tokens:,} tokens in pages of {plan.page_size}, "
-        f"{plan.layout.dtype.name}{scales}",
+        f"{_size(info.kv_bytes)}: {info.kv_tokens:,} tokens in pages of {info.page_size}, {info.kv_dtype}{scales}",
     )
-    ready = engine.runner.programs.ready
-    if taken := [memory.total for program in ready if (memory := ProgramMemory.of(program.executable))]:
-        sampler = _size(engine.runner.sampler_bytes)
+    if taken := [program.num_bytes for program in programs if program.num_bytes is not None]:
         table.add_row(
-            "steps", f"{sampler} of sampler state, at most {_size(max(taken))} of temporaries, outputs and code"
+            "steps",
+            f"{_size(info.sampler_bytes)} of sampler state, at most {_size(max(taken))} of temporaries, outputs and "
+            "code",
         )
-    contexts = ", ".join(f"{n} × {plan.longest_context(n):,}" for n in (1, 2, 4, 8) if n <= engine.config.max_num_seqs)
+    contexts = ", ".join(f"{n} × {tokens:,}" for n, tokens in info.longest_contexts.items())
     table.add_row("longest contexts", f"{contexts} tokens")
     for family, decode in (("decode steps", True), ("mixed steps", False)):
-        buckets = [b for b in engine.runner.programs.buckets if b.decode is decode]
-        unit = "rows" if decode else "tokens"
-        table.add_row(family, ", ".join(str(bucket.tokens) for bucket in buckets) + f" {unit}")
-    times = ", ".join(f"{_name(p.bucket.tokens, p.bucket.decode)} {p.seconds:.1f} s" for p in ready) or "none yet"
-    table.add_row("compiled", f"{len(ready)} of {len(engine.runner.programs.buckets)}: {times}")
+        sizes = [str(program.tokens) for program in programs if program.decode is decode]
+        table.add_row(family, f"{', '.join(sizes)} {'rows' if decode else 'tokens'}")
+    ready = [
+        f"{'decode' if program.decode else 'mixed'} {program.tokens} {program.seconds:.1f} s"
+        for program in programs
+        if program.seconds is not None
+    ]
+    table.add_row("compiled", f"{len(ready)} of {len(programs)}: {', '.join(ready) or 'none yet'}")
     return table
 
 
-def print_startup(engine: Engine) -> None:
+def print_startup(info: EngineInfo, programs: Sequence[ProgramInfo]) -> None:
     """Prints the table to stderr, so that generated text keeps stdout for itself."""
-    Console(stderr=True).print(startup_table(engine))
+    Console(stderr=True).print(startup_table(info, programs))
 
 
 class ThroughputLog:
@@ -90,10 +90,6 @@ class ThroughputLog:
 
     def record_rejection(self, reason: str) -> None:
         pass
-
-
-def _name(tokens: int, decode: bool) -> str:
-    return f"{'decode' if decode else 'mixed'} {tokens}"
 
 
 def _size(num_bytes: float) -> str:

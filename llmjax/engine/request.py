@@ -12,9 +12,9 @@ from llmjax.sampling.params import SamplingParams
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRequest:
-    """What the front sends to the engine loop. Plain data, so that it may cross a process boundary."""
+    """What the front sends to the engine. Plain data, so that it may cross a process boundary."""
 
-    request_id: str
+    request_id: int  # of the engine's own; names that users give stay in front
     prompt_token_ids: list[int]
     params: SamplingParams
     max_tokens: int  # params.max_tokens, cut to the context
@@ -40,7 +40,7 @@ class SequenceTimes:
 class EngineOutput:
     """What a step brought for one sequence of a request."""
 
-    request_id: str
+    request_id: int
     index: int  # which of the n continuations
     times: SequenceTimes
     new_token_ids: list[int]

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmjax.config import setting
-from llmjax.engine.engine import Engine
+from llmjax.engine.inline import InlineEngine
 from llmjax.engine.request import EngineOutput, EngineRequest
 from llmjax.errors import ConfigError
 from llmjax.sampling.params import SamplingParams
@@ -167,7 +167,7 @@ def text_tokens(tokenizer: Tokenizer, text: str) -> tuple[list[int], int | None]
     return tokenizer.encode(text, add_special_tokens=False, parse_special=False), bos
 
 
-def score_windows(engine: Engine, windows: Sequence[Window]) -> Iterator[npt.NDArray[np.float64]]:
+def score_windows(engine: InlineEngine, windows: Sequence[Window]) -> Iterator[npt.NDArray[np.float64]]:
     """Log-probabilities f64 [scored] of each window's scored tokens, in the order in which windows finish.
 
     Only a few windows are in the engine at a time. The values are those of ``prompt_logprobs``: log-softmax in f32 of
@@ -177,37 +177,37 @@ def score_windows(engine: Engine, windows: Sequence[Window]) -> Iterator[npt.NDA
         ConfigError: a window is longer than the engine's context.
     """
     longest = max((len(window.token_ids) for window in windows), default=0)
-    if longest > engine.kv_plan.max_model_len:
+    if longest > engine.info.max_model_len:
         raise ConfigError(
-            f"windows of {longest} tokens do not fit this model's context of {engine.kv_plan.max_model_len}: "
+            f"windows of {longest} tokens do not fit this model's context of {engine.info.max_model_len}: "
             "lower --context"
         )
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-    waiting = iter(enumerate(windows))
-    running: dict[str, Window] = {}
-    in_flight = 2 * engine.config.max_num_seqs  # a step's windows, and the next step's
+    waiting = iter(windows)
+    running: dict[int, Window] = {}
+    in_flight = 2 * engine.info.max_num_seqs  # a step's windows, and the next step's
     try:
         while True:
-            for index, window in itertools.islice(waiting, in_flight - len(running)):
-                name = f"window-{index}"
-                running[name] = window
-                engine.add(_request(name, window, params))
+            for window in itertools.islice(waiting, in_flight - len(running)):
+                request = _request(engine.new_id(), window, params)
+                running[request.request_id] = window
+                engine.submit(request)
             if not running:
                 return
-            for output in engine.step():
+            for output in engine.outputs():
                 if output.error is not None:
                     raise output.error
                 if output.finish_reason is not None:
                     yield _scored(running.pop(output.request_id), output)
     finally:
-        for name in running:
-            engine.abort(name)
+        for request_id in running:
+            engine.abort(request_id)
 
 
-def _request(name: str, window: Window, params: SamplingParams) -> EngineRequest:
+def _request(request_id: int, window: Window, params: SamplingParams) -> EngineRequest:
     # The token sampled at the end is never fed back, so a window may be as long as the engine's context.
     return EngineRequest(
-        request_id=name,
+        request_id=request_id,
         prompt_token_ids=window.token_ids,
         params=params,
         max_tokens=1,

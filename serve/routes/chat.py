@@ -50,7 +50,7 @@ async def _job(server: Server, body: ChatRequest, request: Request) -> Job:
     priority = body.priority or 0
     check_priority(engine, priority)
     asked = body.requested_tokens
-    defaults = engine.default_sampling_params
+    defaults = engine.info.default_sampling_params
     prompt = await chat_prompt(server, body, truncation=Truncation.of(server, body, room=asked or 1))
     named = body.max_tokens_field
     default = defaults.get("max_tokens")
@@ -86,7 +86,7 @@ class ChatAnswer:
             "id": self.job.id,
             "object": kind,
             "created": self.created,
-            "model": self.server.engine.model_name,
+            "model": self.server.engine.info.model_name,
             "system_fingerprint": self.server.fingerprint,
             "choices": choices,
         }

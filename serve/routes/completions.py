@@ -75,7 +75,7 @@ async def _job(server: Server, body: CompletionRequest, request: Request) -> Job
 
 
 def _params(server: Server, body: CompletionRequest, prompt: Prompt, *, asked: int | None) -> SamplingParams:
-    defaults = server.engine.default_sampling_params
+    defaults = server.engine.info.default_sampling_params
     default = defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
     # Echoed tokens have log-probabilities too.
     echoed: dict[str, Any] = {"prompt_logprobs": body.logprobs} if body.echo and body.prompt_logprobs is None else {}
@@ -108,7 +108,7 @@ class CompletionAnswer:
             "id": self.job.id,
             "object": "text_completion",
             "created": self.created,
-            "model": self.server.engine.model_name,
+            "model": self.server.engine.info.model_name,
             "system_fingerprint": self.server.fingerprint,
             "choices": choices,
         }

@@ -15,13 +15,13 @@ from llmjax.serve.context import Server, server_of
 def _card(server: Server) -> dict[str, Any]:
     engine = server.engine
     return {
-        "id": engine.model_name,
+        "id": engine.info.model_name,
         "object": "model",
         "created": server.created,
         "owned_by": "llmjax",
         "root": server.model_root,
         "parent": None,
-        "max_model_len": engine.max_model_len,
+        "max_model_len": engine.info.max_model_len,
     }
 
 

@@ -27,7 +27,7 @@ async def version(_: Request) -> Response:
 
 
 async def hint(request: Request) -> Response:
-    model = server_of(request).engine.model_name
+    model = server_of(request).engine.info.model_name
     return PlainTextResponse(f"llmjax {__version__} serves {model} with OpenAI's API under /v1\n")
 
 

@@ -35,7 +35,7 @@ async def tokenize(request: Request) -> Response:
         names = await off_loop(lambda: [tokenizer.id_to_token(i) for i in ids], size=len(ids))
     body = {
         "count": len(ids),
-        "max_model_len": server.engine.max_model_len,
+        "max_model_len": server.engine.info.max_model_len,
         "tokens": ids,
         "token_strs": names,
     }

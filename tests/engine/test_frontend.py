@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from llmjax.config import EngineConfig
 from llmjax.engine.frontend import Frontend, Processed
+from llmjax.engine.info import EngineInfo
 from llmjax.engine.request import EngineOutput, SequenceTimes
 from llmjax.errors import InvalidRequest
 from llmjax.outputs import CompletionOutput, Logprob, RequestOutput
@@ -19,21 +21,45 @@ from llmjax.tokenizer import Tokenizer, load_tokenizer
 
 TOKENIZER = load_tokenizer(Path(__file__).parent / "golden" / "characters")
 EOS = 2
+INFO = EngineInfo(
+    model_name="m",
+    model_path="m",
+    architecture="LlamaForCausalLM",
+    num_layers=2,
+    vocab_size=96,
+    max_model_len=64,
+    max_num_seqs=4,
+    eos_token_ids=frozenset({EOS}),
+    default_sampling_params={},
+    device="cpu",
+    dtype="float32",
+    kernels=None,
+    weight_bytes=0,
+    offloaded_bytes=0,
+    load_seconds=0.0,
+    kv_bytes=0,
+    kv_tokens=0,
+    kv_dtype="float32",
+    kv_calibrated=False,
+    page_size=4,
+    longest_contexts={1: 64},
+    sampler_bytes=0,
+)
 
 
 def make(*, tokenizer: Tokenizer | None = TOKENIZER, **settings: Any) -> Frontend:
     return Frontend(
         EngineConfig(max_logprobs=5, **settings),
         tokenizer=tokenizer,
-        vocab_size=96,
-        max_model_len=64,
-        eos_token_ids=frozenset({EOS}),
+        info=INFO,
+        new_id=itertools.count().__next__,
     )
 
 
 def said(tokens: list[int], *, index: int = 0, reason: str | None = None, **fields: Any) -> EngineOutput:
     times = SequenceTimes(arrival=0.0, first_token=1.0, last_token=2.0)
-    return EngineOutput(request_id="r", index=index, times=times, new_token_ids=tokens, finish_reason=reason, **fields)
+    fields.setdefault("request_id", 0)
+    return EngineOutput(index=index, times=times, new_token_ids=tokens, finish_reason=reason, **fields)
 
 
 def ids(text: str) -> list[int]:
@@ -42,9 +68,6 @@ def ids(text: str) -> list[int]:
 
 def processed(frontend: Frontend, *outputs: EngineOutput) -> Processed:
     """What becomes of outputs of the open request."""
-    for output in outputs:
-        if output.request_id in frontend._open:
-            output.times.arrival = frontend._open[output.request_id].request.arrival_time
     return frontend.process(outputs)
 
 
@@ -135,7 +158,7 @@ def test_a_stop_string_ends_one_continuation_and_tells_the_engine() -> None:
     frontend.open([1], SamplingParams(n=2, stop=["bc"], max_tokens=9), "r")
     assert processed(frontend, said(ids("a")), said(ids("a"), index=1), said(ids("b"))).aborts == []
     result = processed(frontend, said(ids("c")))
-    assert result.aborts == [("r", 0)]
+    assert result.aborts == [(0, 0)]
     assert not result.outputs[0].finished
     # The engine was a step ahead, and answers the abort: neither shows.
     assert process(frontend, said(ids("d"))) == []
@@ -311,22 +334,22 @@ def test_outputs_of_forgotten_requests_are_dropped() -> None:
     frontend = make()
     request = frontend.open([3], SamplingParams(n=3), "r")
     assert frontend.num_unfinished == 3
-    stats = frontend.forget(request)
+    stats = frontend.forget(request.request_id)
     assert stats is not None
     assert stats.finish_reason == "abort"
     assert process(frontend, said([4])) == []
-    assert frontend.forget(request) is None
+    assert frontend.forget(request.request_id) is None
     assert frontend.num_unfinished == 0
 
 
 def test_outputs_of_an_earlier_request_with_the_same_id_are_dropped() -> None:
     frontend = make()
     earlier = frontend.open([3], SamplingParams(), "r")
-    frontend.forget(earlier)
-    frontend.open([3], SamplingParams(), "r")
-    assert frontend.forget(earlier) is None  # the id is another request's by now
-    late = said([4], reason="abort")
-    late.times.arrival = earlier.arrival_time
-    assert frontend.process([late]).outputs == []
-    (output,) = process(frontend, said([5]))
+    frontend.forget(earlier.request_id)
+    later = frontend.open([3], SamplingParams(), "r")
+    assert frontend.forget(earlier.request_id) is None  # the name is another request's by now
+    assert frontend.process([said([4], reason="abort")]).outputs == []
+    assert frontend.id_of("r") == later.request_id
+    (output,) = process(frontend, said([5], request_id=later.request_id))
+    assert output.request_id == "r"
     assert output.outputs[0].token_ids == [5]

@@ -47,7 +47,7 @@ def test_perplexities_equal_hugging_faces(llm: LLM) -> None:
     for expected in GOLDEN["perplexity"][llm.model_name]:
         windows = Windowing(context=expected["context"], stride=expected["stride"]).cut(ids, bos=bos)
         result = Perplexity()
-        for logprobs in score_windows(llm.engine, windows):
+        for logprobs in score_windows(llm.client, windows):
             result.add(logprobs)
         assert (result.num_tokens, result.num_windows) == (expected["tokens"], len(windows))
         assert result.value == pytest.approx(expected["perplexity"], rel=1e-5)
@@ -61,7 +61,7 @@ def test_a_window_may_be_as_long_as_the_context_and_no_longer(llm: LLM) -> None:
     longest = llm.max_model_len
     ids = list(range(3, 3 + 30)) * 4
     (window,) = Windowing(context=longest).cut(ids[:longest], bos=None)
-    (logprobs,) = score_windows(llm.engine, [window])
+    (logprobs,) = score_windows(llm.client, [window])
     shorter = llm.generate([window.token_ids[:-1]], SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
     entries = shorter[0].prompt_logprobs or []
     known = [
@@ -71,11 +71,11 @@ def test_a_window_may_be_as_long_as_the_context_and_no_longer(llm: LLM) -> None:
     ]
     np.testing.assert_allclose(logprobs[:-1], known, rtol=1e-5)
     with pytest.raises(ConfigError, match=f"windows of {longest + 1} tokens do not fit this model's context of"):
-        next(score_windows(llm.engine, Windowing(context=longest + 1).cut(ids, bos=None)))
+        next(score_windows(llm.client, Windowing(context=longest + 1).cut(ids, bos=None)))
 
 
 def test_windows_that_nobody_waits_for_leave_the_engine(llm: LLM) -> None:
-    scores = score_windows(llm.engine, Windowing(context=16).cut(list(range(3, 90)), bos=None))
+    scores = score_windows(llm.client, Windowing(context=16).cut(list(range(3, 90)), bos=None))
     next(scores)
     scores.close()
     while not llm.engine.idle:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 import pytest
@@ -20,14 +20,11 @@ from llmjax.serve.routes.models import _card
 class Idle:
     """An engine that is asked for nothing."""
 
-    model_config = SimpleNamespace(vocab_size=100)
     tokenizer = None
-    max_model_len = 64
-    default_sampling_params: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, model: str = "m", name: str = "m") -> None:
         self.config = EngineConfig(model=model)
-        self.model_name = name
+        self.info = SimpleNamespace(vocab_size=100, max_model_len=64, model_name=name, default_sampling_params={})
 
     def check_health(self) -> None: ...
 

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 import pytest
@@ -22,11 +22,8 @@ class FailingEngine:
     """An engine without a model, in one of the states that a healthy one cannot be put into from outside."""
 
     config = EngineConfig(model="m")
-    model_config = SimpleNamespace(vocab_size=100)
+    info = SimpleNamespace(vocab_size=100, max_model_len=64, model_name="m", default_sampling_params={})
     tokenizer = None
-    max_model_len = 64
-    model_name = "m"
-    default_sampling_params: ClassVar[dict[str, Any]] = {}
     num_requests = 0
 
     def __init__(self, error: Exception) -> None:

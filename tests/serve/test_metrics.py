@@ -36,7 +36,9 @@ def test_one_two_five() -> None:
 
 
 def test_waiting_by_reason_rejections_and_steps() -> None:
-    engine: Any = SimpleNamespace(model_name="m", config=EngineConfig(model="m"), max_model_len=64)
+    engine: Any = SimpleNamespace(
+        config=EngineConfig(model="m"), info=SimpleNamespace(model_name="m", max_model_len=64)
+    )
     metrics = EngineMetrics(engine)
     # A dispatch of three steps: two rows, one of which ends after the first.
     stats = StepStats(

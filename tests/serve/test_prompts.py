@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 import pytest
@@ -25,14 +25,12 @@ BUSY = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% end
 class Tokenizing:
     """An engine that has a tokenizer and computes nothing."""
 
-    model_name = "m"
-    max_model_len = 64
-    default_sampling_params: ClassVar[dict[str, Any]] = {}
-
     def __init__(self, folder: Path, chat_template: str | None) -> None:
         self.config = EngineConfig(model=str(folder))
         self.tokenizer = load_tokenizer(folder, chat_template=chat_template)
-        self.model_config = SimpleNamespace(vocab_size=self.tokenizer.vocab_size)
+        self.info = SimpleNamespace(
+            vocab_size=self.tokenizer.vocab_size, max_model_len=64, model_name="m", default_sampling_params={}
+        )
 
     def check_health(self) -> None: ...
 

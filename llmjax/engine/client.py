@@ -1,0 +1,129 @@
+"""What the rest sees of an engine: ``InlineEngine`` works on the caller's thread, ``ThreadEngine`` on one of its own,
+``ProcessEngine`` in a process of its own."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from llmjax.engine.info import EngineInfo
+from llmjax.engine.request import EngineOutput, EngineRequest
+from llmjax.engine.stats import EngineTotals, StatLogger
+from llmjax.errors import EngineDead
+
+STUCK_AFTER = 120.0  # seconds without an answer; the longest compilation must fit into a step
+
+Deliver = Callable[[list[EngineOutput]], None]
+Died = Callable[[BaseException], None]
+
+
+class Control(enum.Enum):
+    """What an engine can be asked beside requests."""
+
+    PING = "ping"  # → None, between two steps
+    PROGRAMS = "programs"  # → list[ProgramInfo]
+    KV_STATS = "kv_stats"  # → KVStats
+    RESET_PREFIX_CACHE = "reset_prefix_cache"  # → None: requests from now on find nothing computed before
+    WAIT_READY = "wait_ready"  # → None, when requests can be computed without waiting for the compiler
+    WARM_UP = "warm_up"  # → None, when every program is compiled
+
+    @property
+    def waits(self) -> bool:
+        """Takes long and changes nothing, so steps go on meanwhile."""
+        return self in (Control.WAIT_READY, Control.WARM_UP)
+
+
+class EngineClient(ABC):
+    """One engine as its users see it.
+
+    Attributes:
+        info: what it is.
+        totals: what it has done.
+        loggers: who is told of each step, ``totals`` first; users record requests and rejections there.
+    """
+
+    info: EngineInfo
+    totals: EngineTotals
+    loggers: list[StatLogger]
+
+    def __init__(self) -> None:
+        self._ids = itertools.count()
+
+    def new_id(self) -> int:
+        """An id for a request; no two are equal."""
+        return next(self._ids)
+
+    @abstractmethod
+    def submit(self, request: EngineRequest) -> None:
+        """Queues a request that has been checked; its outputs come as the engine's kind says."""
+
+    @abstractmethod
+    def abort(self, request_id: int, index: int | None = None) -> None:
+        """Ends a request, or one of its continuations. Unknown ids are ignored: it may have just finished."""
+
+    @abstractmethod
+    def control(self, control: Control) -> Future[Any]:
+        """Asks for something else.
+
+        Returns:
+            What ``Control`` says, or the error that came of it.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the engine; a second call does nothing."""
+
+
+class RunningEngine(EngineClient):
+    """An engine that works by itself and delivers its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ping: Future[Any] | None = None
+        self._pinged = 0.0
+
+    @abstractmethod
+    def start(self, *, deliver: Deliver, died: Died) -> None:
+        """Begins to work.
+
+        Args:
+            deliver: receives outputs, on another thread; must not block.
+            died: called once, on another thread, if the engine ends by an error.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ends the engine after what it has been told before; ``running`` says when it has ended."""
+
+    @property
+    @abstractmethod
+    def running(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def error(self) -> BaseException | None:
+        """What the engine ended by."""
+
+    @property
+    def exit_status(self) -> int:
+        """What a process that cannot do without the engine should end with: 0 unless ``error`` is there."""
+        return 0 if self.error is None else 1
+
+    def check_health(self) -> None:
+        """Raises EngineDead if the engine has ended, or has not answered for ``STUCK_AFTER`` seconds.
+
+        It is asked here, so who wants to know of an engine that hangs has to look more than once.
+        """
+        if self.error is not None:
+            raise EngineDead(f"the engine stopped: {self.error}")
+        if not self.running:
+            raise EngineDead("the engine is not running")
+        if self._ping is None or self._ping.done():
+            self._pinged, self._ping = time.monotonic(), self.control(Control.PING)
+        elif time.monotonic() - self._pinged > STUCK_AFTER:
+            raise EngineDead(f"the engine has been in one step for more than {STUCK_AFTER:.0f} s")

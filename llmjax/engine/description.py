@@ -1,0 +1,137 @@
+"""What an engine is and has, as plain data for those who may not look into it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from llmjax.config import EngineConfig
+from llmjax.engine.client import Control
+from llmjax.engine.engine import Engine
+from llmjax.engine.info import EngineInfo, ProgramInfo
+from llmjax.engine.memory import ProgramMemory
+from llmjax.kernels.cpu.library import describe
+
+logger = logging.getLogger(__name__)
+
+# Keys of generation_config.json that are defaults for requests, as in vLLM, with their names in SamplingParams.
+SAMPLING_DEFAULTS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+# Keys that would change what is generated, and have no counterpart here, with the values that change nothing.
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "no_repeat_ngram_size": (0,),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "penalty_alpha": (0.0,),
+    "guidance_scale": (1.0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "bad_words_ids": ([],),
+    "sequence_bias": ({},),
+    "stop_strings": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+}
+
+
+def info_of(engine: Engine) -> EngineInfo:
+    """What an engine is."""
+    config, model, plan, platform = engine.config, engine.model, engine.kv_plan, engine.platform
+    generation = model.checkpoint.generation_config
+    return EngineInfo(
+        model_name=config.served_model_name or _model_name(config, model.path),
+        model_path=str(model.path),
+        architecture=model.config.architecture,
+        num_layers=model.config.num_layers,
+        vocab_size=model.config.vocab_size,
+        max_model_len=plan.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        eos_token_ids=frozenset([*_ints(generation.get("eos_token_id")), *model.config.eos_token_ids]),
+        default_sampling_params=sampling_defaults(generation),
+        device=str(platform.device),
+        dtype=str(platform.dtype),
+        kernels=describe() if platform.is_cpu else None,
+        weight_bytes=model.num_bytes,
+        offloaded_bytes=model.offloaded_bytes,
+        load_seconds=model.load_seconds,
+        kv_bytes=plan.num_bytes,
+        kv_tokens=plan.num_tokens,
+        kv_dtype=plan.layout.dtype.name,
+        kv_calibrated=model.kv_calibration is not None,
+        page_size=plan.page_size,
+        longest_contexts={n: plan.longest_context(n) for n in (1, 2, 4, 8) if n <= config.max_num_seqs},
+        sampler_bytes=engine.runner.sampler_bytes,
+    )
+
+
+def programs_of(engine: Engine) -> list[ProgramInfo]:
+    """All step programs, cheapest first."""
+    ready = {program.bucket: program for program in engine.runner.programs.ready}
+    found = []
+    for bucket in engine.runner.programs.buckets:
+        seconds = num_bytes = None
+        if (program := ready.get(bucket)) is not None:
+            memory = ProgramMemory.of(program.executable)
+            seconds, num_bytes = program.seconds, None if memory is None else memory.total
+        found.append(ProgramInfo(decode=bucket.decode, tokens=bucket.tokens, seconds=seconds, num_bytes=num_bytes))
+    return found
+
+
+def obey(engine: Engine, control: Control) -> Any:
+    """Does what is asked; ``Control`` says what comes of it."""
+    match control:
+        case Control.PING:
+            return None
+        case Control.PROGRAMS:
+            return programs_of(engine)
+        case Control.KV_STATS:
+            return engine.kv_stats()
+        case Control.RESET_PREFIX_CACHE:
+            return engine.kv.reset_prefix_cache()
+        case Control.WAIT_READY:
+            return engine.runner.wait_ready()
+        case Control.WARM_UP:
+            return engine.runner.warm_up()
+
+
+def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``SamplingParams`` that a model's makers recommend.
+
+    ``do_sample: false`` means greedy, as in transformers, whatever temperature stands beside it. Where the key is
+    absent the numbers count, as in vLLM, although transformers would be greedy then too.
+    """
+    ignored = [k for k, neutral in WITHOUT_EFFECT.items() if generation_config.get(k) not in (None, *neutral)]
+    if ignored:
+        logger.warning("generation_config: %s have no effect here", ", ".join(ignored))
+    found = {
+        field: value for key, field in SAMPLING_DEFAULTS.items() if (value := generation_config.get(key)) is not None
+    }
+    return {**found, "temperature": 0.0} if generation_config.get("do_sample") is False else found
+
+
+def _model_name(config: EngineConfig, path: Path) -> str:
+    """A file or folder is known by its name, without the path that led to it; anything else as the user named it."""
+    if path.suffix == ".gguf":
+        return path.stem
+    local = os.path.expanduser(config.model)
+    return Path(local).resolve().name if os.path.exists(local) else config.model
+
+
+def _ints(value: int | Iterable[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else list(value)

@@ -1,0 +1,70 @@
+"""What an engine says of itself: plain data, so that nobody outside has to look into it, wherever it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineInfo:
+    """An engine whose model is loaded.
+
+    Attributes:
+        model_name: what the API calls it.
+        model_path: its folder or file on this machine.
+        vocab_size: number of logits.
+        max_model_len: longest prompt and output together, in tokens.
+        max_num_seqs: continuations in one step at most.
+        eos_token_ids: ids that end a text, by the model's files; a tokenizer may know more.
+        default_sampling_params: fields of ``SamplingParams`` that the model's makers recommend.
+        device: as JAX names it.
+        dtype: of the weights that are not quantised.
+        kernels: which C++ kernels serve; None: the device is no CPU.
+        weight_bytes: of all weights; ``offloaded_bytes`` of them lie in the host's memory.
+        load_seconds: that loading took.
+        kv_bytes: of the KV cache, which holds ``kv_tokens`` tokens in pages of ``page_size``.
+        kv_calibrated: its scales were calibrated.
+        longest_contexts: tokens that each of n equal requests can have, by n.
+        sampler_bytes: of the sampler's state.
+    """
+
+    model_name: str
+    model_path: str
+    architecture: str
+    num_layers: int
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    eos_token_ids: frozenset[int]
+    default_sampling_params: dict[str, Any]
+    device: str
+    dtype: str
+    kernels: str | None
+    weight_bytes: int
+    offloaded_bytes: int
+    load_seconds: float
+    kv_bytes: int
+    kv_tokens: int
+    kv_dtype: str
+    kv_calibrated: bool
+    page_size: int
+    longest_contexts: dict[int, int]
+    sampler_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramInfo:
+    """A step program.
+
+    Attributes:
+        decode: of rows of one token each; else of chunks and decodes.
+        tokens: that it takes at most.
+        seconds: that compiling it, or reading it from the cache, took; None: it is not ready.
+        num_bytes: of the device's memory, beside weights and state; None: not known.
+    """
+
+    decode: bool
+    tokens: int
+    seconds: float | None = None
+    num_bytes: int | None = None
