@@ -61,7 +61,7 @@ def plain(rng: np.random.Generator, *shape: int) -> jax.Array:
     return jnp.asarray(rng.standard_normal(shape, np.float32), jnp.bfloat16)
 
 
-def quantised(form: RowFormat, *shape: int, tile: int = 0) -> QTensor:
+def quantized(form: RowFormat, *shape: int, tile: int = 0) -> QTensor:
     """A matrix, or a stack, of so many rows: codes and scales of one pattern, small numbers whatever the bits mean.
 
     Args:
@@ -73,14 +73,14 @@ def quantised(form: RowFormat, *shape: int, tile: int = 0) -> QTensor:
 
 
 def products(sizes: Sizes) -> Iterator[Figure]:
-    """Products of x with plain and quantised matrices."""
+    """Products of x with plain and quantized matrices."""
     platform = jax.devices()[0].platform
     rng = np.random.default_rng(0)
 
     for size_out, size_in in sizes.matrices:
         weights: dict[str, list[Any]] = {"bf16": [plain(rng, size_out, size_in) for _ in range(sizes.layers)]}
         for name, form in FORMATS.items():
-            weights[name] = [quantised(form(size_in), size_out) for _ in range(sizes.layers)]
+            weights[name] = [quantized(form(size_in), size_out) for _ in range(sizes.layers)]
         for rows in sizes.rows:
             x = jnp.asarray(rng.standard_normal((rows, size_in), np.float32), jnp.bfloat16)
             for name, layers in weights.items():
@@ -172,7 +172,7 @@ def kv_writes(sizes: Sizes) -> Iterator[Figure]:
 
 
 def expert_products(sizes: Sizes) -> Iterator[Figure]:
-    """A layer's experts, plain and quantised; each token has others."""
+    """A layer's experts, plain and quantized; each token has others."""
     platform, rng = jax.devices()[0].platform, np.random.default_rng(0)
     count, choices, hidden, inner = sizes.experts
 
@@ -181,7 +181,7 @@ def expert_products(sizes: Sizes) -> Iterator[Figure]:
         if name == "bf16":
             return ExpertWeights(*(Projection(plain(rng, count, *shape)) for shape in shapes))
         return ExpertWeights(
-            *(Projection(quantised(FORMATS[name](size_in), count, size_out)) for size_out, size_in in shapes)
+            *(Projection(quantized(FORMATS[name](size_in), count, size_out)) for size_out, size_in in shapes)
         )
 
     for name in ("bf16", *FORMATS):

@@ -2,7 +2,7 @@
 
     python -m benchmarks.loading [FILE.gguf ...] [--synthetic Q4_K ...] [--gigabytes 1] [--engine]
 
-Each file is loaded in a process of its own: every tensor under its Hugging Face name, quantised matrices as records and
+Each file is loaded in a process of its own: every tensor under its Hugging Face name, quantized matrices as records and
 others in bfloat16. Synthetic files are random blocks of one type in matrices of 8192 x 4096. `s` is from opening the
 file to the last tensor on the device, without starting Python and JAX; `peak - kept` is the largest resident memory
 of the process, less what it had before and what the tensors take on the device, as Linux counts it. Files come from
@@ -123,7 +123,7 @@ def write_synthetic(path: Path, type_name: str, num_bytes: int) -> None:
     """Matrices of random blocks with scales of 1, as many as `num_bytes` hold and at least one."""
     block = BLOCKS[type_name]
     if block.layout is None or block.format is None:
-        raise SystemExit(f"--synthetic {type_name}: not a quantised type that can be read")
+        raise SystemExit(f"--synthetic {type_name}: not a quantized type that can be read")
     raw = np.random.default_rng(0).integers(0, 256, (ROWS, COLUMNS // block.elems * block.nbytes), dtype=np.uint8)
     fields = raw.reshape(-1, block.nbytes).view(block.layout)[:, 0]
     for name, value in {"d": 1, "m": 1, "dmin": 1, "e": 127}.items():

@@ -1,4 +1,4 @@
-"""What quantisation costs: perplexity of a text with the weights, activations and KV cache kept in different ways.
+"""What quantization costs: perplexity of a text with the weights, activations and KV cache kept in different ways.
 
     python -m benchmarks.quality MODEL ... --text FILE [--max-tokens 16384] [--rows none,dtype=float32 stored q4_k ...]
 

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from benchmarks.gpu import FORMATS, PAGE, quantised
+from benchmarks.gpu import FORMATS, PAGE, quantized
 from benchmarks.gpu_figures import fastest
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import Bucket, make_buckets
@@ -177,7 +177,7 @@ def with_each_layer(call: Callable[..., Any]) -> Callable[..., Any]:
 def products(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
     for size_out, size_in in sizes.matrices:
         for name in sizes.formats:
-            layers = [quantised(FORMATS[name](size_in), size_out, tile=CUDA_TILE) for _ in range(sizes.layers)]
+            layers = [quantized(FORMATS[name](size_in), size_out, tile=CUDA_TILE) for _ in range(sizes.layers)]
             for rows in (rows for rows in sizes.rows if rows <= MAX_ROWS):
                 x = jnp.ones((rows, size_in), jnp.bfloat16)
                 start = plan_of(rows, layers[0])
@@ -205,7 +205,7 @@ def mixtures(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
 
             def stack(size_out: int, size_in: int, name: str = name, count: int = count) -> Projection:
                 if name in FORMATS:
-                    return Projection(quantised(FORMATS[name](size_in), count, size_out, tile=CUDA_TILE))
+                    return Projection(quantized(FORMATS[name](size_in), count, size_out, tile=CUDA_TILE))
                 return Projection(jnp.full((count, size_out, size_in), 0.01, jnp.bfloat16))
 
             weights = ExpertWeights(gate=stack(inner, width), up=stack(inner, width), down=stack(width, inner))

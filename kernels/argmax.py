@@ -21,7 +21,7 @@ def argmax(x: jax.Array) -> jax.Array:
 
 
 def argmax_by_reductions(x: jax.Array) -> jax.Array:
-    """Two plain reductions: XLA's argmax is one over pairs, which it does not vectorise."""
+    """Two plain reductions: XLA's argmax is one over pairs, which it does not vectorize."""
     index = jnp.arange(x.shape[-1], dtype=jnp.int32)
     first = jnp.min(jnp.where(x == jnp.max(x, axis=-1, keepdims=True), index, x.shape[-1]), axis=-1)
     return jnp.where(first < x.shape[-1], first, 0)

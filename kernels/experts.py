@@ -42,7 +42,7 @@ def experts_by_blocks(
 ) -> jax.Array:
     """``experts`` with choices sorted by expert, a block of rows of one expert at a time.
 
-    The loop ends with the last block in use, so only experts in use are read, and only one is dequantised at a time.
+    The loop ends with the last block in use, so only experts in use are read, and only one is dequantized at a time.
     """
     blocks = _blocks(chosen, shares, weights.count)
     choices, flat_shares = chosen.shape[1], shares.reshape(-1)

@@ -1,4 +1,4 @@
-"""The two ways in which models use weight matrices, plain or quantised."""
+"""The two ways in which models use weight matrices, plain or quantized."""
 
 from __future__ import annotations
 

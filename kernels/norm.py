@@ -1,4 +1,4 @@
-"""RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467) in its two flavours."""
+"""RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467) in its two flavors."""
 
 from __future__ import annotations
 

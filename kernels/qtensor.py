@@ -1,4 +1,4 @@
-"""Quantised matrices: small integer codes and their scales, packed row by row into 32-bit words.
+"""Quantized matrices: small integer codes and their scales, packed row by row into 32-bit words.
 
 A row is one record of words, whatever the file format it came from: its codes first, 32 columns in ``bits`` words, then
 its scales. So a new file format is a way to fill records, and a kernel is written once for all of them.
@@ -158,7 +158,7 @@ class Field:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class QTensor:
-    """A quantised matrix [out, in], or a stack of them.
+    """A quantized matrix [out, in], or a stack of them.
 
     Attributes:
         words: u32 [..., tiles, words of a record, tile]. Rows are dealt out in tiles whose words lie side by side: a
@@ -166,7 +166,7 @@ class QTensor:
         columns: i32 [in], of a stack [..., in], the logical column of each stored one; None: the same.
         format: of a row.
         size_out: rows.
-        dtype: float type that products take dequantised weights in.
+        dtype: float type that products take dequantized weights in.
         activations: ``float``, or ``int8`` where kernels may round x to int8 with a scale for each group of columns.
     """
 
@@ -214,7 +214,7 @@ class QTensor:
 
 
 def decode(records: jax.Array, form: RowFormat) -> jax.Array:
-    """Dequantises records: u32 [..., words] to f32 [..., in] in the order of the stored columns."""
+    """Dequantizes records: u32 [..., words] to f32 [..., in] in the order of the stored columns."""
     numbers = _numbers(records, form)
     scale, zero, minimum = group_scales(records, form)
     grouped = _in_groups(numbers, form.group_size)

@@ -1,4 +1,4 @@
-"""Products with quantised matrices."""
+"""Products with quantized matrices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmjax.kernels.dense_linear import LINEAR
 from llmjax.kernels.qtensor import QTensor, decode
 from llmjax.kernels.registry import Implementation, Operation
 
-BLOCK = 1 << 22  # weights that the portable product dequantises at a time
+BLOCK = 1 << 22  # weights that the portable product dequantizes at a time
 
 
 def linear_by_dequantizing(x: jax.Array, weight: QTensor, bias: jax.Array | None = None) -> jax.Array:
@@ -21,7 +21,7 @@ def linear_by_dequantizing(x: jax.Array, weight: QTensor, bias: jax.Array | None
 
     Args:
         x: [T, in].
-        weight: a single matrix [out, in]; its products are those of its dequantised rows in its dtype.
+        weight: a single matrix [out, in]; its products are those of its dequantized rows in its dtype.
         bias: [out] or None.
     """
     form = weight.format
@@ -61,10 +61,10 @@ def _native_refuses(x: jax.Array, weight: QTensor, bias: jax.Array | None) -> st
 
 # Positional: x, weight, bias; f32 [T, out].
 QUANTIZED_LINEAR = Operation(
-    "quantised linear",
+    "quantized linear",
     (
         Implementation("C++", _native, platform="cpu", refuses=_native_refuses),
         Implementation("Pallas", cuda.quantized_linear, platform="cuda", refuses=cuda.refuses),
-        Implementation("XLA, dequantising", linear_by_dequantizing),
+        Implementation("XLA, dequantizing", linear_by_dequantizing),
     ),
 )

@@ -24,7 +24,7 @@ from llmjax.sampling.params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-LONG_TEXT = 20_000  # characters from which tokenising leaves the event loop's thread
+LONG_TEXT = 20_000  # characters from which tokenizing leaves the event loop's thread
 
 
 class AsyncLLM(LoadedLLM):

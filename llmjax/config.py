@@ -80,7 +80,7 @@ class EngineConfig:
         section="model",
     )
     gguf_file: str | None = setting(
-        None, "a GGUF file name (or quantisation name) inside the model's folder or repository", aliases=("--f",)
+        None, "a GGUF file name (or quantization name) inside the model's folder or repository", aliases=("--f",)
     )
     tokenizer: str | None = setting(None, "where the tokenizer is, if not with the model")
     skip_tokenizer_init: bool = setting(False, "run on token ids only, without a tokenizer")
@@ -101,13 +101,13 @@ class EngineConfig:
     )
     quantization: str | None = setting(
         None,
-        "quantise weights at load: a ggml type for every matrix (q4k, q80 …) or a mix as llama.cpp's files (q4_k_m "
-        "…), int8, w8a8, int4, fp8; none: dequantise; a format (gptq, awq, gguf …): the checkpoint must be that; "
+        "quantize weights at load: a ggml type for every matrix (q4k, q80 …) or a mix as llama.cpp's files (q4_k_m "
+        "…), int8, w8a8, int4, fp8; none: dequantize; a format (gptq, awq, gguf …): the checkpoint must be that; "
         "default: as the checkpoint has them",
         aliases=("--isq",),
     )
     quantization_rules: dict[str, str] = setting(  # noqa: RUF009
-        {}, 'quantisation of single modules, by regular expressions on names: \'{"down_proj": "q8_0"}\''
+        {}, 'quantization of single modules, by regular expressions on names: \'{"down_proj": "q8_0"}\''
     )
     kv_cache_dtype: str = setting(
         "auto",
@@ -124,7 +124,7 @@ class EngineConfig:
     )
     activations: str = setting(
         "auto",
-        "what products with quantised weights may round activations to: int8 with a scale for each group, or float for "
+        "what products with quantized weights may round activations to: int8 with a scale for each group, or float for "
         "exactness; auto: int8 on CPUs",
         choices=("auto", "float", "int8"),
     )

@@ -1,4 +1,4 @@
-"""Models written with quantised weights: ``llmjax.quantize``, which the command of that name calls."""
+"""Models written with quantized weights: ``llmjax.quantize``, which the command of that name calls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Step:
     """What has been written so far.
 
     Attributes:
-        done, total: tensors of a GGUF file, quantised layers of a folder.
+        done, total: tensors of a GGUF file, quantized layers of a folder.
         name: the last one.
         error: its error in words; empty where there is none.
     """
@@ -63,7 +63,7 @@ def quantize(
     progress: Watch | None = None,
     **settings: Any,
 ) -> QuantizationReport:
-    """Writes a model with quantised weights: a .gguf file, or a folder of safetensors that vLLM and Transformers read.
+    """Writes a model with quantized weights: a .gguf file, or a folder of safetensors that vLLM and Transformers read.
 
     Embeddings, head and norms of a folder stay as they are, unless a rule names the head.
 

@@ -59,12 +59,12 @@ class Platform:
 
     @property
     def weight_tile(self) -> int:
-        """Rows of quantised matrices to interleave, as the device's kernels read them."""
+        """Rows of quantized matrices to interleave, as the device's kernels read them."""
         return {"cpu": CPU_TILE, "gpu": CUDA_TILE}.get(self.device.platform, 1)
 
     @property
     def quantized_activations(self) -> str:
-        """What products with quantised matrices round activations to unless the configuration says (`QTensor`)."""
+        """What products with quantized matrices round activations to unless the configuration says (`QTensor`)."""
         return "int8" if self.is_cpu else "float"
 
     def free_memory(self) -> int:

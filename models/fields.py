@@ -91,7 +91,7 @@ class Fields:
         return tuple(Fields({key: value}, name=self.name).integer(key, minimum=0) for value in values or ())
 
     def require(self, key: str, *neutral: Any) -> None:
-        """Refuses a key that would change the maths in a way the model does not implement.
+        """Refuses a key that would change the mathematics in a way the model does not implement.
 
         Args:
             neutral: the values that change nothing; null always is one.

@@ -23,7 +23,7 @@ from llmjax.models.layers.rope_scaling import (
 
 MAX_LAYERS = 4096  # far above any model: a wrong number must not build a million modules
 
-# Keys of other models whose maths this decoder does not have, with the values that change nothing.
+# Keys of other models whose mathematics this decoder does not have, with the values that change nothing.
 _FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False,),
     "attention_chunk_size": (),
@@ -154,7 +154,7 @@ def decoder_config(
         differences: fields of ModelConfig in which the family differs from its defaults.
 
     Raises:
-        UnsupportedModel: a value is missing, wrong, contradictory or means maths that is not implemented.
+        UnsupportedModel: a value is missing, wrong, contradictory or means mathematics that is not implemented.
     """
     for key, neutral in _FOREIGN.items():
         if key not in fields.defaults:

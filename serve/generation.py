@@ -1,4 +1,4 @@
-"""Runs the engine requests behind one HTTP request: several prompts at once, cancelled together."""
+"""Runs the engine requests behind one HTTP request: several prompts at once, canceled together."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ async def guarded(receive: Receive, work: Coroutine[Any, Any, T], *, timeout: fl
     """Await ``work``, but not longer than the client stays or ``timeout`` seconds.
 
     Raises:
-        ClientDisconnected: the client went away; ``work`` has been cancelled.
-        ApiError: 504, the time is over; ``work`` has been cancelled.
+        ClientDisconnected: the client went away; ``work`` has been canceled.
+        ApiError: 504, the time is over; ``work`` has been canceled.
     """
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnect(receive))

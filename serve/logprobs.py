@@ -83,7 +83,7 @@ def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) ->
     """
     skip, before = False, tokenizer.decode(token_ids, skip_special_tokens=False).find(text)
     if before < 0:
-        # Special tokens inside are left out, or the text was normalised and offsets are as near as can be.
+        # Special tokens inside are left out, or the text was normalized and offsets are as near as can be.
         skip, before = True, 0
     offsets = TextOffsets(tokenizer.detokenizer(skip_special_tokens=skip)).of(token_ids)
     return [min(max(offset - before, 0), len(text)) for offset in offsets]

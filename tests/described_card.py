@@ -61,7 +61,7 @@ class ForCard:
 
     Attributes:
         memory: what ``memory_analysis`` says.
-        text: optimised HLO.
+        text: optimized HLO.
         thunks: what is started one after another: lines as ``kCommandBuffer ...``, a line each at the top, and what
             lies inside of them indented.
     """

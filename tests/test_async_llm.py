@@ -387,7 +387,7 @@ async def test_the_engine_dies_while_the_first_request_is_on_its_way(
     assert engine.num_requests == 0
 
 
-async def test_the_engine_stops_while_a_prompt_is_tokenised(
+async def test_the_engine_stops_while_a_prompt_is_tokenized(
     start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(endless)

@@ -24,18 +24,18 @@ def linears(
 ) -> tuple[jax.Array, ...]:
     """``x @ weight.T + bias`` in f32 for each weight, in one call.
 
-    With plain matrices x is not rounded to their type (to 16 bits of mantissa where tiles multiply). Quantised ones
+    With plain matrices x is not rounded to their type (to 16 bits of mantissa where tiles multiply). Quantized ones
     whose activations are ``int8`` may have x rounded: by blocks of 32 columns (64 where the groups of all weights are
     multiples of it) to ``scale * integer`` with ``scale = max |x| / 127``. With tiles, and where their dtype or
-    activations allow it, x and the dequantised weights may instead be rounded to bf16. All sums are f32.
+    activations allow it, x and the dequantized weights may instead be rounded to bf16. All sums are f32.
 
     Args:
         x: [T, in].
-        weights: bf16 or f16 [out, in], or single quantised matrices with `CPU_TILE` rows to a tile; the order of
+        weights: bf16 or f16 [out, in], or single quantized matrices with `CPU_TILE` rows to a tile; the order of
             columns is the same in all.
         biases: [out] or None for each.
         isa: an instruction set of the library; None: the best that the machine has.
-        method: one of `matrices.METHODS` for quantised weights; None: the fastest.
+        method: one of `matrices.METHODS` for quantized weights; None: the fastest.
 
     Returns:
         f32 [T, out] for each weight.

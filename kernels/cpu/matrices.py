@@ -1,4 +1,4 @@
-"""How weight matrices, plain or quantised, are passed to the library (``MatrixArguments`` in ``src/products.h``)."""
+"""How weight matrices, plain or quantized, are passed to the library (``MatrixArguments`` in ``src/products.h``)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def attributes(weights: Sequence[jax.Array | QTensor], *, method: str | None = N
     """The attributes of a call that describe the weights.
 
     Args:
-        method: one of METHODS for the quantised ones; None: the fastest.
+        method: one of METHODS for the quantized ones; None: the fastest.
     """
     numbers, levels = [], []
     for weight in weights:

@@ -1,4 +1,4 @@
-"""Storing the keys and values of a step's tokens in their pages: quantised and written by one kernel, in place.
+"""Storing the keys and values of a step's tokens in their pages: quantized and written by one kernel, in place.
 
 XLA needs a kernel for the largest magnitudes, one for the codes and one for the scales of one-byte types.
 """

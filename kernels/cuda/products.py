@@ -87,7 +87,7 @@ class Factor(Protocol):
 @dataclass(frozen=True)
 class Records:
     """Matrices of `QTensor`s. With few rows, scales multiply sums of 32 products; with more, a tile of weights is
-    dequantised into the weights' dtype."""
+    dequantized into the weights' dtype."""
 
     form: RowFormat
     dtype: jnp.dtype

@@ -1,7 +1,7 @@
-"""Products with quantised matrices, straight from the records of a `QTensor`.
+"""Products with quantized matrices, straight from the records of a `QTensor`.
 
 Three kernels. For few rows of x the memory is the limit: weights become floats in registers and are multiplied there.
-For more rows a tile of weights is dequantised and multiplied on tensor cores; or, where x may be rounded to int8 and
+For more rows a tile of weights is dequantized and multiplied on tensor cores; or, where x may be rounded to int8 and
 rows of the matrix have one scale, codes are multiplied as they are. All may divide the columns among programs, whose
 sums XLA adds. What a program computes is in `products.py`.
 """
@@ -22,7 +22,7 @@ from llmjax.kernels.cuda.products import Part, Records, by_column_of_chunk, leve
 from llmjax.kernels.cuda.tuned import Key, form_name
 from llmjax.kernels.qtensor import CUDA_TILE, QTensor, group_scales
 
-MAX_ROWS = 512  # with more, dequantising once costs less than dequantising for each block of rows
+MAX_ROWS = 512  # with more, dequantizing once costs less than dequantizing for each block of rows
 LEAST_AMAX = 1e-30  # a row of zeros still has a scale
 
 
@@ -35,7 +35,7 @@ def refuses(x: jax.Array, weight: QTensor, bias: jax.Array | None = None) -> str
     if not len(x):
         return "no rows"
     if len(x) > MAX_ROWS:
-        return f"more than {MAX_ROWS} rows are to be multiplied with weights that are dequantised once"
+        return f"more than {MAX_ROWS} rows are to be multiplied with weights that are dequantized once"
     return None
 
 

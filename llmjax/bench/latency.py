@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmjax.bench.dataset import RandomShape, Sample, random_samples
-from llmjax.bench.metrics import Distribution, EngineWork, RequestRecord, summarise
+from llmjax.bench.metrics import Distribution, EngineWork, RequestRecord, summarize
 from llmjax.bench.options import ReportOptions, as_setup, options_of
 from llmjax.bench.report import check_writable, publish
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
 
     llm = AsyncLLM.from_config(config)
     batches = asyncio.run(measure(llm, options, seed=config.seed))
-    result = summarise(
+    result = summarize(
         [record for batch in batches.records for record in batch],
         percentiles=report.metric_percentiles,
         work=batches.work,

@@ -51,7 +51,7 @@ class RequestRecord:
 
     @property
     def itls(self) -> list[float]:
-        """Inter-token latencies: the times between neighbouring pieces of output."""
+        """Inter-token latencies: the times between neighboring pieces of output."""
         return [later - earlier for earlier, later in zip(self.chunk_times, self.chunk_times[1:], strict=False)]
 
 
@@ -168,7 +168,7 @@ class Result:
         return fields
 
 
-def summarise(
+def summarize(
     records: Sequence[RequestRecord], *, percentiles: Sequence[float] = (99,), work: EngineWork | None = None
 ) -> Result:
     """The figures of a run; failed requests count as failed and in nothing else.

@@ -16,7 +16,7 @@ from llmjax.bench.arrivals import arrival_times
 from llmjax.bench.client import OpenAIClient
 from llmjax.bench.dataset import Sample
 from llmjax.bench.load import Target, run_load
-from llmjax.bench.metrics import Result, summarise
+from llmjax.bench.metrics import Result, summarize
 from llmjax.bench.options import DatasetOptions, ReportOptions, as_setup, options_of
 from llmjax.bench.own_server import ServerFailed, own_server, wait_until_ready
 from llmjax.bench.report import check_writable, publish
@@ -163,7 +163,7 @@ async def _measure(plan: Plan, url: str, model: str | None) -> Result:
     finally:
         await client.close()
     work = after - before if after is not None and before is not None else None
-    result = summarise(records, percentiles=report.metric_percentiles, work=work)
+    result = summarize(records, percentiles=report.metric_percentiles, work=work)
     setup = {"benchmark": "serve", "model": name, **as_setup(load, plan.dataset)}
     setup.pop("api_key")
     setup.pop("header")  # may hold a key as well

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmjax.bench.dataset import Sample
 from llmjax.bench.latency import sampling, work_of
-from llmjax.bench.metrics import EngineWork, RequestRecord, Result, summarise
+from llmjax.bench.metrics import EngineWork, RequestRecord, Result, summarize
 from llmjax.bench.options import DatasetOptions, ReportOptions, as_setup, options_of
 from llmjax.bench.report import check_writable, publish
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     run(llm, warm_up)
     before = work_of(llm.stats)
     outputs = run(llm, timed)
-    result = summarise_outputs(outputs, work_of(llm.stats) - before, percentiles=report.metric_percentiles)
+    result = summarize_outputs(outputs, work_of(llm.stats) - before, percentiles=report.metric_percentiles)
     title = f"{llm.model_name}: {options.num_prompts} {options.dataset_name} prompts"
     setup = {"benchmark": "throughput", "model": llm.model_name, **as_setup(options)}
     publish(result, title=title, output_json=report.output_json, setup=setup, detailed=report.save_detailed)
@@ -66,7 +66,7 @@ def run(llm: LLM, samples: list[Sample]) -> list[RequestOutput]:
     return llm.generate([sample.prompt for sample in samples], params, use_tqdm=False)
 
 
-def summarise_outputs(outputs: list[RequestOutput], work: EngineWork, *, percentiles: Sequence[float]) -> Result:
+def summarize_outputs(outputs: list[RequestOutput], work: EngineWork, *, percentiles: Sequence[float]) -> Result:
     """The figures of finished requests, from the times that the engine noted (ITL is not among them).
 
     Raises:
@@ -87,4 +87,4 @@ def summarise_outputs(outputs: list[RequestOutput], work: EngineWork, *, percent
                 text=output.outputs[0].text,
             )
         )
-    return summarise(records, percentiles=percentiles, work=work)
+    return summarize(records, percentiles=percentiles, work=work)

@@ -33,9 +33,9 @@ class Checkpoint:
         path: folder or .gguf file.
         config: content of config.json; made up from the metadata for GGUF.
         generation_config: content of generation_config.json, or empty.
-        tensors: by Hugging Face name; those of quantised checkpoints too, see docs/formats.md. Experts are stacked.
+        tensors: by Hugging Face name; those of quantized checkpoints too, see docs/formats.md. Experts are stacked.
         gguf: the container, for its tokenizer; None for a folder.
-        quantization: ``gguf``, or the ``quant_method`` of a quantised folder; else empty.
+        quantization: ``gguf``, or the ``quant_method`` of a quantized folder; else empty.
     """
 
     path: Path

@@ -67,7 +67,7 @@ class ExpertStack:
         sources: list[RowSource] = []
         for matrix in self.matrices:
             source = matrix.row_source()
-            if source is None:  # plain, or has said why it is dequantised
+            if source is None:  # plain, or has said why it is dequantized
                 if len({each.type_name for each in self.matrices}) > 1 or sources:
                     self._warn(f"expert {len(sources)} has to be read as plain numbers")
                 return None
@@ -86,11 +86,11 @@ class ExpertStack:
         return values
 
     def _warn(self, problem: str) -> None:
-        logger.warning("tensor %r of type %s is dequantised: %s", self.name, self.type_name, problem)
+        logger.warning("tensor %r of type %s is dequantized: %s", self.name, self.type_name, problem)
 
 
 def is_router(module: str) -> bool:
-    """Whether a module chooses experts; such weights are never quantised."""
+    """Whether a module chooses experts; such weights are never quantized."""
     return re.search(rf"(?:{ROUTER})$", module) is not None
 
 

@@ -60,7 +60,7 @@ class Inspection:
         architecture: as the files call it.
         problem: why it cannot be run; None: it can.
         config: content of config.json, or what a GGUF file says under names of config.json.
-        tensors: by name; under Hugging Face's, and quantised layers as one tensor, where the format is understood.
+        tensors: by name; under Hugging Face's, and quantized layers as one tensor, where the format is understood.
         checkpoint: None if it cannot be opened.
         model: None if it cannot be run.
         gguf: the container; None for a folder.
@@ -101,7 +101,7 @@ class Inspection:
         return self.config.get(key) if inner is None else inner
 
     def quantization(self) -> dict[str, Any] | None:
-        """Method and settings of the quantisation that the files declare; None: none.
+        """Method and settings of the quantization that the files declare; None: none.
 
         Raises:
             CheckpointError: a file with settings is malformed.

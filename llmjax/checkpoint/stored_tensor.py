@@ -29,7 +29,7 @@ class StoredTensor(Protocol):
         """Type in the file: ``BF16``, ``Q4_K`` …"""
 
     def row_source(self) -> RowSource | RowStack | None:
-        """Its codes and scales, where it is a quantised matrix, or a stack of them, that can stay one; None: `read` it.
+        """Its codes and scales, where it is a quantized matrix, or a stack of them, that can stay one; None: `read` it.
 
         Raises:
             CheckpointError: as `read`.

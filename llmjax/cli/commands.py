@@ -69,7 +69,7 @@ COMMANDS = Group(
             "bench": BENCHMARKS,
             "inspect": Command("llmjax.cli.inspect", "show what a model's files hold, without loading them"),
             "eval": EVALUATIONS,
-            "quantize": Command("llmjax.cli.quantize", "write a model with quantised weights, as GGUF or safetensors"),
+            "quantize": Command("llmjax.cli.quantize", "write a model with quantized weights, as GGUF or safetensors"),
             "doctor": Command("llmjax.cli.doctor", "show what this machine has and what llmjax would use of it"),
             "version": Command("llmjax.cli.version", "print the versions of llmjax and JAX"),
         }

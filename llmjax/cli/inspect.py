@@ -247,7 +247,7 @@ def _general(facts: Facts) -> Iterable[tuple[str, str]]:
     if facts["quantization"] is not None:
         rest = dict(facts["quantization"])
         method = str(rest.pop("quant_method", "no quant_method"))
-        yield "quantisation", method + (f": {_settings(rest)}" if rest else "")
+        yield "quantization", method + (f": {_settings(rest)}" if rest else "")
     yield "sizes", ", ".join(f"{name} {_short(value)}" for name, value in facts["sizes"].items())
     if facts["context_length"] is not None:
         yield "context", f"{_short(facts['context_length'])} tokens"

@@ -1,4 +1,4 @@
-"""``llmjax quantize``: writes a model with quantised weights, as GGUF or as safetensors."""
+"""``llmjax quantize``: writes a model with quantized weights, as GGUF or as safetensors."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """Quantises a model.
+    """Quantizes a model.
 
     Raises:
         LLMJaxError: a setting is wrong, the model cannot be read, or the result cannot be written.
     """
     parser = Parser(
         prog="llmjax quantize",
-        description="Write a model with quantised weights: DST.gguf, or a folder of safetensors that vLLM and "
+        description="Write a model with quantized weights: DST.gguf, or a folder of safetensors that vLLM and "
         "transformers read too. Embeddings, head and norms of such a folder stay as they are.",
     )
     parser.add_argument("source", metavar="SRC", help="what --model takes: folder, .gguf file, Hugging Face id …")
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     own = (*settings_of(SaveSettings), *settings_of(CalibrationSettings))
     given = {name: getattr(values, name) for name in own if hasattr(values, name)}
     if given.get("scheme") is None:
-        raise ConfigError("--scheme says how to quantise and is required")
+        raise ConfigError("--scheme says how to quantize and is required")
     engine = configs_of(values, model=values.source).engine
     given |= {name: getattr(engine, name) for name in ENGINE_SETTINGS}
 

@@ -97,7 +97,7 @@ class Processed:
 
 
 class Frontend:
-    """Checks and tokenises prompts, detokenises outputs, finds stop strings.
+    """Checks and tokenizes prompts, detokenizes outputs, finds stop strings.
 
     Args:
         config: limits and policies.
@@ -280,7 +280,7 @@ class Frontend:
             raise InvalidRequest(f"{name} needs a tokenizer", field=name)
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word as it is tokenised at the start of a text and after a space."""
+        """Each word as it is tokenized at the start of a text and after a space."""
         if self.tokenizer is None:
             return ()
         found = []

@@ -19,7 +19,7 @@ class EngineInfo:
         eos_token_ids: ids that end a text, by the model's files; a tokenizer may know more.
         default_sampling_params: fields of ``SamplingParams`` that the model's makers recommend.
         device: as JAX names it.
-        dtype: of the weights that are not quantised.
+        dtype: of the weights that are not quantized.
         kernels: which C++ kernels serve; None: the device is no CPU.
         weight_bytes: of all weights; ``offloaded_bytes`` of them lie in the host's memory.
         load_seconds: that loading took.

@@ -203,7 +203,7 @@ def _rounded(num_bytes: int, *, steps: int) -> int:
 
 
 def _more_memory(platform: Platform) -> str:
-    advice = "lower max_num_seqs or max_num_batched_tokens, raise gpu_memory_utilization, or quantise the weights"
+    advice = "lower max_num_seqs or max_num_batched_tokens, raise gpu_memory_utilization, or quantize the weights"
     if not platform.is_cuda:
         return advice
     return f"{advice}; all engines of a process share one pool of the card, as large as the first one asked for"
@@ -285,7 +285,7 @@ def kv_footprint(model: ModelConfig, dtype: jnp.dtype, *, page_size: int) -> KVF
 
 
 def weight_bytes(tensors: Mapping[str, StoredTensor], platform: Platform) -> int:
-    """Bytes of a model's weights on the device: quantised matrices as they are kept there, others in its type.
+    """Bytes of a model's weights on the device: quantized matrices as they are kept there, others in its type.
 
     Args:
         tensors: of a checkpoint, by name; those that the model does not use count too.

@@ -142,8 +142,8 @@ def _offloaded_experts(config: EngineConfig, model: ModelConfig) -> int:
 def _warn_of_slow_products(params: Mapping[str, jax.Array | QTensor | SplitStack], platform: Platform) -> None:
     if platform.is_cpu and library() is None and any(isinstance(weight, QTensor) for weight in params.values()):
         logger.warning(
-            "quantised weights without the C++ kernels: every product dequantises its matrix again, ten times slower "
-            "than with weights that are dequantised once; if memory allows those, set --quantization none"
+            "quantized weights without the C++ kernels: every product dequantizes its matrix again, ten times slower "
+            "than with weights that are dequantized once; if memory allows those, set --quantization none"
         )
 
 

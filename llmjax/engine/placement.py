@@ -23,8 +23,8 @@ class Placer:
     """Puts weights on a device.
 
     Args:
-        platform: the device, and how it wants quantised matrices.
-        activations: what products with quantised matrices round activations to, unless a matrix says.
+        platform: the device, and how it wants quantized matrices.
+        activations: what products with quantized matrices round activations to, unless a matrix says.
         offloaded: the last so many experts of each stack go to the host's memory instead.
 
     Raises:

@@ -1,1 +1,1 @@
-"""How good a model is as it is served: kernels, quantised weights and KV type included."""
+"""How good a model is as it is served: kernels, quantized weights and KV type included."""

@@ -1,4 +1,4 @@
-"""How far quantised weights are from what they were."""
+"""How far quantized weights are from what they were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model written as a folder in Hugging Face's layout, its linear layers quantised, one tensor at a time."""
+"""A model written as a folder in Hugging Face's layout, its linear layers quantized, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def export_folder(
     """Write config, weights, tokenizer and generation settings.
 
     Args:
-        plan: what is to be quantised how.
+        plan: what is to be quantized how.
         folder: the model's; it appears when it is complete.
         results: every layer of the plan once, in any order, and what else has changed; consumed one by one.
         write_tokenizer: writes the tokenizer's files to a folder. It is called first.
@@ -75,7 +75,7 @@ def export_folder(
 
 
 def copy_companions(source: Path, folder: Path) -> None:
-    """Copies tokenizer, chat templates and licences of a folder in Hugging Face's layout.
+    """Copies tokenizer, chat templates and licenses of a folder in Hugging Face's layout.
 
     Raises:
         CheckpointError: a file cannot be read or written.

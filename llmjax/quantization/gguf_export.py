@@ -1,8 +1,8 @@
-"""A checkpoint written as one GGUF file: the inverse of `gguf.model`, quantising on the way.
+"""A checkpoint written as one GGUF file: the inverse of `gguf.model`, quantizing on the way.
 
 A source in Hugging Face's layout gets its metadata from config.json and its tensors the converter's changes (names,
 interleaved query and key rows, norms plus one). Of a source that is GGUF, metadata is copied value by value and
-tensors stay as stored unless they are quantised anew.
+tensors stay as stored unless they are quantized anew.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Exported:
         source_type: as the source stores it.
         source_nbytes: bytes that it takes there.
         info: shape and type in the file.
-        choice: of the mix; None for plain types and tensors that are never quantised.
-        difference: from the source's weights, where they were quantised anew; None: not, or not yet.
+        choice: of the mix; None for plain types and tensors that are never quantized.
+        difference: from the source's weights, where they were quantized anew; None: not, or not yet.
     """
 
     name: str
@@ -92,7 +92,7 @@ class _Item:
     offset: float = 0.0
 
     def chunks(self) -> Iterator[tuple[np.ndarray, Difference | None]]:
-        """What is stored, experts one by one, and how far it is from the source if it was quantised here."""
+        """What is stored, experts one by one, and how far it is from the source if it was quantized here."""
         info = self.exported.info
         if isinstance(self.source, GGUFTensor) and self.source.type_name == info.type_name:
             yield self.source.raw, None
@@ -137,7 +137,7 @@ def export_gguf(
     Args:
         checkpoint: of a supported family.
         path: the file to write; it appears when it is complete.
-        scheme: a key of FLOATS (nothing is quantised), a mix of llama.cpp (`mixes.MIXES`) or one scheme for every
+        scheme: a key of FLOATS (nothing is quantized), a mix of llama.cpp (`mixes.MIXES`) or one scheme for every
             matrix.
         rules: regular expressions on Hugging Face names with schemes or ``none``, before the rules of the mix; the
             first that matches decides.
@@ -217,7 +217,7 @@ class _Typing:
             rule = self.rules.find(hf_name)
             choice = tensor_scheme(self.scheme, name=hf_name, shape=shape, model=self.shape, rule=rule)
             kept = source_type.lower()
-            # A matrix that cannot be quantised, or shall not be, keeps its type if that is one of GGUF's.
+            # A matrix that cannot be quantized, or shall not be, keeps its type if that is one of GGUF's.
             type_name = choice.scheme or (kept if kept in FLOATS or kept in SCHEMES else "f32")
         info = TensorInfo(name, tuple(shape), type_name.upper())
         return Exported(name, hf_name, source_type, tensor.nbytes, info, choice)

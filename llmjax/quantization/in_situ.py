@@ -1,4 +1,4 @@
-"""Weights quantised while they are loaded, a few rows at a time."""
+"""Weights quantized while they are loaded, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ class FloatRows:
 
 @dataclass(frozen=True, eq=False)
 class InSituRows:
-    """A `RowSource` that quantises what it reads.
+    """A `RowSource` that quantizes what it reads.
 
     Attributes:
-        tensor: a matrix [out, in], quantised already or not.
+        tensor: a matrix [out, in], quantized already or not.
         scheme: what it becomes.
         whole: see `FloatRows`.
     """
@@ -96,7 +96,7 @@ class InSituRows:
         """Rows `start` to `stop`.
 
         Raises:
-            CheckpointError: a weight cannot be quantised so.
+            CheckpointError: a weight cannot be quantized so.
         """
         rows = self._floats.read(start, stop)
         try:
@@ -106,7 +106,7 @@ class InSituRows:
 
 
 def rows_in_situ(tensor: StoredTensor, scheme: UniformScheme) -> RowSource | RowStack:
-    """A matrix, or a stack of experts matrix by matrix, quantised while it is read."""
+    """A matrix, or a stack of experts matrix by matrix, quantized while it is read."""
     if not isinstance(tensor, ExpertStack):
         return InSituRows(tensor, scheme)
     matrices = tensor.matrices

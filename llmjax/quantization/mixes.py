@@ -50,7 +50,7 @@ CATEGORIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 """Kinds of tensors that mixes tell apart, by Hugging Face name."""
 
 NEVER = re.compile(rf"(?:norm|{ROUTER})\.weight$")
-"""What is never quantised."""
+"""What is never quantized."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +260,7 @@ def mix_named(name: str) -> Mix:
 def tensor_scheme(mix: str, *, name: str, shape: Sequence[int], model: ModelShape, rule: str | None = None) -> Choice:
     """The scheme for one tensor.
 
-    Vectors, norms and the routers of experts are never quantised, whatever the rule says.
+    Vectors, norms and the routers of experts are never quantized, whatever the rule says.
 
     Args:
         mix: a key of MIXES, or a scheme for every tensor.

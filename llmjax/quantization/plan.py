@@ -38,7 +38,7 @@ STORED_AS: Mapping[str, frozenset[str]] = MappingProxyType(
 )
 """Names of formats, as vLLM takes them, that say what a checkpoint is: its `Checkpoint.quantization`."""
 
-PLAIN = "none"  # dequantised to the model's dtype
+PLAIN = "none"  # dequantized to the model's dtype
 STORED = "stored"  # whatever the checkpoint has
 AT_EIGHT_BITS = re.compile(r"(^|\.)(embed_tokens|lm_head)\.weight$")
 """What schemes without a mix of their own keep at 8 bits: every token passes through these two."""
@@ -137,7 +137,7 @@ def _says_what_is(name: str, stored: str) -> bool:
     if name not in STORED_AS or stored in STORED_AS[name]:
         return name in STORED_AS
     if name not in SCHEMES:
-        found = f"is stored as {stored}" if stored else "is not quantised"
+        found = f"is stored as {stored}" if stored else "is not quantized"
         raise ConfigError(
             f"quantization {name!r} is a checkpoint's format, but this one {found}; leave the setting out"
         )

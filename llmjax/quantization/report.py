@@ -1,4 +1,4 @@
-"""What has become of a model that was quantised and written."""
+"""What has become of a model that was quantized and written."""
 
 from __future__ import annotations
 

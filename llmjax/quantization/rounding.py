@@ -1,4 +1,4 @@
-"""Weights rounded to nearest: the quantiser that needs no calibration."""
+"""Weights rounded to nearest: the quantizer that needs no calibration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmjax.quantization.in_situ import FloatRows
 from llmjax.weights.rows import QuantizedRows
 from llmjax.weights.uniform import Float8Scheme, IntegerScheme
 
-BLOCK = 1 << 20  # weights that a thread quantises at a time
+BLOCK = 1 << 20  # weights that a thread quantizes at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Result:
     Attributes:
         name: Hugging Face name.
         value: its rows, or plain numbers of its shape that replace it (a norm that a scale was folded into).
-        difference: from what it was, of quantised weights.
+        difference: from what it was, of quantized weights.
     """
 
     name: str
@@ -37,14 +37,14 @@ class Result:
 def round_to_nearest(
     tensors: Mapping[str, StoredTensor], layers: Mapping[str, IntegerScheme | Float8Scheme]
 ) -> Iterator[Result]:
-    """Quantises matrices one after the other, blocks of rows in threads.
+    """Quantizes matrices one after the other, blocks of rows in threads.
 
     Args:
         tensors: by Hugging Face name.
-        layers: the scheme of each that is to be quantised.
+        layers: the scheme of each that is to be quantized.
 
     Raises:
-        CheckpointError: a weight cannot be quantised so; names the tensor.
+        CheckpointError: a weight cannot be quantized so; names the tensor.
     """
     with ThreadPoolExecutor(usable_cores()) as pool:
         for name, scheme in layers.items():

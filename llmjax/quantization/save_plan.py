@@ -1,4 +1,4 @@
-"""Which layers of a model are quantised how when it is written as safetensors."""
+"""Which layers of a model are quantized how when it is written as safetensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llmjax.quantization.schemes import Rules, scheme_key
 from llmjax.weights.rows import FLOATS
 from llmjax.weights.uniform import SAVED_SCHEMES, UNIT, IntegerScheme
 
-EMBEDDING = re.compile(r"(^|\.)embed_tokens\.weight$")  # no format has quantised embeddings
+EMBEDDING = re.compile(r"(^|\.)embed_tokens\.weight$")  # no format has quantized embeddings
 HEAD = "lm_head"
 MODEL_DTYPES: Mapping[str, np.dtype] = MappingProxyType({dtype.name: dtype for dtype in FLOATS.values()})
 """By what config.json calls them."""
@@ -35,7 +35,7 @@ class SavePlan:
 
     Attributes:
         checkpoint: the source.
-        writer: how quantised layers are stored.
+        writer: how quantized layers are stored.
         layers: their schemes by tensor name, in order.
         ignored: linear modules that stay plain.
     """
@@ -57,7 +57,7 @@ class SavePlan:
     ) -> SavePlan:
         """Decides for every tensor, before anything is read or written.
 
-        Embeddings, norms and routers of experts are never quantised, the head only by a rule.
+        Embeddings, norms and routers of experts are never quantized, the head only by a rule.
 
         Args:
             checkpoint: the source.
@@ -68,7 +68,7 @@ class SavePlan:
 
         Raises:
             ConfigError: a name is unknown, or the format cannot hold what is asked for; names the tensor.
-            CheckpointError: there is nothing to quantise.
+            CheckpointError: there is nothing to quantize.
         """
         if form not in WRITERS:
             raise ConfigError(f"--format {form!r} is unknown; known are {', '.join(WRITERS)}")
@@ -89,7 +89,7 @@ class SavePlan:
             layers[name] = writer.kept(default if rule is None else SAVED_SCHEMES[rule], dtype)
             _parts(writer, layers[name], tensor)
         if not layers:
-            raise CheckpointError(f"{checkpoint.path}: has no linear layer that would be quantised")
+            raise CheckpointError(f"{checkpoint.path}: has no linear layer that would be quantized")
         if HEAD not in ignored and f"{HEAD}.weight" not in layers:
             ignored.append(HEAD)  # tied: engines have the module all the same
         plan = cls(checkpoint, writer, MappingProxyType(layers), tuple(ignored))
@@ -107,13 +107,13 @@ class SavePlan:
         return self.writer.settings(modules, self.ignored)
 
     def parts(self, name: str) -> dict[str, Part]:
-        """The tensors, by name, that a quantised one is stored in."""
+        """The tensors, by name, that a quantized one is stored in."""
         module = name.removesuffix(".weight")
         found = _parts(self.writer, self.layers[name], self.tensors[name])
         return {module + ending: part for ending, part in found.items()}
 
     def plain_dtype(self, name: str) -> np.dtype:
-        """The type that a tensor is written in if it is not quantised: as stored if it is plain, else the model's."""
+        """The type that a tensor is written in if it is not quantized: as stored if it is plain, else the model's."""
         stored = DTYPES.get(self.tensors[name].type_name)
         if stored is None:
             return model_dtype(self.checkpoint.config)

@@ -1,4 +1,4 @@
-"""Every way to quantise weights at load, by the name that users type; and their rules for single modules."""
+"""Every way to quantize weights at load, by the name that users type; and their rules for single modules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmjax.weights.uniform import UniformScheme
 
 @dataclass(frozen=True)
 class BlockScheme:
-    """A ggml type, bit for bit as ggml's reference quantiser makes it (a `UniformScheme`)."""
+    """A ggml type, bit for bit as ggml's reference quantizer makes it (a `UniformScheme`)."""
 
     name: str
     activations: str = "auto"

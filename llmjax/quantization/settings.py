@@ -26,7 +26,7 @@ class SaveSettings:
     )
     format: str = setting(
         "compressed-tensors",
-        "layout of quantised layers in safetensors",
+        "layout of quantized layers in safetensors",
         choices=("compressed-tensors", "gptq", "awq"),
     )
     group_size: int | None = setting(

@@ -15,7 +15,7 @@ from llmjax.sampling.params import MAX_BAD_WORDS, SamplingParams
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
-# A bad word is tokenised twice, with and without a space before it.
+# A bad word is tokenized twice, with and without a space before it.
 MAX_BANS = 2 * MAX_BAD_WORDS
 # Factors past this change nothing more, but they or their reciprocals leave float32 and turn infinities into NaN.
 EXTREME = 1e30
@@ -119,7 +119,7 @@ def request_sampling(
         vocab_size: number of logits.
         seed: ``params.seed``, or one that the engine drew; the i-th of ``n`` outputs takes ``seed + i``. 64 bits count.
         eos_ids: the model's end-of-sequence ids; those past the vocabulary can never be sampled and are left out.
-        bad_words: ``params.bad_words`` as token ids, each in every tokenisation to be forbidden.
+        bad_words: ``params.bad_words`` as token ids, each in every tokenization to be forbidden.
 
     Raises:
         InvalidRequest: a token id lies outside the vocabulary, or no token may be sampled at all.
@@ -194,7 +194,7 @@ def _distinct_words(bad_words: Sequence[Sequence[int]], vocab_size: int) -> tupl
     if () in words:
         raise InvalidRequest("bad_words holds a word that has no tokens", field="bad_words")
     if len(words) > MAX_BANS:
-        message = f"bad_words has {len(words)} tokenisations; at most {MAX_BANS} are allowed"
+        message = f"bad_words has {len(words)} tokenizations; at most {MAX_BANS} are allowed"
         raise InvalidRequest(message, field="bad_words")
     for word in words:
         _check_ids("bad_words", word, vocab_size)

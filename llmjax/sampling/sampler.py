@@ -121,7 +121,7 @@ def _edit(x: jax.Array, state: SamplerState, batch: SamplingBatch, *, last_token
         token = jnp.where(holds, state.ban_token[batch.slot], x.shape[-1])
         return x.at[jnp.arange(x.shape[0])[:, None], token].set(-jnp.inf, mode="drop")
 
-    def penalise(x: jax.Array) -> jax.Array:
+    def penalize(x: jax.Array) -> jax.Array:
         count = state.output_count[batch.slot].astype(jnp.float32)
         sampled = count > 0
         seen = state.prompt_seen[batch.slot] | sampled
@@ -130,7 +130,7 @@ def _edit(x: jax.Array, state: SamplerState, batch: SamplingBatch, *, last_token
         penalty = batch.frequency[:, None] * count + jnp.where(sampled, batch.presence[:, None], 0.0)
         return jnp.where(batch.has(Feature.PENALTY)[:, None], x - penalty, x)
 
-    for feature, change in ((Feature.BIAS, bias), (Feature.BAN, ban), (Feature.PENALTY, penalise)):
+    for feature, change in ((Feature.BIAS, bias), (Feature.BAN, ban), (Feature.PENALTY, penalize)):
         x = lax.cond(uses(feature), change, _same, x)
     return x
 

@@ -1,6 +1,6 @@
 """min-p, top-k and top-p as one threshold a row, without sorting the vocabulary.
 
-All three keep the tokens from some logit upwards, so a row's filters come down to a floor. Tokens of equal logit stand
+All three keep the tokens from some logit upward, so a row's filters come down to a floor. Tokens of equal logit stand
 or fall together: ties with the k-th largest stay (as in vLLM), and top-p keeps the smallest such set of mass >= p.
 """
 
@@ -52,7 +52,7 @@ def _floor_by_search(z: jax.Array, min_p: jax.Array, top_k: jax.Array, top_p: ja
 def _floor_by_shortlist(z: jax.Array, min_p: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
     """The same from each row's largest few; only rows whose floor lies deeper are searched, one at a time.
 
-    Each row takes its own way, so its floor does not depend on its neighbours. One row at a time stays in the cache.
+    Each row takes its own way, so its floor does not depend on its neighbors. One row at a time stays in the cache.
     """
     length = min(SHORTLIST, z.shape[-1])
     # Behind a barrier, or slices of it are merged into the top-k, which XLA then no longer sees and sorts instead.
@@ -77,7 +77,7 @@ def _floor_by_shortlist(z: jax.Array, min_p: jax.Array, top_k: jax.Array, top_p:
 
 
 def _mass(z: jax.Array, floor: jax.Array) -> jax.Array:
-    """Unnormalised probabilities of what lies above the floor. z [R, K], floor [R]."""
+    """Unnormalized probabilities of what lies above the floor. z [R, K], floor [R]."""
     return jnp.where(z >= floor[:, None], jnp.exp(z), 0.0)
 
 

@@ -61,7 +61,7 @@ class IncrementalDetokenizer:
     Args:
         table: bytes of the tokens.
         skip_special_tokens: leave special tokens out.
-        spaces_between_special_tokens: keep the space that word vocabularies put between neighbouring special tokens.
+        spaces_between_special_tokens: keep the space that word vocabularies put between neighboring special tokens.
         prompt_ids: tokens that come before; their text is not given out, but decides whether a leading space shows,
             and a character begun in them is finished here.
     """

@@ -138,7 +138,7 @@ class Vocabulary:
         return pairs
 
     def charsmap(self) -> bytes:
-        """The compiled replacement table of a Unigram model's normaliser."""
+        """The compiled replacement table of a Unigram model's normalizer."""
         array = self._get("precompiled_charsmap", np.ndarray)
         if array is None:
             return b""

@@ -46,7 +46,7 @@ CHECK_TOKENS = 64  # of those that are never cut, so many are tried in a sentenc
 
 # Names that llama.cpp's converter prefers among those that mean the same.
 _PREFERRED = ("llama-bpe", "qwen2", "smollm", "gpt-2", "tekken", "gpt-4o", "deepseek-v3", "deepseek-llm", "glm4")
-_KEYS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # spelt as in the format
+_KEYS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # spelled as in the format
 
 
 def tokenizer_metadata(folder: Path, *, vocab_size: int) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _merges_as_scores(
     vocab_size: int,
     path: Path,
 ) -> Iterable[dict[str, Any]]:
-    """SentencePiece's own BPE: of two neighbours those that make the piece of the highest score merge first."""
+    """SentencePiece's own BPE: of two neighbors those that make the piece of the highest score merge first."""
     rank = {merge.replace(" ", "", 1): i for i, merge in reversed(list(enumerate(merges)))}
     known = [(i, text, _piece_type(text)) for text, i in vocab.items()]
     unknown = [(i, text, PieceType.UNKNOWN) for text, i in vocab.items() if text == "<unk>"]

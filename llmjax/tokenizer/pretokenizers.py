@@ -126,7 +126,7 @@ _BY_NAMES: dict[tuple[str, ...], PreTokenizer] = {
     ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"): _DIGITS_GPT2,
     ("gpt-2", "phi-2", "jais", "trillion", "granite-docling", "gigachat", "mellum", "exaone4", "a.x-4.0"): _PLAIN_GPT2,
     ("jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "roberta-bpe", "jina-v1-en", "jina-v2-code"): _PLAIN_GPT2,
-    # These descend from GPT-NeoX's tokenizer, which normalises.
+    # These descend from GPT-NeoX's tokenizer, which normalizes.
     ("olmo", "mpt", "modern-bert"): replace(_PLAIN_GPT2, nfc=True),
     ("bloom", "poro-chat", "gpt3-finnish"): PreTokenizer(patterns=(_BLOOM,)),
     ("viking",): PreTokenizer(patterns=(_BLOOM, r"\p{N}")),

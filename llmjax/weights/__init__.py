@@ -1,1 +1,1 @@
-"""What a quantised matrix is: rows of codes and scales, bit formats, packing, quantisers."""
+"""What a quantized matrix is: rows of codes and scales, bit formats, packing, quantizers."""

@@ -1,4 +1,4 @@
-"""Quantised rows into a `QTensor`, tile by tile, so that memory beyond the result stays within a few MB."""
+"""Quantized rows into a `QTensor`, tile by tile, so that memory beyond the result stays within a few MB."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK = 1 << 18  # weights packed at a time by a thread: codes and records stay 
 
 
 class RowSource(Protocol):
-    """A quantised matrix whose rows are unpacked when they are asked for."""
+    """A quantized matrix whose rows are unpacked when they are asked for."""
 
     @property
     def format(self) -> RowFormat:
@@ -46,7 +46,7 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class RowStack:
-    """Quantised matrices of one shape and format, stacked.
+    """Quantized matrices of one shape and format, stacked.
 
     Attributes:
         count: how many.

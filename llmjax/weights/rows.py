@@ -1,4 +1,4 @@
-"""Rows of a quantised matrix as plain NumPy arrays: what every file format and every quantiser gives, and what is
+"""Rows of a quantized matrix as plain NumPy arrays: what every file format and every quantizer gives, and what is
 packed into the records of a `QTensor`. What weights they stand for is said once, in `QuantizedRows.dequantize`.
 """
 
@@ -28,7 +28,7 @@ NUMBER_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 """By number type of a `RowFormat`."""
 
 FLOATS: Mapping[str, np.dtype] = MappingProxyType({name: NUMBER_DTYPES[name] for name in ("f32", "f16", "bf16")})
-"""Types of weights that are not quantised."""
+"""Types of weights that are not quantized."""
 
 CODE_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     {

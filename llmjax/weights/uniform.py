@@ -1,4 +1,4 @@
-"""Quantisers of evenly spaced integers and of float8: what checkpoints call W8A16, W8A8, W4A16, FP8.
+"""Quantizers of evenly spaced integers and of float8: what checkpoints call W8A16, W8A8, W4A16, FP8.
 
 Symmetric about 0:
 
@@ -33,7 +33,7 @@ E4M3_MAX = 448.0
 
 
 class UniformScheme(Protocol):
-    """A way to quantise rows of a matrix, each by itself."""
+    """A way to quantize rows of a matrix, each by itself."""
 
     @property
     def name(self) -> str:
@@ -175,7 +175,7 @@ class Float8Scheme:
 
     Attributes:
         name, activations: see `UniformScheme`.
-        per_tensor: all rows that are quantised together have the same scale.
+        per_tensor: all rows that are quantized together have the same scale.
     """
 
     name: str = "fp8"
@@ -213,7 +213,7 @@ SCHEMES: Mapping[str, IntegerScheme | Float8Scheme] = MappingProxyType(
         )
     }
 )
-"""By name: each row by itself, so that rows can be quantised while they are read."""
+"""By name: each row by itself, so that rows can be quantized while they are read."""
 
 SAVED_SCHEMES: Mapping[str, IntegerScheme | Float8Scheme] = MappingProxyType(
     {**SCHEMES, "fp8_tensor": Float8Scheme("fp8_tensor", per_tensor=True)}
@@ -258,7 +258,7 @@ def _peaks(grouped: np.ndarray) -> np.ndarray:
 def _scales(steps: np.ndarray, number: str, name: str) -> np.ndarray:
     """Steps f32 [n, groups] as the type of scales."""
     if not np.isfinite(steps).all():
-        raise CheckpointError(f"weights that are infinite or not a number cannot be quantised to {name}")
+        raise CheckpointError(f"weights that are infinite or not a number cannot be quantized to {name}")
     dtype = NUMBER_DTYPES[number]
     with np.errstate(over="ignore"):
         scales = steps.astype(dtype)

@@ -47,7 +47,7 @@ class Experts:
     inner: int  # intermediate size of an expert
     activation: str  # a key of ACTIVATIONS
     normalize: bool  # whether the shares of a token's experts add up to one
-    scaling: float = 1.0  # of the shares, normalised or not
+    scaling: float = 1.0  # of the shares, normalized or not
     groups: ExpertGroups | None = None
     shared: SharedExpert | None = None
 

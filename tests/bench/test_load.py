@@ -26,7 +26,7 @@ GAP = 0.03  # seconds between two tokens of the scripted server
 
 
 class Script(BaseHTTPRequestHandler):
-    """Streams ``max_tokens`` tokens; odd prompts ask for odd behaviour."""
+    """Streams ``max_tokens`` tokens; odd prompts ask for odd behavior."""
 
     protocol_version = "HTTP/1.0"
     active = most_active = requests = steps = 0

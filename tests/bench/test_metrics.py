@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmjax.bench.metrics import Distribution, EngineWork, RequestRecord, summarise
+from llmjax.bench.metrics import Distribution, EngineWork, RequestRecord, summarize
 
 
 def record(start: float, times: list[float], *, prompt: int = 10, error: str | None = None) -> RequestRecord:
@@ -51,7 +51,7 @@ def test_distribution() -> None:
 
 def test_a_run_of_two_and_a_failure() -> None:
     records = [record(0.0, [0.5, 1.0, 1.5]), record(1.0, [1.75, 4.0], prompt=20), record(0.5, [0.6], error="refused")]
-    result = summarise(records, percentiles=(90,))
+    result = summarize(records, percentiles=(90,))
     assert (result.completed, result.failed) == (2, 1)
     assert result.duration == 4.0
     assert (result.total_input_tokens, result.total_output_tokens) == (30, 5)
@@ -71,7 +71,7 @@ def test_json_has_the_names_of_vllm() -> None:
     work = EngineWork(steps=20, host_seconds=0.03, compilations=1) - EngineWork(
         steps=10, host_seconds=0.01, compilations=1
     )
-    fields = summarise([record(0.0, [0.5, 1.0])], work=work).as_json(detailed=True)
+    fields = summarize([record(0.0, [0.5, 1.0])], work=work).as_json(detailed=True)
     assert fields["mean_ttft_ms"] == fields["p99_ttft_ms"] == 500.0
     assert fields["median_e2el_ms"] == 1000.0
     assert fields["std_tpot_ms"] == 0.0
@@ -82,14 +82,14 @@ def test_json_has_the_names_of_vllm() -> None:
 
 
 def test_nothing_at_all() -> None:
-    result = summarise([])
+    result = summarize([])
     assert (result.completed, result.duration, result.output_throughput, result.max_concurrent_requests) == (0, 0, 0, 0)
     assert result.latencies["ttft"] is None
     assert EngineWork(steps=0, host_seconds=0.0, compilations=0).host_ms_per_step is None
 
 
 def test_a_request_that_ends_as_another_starts_is_not_counted_twice() -> None:
-    assert summarise([record(0.0, [1.0]), record(1.0, [2.0])]).max_concurrent_requests == 1
+    assert summarize([record(0.0, [1.0]), record(1.0, [2.0])]).max_concurrent_requests == 1
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.lists(st.floats(0.001, 10), min_size=1, max_size=5)), min_size=1))
@@ -98,7 +98,7 @@ def test_invariants(runs: list[tuple[float, list[float]]]) -> None:
     for start, gaps in runs:
         times = [start + sum(gaps[: i + 1]) for i in range(len(gaps))]
         records.append(record(start, times))
-    result = summarise(records)
+    result = summarize(records)
     assert result.completed == len(runs)
     assert 1 <= result.max_concurrent_requests <= len(runs)
     assert result.output_throughput * result.duration == pytest.approx(result.total_output_tokens)

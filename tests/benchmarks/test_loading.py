@@ -50,5 +50,5 @@ def test_the_table_has_a_row_for_each_file(tmp_path: Path, capsys: pytest.Captur
     main([str(path), "--synthetic", "Q4_0", "--gigabytes", "0.01", "--folder", str(tmp_path)])
     rows = capsys.readouterr().out.splitlines()[-2:]
     assert rows[0].startswith("| s.gguf | 0.04 | ") and rows[1].startswith("| Q4_0, synthetic | 0.02 | ")
-    with pytest.raises(SystemExit, match="--synthetic Q8_1: not a quantised type that can be read"):
+    with pytest.raises(SystemExit, match="--synthetic Q8_1: not a quantized type that can be read"):
         main(["--synthetic", "Q8_1", "--folder", str(tmp_path)])

@@ -1,4 +1,4 @@
-"""Tiny models whose linear layers are stored in a quantised format."""
+"""Tiny models whose linear layers are stored in a quantized format."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def check_logits(family: str, logits: Logits) -> Callable[[Checkpoint], None]:
-    """Compares a model whose layers stay quantised with one that has their dequantised weights."""
+    """Compares a model whose layers stay quantized with one that has their dequantized weights."""
 
     def check(checkpoint: Checkpoint) -> None:
         config = EngineConfig(model=str(checkpoint.path), dtype="float32", activations="float")
@@ -153,9 +153,9 @@ def check_model(tmp_path: Path, family: str, same: Equal, packed: Packed) -> Cal
         """
         Args:
             pack: makes a layer.
-            settings: of the quantisation: in config.json, or in `file`.
-            head: whether lm_head is quantised too.
-            records: whether layers stay quantised, rather than being dequantised.
+            settings: of the quantization: in config.json, or in `file`.
+            head: whether lm_head is quantized too.
+            records: whether layers stay quantized, rather than being dequantized.
         """
         _, shapes = models.abstract_model(models.model_config(CONFIGS[family]), dtype=F32, activation_dtype=F32)
         rng = np.random.default_rng(0)

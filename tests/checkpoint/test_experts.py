@@ -1,4 +1,4 @@
-"""Experts of checkpoints: stacked whichever way they are stored, quantised or not, and written one by one again."""
+"""Experts of checkpoints: stacked whichever way they are stored, quantized or not, and written one by one again."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def mxfp4() -> dict[str, np.ndarray]:
     return arrays
 
 
-def test_stacks_of_mxfp4_stay_quantised(caplog: pytest.LogCaptureFixture) -> None:
+def test_stacks_of_mxfp4_stay_quantized(caplog: pytest.LogCaptureFixture) -> None:
     stored = {name: tensor(name, array) for name, array in mxfp4().items()}
     plain = plain_tensors(stored, {"quantization_config": {"quant_method": "mxfp4"}}, Path("here"))
     whole = plain[f"{EXPERTS}.gate_up_proj"]
@@ -182,7 +182,7 @@ def test_stacks_of_mxfp4_stay_quantised(caplog: pytest.LogCaptureFixture) -> Non
         np.testing.assert_array_equal(dequantized(stack.row_source()), whole.read(F32)[:, rows])
     assert not caplog.records
     assert whole.row_source() is None
-    assert f"'{EXPERTS}.gate_up_proj' of type MXFP4 is dequantised: a stack" in caplog.records[0].message
+    assert f"'{EXPERTS}.gate_up_proj' of type MXFP4 is dequantized: a stack" in caplog.records[0].message
 
 
 def gptq(expert: int, *, shuffled: bool, bits: int = 4) -> dict[str, np.ndarray]:
@@ -213,7 +213,7 @@ def test_columns_of_each_expert_keep_their_order() -> None:
     np.testing.assert_array_equal(dequantized(source), stack.read(F32))
 
 
-def test_experts_of_different_formats_are_dequantised_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_experts_of_different_formats_are_dequantized_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     stack = gptq_stack({**gptq(0, shuffled=False), **gptq(1, shuffled=False, bits=8)})
     assert stack.row_source() is None
     (record,) = caplog.records
@@ -222,7 +222,7 @@ def test_experts_of_different_formats_are_dequantised_with_a_warning(caplog: pyt
 
 
 @pytest.mark.parametrize("plain", [0, 1])
-def test_a_plain_expert_among_quantised_ones_is_said(caplog: pytest.LogCaptureFixture, plain: int) -> None:
+def test_a_plain_expert_among_quantized_ones_is_said(caplog: pytest.LogCaptureFixture, plain: int) -> None:
     parts = {**gptq(1 - plain, shuffled=False), f"{EXPERTS}.{plain}.up_proj.weight": np.ones((16, 64), np.float16)}
     stack = gptq_stack(parts)
     assert stack.row_source() is None
@@ -240,7 +240,7 @@ def test_a_plain_expert_among_quantised_ones_is_said(caplog: pytest.LogCaptureFi
         ("qwen3-moe", "fp8", "compressed-tensors"),
     ],
 )
-def test_written_quantised_and_read_again(tmp_path: Path, name: str, scheme: str, form: str) -> None:
+def test_written_quantized_and_read_again(tmp_path: Path, name: str, scheme: str, form: str) -> None:
     (tmp_path / "source").mkdir()
     source = open_checkpoint(bigger(tmp_path / "source", name))
     plan = SavePlan.of(source, scheme, form=form, group_size=None if scheme == "fp8" else 32)
@@ -280,7 +280,7 @@ def test_gguf_and_back(tmp_path: Path, name: str, scheme: str) -> None:
             np.testing.assert_array_equal(dequantized(stack.row_source(), tile=32), stack.read(F32))
 
 
-def test_stacks_of_gguf_are_quantised_anew_matrix_by_matrix(tmp_path: Path) -> None:
+def test_stacks_of_gguf_are_quantized_anew_matrix_by_matrix(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     source = open_checkpoint(bigger(tmp_path / "source", "qwen3-moe"))
     first = export_gguf(source, tmp_path / "a.gguf", scheme="f32")
@@ -305,12 +305,12 @@ def test_one_warning_for_a_stack_whose_experts_are_read_whole(caplog: pytest.Log
     stack: Any = with_stacked_experts(plain, Path("here"))[f"{EXPERTS}.up_proj.weight"]
     found = dequantized(rows_in_situ(stack, scheme_named("q8_0")))
     (record,) = caplog.records
-    assert f"'{EXPERTS}.1.up_proj.weight' of type GPTQ-4 is dequantised: " in record.message
+    assert f"'{EXPERTS}.1.up_proj.weight' of type GPTQ-4 is dequantized: " in record.message
     np.testing.assert_allclose(found, stack.read(F32), atol=0.1)
 
 
 @pytest.mark.parametrize("scheme", ["q8_0", "q4_0", "int8", "fp8", "int4_g64"])
-def test_quantised_while_they_are_read(tmp_path: Path, scheme: str) -> None:
+def test_quantized_while_they_are_read(tmp_path: Path, scheme: str) -> None:
     source = open_checkpoint(bigger(tmp_path, "qwen3-moe"))
     plan = QuantizationPlan.of(scheme, {}, source.config, tied=True)
     stack: Any = source.tensors[f"{EXPERTS}.down_proj.weight"]

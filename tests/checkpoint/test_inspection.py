@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_run_still_tells(tmp_path: Path, change: dict[st
     assert found.parameters == inspect_model(GOLDEN / "llama").parameters
 
 
-def test_a_folder_of_an_unknown_quantisation_lists_what_is_stored(tmp_path: Path) -> None:
+def test_a_folder_of_an_unknown_quantization_lists_what_is_stored(tmp_path: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "text_config": {"max_position_embeddings": 99},

@@ -67,7 +67,7 @@ def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path, others: tuple[
         ("mmproj-F16.gguf", "mmproj-F16.gguf"),
     ],
 )
-def test_one_of_several_gguf_files_by_name_or_quantisation(tmp_path: Path, wanted: str, chosen: str) -> None:
+def test_one_of_several_gguf_files_by_name_or_quantization(tmp_path: Path, wanted: str, chosen: str) -> None:
     names = ["m-Q4_K_M.gguf", "m.Q4_0.gguf", "m-IQ4_XS.gguf", "sub/m_BF16.gguf", "F16.gguf", "mmproj-F16.gguf"]
     make(tmp_path, *names)
     assert resolve(tmp_path, gguf_file=wanted) == tmp_path / chosen
@@ -154,7 +154,7 @@ def test_a_missing_part_is_named(tmp_path: Path, there: list[int], message: str)
     "model", ["/no/such/folder", "./missing.gguf", "org/missing.gguf", "gpt2", "", "a/b/c", "~/x y"]
 )
 def test_a_name_that_is_neither_here_nor_an_id(model: str) -> None:
-    with pytest.raises(CheckpointError, match="is not on this machine, and is no id of the form organisation/name"):
+    with pytest.raises(CheckpointError, match="is not on this machine, and is no id of the form organization/name"):
         resolve(model)
 
 

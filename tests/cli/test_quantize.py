@@ -87,7 +87,7 @@ def test_calibration(method: str, model: Path, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["SRC", "DST"], "--scheme says how to quantise and is required"),
+        (["SRC", "DST"], "--scheme says how to quantize and is required"),
         (["SRC", "DST", "--scheme", "q9"], "scheme 'q9' is unknown; known are int8, int8_g128, w8a8"),
         (["SRC", "DST.gguf", "--scheme", "int8"], "scheme int8 is for safetensors: DST must be a folder"),
         (["SRC", "DST", "--scheme", "q4_0", "--group-size", "32"], "--group-size is for safetensors, but q4_0"),

@@ -42,7 +42,7 @@ QWEN_MOE = {
 FOUR_BITS = partial(RowFormat, codes=Codes(4), group_size=128, scale="f16", zero="u8")
 
 
-def quantised(shape: Shape) -> Shape | QTensor:
+def quantized(shape: Shape) -> Shape | QTensor:
     """In 4 bits, if it is a matrix or a stack."""
     if len(shape.shape) < 2 or shape.dtype != jnp.bfloat16:
         return shape
@@ -93,14 +93,14 @@ def compiled_step(
 
 @pytest.mark.parametrize("options", [{}, {"steps": 8}, {"seqs": 32}, {"tokens": 512}], ids=str)
 def test_a_dispatch_is_one_graph(options: dict[str, int], tmp_path: Path) -> None:
-    found = compiled_step(tmp_path, weight=quantised, **options)
+    found = compiled_step(tmp_path, weight=quantized, **options)
     assert found.started == ["kCommandBuffer"]
     assert found.count("kConditional") > 5
     assert found.count("kWhile") == 2 + ("steps" in options) + ("tokens" in options)  # of prompt log-probabilities
 
 
 def test_without_graphs_everything_is_started_by_the_host(tmp_path: Path) -> None:
-    found = compiled_step(tmp_path, weight=quantised, xla=LAUNCHES)
+    found = compiled_step(tmp_path, weight=quantized, xla=LAUNCHES)
     assert found.count("kCommandBuffer") == 0
     assert len(found.started) > 30
 

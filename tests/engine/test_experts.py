@@ -1,4 +1,4 @@
-"""Engines on mixtures of experts whose stacks stay quantised, against plain runs with the same weights dequantised."""
+"""Engines on mixtures of experts whose stacks stay quantized, against plain runs with the same weights dequantized."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmjax import LLM, SamplingParams
 from llmjax.kernels.qtensor import QTensor
 
 
-def test_quantised_stacks(engine_of: Callable[..., LLM], plain: Callable[[str], Any]) -> None:
+def test_quantized_stacks(engine_of: Callable[..., LLM], plain: Callable[[str], Any]) -> None:
     name = "mixtral"
     llm = engine_of(name, quantization="int8", activations="float", max_num_seqs=2)
     params = llm.engine.model.params

@@ -14,7 +14,7 @@ LLAMA = Path(__file__).parents[1] / "models" / "golden" / "llama"
 
 
 @pytest.mark.parametrize("quantization,native,lines", [("q8_0", False, 1), ("q8_0", True, 0), ("none", False, 0)])
-def test_quantised_weights_without_kernels_are_one_warning(
+def test_quantized_weights_without_kernels_are_one_warning(
     quantization: str, native: bool, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(model, "library", lambda: "there" if native else None)

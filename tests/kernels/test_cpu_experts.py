@@ -1,4 +1,4 @@
-"""Experts in C++ against the specification: instruction sets, plain and quantised stacks, all kinds of choices."""
+"""Experts in C++ against the specification: instruction sets, plain and quantized stacks, all kinds of choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C++ products with quantised matrices against the dequantised weights: formats, rows, methods, instruction sets."""
+"""C++ products with quantized matrices against the dequantized weights: formats, rows, methods, instruction sets."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_8_bit_floats_keep_nan(kind: str) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", CASES)
 def test_stores_the_same_on_a_card(name: str, cuda_device: jax.Device) -> None:
-    """Up to the last bit of a reciprocal, which may move a number to the neighbouring code."""
+    """Up to the last bit of a reciprocal, which may move a number to the neighboring code."""
     found, expected = written(CASES[name], interpret=False)
     values = [np.asarray(pages.decode(jnp.moveaxis(pages.data[1:], 1, 0))) for pages in (found, expected)]
     step = {"int8": 1 / 127, "float8_e4m3fn": 1 / 8, "float8_e5m2": 1 / 4}.get(found.dtype.name, 0)

@@ -48,7 +48,7 @@ def test_golden_log_probabilities(name: str, page_size: int, cuda_device: jax.De
 @pytest.mark.parametrize("quantization", [None, "q8_0", "q4_k", "fp8"])
 def test_generation_in_the_shape_of_smollm2(quantization: str | None, tmp_path: Path, cuda_device: jax.Device) -> None:
     """Batched greedy tokens in f32 equal those of one request at a time, and log-probabilities those of the CPU, which
-    rounds what meets quantised weights to int8: there only the first token is compared."""
+    rounds what meets quantized weights to int8: there only the first token is compared."""
     write_random_model(tmp_path, SHAPES["135m"], max_position_embeddings=1024)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(1, 49152, n).tolist() for n in (5, 300, 17, 64)]

@@ -1,4 +1,4 @@
-"""Products with quantised matrices for CUDA, run as XLA operations, against the dequantised weights."""
+"""Products with quantized matrices for CUDA, run as XLA operations, against the dequantized weights."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_says_what_it_refuses() -> None:
     x = jnp.zeros((1, 576))
     assert refuses(x, weight) is None
     assert refuses(jnp.zeros((MAX_ROWS, 576)), weight) is None
-    assert "dequantised once" in str(refuses(jnp.zeros((MAX_ROWS + 1, 576)), weight))
+    assert "dequantized once" in str(refuses(jnp.zeros((MAX_ROWS + 1, 576)), weight))
     assert refuses(jnp.zeros((0, 576)), weight) == "no rows"
     stack = dataclasses.replace(weight, words=weight.words[None])
     assert refuses(x, stack) == "a stack of matrices"

@@ -143,7 +143,7 @@ def test_the_tuner_measures_what_an_engine_of_defaults_asks_for() -> None:
     known = {problem.key for make in tune_gpu.PROBLEMS.values() for problem in make(sizes, True)}
 
     config, asked = EngineConfig(), set()
-    weight = jax.eval_shape(partial(tune_gpu.quantised, form, 64, tile=CUDA_TILE))
+    weight = jax.eval_shape(partial(tune_gpu.quantized, form, 64, tile=CUDA_TILE))
     heads, kv_heads, head_dim, _ = sizes.heads[0]
     make = partial(make_pages, num_pages=2, page_size=config.page_size, num_kv_heads=kv_heads, head_dim=head_dim)
     pages = jax.eval_shape(partial(make, dtype=jnp.dtype("int8")))

@@ -1,4 +1,4 @@
-"""Products of experts against every token through every expert: choices of all kinds, plain and quantised stacks."""
+"""Products of experts against every token through every expert: choices of all kinds, plain and quantized stacks."""
 
 from __future__ import annotations
 

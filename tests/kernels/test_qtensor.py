@@ -1,4 +1,4 @@
-"""Records of quantised rows against the formula on plain arrays, over codes, groups, scales and tiles."""
+"""Records of quantized rows against the formula on plain arrays, over codes, groups, scales and tiles."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_parameters_carry_the_names_of_their_axes() -> None:
     assert axes["model.layers.0.mlp.gate.weight"] == (None, None)
 
 
-def test_quantised_matrices_are_refused() -> None:
+def test_quantized_matrices_are_refused() -> None:
     mlp = GatedMLP(inner=16, activation="silu").build(32, dtype=jnp.dtype(jnp.float32))
     form = RowFormat(32, Codes(4), 32, "f32")
     matrix = QTensor(jnp.zeros((1, form.num_words, 16), jnp.uint32), None, form, 16, jnp.dtype(jnp.float32))

@@ -87,8 +87,8 @@ def test_shards(tmp_path: Path) -> None:
     assert found.tensors.keys() == source.tensors.keys()
 
 
-def test_a_quantised_source(tmp_path: Path) -> None:
-    """Of GGUF, and what was stored quantised and stays plain gets the model's type."""
+def test_a_quantized_source(tmp_path: Path) -> None:
+    """Of GGUF, and what was stored quantized and stays plain gets the model's type."""
     export_gguf(open_checkpoint(GOLDEN / "llama"), tmp_path / "a.gguf", scheme="q8_0")
     source = open_checkpoint(tmp_path / "a.gguf")
     assert source.tensors["model.embed_tokens.weight"].type_name == "Q8_0" and source.quantization == "gguf"
@@ -115,7 +115,7 @@ def test_refusals(tmp_path: Path) -> None:
         SavePlan.of(source, "fp8", group_size=16)
     with pytest.raises(ConfigError, match="must be a multiple of 16, or 0"):
         SavePlan.of(source, "int4", group_size=24)
-    with pytest.raises(CheckpointError, match="no linear layer that would be quantised"):
+    with pytest.raises(CheckpointError, match="no linear layer that would be quantized"):
         SavePlan.of(source, "int8", rules={".": "none"})
 
 

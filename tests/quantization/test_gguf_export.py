@@ -188,7 +188,7 @@ def test_one_scheme_for_all_and_plain_types(tmp_path: Path) -> None:
     assert GGUFFile.open(tmp_path / "a.gguf").metadata["general.file_type"] == gguf.LlamaFileType.MOSTLY_Q5_K_S
 
 
-def test_weights_that_cannot_be_quantised_are_named(tmp_path: Path) -> None:
+def test_weights_that_cannot_be_quantized_are_named(tmp_path: Path) -> None:
     source = llama(tmp_path / "source")
     weights = load_file(tmp_path / "source" / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"][3, 3] = np.inf

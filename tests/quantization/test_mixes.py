@@ -74,7 +74,7 @@ def test_rows_that_fill_no_blocks() -> None:
     assert not choice("q4_k_m", name).fell_back
 
 
-def test_what_is_never_quantised() -> None:
+def test_what_is_never_quantized() -> None:
     for name in ("model.norm.weight", "model.layers.0.mlp.gate.weight", "model.layers.0.self_attn.q_proj.bias"):
         assert choice("q4_k_m", name, rule="q8_0") == Choice(None, None)
     vector = tensor_scheme("q4_k_m", name="model.layers.0.input_layernorm.weight", shape=(256,), model=DENSE)

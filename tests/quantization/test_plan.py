@@ -1,4 +1,4 @@
-"""Which weights are kept how, and that what is quantised at load is what the reference quantisers write."""
+"""Which weights are kept how, and that what is quantized at load is what the reference quantizers write."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def kept_as(quantization: str | None, tensor: Plain, rules: dict[str, str] | Non
 
 
 @pytest.mark.parametrize("scheme", sorted(reference.SCHEMES))
-def test_weights_are_those_of_the_reference_quantiser(scheme: str) -> None:
+def test_weights_are_those_of_the_reference_quantizer(scheme: str) -> None:
     tensor = matrix()
     stored = reference.quantize(tensor.values, scheme)
     source = InSituRows(tensor, scheme_named(scheme))
@@ -80,17 +80,17 @@ def test_uniform_schemes_are_as_exact_as_their_bits(scheme: str) -> None:
     assert kept.activations == ("int8" if scheme == "w8a8" else "auto")
 
 
-def test_quantised_weights_can_become_another_scheme() -> None:
+def test_quantized_weights_can_become_another_scheme() -> None:
     first = InSituRows(matrix(), scheme_named("int8"))
 
     @dataclasses.dataclass(frozen=True)
-    class Quantised(Plain):
+    class Quantized(Plain):
         type_name: str = "INT8"
 
         def row_source(self) -> RowSource | None:
             return first
 
-    tensor = Quantised("w.weight", first.tensor.read(np.dtype(np.float32)))
+    tensor = Quantized("w.weight", first.tensor.read(np.dtype(np.float32)))
     again = InSituRows(tensor, scheme_named("q8_0")).quantized_rows(8, 24)
     weights = np.empty((16, 512), np.float32)
     first.quantized_rows(8, 24).dequantize(weights)
@@ -130,7 +130,7 @@ def test_names_of_formats_say_what_is_stored(quantization: str, stored: str) -> 
 def test_names_of_formats_that_the_checkpoint_has_not() -> None:
     with pytest.raises(ConfigError, match="'gptq' is a checkpoint's format, but this one is stored as awq"):
         QuantizationPlan.of("gptq", {}, CONFIG, tied=True, stored="awq")
-    with pytest.raises(ConfigError, match="'gguf' is a checkpoint's format, but this one is not quantised"):
+    with pytest.raises(ConfigError, match="'gguf' is a checkpoint's format, but this one is not quantized"):
         QuantizationPlan.of("gguf", {}, CONFIG, tied=True)
     for scheme in ("fp8", "mxfp4"):  # schemes as well
         assert QuantizationPlan.of(scheme, {}, CONFIG, tied=True, stored="gptq").default == scheme

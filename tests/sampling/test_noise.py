@@ -36,14 +36,14 @@ def test_noise_is_gumbel_along_tokens_seeds_and_positions() -> None:
     )
 
 
-def test_neighbouring_rows_and_tokens_are_uncorrelated() -> None:
+def test_neighboring_rows_and_tokens_are_uncorrelated() -> None:
     rows = noise([(0, 1), (0, 2), (1, 1), (2**32 - 1, 1), (0, 1)], [0, 0, 0, 0, 1], 50_000)
     correlation = np.corrcoef(np.exp(-np.exp(-rows.astype(np.float64)))) - np.eye(5)
     assert np.abs(correlation).max() < 0.02
 
 
 def test_the_winner_among_many_equal_tokens_is_uniform() -> None:
-    """A 24-bit uniform would repeat its largest value here, and ties favour low ids."""
+    """A 24-bit uniform would repeat its largest value here, and ties favor low ids."""
     vocab, rows = 1 << 16, 256
     winners = noise([(0, i) for i in range(rows)], [0] * rows, vocab).argmax(axis=1)
     assert scipy.stats.kstest(winners / vocab, "uniform").pvalue > 1e-3

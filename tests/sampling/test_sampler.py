@@ -329,7 +329,7 @@ def test_frequencies_are_the_probabilities(by_seed: bool, settings: dict[str, fl
     pairs = np.zeros((12, 12))
     np.add.at(pairs, (tokens[:-1], tokens[1:]), 1)
     common = np.argsort(-expected)[:3]
-    assert scipy.stats.chi2_contingency(pairs[np.ix_(common, common)]).pvalue > 1e-3  # neighbours are independent
+    assert scipy.stats.chi2_contingency(pairs[np.ix_(common, common)]).pvalue > 1e-3  # neighbors are independent
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ async def test_the_event_loop_runs_on() -> None:
     pool.close()
 
 
-async def test_a_cancelled_request_gives_its_place_back() -> None:
+async def test_a_canceled_request_gives_its_place_back() -> None:
     pool = RenderPool(size=1)
     running = asyncio.create_task(pool.render_async(request(BUSY)))
     waiting = [asyncio.create_task(pool.render_async(request("x"))) for _ in range(3)]

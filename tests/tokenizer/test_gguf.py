@@ -56,7 +56,7 @@ PRE_NAMES = [
 MARKS = {"ภาษาไทยไม่มีช่องว่าง", "हिन्दी में पाठ क्षेत्र", "e\u0301 cafe\u0301 n\u0303 Z\u0351\u036b\u0343a\u034cl\u0358go"}
 SPACES = {"a\u00a0b\u2003c\u3000d\u200be\ufefff\u0085g\u2028h"}
 DIFFERENT = {"gpt-4o": MARKS, "tekken": MARKS, "deepseek-llm": SPACES, "deepseek-coder": SPACES}
-NORMALISED = {"qwen2", "olmo"}
+NORMALIZED = {"qwen2", "olmo"}
 
 
 def compare(tokenizer: Tokenizer, texts: list[str], expected: list[Any], same: Same, **options: bool) -> set[str]:
@@ -69,7 +69,7 @@ def test_byte_bpe(pre: str, corpus: list[str], golden: Golden, same_ids: Same, g
     data = golden("byte_bpe")
     tokenizer = tokenizer_from_gguf(gguf_keys({**data["vocabulary"], "pre": pre}), source="test")
     different = compare(tokenizer, corpus, data["ids"][pre], same_ids)
-    if pre in NORMALISED:  # the originals bring text into form C, llama.cpp does not
+    if pre in NORMALIZED:  # the originals bring text into form C, llama.cpp does not
         different = {text for text in different if unicodedata.is_normalized("NFC", text)}
         for text in corpus:
             assert tokenizer.encode(text) == tokenizer.encode(unicodedata.normalize("NFC", text))
@@ -195,7 +195,7 @@ def keys_of(sp: Any, model: str, **more: Any) -> dict[str, Any]:
 
 
 def charsmap_of(sp: Any) -> np.ndarray:
-    """The normaliser's table, cut out of the serialized model: field 3, therein field 2."""
+    """The normalizer's table, cut out of the serialized model: field 3, therein field 2."""
 
     def fields(data: bytes) -> dict[int, bytes]:
         found, at = {}, 0

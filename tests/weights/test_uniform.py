@@ -109,7 +109,7 @@ def test_errors_are_at_most_a_step(name: str, rows: np.ndarray) -> None:
 def test_weights_that_are_no_numbers(name: str, value: float) -> None:
     rows = np.ones((3, 64), np.float32)
     rows[1, 5] = value
-    with pytest.raises(CheckpointError, match=f"infinite or not a number cannot be quantised to {name}"):
+    with pytest.raises(CheckpointError, match=f"infinite or not a number cannot be quantized to {name}"):
         SCHEMES[name].quantize(rows)
 
 

@@ -1,5 +1,5 @@
-// Products of many rows of x with quantised rows, in bf16 on Intel's tile registers. Two tiles of 16 rows of the matrix
-// are dequantised into a panel that stays in the first-level cache while all rows of x stream past it; sums over the
+// Products of many rows of x with quantized rows, in bf16 on Intel's tile registers. Two tiles of 16 rows of the matrix
+// are dequantized into a panel that stays in the first-level cache while all rows of x stream past it; sums over the
 // columns of a panel grow inside the registers.
 //
 // The tile unit works by itself for 64 cycles a step, so vectors do their share meanwhile: they fill the panel while the
@@ -31,7 +31,7 @@ inline void store_pairs(uint32_t* to, Vec low, Vec high) {
   _mm512_store_si512(to, _mm512_mask_shuffle_epi8((__m512i)high, 0x3333333333333333u, (__m512i)low, upper));
 }
 
-// Dequantises a tile, chunk by chunk, and fetches the one that lies `ahead` tiles further on.
+// Dequantizes a tile, chunk by chunk, and fetches the one that lies `ahead` tiles further on.
 template <class Codes>
 class PanelFiller {
  public:

@@ -1,4 +1,4 @@
-// Products of 5 to 16 rows of x with tiles of quantised rows, in bytes on Intel's tile registers. Codes of 16 rows of the
+// Products of 5 to 16 rows of x with tiles of quantized rows, in bytes on Intel's tile registers. Codes of 16 rows of the
 // matrix become a panel of bytes, whose products are scaled group by group in vectors.
 
 #ifndef LLMJAX_BYTE_TILES_H_

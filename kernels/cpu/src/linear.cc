@@ -1,4 +1,4 @@
-// Products of rows with matrices (contract: kernels/linear.py), plain ones of 16-bit floats and quantised ones.
+// Products of rows with matrices (contract: kernels/linear.py), plain ones of 16-bit floats and quantized ones.
 
 #include "products.h"
 

@@ -64,7 +64,7 @@ int tiles_of_task(const QuantizedMatrix& w, Method method) {
 }
 
 // Rows that stay in a core's cache while matrices pass by, in parts alike. With many rows each thread keeps to its own,
-// from product to product, and dequantises all of the matrix.
+// from product to product, and dequantizes all of the matrix.
 int rows_of_task(const QuantizedInput& in, int64_t threads) {
   const int64_t of_cache = (static_cast<int64_t>(in.rows) * in.size_in * 2 + kBytesOfRows - 1) / kBytesOfRows;
   const int64_t of_threads = in.rows / kRowsOfThread < threads ? in.rows / kRowsOfThread : threads;

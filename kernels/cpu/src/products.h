@@ -82,7 +82,7 @@ class Products {
   bool methods_[kMethods] = {};
   size_t task_workspace_ = 0, plain_bytes_ = 0;
   int threads_ = 1, rows_of_task_ = 0;
-  int64_t column_tasks_ = 0, quantized_tasks_ = 0, tasks_ = 0;  // quantised: column tasks for each part of the rows
+  int64_t column_tasks_ = 0, quantized_tasks_ = 0, tasks_ = 0;  // quantized: column tasks for each part of the rows
   Products* gated_ = nullptr;  // whose x we write
   Activation activation_ = Activation::kSilu;
   bool filled_ = false;  // our x is written by others

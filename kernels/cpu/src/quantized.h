@@ -1,4 +1,4 @@
-// Products with quantised matrices: what the handler and the objects of each instruction set share.
+// Products with quantized matrices: what the handler and the objects of each instruction set share.
 
 #ifndef LLMJAX_QUANTIZED_H_
 #define LLMJAX_QUANTIZED_H_
@@ -56,7 +56,7 @@ struct QuantizedMatrix {
 };
 
 // How to multiply. Float vectors are exact f32; the others round x to int8 by blocks of columns, or x and the
-// dequantised weights to bf16.
+// dequantized weights to bf16.
 enum class Method : int { kFloatVectors, kInt8Vectors, kInt8Tiles, kBf16Tiles };
 constexpr int kMethods = 4;
 

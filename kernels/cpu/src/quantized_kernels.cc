@@ -1,4 +1,4 @@
-// Products with quantised matrices, compiled once for each instruction set; LLMJAX_ISA names it.
+// Products with quantized matrices, compiled once for each instruction set; LLMJAX_ISA names it.
 
 #include "quantized.h"
 

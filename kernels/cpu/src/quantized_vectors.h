@@ -1,4 +1,4 @@
-// Products of few rows of x with tiles of quantised rows, in vectors: lane by lane a row of the matrix.
+// Products of few rows of x with tiles of quantized rows, in vectors: lane by lane a row of the matrix.
 
 #ifndef LLMJAX_QUANTIZED_VECTORS_H_
 #define LLMJAX_QUANTIZED_VECTORS_H_

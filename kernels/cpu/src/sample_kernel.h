@@ -72,7 +72,7 @@ class Sampler {
     body(i, scaled(last));
   }
 
-  // Lists the tokens from `cut` upwards and sums the mass of those from `lowest` upwards.
+  // Lists the tokens from `cut` upward and sums the mass of those from `lowest` upward.
   void list(float cut, float lowest) {
     cut_ = cut, count_ = 0;
     Vec total{};
@@ -102,7 +102,7 @@ class Sampler {
 #endif
   }
 
-  // Over the list: its mass, or its number of tokens, from t upwards.
+  // Over the list: its mass, or its number of tokens, from t upward.
   float sum_from(float t, bool of_mass) const {
     Vec sum{};
     for (int i = 0; i < count_; i += kLanes) {

@@ -1,1 +1,1 @@
-"""Formats of quantised safetensors checkpoints."""
+"""Formats of quantized safetensors checkpoints."""

@@ -1,7 +1,7 @@
 """bitsandbytes checkpoints: NF4 and FP4 in 4 bits, or int8.
 
 4 bits: ``.weight`` holds a byte for every two weights of the flattened [out, in] matrix, the higher half first;
-weight = quant_map[code] * absmax[index // blocksize]. ``.weight.absmax`` is f32, or with double quantisation uint8 a:
+weight = quant_map[code] * absmax[index // blocksize]. ``.weight.absmax`` is f32, or with double quantization uint8 a:
 nested_quant_map[a] * nested_absmax[block // nested_blocksize] + nested_offset. Sizes are in the JSON text that the
 bytes of ``.weight.quant_state.bitsandbytes__nf4`` (or ``__fp4``) spell.
 8 bits: ``.weight`` int8 [out, in] and ``.SCB`` f32 [out]: weight = code * SCB / 127.
@@ -39,7 +39,7 @@ class NestedScales:
 
 @dataclass(frozen=True, eq=False)
 class FourBitPlanes:
-    """Attributes: as above, `packed` as uint8 [bytes], `levels` f32 [16]; `nested` if `absmax` is quantised."""
+    """Attributes: as above, `packed` as uint8 [bytes], `levels` f32 [16]; `nested` if `absmax` is quantized."""
 
     packed: np.ndarray
     absmax: np.ndarray

@@ -252,7 +252,7 @@ class CompressedTensors:
 
     Attributes:
         schemes: those of all configuration groups.
-        ignored: modules that are declared not to be quantised, as far as they are named in full.
+        ignored: modules that are declared not to be quantized, as far as they are named in full.
     """
 
     schemes: tuple[Scheme, ...]
@@ -309,7 +309,7 @@ class CompressedTensors:
 
     def open(self, module: Module) -> QuantizedTensor:
         if module.name in self.ignored:
-            module.fail("is quantised, but the module is on the ignore list", SCALE)
+            module.fail("is quantized, but the module is on the ignore list", SCALE)
         errors = []
         for scheme in self.schemes:
             try:

@@ -3,7 +3,7 @@
 MXFP4 has an E8M0 scale for every 32 columns: weight = number(code) * 2^(scale - 127). In checkpoints with
 ``quant_method`` mxfp4 (gpt-oss) a weight X is ``X_blocks`` uint8 [..., out, groups, 16] and ``X_scales`` uint8
 [..., out, groups]. Experts are read as [experts, out, in], though gpt-oss's files have them as [experts, in, out] where
-they are not quantised.
+they are not quantized.
 
 NVFP4 has an E4M3 scale for every 16 columns, and one f32 scale for all: weight = number(code) * (scale * tensor scale).
 ModelOpt stores the tensor scale itself, compressed-tensors its reciprocal.

@@ -2,7 +2,7 @@
 
 A layer is ``.qweight`` int32 [in * bits / 32, out], packed along in; ``.scales`` [groups, out]; ``.qzeros`` int32
 [groups, out * bits / 32], packed along out; and ``.g_idx`` int32 [in], the group of each input (in no order if it was
-quantised with desc_act). weight[o, i] = scales[g_idx[i], o] * (code[i, o] - zero[g_idx[i], o]).
+quantized with desc_act). weight[o, i] = scales[g_idx[i], o] * (code[i, o] - zero[g_idx[i], o]).
 Format ``gptq`` stores zeros less one, ``gptq_v2`` as they are. Sources: AutoGPTQ's qlinear_cuda_old.py, GPTQModel's
 quantization/config.py.
 Written is format ``gptq``, groups in order.
@@ -235,7 +235,7 @@ class GPTQWriter:
         scheme = _only(layers, self.name)
         # Whoever reads GPTQ knows that routers of experts are plain.
         if left := [name for name in ignored if name != "lm_head" and not is_router(name)]:
-            raise ConfigError(f"--format gptq quantises every layer, {left[0]} too: use compressed-tensors")
+            raise ConfigError(f"--format gptq quantizes every layer, {left[0]} too: use compressed-tensors")
         return {
             "quant_method": self.name,
             "checkpoint_format": "gptq",

@@ -1,4 +1,4 @@
-"""What a way of writing quantised layers as safetensors has to say: the inverse of `quantized.LayerReader`."""
+"""What a way of writing quantized layers as safetensors has to say: the inverse of `quantized.LayerReader`."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class LayerWriter(Protocol):
         """``quantization_config`` of config.json.
 
         Args:
-            layers: schemes of the quantised modules by name.
-            ignored: names of the linear modules that are not quantised.
+            layers: schemes of the quantized modules by name.
+            ignored: names of the linear modules that are not quantized.
 
         Raises:
             ConfigError: the format cannot say so.

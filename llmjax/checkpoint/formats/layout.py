@@ -2,7 +2,7 @@
 
 A record holds groups of one size, a multiple of 16, in order. Files have more freedom: columns may belong to groups in
 any order, and groups may have any size. So a layout is a tuple of pieces that each fit a record: usually one, whose
-columns are sorted by group where they have to be; else one for each group, which is enough to dequantise them.
+columns are sorted by group where they have to be; else one for each group, which is enough to dequantize them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Typed access to the settings of a quantised checkpoint."""
+"""Typed access to the settings of a quantized checkpoint."""
 
 from __future__ import annotations
 

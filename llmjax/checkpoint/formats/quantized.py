@@ -1,4 +1,4 @@
-"""Weights stored as small numbers with scales: what every quantised format of safetensors files has in common.
+"""Weights stored as small numbers with scales: what every quantized format of safetensors files has in common.
 
 A format's planes (the stored arrays of one linear layer) give rows of codes, scales and zero points, and say in a
 `Layout` how these become `QuantizedRows`. What weights those stand for is said once, in `QuantizedRows.dequantize`.
@@ -23,7 +23,7 @@ from llmjax.weights.rows import FLOATS, QuantizedRows
 
 logger = logging.getLogger(__name__)
 
-TILE = 1 << 17  # weights dequantised at a time: they and their temporaries stay in the cache
+TILE = 1 << 17  # weights dequantized at a time: they and their temporaries stay in the cache
 
 SCALE_TYPES = ("F64", "F32", "F16", "BF16", "F8_E8M0")
 
@@ -100,7 +100,7 @@ class PlaneRows:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTensor:
-    """A quantised weight under its plain name (a `StoredTensor`).
+    """A quantized weight under its plain name (a `StoredTensor`).
 
     Attributes:
         name: Hugging Face name, ending in ``.weight``.
@@ -129,10 +129,10 @@ class QuantizedTensor:
         return replace(self, name=name, planes=part, nbytes=nbytes, experts=0)
 
     def row_source(self) -> RowSource | None:
-        """The matrix as it stays quantised; None, with a warning, if it has to be dequantised."""
+        """The matrix as it stays quantized; None, with a warning, if it has to be dequantized."""
         problem = "a stack that is not taken apart" if self.experts else self.planes.layout.problem
         if problem:
-            logger.warning("tensor %r of type %s is dequantised: %s", self.name, self.type_name, problem)
+            logger.warning("tensor %r of type %s is dequantized: %s", self.name, self.type_name, problem)
             return None
         return PlaneRows(self.planes, self.planes.layout.pieces[0])
 
@@ -233,7 +233,7 @@ class LayerReader(Protocol):
 
     @property
     def plain_part(self) -> str:
-        """What follows it in the name of the weight when nothing is quantised: ``.weight``."""
+        """What follows it in the name of the weight when nothing is quantized: ``.weight``."""
 
     def is_quantized(self, module: Module) -> bool:
         """Whether a module is stored in this format; else its weight is plain."""
@@ -249,11 +249,11 @@ class LayerReader(Protocol):
 def quantized_tensors(
     stored: Mapping[str, SafetensorsTensor], how: LayerReader, path: Path
 ) -> dict[str, SafetensorsTensor | QuantizedTensor]:
-    """Tensors under the names that they would have unquantised.
+    """Tensors under the names that they would have unquantized.
 
     Args:
         stored: what is in the files.
-        how: the format of quantised layers; other tensors stay what they are.
+        how: the format of quantized layers; other tensors stay what they are.
         path: the checkpoint, for messages.
 
     Raises:
@@ -284,5 +284,5 @@ def quantized_tensors(
             raise CheckpointError(f"{path}: tensor {weight.name!r} is there twice, once as {how.name} stores it")
         tensors[weight.name] = weight
     if not found:
-        raise CheckpointError(f"{path}: is declared to be quantised with {how.name}, but no tensor is stored so")
+        raise CheckpointError(f"{path}: is declared to be quantized with {how.name}, but no tensor is stored so")
     return tensors

@@ -1,4 +1,4 @@
-"""Every format of quantised safetensors files: which one a folder is in, and its tensors under their plain names."""
+"""Every format of quantized safetensors files: which one a folder is in, and its tensors under their plain names."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ WRITERS: Mapping[str, LayerWriter] = MappingProxyType(
 )
 """By ``quant_method``, which is also the name that users type."""
 
-DENSE = "dense"  # compressed-tensors' format of weights that are not quantised, only caches or activations
+DENSE = "dense"  # compressed-tensors' format of weights that are not quantized, only caches or activations
 
 KERNELS = frozenset({"gptq_marlin", "awq_marlin", "gptq_marlin_24"})
 """Names of vLLM's kernels, which keep weights in layouts that no checkpoint is published in."""
@@ -82,13 +82,13 @@ TELLING = (
     ".weight.absmax",
     ".dequant_scale",
 )
-"""Ends of names that only quantised checkpoints have."""
+"""Ends of names that only quantized checkpoints have."""
 
 
 def plain_tensors(
     stored: Mapping[str, SafetensorsTensor], config: Mapping[str, Any], folder: Path
 ) -> Mapping[str, SafetensorsTensor | QuantizedTensor]:
-    """The tensors of a checkpoint as if it were not quantised; nothing is dequantised before it is read.
+    """The tensors of a checkpoint as if it were not quantized; nothing is dequantized before it is read.
 
     Args:
         stored: what is in the safetensors files.
@@ -103,7 +103,7 @@ def plain_tensors(
         for name in stored:
             if name.endswith(TELLING):
                 raise CheckpointError(
-                    f"{folder}: tensor {name!r} is part of a quantised layer, but config.json has no "
+                    f"{folder}: tensor {name!r} is part of a quantized layer, but config.json has no "
                     f"quantization_config and there is no {' or '.join(FILES)}"
                 )
         return stored
@@ -120,7 +120,7 @@ def plain_tensors(
 
 
 def stored_method(config: Mapping[str, Any], folder: Path) -> str:
-    """The ``quant_method`` of a folder, whoever's settings say so; empty: it is not quantised.
+    """The ``quant_method`` of a folder, whoever's settings say so; empty: it is not quantized.
 
     Args:
         config, folder: see `quantization_settings`.
@@ -133,7 +133,7 @@ def stored_method(config: Mapping[str, Any], folder: Path) -> str:
 
 
 def quantization_settings(config: Mapping[str, Any], folder: Path) -> QuantSettings | None:
-    """How a folder says that its weights are quantised; None: it does not.
+    """How a folder says that its weights are quantized; None: it does not.
 
     Args:
         config: content of config.json.
@@ -172,7 +172,7 @@ def _method(settings: QuantSettings) -> str:
 
 
 def _rounds_activations(how: LayerReader, settings: QuantSettings) -> bool:
-    """Whether the makers of the checkpoint meant activations to be quantised too."""
+    """Whether the makers of the checkpoint meant activations to be quantized too."""
     if isinstance(how, CompressedTensors):
         groups = settings.value("config_groups")
         return any(isinstance(group, dict) and group.get("input_activations") for group in groups.values())

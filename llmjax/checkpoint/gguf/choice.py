@@ -21,7 +21,7 @@ def choose_gguf(names: Iterable[str], wanted: str | None, *, where: str) -> str:
     Args:
         names: relative paths, with ``/``; those that do not end in .gguf are ignored.
         wanted: in any case a path, a file name (of a split file: of any part, or without the part's number), the
-            quantisation that ends it (``Q4_K_M``), or a pattern with ``*`` and ``?``; None: the only one.
+            quantization that ends it (``Q4_K_M``), or a pattern with ``*`` and ``?``; None: the only one.
         where: folder or repository, for messages.
 
     Raises:
@@ -98,8 +98,8 @@ def _by_strictness(files: list[_File], wanted: str) -> Iterable[list[_File]]:
     yield [file for file in files if wanted in file.shards]
     yield [file for file in files if low in (file.name.lower(), PurePosixPath(file.name).name.lower())]
     models = [file for file in files if not file.is_projector]
-    quantisation = re.compile(rf"(?:^|[-._/]){re.escape(low)}\.gguf")
-    yield [file for file in models if quantisation.search(file.name.lower())]
+    quantization = re.compile(rf"(?:^|[-._/]){re.escape(low)}\.gguf")
+    yield [file for file in models if quantization.search(file.name.lower())]
     if _is_glob(wanted):
         glob = low.removesuffix(ENDING).replace("[", "[[]") + ENDING
         yield [file for file in models if fnmatchcase(file.name.lower(), glob)]

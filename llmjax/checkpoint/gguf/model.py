@@ -48,7 +48,7 @@ class Architecture:
         norm_offset: what the converter added to weights ending in ``norm.weight``.
         bias_keys: whether config.json says which projections have biases (else the class knows).
         activation: config key and value of the MLP's activation.
-        specialise: keys of this family only, taking what is known of the config so far, and the file.
+        specialize: keys of this family only, taking what is known of the config so far, and the file.
     """
 
     hf_class: str
@@ -58,7 +58,7 @@ class Architecture:
     norm_offset: float = 0.0
     bias_keys: bool = True
     activation: tuple[str, str] = ("hidden_act", "silu")
-    specialise: Callable[[ArchitectureKeys, dict[str, Any], GGUFFile], dict[str, Any]] = lambda keys, config, gguf: {}
+    specialize: Callable[[ArchitectureKeys, dict[str, Any], GGUFFile], dict[str, Any]] = lambda keys, config, gguf: {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class ConvertedTensor:
         return self.source.type_name
 
     def row_source(self) -> RowSource | None:
-        """Codes and scales of a quantised matrix."""
+        """Codes and scales of a quantized matrix."""
         return None if self.offset else self.source.row_source(self._row_order())
 
     def matrix(self, index: int, rows: slice, name: str) -> ConvertedTensor:
@@ -157,7 +157,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             model_type="llama",
             layer_tensors=LLAMA_LAYER | EXPERT_TENSORS,
             permuted_qk=True,
-            specialise=_llama,
+            specialize=_llama,
         ),
         "qwen2": Architecture(
             hf_class="Qwen2ForCausalLM",
@@ -171,13 +171,13 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             model_type="qwen2_moe",
             layer_tensors=LLAMA_LAYER | EXPERT_TENSORS | SHARED_EXPERT_TENSORS,
             bias_keys=False,
-            specialise=qwen_experts,
+            specialize=qwen_experts,
         ),
         "qwen3moe": Architecture(
             hf_class="Qwen3MoeForCausalLM",
             model_type="qwen3_moe",
             layer_tensors=LLAMA_LAYER | HEAD_NORMS | EXPERT_TENSORS,
-            specialise=qwen_experts,
+            specialize=qwen_experts,
         ),
         "gemma3": Architecture(
             hf_class="Gemma3ForCausalLM",
@@ -185,7 +185,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             layer_tensors=LLAMA_LAYER | HEAD_NORMS | GEMMA_NORMS,
             norm_offset=1.0,
             activation=("hidden_activation", "gelu_pytorch_tanh"),
-            specialise=_gemma3,
+            specialize=_gemma3,
         ),
     }
 )
@@ -250,7 +250,7 @@ def hf_config(gguf: GGUFFile) -> dict[str, Any]:
         config["attention_bias"] = not gguf.tensors.keys().isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"))
         config["mlp_bias"] = "blk.0.ffn_up.bias" in gguf.tensors
     config |= rope_config(gguf, keys, head_dim=head_dim, context=context)
-    config |= architecture.specialise(keys, config, gguf)
+    config |= architecture.specialize(keys, config, gguf)
     config |= _special_tokens(gguf, config["vocab_size"])
     keys.only("attention.scale", head_dim**-0.5)
     keys.refuse_unread()
@@ -329,7 +329,7 @@ def _check_layers(gguf: GGUFFile, layers: int) -> None:
 
 
 def _original_dtype(gguf: GGUFFile) -> str:
-    """What the weights most likely were: quantised models are published in bfloat16 first."""
+    """What the weights most likely were: quantized models are published in bfloat16 first."""
     matrices = {tensor.type_name for tensor in gguf.tensors.values() if len(tensor.shape) > 1}
     if matrices <= {"F32"}:
         return "float32"

@@ -102,7 +102,7 @@ FILE_TYPES: Mapping[int, str] = MappingProxyType(
         **dict(enumerate(["TQ1_0", "TQ2_0", "MXFP4_MOE"], start=36)),
     }
 )
-"""Names of ``general.file_type`` (llama.cpp's ``llama_ftype``), the mix that a file was quantised to."""
+"""Names of ``general.file_type`` (llama.cpp's ``llama_ftype``), the mix that a file was quantized to."""
 
 
 def layer_stem(name: str) -> str:

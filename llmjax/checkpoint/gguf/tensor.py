@@ -98,10 +98,10 @@ class GGUFTensor:
 
 @dataclass(frozen=True, eq=False)
 class GGUFRows:
-    """Rows of a quantised tensor, taken apart when they are packed for a device (a `RowSource`).
+    """Rows of a quantized tensor, taken apart when they are packed for a device (a `RowSource`).
 
     Attributes:
-        tensor: a matrix of a quantised type.
+        tensor: a matrix of a quantized type.
         format: of each row.
         row_order: int [rows]; row i is stored row ``row_order[i]``. None: the stored order.
     """

@@ -1,1 +1,1 @@
-"""Quantisation that looks at what layers are given: GPTQ and AWQ."""
+"""Quantization that looks at what layers are given: GPTQ and AWQ."""

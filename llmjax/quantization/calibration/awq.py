@@ -29,14 +29,14 @@ class Projection:
 
     Attributes:
         weights: f32 [out, in].
-        scheme: the quantiser.
+        scheme: the quantizer.
     """
 
     weights: np.ndarray
     scheme: IntegerScheme
 
     def rounded(self, weights: np.ndarray) -> np.ndarray:
-        """What weights are after quantisation, f32."""
+        """What weights are after quantization, f32."""
         out = np.empty(weights.shape, np.float32)
         self.scheme.quantize(weights).dequantize(out)
         return out

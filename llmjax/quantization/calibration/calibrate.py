@@ -1,4 +1,4 @@
-"""A model calibrated layer by layer: what a layer is given is what the quantised layers before it make.
+"""A model calibrated layer by layer: what a layer is given is what the quantized layers before it make.
 
 In memory are one layer and the residual stream of all sequences.
 """
@@ -28,7 +28,7 @@ EMBEDDING = "model.embed_tokens.weight"
 def calibrate(
     plan: SavePlan, sequences: Sequence[Sequence[int]], settings: CalibrationSettings, platform: Platform
 ) -> Iterator[Result]:
-    """Quantises every layer of the plan; what is no projection of a decoder layer, or no integers, is rounded.
+    """Quantizes every layer of the plan; what is no projection of a decoder layer, or no integers, is rounded.
 
     Args:
         plan: of a model of a supported family.

@@ -65,7 +65,7 @@ class InverseHessian:
 def gptq(
     weights: np.ndarray, inverse: InverseHessian, scheme: IntegerScheme, *, static_groups: bool = False
 ) -> QuantizedRows:
-    """Quantises a matrix.
+    """Quantizes a matrix.
 
     Args:
         weights: f32 [out, in].

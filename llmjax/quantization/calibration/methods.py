@@ -26,7 +26,7 @@ NEVER_CLIPPED = ("q_proj", "k_proj")  # what is lost of queries meets what is lo
 
 @dataclass(frozen=True, eq=False)
 class Calibrated(Result):
-    """A quantised projection.
+    """A quantized projection.
 
     Attributes:
         nearest: difference of its outputs if it had been rounded to nearest.
@@ -62,7 +62,7 @@ class Calibration:
     context: Context
 
     def results(self) -> Iterator[Result]:
-        """Quantises the block's projections; the layer runs with what they become.
+        """Quantizes the block's projections; the layer runs with what they become.
 
         Yields:
             Projections as `Calibrated`, and norms and biases that have changed.
@@ -143,7 +143,7 @@ class Calibration:
         """Divides the channels of the stage's input by scales, where they are made; where they cannot be, by 1.
 
         Yields:
-            What has changed of tensors that are not quantised.
+            What has changed of tensors that are not quantized.
         """
         if len(projections) == len(stage.modules):  # a projection that stays as it is cannot be scaled
             if stage.source is not None and stage.source.endswith("norm"):
@@ -169,7 +169,7 @@ class Calibration:
     def _fold_projection(
         self, module: str, projections: list[Projection], inputs: InputStatistics
     ) -> Generator[Result, None, Fold]:
-        """Into the rows of a projection that is quantised later; heads that share values share scales."""
+        """Into the rows of a projection that is quantized later; heads that share values share scales."""
         weights = self.layer.values[f"{module}.weight"]
         shared = len(inputs.magnitude) // len(weights)
         attention = self.layer.spec.mixer

@@ -1,4 +1,4 @@
-"""ggml's reference quantisers: weights in the blocks of a GGUF file, bit for bit as ggml writes them."""
+"""ggml's reference quantizers: weights in the blocks of a GGUF file, bit for bit as ggml writes them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 
 from llmjax.errors import CheckpointError
 from llmjax.kernels.cpu.cores import usable_cores
-from llmjax.weights.ggml import quantisers
+from llmjax.weights.ggml import quantizers
 from llmjax.weights.ggml.types import GGML_TYPES, BlockType
 
-TILE = 1 << 16  # weights quantised at a time: they and the arrays of a search stay in the L2 cache
+TILE = 1 << 16  # weights quantized at a time: they and the arrays of a search stay in the L2 cache
 
 SCALES = frozenset({"d", "m", "dmin"})  # fields of blocks that are f16
 LARGEST = 2.0**29  # beyond what any block with f16 scales holds; far beyond it, searches overflow to zero blocks
@@ -29,7 +29,7 @@ class Scheme:
 
     Attributes:
         block: the type.
-        fill: its quantiser.
+        fill: its quantizer.
     """
 
     block: BlockType
@@ -37,21 +37,21 @@ class Scheme:
 
 
 _FILLS: Mapping[str, Fill] = {
-    "q4_0": quantisers.quantise_q4_0,
-    "q4_1": quantisers.quantise_q4_1,
-    "q5_0": quantisers.quantise_q5_0,
-    "q5_1": quantisers.quantise_q5_1,
-    "q8_0": quantisers.quantise_q8_0,
-    "q2_k": quantisers.quantise_q2_k,
-    "q3_k": quantisers.quantise_q3_k,
-    "q4_k": quantisers.quantise_q4_k,
-    "q5_k": quantisers.quantise_q5_k,
-    "q6_k": quantisers.quantise_q6_k,
-    "iq4_nl": quantisers.quantise_iq4_nl,
-    "iq4_xs": quantisers.quantise_iq4_xs,
-    "tq1_0": quantisers.quantise_tq1_0,
-    "tq2_0": quantisers.quantise_tq2_0,
-    "mxfp4": quantisers.quantise_mxfp4,
+    "q4_0": quantizers.quantize_q4_0,
+    "q4_1": quantizers.quantize_q4_1,
+    "q5_0": quantizers.quantize_q5_0,
+    "q5_1": quantizers.quantize_q5_1,
+    "q8_0": quantizers.quantize_q8_0,
+    "q2_k": quantizers.quantize_q2_k,
+    "q3_k": quantizers.quantize_q3_k,
+    "q4_k": quantizers.quantize_q4_k,
+    "q5_k": quantizers.quantize_q5_k,
+    "q6_k": quantizers.quantize_q6_k,
+    "iq4_nl": quantizers.quantize_iq4_nl,
+    "iq4_xs": quantizers.quantize_iq4_xs,
+    "tq1_0": quantizers.quantize_tq1_0,
+    "tq2_0": quantizers.quantize_tq2_0,
+    "mxfp4": quantizers.quantize_mxfp4,
 }
 _BY_NAME = {block.name.lower(): block for block in GGML_TYPES.values()}
 
@@ -78,7 +78,7 @@ def quantize(weights: np.ndarray, scheme: str, *, threads: int | None = None) ->
     block = SCHEMES[scheme].block
     rows, columns = weights.shape
     if columns % block.elems:
-        raise CheckpointError(f"rows of {columns} weights cannot be quantised to {scheme} in blocks of {block.elems}")
+        raise CheckpointError(f"rows of {columns} weights cannot be quantized to {scheme} in blocks of {block.elems}")
     source = np.ascontiguousarray(weights).reshape(-1, block.elems)
     blocks = np.empty(len(source), block.layout)
     step = TILE // block.elems
@@ -87,7 +87,7 @@ def quantize(weights: np.ndarray, scheme: str, *, threads: int | None = None) ->
         tile = source[start : start + step].astype(np.float32, copy=False)
         peak = np.abs(tile).max(initial=0)
         if not np.isfinite(peak):
-            raise CheckpointError(f"weights that are infinite or not a number cannot be quantised to {scheme}")
+            raise CheckpointError(f"weights that are infinite or not a number cannot be quantized to {scheme}")
         target = blocks[start : start + step]
         fill_blocks(tile, scheme, target)
         scales = [target[field] for field in SCALES.intersection(target.dtype.names or ())]

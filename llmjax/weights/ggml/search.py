@@ -1,4 +1,4 @@
-"""How ggml's reference quantisers look for scales: K-quants' searches, bit for bit.
+"""How ggml's reference quantizers look for scales: K-quants' searches, bit for bit.
 
 Everything here works on f32 [m, n]: n sub-blocks side by side, the m numbers of each below one another. ggml adds the
 numbers of a sub-block one after the other; sums over the first axis keep that order, so that every bit is the same as
@@ -54,7 +54,7 @@ def largest(values: np.ndarray) -> np.ndarray:
     return peak + 0
 
 
-def requantise(values: np.ndarray, scales: np.ndarray, *, bounds: tuple[int, int]) -> np.ndarray:
+def requantize(values: np.ndarray, scales: np.ndarray, *, bounds: tuple[int, int]) -> np.ndarray:
     """int32 codes of numbers f32 [m, n] at scales f32 [n] (inf and 0 where the block cannot be represented)."""
     codes = nearest(values / scales)
     np.clip(codes, *bounds, out=codes)

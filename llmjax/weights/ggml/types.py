@@ -1,7 +1,7 @@
 """ggml tensor types: how their blocks are laid out and what numbers they stand for.
 
 Layouts and formulas are those of ggml's ``block_q*`` structures (ggml-common.h, ggml-quants.c).
-A layout is a structured NumPy dtype. A quantised block is taken apart into codes and scales, without loss; what weights
+A layout is a structured NumPy dtype. A quantized block is taken apart into codes and scales, without loss; what weights
 those stand for says `QuantizedRows`.
 """
 
@@ -23,7 +23,7 @@ from llmjax.weights.rows import QuantizedRows
 Unpack = Callable[[np.ndarray], Fields]
 """Takes a structured array of n blocks apart."""
 
-TILE = 1 << 15  # elements dequantised at a time: input, temporaries and f32 result stay in the L2 cache
+TILE = 1 << 15  # elements dequantized at a time: input, temporaries and f32 result stay in the L2 cache
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class BlockType:
         nbytes: bytes in a block.
         layout: little-endian dtype of a block; None for a type that is known but cannot be read.
         format: of a row of one block; None for plain numbers, whose layout is the number itself.
-        unpack: takes quantised blocks apart.
+        unpack: takes quantized blocks apart.
     """
 
     name: str
@@ -126,7 +126,7 @@ def _plain(name: str, number: str | type) -> BlockType:
     return BlockType(name, 1, layout.itemsize, layout)
 
 
-def _quantised(name: str, form: RowFormat, unpack: Unpack, **fields: object) -> BlockType:
+def _quantized(name: str, form: RowFormat, unpack: Unpack, **fields: object) -> BlockType:
     layout = np.dtype(list(fields.items()))
     return BlockType(name, form.size_in, layout.itemsize, layout, form, unpack)
 
@@ -169,45 +169,45 @@ GGML_TYPES: Mapping[int, BlockType] = MappingProxyType(
     {
         0: _plain("F32", "<f4"),
         1: _plain("F16", "<f2"),
-        2: _quantised("Q4_0", _one_scale(32, Codes(4), zero=8), unpack.q4_0, d=F16, qs=_bytes(16)),
-        3: _quantised("Q4_1", _one_scale(32, Codes(4), minimum="f16"), unpack.q4_1, d=F16, m=F16, qs=_bytes(16)),
-        6: _quantised("Q5_0", _one_scale(32, Codes(5), zero=16), unpack.q5_0, d=F16, qh=_bytes(4), qs=_bytes(16)),
-        7: _quantised(
+        2: _quantized("Q4_0", _one_scale(32, Codes(4), zero=8), unpack.q4_0, d=F16, qs=_bytes(16)),
+        3: _quantized("Q4_1", _one_scale(32, Codes(4), minimum="f16"), unpack.q4_1, d=F16, m=F16, qs=_bytes(16)),
+        6: _quantized("Q5_0", _one_scale(32, Codes(5), zero=16), unpack.q5_0, d=F16, qh=_bytes(4), qs=_bytes(16)),
+        7: _quantized(
             "Q5_1", _one_scale(32, Codes(5), minimum="f16"), unpack.q5_1, d=F16, m=F16, qh=_bytes(4), qs=_bytes(16)
         ),
-        8: _quantised("Q8_0", _one_scale(32, Codes(8, "int")), unpack.q8_0, d=F16, qs=("i1", (32,))),
+        8: _quantized("Q8_0", _one_scale(32, Codes(8, "int")), unpack.q8_0, d=F16, qs=("i1", (32,))),
         9: BlockType("Q8_1", 32, 36),
-        10: _quantised("Q2_K", Q2_K, unpack.q2_k, scales=_bytes(16), qs=_bytes(64), d=F16, dmin=F16),
-        11: _quantised("Q3_K", Q3_K, unpack.q3_k, hmask=_bytes(32), qs=_bytes(64), scales=_bytes(12), d=F16),
-        12: _quantised("Q4_K", Q4_K, unpack.q4_k, d=F16, dmin=F16, scales=_bytes(12), qs=_bytes(128)),
-        13: _quantised("Q5_K", Q5_K, unpack.q5_k, d=F16, dmin=F16, scales=_bytes(12), qh=_bytes(32), qs=_bytes(128)),
-        14: _quantised("Q6_K", Q6_K, unpack.q6_k, ql=_bytes(128), qh=_bytes(64), scales=("i1", (16,)), d=F16),
+        10: _quantized("Q2_K", Q2_K, unpack.q2_k, scales=_bytes(16), qs=_bytes(64), d=F16, dmin=F16),
+        11: _quantized("Q3_K", Q3_K, unpack.q3_k, hmask=_bytes(32), qs=_bytes(64), scales=_bytes(12), d=F16),
+        12: _quantized("Q4_K", Q4_K, unpack.q4_k, d=F16, dmin=F16, scales=_bytes(12), qs=_bytes(128)),
+        13: _quantized("Q5_K", Q5_K, unpack.q5_k, d=F16, dmin=F16, scales=_bytes(12), qh=_bytes(32), qs=_bytes(128)),
+        14: _quantized("Q6_K", Q6_K, unpack.q6_k, ql=_bytes(128), qh=_bytes(64), scales=("i1", (16,)), d=F16),
         15: BlockType("Q8_K", 256, 292),
-        16: _quantised("IQ2_XXS", replace(IQ2, group_size=32), unpack.iq2_xxs, d=F16, groups=(IQ2_XXS_GROUP, (8,))),
-        17: _quantised("IQ2_XS", IQ2, unpack.iq2_xs, d=F16, qs=("<u2", (32,)), scales=_bytes(8)),
-        18: _quantised("IQ3_XXS", IQ3_XXS, unpack.iq3_xxs, d=F16, qs=_bytes(64), scales_signs=("<u4", (8,))),
-        19: _quantised("IQ1_S", replace(IQ1, group_size=32), unpack.iq1_s, d=F16, qs=_bytes(32), qh=("<u2", (8,))),
-        20: _quantised("IQ4_NL", _one_scale(32, IQ4), unpack.q4_0, d=F16, qs=_bytes(16)),
-        21: _quantised(
+        16: _quantized("IQ2_XXS", replace(IQ2, group_size=32), unpack.iq2_xxs, d=F16, groups=(IQ2_XXS_GROUP, (8,))),
+        17: _quantized("IQ2_XS", IQ2, unpack.iq2_xs, d=F16, qs=("<u2", (32,)), scales=_bytes(8)),
+        18: _quantized("IQ3_XXS", IQ3_XXS, unpack.iq3_xxs, d=F16, qs=_bytes(64), scales_signs=("<u4", (8,))),
+        19: _quantized("IQ1_S", replace(IQ1, group_size=32), unpack.iq1_s, d=F16, qs=_bytes(32), qh=("<u2", (8,))),
+        20: _quantized("IQ4_NL", _one_scale(32, IQ4), unpack.q4_0, d=F16, qs=_bytes(16)),
+        21: _quantized(
             "IQ3_S", IQ3_S, unpack.iq3_s, d=F16, qs=_bytes(64), qh=_bytes(8), signs=_bytes(32), scales=_bytes(4)
         ),
-        22: _quantised(
+        22: _quantized(
             "IQ2_S", IQ2, unpack.iq2_s, d=F16, qs=_bytes(32), signs=_bytes(32), qh=_bytes(8), scales=_bytes(8)
         ),
-        23: _quantised("IQ4_XS", IQ4_XS, unpack.iq4_xs, d=F16, scales_h="<u2", scales_l=_bytes(4), qs=_bytes(128)),
+        23: _quantized("IQ4_XS", IQ4_XS, unpack.iq4_xs, d=F16, scales_h="<u2", scales_l=_bytes(4), qs=_bytes(128)),
         24: _plain("I8", "<i1"),
         25: _plain("I16", "<i2"),
         26: _plain("I32", "<i4"),
         27: _plain("I64", "<i8"),
         28: _plain("F64", "<f8"),
-        29: _quantised("IQ1_M", IQ1, unpack.iq1_m, qs=_bytes(32), qh=_bytes(16), scales=("<u2", (4,))),
+        29: _quantized("IQ1_M", IQ1, unpack.iq1_m, qs=_bytes(32), qh=_bytes(16), scales=("<u2", (4,))),
         30: _plain("BF16", ml_dtypes.bfloat16),
-        34: _quantised("TQ1_0", TERNARY, unpack.tq1_0, qs=_bytes(48), qh=_bytes(4), d=F16),
-        35: _quantised("TQ2_0", TERNARY, unpack.tq2_0, qs=_bytes(64), d=F16),
-        39: _quantised("MXFP4", RowFormat(32, FP4, 32, scale="e8m0"), unpack.mxfp4, e="u1", qs=_bytes(16)),
-        40: _quantised("NVFP4", RowFormat(64, FP4, 16, scale="e4m3"), unpack.nvfp4, d=_bytes(4), qs=_bytes(32)),
-        41: _quantised("Q1_0", _one_scale(128, Codes(1, levels=(-1, 1))), unpack.q1_0, d=F16, qs=_bytes(16)),
-        42: _quantised("Q2_0", _one_scale(64, Codes(2), zero=1), unpack.q2_0, d=F16, qs=_bytes(16)),
+        34: _quantized("TQ1_0", TERNARY, unpack.tq1_0, qs=_bytes(48), qh=_bytes(4), d=F16),
+        35: _quantized("TQ2_0", TERNARY, unpack.tq2_0, qs=_bytes(64), d=F16),
+        39: _quantized("MXFP4", RowFormat(32, FP4, 32, scale="e8m0"), unpack.mxfp4, e="u1", qs=_bytes(16)),
+        40: _quantized("NVFP4", RowFormat(64, FP4, 16, scale="e4m3"), unpack.nvfp4, d=_bytes(4), qs=_bytes(32)),
+        41: _quantized("Q1_0", _one_scale(128, Codes(1, levels=(-1, 1))), unpack.q1_0, d=F16, qs=_bytes(16)),
+        42: _quantized("Q2_0", _one_scale(64, Codes(2), zero=1), unpack.q2_0, d=F16, qs=_bytes(16)),
     }
 )
 """Every type id that a GGUF file may hold, by id."""

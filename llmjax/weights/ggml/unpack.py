@@ -12,7 +12,7 @@ that stand for exactly the values of ggml's ``dequantize_row_*`` (ggml-quants.c)
   rank among the grid's numbers, plus the bit of sign or shift.
 
 The grids are ggml's published constants ``iq2xxs_grid``, ``iq2xs_grid``, ``iq2s_grid``, ``iq3xxs_grid``,
-``iq3s_grid`` and ``iq1s_grid`` (ggml-common.h, MIT licence, https://github.com/ggml-org/ggml), kept in grids.npz
+``iq3s_grid`` and ``iq1s_grid`` (ggml-common.h, MIT license, https://github.com/ggml-org/ggml), kept in grids.npz
 as 8-bit integers [vectors, 4 or 8].
 """
 

@@ -78,7 +78,7 @@ def test_four_bits(kind: str, blocksize: int, check_model: Callable[..., Checkpo
 
 @pytest.mark.parametrize("storage", [np.uint8, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("nested", [8, 256])
-def test_double_quantisation(
+def test_double_quantization(
     nested: int, storage: Any, check_model: Callable[..., Checkpoint], small_tiles: None
 ) -> None:
     check_model(four_bit_packer("nf4", 64, nested=nested, storage=storage), settings("nf4"))
@@ -97,7 +97,7 @@ def test_eight_bits(check_model: Callable[..., Checkpoint]) -> None:
 
 
 @pytest.mark.parametrize("name", ["nf4", "nf4_nested", "fp4_nested", "int8"])
-def test_what_the_package_dequantises(name: str, small_tiles: None) -> None:
+def test_what_the_package_dequantizes(name: str, small_tiles: None) -> None:
     tensors = open_safetensors(GOLDEN / f"{name}.safetensors")
     expected = tensors.pop("expected").stored
     config = settings(name[:3]) if name != "int8" else {"quant_method": "bitsandbytes", "load_in_8bit": True}

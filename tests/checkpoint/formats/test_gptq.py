@@ -88,7 +88,7 @@ def test_version_2_stores_zeros_as_they_are(bits: int, check_model: Callable) ->
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_act_order_and_a_quantised_head(version: int, check_model: Callable, small_tiles: None) -> None:
+def test_act_order_and_a_quantized_head(version: int, check_model: Callable, small_tiles: None) -> None:
     name = "gptq" if version == 1 else "gptq_v2"
     settings = config(desc_act=True, checkpoint_format=name, lm_head=True, sym=True)
     check_model(packer(act=True, version=version, symmetric=True), settings, head=True)

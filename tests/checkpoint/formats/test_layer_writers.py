@@ -150,7 +150,7 @@ def test_what_formats_cannot_hold() -> None:
         awq.parts(asym, (20, 128))
     with pytest.raises(ConfigError, match="has one scheme for all layers, not int4, int4_asym"):
         gptq.settings({"a": int4, "b": asym}, ["lm_head"])
-    with pytest.raises(ConfigError, match=r"quantises every layer, a\.k_proj too"):
+    with pytest.raises(ConfigError, match=r"quantizes every layer, a\.k_proj too"):
         gptq.settings({"a": int4}, ["lm_head", "a.k_proj"])
     with pytest.raises(ConfigError, match=r"one group size for all layers, not \[64, 128\]"):
         awq.settings({"a": asym, "b": IntegerScheme("int4_asym", 4, 64, symmetric=False)}, [])

@@ -35,7 +35,7 @@ def test_all_golden_files_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_what_the_package_dequantises(name: str, tmp_path: Path, packed: Any, small_tiles: None) -> None:
+def test_what_the_package_dequantizes(name: str, tmp_path: Path, packed: Any, small_tiles: None) -> None:
     path = GOLDEN / f"{name}.safetensors"
     data = path.read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])

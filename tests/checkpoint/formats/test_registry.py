@@ -275,7 +275,7 @@ def test_tensors_that_do_not_fit(kind: str, change: Parts, message: str) -> None
         (
             "gptq",
             {"checkpoint_format": "marlin", "sym": True, "desc_act": False},
-            "declared to be quantised with Marlin, but no tensor is stored so",
+            "declared to be quantized with Marlin, but no tensor is stored so",
         ),
         ("gptq", {"checkpoint_format": "marlin_24"}, "is 'marlin_24'; supported are gptq and gptq_v2"),
         ("gptq", {"checkpoint_format": "bitblas"}, "is 'bitblas'; supported are gptq and gptq_v2"),
@@ -308,7 +308,7 @@ def test_tensors_that_do_not_fit(kind: str, change: Parts, message: str) -> None
         ),
         ("ct-packed", ct("pack-quantized", W4 | {"type": "float"}), "type does not go with format pack-quantized"),
         ("ct-packed", ct("int-quantized", {"num_bits": 8, "strategy": "channel"}), "weight' is missing"),
-        ("ct-packed", {"ignore": [M]}, "is quantised, but the module is on the ignore list"),
+        ("ct-packed", {"ignore": [M]}, "is quantized, but the module is on the ignore list"),
         ("ct-packed", {"ignore": 1}, "ignore is no list of names"),
         ("ct-packed", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config: format is 'sparse-24"),
         ("ct-packed", {"transform_config": {"a": 1}}, "transformed weights are not supported"),
@@ -348,9 +348,9 @@ def test_smoothquant_needs_the_input_scale_of_a_layer_behind_no_norm() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind not in ("mxfp4",)])
-def test_quantised_tensors_that_nothing_declares(kind: str) -> None:
+def test_quantized_tensors_that_nothing_declares(kind: str) -> None:
     with pytest.raises(
-        CheckpointError, match=r"is part of a quantised layer, but config.json has no quantization_conf"
+        CheckpointError, match=r"is part of a quantized layer, but config.json has no quantization_conf"
     ):
         plain_tensors(stored(LAYERS[kind][1]), {"quantization_config": {}}, FOLDER)
 
@@ -358,7 +358,7 @@ def test_quantised_tensors_that_nothing_declares(kind: str) -> None:
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_declaration_without_such_tensors(kind: str) -> None:
     plain = stored({".weight": np.ones((2, 2), np.float32)})
-    with pytest.raises(CheckpointError, match=r"is declared to be quantised with .*, but no tensor is stored so"):
+    with pytest.raises(CheckpointError, match=r"is declared to be quantized with .*, but no tensor is stored so"):
         plain_tensors(plain, {"quantization_config": LAYERS[kind][0]}, FOLDER)
 
 
@@ -387,7 +387,7 @@ def test_reading_needs_little_memory_besides_the_result(kind: str) -> None:
         ("ct-packed", {".weight_g_idx": np.array([0] * 16 + [1] * 48, np.int32)}, "have sizes from 16 to 48"),
     ],
 )
-def test_what_cannot_stay_quantised_is_said(
+def test_what_cannot_stay_quantized_is_said(
     kind: str, change: Parts, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tensor,) = (tensor for tensor in open_layer(kind, change).values() if isinstance(tensor, QuantizedTensor))

@@ -59,11 +59,11 @@ def write_reference(
     for name, value in values.items():
         writer.add_tensor(name, value)
     if order == gguf.GGUFEndian.LITTLE:
-        quantised = gguf.quants.quantize(
+        quantized = gguf.quants.quantize(
             rng.standard_normal((8, 64)).astype(np.float32), gguf.GGMLQuantizationType.Q8_0
         )
-        values["blk.0.ffn_up.weight"] = gguf.quants.dequantize(quantised, gguf.GGMLQuantizationType.Q8_0)
-        writer.add_tensor("blk.0.ffn_up.weight", quantised, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        values["blk.0.ffn_up.weight"] = gguf.quants.dequantize(quantized, gguf.GGMLQuantizationType.Q8_0)
+        writer.add_tensor("blk.0.ffn_up.weight", quantized, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -133,20 +133,20 @@ def test_overrides_replace_keys_of_the_config(path: Path) -> None:
     assert (config["rope_theta"], config["new"], config["vocab_size"]) == (1.0, [1], VOCAB)
 
 
-@pytest.mark.parametrize("quantise", [None, gguf.GGMLQuantizationType.Q8_0])
-def test_llama_query_and_key_rows_return_to_their_order(path: Path, quantise: gguf.GGMLQuantizationType | None) -> None:
+@pytest.mark.parametrize("quantize", [None, gguf.GGMLQuantizationType.Q8_0])
+def test_llama_query_and_key_rows_return_to_their_order(path: Path, quantize: gguf.GGMLQuantizationType | None) -> None:
     weights = original_weights()
     bias = np.arange(HEADS * HEAD_DIM, dtype=np.float32)
     query, key = weights["blk.0.attn_q.weight"], weights["blk.0.attn_k.weight"]
     stored = {"blk.0.attn_q.weight": permuted(query, HEADS), "blk.0.attn_k.weight": permuted(key, KV_HEADS)}
-    if quantise is not None:
-        query, key = (gguf.quants.dequantize(gguf.quants.quantize(side, quantise), quantise) for side in (query, key))
+    if quantize is not None:
+        query, key = (gguf.quants.dequantize(gguf.quants.quantize(side, quantize), quantize) for side in (query, key))
     writer = gguf.GGUFWriter(path, "llama")
     for name, value in KEYS.items():
         getattr(writer, "add_uint32" if isinstance(value, int) else "add_float32")(f"llama.{name}", value)
     for name, tensor in (weights | stored | {"blk.0.attn_q.bias": permuted(bias, HEADS)}).items():
-        if quantise is not None and name in stored:
-            writer.add_tensor(name, gguf.quants.quantize(tensor, quantise), raw_dtype=quantise)
+        if quantize is not None and name in stored:
+            writer.add_tensor(name, gguf.quants.quantize(tensor, quantize), raw_dtype=quantize)
         else:
             writer.add_tensor(name, tensor)
     writer.write_header_to_file()

@@ -1,4 +1,4 @@
-"""GGUF matrices that stay quantised: rows as they are packed, and whole tiny models."""
+"""GGUF matrices that stay quantized: rows as they are packed, and whole tiny models."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def model(
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3"])
 @pytest.mark.parametrize("mix", MIXES, ids=" ".join)
-def test_logits_equal_those_of_dequantised_weights(
+def test_logits_equal_those_of_dequantized_weights(
     tmp_path: Path, arch: str, mix: tuple[str, ...], logits: Any
 ) -> None:
     path = model(tmp_path / "model.gguf", arch, mix)

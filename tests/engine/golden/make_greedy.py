@@ -4,7 +4,7 @@ Needs ``torch`` (CPU), ``transformers`` and ``gguf``, none of which these tests 
 
     python tests/engine/golden/make_greedy.py FOLDER SmolLM2-135M-Instruct.Q4_1.gguf gemma-3-270m-Q4_K_M.gguf
 
-Transformers dequantises the weights itself, so nothing here shares code with what is tested. Every step runs the whole
+Transformers dequantizes the weights itself, so nothing here shares code with what is tested. Every step runs the whole
 sequence without a KV cache. A step whose two best logits are closer than ``MARGIN`` fails the script: the choice
 between them would be one of rounding, so another prompt has to be taken.
 """

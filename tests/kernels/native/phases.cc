@@ -42,7 +42,7 @@ void check(bool right, const char* what) {
   std::exit(1);
 }
 
-// Phase 0 fills, phase 1 sums neighbours, phase 2 (a single task) adds everything up.
+// Phase 0 fills, phase 1 sums neighbors, phase 2 (a single task) adds everything up.
 long run(Pool& pool, size_t count) {
   std::vector<long> first(count), second(count);
   long total = 0;

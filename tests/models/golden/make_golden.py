@@ -223,7 +223,7 @@ def build(architecture: str, config: dict) -> torch.nn.Module:
     return cls(made).eval().float()
 
 
-def randomise(model: torch.nn.Module, seed: int) -> None:
+def randomize(model: torch.nn.Module, seed: int) -> None:
     """Weights with enough spread that every operation shows in the logits, rounded to bf16."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -285,7 +285,7 @@ def main() -> None:
         model = build(architecture, config)
         model.config.architectures = [architecture]
         (folder / "config-v5.json").write_text(model.config.to_json_string() + "\n")
-        randomise(model, seed)
+        randomize(model, seed)
         tied = config.get("tie_word_embeddings", "Gemma" in architecture)
         state = {
             k: v.to(torch.bfloat16).contiguous()

@@ -151,7 +151,7 @@ def test_outputs_gain(method: str, platform: Platform) -> None:
 
 
 def test_errors_are_those_of_outputs(platform: Platform) -> None:
-    """Of the first projection, whose inputs no quantised layer has touched."""
+    """Of the first projection, whose inputs no quantized layer has touched."""
     source = opened("llama")
     plan = SavePlan.of(source, "int4", group_size=16)
     result = next(calibrate(plan, SEQUENCES, settings("gptq"), platform))
@@ -168,7 +168,7 @@ def test_errors_are_those_of_outputs(platform: Platform) -> None:
     assert result.nearest.relative == pytest.approx(expected, rel=1e-3)
 
 
-def test_later_layers_are_given_what_quantised_ones_make(platform: Platform, tmp_path: Path) -> None:
+def test_later_layers_are_given_what_quantized_ones_make(platform: Platform, tmp_path: Path) -> None:
     """Layer 1 of a model whose layer 0 is as it was written becomes the same again."""
     source = opened("llama")
     plan = SavePlan.of(source, "int4", group_size=16)

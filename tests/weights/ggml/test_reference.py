@@ -1,4 +1,4 @@
-"""Quantisers against ggml's own (golden file), byte for byte, and against the `gguf` package where it has them."""
+"""Quantizers against ggml's own (golden file), byte for byte, and against the `gguf` package where it has them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_ordinary_and_extreme_blocks_as_ggml_writes_them(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_blocks_do_not_depend_on_their_neighbours(scheme: str) -> None:
+def test_blocks_do_not_depend_on_their_neighbors(scheme: str) -> None:
     with np.load(GOLDEN) as golden:
         weights = golden["weights"][::7]
     together = filled(weights, scheme).reshape(len(weights), -1)
@@ -95,9 +95,9 @@ def test_tiles_and_threads_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(CheckpointError, match="rows of 33 weights cannot be quantised to q4_0 in blocks of 32"):
+    with pytest.raises(CheckpointError, match="rows of 33 weights cannot be quantized to q4_0 in blocks of 32"):
         quantize(np.zeros((1, 33), np.float32), "q4_0")
-    with pytest.raises(CheckpointError, match="rows of 288 weights cannot be quantised to q4_k in blocks of 256"):
+    with pytest.raises(CheckpointError, match="rows of 288 weights cannot be quantized to q4_k in blocks of 256"):
         quantize(np.zeros((1, 288), np.float32), "q4_k")
     with pytest.raises(CheckpointError, match="infinite or not a number"):
         quantize(np.full((1, 32), np.nan, np.float32), "q8_0")

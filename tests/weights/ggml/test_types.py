@@ -1,4 +1,4 @@
-"""Dequantisation, on the host and of packed matrices, against the `gguf` package, value for value."""
+"""Dequantization, on the host and of packed matrices, against the `gguf` package, value for value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmjax.weights.packing import put
 from llmjax.weights.rows import QuantizedRows
 
 BY_NAME = {block.name: (type_id, block) for type_id, block in GGML_TYPES.items()}
-QUANTISED = [block.name for block in GGML_TYPES.values() if block.unpack is not None]
+QUANTIZED = [block.name for block in GGML_TYPES.values() if block.unpack is not None]
 F32 = np.dtype(np.float32)
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -88,7 +88,7 @@ def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
     return left.dtype == right.dtype and bool(np.all((left.view(words) == right.view(words)) | nan))
 
 
-@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_random_blocks(name: str) -> None:
     block = BY_NAME[name][1]
     raw = random_rows(name, 0, (37, 5))
@@ -97,7 +97,7 @@ def test_random_blocks(name: str) -> None:
     assert same_bits(values, expected(raw, name))
 
 
-@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_extreme_blocks(name: str) -> None:
     raw = extreme_blocks(name)
     assert same_bits(dequantize(raw, BY_NAME[name][1], F32), expected(raw, name))
@@ -105,7 +105,7 @@ def test_extreme_blocks(name: str) -> None:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Stored rows as a source of quantised ones."""
+    """Stored rows as a source of quantized ones."""
 
     block: BlockType
     raw: np.ndarray
@@ -126,7 +126,7 @@ class Blocks:
         return self.block.quantized_rows(self.raw[start:stop], self.format)
 
 
-@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_packed_matrices_stand_for_the_same_values(name: str) -> None:
     block = BY_NAME[name][1]
     extreme = extreme_blocks(name)
@@ -154,7 +154,7 @@ def test_scales_that_are_no_numbers(name: str, scale: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_round_trip_through_the_reference_quantiser(name: str) -> None:
+def test_round_trip_through_the_reference_quantizer(name: str) -> None:
     weights = np.random.default_rng(2).standard_normal((8, 256)).astype(np.float32)
     raw = gguf.quants.quantize(weights, gguf.GGMLQuantizationType(BY_NAME[name][0]))
     error = np.abs(dequantize(raw, BY_NAME[name][1], F32) - weights).max()

@@ -2,7 +2,7 @@
 
     pip install bitsandbytes==0.50.2 torch==2.13.0 safetensors && python make_bitsandbytes.py
 
-Each file holds the stored tensors of a layer ``model.layers.0.mlp.up_proj``, and what the package itself dequantises
+Each file holds the stored tensors of a layer ``model.layers.0.mlp.up_proj``, and what the package itself dequantizes
 them to (``expected``).
 """
 
@@ -15,7 +15,7 @@ from bitsandbytes import functional
 from safetensors.torch import save_file
 
 NAME = "model.layers.0.mlp.up_proj"
-OUT, IN = 48, 128  # whole blocks a row: where they run on into the next, 0.50.2 dequantises wrongly on CPUs
+OUT, IN = 48, 128  # whole blocks a row: where they run on into the next, 0.50.2 dequantizes wrongly on CPUs
 FOUR_BIT = {"nf4_nested": ("nf4", 64, True), "nf4": ("nf4", 128, False), "fp4_nested": ("fp4", 64, True)}
 
 

@@ -5,8 +5,8 @@
     python make_packers.py
 
 Each file holds the tensors of a layer ``model.layers.0.mlp.up_proj``, and what the package itself makes of them
-(``expected``, [out, in]); its metadata holds quantization_config. Marlin's own dequantisation runs on a GPU alone:
-there ``expected`` is the fake-quantised matrix that its packer was given.
+(``expected``, [out, in]); its metadata holds quantization_config. Marlin's own dequantization runs on a GPU alone:
+there ``expected`` is the fake-quantized matrix that its packer was given.
 """
 
 # mypy: ignore-errors

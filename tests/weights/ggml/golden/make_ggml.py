@@ -1,4 +1,4 @@
-"""Writes ggml.npz: weights, and what ggml's own quantisers make of them.
+"""Writes ggml.npz: weights, and what ggml's own quantizers make of them.
 
 Usage: python make_ggml.py LLAMA_CPP, where LLAMA_CPP is a source tree of llama.cpp (made with the one in
 llama-cpp-python 0.3.36's source distribution). ggml-quants.c is compiled alone for baseline x86-64, as ggml's build

@@ -1,7 +1,7 @@
-"""ggml's reference quantisers, type by type.
+"""ggml's reference quantizers, type by type.
 
 Each function fills structured blocks [n] (layouts: `types.GGML_TYPES`) from f32 [n, elems], bit for bit as
-``quantize_row_*_ref`` of ggml-quants.c, which quantising without an importance matrix uses as well.
+``quantize_row_*_ref`` of ggml-quants.c, which quantizing without an importance matrix uses as well.
 
 * q4_0 to q8_0, mxfp4 and the ternary types, without a search: codes are formed with the f32 reciprocal of the scale
   before the scale is rounded to f16. Numbers stand in columns, so that what is per block runs over contiguous memory.
@@ -25,7 +25,7 @@ from llmjax.weights.ggml.search import (
     largest,
     nearest,
     ordered_sum,
-    requantise,
+    requantize,
 )
 from llmjax.weights.ggml.unpack import FP4_DOUBLED, IQ4_LEVELS
 
@@ -33,30 +33,30 @@ FP4_CODE_OF_HALVES = np.searchsorted((FP4_DOUBLED[:7] + FP4_DOUBLED[1:8]) / 2, n
 """uint8 [33]: code of a magnitude in (h/2 - 1/2, h/2] by h, in halves of the scale; the lower of two as near."""
 
 
-def quantise_q4_0(weights: np.ndarray, blocks: np.ndarray) -> None:
+def quantize_q4_0(weights: np.ndarray, blocks: np.ndarray) -> None:
     store_nibbles(_symmetric(weights, blocks, 8), blocks)
 
 
-def quantise_q4_1(weights: np.ndarray, blocks: np.ndarray) -> None:
+def quantize_q4_1(weights: np.ndarray, blocks: np.ndarray) -> None:
     store_nibbles(_from_minimum(weights, blocks, 15), blocks)
 
 
-def quantise_q5_0(weights: np.ndarray, blocks: np.ndarray) -> None:
+def quantize_q5_0(weights: np.ndarray, blocks: np.ndarray) -> None:
     _store_five_bits(_symmetric(weights, blocks, 16), blocks)
 
 
-def quantise_q5_1(weights: np.ndarray, blocks: np.ndarray) -> None:
+def quantize_q5_1(weights: np.ndarray, blocks: np.ndarray) -> None:
     _store_five_bits(_from_minimum(weights, blocks, 31), blocks)
 
 
-def quantise_q8_0(weights: np.ndarray, blocks: np.ndarray) -> None:
+def quantize_q8_0(weights: np.ndarray, blocks: np.ndarray) -> None:
     x = columns(weights, 32)
     scale = np.abs(x).max(axis=0) / np.float32(127)
     blocks["d"] = scale
     blocks["qs"] = _integers(_round_half_away(x * _reciprocal(scale))).astype(np.int8).T
 
 
-def quantise_mxfp4(weights: np.ndarray, blocks: np.ndarray) -> None:
+def quantize_mxfp4(weights: np.ndarray, blocks: np.ndarray) -> None:
     """The scale is a power of two, the code that of the nearest value."""
     x = columns(weights, 32)
     peak = np.abs(x).max(axis=0)
@@ -70,7 +70,7 @@ def quantise_mxfp4(weights: np.ndarray, blocks: np.ndarray) -> None:
     store_nibbles(codes, blocks)
 
 
-def quantise_tq1_0(weights: np.ndarray, blocks: np.ndarray) -> None:
+def quantize_tq1_0(weights: np.ndarray, blocks: np.ndarray) -> None:
     """Five base-3 digits a byte, stored as a fraction of 256 rounded up; the last four bytes hold four digits."""
     digits = _ternary(weights, blocks)
     parts = []
@@ -85,7 +85,7 @@ def quantise_tq1_0(weights: np.ndarray, blocks: np.ndarray) -> None:
     blocks["qh"] = parts[2]
 
 
-def quantise_tq2_0(weights: np.ndarray, blocks: np.ndarray) -> None:
+def quantize_tq2_0(weights: np.ndarray, blocks: np.ndarray) -> None:
     digits = _ternary(weights, blocks).reshape(-1, 2, 4, 32)
     digits <<= np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     blocks["qs"] = np.bitwise_or.reduce(digits, axis=2).reshape(-1, 64)
@@ -157,7 +157,7 @@ Q4_SEARCH = AffineSearch(top=15, first=-1.0, steps=20)
 Q5_SEARCH = AffineSearch(top=31, first=-0.5, steps=15)
 
 
-def quantise_q2_k(weights: np.ndarray, blocks: np.ndarray) -> None:
+def quantize_q2_k(weights: np.ndarray, blocks: np.ndarray) -> None:
     x = columns(weights, 16)
     fit = fit_affine(x, np.abs(x), Q2_SEARCH)
     scales, minima = fit.scale.reshape(-1, 16), -fit.minimum.reshape(-1, 16)
@@ -173,7 +173,7 @@ def quantise_q2_k(weights: np.ndarray, blocks: np.ndarray) -> None:
     )
 
 
-def quantise_q3_k(weights: np.ndarray, blocks: np.ndarray) -> None:
+def quantize_q3_k(weights: np.ndarray, blocks: np.ndarray) -> None:
     x = columns(weights, 16)
     fit = fit_symmetric_by_code(x, 4)
     scales = fit.scale.reshape(-1, 16)
@@ -191,18 +191,18 @@ def quantise_q3_k(weights: np.ndarray, blocks: np.ndarray) -> None:
     blocks["qs"] = _two_bits(codes & 3)
 
 
-def quantise_q4_k(weights: np.ndarray, blocks: np.ndarray) -> None:
+def quantize_q4_k(weights: np.ndarray, blocks: np.ndarray) -> None:
     codes = _eight_sub_blocks(weights, blocks, Q4_SEARCH)
     _store_nibbles_by_pair(codes, blocks)
 
 
-def quantise_q5_k(weights: np.ndarray, blocks: np.ndarray) -> None:
+def quantize_q5_k(weights: np.ndarray, blocks: np.ndarray) -> None:
     codes = _eight_sub_blocks(weights, blocks, Q5_SEARCH)
     _store_nibbles_by_pair(codes & 15, blocks)
     blocks["qh"] = np.packbits((codes >> 4).reshape(-1, 8, 32), axis=1, bitorder="little")[:, 0]
 
 
-def quantise_q6_k(weights: np.ndarray, blocks: np.ndarray) -> None:
+def quantize_q6_k(weights: np.ndarray, blocks: np.ndarray) -> None:
     x = columns(weights, 16)
     fit = fit_symmetric(x, 32)
     scales = fit.scale.reshape(-1, 16)
@@ -253,7 +253,7 @@ def _eight_sub_blocks(weights: np.ndarray, blocks: np.ndarray, search: AffineSea
 def _affine_codes(x: np.ndarray, fit: AffineFit, *, factors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """uint8 [n, 256]: codes for the rounded scales and minima f32 [n, sub-blocks]; the search's where scales are 0."""
     flat = factors.reshape(-1)
-    codes = requantise(x + offsets.reshape(-1), flat, bounds=(0, fit.top))
+    codes = requantize(x + offsets.reshape(-1), flat, bounds=(0, fit.top))
     (lost,) = np.nonzero(flat == 0)
     if len(lost):
         codes[:, lost] = fit.codes(x, lost)
@@ -268,7 +268,7 @@ def _times(scale: np.ndarray, integers: np.ndarray) -> np.ndarray:
 def _symmetric_codes(x: np.ndarray, searched: np.ndarray, factors: np.ndarray, middle: int) -> np.ndarray:
     """uint8 [n, 256]: codes for the rounded scales f32 [n, 16]; what the search found where these are 0."""
     flat = factors.reshape(-1)
-    codes = requantise(x, flat, bounds=(-middle, middle - 1))
+    codes = requantize(x, flat, bounds=(-middle, middle - 1))
     codes += middle
     return _rows(np.where(flat == 0, searched, codes))
 
@@ -299,14 +299,14 @@ IQ4_CODE_OF_HALVES = np.searchsorted(
 IQ4_LEVEL_OF_HALVES = IQ4_LEVELS[IQ4_CODE_OF_HALVES]
 
 
-def quantise_iq4_nl(weights: np.ndarray, blocks: np.ndarray) -> None:
+def quantize_iq4_nl(weights: np.ndarray, blocks: np.ndarray) -> None:
     x = columns(weights, 32)
     scale = _fit_iq4(x)
     blocks["d"] = scale
     store_nibbles(_iq4_codes(x, np.where(scale == 0, 0, 1 / scale)), blocks)
 
 
-def quantise_iq4_xs(weights: np.ndarray, blocks: np.ndarray) -> None:
+def quantize_iq4_xs(weights: np.ndarray, blocks: np.ndarray) -> None:
     x = columns(weights, 32)
     scales = _fit_iq4(x).reshape(-1, 8)
     magnitude = np.where(np.isnan(scales), 0, np.abs(scales))
