@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.params import RequestOutputKind, SamplingParams
-from llmjax.serve.errors import ApiError
+from llmjax.serve.errors import MAX_NAME_CHARS, ApiError, cut
 
 # One bad element ends the check: a list of 10^6 wrong ones must not make 10^6 error objects.
 Ints = Annotated[list[int], Field(fail_fast=True)]
@@ -51,8 +51,15 @@ class ApiModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few_unknown_fields(cls, data: Any) -> Any:
-        """Of too many fields to be all known, only one unknown one is left: pydantic makes an error object of each."""
-        if not isinstance(data, dict) or len(data) <= len(cls.model_fields):
+        """Of too many fields to be all known, only one unknown one is left: pydantic makes an error object of each.
+
+        Names are cut, because it also copies them.
+        """
+        if not isinstance(data, dict):
+            return data
+        if max(map(len, data), default=0) > MAX_NAME_CHARS:
+            data = {cut(name): value for name, value in data.items()}
+        if len(data) <= len(cls.model_fields):
             return data
         unknown = next(name for name in data if name not in cls.model_fields)
         return {name: data[name] for name in (*cls.model_fields, unknown) if name in data}
