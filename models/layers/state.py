@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -62,3 +63,29 @@ class PagedKV:
 def latent_kv(*, dim: int, value_dim: int) -> PagedKV:
     """One vector of ``dim`` entries a token that all heads share, whose first ``value_dim`` are the value too."""
     return PagedKV(kv_heads=1, head_dim=dim, value_dim=value_dim)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RecurrentState:
+    """What recurrent layers keep of S sequences, each in its slot; slot 0 belongs to padding."""
+
+    recent: jax.Array  # f32 [S, tokens, channels], the last inputs of a convolution
+    memory: jax.Array  # f32 [S, H, key size, value size]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrent:
+    """State whose size does not grow with the sequence: shapes of RecurrentState's arrays without the slots."""
+
+    recent: tuple[int, int]
+    memory: tuple[int, int, int]
+
+    def make(self, *, num_slots: int) -> RecurrentState:
+        """Zeros for so many sequences, slot 0 included."""
+        return RecurrentState(recent=jnp.zeros((num_slots, *self.recent)), memory=jnp.zeros((num_slots, *self.memory)))
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a sequence in one layer."""
+        return 4 * (prod(self.recent) + prod(self.memory))
