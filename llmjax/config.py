@@ -259,7 +259,7 @@ class ServerConfig:
     max_request_bytes: int | None = setting(
         None,
         "bytes of the largest request body; larger ones get 413 (default: what holds every prompt that fits the "
-        "context, at most 16 MiB)",
+        "context, at most 8 MiB)",
         unit="bytes",
     )
     max_header_bytes: int = setting(

@@ -8,7 +8,7 @@ from llmjax.config import ServerConfig
 from llmjax.serve.interfaces import Engine
 
 # A default larger than this would let the parsing of one body, which nothing can interrupt, be felt in every stream.
-MOST_BYTES = 16 * 2**20
+MOST_BYTES = 8 * 2**20
 # Beside the prompt: tools, schemas, metadata.
 EXTRA_BYTES = 2**20
 BYTES_PER_ID = 8  # "151643, "
