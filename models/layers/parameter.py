@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from llmjax.kernels.sharding import Axes
+from llmjax.kernels.sharding import WHOLE, Axes, parts
 
 
 def parameter(shape: Sequence[int], dtype: Any, *, axes: Sequence[str | None]) -> nnx.Param:
@@ -37,12 +37,14 @@ def tree_of_axes(module: Any) -> Any:
     """The module with an Axes in place of each parameter.
 
     Raises:
-        NotImplementedError: a weight is neither an array nor divided in no way.
+        NotImplementedError: a weight that is not an array is divided.
     """
 
     def of(parameter: nnx.Variable) -> Axes:
         names, value = axes_of(parameter), parameter.get_value()
-        if any(names) and not hasattr(value, "ndim"):
+        if all(parts(name) == 1 for name in names if name is not None):
+            return WHOLE
+        if not hasattr(value, "ndim"):
             raise NotImplementedError(f"{type(value).__name__} weights cannot be divided over devices")
         return Axes(names)
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from llmjax.kernels.qtensor import Codes, QTensor, RowFormat
-from llmjax.kernels.sharding import Axes, Sharding, ShardingRules, parts, sharded
+from llmjax.kernels.sharding import WHOLE, Axes, Sharding, ShardingRules, parts, sharded
 from llmjax.models import GatedMLP, abstract_model, model_config
 from llmjax.models.layers.parameter import named, tree_of_axes
 
@@ -46,17 +45,18 @@ def test_logits_are_the_same(on_two_devices: dict[str, Any], name: str) -> None:
     assert (found["o_proj"][1], found["pages"][2]) == (columns, kv_heads)
 
 
-def one_device(**rules: str | None) -> Sharding:
-    devices = np.array(jax.devices("cpu")[:1])
-    return Sharding(Mesh(devices, ("tensor",), axis_types=(AxisType.Auto,)), ShardingRules(**rules))
+def described(**rules: str | None) -> Sharding:
+    """Two devices that nothing runs on."""
+    mesh: Any = AbstractMesh((2,), ("tensor",), axis_types=(AxisType.Auto,))
+    return Sharding(mesh, ShardingRules(**rules))
 
 
 def test_rules_are_a_table() -> None:
-    sharding = one_device(hidden="tensor", inner=None)
+    sharding = described(hidden="tensor", inner=None)
     assert sharding.spec(Axes(("heads", "inner", None, "hidden"))) == PartitionSpec("tensor", None, None, "tensor")
     assert parts("heads") == 1
     with sharded(sharding):
-        assert parts("heads") == 1 and parts("inner") == 1
+        assert (parts("heads"), parts("inner")) == (2, 1)
 
 
 def test_parameters_carry_the_names_of_their_axes() -> None:
@@ -76,5 +76,8 @@ def test_quantized_matrices_are_refused() -> None:
     form = RowFormat(32, Codes(4), 32, "f32")
     matrix = QTensor(jnp.zeros((1, form.num_words, 16), jnp.uint32), None, form, 16, jnp.dtype(jnp.float32))
     mlp.up_proj.weight = named(matrix, ("inner", "hidden"))
-    with pytest.raises(NotImplementedError, match="QTensor weights cannot be divided over devices"):
+    refused = pytest.raises(NotImplementedError, match="QTensor weights cannot be divided over devices")
+    with sharded(described()), refused:
         tree_of_axes(mlp)
+    with sharded(described(inner=None)):
+        assert jax.tree.leaves(tree_of_axes(mlp)) == [WHOLE] * 3
