@@ -31,8 +31,8 @@ from llmjax.checkpoint.gguf.writer import TensorInfo, open_gguf_writer
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.models import ModelConfig, abstract_model
-from llmjax.quantization.difference import Difference
 from llmjax.quantization.mixes import KEEP, NEVER, Choice, ModelShape, mix_named, tensor_scheme
+from llmjax.quantization.report import Difference
 from llmjax.quantization.schemes import Rules
 from llmjax.weights.ggml.reference import SCHEMES, quantize
 from llmjax.weights.ggml.types import BlockType, dequantize

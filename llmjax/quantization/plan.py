@@ -12,8 +12,8 @@ from typing import Any
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import ConfigError
 from llmjax.quantization import mixes
-from llmjax.quantization.in_situ import rows_in_situ
 from llmjax.quantization.mixes import ModelShape
+from llmjax.quantization.rounding import rows_in_situ
 from llmjax.quantization.schemes import SCHEMES, Rules, scheme_key, scheme_named
 from llmjax.weights import uniform
 from llmjax.weights.packing import RowSource, RowStack

@@ -1,20 +1,123 @@
-"""Weights rounded to nearest: the quantizer that needs no calibration."""
+"""Weights rounded to nearest, a few rows at a time: while they are loaded, or to be saved."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from llmjax.checkpoint.experts import ExpertStack
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.kernels.cpu.cores import usable_cores
-from llmjax.quantization.difference import Difference
-from llmjax.quantization.in_situ import FloatRows
-from llmjax.weights.rows import QuantizedRows
-from llmjax.weights.uniform import Float8Scheme, IntegerScheme
+from llmjax.kernels.qtensor import RowFormat
+from llmjax.quantization.report import Difference
+from llmjax.weights.packing import RowSource, RowStack
+from llmjax.weights.rows import FLOATS, QuantizedRows
+from llmjax.weights.uniform import Float8Scheme, IntegerScheme, UniformScheme
+
+
+@dataclass(frozen=True, eq=False)
+class FloatRows:
+    """Rows of a stored matrix as floats, whatever it is stored as.
+
+    Attributes:
+        tensor: the matrix.
+        whole: it is read at once even if it could be unpacked by rows.
+    """
+
+    tensor: StoredTensor
+    whole: bool = False
+
+    @cached_property
+    def _quantized(self) -> RowSource | None:
+        if self.whole:
+            return None
+        source = self.tensor.row_source()
+        assert not isinstance(source, RowStack)
+        return source
+
+    @cached_property
+    def _plain(self) -> np.ndarray:
+        # As stored where that is a float, so that no wider copy exists.
+        return self.tensor.read(FLOATS.get(self.tensor.type_name.lower(), FLOATS["f32"]))
+
+    @property
+    def row_step(self) -> int:
+        """`read` may be asked only for rows that start at a multiple of this."""
+        return 1 if self._quantized is None else self._quantized.row_step
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Rows `start` to `stop`: float [n, in]."""
+        source = self._quantized
+        if source is None:
+            return self._plain[start:stop]
+        rows = source.quantized_rows(start, stop)
+        values = np.empty(rows.codes.shape, np.float32)
+        rows.dequantize(values)
+        if source.columns is None:
+            return values
+        ordered = np.empty_like(values)
+        ordered[:, source.columns] = values
+        return ordered
+
+
+@dataclass(frozen=True, eq=False)
+class InSituRows:
+    """A `RowSource` that quantizes what it reads.
+
+    Attributes:
+        tensor: a matrix [out, in], quantized already or not.
+        scheme: what it becomes.
+        whole: see `FloatRows`.
+    """
+
+    tensor: StoredTensor
+    scheme: UniformScheme
+    whole: bool = False
+    columns: None = None
+
+    @cached_property
+    def format(self) -> RowFormat:
+        return self.scheme.format(self.tensor.shape[1])
+
+    @cached_property
+    def _floats(self) -> FloatRows:
+        return FloatRows(self.tensor, self.whole)
+
+    @property
+    def size_out(self) -> int:
+        return self.tensor.shape[0]
+
+    @property
+    def row_step(self) -> int:
+        return self._floats.row_step
+
+    def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
+        """Rows `start` to `stop`.
+
+        Raises:
+            CheckpointError: a weight cannot be quantized so.
+        """
+        rows = self._floats.read(start, stop)
+        try:
+            return self.scheme.quantize(rows)
+        except CheckpointError as error:
+            raise CheckpointError(f"tensor {self.tensor.name!r}: {error}") from None
+
+
+def rows_in_situ(tensor: StoredTensor, scheme: UniformScheme) -> RowSource | RowStack:
+    """A matrix, or a stack of experts matrix by matrix, quantized while it is read."""
+    if not isinstance(tensor, ExpertStack):
+        return InSituRows(tensor, scheme)
+    matrices = tensor.matrices
+    # The first that cannot be unpacked by rows says so; others need not be asked, then.
+    whole = any(matrix.row_source() is None for matrix in matrices)
+    return RowStack(len(matrices), lambda i: InSituRows(matrices[i], scheme, whole))
+
 
 BLOCK = 1 << 20  # weights that a thread quantizes at a time
 

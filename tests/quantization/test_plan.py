@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from llmjax.errors import CheckpointError, ConfigError
-from llmjax.quantization.in_situ import InSituRows
 from llmjax.quantization.plan import QuantizationPlan
+from llmjax.quantization.rounding import InSituRows
 from llmjax.quantization.schemes import SCHEMES, scheme_named
 from llmjax.weights.ggml import reference
 from llmjax.weights.ggml.types import GGML_TYPES, dequantize

@@ -18,8 +18,7 @@ from math import gcd, prod
 import numpy as np
 
 from llmjax.checkpoint.formats.layout import Layout, StoredRows
-from llmjax.checkpoint.formats.quant_settings import QuantSettings
-from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor
+from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor, QuantSettings
 from llmjax.checkpoint.formats.scaled import ScaledPlanes
 from llmjax.kernels.qtensor import Codes
 

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmjax.checkpoint.formats.layout import Layout, StoredRows
-from llmjax.checkpoint.formats.quant_settings import QuantSettings
-from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor
+from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor, QuantSettings
 from llmjax.kernels.qtensor import Codes
 from llmjax.weights.bits import unpack_bits
 from llmjax.weights.rows import NUMBER_DTYPES

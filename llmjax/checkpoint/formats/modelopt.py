@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmjax.checkpoint.formats.fp4 import NVFP4_GROUP, open_nvfp4
-from llmjax.checkpoint.formats.quant_settings import QuantSettings
-from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor
+from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor, QuantSettings
 from llmjax.checkpoint.formats.scaled import open_scaled
 
 ALGORITHMS = ("fp8", "fp8_per_channel_per_token", "nvfp4", "w4a16_nvfp4")

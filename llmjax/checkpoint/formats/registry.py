@@ -9,19 +9,16 @@ from types import MappingProxyType
 from typing import Any
 
 from llmjax.checkpoint.files import read_object
-from llmjax.checkpoint.formats import awq, gptq, modelopt, smoothquant
+from llmjax.checkpoint.formats import awq, gptq, modelopt, scaled
 from llmjax.checkpoint.formats.awq import AWQ, AWQWriter
 from llmjax.checkpoint.formats.bitsandbytes import BitsAndBytes
 from llmjax.checkpoint.formats.compressed_tensors import CompressedTensors, CompressedTensorsWriter
 from llmjax.checkpoint.formats.fp4 import MXFP4
-from llmjax.checkpoint.formats.fp8 import FP8
-from llmjax.checkpoint.formats.gptq import GPTQ, GPTQWriter
+from llmjax.checkpoint.formats.gptq import GPTQ, GPTQWriter, Marlin
 from llmjax.checkpoint.formats.layer_writer import LayerWriter
-from llmjax.checkpoint.formats.marlin import Marlin
 from llmjax.checkpoint.formats.modelopt import ModelOpt
-from llmjax.checkpoint.formats.quant_settings import QuantSettings
-from llmjax.checkpoint.formats.quantized import LayerReader, QuantizedTensor, quantized_tensors
-from llmjax.checkpoint.formats.smoothquant import SmoothQuant
+from llmjax.checkpoint.formats.quantized import LayerReader, QuantizedTensor, QuantSettings, quantized_tensors
+from llmjax.checkpoint.formats.scaled import FP8, SmoothQuant
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.errors import CheckpointError
 
@@ -67,7 +64,7 @@ METHOD_BY_KEYS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = MappingProxy
     {
         "awq": awq.looks_like,
         "gptq": gptq.looks_like,
-        "smoothquant": smoothquant.looks_like,
+        "smoothquant": scaled.looks_like_smoothquant,
         "modelopt": modelopt.looks_like,
     }
 )

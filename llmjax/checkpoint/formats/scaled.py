@@ -1,15 +1,29 @@
-"""Weights of one byte each, int8 or float8, times scales for the tensor, its rows, groups of columns or blocks."""
+"""Weights of one byte each, int8 or float8, times scales for the tensor, its rows, groups of columns or blocks.
+
+Two formats have nothing else:
+
+* ``quant_method`` fp8 (DeepSeek, Qwen and others) and fbgemm_fp8. A layer is ``.weight`` float8 [out, in] and a scale
+  to multiply with: ``.weight_scale_inv`` for blocks, typically of 128 x 128, or ``.weight_scale`` for the tensor or its
+  rows. Sources: transformers' integrations/finegrained_fp8.py, vLLM's quantization/fp8.py.
+* SmoothQuant W8A8 of AutoSmoothQuant, with quant_config.json. A layer is ``.weight`` int8 [out, in] and
+  ``.dequant_scale``, one number. Where activations are rounded per token, it is the weight's scale. Where they are
+  rounded with a fixed scale, it is the product with that scale, by which either the norm before has been divided
+  already, or (``.quant_scale`` is there) the layer's input has to be. So weights that give the same result with
+  activations left unrounded are code * dequant_scale / quant_scale. Type fp8 is a float8 weight with ``.weight_scale``.
+  Source: AutoSmoothQuant's autosmoothquant/layers/nn/linear.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from llmjax.checkpoint.formats.layout import Layout, StoredRows, scale_type
-from llmjax.checkpoint.formats.quantized import Module
+from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor, QuantSettings
 from llmjax.checkpoint.safetensors import DTYPES
 from llmjax.kernels.qtensor import Codes
 
@@ -104,3 +118,106 @@ def open_scaled(
             scale_part,
         )
     return ScaledPlanes(weight, matrix, 1, inputs // columns)
+
+
+FP8_SCALES = (".weight_scale_inv", ".weight_scale")
+
+
+@dataclass(frozen=True)
+class FP8:
+    """The settings that say how to read the tensors.
+
+    Attributes:
+        block: outputs and inputs that share a scale; None: a scale for the tensor or for rows.
+    """
+
+    block: tuple[int, int] | None
+
+    name = "FP8"
+    parts = (".weight", *FP8_SCALES, ".input_scale", ".activation_scale", ".input_scale_ub")
+    plain_part = ".weight"
+
+    @classmethod
+    def from_settings(cls, settings: QuantSettings) -> FP8:
+        settings.choice("fmt", ("e4m3", "float8_e4m3fn", "e5m2"), "e4m3")
+        settings.choice("activation_scheme", ("dynamic", "static"), "dynamic")
+        block = settings.value("weight_block_size")
+        if block is None:
+            return cls(None)
+        if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
+            settings.fail(f"is {str(block)[:60]}, not two sizes", "weight_block_size")
+        return cls((block[0], block[1]))
+
+    def is_quantized(self, module: Module) -> bool:
+        weight = module.parts.get(".weight")
+        return weight is not None and weight.type_name in FLOAT8
+
+    def open(self, module: Module) -> QuantizedTensor:
+        found = [part for part in FP8_SCALES if part in module.parts]
+        if len(found) != 1:
+            module.fail("is of FP8 and must have one of weight_scale_inv and weight_scale", ".weight")
+        planes = open_scaled(module, found[0], types=FLOAT8, block=self.block)
+        return module.quantized(f"FP8-{module.parts['.weight'].type_name}", planes)
+
+
+SMOOTH_SCALE, SMOOTH_INPUT_SCALE = ".dequant_scale", ".quant_scale"
+PLACES = (("qkv", "qkv_proj"), ("out", "o_proj"), ("fc1", "gate_up_proj"), ("fc2", "down_proj"))
+"""Settings, each with the synonym that newer files use."""
+
+AFTER_NO_NORM = {"o_proj": 1, "out_proj": 1, "down_proj": 3, "fc2": 3}
+"""Layers whose fixed input scale no norm can carry, and the place in PLACES of the setting that they obey."""
+
+
+@dataclass(frozen=True)
+class SmoothQuant:
+    """The settings that say how to read the tensors.
+
+    Attributes:
+        float8: type fp8 rather than int8.
+        fixed: for each of PLACES, whether activations have a fixed scale (``per-tensor``).
+    """
+
+    float8: bool
+    fixed: tuple[bool, ...]
+
+    name = "SmoothQuant"
+    plain_part = ".weight"
+    parts = (".weight", SMOOTH_SCALE, SMOOTH_INPUT_SCALE, ".weight_scale", ".input_scale")
+
+    @classmethod
+    def from_settings(cls, settings: QuantSettings) -> SmoothQuant:
+        float8 = settings.choice("type", ("int8", "fp8"), "int8") == "fp8"
+        kinds = []
+        for names in PLACES:
+            key = next((name for name in names if settings.value(name) is not None), names[0])
+            kinds.append(settings.choice(key, ("per-tensor", "per-token")) == "per-tensor")
+        return cls(float8, tuple(kinds))
+
+    def is_quantized(self, module: Module) -> bool:
+        weight = module.parts.get(".weight")
+        return weight is not None and weight.type_name in (FLOAT8 if self.float8 else ("I8",))
+
+    def open(self, module: Module) -> QuantizedTensor:
+        if self.float8:
+            planes = open_scaled(module, ".weight_scale", types=FLOAT8)
+            return module.quantized("SmoothQuant-F8", planes)
+        place = AFTER_NO_NORM.get(module.name.rpartition(".")[2])
+        needs_input_scale = place is not None and self.fixed[place]
+        if needs_input_scale != (SMOOTH_INPUT_SCALE in module.parts):
+            names = " or ".join(PLACES[place]) if place is not None else "being after a norm"
+            module.fail(f"is {'missing' if needs_input_scale else 'not expected'}, says {names}", SMOOTH_INPUT_SCALE)
+        planes = open_scaled(module, SMOOTH_SCALE, types=("I8",))
+        if needs_input_scale:
+            input_scale = module.scales(SMOOTH_INPUT_SCALE)
+            if input_scale.size != 1 or not input_scale.item():
+                module.fail("is no single number other than 0", SMOOTH_INPUT_SCALE)
+            with np.errstate(over="ignore"):
+                scales = planes.scales.astype(np.float32) / np.float32(input_scale.item())
+            module.check_finite(SMOOTH_INPUT_SCALE, scales)
+            planes = ScaledPlanes(planes.weight, scales, planes.block_rows, planes.block_columns)
+        return module.quantized("SmoothQuant-8", planes)
+
+
+def looks_like_smoothquant(settings: Mapping[str, Any]) -> bool:
+    """Whether settings without quant_method are AutoSmoothQuant's."""
+    return all(any(name in settings for name in names) for names in PLACES)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmjax.quantization.calibration.inputs import InputStatistics
+from llmjax.quantization.calibration.layer import InputStatistics
 from llmjax.weights.uniform import IntegerScheme
 
 RATIOS = 20

@@ -16,8 +16,7 @@ from llmjax.models.config import ModelConfig
 from llmjax.platforms import Platform
 from llmjax.quantization.calibration.layer import CalibratedLayer, alone, check_kinds
 from llmjax.quantization.calibration.methods import Calibration
-from llmjax.quantization.in_situ import FloatRows
-from llmjax.quantization.rounding import Result, round_to_nearest
+from llmjax.quantization.rounding import FloatRows, Result, round_to_nearest
 from llmjax.quantization.save_plan import SavePlan
 from llmjax.quantization.settings import CalibrationSettings
 from llmjax.weights.uniform import IntegerScheme

@@ -12,10 +12,9 @@ from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.context import Context
 from llmjax.quantization.calibration.awq import Projection, clipped, search_scales
 from llmjax.quantization.calibration.gptq import InverseHessian, gptq
-from llmjax.quantization.calibration.inputs import InputStatistics
-from llmjax.quantization.calibration.layer import CalibratedLayer
+from llmjax.quantization.calibration.layer import CalibratedLayer, InputStatistics
 from llmjax.quantization.calibration.stages import Block, Stage
-from llmjax.quantization.difference import Difference
+from llmjax.quantization.report import Difference
 from llmjax.quantization.rounding import Result
 from llmjax.quantization.save_plan import SavePlan
 from llmjax.quantization.settings import CalibrationSettings

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.quantization.calibration.awq import Projection, clipped, search_scales
-from llmjax.quantization.calibration.inputs import InputStatistics
+from llmjax.quantization.calibration.layer import InputStatistics
 from llmjax.weights.uniform import IntegerScheme
 
 SCHEME = IntegerScheme("int4_asym", 4, 32, symmetric=False)

@@ -24,8 +24,8 @@ from llmjax.platforms import Platform, select_platform
 from llmjax.quantization.calibration.calibrate import calibrate
 from llmjax.quantization.calibration.layer import CalibratedLayer, alone
 from llmjax.quantization.calibration.methods import Calibrated
-from llmjax.quantization.difference import Difference
 from llmjax.quantization.folder_export import export_folder
+from llmjax.quantization.report import Difference
 from llmjax.quantization.rounding import round_to_nearest
 from llmjax.quantization.save_plan import SavePlan
 from llmjax.quantization.settings import CalibrationSettings
