@@ -24,14 +24,16 @@ from llmjax.weights.packing import RowSource, RowStack, aligned_empty
 
 logger = logging.getLogger(__name__)
 
-ONE = re.compile(r"(?P<layer>.*)\.(?:mlp|block_sparse_moe)\.experts\.(?P<expert>\d+)\.(?P<part>\w+)\.weight")
-STACK = re.compile(r"(?P<layer>.*)\.mlp\.experts\.(?P<part>gate_proj|up_proj|down_proj|gate_up_proj)(?:\.weight)?")
+ONE = re.compile(r"(?P<layer>.*)\.(?:mlp|block_sparse_moe)\.experts\.(?P<expert>\d+)\.(?P<projection>\w+)\.weight")
+STACK = re.compile(
+    r"(?P<layer>.*)\.mlp\.experts\.(?P<projection>gate_proj|up_proj|down_proj|gate_up_proj)(?:\.weight)?"
+)
 MIXTRAL_ROUTER = re.compile(r"(?P<layer>.*)\.block_sparse_moe\.gate\.(?P<suffix>\w+)")
 ROUTER = r"(?:mlp|block_sparse_moe)\.gate|shared_expert_gate|router"
 """Pattern of the modules that choose experts, at the end of a name."""
-PARTS = MappingProxyType({"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"})
+MIXTRAL_PROJECTIONS = MappingProxyType({"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"})
 """By Mixtral's names."""
-PUBLISHED = MappingProxyType({part: name for name, part in PARTS.items()})
+MIXTRAL_NAMES = MappingProxyType({projection: name for name, projection in MIXTRAL_PROJECTIONS.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,13 +110,13 @@ def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict
     single: dict[str, dict[int, StoredTensor]] = {}
     for name, tensor in tensors.items():
         if one := ONE.fullmatch(name):
-            part = PARTS.get(one["part"], one["part"])
-            single.setdefault(f"{one['layer']}.mlp.experts.{part}.weight", {})[int(one["expert"])] = tensor
+            projection = MIXTRAL_PROJECTIONS.get(one["projection"], one["projection"])
+            single.setdefault(f"{one['layer']}.mlp.experts.{projection}.weight", {})[int(one["expert"])] = tensor
         elif router := MIXTRAL_ROUTER.fullmatch(name):
             found[f"{router['layer']}.mlp.gate.{router['suffix']}"] = tensor
         elif (stack := STACK.fullmatch(name)) and len(tensor.shape) == 3 and f"{name}_bias" not in tensors:
             _check_plain(tensor, tensors, path)
-            for own in _cut(tensor, f"{stack['layer']}.mlp.experts", stack["part"], path):
+            for own in _cut(tensor, f"{stack['layer']}.mlp.experts", stack["projection"], path):
                 if own.name in found:
                     raise CheckpointError(f"{path}: tensor {own.name!r} is there twice, once in {tensor.name!r}")
                 found[own.name] = own
@@ -136,9 +138,9 @@ def with_separate_experts(tensors: Mapping[str, StoredTensor], *, mixtral: bool)
     found: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, ExpertStack):
-            module, _, part = name.removesuffix(".weight").rpartition(".")
+            module, _, projection = name.removesuffix(".weight").rpartition(".")
             for expert, matrix in enumerate(tensor.matrices):
-                one = f"{module}.{expert}.{PUBLISHED[part] if mixtral else part}.weight"
+                one = f"{module}.{expert}.{MIXTRAL_NAMES[projection] if mixtral else projection}.weight"
                 found[_mixtral_block(one) if mixtral else one] = matrix
         else:
             found[_mixtral_block(name) if mixtral else name] = tensor
@@ -160,14 +162,14 @@ def _check_plain(tensor: StoredStack, tensors: Mapping[str, StoredStack], path: 
             )
 
 
-def _cut(tensor: StoredStack, module: str, part: str, path: Path) -> Iterator[ExpertStack]:
+def _cut(tensor: StoredStack, module: str, projection: str, path: Path) -> Iterator[ExpertStack]:
     """The projections that a stack [experts, out, in] holds, one or two, gate first."""
-    parts = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+    projections = ("gate_proj", "up_proj") if projection == "gate_up_proj" else (projection,)
     experts, rows, _ = tensor.shape
-    if rows % len(parts):
+    if rows % len(projections):
         raise CheckpointError(f"{path}: tensor {tensor.name!r} has {rows} rows, not an even number for gate and up")
-    each = rows // len(parts)
-    for i, one in enumerate(parts):
+    each = rows // len(projections)
+    for i, one in enumerate(projections):
         own = slice(i * each, (i + 1) * each)
         matrices = (tensor.matrix(e, own, f"{module}.{e}.{one}.weight") for e in range(experts))
         yield ExpertStack(f"{module}.{one}.weight", tuple(matrices))
