@@ -94,7 +94,7 @@ def engine_settings(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or name not in known:
-            raise ConfigError(f"{pair!r} is no SETTING=VALUE of the engine{nearest(name, known)}")
+            raise ConfigError(f"{pair!r} is not a SETTING=VALUE of the engine{nearest(name, known)}")
         found[name] = parse_text(known[name], value, source=name)
     return found
 
@@ -160,7 +160,7 @@ class Results:
         path: None: nothing is kept.
 
     Raises:
-        ConfigError: there is no such folder, or the file is no JSON.
+        ConfigError: there is no such folder, or the file is not JSON.
     """
 
     def __init__(self, path: Path | None) -> None:

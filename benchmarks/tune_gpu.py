@@ -313,7 +313,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(KINDS)}")
     device = jax.devices()[0]
     if options.small and not options.output:
-        parser.error("--small needs --output: what it measures is no table for a card")
+        parser.error("--small needs --output: what it measures is not a table for a card")
     if not options.small and device.platform != "gpu":
         parser.error(f"needs an NVIDIA GPU, not {device.platform}; --small is a try-out")
     sizes, console = SMALL if options.small else Sizes(), Console(width=160)
@@ -341,7 +341,7 @@ def entries_of(path: Path, card: str) -> dict[Key, dict[str, Any]]:
     """Those of a table that is there already.
 
     Raises:
-        TableError: it is no table, or another card's.
+        TableError: it is not a table, or is another card's.
     """
     if not path.exists():
         return {}

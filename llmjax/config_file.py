@@ -63,12 +63,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file; an empty file is an empty mapping.
 
     Raises:
-        ConfigError: the file cannot be read, is no YAML mapping, or has a key twice.
+        ConfigError: the file cannot be read, is not a YAML mapping, or has a key twice.
     """
     try:
         content = yaml.load(read_text(path), Loader=_StrictLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date, for example
-        raise ConfigError(f"{path}: no valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):

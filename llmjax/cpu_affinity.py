@@ -98,7 +98,7 @@ def parse_cpu_list(text: str, *, source: str) -> frozenset[int]:
         source: what the error names.
 
     Raises:
-        ConfigError: the text is no such list.
+        ConfigError: the text is not such a list.
     """
     cores: set[int] = set()
     for part in text.split(","):

@@ -71,7 +71,7 @@ def settings_of(cls: type, *, without: Collection[str] = ()) -> dict[str, Settin
     """The settings of a dataclass by name, in order; a field's metadata is made by ``llmjax.config.setting``.
 
     Args:
-        without: fields that are no settings.
+        without: fields that are not settings.
 
     Raises:
         ConfigError: a field's type is none that settings can have.
@@ -103,7 +103,7 @@ def parse_text(setting: Setting, text: str, *, source: str) -> Any:
         source: what to call the argument in an error, such as "--port".
 
     Raises:
-        ConfigError: the text is no value of the setting.
+        ConfigError: the text is not a value of the setting.
     """
     if setting.optional and setting.kind in (int, float) and text.lower() == "none":
         return None
@@ -189,7 +189,7 @@ def parse_quantity(text: str, *, unit: str) -> int:
     Small letters are thousands and capitals powers of 1024, as in vLLM's flags.
 
     Raises:
-        ValueError: the text is no such number, or no whole one.
+        ValueError: the text is not such a number, or not a whole one.
     """
     pattern = r"(\d+(?:_\d+)*(?:\.\d+)?)\s*(?:([kKmMgGtT])(i?[bB])?|[bB])?"
     match = re.fullmatch(pattern, text.strip(), re.ASCII)

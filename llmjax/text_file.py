@@ -23,4 +23,4 @@ def read_text(path: Path, *, name: str | None = None) -> str:
     except OSError as error:
         raise ConfigError(f"{name}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name}: no UTF-8 text ({error.reason} at byte {error.start})") from None
+        raise ConfigError(f"{name}: is not UTF-8 text ({error.reason} at byte {error.start})") from None

@@ -167,11 +167,11 @@ def test_a_flag_in_mebibytes_wins_over_bytes_in_yaml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "no valid YAML"),
+        ("a: [", "not valid YAML"),
         ("- 1", "settings must be a mapping of keys to values, not list"),
         ("port: 1\nport: 2", "key 'port' is there twice"),
-        ("d: 2020-99-99", "no valid YAML"),
-        ("[" * 5000, "no valid YAML"),
+        ("d: 2020-99-99", "not valid YAML"),
+        ("[" * 5000, "not valid YAML"),
         ("prot: 8000", "unknown key 'prot'; did you mean port?"),
         ("port: '8000'", "port must be an integer, not '8000'"),
         ("1: 2", "unknown key 1"),
@@ -188,7 +188,7 @@ def test_bad_files_name_the_file(tmp_path: Path, text: str, message: str) -> Non
 
 def test_files_that_are_no_text_or_not_there(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="no UTF-8 text"):
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
         read_yaml(tmp_path / "binary.yaml")
     with pytest.raises(ConfigError, match=r"--config: no file '/nowhere\.yaml'"):
         find_config("/nowhere.yaml")

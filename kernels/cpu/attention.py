@@ -24,7 +24,7 @@ def refuses(q: jax.Array, pages: KVPages) -> str | None:
     if pages.layout.value_dim is not None:
         return "pages are latent"
     if q.shape[-1] % MIN_HEAD_DIVISOR:
-        return f"the head size {q.shape[-1]} is no multiple of {MIN_HEAD_DIVISOR}"
+        return f"the head size {q.shape[-1]} is not a multiple of {MIN_HEAD_DIVISOR}"
     return None
 
 

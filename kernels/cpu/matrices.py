@@ -31,7 +31,7 @@ def refuses(weight: jax.Array | QTensor) -> str | None:
     if not isinstance(weight, QTensor):
         if weight.dtype not in (jnp.bfloat16, jnp.float16):
             return f"weights are {weight.dtype}"
-        return f"{weight.shape[1]} inputs are no multiple of {LANES}" if weight.shape[1] % LANES else None
+        return f"{weight.shape[1]} inputs are not a multiple of {LANES}" if weight.shape[1] % LANES else None
     if weight.words.ndim != 3:
         return "a stack of matrices"
     if weight.tile != CPU_TILE:

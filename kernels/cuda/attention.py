@@ -29,7 +29,7 @@ def refuses(q: jax.Array, k: jax.Array, v: jax.Array | None, pages: KVPages, *_:
     if pages.data.dtype == jnp.uint16:
         return "pages are kept as bits of two-byte floats"
     if head_dim % 8 or (value is None and head_dim > MAX_HEAD_DIM):
-        return f"the head size {head_dim} is no multiple of 8 up to {MAX_HEAD_DIM}"
+        return f"the head size {head_dim} is not a multiple of 8 up to {MAX_HEAD_DIM}"
     if value is not None and (value % 8 or value > MAX_VALUE_DIM or head_dim - value > MAX_HEAD_DIM):
         return f"latent keys of {value} + {head_dim - value}: multiples of 8 up to {MAX_VALUE_DIM} + {MAX_HEAD_DIM}"
     if INT32_BYTES[0] < size and size * pages.data.dtype.itemsize <= INT32_BYTES[1]:

@@ -62,14 +62,14 @@ class Table:
             for number, entry in enumerate(content["entries"]):
                 choice = entry["choice"]
                 if not all(type(value) is int and value >= 0 for value in choice.values()):
-                    raise TableError(f"{path}: entry {number} has a choice that is no number from 0 on")
+                    raise TableError(f"{path}: entry {number} has a choice that is not a number from 0 up")
                 choices[Key(entry["kernel"], entry["format"], tuple(entry["sizes"]))] = choice
         except TableError:
             raise
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise TableError(f"{path}: {error}") from error
         except (KeyError, TypeError, AttributeError) as error:
-            raise TableError(f"{path}: no table of divisions: {error!r}") from error
+            raise TableError(f"{path}: is not a table of divisions: {error!r}") from error
         return cls(path, card, choices)
 
     def changed(self, division: Division, key: Key) -> Division:

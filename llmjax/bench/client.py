@@ -64,7 +64,7 @@ class OpenAIClient:
         try:
             return response.json()
         except ValueError:
-            raise RequestFailed(f"{self.url}{path}: the answer is no JSON") from None
+            raise RequestFailed(f"{self.url}{path}: the answer is not JSON") from None
 
     async def first_model(self) -> str:
         """The name of the first model that the server lists.
@@ -101,7 +101,7 @@ class OpenAIClient:
         except httpx.HTTPError as error:
             raise RequestFailed(f"{self.url}{path}: {str(error) or type(error).__name__}") from None
         except ValueError as error:
-            raise RequestFailed(f"{self.url}{path}: an event is no JSON ({error})") from None
+            raise RequestFailed(f"{self.url}{path}: an event is not JSON ({error})") from None
         raise RequestFailed(f"{self.url}{path}: the stream ended early, without [DONE]")
 
     async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -118,9 +118,9 @@ def _checked(url: str) -> str:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise RequestFailed(f"{url!r} is no URL: {error}") from None
+        raise RequestFailed(f"{url!r} is not a URL: {error}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host or not 0 <= (parsed.port or 0) <= 65535:
-        raise RequestFailed(f"{url!r} is no URL of a server, such as http://127.0.0.1:8000")
+        raise RequestFailed(f"{url!r} is not a URL of a server, such as http://127.0.0.1:8000")
     return url
 
 

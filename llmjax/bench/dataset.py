@@ -99,12 +99,12 @@ def sharegpt_samples(path: Path, *, output_len: int | None, count_tokens: Callab
         count_tokens: how many tokens a text has.
 
     Raises:
-        ConfigError: the file cannot be read or is no ShareGPT file.
+        ConfigError: the file cannot be read or is not a ShareGPT file.
     """
     try:
         rows = json.loads(read_text(path))
     except ValueError as error:
-        raise ConfigError(f"{path}: no JSON ({error})") from None
+        raise ConfigError(f"{path}: is not JSON ({error})") from None
     if not isinstance(rows, list):
         raise ConfigError(f"{path}: a ShareGPT file is a JSON list of conversations")
     samples = []
@@ -136,7 +136,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             try:
                 yield number, json.loads(line)
             except ValueError as error:
-                raise ConfigError(f"{path}:{number}: no JSON ({error})") from None
+                raise ConfigError(f"{path}:{number}: is not JSON ({error})") from None
 
 
 def _is_prompt(value: Any) -> TypeGuard[str | list[int]]:

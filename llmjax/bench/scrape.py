@@ -20,7 +20,7 @@ async def work_of_server(client: OpenAIClient) -> EngineWork | None:
 
 
 def parse_work(page: str) -> EngineWork | None:
-    """The counters on a page in Prometheus' text format; None: they are not there, or it is no such page."""
+    """The counters on a page in Prometheus' text format; None: they are not there, or it is not such a page."""
     found: dict[str, float] = {}
     try:
         for family in text_string_to_metric_families(page):

@@ -47,7 +47,7 @@ def read_object(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> di
     except OSError as problem:
         raise error(f"{path}: cannot be read: {problem.strerror}") from None
     except (ValueError, RecursionError) as problem:
-        raise error(f"{path}: is no valid JSON: {problem}") from None
+        raise error(f"{path}: is not valid JSON: {problem}") from None
     if not isinstance(content, dict):
-        raise error(f"{path}: is no JSON object")
+        raise error(f"{path}: is not a JSON object")
     return content

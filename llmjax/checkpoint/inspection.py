@@ -21,7 +21,7 @@ from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
 
 NO_PARAMETERS = frozenset({"I64", "I32", "I16", "U64", "U32", "U16", "U8", "BOOL"})
-"""Stored types of indices, flags and packed codes, whose elements are no parameters."""
+"""Stored types of indices, flags and packed codes, whose elements are not parameters."""
 
 
 class AnyTensor(Protocol):

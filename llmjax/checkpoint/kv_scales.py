@@ -114,7 +114,7 @@ def _read_json(path: Path, dtype: jnp.dtype, model: Mapping[str, Any]) -> dict[i
     for key, value in _object(ranks["0"], f"{field}.0").items():
         where = f"{field}.0.{key}"
         if not (key.isascii() and key.isdecimal()) or str(int(key)) != key:
-            raise CheckpointError(f"{where}: the key is no layer's number")
+            raise CheckpointError(f"{where}: the key is not a layer's number")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise CheckpointError(f"{where} must be a number, not {value!r}")
         scale = _Affine(float(np.float32(min(max(value, -1e39), 1e39)))).check(where)

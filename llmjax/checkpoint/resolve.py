@@ -94,7 +94,9 @@ def _local(path: Path, gguf_file: str | None = None) -> Path:
 
 def _repository(text: str, model: str) -> str:
     if not _REPOSITORY.fullmatch(text) or text.lower().endswith((".gguf", ".safetensors")):
-        raise CheckpointError(f"{model!r} is not on this machine, and is no id of the form organization/name either")
+        raise CheckpointError(
+            f"{model!r} is not on this machine, and is not an id of the form organization/name either"
+        )
     return text
 
 

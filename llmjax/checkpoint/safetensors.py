@@ -165,7 +165,9 @@ def _open_shards(path: Path) -> dict[str, SafetensorsTensor]:
     tensors: dict[str, SafetensorsTensor] = {}
     for name, file in weight_map.items():
         if not isinstance(file, str) or file in ("", "..") or Path(file).name != file:
-            raise CheckpointError(f"{path / INDEX}: tensor {name!r} is said to be in {file!r}, which is no file name")
+            raise CheckpointError(
+                f"{path / INDEX}: tensor {name!r} is said to be in {file!r}, which is not a file name"
+            )
         if file not in shards:
             if not (path / file).exists():
                 raise CheckpointError(f"{path / file}: is missing, but {INDEX} names it")

@@ -107,6 +107,6 @@ def _show(number: int, output: RequestOutput) -> None:
 
 def _messages(prompt: Prompt, system: str | None) -> list[Message]:
     if not isinstance(prompt, str):
-        raise ConfigError("--chat needs texts: a prompt of token ids is no message")
+        raise ConfigError("--chat needs texts: a prompt of token ids is not a message")
     head: list[Message] = [{"role": "system", "content": system}] if system else []
     return [*head, {"role": "user", "content": prompt}]

@@ -318,7 +318,7 @@ def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, Text(value))  # Text: brackets in names and templates are no markup
+        table.add_row(name, Text(value))  # Text: brackets in names and templates are not markup
     return table
 
 

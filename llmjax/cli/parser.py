@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The values that were given: a setting that was not is no attribute of the result.
+        """The values that were given: one that was not given is not an attribute of the result.
 
         Raises:
             ConfigError: a flag is unknown (the nearest right one is named) or its value is wrong.

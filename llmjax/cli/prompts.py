@@ -53,14 +53,14 @@ def _read(path: Path | None) -> str:
     except OSError as error:
         raise ConfigError(f"standard input: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"standard input: no UTF-8 text ({error.reason})") from None
+        raise ConfigError(f"standard input: is not UTF-8 text ({error.reason})") from None
 
 
 def _parse(line: str, where: str) -> Prompt:
     try:
         row: Any = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"{where}: no JSON ({error})") from None
+        raise ConfigError(f"{where}: is not JSON ({error})") from None
     if isinstance(row, str):
         return row
     if not isinstance(row, dict) or len({"prompt", "prompt_token_ids"} & row.keys()) != 1:

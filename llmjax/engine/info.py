@@ -20,7 +20,7 @@ class EngineInfo:
         default_sampling_params: fields of ``SamplingParams`` that the model's makers recommend.
         device: as JAX names it.
         dtype: of the weights that are not quantized.
-        kernels: which C++ kernels serve; None: the device is no CPU.
+        kernels: which C++ kernels serve; None: the device is not a CPU.
         weight_bytes: of all weights; ``offloaded_bytes`` of them lie in the host's memory.
         load_seconds: that loading took.
         kv_bytes: of the KV cache, which holds ``kv_tokens`` tokens in pages of ``page_size``.

@@ -87,7 +87,7 @@ def _tokenizer_path(config: EngineConfig) -> Path:
     assert config.tokenizer is not None
     path = Path(config.tokenizer).expanduser()
     if path.exists():
-        return path  # a folder with a tokenizer alone is no model, so resolve would refuse it
+        return path  # a folder with only a tokenizer is not a model, so resolve would refuse it
     return resolve(
         config.tokenizer,
         revision=None,

@@ -108,7 +108,7 @@ def check_target(path: Path, source: Path, *, replace: bool) -> None:
     if source.resolve() in (path.resolve(), *path.resolve().parents) or path.resolve() in source.resolve().parents:
         raise ConfigError(f"{path}: is what is read; write elsewhere")
     if path.is_dir() and any(path.iterdir()) and not (path / CONFIG).is_file():
-        raise ConfigError(f"{path}: holds files but no {CONFIG}, so it is no model that could be replaced")
+        raise ConfigError(f"{path}: holds files but no {CONFIG}, so it is not a model that could be replaced")
     if not replace and not (path.is_dir() and not any(path.iterdir())):
         raise ConfigError(f"{path}: is there already; --force replaces it")
 
@@ -191,7 +191,7 @@ def _number(value: Any) -> Any:
     """NumPy's numbers, which metadata of GGUF files has."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def _write_tensors(plan: SavePlan, results: Iterable[Result], writer: SafetensorsWriter) -> None:

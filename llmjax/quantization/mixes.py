@@ -219,7 +219,7 @@ MIXES: Mapping[str, Mix] = MappingProxyType(
         "tq2_0": Mix(base="tq2_0", embedding="q4_k"),
     }
 )
-"""What llama.cpp's files of that name hold. ``q4_k`` and ``q4k``, ``q2k`` … without an underscore before the k, are no
+"""What llama.cpp's files of that name hold. ``q4_k`` and ``q4k``, ``q2k`` … without an underscore before the k, are not
 mixes: every tensor gets that scheme."""
 
 

@@ -96,7 +96,7 @@ class Rules:
             try:
                 patterns.append((re.compile(pattern), scheme_key(name, names)))
             except re.error as error:
-                raise ConfigError(f"quantization_rules: {pattern!r} is no regular expression: {error}") from None
+                raise ConfigError(f"quantization_rules: {pattern!r} is not a regular expression: {error}") from None
         return cls(tuple(patterns))
 
     def find(self, name: str) -> str | None:

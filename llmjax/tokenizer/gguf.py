@@ -133,7 +133,7 @@ class Vocabulary:
         for merge in merges:
             left, space, right = merge[1:].partition(" ")
             if not space:
-                self.fail(f"merges has an entry that is no pair: {merge!r}")
+                self.fail(f"merges has an entry that is not a pair: {merge!r}")
             pairs.append((merge[0] + left, right))
         return pairs
 

@@ -23,7 +23,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _one_mark_a_byte(error: UnicodeError) -> tuple[str, int]:
-    """SentencePiece writes U+FFFD once for every byte that is no part of a character; Python's handler writes fewer."""
+    """SentencePiece writes U+FFFD once for each byte that is not part of a character; Python's handler writes fewer."""
     assert isinstance(error, UnicodeDecodeError)
     return "\ufffd" * (error.end - error.start), error.end
 
@@ -32,7 +32,7 @@ codecs.register_error("llmjax.one_mark_a_byte", _one_mark_a_byte)
 
 
 class PieceDecoder(Protocol):
-    """How tokens are written; ``errors`` is the codec error handler for bytes that are no UTF-8."""
+    """How tokens are written; ``errors`` is the codec error handler for bytes that are not UTF-8."""
 
     @property
     def errors(self) -> str: ...

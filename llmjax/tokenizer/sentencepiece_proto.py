@@ -116,7 +116,7 @@ def pieces_of(serialized: bytes) -> Pieces:
     """The vocabulary of a serialized ``ModelProto`` that the library has accepted.
 
     Raises:
-        ValueError: the bytes are no such message.
+        ValueError: the bytes are not such a message.
     """
     texts, scores, types = [], [], []
     for field, message in _fields(serialized):

@@ -147,7 +147,7 @@ class Tokenizer:
     def decode(
         self, ids: Sequence[int], *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
     ) -> str:
-        """The text of ``ids``. Bytes that are no UTF-8 become U+FFFD; ids without a token are empty."""
+        """The text of ``ids``. Bytes that are not UTF-8 become U+FFFD; ids without a token are empty."""
         detokenizer = self.detokenizer(
             skip_special_tokens=skip_special_tokens, spaces_between_special_tokens=spaces_between_special_tokens
         )

@@ -57,7 +57,7 @@ def test_custom_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", ":2: no JSON"),
+        ("{", ":2: is not JSON"),
         ("[1]", ':2: "prompt" must be a text or a list of token ids, and not empty'),
         ('{"prompt": ""}', ':2: "prompt" must be'),
         ('{"prompt": [1, "a"]}', ':2: "prompt" must be'),

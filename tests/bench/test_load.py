@@ -245,7 +245,7 @@ def test_urls() -> None:
         "https://h",
     ]
     for url in ("http://a:b", "ftp://a", "http://", "http://a:99999", "http://a:-1"):
-        with pytest.raises(RequestFailed, match="is no URL"):
+        with pytest.raises(RequestFailed, match="is not a URL"):
             OpenAIClient(url)
 
 

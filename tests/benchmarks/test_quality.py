@@ -22,9 +22,9 @@ def test_a_row_is_a_scheme_and_settings() -> None:
     assert row_settings("q4_k") == {"activations": "float", "quantization": "q4_k"}
     row = row_settings("none,dtype=float32,max_num_batched_tokens=16,activations=int8")
     assert row == {"activations": "int8", "quantization": "none", "dtype": "float32", "max_num_batched_tokens": 16}
-    with pytest.raises(ConfigError, match="'dtypes=float32' is no SETTING=VALUE of the engine; did you mean dtype"):
+    with pytest.raises(ConfigError, match="'dtypes=float32' is not a SETTING=VALUE of the engine; did you mean dtype"):
         row_settings("none,dtypes=float32")
-    with pytest.raises(ConfigError, match="'float32' is no SETTING=VALUE"):
+    with pytest.raises(ConfigError, match="'float32' is not a SETTING=VALUE"):
         row_settings("none,float32")
 
 

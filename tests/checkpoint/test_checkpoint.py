@@ -86,11 +86,11 @@ def test_shards(folder: Path) -> None:
     [
         ({"w0": "a.safetensors", "w9": "a.safetensors"}, r"a.safetensors: has no tensor 'w9'"),
         ({"w0": "b.safetensors"}, r"b.safetensors: is missing, but model.safetensors.index.json names it"),
-        ({"w0": "../a.safetensors"}, "which is no file name"),
-        ({"w0": "/etc/passwd"}, "which is no file name"),
-        ({"w0": ".."}, "which is no file name"),
-        ({"w0": ""}, "which is no file name"),
-        ({"w0": 3}, "which is no file name"),
+        ({"w0": "../a.safetensors"}, "which is not a file name"),
+        ({"w0": "/etc/passwd"}, "which is not a file name"),
+        ({"w0": ".."}, "which is not a file name"),
+        ({"w0": ""}, "which is not a file name"),
+        ({"w0": 3}, "which is not a file name"),
         ({}, "weight_map is missing or empty"),
         (["a"], "weight_map is missing or empty"),
     ],
@@ -110,9 +110,9 @@ def test_no_weights(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no valid JSON"),
-        ("[1]", "is no JSON object"),
-        ("[" * 100_000, "is no valid JSON"),
+        ("{", "is not valid JSON"),
+        ("[1]", "is not a JSON object"),
+        ("[" * 100_000, "is not valid JSON"),
         (None, "cannot be read"),
     ],
 )

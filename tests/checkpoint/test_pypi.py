@@ -393,7 +393,7 @@ def test_plain_http_is_refused_unless_the_host_is_trusted(index: FakeIndex, root
     index.wheels = {TINY_WHEEL: WHEEL}
     port = httpx.URL(index.url).port
     source = PypiSource.parse(TINY)
-    # A name that is no loopback address to whoever reads it, through a proxy that brings it back here.
+    # A name that does not look like a loopback address, through a proxy that brings it back here.
     far = f"http://packages.example:{port}/simple"
     settings = IndexSettings(index_urls=(far,), proxy=f"http://127.0.0.1:{port}")
     with pytest.raises(CheckpointError, match=r"packages\.example:\d+/simple/tiny-model/: is not encrypted") as caught:

@@ -154,7 +154,7 @@ def test_a_missing_part_is_named(tmp_path: Path, there: list[int], message: str)
     "model", ["/no/such/folder", "./missing.gguf", "org/missing.gguf", "gpt2", "", "a/b/c", "~/x y"]
 )
 def test_a_name_that_is_neither_here_nor_an_id(model: str) -> None:
-    with pytest.raises(CheckpointError, match="is not on this machine, and is no id of the form organization/name"):
+    with pytest.raises(CheckpointError, match="is not on this machine, and is not an id of the form organization/name"):
         resolve(model)
 
 

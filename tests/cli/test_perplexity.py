@@ -67,7 +67,7 @@ def test_mistakes_are_found_before_the_model_is_loaded(
 def test_a_text_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t").write_bytes(b"a\xff")
     assert main(["eval", "perplexity", "--text", str(tmp_path / "t")]) == 1
-    assert "no UTF-8 text (invalid start byte at byte 1)" in capsys.readouterr().err
+    assert "is not UTF-8 text (invalid start byte at byte 1)" in capsys.readouterr().err
 
 
 def test_the_evaluations_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

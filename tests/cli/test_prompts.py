@@ -34,7 +34,7 @@ def test_json_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", ":1: no JSON"),
+        ("{", ":1: is not JSON"),
         ("7", ":1: expected a text"),
         ('{"text": "a"}', ":1: expected a text"),
         ('{"prompt": "a", "prompt_token_ids": [1]}', ":1: expected a text"),

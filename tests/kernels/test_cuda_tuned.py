@@ -93,11 +93,11 @@ def test_the_table_is_that_of_the_default_device(monkeypatch: pytest.MonkeyPatch
     "content,reason",
     [
         ("{", "Expecting"),
-        ("[]", "no table"),
+        ("[]", "not a table"),
         ('{"card": "x"}', "'entries'"),
         ('{"card": "x", "entries": [{}]}', "'choice'"),
-        ('{"card": "x", "entries": [{"choice": {"warps": "4"}}]}', "no number"),
-        ('{"card": "x", "entries": [{"choice": {"warps": -1}}]}', "no number"),
+        ('{"card": "x", "entries": [{"choice": {"warps": "4"}}]}', "not a number"),
+        ('{"card": "x", "entries": [{"choice": {"warps": -1}}]}', "not a number"),
     ],
 )
 def test_a_broken_table_is_an_error(content: str, reason: str, tmp_path: Path) -> None:

@@ -109,7 +109,9 @@ def test_refusals(tmp_path: Path) -> None:
         SavePlan.of(source, "int8", rules={"mlp": "q4_0"})
     with pytest.raises(ConfigError, match="--format 'marlin' is unknown; known are compressed-tensors, gptq, awq"):
         SavePlan.of(source, "int8", form="marlin")
-    with pytest.raises(ConfigError, match=r"tensor 'model\.layers\.0\..*: 48 columns are no multiple of int4's groups"):
+    with pytest.raises(
+        ConfigError, match=r"tensor 'model\.layers\.0\..*: 48 columns are not a multiple of int4's groups"
+    ):
         SavePlan.of(source, "int4")
     with pytest.raises(ConfigError, match="--group-size does not go with fp8"):
         SavePlan.of(source, "fp8", group_size=16)
@@ -148,7 +150,7 @@ def test_only_models_are_replaced_and_only_when_asked(tmp_path: Path) -> None:
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "a.txt").write_text("")
     for path, message in (
-        (tmp_path / "papers", "no model that could be replaced"),
+        (tmp_path / "papers", "not a model that could be replaced"),
         (target, "is what is read"),
         (tmp_path, "is what is read"),
         (tmp_path / "no" / "where", "there is no folder"),

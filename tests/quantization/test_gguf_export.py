@@ -40,7 +40,7 @@ def close(left: RopeConfig, right: RopeConfig) -> bool:
 def check_same_model(source: Checkpoint, found: Checkpoint) -> None:
     ours, theirs = model_config(found.config), model_config(source.config)
     assert all(map(close, ours.ropes, theirs.ropes)) and len(ours.ropes) == len(theirs.ropes)
-    # Numbers that f32 keys round are compared by themselves; the type of the weights is no key.
+    # Numbers that f32 keys round are compared by themselves; the type of the weights is not a key.
     layers = []
     for our, their in zip(ours.layers, theirs.layers, strict=True):
         assert np.isclose(our.mixer.scale, their.mixer.scale, rtol=1e-6)

@@ -155,7 +155,7 @@ def test_rows_that_fill_no_blocks_fall_back_with_a_word() -> None:
     ("quantization", "rules", "message"),
     [
         ("q9", {}, "'q9' is unknown"),
-        ("q4k", {"(": "q8_0"}, "no regular expression"),
+        ("q4k", {"(": "q8_0"}, "not a regular expression"),
         ("q4k", {"mlp": "q4_k_m"}, "'q4_k_m' is unknown"),
         ("q4k", {"mlp": 4}, "must map"),
     ],

@@ -27,7 +27,7 @@ def test_the_first_match_decides() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ConfigError, match=r"'\(' is no regular expression"):
+    with pytest.raises(ConfigError, match=r"'\(' is not a regular expression"):
         Rules.parse({"(": "q8_0"}, SCHEMES)
     with pytest.raises(ConfigError, match="scheme 'q9' is unknown"):
         Rules.parse({"mlp": "q9"}, SCHEMES)

@@ -105,7 +105,7 @@ def test_a_page_of_another_origin_gets_no_permission_by_default() -> None:
         response = ask(closed, method, "/v1/models", headers=headers)
         assert not [name for name in response.headers if name.startswith("access-control")]
     assert ask(closed, "OPTIONS", "/v1/models", headers=preflight).status_code == 405
-    # What needs no preflight is no JSON to the server.
+    # What needs no preflight is not JSON to the server.
     plain = {**origin, "Content-Type": "text/plain"}
     assert ask(closed, "POST", "/v1/completions", headers=plain, content=b'{"prompt": [1]}').status_code == 415
     named = app_of(allowed_origins=["https://good.example"])

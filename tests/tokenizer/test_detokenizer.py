@@ -175,7 +175,7 @@ def test_decoders_equal_those_of_the_library(name: str) -> None:
     ours, draw = wrap(pipeline), random.Random(1)
     for _ in range(1000):
         ids = [draw.randrange(len(VOCABULARY)) for _ in range(draw.randrange(9))]
-        # In a run of byte tokens the library replaces even whole characters if the run is no UTF-8 as a whole.
+        # In a run of byte tokens the library replaces even whole characters if the run is not UTF-8 as a whole.
         if "Replace" in str(DECODERS[name]) and {11, 12} & set(ids):
             ids = [i for i in ids if i not in (11, 12)] + [11, 12]
         assert ours.decode(ids) == pipeline.decode(ids), [pipeline.id_to_token(i) for i in ids]

@@ -134,9 +134,9 @@ class BitsAndBytes:
         try:
             state = json.loads(text)
         except (ValueError, RecursionError) as error:
-            module.fail(f"is no valid JSON: {error}", state_part)
+            module.fail(f"is not valid JSON: {error}", state_part)
         if not isinstance(state, dict):
-            module.fail("is no JSON object", state_part)
+            module.fail("is not a JSON object", state_part)
         return module.quantized(f"BNB-{self.kind.upper()}", _open_four_bit(module, QuantSettings(where, state)))
 
 

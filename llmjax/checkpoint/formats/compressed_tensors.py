@@ -298,7 +298,7 @@ class CompressedTensors:
             )
         ignored = settings.value("ignore") or []
         if not isinstance(ignored, list) or not all(isinstance(name, str) for name in ignored):
-            settings.fail("is no list of names", "ignore")
+            settings.fail("is not a list of names", "ignore")
         return cls(tuple(dict.fromkeys(schemes)), frozenset(ignored))
 
     def is_quantized(self, module: Module) -> bool:

@@ -362,7 +362,7 @@ class Marlin:
         scales = module.scales(".s", dims=2)
         if words.shape[1] % (2 * MARLIN_RUN):
             module.fail(
-                f"has shape {list(words.shape)}, which is no whole number of runs of {MARLIN_RUN} outputs", ".B"
+                f"has shape {list(words.shape)}, which is not a whole number of runs of {MARLIN_RUN} outputs", ".B"
             )
         outputs, inputs = words.shape[1] // 2, words.shape[0] * MARLIN_TILE
         group_size = inputs if self.group_size < 0 else self.group_size

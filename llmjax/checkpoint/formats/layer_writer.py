@@ -89,4 +89,4 @@ def check_groups(scheme: IntegerScheme, inputs: int) -> None:
     if scheme.group_size and inputs % scheme.group_size:
         fitting = [str(size) for size in (256, 128, 96, 64, 48, 32, 16) if inputs % size == 0]
         hint = f"; --group-size {' or '.join(fitting)} would do" if fitting else ""
-        raise ConfigError(f"{inputs} columns are no multiple of {scheme.name}'s groups of {scheme.group_size}{hint}")
+        raise ConfigError(f"{inputs} columns are not a multiple of {scheme.name}'s groups of {scheme.group_size}{hint}")

@@ -107,7 +107,7 @@ class Layout:
             return ""
         if (sizes[:-1] != sizes[0]).any() or not 0 < sizes[-1] <= sizes[0]:
             return f"its groups of columns have sizes from {sizes.min()} to {sizes.max()}"
-        return f"its groups of {sizes[0]} columns are no multiple of {UNIT}" if sizes[0] % UNIT else ""
+        return f"its groups of {sizes[0]} columns are not a multiple of {UNIT}" if sizes[0] % UNIT else ""
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:

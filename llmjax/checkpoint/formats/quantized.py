@@ -209,7 +209,7 @@ class QuantizedTensor:
         """The weights, computed in f32 and rounded to nearest even if `dtype` is narrower.
 
         Raises:
-            CheckpointError: `dtype` is no float type.
+            CheckpointError: `dtype` is not a float type.
         """
         dtype = np.dtype(dtype)
         if dtype.kind in "iub":

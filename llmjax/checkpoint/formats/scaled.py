@@ -114,7 +114,7 @@ def open_scaled(
     columns = matrix.shape[1]
     if scales.ndim > 2 or len(matrix) != outputs or inputs % columns:
         module.fail(
-            f"has shape {list(scales.shape)}, which is no scale for a tensor, rows or groups of {outputs} x {inputs}",
+            f"has shape {list(scales.shape)}, which fits no scale per tensor, row or group of {outputs} x {inputs}",
             scale_part,
         )
     return ScaledPlanes(weight, matrix, 1, inputs // columns)
@@ -210,7 +210,7 @@ class SmoothQuant:
         if needs_input_scale:
             input_scale = module.scales(SMOOTH_INPUT_SCALE)
             if input_scale.size != 1 or not input_scale.item():
-                module.fail("is no single number other than 0", SMOOTH_INPUT_SCALE)
+                module.fail("is not a single number other than 0", SMOOTH_INPUT_SCALE)
             with np.errstate(over="ignore"):
                 scales = planes.scales.astype(np.float32) / np.float32(input_scale.item())
             module.check_finite(SMOOTH_INPUT_SCALE, scales)

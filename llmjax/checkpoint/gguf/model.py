@@ -200,7 +200,7 @@ def architecture_of(gguf: GGUFFile) -> Architecture:
     """
     name = gguf.metadata.get("general.architecture")
     if not isinstance(name, str):
-        raise CheckpointError(f"{gguf.path}: key 'general.architecture' is missing or no string")
+        raise CheckpointError(f"{gguf.path}: key 'general.architecture' is missing or not a string")
     if name not in ARCHITECTURES:
         raise CheckpointError(
             f"{gguf.path}: architecture {name!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
@@ -317,7 +317,7 @@ def hf_generation_config(gguf: GGUFFile) -> dict[str, Any]:
         value = gguf.metadata.get(f"general.sampling.{key}")
         if value is not None:
             if not isinstance(value, int | float):
-                raise CheckpointError(f"{gguf.path}: key 'general.sampling.{key}' is no number")
+                raise CheckpointError(f"{gguf.path}: key 'general.sampling.{key}' is not a number")
             found[name] = value
     return {"do_sample": True, **found} if found else {}
 

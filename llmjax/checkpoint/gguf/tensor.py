@@ -87,7 +87,7 @@ class GGUFTensor:
         return replace(self, shape=(stop - start, *self.shape[1:]), raw=raw)
 
     def row_source(self, row_order: np.ndarray | None = None) -> GGUFRows | None:
-        """The rows of a matrix; None if its type is plain numbers or cannot be read, or it is no matrix.
+        """The rows of a matrix; None if its type is plain numbers or cannot be read, or it is not a matrix.
 
         Args:
             row_order: see `GGUFRows`.

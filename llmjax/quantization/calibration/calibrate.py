@@ -27,7 +27,7 @@ EMBEDDING = "model.embed_tokens.weight"
 def calibrate(
     plan: SavePlan, sequences: Sequence[Sequence[int]], settings: CalibrationSettings, platform: Platform
 ) -> Iterator[Result]:
-    """Quantizes every layer of the plan; what is no projection of a decoder layer, or no integers, is rounded.
+    """Quantizes every layer of the plan; other matrices, and those that do not become integers, are rounded.
 
     Args:
         plan: of a model of a supported family.
@@ -40,7 +40,7 @@ def calibrate(
 
     Raises:
         ConfigError: nothing of the plan can be calibrated.
-        CheckpointError: the model or a kind of layer is not supported, a tensor is missing or a weight no number.
+        CheckpointError: the model or a kind of layer is not supported, a tensor is missing or a weight is not a number.
     """
     if not any(isinstance(scheme, IntegerScheme) for scheme in plan.layers.values()):
         raise ConfigError(f"--method {settings.method} is for integers; {_names(plan)} can only be rounded")

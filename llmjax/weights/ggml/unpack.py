@@ -110,7 +110,7 @@ def mxfp4(blocks: np.ndarray) -> Fields:
 
 
 def nvfp4(blocks: np.ndarray) -> Fields:
-    """Scales of runs of 16 are E4M3 without a sign: ggml takes the last code for 0; the top bit is no part of them."""
+    """Scales of runs of 16 are E4M3 without a sign: ggml takes the last code for 0; the top bit is not part of them."""
     scales = copied(blocks["d"])
     not_a_number = scales > 0x7F
     scales[scales == 0x7F] = 0

@@ -142,7 +142,9 @@ def test_what_formats_cannot_hold() -> None:
             form.kept(scheme, F16)
     with pytest.raises(ConfigError, match="one scale for each row and no zero points"):
         compressed.kept(IntegerScheme("w8a8", 8, 64, activations="int8"), F16)
-    with pytest.raises(ConfigError, match="576 columns are no multiple of int4's groups of 128; --group-size 96 or 64"):
+    with pytest.raises(
+        ConfigError, match="576 columns are not a multiple of int4's groups of 128; --group-size 96 or 64"
+    ):
         compressed.parts(int4, (32, 576))
     with pytest.raises(ConfigError, match="does not fill the words"):
         gptq.parts(int4, (20, 128))

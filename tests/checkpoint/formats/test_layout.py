@@ -74,7 +74,7 @@ def test_groups_of_any_size(size_in: int, group_size: int) -> None:
     [
         (40, 48, None, ""),
         (40, 16, None, ""),  # a short last group
-        (40, 24, None, "its groups of 24 columns are no multiple of 16"),
+        (40, 24, None, "its groups of 24 columns are not a multiple of 16"),
         (32, 16, [0] * 15 + [1] * 17, "its groups of columns have sizes from 15 to 17"),
         (32, 16, [0] * 16 + [2] * 16, "its groups of columns have sizes from 0 to 16"),
         (40, 16, [2] * 8 + [1] * 16 + [0] * 16, ""),

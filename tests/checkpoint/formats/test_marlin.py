@@ -84,7 +84,7 @@ def test_unpacking(group: int, method: dict[str, Any], same: Callable[..., bool]
     ("change", "config", "message"),
     [
         ({".s": None}, {}, "up_proj.s' is missing"),
-        ({".B": np.zeros((16, 100), np.int32)}, {}, "no whole number of runs of 64 outputs"),
+        ({".B": np.zeros((16, 100), np.int32)}, {}, "not a whole number of runs of 64 outputs"),
         ({".B": np.zeros((9, 384), np.int32)}, {}, "144 inputs, not a multiple of the group size 128"),
         ({".s": np.full((2, 192), np.nan, np.float16)}, {}, "infinite or not a number"),
         ({".s": np.ones((1, 192), np.float16)}, {}, r"\.s' has shape \[1, 192\], but .* needs \[2, 192\]"),

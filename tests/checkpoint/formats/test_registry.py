@@ -213,13 +213,13 @@ NESTED_STATE = state(nested_blocksize=256, nested_offset=0.1)
         ("fp8", {".weight_scale_inv": scales(2, 1)}, r"32 x 64 in blocks of 16 x 32 needs \[2, 2\]"),
         ("fp8", {".weight_scale_inv": scales(2, 2) * np.float16("inf")}, "infinite or not a number"),
         ("fp8", {".weight": scales(32, 64)}, "scale_inv' is of no use to a layer that FP8 does not store"),
-        ("fp8-tensor", {".weight_scale": scales(31, 1)}, "no scale for a tensor, rows or groups of 32 x 64"),
+        ("fp8-tensor", {".weight_scale": scales(31, 1)}, "fits no scale per tensor, row or group of 32 x 64"),
         ("nf4", {".weight.absmax": None}, "absmax' is missing"),
         ("nf4", {".weight": np.zeros((1000, 1), np.uint8)}, r"has 1000 bytes, but \[32, 64\] in 4 bits needs 1024"),
         ("nf4", {NF4: None}, "quant_state.bitsandbytes__nf4' is missing"),
-        ("nf4", {NF4: np.frombuffer(b"{", np.uint8)}, "nf4' is no valid JSON"),
-        ("nf4", {NF4: np.frombuffer(b"[" * 100000, np.uint8)}, "nf4' is no valid JSON"),
-        ("nf4", {NF4: np.frombuffer(b"[]", np.uint8)}, "nf4' is no JSON object"),
+        ("nf4", {NF4: np.frombuffer(b"{", np.uint8)}, "nf4' is not valid JSON"),
+        ("nf4", {NF4: np.frombuffer(b"[" * 100000, np.uint8)}, "nf4' is not valid JSON"),
+        ("nf4", {NF4: np.frombuffer(b"[]", np.uint8)}, "nf4' is not a JSON object"),
         ("nf4", {NF4: state(shape=[32, 0])}, "nf4': shape is .* not \\[out, in\\]"),
         ("nf4", {NF4: state(blocksize=0)}, "nf4': blocksize is 0, not an even number"),
         ("nf4", {NF4: state(nested_blocksize=256)}, "absmax' is of type F32, not U8"),
@@ -309,7 +309,7 @@ def test_tensors_that_do_not_fit(kind: str, change: Parts, message: str) -> None
         ("ct-packed", ct("pack-quantized", W4 | {"type": "float"}), "type does not go with format pack-quantized"),
         ("ct-packed", ct("int-quantized", {"num_bits": 8, "strategy": "channel"}), "weight' is missing"),
         ("ct-packed", {"ignore": [M]}, "is quantized, but the module is on the ignore list"),
-        ("ct-packed", {"ignore": 1}, "ignore is no list of names"),
+        ("ct-packed", {"ignore": 1}, "ignore is not a list of names"),
         ("ct-packed", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config: format is 'sparse-24"),
         ("ct-packed", {"transform_config": {"a": 1}}, "transformed weights are not supported"),
         ("fp8", {"weight_block_size": [128]}, "not two sizes"),
@@ -342,7 +342,7 @@ def test_smoothquant_needs_the_input_scale_of_a_layer_behind_no_norm() -> None:
     )
     assert (tensors[f"{module}.weight"].read(np.dtype(np.float32)) == 0.25).all()
     zero = {".quant_scale": np.array(0, np.float32)}
-    refuse("no single number other than 0", "smoothquant", zero, config={"out": "per-tensor"}, module=module)
+    refuse("not a single number other than 0", "smoothquant", zero, config={"out": "per-tensor"}, module=module)
     tiny = {".quant_scale": np.array(1e-44, np.float32)}
     refuse("quant_scale' holds scales that are", "smoothquant", tiny, config={"out": "per-tensor"}, module=module)
 
@@ -425,7 +425,7 @@ def test_plain_checkpoints_stay_as_they_are() -> None:
 @pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
 def test_malformed_settings_file(content: str, tmp_path: Path) -> None:
     (tmp_path / "quantize_config.json").write_text(content)
-    with pytest.raises(CheckpointError, match=r"quantize_config.json: is no (valid JSON|JSON object)"):
+    with pytest.raises(CheckpointError, match=r"quantize_config.json: is not (valid JSON|a JSON object)"):
         plain_tensors(stored({}), {}, tmp_path)
 
 

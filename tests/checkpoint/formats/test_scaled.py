@@ -57,7 +57,7 @@ def test_blocks(
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == odd * [
         f"tensor 'model.layers.0.mlp.{name}_proj.weight' of type FP8-F8_E4M3 is dequantized: "
-        "its groups of 24 columns are no multiple of 16"
+        "its groups of 24 columns are not a multiple of 16"
         for name in ("up", "down")
     ]
 
