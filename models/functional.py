@@ -13,7 +13,7 @@ from flax import nnx
 
 from llmjax.models.config import ModelConfig
 from llmjax.models.decoder import CausalLM
-from llmjax.models.layers.parameter import axes_of, named
+from llmjax.models.layers.parameter import axes_of, is_plain, named
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class ModelGraph:
     definition: Any  # nnx.GraphDef
     names: tuple[str, ...]  # of its parameters
     axes: tuple[tuple[str | None, ...], ...]  # logical names of each parameter's axes
+    plain: frozenset[str] = frozenset()  # names of those that must be arrays, however files store them
 
 
 def abstract_model(
@@ -41,7 +42,9 @@ def abstract_model(
     definition, state = nnx.split(model)
     flat = nnx.to_flat_state(state)
     shapes = {".".join(map(str, path)): parameter.get_value() for path, parameter in flat}
-    return ModelGraph(definition, tuple(shapes), tuple(axes_of(parameter) for _, parameter in flat)), shapes
+    axes = tuple(axes_of(parameter) for _, parameter in flat)
+    plain = frozenset(name for name, (_, parameter) in zip(shapes, flat, strict=True) if is_plain(parameter))
+    return ModelGraph(definition, tuple(shapes), axes, plain), shapes
 
 
 def merge(graph: ModelGraph, params: Mapping[str, Any]) -> CausalLM:

@@ -102,7 +102,7 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
     )
     for name, shape in progress:
         tensor = checkpoint.tensors[name]
-        kept = plan.keep(tensor) if len(shape.shape) > 1 else Kept(None)
+        kept = plan.keep(tensor) if len(shape.shape) > 1 and name not in graph.plain else Kept(None)
         if kept.misfit:
             misfits.setdefault(kept.misfit, []).append(name)
         params[name] = placer.place(name, tensor, kept, shape)

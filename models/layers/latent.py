@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from llmjax.kernels.attention import KVPages, attend
-from llmjax.kernels.qtensor import QTensor
 from llmjax.kernels.registry import Implementation, Operation
 from llmjax.kernels.rope import rotate
 from llmjax.models.layers.context import Context
@@ -73,7 +72,8 @@ class LatentAttentionModule(nnx.Module):
         self.kv_a_proj_with_mqa = Linear(size, spec.kv_rank + spec.rope_dim, bias=spec.bias, dtype=dtype)
         self.kv_a_layernorm = spec.norm.build(spec.kv_rank)
         kv_size = spec.heads * (spec.nope_dim + spec.value_dim)
-        self.kv_b_proj = Linear(spec.kv_rank, kv_size, bias=False, dtype=dtype, axes=("heads", None))
+        # Its halves are absorbed, so that it is no matrix to multiply with.
+        self.kv_b_proj = Linear(spec.kv_rank, kv_size, bias=False, dtype=dtype, axes=("heads", None), plain=True)
         values = spec.heads * spec.value_dim
         self.o_proj = Linear(values, size, bias=spec.bias, dtype=dtype, axes=("hidden", "heads"))
 
@@ -117,8 +117,6 @@ class LatentAttentionModule(nnx.Module):
     def _up_projections(self) -> tuple[jax.Array, jax.Array]:
         """[H, nope_dim, kv_rank] to keys and [H, value_dim, kv_rank] to values."""
         weight = self.kv_b_proj.weight.get_value()
-        if isinstance(weight, QTensor):
-            weight = weight.dequantize().astype(weight.dtype)
         by_head = weight.reshape(-1, self.spec.nope_dim + self.spec.value_dim, self.spec.kv_rank)
         return by_head[:, : self.spec.nope_dim], by_head[:, self.spec.nope_dim :]
 

@@ -17,6 +17,7 @@ class Linear(nnx.Module):
     Args:
         axes: logical names of the weight's axes, as in ``llmjax.kernels.sharding.ShardingRules``.
         dtype: of the weight; the bias is f32.
+        plain: see ``parameter``.
     """
 
     def __init__(
@@ -27,8 +28,9 @@ class Linear(nnx.Module):
         bias: bool,
         dtype: jnp.dtype,
         axes: tuple[str | None, str | None] = (None, None),
+        plain: bool = False,
     ) -> None:
-        self.weight = parameter((size_out, size_in), dtype, axes=axes)
+        self.weight = parameter((size_out, size_in), dtype, axes=axes, plain=plain)
         self.bias = parameter((size_out,), jnp.float32, axes=axes[:1]) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -12,14 +12,16 @@ from flax import nnx
 from llmjax.kernels.sharding import WHOLE, Axes, parts
 
 
-def parameter(shape: Sequence[int], dtype: Any, *, axes: Sequence[str | None]) -> nnx.Param:
+def parameter(shape: Sequence[int], dtype: Any, *, axes: Sequence[str | None], plain: bool = False) -> nnx.Param:
     """A parameter that is only declared.
 
     Args:
         axes: one for each dimension, a field of ``llmjax.kernels.sharding.ShardingRules``; None: never divided.
+        plain: the module does more than multiply with it, so that it is to be an array, dequantised when it is loaded.
     """
     assert len(axes) == len(shape)
-    return named(jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype)), axes)
+    declared = jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
+    return nnx.Param(declared, axes=tuple(axes), plain=True) if plain else named(declared, axes)
 
 
 def named(value: Any, axes: Sequence[str | None]) -> nnx.Param:
@@ -31,6 +33,11 @@ def axes_of(parameter: nnx.Variable) -> tuple[str | None, ...]:
     """The names that a parameter was declared with."""
     names: tuple[str | None, ...] = parameter.get_metadata()["axes"]
     return names
+
+
+def is_plain(parameter: nnx.Variable) -> bool:
+    """Whether it was declared as ``plain``."""
+    return bool(parameter.get_metadata().get("plain"))
 
 
 def tree_of_axes(module: Any) -> Any:

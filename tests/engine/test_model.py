@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax
 import pytest
 
 from llmjax.config import EngineConfig
 from llmjax.engine import model
+from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import select_platform
 
-LLAMA = Path(__file__).parents[1] / "models" / "golden" / "llama"
+GOLDEN = Path(__file__).parents[1] / "models" / "golden"
+LLAMA = GOLDEN / "llama"
 
 
 @pytest.mark.parametrize("quantization,native,lines", [("q8_0", False, 1), ("q8_0", True, 0), ("none", False, 0)])
@@ -21,3 +24,14 @@ def test_quantized_weights_without_kernels_are_one_warning(
     config = EngineConfig(model=str(LLAMA), quantization=quantization, dtype="float32", device="cpu")
     model.load_model(config, select_platform(config))
     assert len([r for r in caplog.records if r.name == model.__name__ and "--quantization none" in r.message]) == lines
+
+
+def test_what_a_model_takes_apart_is_not_quantized() -> None:
+    """Latent attention absorbs the two halves of one matrix, which it would dequantise again at every step."""
+    config = EngineConfig(model=str(GOLDEN / "deepseek-v2"), quantization="int8", dtype="float32", device="cpu")
+    params = model.load_model(config, select_platform(config)).params
+    attention = {name: weight for name, weight in params.items() if ".0.self_attn." in name and "proj" in name}
+    plain = {name.split(".")[-2] for name, weight in attention.items() if isinstance(weight, jax.Array)}
+    quantized = {name.split(".")[-2] for name, weight in attention.items() if isinstance(weight, QTensor)}
+    assert "kv_b_proj" in plain and "kv_b_proj" not in quantized
+    assert quantized == {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"}
