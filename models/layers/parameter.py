@@ -17,7 +17,7 @@ def parameter(shape: Sequence[int], dtype: Any, *, axes: Sequence[str | None], p
 
     Args:
         axes: one for each dimension, a field of ``llmjax.kernels.sharding.ShardingRules``; None: never divided.
-        plain: the module does more than multiply with it, so that it is to be an array, dequantised when it is loaded.
+        plain: the module does more than multiply with it, so that it is to be an array, dequantized when it is loaded.
     """
     assert len(axes) == len(shape)
     declared = jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))

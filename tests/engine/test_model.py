@@ -27,7 +27,7 @@ def test_quantized_weights_without_kernels_are_one_warning(
 
 
 def test_what_a_model_takes_apart_is_not_quantized() -> None:
-    """Latent attention absorbs the two halves of one matrix, which it would dequantise again at every step."""
+    """Latent attention absorbs the two halves of one matrix, which it would dequantize again at every step."""
     config = EngineConfig(model=str(GOLDEN / "deepseek-v2"), quantization="int8", dtype="float32", device="cpu")
     params = model.load_model(config, select_platform(config)).params
     attention = {name: weight for name, weight in params.items() if ".0.self_attn." in name and "proj" in name}
