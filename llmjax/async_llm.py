@@ -9,11 +9,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
 
 from llmjax.config import EngineConfig
-from llmjax.engine.build import build_engine
 from llmjax.engine.client import Control, RunningEngine
 from llmjax.engine.frontend import Prompt
 from llmjax.engine.info import ProgramInfo
-from llmjax.engine.loop import ThreadEngine
+from llmjax.engine.process import ProcessEngine
 from llmjax.engine.report import ThroughputLog
 from llmjax.engine.request import EngineOutput
 from llmjax.engine.setup import LoadedLLM
@@ -33,7 +32,7 @@ class AsyncLLM(LoadedLLM):
     client: RunningEngine
 
     def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config, ThreadEngine(build_engine(config)))
+        super().__init__(config, _client(config))
         self._streams: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
@@ -43,8 +42,13 @@ class AsyncLLM(LoadedLLM):
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> AsyncLLM:
-        """Loads the model and starts the engine."""
+        """Loads the model and starts the engine, where ``engine_process`` says."""
         return cls(config)
+
+    @property
+    def exit_status(self) -> int:
+        """What a process that cannot do without the engine should end with: 0 unless the engine has died."""
+        return self.client.exit_status
 
     @property
     def num_requests(self) -> int:
@@ -206,3 +210,13 @@ class AsyncLLM(LoadedLLM):
         for request_id in request_ids:
             if (stream := self._streams.get(request_id)) is not None:
                 stream.put_nowait(error)
+
+
+def _client(config: EngineConfig) -> RunningEngine:
+    if config.engine_process == "process":
+        return ProcessEngine(config)
+    # Where the engine is in a process of its own, this one does not need JAX.
+    from llmjax.engine.build import build_engine
+    from llmjax.engine.loop import ThreadEngine
+
+    return ThreadEngine(build_engine(config))

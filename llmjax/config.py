@@ -196,6 +196,12 @@ class EngineConfig:
         choices=("auto", "on", "off"),
     )
     compile_threads: int = setting(0, "threads that compile step programs; 0: one a core")
+    engine_process: str = setting(
+        "auto",
+        "where the engine of a server runs: on a thread of the server's process, or in a process of its own, which may "
+        "end without the server; auto: on a thread",
+        choices=("auto", "thread", "process"),
+    )
 
     served_model_name: str | None = setting(None, "name in the API (default: the model's)", section="name and logs")
     disable_log_stats: bool = setting(False, "no log line of throughput every 10 s")

@@ -19,7 +19,7 @@ from llmjax.engine.frontend import Prompt
 from llmjax.engine.inline import InlineEngine
 from llmjax.engine.request import EngineRequest
 from llmjax.engine.setup import LoadedLLM
-from llmjax.errors import InvalidRequest
+from llmjax.errors import ConfigError, InvalidRequest
 from llmjax.models.config import ModelConfig
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import PARAM_NAMES, RequestOutputKind, SamplingParams
@@ -56,6 +56,8 @@ class LLM(LoadedLLM):
         return llm
 
     def _start(self, config: EngineConfig) -> None:
+        if config.engine_process == "process":
+            raise ConfigError("engine_process is for servers and AsyncLLM; LLM runs in its user's process")
         super().__init__(config, InlineEngine(build_engine(config)))
         self._requests = 0
 

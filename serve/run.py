@@ -25,6 +25,7 @@ from llmjax.serve.listen import base_url, bind, check_tls, first_request
 log = logging.getLogger("serve")
 
 LAST_WORDS_SECONDS = 2.0  # of shutdown_timeout, at most, for error events of requests that did not finish in time
+DEAD_SECONDS = 10.0  # that a server without an engine says so at /health, before it ends
 LATE_SECONDS = 2.0  # after shutdown_timeout the process ends, whatever it is doing
 
 
@@ -32,7 +33,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """Load the model and serve it until SIGTERM or Ctrl-C.
 
     Returns:
-        The exit status, 0.
+        The exit status: 0, or that of an engine that died.
 
     Raises:
         ConfigError: the port is busy or a TLS file is missing; known before the model is loaded.
@@ -43,15 +44,14 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     sock = bind(server_config)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(engine_config, server_config, sock))
+            return runner.run(_serve(engine_config, server_config, sock))
     finally:
         sock.close()
         if server_config.uds:
             Path(server_config.uds).unlink(missing_ok=True)
-    return 0
 
 
-async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket.socket) -> None:
+async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket.socket) -> int:
     # Not before the port is known to be free: the imports alone take seconds.
     from llmjax import AsyncLLM
     from llmjax.engine.report import print_startup
@@ -64,6 +64,7 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket
         await server.serve(sockets=[sock])
     finally:
         await server.stop_engine()
+    return engine.exit_status
 
 
 class DrainingServer(uvicorn.Server):
@@ -77,6 +78,7 @@ class DrainingServer(uvicorn.Server):
         self._engine_stopped = False
         self._loop = asyncio.get_running_loop()
         self._drain_task: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
         self._url = base_url(config, sock)
         self._last_words = min(LAST_WORDS_SECONDS, config.shutdown_timeout / 4)
         connection = partial(BoundedConnection, settings=config, idle=IdleConnections(config.max_idle_connections))
@@ -100,6 +102,7 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self._check_chat_template()
         await super().startup(sockets=sockets)
+        self._watch_task = asyncio.create_task(self._watch_engine())
         print(f"{self._engine.info.model_name} is served at {self._url}/v1", flush=True)
         print(f"try: {first_request(self._url, self._settings, self._engine)}", flush=True)
 
@@ -111,6 +114,19 @@ class DrainingServer(uvicorn.Server):
                 await asyncio.to_thread(tokenizer.chat_template.check)
             except ChatTemplateError as error:
                 log.warning("chats will be refused: %s", error)
+
+    async def _watch_engine(self) -> None:
+        """A server whose engine has died can only end; whoever runs it may then start another."""
+        while not self._engine.exit_status:
+            await asyncio.sleep(0.2)
+        log.error("without its engine the server ends in %g s, with status %d", DEAD_SECONDS, self._engine.exit_status)
+        await asyncio.sleep(DEAD_SECONDS)
+        self._start_drain()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+        await super().shutdown(sockets=sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # From here on the system itself ends the process: nothing that holds the interpreter can keep it from doing so.

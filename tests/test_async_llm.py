@@ -57,8 +57,8 @@ def endless(config: EngineConfig) -> EngineConfig:
 
 
 @pytest.fixture
-async def start() -> AsyncIterator[Callable[[EngineConfig], AsyncLLM]]:
-    """Starts engines, and stops them afterwards whatever state they are in."""
+async def start_here() -> AsyncIterator[Callable[[EngineConfig], AsyncLLM]]:
+    """Starts engines on threads, into which tests may look, and stops them afterwards whatever state they are in."""
     made: list[AsyncLLM] = []
 
     def make(config: EngineConfig) -> AsyncLLM:
@@ -68,6 +68,14 @@ async def start() -> AsyncIterator[Callable[[EngineConfig], AsyncLLM]]:
     yield make
     for engine in made:
         await engine.shutdown()
+
+
+@pytest.fixture(params=["thread", pytest.param("process", marks=pytest.mark.slow)])
+def start(
+    start_here: Callable[[EngineConfig], AsyncLLM], request: pytest.FixtureRequest
+) -> Callable[[EngineConfig], AsyncLLM]:
+    """Starts engines on threads and in processes, one test with each; they are stopped afterwards."""
+    return lambda config: start_here(config.replace(engine_process=request.param))
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +138,7 @@ async def test_streams_say_what_offline_generation_says(
         for index, wanted in enumerate(expected.outputs):
             parts = [part for output in outputs for part in output.outputs if part.index == index]
             if kind is DELTA:
-                assert len(parts) == 30
+                assert 1 < len(parts) <= 30  # a dispatch may take several steps
             else:
                 parts = parts[-1:]
             assert [token for part in parts for token in part.token_ids] == wanted.token_ids
@@ -212,9 +220,9 @@ async def test_a_stop_string_frees_the_pages(start: Callable[[EngineConfig], Asy
 
 
 async def test_too_many_waiting_requests_are_refused(
-    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig
+    start_here: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig
 ) -> None:
-    engine = start(endless)
+    engine = start_here(endless)
     tasks = [asyncio.create_task(collect(engine.generate([5 + i], FOREVER, str(i)))) for i in range(4)]
     await until(lambda: len(inside(engine).scheduler.running) == 4)
     tasks += [asyncio.create_task(collect(engine.generate([5], FOREVER, f"waiting {i}"))) for i in range(6)]
@@ -231,10 +239,10 @@ async def test_too_many_waiting_requests_are_refused(
 
 
 async def test_requests_that_have_left_do_not_wait_any_more(
-    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
+    start_here: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the engine takes to hear of it."""
-    engine = start(endless)
+    engine = start_here(endless)
     step, stuck, go_on = inside(engine).step, threading.Event(), threading.Event()
 
     def slow() -> Any:
@@ -313,14 +321,14 @@ async def test_an_id_can_be_used_again_while_the_last_output_is_looked_at(
     ],
 )
 async def test_a_request_that_only_the_engine_refuses_fails_alone(
-    start: Callable[[EngineConfig], AsyncLLM],
+    start_here: Callable[[EngineConfig], AsyncLLM],
     endless: EngineConfig,
     monkeypatch: pytest.MonkeyPatch,
     refusal: Exception,
     error: type[LLMJaxError],
 ) -> None:
     """With an error of the type that the engine raised: a server's status follows it."""
-    engine = start(endless)
+    engine = start_here(endless)
     add = inside(engine).add
 
     def refuse(request: Any) -> None:
@@ -340,9 +348,9 @@ async def test_a_request_that_only_the_engine_refuses_fails_alone(
 
 
 async def test_the_engine_dies(
-    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
+    start_here: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = start(endless)
+    engine = start_here(endless)
     streams = [engine.generate([5], FOREVER, str(i)) for i in range(6)]
     for stream in streams[:3]:
         await anext(stream)
@@ -365,9 +373,9 @@ async def test_the_engine_dies(
 
 
 async def test_the_engine_dies_while_the_first_request_is_on_its_way(
-    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
+    start_here: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = start(endless)
+    engine = start_here(endless)
     check_open = engine._check_open
 
     def fail(*_: Any) -> None:
@@ -465,9 +473,9 @@ async def test_shutdown_lets_running_requests_finish(
 
 
 async def test_shutdown_aborts_what_takes_too_long(
-    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig
+    start_here: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig
 ) -> None:
-    engine = start(endless)
+    engine = start_here(endless)
     tasks = [asyncio.create_task(collect(engine.generate([5], FOREVER, str(i)))) for i in range(6)]
     await until(lambda: len(inside(engine).scheduler.running) == 4)
     await asyncio.wait_for(engine.shutdown(drain_timeout=0.05), 20)

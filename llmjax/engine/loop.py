@@ -72,7 +72,7 @@ class EngineLoop:
         """Works until it is told to stop.
 
         Args:
-            deliver: receives outputs; must not block.
+            deliver: receives what each step brought, which may be nothing; must not block.
 
         Raises:
             Exception: what a step raised.
@@ -80,8 +80,7 @@ class EngineLoop:
         self._deliver = deliver
         try:
             while self._handle_messages():
-                if outputs := self._engine.step():
-                    deliver(outputs)
+                deliver(self._engine.step())
         finally:
             self.refuse()
 
@@ -185,7 +184,7 @@ class ThreadEngine(RunningEngine):
 
     def _run(self, deliver: Deliver, died: Died) -> None:
         try:
-            self._loop.run(deliver)
+            self._loop.run(lambda outputs: deliver(outputs) if outputs else None)
         except Exception as error:
             self._error = error
             log_end(error)

@@ -15,9 +15,9 @@ import time
 import weakref
 from collections import deque
 from concurrent.futures import Future
-from pathlib import Path
 
 from llmjax.errors import ChatTemplateError, InvalidRequest, LLMJaxError, QueueFull
+from llmjax.system import python_path
 from llmjax.templating.wire import LENGTH, REPLY, Limits, RenderRequest, Status
 
 CHUNK = 256 * 1024  # bytes received at a time
@@ -280,8 +280,4 @@ def _end(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    root = str(Path(__file__).parents[2])
-    path = [root, *(os.path.abspath(entry) for entry in sys.path)]
-    return {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | {
-        "PYTHONPATH": os.pathsep.join(path)
-    }
+    return {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | {"PYTHONPATH": python_path()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import signal
 import socket
@@ -135,6 +136,70 @@ def test_a_second_signal_ends_the_process_at_once(engine_config: EngineConfig) -
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == -signal.SIGTERM
         reader.join(60)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started, those of the engine alone."""
+    found = [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    return [child for child in found if b"engine.process_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def test_a_killed_engine_process_ends_streams_with_an_error_and_the_server_with_its_status(
+    engine_config: EngineConfig,
+) -> None:
+    with process(engine_config.replace(engine_process="process")) as (server, url):
+        lines: list[str] = []
+        reader = stream(url, lines, max_tokens=500, n=128)
+        wait_for(lambda: bool(lines))
+        assert httpx.get(f"{url}/health").status_code == 200
+        (engine,) = children(server.pid)
+        os.kill(engine, signal.SIGKILL)
+        reader.join(60)
+        answer = httpx.get(f"{url}/health")
+        late = httpx.post(f"{url}/v1/completions", json={"prompt": [40]})
+        server.send_signal(signal.SIGTERM)  # or it would say so a little longer, and end by itself
+        assert server.wait(60) == 128 + signal.SIGKILL
+        assert server.stdout is not None
+        log = server.stdout.read()
+    why = "the engine stopped: its process was killed by SIGKILL (out of memory?)"
+    assert lines[-1] == "data: [DONE]"
+    assert json.loads(lines[-2][6:])["error"]["message"] == why
+    for response in (answer, late):
+        assert response.status_code == 503
+        assert (response.json()["error"]["code"], response.json()["error"]["message"]) == ("engine_dead", why)
+    assert why in log and "with status 137" in log
+
+
+def test_a_bad_model_is_one_line_and_the_same_status_wherever_the_engine_runs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "serve", "--model", str(tmp_path), "--port", "0", "--engine-process"]
+    results = [
+        subprocess.run([*command, where], capture_output=True, text=True, timeout=120)
+        for where in ("thread", "process")
+    ]
+    assert [result.returncode for result in results] == [1, 1]
+    assert results[0].stderr.startswith("llmjax: error: ") and results[0].stderr.count("\n") == 1
+    assert results[1].stderr == results[0].stderr and results[1].stdout == results[0].stdout == ""
+
+
+def test_a_server_whose_engine_has_died_ends_by_itself(
+    engine_config: EngineConfig,
+    start_server: Callable[[EngineConfig, ServerConfig], tuple[Any, Callable[[], None]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("llmjax.serve.run.DEAD_SECONDS", 0.2)
+    running, stop = start_server(engine_config, ServerConfig(port=0))
+    try:
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise RuntimeError("the device is on fire")
+
+        monkeypatch.setattr(running.engine.client.engine.runner, "dispatch", fail)
+        answer = httpx.post(f"{running.url}/v1/completions", json={"prompt": [40]}, timeout=60)
+        assert answer.status_code == 503 and "on fire" in answer.json()["error"]["message"]
+        wait_for(lambda: running.server.should_exit)
+        assert running.engine.exit_status == 1
+    finally:
+        stop()
 
 
 HANGING = """

@@ -1,0 +1,253 @@
+"""An engine in a process of its own: it has an interpreter for itself, and when it dies its users live to tell."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from llmjax.config import EngineConfig
+from llmjax.engine.client import Control, Deliver, Died, RunningEngine
+from llmjax.engine.info import EngineInfo, ProgramInfo
+from llmjax.engine.kv_cache import KVStats
+from llmjax.engine.request import EngineRequest
+from llmjax.engine.stats import EngineTotals
+from llmjax.engine.wire import (
+    Abandon,
+    Answer,
+    Channel,
+    Failed,
+    FromEngine,
+    Leave,
+    Log,
+    Question,
+    Ready,
+    Start,
+    Step,
+    Submit,
+)
+from llmjax.errors import EngineDead, LLMJaxError
+from llmjax.system import python_path
+
+logger = logging.getLogger(__name__)
+
+LEAVE_SECONDS = 5.0  # that the process gets to end by itself
+ANSWERS: dict[Control, Any] = {Control.PROGRAMS: list[ProgramInfo], Control.KV_STATS: KVStats}
+
+
+class ProcessEngine(RunningEngine):
+    """An engine in a process that is started for it and ends with this one.
+
+    Args:
+        config: everything; the process loads the model and compiles.
+
+    Raises:
+        LLMJaxError: what the process raised while it loaded the model; other errors come as they are, too.
+        EngineDead: it ended and did not say why.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__()
+        self.totals = EngineTotals()
+        self.loggers = [self.totals]
+        self._deliver: Deliver | None = None
+        self._died: Died | None = None
+        self._error: Exception | None = None
+        self._failed: Exception | None = None  # what the process says that it ends by
+        self._stopping = False
+        self._lock = threading.Lock()  # of what follows, and of the change from running to not
+        self._questions: dict[int, tuple[Control, Future[Any]]] = {}
+        self._ended = False
+        self._numbers = itertools.count()
+        self._ready: Future[EngineInfo] = Future()
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        connection, self._process = _start_process()
+        self._end = weakref.finalize(self, _kill, connection, self._process)  # at exit, too
+        self._channel = Channel(connection, FromEngine)
+        self._send(Start(config, logging.getLogger().getEffectiveLevel()))
+        self._reader = threading.Thread(target=self._read, name="from-engine", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="to-engine", daemon=True)
+        self._reader.start()
+        self._writer.start()
+        try:
+            self.info = self._ready.result()
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def start(self, *, deliver: Deliver, died: Died) -> None:
+        with self._lock:
+            self._deliver, self._died = deliver, died
+            ended = self._ended
+        if ended and self._error is not None:  # it did not live to see this
+            died(self._error)
+
+    def submit(self, request: EngineRequest) -> None:
+        self._send(Submit.of(request))
+
+    def abort(self, request_id: int, index: int | None = None) -> None:
+        self._send(Abandon(request_id, index))
+
+    def control(self, control: Control) -> Future[Any]:
+        answer: Future[Any] = Future()
+        answer.set_running_or_notify_cancel()
+        with self._lock:
+            if self._ended:
+                answer.set_exception(EngineDead("the engine is not running"))
+                return answer
+            number = next(self._numbers)
+            self._questions[number] = control, answer
+        self._send(Question(number, control))
+        return answer
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._send(Leave())
+
+    def close(self) -> None:
+        """Ends the process, by force if it does not end by itself in a few seconds."""
+        self.stop()
+        self._reader.join(LEAVE_SECONDS)
+        self._end()
+        self._reader.join()
+
+    @property
+    def running(self) -> bool:
+        return not self._ended
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._error
+
+    @property
+    def exit_status(self) -> int:
+        """That of the process: 128 and the signal's number if one killed it, as shells have it."""
+        if self._error is None:
+            return 0
+        code = self._process.returncode
+        return 128 - code if code < 0 else code or 1
+
+    def _send(self, message: Any) -> None:
+        # On a thread of its own, because a process that hangs takes nothing off the socket.
+        self._outbox.put(self._channel.encode(message))
+
+    def _write(self) -> None:
+        with suppress(OSError):  # the other thread knows, too
+            while (data := self._outbox.get()) is not None:
+                self._channel.send_encoded(data)
+
+    def _read(self) -> None:
+        broken: Exception | None = None
+        try:
+            for message in self._channel.receive():
+                self._take(message)
+        except OSError:  # the socket says that it has ended in more ways than one
+            pass
+        except Exception as error:
+            broken = error
+        self._process.kill()  # unless it has ended
+        code = self._process.wait()
+        self._outbox.put(None)
+        if not self._stopping:
+            self._error = self._failed or broken or LLMJaxError(f"its process {_how(code)}")
+        with self._lock:
+            self._ended = True
+            questions, self._questions = self._questions, {}
+            died = self._died
+        for _, answer in questions.values():
+            answer.set_exception(EngineDead("the engine is not running"))
+        if not self._ready.done():
+            self._ready.set_exception(
+                self._failed or EngineDead(f"the engine's process {_how(code)} before the model was loaded")
+            )
+        elif self._error is not None:
+            if self._failed is None:
+                logger.error("the engine stopped: %s", self._error, exc_info=broken)
+            if died is not None:
+                died(self._error)
+
+    def _take(self, message: Any) -> None:
+        match message:
+            case Step():
+                for stats in message.stats:
+                    for stat_logger in self.loggers:
+                        stat_logger.record_step(stats)
+                if message.request_ids and self._deliver is not None:
+                    self._deliver(message.outputs())
+            case Answer():
+                with self._lock:
+                    control, answer = self._questions.pop(message.number)
+                if message.failure is not None:
+                    answer.set_exception(message.failure.error())
+                else:
+                    answer.set_result(msgspec.convert(message.result, ANSWERS.get(control, type(None))))
+            case Log():
+                _log(message)
+            case Ready():
+                self._ready.set_result(message.info)
+            case Failed():
+                self._failed = message.failure.error()
+
+
+def _start_process() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """A fresh interpreter, and the socket to it."""
+    ours, theirs = socket.socketpair()
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    command = [sys.executable, "-m", "llmjax.engine.process_main", str(theirs.fileno())]
+    # Signals that a terminal or a supervisor sends to all processes are this one's affair. Until the other one ignores
+    # them, it does not get them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        with theirs:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
+    except OSError as error:
+        ours.close()
+        raise EngineDead(f"the engine's process cannot be started: {error}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return ours, process
+
+
+def _kill(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait for it
+    connection.close()
+
+
+def _how(code: int) -> str:
+    """How a process of this exit code ended."""
+    if code >= 0:
+        return f"ended with status {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name}{' (out of memory?)' if -code == signal.SIGKILL else ''}"
+
+
+def _log(message: Log) -> None:
+    """As if the record had been made here: this process knows which ones are wanted, and how they look."""
+    to = logging.getLogger(message.name)
+    if to.isEnabledFor(message.level):
+        record = to.makeRecord(message.name, message.level, message.path, message.line, message.message, (), None)
+        record.exc_text = message.trace
+        to.handle(record)

@@ -1,0 +1,146 @@
+"""What ``process`` starts: ``python -m llmjax.engine.process_main FD``, an engine that ends when its socket does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from llmjax.engine.stats import RequestStats, StepStats
+from llmjax.engine.wire import (
+    Abandon,
+    Answer,
+    Channel,
+    Failed,
+    Failure,
+    Leave,
+    Log,
+    Question,
+    Ready,
+    Start,
+    Step,
+    Submit,
+    ToEngine,
+)
+
+if TYPE_CHECKING:
+    from llmjax.engine.loop import EngineLoop
+    from llmjax.engine.request import EngineOutput
+
+
+def main() -> None:
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # the parent's affair; it may have requests to finish
+        signal.signal(ignored, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # standard output belongs to whoever started this
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])), ToEngine)
+    messages = channel.receive()
+    start = next(messages)
+    logging.basicConfig(level=start.log_level, handlers=[_Records(channel)])
+    loop: Future[EngineLoop] = Future()
+    threading.Thread(target=_listen, args=(messages, channel, loop), name="engine-inbox", daemon=True).start()
+    status = 0
+    try:
+        _serve(start, channel, loop)
+    except Exception as error:
+        with suppress(OSError):  # without a parent there is nobody to tell
+            channel.send(Failed(Failure.of(error)))
+        status = 1
+    sys.stderr.flush()
+    os._exit(status)  # threads may be inside XLA, and nobody waits for them
+
+
+def _serve(start: Start, channel: Channel, ready: Future[EngineLoop]) -> None:
+    from llmjax.engine.build import build_engine
+    from llmjax.engine.description import info_of
+    from llmjax.engine.loop import EngineLoop, log_end
+
+    engine = build_engine(start.config)
+    sender = _Sender(channel)
+    engine.loggers.append(sender)
+    loop = EngineLoop(engine)
+    channel.send(Ready(info_of(engine)))
+    ready.set_result(loop)
+    try:
+        loop.run(sender.deliver)
+    except Exception as error:
+        log_end(error)
+        raise
+
+
+def _listen(messages: Iterator[Any], channel: Channel, ready: Future[EngineLoop]) -> None:
+    """Hands messages to the loop; without a parent the process ends at once, whatever it is doing."""
+    from llmjax.engine.loop import Abort, Stop
+
+    try:
+        for message in messages:
+            loop = ready.result()
+            match message:
+                case Submit():
+                    loop.send(message.request())
+                case Abandon():
+                    loop.send(Abort(message.request_id, message.index))
+                case Question():
+                    _answer(loop, message, channel)
+                case Leave():
+                    loop.send(Stop())
+    finally:
+        os._exit(1)
+
+
+def _answer(loop: EngineLoop, question: Question, channel: Channel) -> None:
+    def answer(future: Future[Any]) -> None:
+        error = future.exception()
+        if error is not None:
+            channel.send(Answer(question.number, failure=Failure.of(error)))
+        else:
+            channel.send(Answer(question.number, result=future.result()))
+
+    loop.ask(question.control).add_done_callback(answer)
+
+
+class _Sender:
+    """Sends what a step brought; a ``StatLogger``, so that its counts go along."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._stats: list[StepStats] = []
+
+    def deliver(self, outputs: list[EngineOutput]) -> None:
+        if outputs or self._stats:
+            self._channel.send(Step.of(outputs, self._stats))
+            self._stats = []
+
+    def record_step(self, stats: StepStats) -> None:
+        self._stats.append(stats)
+
+    def record_request(self, stats: RequestStats) -> None: ...
+
+    def record_rejection(self, reason: str) -> None: ...
+
+
+class _Records(logging.Handler):
+    """Sends log records to the parent, which knows what to do with them."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+        self._format = logging.Formatter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        trace = self._format.formatException(record.exc_info) if record.exc_info else None
+        with suppress(OSError):  # without a parent there is nobody to tell
+            self._channel.send(
+                Log(record.name, record.levelno, record.pathname, record.lineno, record.getMessage(), trace)
+            )
+
+
+if __name__ == "__main__":
+    main()
