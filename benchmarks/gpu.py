@@ -105,12 +105,12 @@ def attentions(sizes: Sizes) -> Iterator[Figure]:
             per_row = -(-length // PAGE)
             table = 1 + np.arange(requests * per_row, dtype=np.int32).reshape(requests, per_row)
             position = np.arange(length - new, length)
-            slots = table[:, position // PAGE] * PAGE + position % PAGE
+            kv_index = table[:, position // PAGE] * PAGE + position % PAGE
             batch = RaggedBatch(
                 query_start=jnp.arange(requests + 1, dtype=jnp.int32) * new,
                 kv_len=jnp.full(requests, length, jnp.int32),
                 page_table=jnp.asarray(table),
-                slots=jnp.asarray(slots.reshape(-1), jnp.int32),
+                kv_index=jnp.asarray(kv_index.reshape(-1), jnp.int32),
                 decode=new == 1,
             )
             layers = [
@@ -147,7 +147,7 @@ def attentions(sizes: Sizes) -> Iterator[Figure]:
 
 
 def kv_writes(sizes: Sizes) -> Iterator[Figure]:
-    """Keys and values of a layer stored alone, by slots; attention does the same before it reads."""
+    """Keys and values of a layer stored alone; attention does the same before it reads."""
     kv_heads, head_dim = 8, 128
     on_card = jax.devices()[0].platform == "gpu"
     write = store_kv if on_card else write_kv
@@ -156,14 +156,14 @@ def kv_writes(sizes: Sizes) -> Iterator[Figure]:
             make = partial(make_pages, page_size=PAGE, num_kv_heads=kv_heads, head_dim=head_dim, dtype=jnp.dtype(cache))
             state = [[make(num_pages=-(-tokens // PAGE) + 1) for _ in range(sizes.layers)]]
             k = jnp.ones((tokens, kv_heads, head_dim), jnp.bfloat16)
-            slots = PAGE + jnp.arange(tokens, dtype=jnp.int32)
+            kv_index = PAGE + jnp.arange(tokens, dtype=jnp.int32)
             by = "CUDA kernel" if on_card and state[0][0].layout.token_scales else "XLA"
             program = jax.jit(
-                lambda layers, k, slots: [write(pages, k, k, slots) for pages in layers], donate_argnums=0
+                lambda layers, k, kv_index: [write(pages, k, k, kv_index) for pages in layers], donate_argnums=0
             )
 
-            def run(program: Any = program, state: Any = state, k: Any = k, slots: Any = slots) -> Any:
-                state[0] = program(state[0], k, slots)
+            def run(program: Any = program, state: Any = state, k: Any = k, kv_index: Any = kv_index) -> Any:
+                state[0] = program(state[0], k, kv_index)
                 return state[0]
 
             stored = state[0][0].layout.page_bytes(num_kv_heads=kv_heads, head_dim=head_dim) * tokens / PAGE

@@ -115,12 +115,12 @@ def attention_input(shape: AttentionShape) -> tuple[jax.Array, jax.Array, list[K
     per_row = -(-shape.length // PAGE_SIZE)
     table = 1 + np.arange(shape.requests * per_row, dtype=np.int32).reshape(shape.requests, per_row)
     position = np.arange(shape.length - shape.new, shape.length)
-    slots = table[:, position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
+    kv_index = table[:, position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
     batch = RaggedBatch(
         query_start=jnp.arange(shape.requests + 1, dtype=jnp.int32) * shape.new,
         kv_len=jnp.full(shape.requests, shape.length, jnp.int32),
         page_table=jnp.asarray(table),
-        slots=jnp.asarray(slots.reshape(-1), jnp.int32),
+        kv_index=jnp.asarray(kv_index.reshape(-1), jnp.int32),
         decode=shape.new == 1,
     )
     pages = make_pages(
@@ -142,7 +142,7 @@ def attention_input(shape: AttentionShape) -> tuple[jax.Array, jax.Array, list[K
 
 
 def portable_attend(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, batch: RaggedBatch, **rules: Any) -> Any:
-    pages = portable.write_kv(pages, k, v, batch.slots)
+    pages = portable.write_kv(pages, k, v, batch.kv_index)
     return portable.ragged_paged_attention(q, pages, batch, **rules), pages
 
 

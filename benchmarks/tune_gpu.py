@@ -36,7 +36,7 @@ from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.cuda import mosaic_prefill
 from llmjax.kernels.cuda.decode import Split, decode
 from llmjax.kernels.cuda.experts import experts, plans_of, rows_of
-from llmjax.kernels.cuda.flash import Rules
+from llmjax.kernels.cuda.flash import QueryRules
 from llmjax.kernels.cuda.pages import PageReader
 from llmjax.kernels.cuda.prefill import Tiles, prefill
 from llmjax.kernels.cuda.quantized_linear import MAX_ROWS, key_of, plan_of, quantized_linear
@@ -258,7 +258,7 @@ def caches(sizes: Sizes, requests: int, length: int) -> Iterator[tuple[jax.Array
 
 
 def decodes(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
-    rules = Rules(scale=0.1, window=None, softcap=None)
+    rules = QueryRules(scale=0.1, window=None, softcap=None)
     for requests in sizes.decodes:
         for q, layers, table in caches(sizes, requests, sizes.context):
             pages, kv_len = layers[0], jnp.full(requests, sizes.context, jnp.int32)
@@ -275,7 +275,7 @@ def decodes(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
 
 
 def prefills(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
-    rules = Rules(scale=0.1, window=None, softcap=None)
+    rules = QueryRules(scale=0.1, window=None, softcap=None)
     for length in sizes.prefills:
         for one, layers, table in caches(sizes, 1, length):
             q, pages = jnp.broadcast_to(one, (length, *one.shape[1:])), layers[0]

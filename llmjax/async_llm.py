@@ -10,7 +10,7 @@ from functools import partial
 
 from llmjax.config import EngineConfig
 from llmjax.engine.client import Control, RunningEngine
-from llmjax.engine.frontend import Prompt
+from llmjax.engine.frontend import PromptInput
 from llmjax.engine.info import ProgramInfo
 from llmjax.engine.process import ProcessEngine
 from llmjax.engine.report import ThroughputLog
@@ -84,7 +84,7 @@ class AsyncLLM(LoadedLLM):
 
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: PromptInput,
         sampling_params: SamplingParams,
         request_id: str,
         *,

@@ -15,7 +15,7 @@ from llmjax.config import DEFAULT_MODEL, EngineConfig
 from llmjax.engine.build import build_engine
 from llmjax.engine.client import Control
 from llmjax.engine.engine import Engine
-from llmjax.engine.frontend import Prompt
+from llmjax.engine.frontend import PromptInput
 from llmjax.engine.inline import InlineEngine
 from llmjax.engine.request import EngineRequest
 from llmjax.engine.setup import LoadedLLM
@@ -79,7 +79,7 @@ class LLM(LoadedLLM):
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
@@ -136,7 +136,7 @@ class LLM(LoadedLLM):
         conversations: list[Any] = list(messages)
         if conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]
-        prompts: list[Prompt] = []
+        prompts: list[PromptInput] = []
         for conversation in conversations:
             text = self.tokenizer.apply_chat_template(
                 conversation,
@@ -172,7 +172,7 @@ class LLM(LoadedLLM):
         return [p.clone(output_kind=RequestOutputKind.FINAL_ONLY) for p in params]
 
     def _open_all(
-        self, prompts: list[Prompt], params: list[SamplingParams], priorities: Sequence[int]
+        self, prompts: list[PromptInput], params: list[SamplingParams], priorities: Sequence[int]
     ) -> dict[str, EngineRequest]:
         """Checks every prompt before the first one runs; by name, in order."""
         requests: dict[str, EngineRequest] = {}
@@ -218,7 +218,9 @@ class LLM(LoadedLLM):
         return done
 
 
-def generate(prompts: Prompt | Sequence[Prompt], *, model: str = DEFAULT_MODEL, **options: Any) -> list[RequestOutput]:
+def generate(
+    prompts: PromptInput | Sequence[PromptInput], *, model: str = DEFAULT_MODEL, **options: Any
+) -> list[RequestOutput]:
     """Generates with one call; the model stays loaded for the next call with the same model and settings.
 
     Args:
@@ -268,7 +270,7 @@ _kept = _KeptModel()
 atexit.register(_kept.close)
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     """One prompt is a list of one; a list of integers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]

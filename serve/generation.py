@@ -16,7 +16,7 @@ from llmjax.sampling.params import SamplingParams
 from llmjax.serve.context import RequestRecord
 from llmjax.serve.errors import ApiError, ClientDisconnected
 from llmjax.serve.interfaces import Engine
-from llmjax.serve.prompts import Prompt
+from llmjax.serve.prompts import EncodedPrompt
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ class Job:
     """Everything the engine needs for one HTTP request; ``params[i]`` belongs to ``prompts[i]``."""
 
     id: str
-    prompts: list[Prompt]
+    prompts: list[EncodedPrompt]
     params: list[SamplingParams]
     priority: int = 0
     cache_salt: str | None = None

@@ -24,7 +24,7 @@ RESERVED_KWARGS = frozenset(
 
 
 @dataclass(frozen=True)
-class Prompt:
+class EncodedPrompt:
     """What the engine gets, and what ``echo`` shows."""
 
     token_ids: list[int]
@@ -49,18 +49,20 @@ class Truncation:
             keep = max(server.engine.info.max_model_len - room, 0)
         return cls(keep, body.truncation_side or "left", body.skip_special_tokens is not False)
 
-    def apply(self, server: Server, prompt: Prompt) -> Prompt:
+    def apply(self, server: Server, prompt: EncodedPrompt) -> EncodedPrompt:
         """The prompt with the tokens that are kept."""
         ids = prompt.token_ids
         if len(ids) <= self.keep:
             return prompt
         ids = ids[: self.keep] if self.side == "right" else ids[len(ids) - self.keep :]
         if prompt.text is None:
-            return Prompt(ids)
-        return Prompt(ids, server.tokenizer.decode(ids, skip_special_tokens=self.skip_special_tokens))
+            return EncodedPrompt(ids)
+        return EncodedPrompt(ids, server.tokenizer.decode(ids, skip_special_tokens=self.skip_special_tokens))
 
 
-async def chat_prompt(server: Server, body: ChatTemplateFields, *, truncation: Truncation | None = None) -> Prompt:
+async def chat_prompt(
+    server: Server, body: ChatTemplateFields, *, truncation: Truncation | None = None
+) -> EncodedPrompt:
     """Messages, rendered and encoded.
 
     Raises:
@@ -102,15 +104,15 @@ async def chat_prompt(server: Server, body: ChatTemplateFields, *, truncation: T
 
 def _encoded(
     server: Server, text: str, *, add_special_tokens: bool, truncation: Truncation | None, field: str
-) -> Prompt:
+) -> EncodedPrompt:
     tokenizer = server.tokenizer
     if truncation is None:
         tokenizer.check_length(text, max_tokens=server.engine.info.max_model_len, field=field)
-        return Prompt(tokenizer.encode(text, add_special_tokens=add_special_tokens), text)
+        return EncodedPrompt(tokenizer.encode(text, add_special_tokens=add_special_tokens), text)
     ids = tokenizer.encode_end(
         text, tokens=truncation.keep, side=truncation.side, add_special_tokens=add_special_tokens
     )
-    return truncation.apply(server, Prompt(ids, text))
+    return truncation.apply(server, EncodedPrompt(ids, text))
 
 
 async def completion_prompts(
@@ -121,7 +123,7 @@ async def completion_prompts(
     echo: bool = False,
     skip_special_tokens: bool = True,
     truncation: Truncation | None = None,
-) -> list[Prompt]:
+) -> list[EncodedPrompt]:
     """Texts, encoded; token ids, checked (and decoded when ``echo`` will show them).
 
     Args:
@@ -137,14 +139,14 @@ async def completion_prompts(
     texts = echo or any(isinstance(prompt, str) for prompt in prompts)
     tokenizer = server.tokenizer if texts else None
 
-    def both(prompt: str | list[int]) -> Prompt:
+    def both(prompt: str | list[int]) -> EncodedPrompt:
         if isinstance(prompt, str):
             return _encoded(
                 server, prompt, add_special_tokens=add_special_tokens, truncation=truncation, field="prompt"
             )
-        found = Prompt(prompt)
+        found = EncodedPrompt(prompt)
         if echo and tokenizer is not None:
-            found = Prompt(prompt, tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens))
+            found = EncodedPrompt(prompt, tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens))
         return found if truncation is None else truncation.apply(server, found)
 
     return await off_loop(lambda: [both(prompt) for prompt in prompts], size=sum(map(len, prompts)) if texts else 0)
@@ -174,7 +176,7 @@ def check_ids(server: Server, ids: list[int], *, field: str) -> None:
 
 def output_budget(
     server: Server,
-    prompt: Prompt,
+    prompt: EncodedPrompt,
     *,
     asked: int | None,
     default: int | None,

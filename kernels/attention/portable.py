@@ -21,7 +21,7 @@ MASKED = -1e30  # finite, so that a row with no visible key yields zeros and not
 
 
 @dataclass(frozen=True)
-class _Rules:
+class _QueryRules:
     """What every query obeys."""
 
     scale: float
@@ -53,15 +53,15 @@ def attend(
     softcap: float | None,
 ) -> tuple[jax.Array, KVPages]:
     """Write, then attention (contract: ``llmjax.kernels.attention.attend``)."""
-    pages = write_kv(pages, k, v, batch.slots)
+    pages = write_kv(pages, k, v, batch.kv_index)
     return ragged_paged_attention(q, pages, batch, scale=scale, window=window, softcap=softcap, sinks=sinks), pages
 
 
-def write_kv(pages: KVPages, k: jax.Array, v: jax.Array | None, slots: jax.Array) -> KVPages:
-    """Stores each token's K and V ([T, K, h], V None for latent pages) at its slot (i32 [T], ``page * page_size +
+def write_kv(pages: KVPages, k: jax.Array, v: jax.Array | None, kv_index: jax.Array) -> KVPages:
+    """Stores each token's K and V ([T, K, h], V None for latent pages) at its place (i32 [T], ``page * page_size +
     offset``)."""
     num_pages, parts, kv_heads, rows, head_dim = pages.data.shape
-    page, offset = slots // pages.page_size, slots % pages.page_size
+    page, offset = kv_index // pages.page_size, kv_index % pages.page_size
     record = page[:, None] * parts * kv_heads + jnp.arange(parts * kv_heads)  # [T, parts * K]
     values, scales = pages.encode(k, v)
     flat = pages.data.reshape(num_pages * parts * kv_heads * rows, head_dim)
@@ -88,7 +88,7 @@ def ragged_paged_attention(
     sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Causal attention of every token over the pages of its request (contract: ``llmjax.kernels.attention.attend``)."""
-    rules = _Rules(scale=scale, window=window, softcap=softcap, sinks=sinks)
+    rules = _QueryRules(scale=scale, window=window, softcap=softcap, sinks=sinks)
     tokens, _, head_dim = q.shape
     grouped = q.astype(jnp.float32).reshape(tokens, pages.data.shape[2], -1, head_dim)  # [T, K, G, h]
     shape = (*q.shape[:2], pages.value_dim)
@@ -102,14 +102,14 @@ def ragged_paged_attention(
         query_start=batch.query_start,
         kv_len=jnp.where(single, batch.kv_len, 0),
         page_table=batch.page_table,
-        slots=batch.slots,
+        kv_index=batch.kv_index,
     )
     decoded = _decode(grouped[first], pages, decodes, rules)
     out = out.at[jnp.where(single, first, tokens)].set(decoded, mode="drop")
     return out.reshape(shape).astype(q.dtype)
 
 
-def _decode(q: jax.Array, pages: KVPages, batch: RaggedBatch, rules: _Rules) -> jax.Array:
+def _decode(q: jax.Array, pages: KVPages, batch: RaggedBatch, rules: _QueryRules) -> jax.Array:
     """One query a row: q [R, K, G, h] at position kv_len - 1; returns [R, K, G, size of a value]."""
     page_size = pages.page_size
     per_block = _pages_per_block(pages, batch)
@@ -134,7 +134,7 @@ def _decode(q: jax.Array, pages: KVPages, batch: RaggedBatch, rules: _Rules) -> 
     return _finish(jax.lax.fori_loop(0, blocks, body, _start((*q.shape[:3], pages.value_dim), sinks)))
 
 
-def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array, rules: _Rules) -> jax.Array:
+def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array, rules: _QueryRules) -> jax.Array:
     """Rows of several queries: q [T, K, G, h], row r has ``count[r]`` of them; returns [T, K, G, size of a value], zero
     elsewhere."""
     tokens, kv_heads, group, head_dim = q.shape
@@ -199,7 +199,7 @@ def _gather(pages: KVPages, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     return keys, values
 
 
-def _cap(logits: jax.Array, rules: _Rules) -> jax.Array:
+def _cap(logits: jax.Array, rules: _QueryRules) -> jax.Array:
     logits = logits * rules.scale
     return logits if rules.softcap is None else rules.softcap * jnp.tanh(logits / rules.softcap)
 

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from llmjax.kernels.attention.types import KVPages, RaggedBatch
 
 
-def write_kv(pages: KVPages, k: jax.Array, v: jax.Array | None, slots: jax.Array) -> KVPages:
-    """Stores each token's K and V at its slot.
+def write_kv(pages: KVPages, k: jax.Array, v: jax.Array | None, kv_index: jax.Array) -> KVPages:
+    """Stores each token's K and V at its place.
 
     Args:
         k, v: [T, K, h]; v None for latent pages.
-        slots: i32 [T], ``page * page_size + offset``.
+        kv_index: i32 [T], ``page * page_size + offset``.
     """
-    page, offset = slots // pages.page_size, slots % pages.page_size
+    page, offset = kv_index // pages.page_size, kv_index % pages.page_size
     values, scales = pages.encode(k, v)
     data = pages.data.at[page, :, :, offset].set(values)
     if scales is not None:

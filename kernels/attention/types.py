@@ -162,7 +162,7 @@ class RaggedBatch:
     query_start: jax.Array  # i32 [R + 1]
     kv_len: jax.Array  # i32 [R], this step's tokens included
     page_table: jax.Array  # i32 [R, P]; 0 where a page is not needed (any more)
-    slots: jax.Array  # i32 [T], page * page_size + offset where each token's K and V go; dummy page for padding
+    kv_index: jax.Array  # i32 [T], page * page_size + offset where each token's K and V go; dummy page for padding
     decode: bool = field(default=False, metadata={"static": True})  # T == R and token r is row r's only one
 
 

@@ -42,7 +42,7 @@ def attend(
     softcap: float | None = None,
     isa: str | None = None,
 ) -> tuple[jax.Array, KVPages]:
-    """``llmjax.kernels.attention.attend`` by the library; a page or slot out of range is an error, not a stray write.
+    """``llmjax.kernels.attention.attend`` by the library; a page or place out of range is an error, not a stray write.
 
     Args:
         isa: an instruction set of the library; None: the best that the machine has.
@@ -67,7 +67,7 @@ def buffers(pages: KVPages, batch: RaggedBatch, sinks: jax.Array | None) -> list
         batch.query_start,
         batch.kv_len,
         batch.page_table,
-        batch.slots,
+        batch.kv_index,
         nothing if sinks is None else sinks.astype(jnp.float32),
     ]
 

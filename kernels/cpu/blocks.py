@@ -107,7 +107,7 @@ def attention_block(
     residual: bool = True,
     isa: str | None = None,
 ) -> tuple[jax.Array, KVPages]:
-    """The attention half of a layer. A page or slot out of range is an error, not a stray write.
+    """The attention half of a layer. a page or place out of range is an error, not a stray write.
 
     Args:
         x: f32 [T, D].

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from llmjax.kernels.attention import portable
 from llmjax.kernels.attention.types import KVPages, RaggedBatch
 from llmjax.kernels.cuda.decode import decode
-from llmjax.kernels.cuda.flash import Rules
+from llmjax.kernels.cuda.flash import QueryRules
 from llmjax.kernels.cuda.kv_write import write_kv
 from llmjax.kernels.cuda.pages import MAX_HEAD_DIM, MAX_VALUE_DIM
 from llmjax.kernels.cuda.prefill import prefill
@@ -38,12 +38,12 @@ def refuses(q: jax.Array, k: jax.Array, v: jax.Array | None, pages: KVPages, *_:
 
 
 def store_kv(
-    pages: KVPages, k: jax.Array, v: jax.Array | None, slots: jax.Array, *, interpret: bool = False
+    pages: KVPages, k: jax.Array, v: jax.Array | None, kv_index: jax.Array, *, interpret: bool = False
 ) -> KVPages:
     """Stores keys and values, as `write_kv` says: by it where tokens have scales."""
     if pages.layout.token_scales:
-        return write_kv(pages, k, v, slots, interpret=interpret)
-    return portable.write_kv(pages, k, v, slots)  # XLA makes one kernel too, which takes in what made the keys
+        return write_kv(pages, k, v, kv_index, interpret=interpret)
+    return portable.write_kv(pages, k, v, kv_index)  # XLA makes one kernel too, which takes in what made the keys
 
 
 def attend(
@@ -64,8 +64,8 @@ def attend(
     Args:
         interpret: run the kernels as XLA operations, on any device.
     """
-    pages = store_kv(pages, k, v, batch.slots, interpret=interpret)
-    rules = Rules(scale=scale, window=window, softcap=softcap)
+    pages = store_kv(pages, k, v, batch.kv_index, interpret=interpret)
+    rules = QueryRules(scale=scale, window=window, softcap=softcap)
     if batch.decode:
         return decode(q, pages, batch.kv_len, batch.page_table, sinks, rules=rules, interpret=interpret), pages
     tokens, rows = q.shape[0], len(batch.kv_len)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.kernels.attention.types import KVPages
-from llmjax.kernels.cuda.flash import Keys, Partial, Queries, Rules, attend
+from llmjax.kernels.cuda.flash import Keys, Partial, Queries, QueryRules, attend
 from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
 from llmjax.kernels.cuda.pages import MAX_HEAD_DIM, PageReader, PageRefs
 from llmjax.kernels.cuda.tuned import Key, tuned
@@ -66,7 +66,7 @@ def decode(
     page_table: jax.Array,
     sinks: jax.Array | None,
     *,
-    rules: Rules,
+    rules: QueryRules,
     split: Split | None = None,
     interpret: bool = False,
 ) -> jax.Array:
@@ -109,7 +109,7 @@ def decode(
 @dataclass(frozen=True)
 class _Kernel:
     reader: PageReader
-    rules: Rules
+    rules: QueryRules
     split: Split
     group: int
     has_sinks: bool

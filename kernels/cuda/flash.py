@@ -21,7 +21,7 @@ LOG2_E = math.log2(math.e)  # powers of two are what the hardware has
 
 
 @dataclass(frozen=True)
-class Rules:
+class QueryRules:
     """What every query obeys (contract: ``llmjax.kernels.attention.attend``)."""
 
     scale: float
@@ -80,7 +80,7 @@ class Partial:
         return self.acc * (shrink / total)[:, None]
 
 
-def attend(queries: Queries, keys: Keys, refs: PageRefs, reader: PageReader, rules: Rules) -> Partial:
+def attend(queries: Queries, keys: Keys, refs: PageRefs, reader: PageReader, rules: QueryRules) -> Partial:
     """Softmax-weighted sums of the values whose keys the queries see."""
     key_zero, value_zero = reader.zeros(refs)
     bias = None

@@ -24,24 +24,24 @@ ROUNDER = np.float32(1.5 * 2**23)  # a small number added to it is rounded, and 
 
 
 def write_kv(
-    pages: KVPages, k: jax.Array, v: jax.Array | None, slots: jax.Array, *, interpret: bool = False
+    pages: KVPages, k: jax.Array, v: jax.Array | None, kv_index: jax.Array, *, interpret: bool = False
 ) -> KVPages:
-    """Stores each token's K and V at its slot. Tokens that share a slot (padding, on the dummy page) may mix there.
+    """Stores each token's K and V at its place. Tokens that share a place (padding, on the dummy page) may mix there.
 
     Args:
         k, v: [T, K, h]; v None for latent pages.
-        slots: i32 [T], ``page * page_size + offset``.
+        kv_index: i32 [T], ``page * page_size + offset``.
         interpret: run the kernel as XLA operations, on any device.
     """
     tokens, kv_heads, head_dim = k.shape
     block = min(TOKENS, power_of_2(tokens))
     parts = [k] if v is None else [k, v]
-    calibration = slots if pages.calibration is None else pages.calibration  # what is not there is not read
+    calibration = kv_index if pages.calibration is None else pages.calibration  # what is not there is not read
     kernel = _Kernel(pages.layout, head_dim, tokens, block, pages.calibration is not None)
     (data,) = launch(
         kernel.write,
         [jax.ShapeDtypeStruct(pages.data.shape, pages.data.dtype)],
-        [pages.data, slots, calibration, *parts],
+        [pages.data, kv_index, calibration, *parts],
         Launch((-(-tokens // block), kv_heads), interpret=interpret),
         in_place={0: 0},
     )
@@ -74,13 +74,13 @@ class _Kernel:
     block: int
     calibrated: bool
 
-    def write(self, _: Any, slots: Any, calibration: Any, *refs: Any) -> None:
+    def write(self, _: Any, kv_index: Any, calibration: Any, *refs: Any) -> None:
         """refs: keys and values, and the result: data [N, parts, K, layout.rows(h), h]."""
         layout, data = self.layout, refs[-1]
         token = program_id(0) * self.block + jnp.arange(self.block, dtype=jnp.int32)
         head, inside = program_id(1), token < self.tokens
-        slot = load(slots, (token,), inside)
-        page, offset = (f(slot, np.int32(layout.page_size)) for f in (jax.lax.div, jax.lax.rem))
+        place = load(kv_index, (token,), inside)
+        page, offset = (f(place, np.int32(layout.page_size)) for f in (jax.lax.div, jax.lax.rem))
         column = Columns.of(0, self.head_dim)
         where = inside[:, None] & column.inside[None]
         for part, ref in enumerate(refs[:-1]):

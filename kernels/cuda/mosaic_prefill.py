@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as mosaic
 
 from llmjax.kernels.attention.types import KVPages, RaggedBatch
-from llmjax.kernels.cuda.flash import LEAST_TOTAL, MASKED, Rules
+from llmjax.kernels.cuda.flash import LEAST_TOTAL, MASKED, QueryRules
 from llmjax.kernels.cuda.lowering import power_of_2
 from llmjax.kernels.cuda.ragged import Blocks
 from llmjax.kernels.cuda.tuned import default_device
@@ -54,7 +54,7 @@ def refuses(q: jax.Array, pages: KVPages, sinks: jax.Array | None) -> str | None
 
 
 def prefill(
-    q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array, *, rules: Rules, interpret: Any = None
+    q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array, *, rules: QueryRules, interpret: Any = None
 ) -> jax.Array:
     """``llmjax.kernels.cuda.prefill.prefill``, as far as `refuses` allows.
 
@@ -106,7 +106,7 @@ def prefill(
 
 @dataclass(frozen=True)
 class _Kernel:
-    rules: Rules
+    rules: QueryRules
     page_size: int
     width: int
     head_dim: int
@@ -142,18 +142,18 @@ class _Kernel:
 
             @pl.loop(0, blocks)
             def _(block: jax.Array) -> None:
-                slot = jax.lax.rem(block, jnp.int32(STAGES))
+                stage = jax.lax.rem(block, jnp.int32(STAGES))
 
                 @pl.when(block >= STAGES)
                 def _() -> None:
-                    mosaic.barrier_wait(read.at[slot])
+                    mosaic.barrier_wait(read.at[stage])
 
                 for i in range(KEYS // self.page_size):
                     number = (first + block) * (KEYS // self.page_size) + i
                     page = table[row * self.table_width + jnp.minimum(number, self.table_width - 1)]
                     place = pl.ds(i * self.page_size, self.page_size)
                     for part, ref in enumerate((keys, values)):
-                        mosaic.copy_gmem_to_smem(data.at[page, part, head], ref.at[slot, place], filled.at[slot])
+                        mosaic.copy_gmem_to_smem(data.at[page, part, head], ref.at[stage, place], filled.at[stage])
 
             @pl.loop(jnp.maximum(blocks - STAGES, 0), blocks)
             def _(block: jax.Array) -> None:  # every phase of a barrier is waited for
@@ -172,10 +172,10 @@ class _Kernel:
 
             def step(block: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
                 peak, total, acc = state
-                slot = jax.lax.rem(block, jnp.int32(STAGES))
-                mosaic.barrier_wait(filled.at[slot])
+                stage = jax.lax.rem(block, jnp.int32(STAGES))
+                mosaic.barrier_wait(filled.at[stage])
 
-                logits = self._product(tile, keys.at[slot], transpose=True)
+                logits = self._product(tile, keys.at[stage], transpose=True)
                 query = position + jax.lax.div(self._index(0) + warpgroup * ROWS, jnp.int32(self.width))
                 key = (first + block) * KEYS + self._index(1)
                 visible = key <= query
@@ -187,9 +187,9 @@ class _Kernel:
                 weights = jnp.exp2(logits - jax.lax.broadcast_in_dim(higher, logits.shape, [0]))
                 weights = jnp.where(visible, weights, 0.0)
                 total = total * shrink + weights.sum(axis=1)
-                found = self._product(weights.astype(tile.dtype), values.at[slot])
+                found = self._product(weights.astype(tile.dtype), values.at[stage])
                 acc = acc * jax.lax.broadcast_in_dim(shrink, acc.shape, [0]) + found
-                mosaic.barrier_arrive(read.at[slot])
+                mosaic.barrier_arrive(read.at[stage])
                 return higher, total, acc
 
             peak, total, acc = jax.lax.fori_loop(0, blocks, step, (peak, total, acc))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.kernels.attention.types import KVPages, RaggedBatch
-from llmjax.kernels.cuda.flash import Keys, Queries, Rules, attend
+from llmjax.kernels.cuda.flash import Keys, Queries, QueryRules, attend
 from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
 from llmjax.kernels.cuda.pages import PageReader, PageRefs
 from llmjax.kernels.cuda.ragged import Blocks
@@ -64,7 +64,7 @@ def prefill(
     count: jax.Array,
     sinks: jax.Array | None,
     *,
-    rules: Rules,
+    rules: QueryRules,
     tiles: Tiles | None = None,
     interpret: bool = False,
 ) -> jax.Array:
@@ -110,7 +110,7 @@ def prefill(
 @dataclass(frozen=True)
 class _Kernel:
     reader: PageReader
-    rules: Rules
+    rules: QueryRules
     tiles: Tiles
     group: int
     has_sinks: bool

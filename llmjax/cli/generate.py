@@ -12,7 +12,7 @@ from typing import Any
 
 from llmjax.cli.models import LocalModel, Message
 from llmjax.cli.parser import Parser, add_config_flags, configs_of
-from llmjax.cli.prompts import Prompt, read_prompts
+from llmjax.cli.prompts import TextOrIds, read_prompts
 from llmjax.cli.sampling import add_sampling_flags, given_sampling, sampling_settings
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-async def _stream(prompt: Prompt, model: LocalModel, values: argparse.Namespace) -> None:
+async def _stream(prompt: TextOrIds, model: LocalModel, values: argparse.Namespace) -> None:
     try:
         if values.chat:
             prompt = model.chat_prompt(_messages(prompt, values.system))
@@ -69,7 +69,7 @@ async def _stream(prompt: Prompt, model: LocalModel, values: argparse.Namespace)
 
 
 def _batch(
-    prompts: list[Prompt],
+    prompts: list[TextOrIds],
     config: EngineConfig,
     given: Mapping[str, Any],
     defaults: Mapping[str, Any],
@@ -105,7 +105,7 @@ def _show(number: int, output: RequestOutput) -> None:
         print(f"[{number + 1}{part}] {completion.text or completion.token_ids}")
 
 
-def _messages(prompt: Prompt, system: str | None) -> list[Message]:
+def _messages(prompt: TextOrIds, system: str | None) -> list[Message]:
     if not isinstance(prompt, str):
         raise ConfigError("--chat needs texts: a prompt of token ids is not a message")
     head: list[Message] = [{"role": "system", "content": system}] if system else []

@@ -11,10 +11,10 @@ from typing import Any
 from llmjax.errors import ConfigError
 from llmjax.text_file import read_text
 
-Prompt = str | list[int]
+TextOrIds = str | list[int]
 
 
-def read_prompts(arguments: Sequence[str], *, file: str | None, lines: bool) -> list[Prompt]:
+def read_prompts(arguments: Sequence[str], *, file: str | None, lines: bool) -> list[TextOrIds]:
     """The prompts to continue.
 
     Args:
@@ -56,7 +56,7 @@ def _read(path: Path | None) -> str:
         raise ConfigError(f"standard input: is not UTF-8 text ({error.reason})") from None
 
 
-def _parse(line: str, where: str) -> Prompt:
+def _parse(line: str, where: str) -> TextOrIds:
     try:
         row: Any = json.loads(line)
     except ValueError as error:

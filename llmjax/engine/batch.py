@@ -12,8 +12,8 @@ import numpy as np
 
 from llmjax.engine.scheduler import StepPlan
 from llmjax.kernels.attention import RaggedBatch
-from llmjax.sampling.rows import ROW_WORDS
 from llmjax.sampling.sampler import SamplingBatch
+from llmjax.sampling.settings import SETTINGS_WORDS
 
 READ_DEVICE = -1  # in ``tokens``: the input is the slot's last sampled token
 MAX_STOPS = 8  # stop ids a row brings to the device; the host alone finds further ones, a dispatch later
@@ -94,7 +94,7 @@ class BatchLayout:
             "slot": (rows,),
             "steps": (rows,),
             "stops": (rows, MAX_STOPS),
-            "sampling": (rows, ROW_WORDS),
+            "sampling": (rows, SETTINGS_WORDS),
             "prompt_logprobs": (1,),
         }
         if not self.bucket.decode:
@@ -120,7 +120,7 @@ class BatchLayout:
 
         Args:
             tables: per group i32 [num_slots, P], the page tables by slot.
-            sampling: i32 [num_slots, ROW_WORDS], the sampling settings by slot.
+            sampling: i32 [num_slots, SETTINGS_WORDS], the sampling settings by slot.
             stops: i32 [num_slots, MAX_STOPS], the stop ids by slot.
 
         Returns:
@@ -203,12 +203,12 @@ class BatchLayout:
         page, offset = position // page_size, position % page_size
 
         def group(table: jax.Array) -> RaggedBatch:
-            slots = jnp.where(real, table[row, page] * page_size + offset, 0)
+            kv_index = jnp.where(real, table[row, page] * page_size + offset, 0)
             return RaggedBatch(
                 query_start=batch.query_start,
                 kv_len=batch.kv_len,
                 page_table=table,
-                slots=slots,
+                kv_index=kv_index,
                 decode=self.bucket.decode,
             )
 

@@ -21,7 +21,7 @@ from llmjax.engine.step import NOT_FINITE
 from llmjax.errors import GenerationFailed, LLMJaxError
 from llmjax.outputs import Logprob, TokenLogprobs
 from llmjax.platforms import Platform
-from llmjax.sampling.rows import RequestSampling, request_sampling
+from llmjax.sampling.settings import RequestSampling, request_sampling
 
 
 @dataclass

@@ -16,11 +16,11 @@ from llmjax.engine.stop import StopMatcher
 from llmjax.errors import InvalidRequest, LLMJaxError
 from llmjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
 from llmjax.sampling.params import RequestOutputKind, SamplingParams
-from llmjax.sampling.rows import request_sampling
+from llmjax.sampling.settings import request_sampling
 from llmjax.tokenizer import IncrementalDetokenizer, Tokenizer
 
 # A string, token ids, or a dict with "prompt" or "prompt_token_ids", and perhaps "cache_salt".
-Prompt = str | Sequence[int] | Mapping[str, Any]
+PromptInput = str | Sequence[int] | Mapping[str, Any]
 
 PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 # vLLM's, for models that read more than text; here there are none yet.
@@ -136,7 +136,7 @@ class Frontend:
 
     def open(
         self,
-        prompt: Prompt,
+        prompt: PromptInput,
         params: SamplingParams,
         name: str,
         *,
@@ -231,7 +231,7 @@ class Frontend:
         del self._names[found.name]
         return found
 
-    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _tokens(self, prompt: PromptInput) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
             _check_keys(prompt)
             if "prompt_token_ids" in prompt:

@@ -26,7 +26,7 @@ from llmjax.engine.step import NO_TOKEN, DeviceState
 from llmjax.errors import ConfigError
 from llmjax.platforms import Platform
 from llmjax.sampling.params import SamplingParams
-from llmjax.sampling.rows import ROW_WORDS, request_sampling
+from llmjax.sampling.settings import SETTINGS_WORDS, request_sampling
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ def _batches(compiler: StepCompiler, layout: BatchLayout) -> Iterator[np.ndarray
         _sequence(i, token=i % compiler.model.config.vocab_size, scored=not bucket.decode) for i in range(rows)
     ]
     for i, dispatch in enumerate(dispatches):
-        settings = np.zeros((layout.num_slots, ROW_WORDS), np.int32)  # all greedy
+        settings = np.zeros((layout.num_slots, SETTINGS_WORDS), np.int32)  # all greedy
         if dispatch.first is not None:
             for sequence in sequences:
                 which = BIASED if dispatch.ends else (dispatch.first + sequence.slot) % len(ROWS)

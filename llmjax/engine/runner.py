@@ -18,7 +18,7 @@ from llmjax.engine.step import NO_TOKEN, StepOutput
 from llmjax.host_memory import keep_freed_blocks
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.sampling.logprobs import LogprobArrays
-from llmjax.sampling.rows import ROW_WORDS, RequestSampling
+from llmjax.sampling.settings import SETTINGS_WORDS, RequestSampling
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Runner:
         self._weights = compiler.weights
         self._state = compiler.make_state()
         # Settings of each slot's request as the device takes them, and what else its slot needs.
-        self._settings = np.zeros((compiler.max_num_seqs, ROW_WORDS), np.int32)
+        self._settings = np.zeros((compiler.max_num_seqs, SETTINGS_WORDS), np.int32)
         self._stops = np.full((compiler.max_num_seqs, MAX_STOPS), NO_STOP, np.int32)
         if compiler.platform.is_cpu:
             keep_freed_blocks()

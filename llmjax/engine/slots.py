@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmjax.sampling import state as edits
-from llmjax.sampling.rows import MAX_BANS, Feature, RequestSampling
+from llmjax.sampling.settings import MAX_BANS, Feature, RequestSampling
 from llmjax.sampling.state import SamplerState
 
 CHUNK = 512  # ids an edit takes at once

@@ -33,7 +33,7 @@ from llmjax.errors import CheckpointError
 from llmjax.models import ModelConfig, abstract_model
 from llmjax.quantization.mixes import KEEP, NEVER, Choice, ModelShape, mix_named, tensor_scheme
 from llmjax.quantization.report import Difference
-from llmjax.quantization.schemes import Rules
+from llmjax.quantization.schemes import SchemeRules
 from llmjax.weights.ggml.reference import SCHEMES, quantize
 from llmjax.weights.ggml.types import BlockType, dequantize
 from llmjax.weights.rows import FLOATS
@@ -154,7 +154,7 @@ def export_gguf(
     """
     if scheme.lower() not in FLOATS:
         mix_named(scheme)
-    parsed = Rules.parse(rules or {}, (*SCHEMES, KEEP))
+    parsed = SchemeRules.parse(rules or {}, (*SCHEMES, KEEP))
     model = checkpoint.model_config()
     plan = _gguf_items if checkpoint.gguf is not None else _hf_items
     shape = ModelShape.of(checkpoint.config, tied=model.tie_word_embeddings)
@@ -202,7 +202,7 @@ class _Typing:
 
     scheme: str
     shape: ModelShape
-    rules: Rules
+    rules: SchemeRules
 
     def exported(self, name: str, hf_name: str, tensor: StoredTensor | GGUFTensor) -> Exported:
         source_type, shape = tensor.type_name, tensor.shape

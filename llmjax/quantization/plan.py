@@ -14,7 +14,7 @@ from llmjax.errors import ConfigError
 from llmjax.quantization import mixes
 from llmjax.quantization.mixes import ModelShape
 from llmjax.quantization.rounding import rows_in_situ
-from llmjax.quantization.schemes import SCHEMES, Rules, scheme_key, scheme_named
+from llmjax.quantization.schemes import SCHEMES, SchemeRules, scheme_key, scheme_named
 from llmjax.weights import uniform
 from llmjax.weights.packing import RowSource, RowStack
 
@@ -70,7 +70,7 @@ class QuantizationPlan:
     """
 
     default: str
-    rules: Rules
+    rules: SchemeRules
     model: ModelShape
 
     @classmethod
@@ -99,7 +99,7 @@ class QuantizationPlan:
             default = STORED
         return cls(
             _checked(default),
-            Rules.parse(rules, (*SCHEMES, PLAIN, STORED)),
+            SchemeRules.parse(rules, (*SCHEMES, PLAIN, STORED)),
             ModelShape.of(config, tied=tied),
         )
 

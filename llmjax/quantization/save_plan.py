@@ -19,7 +19,7 @@ from llmjax.checkpoint.safetensors import DTYPES, TensorSpec
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.quantization.mixes import KEEP, NEVER
-from llmjax.quantization.schemes import Rules, scheme_key
+from llmjax.quantization.schemes import SchemeRules, scheme_key
 from llmjax.weights.rows import FLOATS
 from llmjax.weights.uniform import SAVED_SCHEMES, UNIT, IntegerScheme
 
@@ -75,7 +75,7 @@ class SavePlan:
         writer = WRITERS[form]
         dtype = model_dtype(checkpoint.config)
         default = _grouped(SAVED_SCHEMES[scheme_key(scheme, SAVED_SCHEMES)], group_size)
-        parsed = Rules.parse(rules or {}, (*SAVED_SCHEMES, KEEP))
+        parsed = SchemeRules.parse(rules or {}, (*SAVED_SCHEMES, KEEP))
         layers: dict[str, SavedScheme] = {}
         ignored = []
         for name, tensor in _published(checkpoint).items():

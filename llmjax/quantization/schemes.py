@@ -69,7 +69,7 @@ def scheme_named(name: str) -> UniformScheme:
 
 
 @dataclass(frozen=True)
-class Rules:
+class SchemeRules:
     """Users' rules in order; the first that matches decides.
 
     Attributes:
@@ -79,7 +79,7 @@ class Rules:
     patterns: tuple[tuple[re.Pattern[str], str], ...] = ()
 
     @classmethod
-    def parse(cls, rules: Mapping[str, str], known: Iterable[str]) -> Rules:
+    def parse(cls, rules: Mapping[str, str], known: Iterable[str]) -> SchemeRules:
         """From regular expressions and what users call schemes.
 
         Args:

@@ -20,7 +20,7 @@ from llmjax.kernels.argmax import argmax
 from llmjax.sampling.draw import draw
 from llmjax.sampling.logprobs import LogprobArrays, no_logprobs, token_logprobs
 from llmjax.sampling.noise import row_keys
-from llmjax.sampling.rows import ROW, ROW_WORDS, Feature
+from llmjax.sampling.settings import SETTINGS, SETTINGS_WORDS, Feature
 from llmjax.sampling.state import SamplerState
 
 Uses = Callable[[Feature], jax.Array]  # whether some sampling row of the step has one of these features: bool []
@@ -46,12 +46,12 @@ class SamplingBatch:
 
     @classmethod
     def from_words(cls, words: jax.Array, *, slot: jax.Array, samples: jax.Array, position: jax.Array) -> SamplingBatch:
-        """Takes the gathered ``RequestSampling.words`` (i32 [R, ROW_WORDS]) apart."""
-        if words.shape != (slot.shape[0], ROW_WORDS):
-            raise ValueError(f"sampling words have shape {words.shape}, not {(slot.shape[0], ROW_WORDS)}")
+        """Takes the gathered ``RequestSampling.words`` (i32 [R, SETTINGS_WORDS]) apart."""
+        if words.shape != (slot.shape[0], SETTINGS_WORDS):
+            raise ValueError(f"sampling words have shape {words.shape}, not {(slot.shape[0], SETTINGS_WORDS)}")
         columns = {}
-        assert ROW.fields is not None
-        for name, (dtype, offset, *_) in ROW.fields.items():
+        assert SETTINGS.fields is not None
+        for name, (dtype, offset, *_) in SETTINGS.fields.items():
             width = dtype.itemsize // 4
             column = words[:, offset // 4 : offset // 4 + width]
             columns[name] = lax.bitcast_convert_type(column if dtype.shape else column[:, 0], dtype.base)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from llmjax.sampling.rows import MAX_BANS
+from llmjax.sampling.settings import MAX_BANS
 
 
 @jax.tree_util.register_dataclass

@@ -20,7 +20,7 @@ from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, record_of, server_of
 from llmjax.serve.generation import Job, Part, Tally, check_priority, collect, guarded, run_job
 from llmjax.serve.logprobs import LegacyLogprobs, TextOffsets, TokenNames, prompt_logprobs, prompt_offsets
-from llmjax.serve.prompts import Prompt, Truncation, check_queue, completion_prompts, off_loop, output_budget
+from llmjax.serve.prompts import EncodedPrompt, Truncation, check_queue, completion_prompts, off_loop, output_budget
 from llmjax.serve.protocol.common import check_logprobs, check_stream, check_truncation, sampling_params
 from llmjax.serve.protocol.completions import CompletionRequest
 from llmjax.serve.sse import EventStream, delta_event, event
@@ -74,7 +74,7 @@ async def _job(server: Server, body: CompletionRequest, request: Request) -> Job
     )
 
 
-def _params(server: Server, body: CompletionRequest, prompt: Prompt, *, asked: int | None) -> SamplingParams:
+def _params(server: Server, body: CompletionRequest, prompt: EncodedPrompt, *, asked: int | None) -> SamplingParams:
     defaults = server.engine.info.default_sampling_params
     default = defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
     # Echoed tokens have log-probabilities too.
@@ -238,7 +238,7 @@ class _Choice:
         return entry
 
 
-def _detokenizer(server: Server, body: CompletionRequest, prompt: Prompt) -> IncrementalDetokenizer | None:
+def _detokenizer(server: Server, body: CompletionRequest, prompt: EncodedPrompt) -> IncrementalDetokenizer | None:
     """Makes the text of a continuation once more, token by token, as the engine does."""
     tokenizer = server.engine.tokenizer
     if tokenizer is None or body.logprobs is None:

@@ -104,7 +104,7 @@ class Logits:
             query_start=jnp.array([0, 8], jnp.int32),
             kv_len=jnp.array([8], jnp.int32),
             page_table=jnp.ones((1, 1), jnp.int32),
-            slots=jnp.arange(8, 16, dtype=jnp.int32),
+            kv_index=jnp.arange(8, 16, dtype=jnp.int32),
         )
         model = models.merge(graph, params)
         result = model(tokens, tokens - 3, kv, (batch,) * len(config.windows))

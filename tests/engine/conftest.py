@@ -47,7 +47,7 @@ class Plain:
                 query_start=jnp.stack([jnp.int32(0), length]),
                 kv_len=length[None],
                 page_table=jnp.ones((1, 1), jnp.int32),
-                slots=jnp.where(position < length, CONTEXT + position, 0),
+                kv_index=jnp.where(position < length, CONTEXT + position, 0),
             )
             model = models.merge(graph, params)
             result = model(tokens, position, kv, (batch,) * len(config.windows), prompt_len=prompt_len)

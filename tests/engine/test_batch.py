@@ -14,7 +14,7 @@ from llmjax.engine.batch import MAX_STOPS, READ_DEVICE, BatchLayout, Bucket, mak
 from llmjax.engine.request import EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.sampling.params import SamplingParams
-from llmjax.sampling.rows import ROW_WORDS, request_sampling
+from llmjax.sampling.settings import SETTINGS_WORDS, request_sampling
 
 SLOTS, WIDTH, PAGE = 6, 5, 4
 
@@ -115,8 +115,8 @@ def test_mixed_batch() -> None:
     assert position[:7].tolist() == [3, 5, 6, 7, 8, 9, 10]
     # Slot 4's table begins 21, 22 …, slot 1's 6, 7, 8 …; padding writes to the dummy page.
     places = [(21, 3), (7, 1), (7, 2), (7, 3), (8, 0), (8, 1), (8, 2)]
-    assert first.slots.tolist() == [page * PAGE + offset for page, offset in places] + [0] * 9
-    assert second.slots[:7].tolist() == [(page + 100) * PAGE + offset for page, offset in places]
+    assert first.kv_index.tolist() == [page * PAGE + offset for page, offset in places] + [0] * 9
+    assert second.kv_index[:7].tolist() == [(page + 100) * PAGE + offset for page, offset in places]
     assert not first.decode
 
 
@@ -144,7 +144,7 @@ def test_decode_batch(lengths: list[int], slots: list[int]) -> None:
         tables()[0][slot, (length - 1) // PAGE] * PAGE + (length - 1) % PAGE
         for slot, length in zip(slots, lengths, strict=False)
     ]
-    assert ragged.slots.tolist() == expected + [0] * (4 - count)
+    assert ragged.kv_index.tolist() == expected + [0] * (4 - count)
     assert ragged.decode
 
 
@@ -155,4 +155,4 @@ def test_every_pack_is_a_new_array() -> None:
     second = layout.pack(plan, tables=tables(), sampling=SETTINGS, stops=STOPS)
     assert not np.shares_memory(first, second)
     np.testing.assert_array_equal(first, second)
-    assert SETTINGS.shape == (SLOTS, ROW_WORDS)
+    assert SETTINGS.shape == (SLOTS, SETTINGS_WORDS)

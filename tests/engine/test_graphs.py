@@ -23,7 +23,7 @@ from llmjax.engine.step import NO_TOKEN
 from llmjax.errors import ConfigError
 from llmjax.kernels.attention import KVLayout
 from llmjax.platforms import Platform, select_platform, use_compilation_cache
-from llmjax.sampling.rows import Feature
+from llmjax.sampling.settings import Feature
 
 CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
 OTHER = {"xla_llvm_disable_expensive_passes": "True"}

@@ -36,7 +36,7 @@ from llmjax.kernels.attention import KVLayout
 from llmjax.models import RMS, Attention, GatedMLP, LayerSpec, ModelConfig
 from llmjax.sampling.logprobs import LogprobArrays
 from llmjax.sampling.params import SamplingParams
-from llmjax.sampling.rows import ROW_WORDS, RequestSampling
+from llmjax.sampling.settings import SETTINGS_WORDS, RequestSampling
 
 VOCAB = 5
 STOP = 4
@@ -109,7 +109,7 @@ class SimulatedDevice:
             if row.start + row.count - row.sequence.num_prompt_tokens >= row.sequence.request.params.min_tokens:
                 ids = sorted(row.sequence.request.stop_token_ids)
                 stops[row.sequence.slot, : len(ids)] = ids
-        packed = layout.pack(plan, tables=tables, sampling=np.zeros((slots, ROW_WORDS), np.int32), stops=stops)
+        packed = layout.pack(plan, tables=tables, sampling=np.zeros((slots, SETTINGS_WORDS), np.int32), stops=stops)
         part, at = {}, 0
         for name, shape in layout.shapes.items():
             part[name] = packed[at : at + int(np.prod(shape))].reshape(shape)

@@ -65,20 +65,20 @@ def ragged_batch(case: Case, rng: np.random.Generator) -> RaggedBatch:
     counts = [count for count, _ in case.lengths] + [0] * case.padding
     start = np.arange(rows + 1) if case.decode else np.cumsum([0, *counts])
     table, kv_len = np.zeros((rows, max(needed) + 1), np.int32), np.zeros(rows, np.int32)
-    slots = np.zeros(rows if case.decode else sum(counts) + case.padding, np.int32)
+    kv_index = np.zeros(rows if case.decode else sum(counts) + case.padding, np.int32)
     for r, (count, kv) in enumerate(case.lengths):
         table[r, : needed[r]] = [next(free) for _ in range(needed[r])]
         kv_len[r] = kv
         positions = np.arange(kv - count, kv)
         page = table[r, positions // case.page_size]
-        slots[start[r] : start[r] + count] = page * case.page_size + positions % case.page_size
+        kv_index[start[r] : start[r] + count] = page * case.page_size + positions % case.page_size
         if case.window is not None:
             table[r, : max(0, kv - count - case.window + 1) // case.page_size] = 0
     return RaggedBatch(
         query_start=jnp.asarray(start, jnp.int32),
         kv_len=jnp.asarray(kv_len),
         page_table=jnp.asarray(table),
-        slots=jnp.asarray(slots),
+        kv_index=jnp.asarray(kv_index),
         decode=case.decode,
     )
 
@@ -100,13 +100,13 @@ def real_tokens(batch: RaggedBatch) -> np.ndarray:
     """bool [T]: tokens that are not padding."""
     if batch.decode:
         return np.asarray(batch.kv_len) > 0
-    return np.arange(len(batch.slots)) < int(batch.query_start[-1])
+    return np.arange(len(batch.kv_index)) < int(batch.query_start[-1])
 
 
 def make_data(case: Case, seed: int = 0) -> Data:
     rng = np.random.default_rng(seed)
     batch = ragged_batch(case, rng)
-    tokens = len(batch.slots)
+    tokens = len(batch.kv_index)
 
     def normal(*shape: int, dtype: str = case.activations) -> np.ndarray:
         return rng.standard_normal(shape).astype(jnp.dtype(dtype))

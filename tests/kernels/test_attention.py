@@ -71,8 +71,8 @@ def test_portable_equals_reference(mix, rule, kind, monkeypatch):
     @jax.jit
     def both(q, k, v, pages, batch, sinks):
         written, expected_pages = (
-            portable.write_kv(pages, k, v, batch.slots),
-            reference.write_kv(pages, k, v, batch.slots),
+            portable.write_kv(pages, k, v, batch.kv_index),
+            reference.write_kv(pages, k, v, batch.kv_index),
         )
         rules = {**data.rules, "sinks": sinks}
         out = portable.ragged_paged_attention(q, written, batch, **rules)
@@ -102,14 +102,14 @@ def test_latent_pages_give_multi_head_latent_attention(device: str, decode: bool
         page_size=PAGE,
     )
     data, rng = make_data(case), np.random.default_rng(5)
-    batch, tokens = data.batch, len(data.batch.slots)
+    batch, tokens = data.batch, len(data.batch.kv_index)
     key_matrix, value_matrix = rng.standard_normal((heads, nope, latent)), rng.standard_normal((heads, value, latent))
     q_nope, q_rope = rng.standard_normal((tokens, heads, nope)), rng.standard_normal((tokens, heads, rope))
     new = rng.standard_normal((tokens, latent + rope))  # the compressed vector, and the key that all heads share
     scale = (nope + rope) ** -0.5
 
-    slots = np.array(data.filling[0, :, 0], np.float64)  # what all slots hold once the step's tokens are stored
-    slots[np.asarray(batch.slots)[data.real]] = new[data.real]
+    filled = np.array(data.filling[0, :, 0], np.float64)  # what all places hold once the step's tokens are stored
+    filled[np.asarray(batch.kv_index)[data.real]] = new[data.real]
     expected = np.zeros((tokens, heads, value))
     for row, length in enumerate(np.asarray(batch.kv_len)):
         first, stop = (row, row + int(length > 0)) if decode else np.asarray(batch.query_start)[[row, row + 1]]
@@ -117,12 +117,12 @@ def test_latent_pages_give_multi_head_latent_attention(device: str, decode: bool
         at = np.asarray(batch.page_table)[row, position // PAGE] * PAGE + position % PAGE
         keys = np.concatenate(
             [
-                np.einsum("lc,hnc->lhn", slots[at, :latent], key_matrix),
-                np.repeat(slots[at, None, latent:], heads, 1),
+                np.einsum("lc,hnc->lhn", filled[at, :latent], key_matrix),
+                np.repeat(filled[at, None, latent:], heads, 1),
             ],
             -1,
         )
-        values = np.einsum("lc,hvc->lhv", slots[at, :latent], value_matrix)
+        values = np.einsum("lc,hvc->lhv", filled[at, :latent], value_matrix)
         for token in range(first, stop):
             seen = length - (stop - token) + 1
             query = np.concatenate([q_nope[token], q_rope[token]], -1)
@@ -156,7 +156,7 @@ def values_of(pages: KVPages) -> np.ndarray:
 @pytest.mark.parametrize("write", [reference.write_kv, portable.write_kv], ids=["reference", "portable"])
 def test_one_byte_pages_hold_the_nearest_values(dtype, largest, calibration, write) -> None:
     """Against NumPy and ml_dtypes, with a row of zeros, of tiny and of huge numbers."""
-    rng, slots, kv_heads, head_dim = np.random.default_rng(1), 3 * PAGE, 2, 8
+    rng, places, kv_heads, head_dim = np.random.default_rng(1), 3 * PAGE, 2, 8
     pages = make_pages(
         num_pages=3,
         page_size=PAGE,
@@ -165,7 +165,7 @@ def test_one_byte_pages_hold_the_nearest_values(dtype, largest, calibration, wri
         dtype=jnp.dtype(dtype),
         calibration=None if calibration is None else jnp.asarray(calibration, jnp.float32),
     )
-    new = rng.standard_normal((2, slots, kv_heads, head_dim)).astype(np.float32)
+    new = rng.standard_normal((2, places, kv_heads, head_dim)).astype(np.float32)
     new[:, 1], new[:, 2], new[:, 3, 0, 0] = 0, new[:, 2] * 1e-20, 1e9
     given = np.asarray(calibration or ((1, 0), (1, 0)), np.float32).reshape(2, 2, 1, 1, 1)
     scale, zero = given[:, 0], given[:, 1]
@@ -174,7 +174,7 @@ def test_one_byte_pages_hold_the_nearest_values(dtype, largest, calibration, wri
     stored = np.clip((new - zero) * (np.float32(1) / scale), -largest, largest)
     stored = (np.round(stored) if dtype == "int8" else stored).astype(jnp.dtype(dtype)).astype(np.float32)
     expected = (stored * scale + zero).reshape(2, 3, PAGE, kv_heads, head_dim).swapaxes(2, 3)
-    found = values_of(jax.jit(write)(pages, jnp.asarray(new[0]), jnp.asarray(new[1]), jnp.arange(slots)))
+    found = values_of(jax.jit(write)(pages, jnp.asarray(new[0]), jnp.asarray(new[1]), jnp.arange(places)))
     np.testing.assert_array_equal(found, expected)
     if calibration is None:
         step = {"int8": 1 / 254, "float8_e4m3fn": 1 / 16, "float8_e5m2": 1 / 8}[dtype]
@@ -184,7 +184,7 @@ def test_one_byte_pages_hold_the_nearest_values(dtype, largest, calibration, wri
 
 @pytest.mark.parametrize("kind", ["f32", "bf16 bits", "int8", "latent"])
 @pytest.mark.parametrize("mix", ["decodes", "decodes and chunks"])
-def test_nothing_leaks_from_slots_that_nobody_sees(mix, kind, monkeypatch):
+def test_nothing_leaks_from_places_that_nobody_sees(mix, kind, monkeypatch):
     """Another request's NaN for example; a weight of 0 would not keep it out."""
     monkeypatch.setattr(portable, "KEY_BLOCK", 8)
     heads, kv_heads, dtype, as_bits = KINDS[kind]
@@ -203,7 +203,7 @@ def test_nothing_leaks_from_slots_that_nobody_sees(mix, kind, monkeypatch):
 
     @jax.jit
     def compute(q, k, v, pages, batch):
-        written = portable.write_kv(pages, k, v, batch.slots)
+        written = portable.write_kv(pages, k, v, batch.kv_index)
         return portable.ragged_paged_attention(q, written, batch, **data.rules)
 
     found, expected = (

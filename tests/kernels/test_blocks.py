@@ -232,7 +232,7 @@ def test_attention_block(
         o=make.projection(SIZE, heads * head_dim, bias=bias),
         after=make.norm(SIZE, plus_one=False) if everywhere else None,
     )
-    tokens = len(batch.slots)
+    tokens = len(batch.kv_index)
     x, angles = make.floats(tokens, SIZE), make.floats(tokens, rotary // 2)
     by = Rotation(cos=jnp.cos(angles), sin=jnp.sin(angles))
     filling = make.rng.standard_normal((2, case.num_pages * PAGE, kv_heads, head_dim), np.float32)
@@ -245,7 +245,7 @@ def test_attention_block(
     atol = 3e-2 if cache == "int8" else 2e-2 if cache == "bfloat16" else 2e-3
     np.testing.assert_allclose(np.asarray(found)[real], np.asarray(expected)[real], rtol=2e-4, atol=atol)
     assert np.isfinite(np.asarray(found)).all()
-    touched = {int(slot) // PAGE for slot in np.asarray(batch.slots)} - {0}
+    touched = {int(place) // PAGE for place in np.asarray(batch.kv_index)} - {0}
     changed = {i for i in range(len(pages.data)) if not np.array_equal(stored.data[i], pages.data[i])}
     assert changed == touched
 
@@ -266,7 +266,7 @@ def test_products_alone(kind: str) -> None:
     attention = AttentionWeights(norm(), q, k, v, None, None, o, norm())
     case = dataclasses.replace(CHUNKS, heads=heads, kv_heads=heads, head_dim=head_dim, cache="float32")
     batch = ragged_batch(case, make.rng)
-    x, angles = make.floats(len(batch.slots), SIZE), make.floats(len(batch.slots), head_dim // 2)
+    x, angles = make.floats(len(batch.kv_index), SIZE), make.floats(len(batch.kv_index), head_dim // 2)
     by = Rotation(cos=jnp.cos(angles), sin=jnp.sin(angles))
     filling = make.rng.standard_normal((2, case.num_pages * PAGE, heads, head_dim), np.float32)
     pages, rules = filled_pages(case, filling, as_bits=True), AttentionRules(0.25)

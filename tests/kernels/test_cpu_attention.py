@@ -76,7 +76,7 @@ def sinks_of(data: Data) -> jax.Array | None:
 def _reference(data: Data, pages: KVPages) -> tuple[np.ndarray, KVPages]:
     @jax.jit
     def compute(q, k, v, pages, batch, sinks):  # type: ignore[no-untyped-def]
-        pages = reference.write_kv(pages, k, v, batch.slots)
+        pages = reference.write_kv(pages, k, v, batch.kv_index)
         return reference.ragged_paged_attention(q, pages, batch, sinks=sinks, **data.rules), pages
 
     out, pages = compute(data.q, data.k, data.v, pages, data.batch, data.sinks)
@@ -180,7 +180,7 @@ def test_result_of_a_request_does_not_depend_on_the_batch() -> None:
         query_start=jnp.arange(13, dtype=jnp.int32),
         kv_len=twelve(alone.batch.kv_len) - jnp.arange(12, dtype=jnp.int32) * 50,
         page_table=twelve(alone.batch.page_table),
-        slots=twelve(alone.batch.slots),
+        kv_index=twelve(alone.batch.kv_index),
         decode=True,
     )
     q, k, v = (np.concatenate([x] * 12) for x in (alone.q, alone.k, alone.v))
@@ -193,8 +193,8 @@ def test_result_of_a_request_does_not_depend_on_the_batch() -> None:
     [
         ("page_table", lambda x: x.at[0, 0].set(10_000), "row 0: page 10000 does not exist"),
         ("page_table", lambda x: x.at[0, 0].set(-1), "row 0: page -1 does not exist"),
-        ("slots", lambda x: x.at[1].set(1 << 20), "token 1: slot 1048576 does not exist"),
-        ("slots", lambda x: x.at[2].set(-5), "token 2: slot -5 does not exist"),
+        ("kv_index", lambda x: x.at[1].set(1 << 20), "token 1: slot 1048576 does not exist"),
+        ("kv_index", lambda x: x.at[2].set(-5), "token 2: slot -5 does not exist"),
         ("kv_len", lambda x: x.at[0].set(10_000), "row 0: kv_len 10000 out of range"),
         ("kv_len", lambda x: x.at[0].set(2), "row 0: kv_len 2 out of range"),
         ("query_start", lambda x: x.at[1].set(99), "row 0: query_start out of range"),
@@ -234,7 +234,7 @@ def test_sizes_without_a_kernel_take_the_portable_way() -> None:
 
 @pytest.mark.parametrize("cache", ["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"])
 @pytest.mark.parametrize("rows", [DECODES, MIX])
-def test_nothing_leaks_from_slots_that_nobody_sees(rows: tuple[tuple[int, int], ...], cache: str) -> None:
+def test_nothing_leaks_from_places_that_nobody_sees(rows: tuple[tuple[int, int], ...], cache: str) -> None:
     """Another request's NaN for example; a weight of 0 would not keep it out."""
     data = make_data(Case(rows, decode=rows is DECODES, cache=cache, window=20))
     for isa in USABLE:

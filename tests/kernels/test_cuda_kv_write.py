@@ -30,7 +30,7 @@ def written(case: Case, *, interpret: bool = True) -> tuple[KVPages, KVPages]:
     """By the kernel and by the reference."""
     data = make_data(case)
     pages = filled_pages(case, data.filling, as_bits=False)
-    arguments = (pages, data.q[:, : case.kv_heads], data.v, data.batch.slots)
+    arguments = (pages, data.q[:, : case.kv_heads], data.v, data.batch.kv_index)
     return jax.jit(partial(write_kv, interpret=interpret))(*arguments), jax.jit(reference.write_kv)(*arguments)
 
 

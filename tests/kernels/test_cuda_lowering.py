@@ -75,7 +75,7 @@ class Attention:
             query_start=Shape((rows + 1,), jnp.int32),
             kv_len=Shape((rows,), jnp.int32),
             page_table=Shape((rows, 256), jnp.int32),
-            slots=Shape((tokens,), jnp.int32),
+            kv_index=Shape((tokens,), jnp.int32),
             decode=not self.tokens,
         )
         q, k = (Shape((tokens, heads, self.head_dim), dtype) for heads in (self.heads, self.kv_heads))
@@ -132,7 +132,7 @@ def kernels_of() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
         yield f"attention, {name}", case.call, case.arguments()
     for cache in cuda.CACHE_TYPES:
         _, k, v, pages, batch = Attention(cache=cache).arguments()
-        yield f"KV write, {cache}", write_kv, (pages, k, v, batch.slots)
+        yield f"KV write, {cache}", write_kv, (pages, k, v, batch.kv_index)
     for name, form in FORMATS.items():
         for rows in (1, 2, 16, 128):
             x = Shape((rows, form.size_in), jnp.bfloat16)

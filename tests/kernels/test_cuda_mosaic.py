@@ -14,7 +14,7 @@ import pytest
 
 from llmjax.kernels.attention import reference
 from llmjax.kernels.cuda import mosaic_prefill
-from llmjax.kernels.cuda.flash import Rules
+from llmjax.kernels.cuda.flash import QueryRules
 from llmjax.kernels.cuda.mosaic_prefill import prefill, refuses
 from tests.described_card import compile_for_card, needs_plugin
 from tests.kernels.attention_case import Case, filled_pages, make_data
@@ -29,10 +29,10 @@ def error(case: Case, *, interpret: object = None) -> float:
     """Of the kernel, relative to the norm of the reference; rows of one token are left out, as `attend` does."""
     data = make_data(case)
     pages = filled_pages(case, data.filling, as_bits=False)
-    pages = reference.write_kv(pages, jnp.asarray(data.k), jnp.asarray(data.v), data.batch.slots)
+    pages = reference.write_kv(pages, jnp.asarray(data.k), jnp.asarray(data.v), data.batch.kv_index)
     q, count = jnp.asarray(data.q), jnp.diff(data.batch.query_start)
     assert refuses(q, pages, None) is None
-    rules = Rules(**data.rules)
+    rules = QueryRules(**data.rules)
     out = jax.jit(partial(prefill, rules=rules, interpret=interpret))(q, pages, data.batch, count)
     expected = reference.ragged_paged_attention(q, pages, data.batch, **data.rules)
     out, expected = (np.asarray(x, np.float32)[data.real] for x in (out, expected))
@@ -71,7 +71,7 @@ def test_compiles_for_a_described_h100(
 
 def call_of(name: str) -> tuple:
     q, _, _, pages, batch = ATTENTIONS[name].arguments()
-    rules = Rules(scale=0.1, window=1000, softcap=30.0)
+    rules = QueryRules(scale=0.1, window=1000, softcap=30.0)
     assert refuses(q, pages, None) is None
 
     def call(q, pages, batch):
@@ -108,7 +108,7 @@ def test_runs_only_where_a_table_asks_for_it(monkeypatch: pytest.MonkeyPatch) ->
     for mosaic, interpret, calls in ((0, False, 0), (1, True, 0), (1, False, 1)):
         asked.clear()
         how = {"tiles": replace(tiles, mosaic=mosaic), "interpret": interpret}
-        run = partial(choose, sinks=None, rules=Rules(1.0, None, None), **how)
+        run = partial(choose, sinks=None, rules=QueryRules(1.0, None, None), **how)
         jax.eval_shape(run, q, pages, batch, batch.kv_len)
         assert len(asked) == calls
 

@@ -108,7 +108,7 @@ class Stepper:
         starts, lengths = np.zeros(rows + 1, np.int32), np.zeros(rows, np.int32)
         groups = range(len(self.config.windows))
         tables = [np.zeros((rows, self.max_len // PAGE), np.int32) for _ in groups]
-        slots = [np.zeros(bucket, np.int32) for _ in groups]
+        kv_index = [np.zeros(bucket, np.int32) for _ in groups]
         for row, (request, count) in enumerate(work):
             first = starts[row]
             starts[row + 1 :] = first + count
@@ -119,13 +119,13 @@ class Stepper:
             prompts[first : first + count] = request.prompt_len
             for group, window in enumerate(self.config.windows):
                 table = request.tables[group]
-                slots[group][first : first + count] = table[place // PAGE] * PAGE + place % PAGE
+                kv_index[group][first : first + count] = table[place // PAGE] * PAGE + place % PAGE
                 tables[group][row] = table
                 if window is not None:  # pages wholly behind the window of this step's first token are gone
                     tables[group][row, : max(0, request.done - window + 1) // PAGE] = 0
             request.done += count
         batches = tuple(
-            RaggedBatch(query_start=starts, kv_len=lengths, page_table=tables[group], slots=slots[group])
+            RaggedBatch(query_start=starts, kv_len=lengths, page_table=tables[group], kv_index=kv_index[group])
             for group in groups
         )
         batches = jax.tree.map(jnp.asarray, batches)

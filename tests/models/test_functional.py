@@ -41,7 +41,7 @@ def lower(tokens: int) -> Any:
     def ints(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32)
 
-    batch = RaggedBatch(query_start=ints(3), kv_len=ints(2), page_table=ints(2, 4), slots=ints(tokens))
+    batch = RaggedBatch(query_start=ints(3), kv_len=ints(2), page_table=ints(2, 4), kv_index=ints(tokens))
     kv = tuple(jax.eval_shape(pages) for _ in CONFIG.layers)
     return jax.jit(step, donate_argnums=1).lower(shapes, kv, ints(tokens), (batch, batch))
 

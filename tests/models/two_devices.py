@@ -42,7 +42,7 @@ def run(folder: Path, sharding: Sharding) -> dict[str, Any]:
         query_start=jnp.array([0, len(tokens)], jnp.int32),
         kv_len=jnp.array([len(tokens)], jnp.int32),
         page_table=1 + jnp.arange(count, dtype=jnp.int32)[None],
-        slots=PAGE + jnp.arange(len(tokens), dtype=jnp.int32),
+        kv_index=PAGE + jnp.arange(len(tokens), dtype=jnp.int32),
     )
 
     @jax.jit

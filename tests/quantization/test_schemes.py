@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmjax.errors import ConfigError
-from llmjax.quantization.schemes import SCHEMES, Rules, scheme_key, scheme_named
+from llmjax.quantization.schemes import SCHEMES, SchemeRules, scheme_key, scheme_named
 
 
 def test_names() -> None:
@@ -19,17 +19,17 @@ def test_names() -> None:
 
 
 def test_the_first_match_decides() -> None:
-    rules = Rules.parse({r"layers\.[01]\.": "Q8_0", "mlp": "q5k"}, SCHEMES)
+    rules = SchemeRules.parse({r"layers\.[01]\.": "Q8_0", "mlp": "q5k"}, SCHEMES)
     assert rules.find("model.layers.1.mlp.up_proj.weight") == "q8_0"
     assert rules.find("model.layers.2.mlp.up_proj.weight") == "q5_k"
     assert rules.find("model.layers.2.self_attn.q_proj.weight") is None
-    assert Rules().find("lm_head.weight") is None
+    assert SchemeRules().find("lm_head.weight") is None
 
 
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match=r"'\(' is not a regular expression"):
-        Rules.parse({"(": "q8_0"}, SCHEMES)
+        SchemeRules.parse({"(": "q8_0"}, SCHEMES)
     with pytest.raises(ConfigError, match="scheme 'q9' is unknown"):
-        Rules.parse({"mlp": "q9"}, SCHEMES)
+        SchemeRules.parse({"mlp": "q9"}, SCHEMES)
     with pytest.raises(ConfigError, match="must map regular expressions to scheme names"):
-        Rules.parse({"mlp": 4}, SCHEMES)  # type: ignore[dict-item]
+        SchemeRules.parse({"mlp": 4}, SCHEMES)  # type: ignore[dict-item]

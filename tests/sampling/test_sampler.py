@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from llmjax.kernels.cpu.library import library
 from llmjax.sampling.noise import gumbel, row_keys
 from llmjax.sampling.params import SamplingParams
-from llmjax.sampling.rows import ROW_WORDS, RequestSampling, request_sampling
 from llmjax.sampling.sampler import SampleOutput, SamplingBatch, _edit, sample
+from llmjax.sampling.settings import SETTINGS_WORDS, RequestSampling, request_sampling
 from llmjax.sampling.state import (
     SamplerState,
     add_output_tokens,
@@ -122,7 +122,7 @@ def run(rows: Sequence[Row], *, slots: Sequence[int] | None = None, size: int = 
     pad = size - len(rows)
     vocab = len(rows[0].logits)
     state = make_sampler_state(num_slots=size, vocab_size=vocab, max_bans=BANS)
-    words = np.zeros((size, ROW_WORDS), np.int32)
+    words = np.zeros((size, SETTINGS_WORDS), np.int32)
     for i, (slot, row) in enumerate(zip(slots, rows, strict=True)):
         sampling = resolve(row)
         words[i] = sampling.words
@@ -415,7 +415,7 @@ def test_stale_slots_do_not_touch_rows_without_features() -> None:
     sampled = [request_sampling(p, vocab_size=V, seed=i) for i, p in enumerate(params)]
     sampled.append(request_sampling(SamplingParams(temperature=0), vocab_size=V, seed=0, bad_words=[(0, 1)]))
     logits = np.stack([spread(i) for i in range(R)])
-    words = np.stack([*(s.words for s in sampled), np.zeros(ROW_WORDS, np.int32)])
+    words = np.stack([*(s.words for s in sampled), np.zeros(SETTINGS_WORDS, np.int32)])
     index, zero, samples = np.arange(R, dtype=np.int32), np.zeros(R, np.int32), np.arange(R) < 5
     out, _ = step(logits, noisy, words, index, samples, zero, zero)
     assert out.tokens[0] == logits[0].argmax() and out.tokens[3] == logits[3].argmax()
@@ -445,7 +445,7 @@ def trace(rows: int = 4) -> tuple[jax.stages.Traced, ...]:
     return step.trace(
         jax.ShapeDtypeStruct((rows, 512), jnp.float32),
         state,
-        jax.ShapeDtypeStruct((rows, ROW_WORDS), jnp.int32),
+        jax.ShapeDtypeStruct((rows, SETTINGS_WORDS), jnp.int32),
         ints,
         jax.ShapeDtypeStruct((rows,), jnp.bool_),
         ints,

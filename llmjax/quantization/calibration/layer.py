@@ -178,6 +178,6 @@ def alone(spec: LayerSpec, length: int) -> Context:
         query_start=jnp.array([0, length], jnp.int32),
         kv_len=jnp.array([length], jnp.int32),
         page_table=1 + jnp.arange(count, dtype=jnp.int32)[None],
-        slots=PAGE + jnp.arange(length, dtype=jnp.int32),
+        kv_index=PAGE + jnp.arange(length, dtype=jnp.int32),
     )
     return Context(by, pages, batch)

@@ -64,7 +64,7 @@ class Step:
             query_start=jnp.asarray(starts),
             kv_len=jnp.asarray(lengths),
             page_table=jnp.asarray(slots)[:, None],
-            slots=jnp.zeros(BUCKET, jnp.int32),
+            kv_index=jnp.zeros(BUCKET, jnp.int32),
         )
         out, self.state = self.run(jnp.asarray(n), self.state, batch)
         assert np.isfinite(out).all()

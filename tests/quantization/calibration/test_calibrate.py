@@ -59,7 +59,7 @@ def logits_of(family: str) -> Callable[[Checkpoint], np.ndarray]:
         query_start=jnp.array([0, 24], jnp.int32),
         kv_len=jnp.array([24], jnp.int32),
         page_table=jnp.ones((1, 1), jnp.int32),
-        slots=jnp.arange(32, 56, dtype=jnp.int32),
+        kv_index=jnp.arange(32, 56, dtype=jnp.int32),
     )
 
     @jax.jit

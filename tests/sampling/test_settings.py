@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.params import SamplingParams
-from llmjax.sampling.rows import MAX_BANS, ROW, Feature, RequestSampling, request_sampling
+from llmjax.sampling.settings import MAX_BANS, SETTINGS, Feature, RequestSampling, request_sampling
 
 V = 100
 
@@ -56,15 +56,15 @@ def test_another_seed_changes_the_key_alone() -> None:
     assert again.bias_ids is first.bias_ids and again.features == other.features and not again.words.flags.writeable
 
 
-def test_words_hold_the_row() -> None:
+def test_words_hold_the_settings() -> None:
     got = resolve(
         seed=-2, temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, presence_penalty=1, frequency_penalty=-1,
         repetition_penalty=1.5,
     )  # fmt: skip
-    row = got.words.view(ROW)[0]
-    assert row["key"].tolist() == [2**32 - 1, 2**32 - 2]
+    settings = got.words.view(SETTINGS)[0]
+    assert settings["key"].tolist() == [2**32 - 1, 2**32 - 2]
     names = ("temperature", "top_p", "top_k", "min_p", "presence", "frequency", "repetition", "features")
-    assert [row[name].item() for name in names] == [0.5, 0.25, 7, 0.125, 1, -1, 1.5, int(got.features)]
+    assert [settings[name].item() for name in names] == [0.5, 0.25, 7, 0.125, 1, -1, 1.5, int(got.features)]
     assert not got.words.flags.writeable
 
 

@@ -32,7 +32,7 @@ class Feature(enum.IntFlag):
     LOGPROBS = 32
 
 
-ROW = np.dtype(
+SETTINGS = np.dtype(
     [
         ("key", np.uint32, 2),  # the 64-bit seed, high word first: the data of jax.random.key(seed)
         ("temperature", np.float32),  # 0: greedy
@@ -45,7 +45,7 @@ ROW = np.dtype(
         ("features", np.int32),
     ]
 )
-ROW_WORDS = ROW.itemsize // 4
+SETTINGS_WORDS = SETTINGS.itemsize // 4
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class RequestSampling:
     """One request's sampling, ready to be packed.
 
     Attributes:
-        words: i32 [ROW_WORDS], a ``ROW`` seen as integers. The packer keeps one table [slots, ROW_WORDS] and gathers
-            from it each step; ``SamplingBatch.from_words`` takes it apart on the device. All zeros is a greedy row.
+        words: i32 [SETTINGS_WORDS], the ``SETTINGS`` as integers. The packer keeps one table [slots, SETTINGS_WORDS]
+            and gathers from it each step; ``SamplingBatch.from_words`` takes it apart on the device. All zeros: greedy.
         features: what the request uses; slot set-up is needed only if ``uses_slot``.
         bias_fill: the bias of tokens that ``bias_ids`` does not name: 0, or -inf with ``allowed_token_ids``.
         bias_ids: i32 [K], distinct, in ``[0, vocab_size)``.
@@ -83,7 +83,7 @@ class RequestSampling:
     def with_seed(self, seed: int) -> RequestSampling:
         """The same for another of the ``n`` outputs: the seed is all that they differ in."""
         words = self.words.copy()
-        words.view(ROW)["key"] = _key(seed)
+        words.view(SETTINGS)["key"] = _key(seed)
         words.flags.writeable = False
         return replace(self, words=words)
 
@@ -142,16 +142,16 @@ def request_sampling(
     _check_something_left(bias, fill, stops, vocab_size)
 
     several = tuple(word for word in words if len(word) > 1)
-    row = _row(params, vocab_size, seed)
+    settings = _settings(params, vocab_size, seed)
     if bias or fill or stops:
-        row["features"] |= Feature.BIAS
+        settings["features"] |= Feature.BIAS
     if several:
-        row["features"] |= Feature.BAN
-    packed = row.reshape(1).view(np.int32)
+        settings["features"] |= Feature.BAN
+    packed = settings.reshape(1).view(np.int32)
     packed.flags.writeable = False
     return RequestSampling(
         words=packed,
-        features=Feature(int(row["features"])),
+        features=Feature(int(settings["features"])),
         bias_fill=fill,
         bias_ids=np.fromiter(bias.keys(), np.int32, len(bias)),
         bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
@@ -162,27 +162,27 @@ def request_sampling(
     )
 
 
-def _row(params: SamplingParams, vocab_size: int, seed: int) -> npt.NDArray[np.void]:
-    row = np.zeros((), ROW)
-    row["key"] = _key(seed)
-    row["top_p"] = params.top_p
-    row["top_k"] = params.top_k if 0 < params.top_k < vocab_size else 0
-    row["min_p"] = params.min_p
-    row["presence"] = params.presence_penalty
-    row["frequency"] = params.frequency_penalty
-    row["repetition"] = np.clip(params.repetition_penalty, 1 / EXTREME, EXTREME)
+def _settings(params: SamplingParams, vocab_size: int, seed: int) -> npt.NDArray[np.void]:
+    settings = np.zeros((), SETTINGS)
+    settings["key"] = _key(seed)
+    settings["top_p"] = params.top_p
+    settings["top_k"] = params.top_k if 0 < params.top_k < vocab_size else 0
+    settings["min_p"] = params.min_p
+    settings["presence"] = params.presence_penalty
+    settings["frequency"] = params.frequency_penalty
+    settings["repetition"] = np.clip(params.repetition_penalty, 1 / EXTREME, EXTREME)
     features = Feature(0)
     if not params.greedy:
-        row["temperature"] = min(params.temperature, EXTREME)
+        settings["temperature"] = min(params.temperature, EXTREME)
         features |= Feature.RANDOM
-        if row["top_k"] or row["top_p"] < 1 or row["min_p"] > 0:
+        if settings["top_k"] or settings["top_p"] < 1 or settings["min_p"] > 0:
             features |= Feature.FILTER
-    if params.presence_penalty or params.frequency_penalty or row["repetition"] != 1:
+    if params.presence_penalty or params.frequency_penalty or settings["repetition"] != 1:
         features |= Feature.PENALTY
     if params.logprobs is not None:
         features |= Feature.LOGPROBS
-    row["features"] = features
-    return row
+    settings["features"] = features
+    return settings
 
 
 def _key(seed: int) -> list[int]:
