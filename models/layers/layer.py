@@ -10,14 +10,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from llmjax.kernels.attention import KVPages
-from llmjax.kernels.sharding import parts
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.latent import LatentAttention
 from llmjax.models.layers.mlp import GatedMLP
 from llmjax.models.layers.moe import Experts
 from llmjax.models.layers.norm import RMS, RMSNorm
-from llmjax.models.layers.residual import PreNorm, Residual, added
+from llmjax.models.layers.residual import PreNorm, Residual, add_fed_forward, add_mixed
 
 Mixer = Attention | LatentAttention
 FeedForward = GatedMLP | Experts
@@ -59,22 +58,13 @@ class DecoderLayer(nnx.Module):
         """The first half."""
         names = self.spec.residual
         before, after = self.norm(names.before_mixer), self.norm(names.after_mixer)
-        mixer: Any = self.mixer
-        if parts(mixer.divided) == 1:
-            mixed: tuple[jax.Array, KVPages] = mixer.half(x, mixer, before, after, context)
-            return mixed
-        product, state = mixer.half(x, mixer, before, None, context, residual=False)
-        return added(x, product, mixer.last_bias, after), state
+        return add_mixed(x, self.mixer, before, after, context)
 
     def feed_forward(self, x: jax.Array, context: Context) -> jax.Array:
         """The second half."""
-        names, part = self.spec.residual, self.part
+        names = self.spec.residual
         before, after = self.norm(names.before_feed_forward), self.norm(names.after_feed_forward)
-        if parts(part.divided) == 1:
-            fed: jax.Array = part.half(x, part, before, after, context)
-            return fed
-        product = part.half(x, part, before, None, context, residual=False)
-        return added(x, product, part.last_bias, after)
+        return add_fed_forward(x, self.part, before, after, context)
 
     @property
     def mixer(self) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from llmjax.kernels.attention import KVPages
-from llmjax.kernels.sharding import WHOLE, Axes, CallAxes
+from llmjax.kernels.sharding import WHOLE, Axes, CallAxes, parts
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.norm import RMSNorm
 from llmjax.models.layers.parameter import tree_of_axes
@@ -97,6 +97,28 @@ def fed_forward(
         partial: jax.Array = feed_forward.partial(n, context)
         return partial
     return x + normed(feed_forward(n, context), after)
+
+
+def add_mixed(
+    x: jax.Array, mixer: Any, before: RMSNorm | None, after: RMSNorm | None, context: Context
+) -> tuple[jax.Array, KVPages]:
+    """`mixed` by whatever fuses it; over several devices its product, their sum, and what is left."""
+    if parts(mixer.divided) == 1:
+        whole: tuple[jax.Array, KVPages] = mixer.half(x, mixer, before, after, context)
+        return whole
+    product, state = mixer.half(x, mixer, before, None, context, residual=False)
+    return added(x, product, mixer.last_bias, after), state
+
+
+def add_fed_forward(
+    x: jax.Array, part: Any, before: RMSNorm | None, after: RMSNorm | None, context: Context
+) -> jax.Array:
+    """`fed_forward` by whatever fuses it; over several devices its product, their sum, and what is left."""
+    if parts(part.divided) == 1:
+        whole: jax.Array = part.half(x, part, before, after, context)
+        return whole
+    product = part.half(x, part, before, None, context, residual=False)
+    return added(x, product, part.last_bias, after)
 
 
 def added(x: jax.Array, product: jax.Array, bias: jax.Array | None, after: RMSNorm | None) -> jax.Array:
