@@ -31,6 +31,7 @@ import numpy as np
 from benchmarks.machine import this_machine
 from llmjax import LLM
 from llmjax.config import EngineConfig
+from llmjax.engine.client import Control
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.evaluation.perplexity import Perplexity, Windowing, score_windows, text_tokens
 from llmjax.settings import make_config, nearest, parse_text, settings_of
@@ -122,7 +123,7 @@ def score(model: str, settings: Mapping[str, Any], text: str, windowing: Windowi
         assert llm.tokenizer is not None
         token_ids, bos = text_tokens(llm.tokenizer, text)
         windows = windowing.cut(token_ids, bos=bos)
-        llm.engine.runner.programs.wait_first()
+        llm.client.control(Control.WAIT_READY).result()
         started = time.perf_counter()
         logprobs = np.concatenate(list(score_windows(llm.client, windows)))
         return Score(

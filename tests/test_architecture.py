@@ -182,3 +182,35 @@ def test_the_library_knows_no_command_line() -> None:
 
 def test_no_module_is_called_utils() -> None:
     assert [path for layer in LAYERS for path in files(layer) if path.stem in ("utils", "util", "helpers")] == []
+
+
+# What stands around the engine; its inside (scheduler, pages, programs …) is nobody else's affair.
+ENGINES_OUTSIDE = {
+    "build",
+    "client",
+    "compile_threads",
+    "frontend",
+    "info",
+    "inline",
+    "loop",
+    "memory",
+    "process",
+    "report",
+    "request",
+    "setup",
+    "stats",
+}
+
+
+def test_nobody_reaches_into_the_engine() -> None:
+    found = {
+        (str(path.relative_to(ROOT)), name.split(".")[2])
+        for layer in ("llmjax", "serve")
+        for path in files(layer)
+        if not path.is_relative_to(ROOT / "llmjax" / "engine")
+        for name in imports(path)
+        if name.startswith("llmjax.engine.")
+    }
+    assert ("serve/run.py", "report") in found
+    inside = {(path, module) for path, module in found if module not in ENGINES_OUTSIDE}
+    assert inside == {("llmjax/llm.py", "engine")}  # the type of what measurements and tests look into

@@ -28,6 +28,7 @@ from llmjax.engine.wire import (
     Step,
     Submit,
     ToEngine,
+    printable,
 )
 
 if TYPE_CHECKING:
@@ -135,11 +136,14 @@ class _Records(logging.Handler):
         self._format = logging.Formatter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        trace = self._format.formatException(record.exc_info) if record.exc_info else None
-        with suppress(OSError):  # without a parent there is nobody to tell
-            self._channel.send(
-                Log(record.name, record.levelno, record.pathname, record.lineno, record.getMessage(), trace)
-            )
+        try:
+            trace = printable(self._format.formatException(record.exc_info)) if record.exc_info else None
+            place = (record.pathname, record.lineno)
+            self._channel.send(Log(record.name, record.levelno, *place, printable(record.getMessage()), trace))
+        except OSError:
+            pass  # without a parent there is nobody to tell
+        except Exception:
+            self.handleError(record)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,9 @@ class Failure(Message):
         own = vars(error) if isinstance(error, LLMJaxError) else {}
         attributes = {name: value for name, value in own.items() if isinstance(value, str | int | float | None)}
         trace = "".join(traceback.format_exception(error))
-        return cls(kind=type(error).__name__, message=str(error), attributes=attributes, trace=trace)
+        return cls(
+            kind=type(error).__name__, message=printable(str(error)), attributes=attributes, trace=printable(trace)
+        )
 
     def error(self) -> Exception:
         """The same again: of its own class if that is one of ours or of Python's, else a RuntimeError that names it."""
@@ -348,6 +350,11 @@ class Channel:
                 yield self._decoder.decode(memoryview(data)[at + LENGTH.size : end])
                 at = end
             del data[:at]
+
+
+def printable(text: str) -> str:
+    """The text with what is not Unicode, such as bytes of a file's name, as escapes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _subclasses(cls: type[LLMJaxError]) -> Iterable[type[LLMJaxError]]:

@@ -16,7 +16,7 @@ from llmjax.engine.client import Control
 from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes
 from llmjax.engine.stats import StepStats
 from llmjax.engine.wire import Abandon, Channel, Failure, FromEngine, Question, Start, Step, Submit, ToEngine
-from llmjax.errors import CheckpointError, ConfigError, GenerationFailed, InvalidRequest, QueueFull
+from llmjax.errors import CheckpointError, ConfigError, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import Logprob
 from llmjax.sampling.params import SamplingParams
 
@@ -139,10 +139,14 @@ def test_a_configuration() -> None:
         (InvalidRequest("no", field="prompt"), "no"),
         (QueueFull("later", retry_after=7.0), "later"),
         (ConfigError("two\nlines"), "two\nlines"),
+        (CheckpointError("name-\udcff: is not there"), "name-\\udcff: is not there"),
         (ValueError("wrong"), "wrong"),
     ],
 )
-def test_errors_are_of_the_same_class(error: Exception, message: str) -> None:
+def test_errors_are_of_the_same_class(error: LLMJaxError, message: str) -> None:
+    times = SequenceTimes(arrival=0.0)
+    output = EngineOutput(request_id=1, index=0, times=times, new_token_ids=[], finish_reason="error", error=error)
+    assert str(passed(Step.of([output], []), FromEngine).outputs()[0].error) == message
     found = Failure.of(error).error()
     assert type(found) is type(error) and str(found) == message
     assert {name: value for name, value in vars(found).items() if name != "__notes__"} == vars(error)
