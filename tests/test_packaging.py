@@ -1,4 +1,4 @@
-"""A wheel and a source archive in fresh environments, beside packages and files of the same names.
+"""A wheel, a source archive and an editable install in fresh environments, beside packages and files of the same names.
 
 The environments see the dependencies of the one that runs the tests through a .pth file, so that none is downloaded.
 """
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 GOLDEN, CHARACTERS = ROOT / "tests" / "models" / "golden" / "llama", ROOT / "tests" / "engine" / "golden" / "characters"
 NEIGHBORS = ("transformers", "kernels")
-KINDS = ("wheel", "sdist")
+KINDS = ("wheel", "sdist", "editable")
 NOT_COPIED = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info", "*.so")
 
 USER_FILES = {
@@ -121,7 +121,6 @@ def neighbors(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def installed(
     request: pytest.FixtureRequest,
     source: Path,
-    archives: dict[str, Path],
     neighbors: list[str],
     tmp_path_factory: pytest.TempPathFactory,
     compile_cache_dir: str,
@@ -134,7 +133,8 @@ def installed(
     running = [folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")]
     (site / "dependencies.pth").write_text("\n".join(running) + "\n")
     options = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed"]
-    pip(*options, str(archives[kind]), environment=path, CXX="no-such-compiler")
+    what = ["--editable", str(source)] if kind == "editable" else [str(request.getfixturevalue("archives")[kind])]
+    pip(*options, *what, environment=path, CXX="no-such-compiler")
     pip(*options, *neighbors, environment=path)
     folder = path.parent / "project"
     for name, content in USER_FILES.items():
@@ -169,8 +169,9 @@ def test_in_a_folder_with_files_of_the_same_names(installed: Environment) -> Non
     found = json.loads(installed.run("python", "train.py").splitlines()[-1])
     assert found["names"] == ["kernels", "models", "serve"]
     assert len(found["ids"]) == 5
-    assert all(Path(file).is_relative_to(installed.path) for file in found["files"])
-    assert Path(found["config"]).is_file() and Path(found["config"]).is_relative_to(installed.path)
+    place = installed.source if installed.kind == "editable" else installed.path
+    assert all(Path(file).is_relative_to(place) for file in found["files"])
+    assert Path(found["config"]).is_file() and Path(found["config"]).is_relative_to(place)
     assert found["kernels"].startswith("C++ kernels" if installed.kind == "wheel" else "portable")
     assert installed.run("python", "-m", "serve") == "my own server\n"
 
