@@ -48,7 +48,7 @@ class PeerOptions:
     rounds: int = setting(3, "turns of every engine")
     runs: int = setting(2, "measurements of a point in one turn")
     new_tokens: int = setting(64, "tokens that a decode point makes in each stream")
-    peer_threads: int | None = setting(None, "compute threads of the peers (default: one a core)")
+    peer_threads: int | None = setting(None, "compute threads of the peers (default: one per core)")
     work_dir: str = setting(
         str(Path(tempfile.gettempdir()) / "llmjax-peers"), "folder for logs and for weights that a peer has to convert"
     )
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
     path = resolve_model(config)
     checkpoint = open_checkpoint(path)
     if checkpoint.gguf is None:
-        raise ConfigError(f"--model: {path} is no .gguf file, the one format that the peers have in common")
+        raise ConfigError(f"--model: {path} is not a .gguf file, the one format that the peers have in common")
     work_dir = Path(options.work_dir).absolute()
     work_dir.mkdir(parents=True, exist_ok=True)
     settings = {name: value for name, value in changed_settings(config).items() if name != "model"}

@@ -85,7 +85,7 @@ class EngineConfig:
     tokenizer: str | None = setting(None, "where the tokenizer is, if not with the model")
     skip_tokenizer_init: bool = setting(False, "run on token ids only, without a tokenizer")
     revision: str | None = setting(None, "branch, tag or commit on the hub")
-    hf_token: str | None = setting(None, "Hugging Face token (else HF_TOKEN or the stored login)")
+    hf_token: str | None = setting(None, "Hugging Face token (default: HF_TOKEN, else the stored login)")
     download_dir: str | None = setting(
         None, "where models are cached (default: ~/.cache/llmjax/models and the hub's own cache)"
     )
@@ -101,13 +101,13 @@ class EngineConfig:
     )
     quantization: str | None = setting(
         None,
-        "quantize weights at load: a ggml type for every matrix (q4k, q80 …) or a mix as llama.cpp's files (q4_k_m "
-        "…), int8, w8a8, int4, fp8; none: dequantize; a format (gptq, awq, gguf …): the checkpoint must be that; "
-        "default: as the checkpoint has them",
+        "how to quantize weights at load: a ggml type for every matrix (q4k, q80 …), a mix of types as in llama.cpp's "
+        "files (q4_k_m …), int8, w8a8, int4 or fp8; none: dequantize; the name of a format (gptq, awq, gguf …): the "
+        "checkpoint must be in it; default: as the checkpoint has them",
         aliases=("--isq",),
     )
     quantization_rules: dict[str, str] = setting(  # noqa: RUF009
-        {}, 'quantization of single modules, by regular expressions on names: \'{"down_proj": "q8_0"}\''
+        {}, 'quantization of individual modules, by regular expressions on their names: \'{"down_proj": "q8_0"}\''
     )
     kv_cache_dtype: str = setting(
         "auto",
@@ -128,7 +128,7 @@ class EngineConfig:
         "exactness; auto: int8 on CPUs",
         choices=("auto", "float", "int8"),
     )
-    seed: int = setting(0, "seed of requests that bring none")
+    seed: int = setting(0, "seed of requests that do not set one")
 
     max_model_len: int | None = setting(
         None,
@@ -136,42 +136,42 @@ class EngineConfig:
         unit="tokens",
         section="memory and scheduling",
     )
-    max_num_seqs: int = setting(32, "requests in one step at most", aliases=("--batch",))
+    max_num_seqs: int = setting(32, "maximum number of requests in one step", aliases=("--batch",))
     max_num_batched_tokens: int = setting(
         512,
-        "tokens in one step at most; longer prompts are prefilled in chunks of this",
+        "maximum number of tokens in one step; longer prompts are prefilled in chunks",
         aliases=("--prefill-chunk-size",),
         unit="tokens",
     )
     decode_steps: int = setting(
         0,
-        "decode steps in one dispatch at most; it takes fewer when steps are slow (a dispatch stays below 25 ms), "
-        "requests wait or the host must see every token; 0: 8 on a CPU and with CUDA graphs, 1 elsewhere",
+        "maximum number of decode steps in one dispatch; fewer are taken when steps are slow (a dispatch stays below "
+        "25 ms), when requests wait or when the host must see every token; 0: 8 on a CPU and with CUDA graphs, else 1",
         aliases=("--num-scheduler-steps",),
     )
     page_size: int = setting(32, "tokens in a KV page", aliases=("--block-size",))
     gpu_memory_utilization: float = setting(
-        0.9, "share of an accelerator's memory to use in all", aliases=("--kv-fraction",)
+        0.9, "share of an accelerator's memory to use in total", aliases=("--kv-fraction",)
     )
     num_experts_offload_per_rank: int = setting(
         0,
-        "so many experts of each layer stay in the host's memory, and steps fetch those that they use: for mixtures of "
-        "experts larger than the device",
+        "number of experts of each layer that stay in the host's memory, from which steps fetch those that they use: "
+        "for mixtures of experts that are larger than the device's memory",
     )
     kv_cache_memory_bytes: int | None = setting(
         None,
-        "bytes of KV cache (default: from gpu_memory_utilization; on a CPU 25 % of the free memory, at most 4 GiB)",
+        "size of the KV cache (default: from gpu_memory_utilization; on a CPU 25 % of the free memory, at most 4 GiB)",
         unit="bytes",
         aliases=(Alias("--mem", unit=2**20), Alias("--kvcache-mem-gpu", unit=2**20)),
     )
     enable_prefix_caching: bool = setting(
         True,
-        "keep the pages of past requests and reuse equal prefixes",
+        "keep the KV pages of past requests and reuse those of equal prefixes",
         aliases=(Alias("--disable-prefix-cache", value=False),),
     )
     scheduling_policy: str = setting("fcfs", "order of the queue", choices=("fcfs", "priority"))
     max_num_queued_reqs: int = setting(
-        1024, "requests beyond max_num_seqs at most (each of n counts); more are refused with 503"
+        1024, "maximum number of requests that wait beyond max_num_seqs (each of n counts); more are refused with 503"
     )
     max_logprobs: int = setting(20, "largest logprobs or prompt_logprobs a request may ask for")
 
@@ -182,9 +182,9 @@ class EngineConfig:
         section="device and compilation",
     )
     device_ids: str | None = setting(None, "devices to use, for example 0,1", aliases=("--d",))
-    threads: int = setting(0, "threads that a CPU computes on; 0: one a core")
-    cpu_list: str | None = setting(None, "cores that the process is tied to, for example 0-3,8 (Linux)")
-    numa: int | None = setting(None, "NUMA node whose cores and memory alone are used (Linux)")
+    threads: int = setting(0, "threads that a CPU computes on; 0: one per core")
+    cpu_list: str | None = setting(None, "cores to pin the process to, for example 0-3,8 (Linux)")
+    numa: int | None = setting(None, "the one NUMA node whose cores and memory are used (Linux)")
     compilation_cache_dir: str | None = setting(
         None, "where compiled programs are kept (default: ~/.cache/llmjax/xla); 'off' keeps none"
     )
@@ -195,7 +195,7 @@ class EngineConfig:
         aliases=(Alias("--enforce-eager", value="off"),),
         choices=("auto", "on", "off"),
     )
-    compile_threads: int = setting(0, "threads that compile step programs; 0: one a core")
+    compile_threads: int = setting(0, "threads that compile step programs; 0: one per core")
     engine_process: str = setting(
         "auto",
         "where the engine of a server runs: on a thread of the server's process, or in a process of its own, which may "
@@ -204,7 +204,7 @@ class EngineConfig:
     )
 
     served_model_name: str | None = setting(None, "name in the API (default: the model's)", section="name and logs")
-    disable_log_stats: bool = setting(False, "no log line of throughput every 10 s")
+    disable_log_stats: bool = setting(False, "do not log the throughput every 10 s")
 
     def replace(self, **changes: Any) -> EngineConfig:
         return dataclasses.replace(self, **changes)
@@ -248,14 +248,14 @@ class ServerConfig:
     api_key: Sequence[str] = setting(
         (), "key that clients must send as a bearer token; may be given more than once", separator=None
     )
-    guard_metrics: bool = setting(False, "ask for the key at /metrics and /version too; /health and /ping stay open")
+    guard_metrics: bool = setting(False, "require the key at /metrics and /version too; /health and /ping stay open")
     cache_salt_per_key: bool = setting(False, "requests with different keys share no cached prefixes")
     allowed_hosts: Sequence[str] = setting(
         (),
-        "host names that requests may be addressed to; on loopback localhost always is, elsewhere all are by default",
+        "host names that requests may be addressed to; on loopback, localhost always is; elsewhere all are by default",
     )
     allowed_origins: Sequence[str] = setting(
-        (), "origins whose pages may use the server from a browser (CORS), * for any; default: its own only"
+        (), "origins whose pages may use the server from a browser (CORS), * for any; default: only its own"
     )
     allowed_methods: Sequence[str] = setting(("*",), "methods that CORS allows")
     allowed_headers: Sequence[str] = setting(("*",), "headers that CORS allows")
@@ -269,13 +269,15 @@ class ServerConfig:
         unit="bytes",
     )
     max_header_bytes: int = setting(
-        64 * 2**10, "bytes of a request's line and headers; larger ones get 431", unit="bytes"
+        64 * 2**10, "maximum size of a request's first line and headers in bytes; larger ones get 431", unit="bytes"
     )
-    max_header_count: int = setting(256, "headers of a request; more get 431", aliases=("--h11-max-header-count",))
+    max_header_count: int = setting(
+        256, "maximum number of headers in a request; more get 431", aliases=("--h11-max-header-count",)
+    )
     read_timeout: float = setting(
         30.0,
-        "seconds that a client gets to send a request's headers, and again for its body, which gets one more for each "
-        "1000 bytes; later ones get 408",
+        "seconds that a client has to send a request's headers, and again for its body, plus one for every 1000 bytes "
+        "of it; slower ones get 408",
     )
     keep_alive_timeout: float = setting(
         # Longer than the 60 s after which common proxies close idle connections themselves.
@@ -283,21 +285,25 @@ class ServerConfig:
         "seconds after which an idle connection is closed",
         aliases=("--timeout-keep-alive",),
     )
-    max_idle_connections: int = setting(512, "idle connections that are kept; more close the ones idle longest")
+    max_idle_connections: int = setting(
+        512, "maximum number of idle connections; beyond it, those that have been idle longest are closed"
+    )
     sse_keep_alive_interval: float = setting(15.0, "seconds between comments that keep an idle stream open")
     request_timeout: float | None = setting(None, "seconds after which a request is aborted")
-    shutdown_timeout: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
+    shutdown_timeout: float = setting(30.0, "seconds that running requests have to finish after SIGTERM")
     trust_request_chat_template: bool = setting(False, "let requests bring their own chat template")
     response_role: str = setting("assistant", "role of chat answers")
     enable_request_id_headers: bool = setting(True, "answer with X-Request-Id")
     log_level: str = setting(
         "info",
-        "least severe log line that is written",
+        "lowest severity of the log lines that are written",
         choices=("debug", "info", "warning", "error"),
         aliases=("--uvicorn-log-level", Alias("--verbose", value="debug")),
     )
     access_log: bool = setting(
-        True, "one structured line a request", aliases=("--log", Alias("--disable-uvicorn-access-log", value=False))
+        True,
+        "write one structured line per request",
+        aliases=("--log", Alias("--disable-uvicorn-access-log", value=False)),
     )
 
     def __post_init__(self) -> None:

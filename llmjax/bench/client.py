@@ -50,7 +50,7 @@ class OpenAIClient:
         """The answer of a GET.
 
         Raises:
-            RequestFailed: there is none, or its status is no success.
+            RequestFailed: there is none, or its status is not a success.
         """
         return await self._send("GET", path)
 

@@ -82,7 +82,7 @@ def _parse_member(part: str, text: str) -> WheelMember:
     except InvalidVersion:
         raise CheckpointError(f"{text!r}: {match['version']!r} is not a version") from None
     if not _PART_SUFFIX.sub("", match["member"]).lower().endswith(".gguf"):
-        raise CheckpointError(f"{text!r}: {match['member']!r} is no .gguf file, nor a part of one")
+        raise CheckpointError(f"{text!r}: {match['member']!r} is not a .gguf file, nor a part of one")
     return WheelMember(package=canonicalize_name(match["package"]), version=version, member=match["member"])
 
 

@@ -79,7 +79,7 @@ def resolve_model(config: EngineConfig) -> Path:
 def _local(path: Path, gguf_file: str | None = None) -> Path:
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            raise CheckpointError(f"{path} is no .gguf file; for other formats give the folder that holds it")
+            raise CheckpointError(f"{path} is not a .gguf file; for other formats give the folder that holds it")
         return path
     if not path.is_dir():
         raise CheckpointError(f"{path} is neither a file nor a folder")

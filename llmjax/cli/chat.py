@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         "--markdown",
         action=argparse.BooleanOptionalAction,
         default=sys.stdout.isatty(),
-        help="render Markdown (default: in a terminal)",
+        help="render Markdown (default: only in a terminal)",
     )
     add_sampling_flags(parser, sampling)
     add_config_flags(parser)

@@ -32,12 +32,13 @@ def main(argv: list[str]) -> int:
     parser = Parser(prog="llmjax generate", description="Continue prompts from arguments, a file or standard input.")
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="prompts; none: read --file or standard input")
     parser.add_argument(
-        "--file", help='file of a prompt, or .jsonl file of texts, {"prompt": …} or {"prompt_token_ids": […]} lines'
+        "--file",
+        help='file with a prompt, or a .jsonl file whose lines are texts, {"prompt": …} or {"prompt_token_ids": […]}',
     )
     parser.add_argument("--lines", action="store_true", help="each line of the file or standard input is a prompt")
     parser.add_argument("--chat", action="store_true", help="send each prompt as a chat message, to be answered")
     parser.add_argument("--system", metavar="TEXT", help="system message for --chat")
-    parser.add_argument("--json", action="store_true", help="write one JSON object a prompt")
+    parser.add_argument("--json", action="store_true", help="write one JSON object per prompt")
     add_sampling_flags(parser, sampling)
     add_config_flags(parser)
     values = parser.parse(argv)

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--tensors", action="store_true", help="list every tensor too")
+    parser.add_argument("--tensors", action="store_true", help="also list every tensor")
     # Instead of the engine's setting of that name, which takes a value: here nothing is rendered.
     parser.add_argument(
         "--chat-template", dest="template_alone", action="store_true", help="print the chat template and nothing else"

@@ -55,7 +55,7 @@ class Runner:
 
     Args:
         compiler: knows weights, state and buckets.
-        compile_threads: compilations at once; 0: one a core.
+        compile_threads: compilations at once; 0: one per core.
     """
 
     def __init__(self, compiler: StepCompiler, *, compile_threads: int = 0) -> None:

@@ -20,8 +20,8 @@ class SaveSettings:
 
     scheme: str | None = setting(
         None,
-        "for safetensors int8, int8_g128, int4, int4_g64, int4_asym, w8a8, fp8, fp8_tensor; for GGUF a type (q4k …), "
-        "a mix as llama.cpp's files (q4_k_m …), f16, bf16 or f32 (required)",
+        "for safetensors: int8, int8_g128, int4, int4_g64, int4_asym, w8a8, fp8, fp8_tensor; for GGUF: a type (q4k …), "
+        "a mix of types as in llama.cpp's files (q4_k_m …), f16, bf16 or f32 (required)",
         section="what is written",
     )
     format: str = setting(
@@ -30,9 +30,9 @@ class SaveSettings:
         choices=("compressed-tensors", "gptq", "awq"),
     )
     group_size: int | None = setting(
-        None, "columns that share a scale, of integers in safetensors; 0: whole rows (default: the scheme's)"
+        None, "number of columns that share a scale, for integers in safetensors; 0: whole rows (default: the scheme's)"
     )
-    max_shard_size: int = setting(5_000_000_000, "size of a safetensors file at most", unit="bytes")
+    max_shard_size: int = setting(5_000_000_000, "maximum size of a safetensors file", unit="bytes")
     force: bool = setting(False, "replace a model that is there already")
 
 
@@ -50,9 +50,11 @@ class CalibrationSettings:
         choices=("rtn", "gptq", "awq"),
         section="calibration",
     )
-    calibration: str | None = setting(None, "UTF-8 text that is like what the model will be used for")
-    calibration_tokens: int = setting(32768, "use the first so many tokens of the text", unit="tokens")
-    calibration_length: int = setting(512, "cut into sequences of so many tokens", unit="tokens")
+    calibration: str | None = setting(None, "file of UTF-8 text that resembles what the model will be used for")
+    calibration_tokens: int = setting(32768, "number of tokens of the text to use, from its beginning", unit="tokens")
+    calibration_length: int = setting(
+        512, "length of the sequences that the text is cut into, in tokens", unit="tokens"
+    )
     damping: float = setting(0.01, "gptq: share of the Hessian's mean diagonal that is added to its diagonal")
     act_order: bool = setting(True, "gptq: round the columns with the largest inputs first")
     static_groups: bool = setting(

@@ -72,7 +72,7 @@ class LatentAttentionModule(nnx.Module):
         self.kv_a_proj_with_mqa = Linear(size, spec.kv_rank + spec.rope_dim, bias=spec.bias, dtype=dtype)
         self.kv_a_layernorm = spec.norm.build(spec.kv_rank)
         kv_size = spec.heads * (spec.nope_dim + spec.value_dim)
-        # Its halves are absorbed, so that it is no matrix to multiply with.
+        # Its halves are absorbed, so that it is not a matrix to multiply with.
         self.kv_b_proj = Linear(spec.kv_rank, kv_size, bias=False, dtype=dtype, axes=("heads", None), plain=True)
         values = spec.heads * spec.value_dim
         self.o_proj = Linear(values, size, bias=spec.bias, dtype=dtype, axes=("hidden", "heads"))

@@ -44,7 +44,7 @@ def test_wrong_flags_are_refused_before_anything_runs(tmp_path: Path) -> None:
 
 def test_a_folder_is_no_common_format(tmp_path: Path) -> None:
     write_random_model(tmp_path / "tiny", SHAPES["tiny"], max_position_embeddings=128)
-    with pytest.raises(ConfigError, match=r"tiny is no \.gguf file"):
+    with pytest.raises(ConfigError, match=r"tiny is not a \.gguf file"):
         main(["--model", str(tmp_path / "tiny"), "--work-dir", str(tmp_path)])
 
 

@@ -160,7 +160,7 @@ def test_a_name_that_is_neither_here_nor_an_id(model: str) -> None:
 
 def test_a_file_of_another_format(tmp_path: Path) -> None:
     make(tmp_path, "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"model.safetensors is no .gguf file; .* give the folder"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors is not a .gguf file; .* give the folder"):
         resolve(tmp_path / "model.safetensors")
 
 
