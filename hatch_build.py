@@ -20,7 +20,7 @@ class KernelBuildHook(BuildHookInterface):
     """Runs ``kernels/cpu/build.py`` and marks the wheel as one for this platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compiles into the source tree, from where an editable install runs and a wheel takes its files."""
+        """Compiles into the source tree, where an editable install runs and from which a wheel takes its files."""
         if self.target_name != "wheel":
             return
         if version == "editable":  # llmjax/ itself and configs/ stay where they are

@@ -155,10 +155,10 @@ class AsyncLLM(LoadedLLM):
         for request_id in list(self._streams):
             await self.abort(request_id)
         self.client.stop()
-        while self.client.running:  # no thread waits for it: whoever is tired of waiting here can go
+        while self.client.running:  # no thread waits for it: a caller that is tired of waiting can leave
             await asyncio.sleep(0.01)
         self.client.close()
-        self._fail(list(self._streams), EngineDead("the engine has stopped"))  # whoever has not got an end by now
+        self._fail(list(self._streams), EngineDead("the engine has stopped"))  # streams that have not ended by now
 
     def _check_open(self) -> None:
         if self._stopped:
@@ -178,7 +178,7 @@ class AsyncLLM(LoadedLLM):
         try:
             processed = self._frontend.process(outputs)
         except Exception as failure:
-            # Whose fault it was is not known; none of these requests may be left waiting for ever.
+            # Whose fault it was is not known; none of these requests may be left waiting forever.
             logger.exception("outputs could not be turned into text")
             failed = GenerationFailed(f"internal error: {failure}")
             self._fail(self._frontend.names({output.request_id for output in outputs}), failed)
@@ -203,7 +203,7 @@ class AsyncLLM(LoadedLLM):
             return
         try:
             self._event_loop.call_soon_threadsafe(call)
-        except RuntimeError:  # closed: whoever listened has gone
+        except RuntimeError:  # closed: the listener has gone
             logger.debug("outputs came after the event loop had closed")
 
     def _fail(self, request_ids: Iterable[str], error: LLMJaxError) -> None:

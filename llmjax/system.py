@@ -16,5 +16,5 @@ def check_system() -> None:
 
 
 def python_path() -> str:
-    """``PYTHONPATH`` for a process that is to import what this one imports, and llmjax from where it is here."""
+    """``PYTHONPATH`` for a process that is to import what this one imports, and llmjax from the same place."""
     return os.pathsep.join([str(Path(__file__).parents[1]), *(os.path.abspath(entry) for entry in sys.path)])

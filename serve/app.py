@@ -29,7 +29,7 @@ def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None
     """An ASGI application that serves ``engine``; its own metrics are added to the engine's stat loggers.
 
     Args:
-        gate: closed by whoever stops the server; by default one that stays open.
+        gate: closed to stop the server; by default one that stays open.
     """
     gate = gate or Gate()
     metrics = EngineMetrics(engine)

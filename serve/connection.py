@@ -133,7 +133,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._receiving:
-            # A body that no route has read is let come to its end, but not for ever.
+            # A body that no route has read may arrive to its end, but not forever.
             self._start_timer()
         elif self.cycle.response_complete:
             self._idle.add(self)

@@ -42,7 +42,7 @@ class Server:
     def check_model(self, name: str | None) -> None:
         """Raises ``ApiError`` (404) unless ``name`` is absent or the served model's.
 
-        Whoever started the server on a folder, and gave it no other name, may call it by that folder too.
+        A server that was started on a folder and given no other name may be called by that folder too.
         """
         config = self.engine.config
         known = {self.engine.info.model_name, config.served_model_name or config.model}

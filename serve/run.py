@@ -116,7 +116,7 @@ class DrainingServer(uvicorn.Server):
                 log.warning("chats will be refused: %s", error)
 
     async def _watch_engine(self) -> None:
-        """A server whose engine has died can only end; whoever runs it may then start another."""
+        """A server whose engine has died can only end; its supervisor may then start another."""
         while not self._engine.exit_status:
             await asyncio.sleep(0.2)
         log.error("without its engine the server ends in %g s, with status %d", DEAD_SECONDS, self._engine.exit_status)

@@ -36,7 +36,7 @@ def delta_event(chunk: dict[str, Any], *, obfuscate: bool) -> bytes:
 
     Args:
         chunk: with its ``choices``.
-        obfuscate: add random characters, as OpenAI does, so that whoever sees the sizes of encrypted packets cannot
+        obfuscate: add random characters, as OpenAI does, so that an observer of the sizes of encrypted packets cannot
             tell from them how long each token is: choices and padding fill whole blocks.
     """
     if not obfuscate:

@@ -20,7 +20,7 @@ TOKENS = 8  # that a program stores
 FLOAT8 = {"float8_e4m3fn": (3, 7), "float8_e5m2": (2, 15)}  # bits of the mantissa, bias of the exponent
 NAN = 0x7F  # in both
 MANTISSA, BIAS = 23, 127  # of f32
-ROUNDER = np.float32(1.5 * 2**23)  # a small number added to it is rounded, and stands in the lowest bits
+ROUNDER = np.float32(1.5 * 2**23)  # a small number added to it is rounded, and lies in the lowest bits
 
 
 def write_kv(

@@ -220,7 +220,7 @@ class Engine:
         """Adds the row's tokens to the sequence, up to the one that ends it.
 
         Returns:
-            One output; one for each token if there are stop strings, so that whoever finds one knows where it ended.
+            One output; one for each token if there are stop strings, so that where a stop string ended is known.
         """
         request, params = sequence.request, sequence.request.params
         outputs: list[EngineOutput] = []

@@ -137,7 +137,7 @@ class KVCache:
     def advance(self, sequence: Sequence, num_tokens: int) -> None:
         """The next step computes ``num_tokens`` more; registers the pages that it fills.
 
-        Registering before the step has run is safe: whoever finds the page reads it in the same step or later, and
+        Registering before the step has run is safe: who finds the page reads it in the same step or later, and
         the device runs steps in order and writes before it reads.
         """
         sequence.num_computed += num_tokens

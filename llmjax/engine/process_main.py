@@ -40,7 +40,7 @@ def main() -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the parent's affair; it may have requests to finish
         signal.signal(ignored, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # standard output belongs to whoever started this
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # standard output belongs to the parent process
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), ToEngine)
     messages = channel.receive()
     start = next(messages)

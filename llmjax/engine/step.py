@@ -21,7 +21,7 @@ from llmjax.sampling.sampler import sample
 from llmjax.sampling.state import SamplerState
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits exist at once
-ENDED = -1  # in ``last_token``: the slot's sequence has come to an end; what is planned for it already computes nothing
+ENDED = -1  # in ``last_token``: the slot's sequence has ended; what is already planned for it computes nothing
 NO_TOKEN = -1  # in ``StepOutput.tokens``: nothing was sampled
 NOT_FINITE = -2  # in ``StepOutput.tokens``: nothing could be sampled, for there were NaN or infinities among the logits
 

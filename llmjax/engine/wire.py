@@ -41,7 +41,7 @@ class Failure(Message):
     Args:
         kind: name of its class.
         attributes: what an ``LLMJaxError`` has beside its message.
-        trace: for whoever debugs.
+        trace: for debugging.
     """
 
     kind: str

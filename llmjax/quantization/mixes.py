@@ -33,7 +33,7 @@ FALLBACKS: Mapping[str, str] = MappingProxyType(
         "tq2_0": "q4_0",
     }
 )
-"""What stands in for a scheme of blocks of 256 where rows do not fill these."""
+"""What replaces a scheme of blocks of 256 where rows do not fill them."""
 
 _MODULE = r"(?:^|\.)(?:{})\.weight$"
 CATEGORIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -307,7 +307,7 @@ def _first(cases: Cases, place: Place, default: str) -> str:
 
 
 def fitting(scheme: str, columns: int) -> Choice:
-    """The scheme, what stands in for it, or none (llama.cpp: float16) where rows of `columns` fill no blocks."""
+    """The scheme, its replacement, or none (llama.cpp: float16) where rows of `columns` fill no blocks."""
     for candidate in (scheme, FALLBACKS.get(scheme)):
         if candidate is not None and columns % SCHEMES[candidate].block.elems == 0:
             return Choice(candidate, scheme)

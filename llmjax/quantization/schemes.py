@@ -84,7 +84,7 @@ class SchemeRules:
 
         Args:
             rules: the setting ``quantization_rules``.
-            known: names of schemes, and of what may stand in their place.
+            known: names of schemes, and of what may take their place.
 
         Raises:
             ConfigError: a scheme is unknown or an expression malformed.

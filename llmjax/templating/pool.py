@@ -177,7 +177,7 @@ class _Incoming:
 
         Raises:
             ConnectionResetError: the process has ended, or this is not a reply.
-            UnicodeDecodeError: likewise.
+            UnicodeDecodeError: it is not UTF-8.
         """
         self._data += data
         if len(self._data) >= REPLY.size:

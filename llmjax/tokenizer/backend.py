@@ -71,7 +71,7 @@ class CutRules:
         special: control tokens by text; plain text when special tokens are not parsed.
         literal: tokens by text that are always matched first.
         before: ids in front when special tokens are added.
-        after: ids behind, likewise.
+        after: ids behind when special tokens are added.
         added: tokens by text that the model's own vocabulary does not have, or has under another text.
     """
 

@@ -1,4 +1,4 @@
-"""What is not a file is said to be none, at once: opening a pipe would wait for whoever writes into it."""
+"""What is not a regular file is refused at once: opening a pipe would wait for a writer."""
 
 from __future__ import annotations
 

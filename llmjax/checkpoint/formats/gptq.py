@@ -236,7 +236,7 @@ class GPTQWriter:
     def settings(self, layers: Mapping[str, SavedScheme], ignored: Sequence[str]) -> dict[str, Any]:
         """See `LayerWriter`."""
         scheme = _only(layers, self.name)
-        # Whoever reads GPTQ knows that routers of experts are plain.
+        # Readers of GPTQ know that routers of experts are plain.
         if left := [name for name in ignored if name != "lm_head" and not is_router(name)]:
             raise ConfigError(f"--format gptq quantizes every layer, {left[0]} too: use compressed-tensors")
         return {

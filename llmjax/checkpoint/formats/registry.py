@@ -117,7 +117,7 @@ def plain_tensors(
 
 
 def stored_method(config: Mapping[str, Any], folder: Path) -> str:
-    """The ``quant_method`` of a folder, whoever's settings say so; empty: it is not quantized.
+    """The ``quant_method`` of a folder, whichever file's settings say so; empty: it is not quantized.
 
     Args:
         config, folder: see `quantization_settings`.

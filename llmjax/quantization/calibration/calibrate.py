@@ -54,15 +54,15 @@ def calibrate(
     for index in range(config.num_layers):
         layer = CalibratedLayer(plan.checkpoint, config, index, platform)
         context = contexts[config.layers[index]]
-        for block in layer.blocks:
-            half = Calibration(plan, settings, layer, block, hidden, context)
+        for half in layer.halves:
+            calibration = Calibration(plan, settings, layer, half, hidden, context)
             try:
-                for result in half.results():
+                for result in calibration.results():
                     done.add(result.name)
                     yield result
             except CheckpointError as error:
                 raise CheckpointError(f"{plan.checkpoint.path}: layer {index}: {error}") from None
-            hidden = layer.outputs(block, hidden, context)
+            hidden = layer.outputs(half, hidden, context)
     yield from round_to_nearest(
         plan.tensors, {name: scheme for name, scheme in plan.layers.items() if name not in done}
     )

@@ -24,7 +24,7 @@ from llmjax.models.layers.context import Context
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.rope import rotation
 from llmjax.platforms import Platform
-from llmjax.quantization.calibration.stages import Block, Computation, Stage, blocks_of
+from llmjax.quantization.calibration.stages import Computation, Half, Stage, halves_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ def check_kinds(config: ModelConfig, path: Path) -> None:
     for spec in dict.fromkeys(config.layers):
         layer = spec.build(config.hidden_size, dtype=jnp.dtype(F32))
         shapes = _shapes(nnx.split(layer)[1])
-        for module in (module for block in blocks_of(layer) for stage in block.stages for module in stage.modules):
+        for module in (module for half in halves_of(layer) for stage in half.stages for module in stage.modules):
             if f"{module}.weight" not in shapes:
                 raise CheckpointError(f"{path}: layers without {module}, such as experts, cannot be calibrated")
 
@@ -110,7 +110,7 @@ class CalibratedLayer:
     Attributes:
         prefix: of its tensors' names.
         spec: what it is made of.
-        blocks: what is calibrated, in order.
+        halves: what is calibrated, in order.
         values: f32, by name below the prefix; read when the layer is made.
 
     Raises:
@@ -121,7 +121,7 @@ class CalibratedLayer:
         self.prefix = f"model.layers.{index}."
         self.spec: LayerSpec = config.layers[index]
         layer = self.spec.build(config.hidden_size, dtype=platform.dtype)
-        self.blocks: tuple[Block, ...] = blocks_of(layer)
+        self.halves: tuple[Half, ...] = halves_of(layer)
         self._definition, state = nnx.split(layer)
         self._device = platform.device
         self._shapes = _shapes(state)
@@ -143,13 +143,13 @@ class CalibratedLayer:
         """What the stage's projections are given.
 
         Args:
-            hidden: the residual stream before the block, [T, D] of each sequence.
+            hidden: the residual stream before the half, [T, D] of each sequence.
         """
         return InputStatistics.of(self.run(stage.inputs, x, context) for x in hidden)
 
-    def outputs(self, block: Block, hidden: Sequence[jax.Array], context: Context) -> list[jax.Array]:
-        """The residual stream behind the block."""
-        return [self.run(block.outputs, x, context) for x in hidden]
+    def outputs(self, half: Half, hidden: Sequence[jax.Array], context: Context) -> list[jax.Array]:
+        """The residual stream behind the half."""
+        return [self.run(half.outputs, x, context) for x in hidden]
 
     def run(self, compute: Computation, x: jax.Array, context: Context) -> jax.Array:
         """What the layer computes with the weights that it has now."""

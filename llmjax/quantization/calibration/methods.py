@@ -13,7 +13,7 @@ from llmjax.models.layers.context import Context
 from llmjax.quantization.calibration.awq import Projection, clipped, search_scales
 from llmjax.quantization.calibration.gptq import InverseHessian, gptq
 from llmjax.quantization.calibration.layer import CalibratedLayer, InputStatistics
-from llmjax.quantization.calibration.stages import Block, Stage
+from llmjax.quantization.calibration.stages import Half, Stage
 from llmjax.quantization.report import Difference
 from llmjax.quantization.rounding import Result
 from llmjax.quantization.save_plan import SavePlan
@@ -56,12 +56,12 @@ class Calibration:
     plan: SavePlan
     settings: CalibrationSettings
     layer: CalibratedLayer
-    block: Block
+    half: Half
     hidden: Sequence[jax.Array]
     context: Context
 
     def results(self) -> Iterator[Result]:
-        """Quantizes the block's projections; the layer runs with what they become.
+        """Quantizes the half's projections; the layer runs with what they become.
 
         Yields:
             Projections as `Calibrated`, and norms and biases that have changed.
@@ -77,7 +77,7 @@ class Calibration:
         return {module: scheme for module in stage.modules if (scheme := self._scheme(module)) is not None}
 
     def _gptq(self) -> Iterator[Result]:
-        for stage in self.block.stages:
+        for stage in self.half.stages:
             modules = self._modules(stage)
             if not modules:
                 continue
@@ -100,8 +100,8 @@ class Calibration:
                 )
 
     def _awq(self) -> Iterator[Result]:
-        original = {m: self.layer.values[f"{m}.weight"] for stage in self.block.stages for m in self._modules(stage)}
-        before = {stage: self.layer.inputs(stage, self.hidden, self.context) for stage in self.block.stages}
+        original = {m: self.layer.values[f"{m}.weight"] for stage in self.half.stages for m in self._modules(stage)}
+        before = {stage: self.layer.inputs(stage, self.hidden, self.context) for stage in self.half.stages}
         rows: dict[str, np.ndarray] = {}  # what the rows of a projection were divided by
         columns: dict[Stage, np.ndarray] = {}
         for stage, inputs in before.items():

@@ -35,7 +35,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Block:
+class Half:
     """Half a layer.
 
     Attributes:
@@ -47,17 +47,17 @@ class Block:
     outputs: Computation
 
 
-def blocks_of(layer: DecoderLayer) -> tuple[Block, ...]:
+def halves_of(layer: DecoderLayer) -> tuple[Half, ...]:
     """Attention and MLP."""
     norms = layer.spec.residual
-    attention = Block(
+    attention = Half(
         (
             Stage(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), _attention_input, norms.before_mixer),
             Stage(("self_attn.o_proj",), _heads, "self_attn.v_proj"),
         ),
         _attention_output,
     )
-    mlp = Block(
+    mlp = Half(
         (
             Stage(("mlp.gate_proj", "mlp.up_proj"), _mlp_input, norms.before_feed_forward),
             Stage(("mlp.down_proj",), _inner, "mlp.up_proj"),

@@ -95,9 +95,9 @@ def test_inputs_are_those_of_the_projections(family: str, platform: Platform) ->
     def product(module: str, inputs: np.ndarray) -> np.ndarray:
         return inputs @ layer.values[f"{module}.weight"].T + layer.values.get(f"{module}.bias", 0)
 
-    attention, mlp = layer.blocks
+    attention, mlp = layer.halves
     (qkv, heads), (normed_mlp, inner) = (
-        [np.asarray(layer.run(stage.inputs, x, around)) for stage in block.stages] for block in layer.blocks
+        [np.asarray(layer.run(stage.inputs, x, around)) for stage in half.stages] for half in layer.halves
     )
     np.testing.assert_allclose(qkv, normed(np.asarray(x), layer.values["input_layernorm.weight"]), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
