@@ -42,7 +42,7 @@ USER = b'{"messages": [{"role": "user", "content": '
 BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "bad words": (
         TEXT,
-        lambda: PROMPT + b'"bad_words": [' + b",".join([b'"' + b"w " * 5 * 10**4 + b'"'] * 128) + b"]}",
+        lambda: PROMPT + b'"bad_words": [' + b",".join([b'"' + b"w " * 25_000 + b'"'] * 128) + b"]}",
     ),
     "stop strings": (TEXT, lambda: PROMPT + b'"stop": [' + b",".join([b'"' + b"w " * 5 * 10**4 + b'"'] * 64) + b"]}"),
     "prompts": (TEXT, lambda: fill(b'{"prompt": [', b"[1]", b"]}")),
@@ -50,18 +50,18 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "text": (TEXT, lambda: b'{"prompt": "' + b"a b c d " * (LIMIT // 8 - 10) + b'"}'),
     "text that is cut": (
         TEXT,
-        lambda: PROMPT[:-2] + b', "truncate_prompt_tokens": 5, "user": "' + b"u" * 10**7 + b'"}',
+        lambda: PROMPT[:-2] + b', "truncate_prompt_tokens": 5, "user": "' + b"u" * (LIMIT - 1000) + b'"}',
     ),
     "text to tokenize": ("/tokenize", lambda: b'{"prompt": "' + b"a b c d " * (LIMIT // 8 - 10) + b'"}'),
     "tokens": ("/detokenize", lambda: fill(b'{"tokens": [', b"1", b"]}")),
-    "unknown keys": (TEXT, lambda: numbered(PROMPT, b'"unknown key %d": 1', b"}", count=600_000)),
+    "unknown keys": (TEXT, lambda: numbered(PROMPT, b'"unknown key %d": 1', b"}", count=350_000)),
     "unknown key": (TEXT, lambda: PROMPT + b'"' + b"k" * (LIMIT - 100) + b'": 1}'),
     "messages": (CHAT, lambda: fill(b'{"messages": [', b'{"role": "user", "content": "x"}', b"]}")),
     "text parts": (CHAT, lambda: fill(USER + b"[", b'{"type": "text", "text": "x"}', b"]}]}")),
-    "message fields": (CHAT, lambda: numbered(USER + b'"x", ', b'"k%d": 1', b"}]}", count=1_000_000)),
-    "logit_bias": (TEXT, lambda: numbered(PROMPT + b'"logit_bias": {', b'"%d": 1', b"}}", count=1_000_000)),
+    "message fields": (CHAT, lambda: numbered(USER + b'"x", ', b'"k%d": 1', b"}]}", count=500_000)),
+    "logit_bias": (TEXT, lambda: numbered(PROMPT + b'"logit_bias": {', b'"%d": 1', b"}}", count=500_000)),
     "allowed_token_ids": (TEXT, lambda: fill(PROMPT + b'"allowed_token_ids": [', b"7", b"]}")),
-    "metadata": (CHAT, lambda: numbered(USER + b'"x"}], "metadata": {', b'"%d": "a"', b"}}", count=1_000_000)),
+    "metadata": (CHAT, lambda: numbered(USER + b'"x"}], "metadata": {', b'"%d": "a"', b"}}", count=500_000)),
     "schema": (CHAT, lambda: fill(USER + b'"x"}], "tools": [', b'{"a": {"b": []}}', b"]}")),
     "model name": (TEXT, lambda: PROMPT + b'"model": "' + b"m" * (LIMIT - 100) + b'"}'),
     # Within the limits: these are taken.
