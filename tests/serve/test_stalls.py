@@ -17,7 +17,7 @@ import pytest
 
 from llmjax.serve.limits import MOST_BYTES
 
-pytestmark = [pytest.mark.real_model, pytest.mark.slow]
+pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.alone]
 
 LIMIT = MOST_BYTES  # what a server with a long context takes by default; this one is told to take as much
 CONTEXT = 2048
