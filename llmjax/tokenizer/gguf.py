@@ -284,9 +284,10 @@ def _line_bpe(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> Tok
 def _word_piece(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> Tokenizer:
     special = _special(vocabulary, _Defaults(bos=101, unknown=100, seperator=102, padding=0))
     names = [_word_piece_name(token, t) for token, t in zip(vocabulary.tokens, vocabulary.types.tolist(), strict=True)]
-    if (unknown := special.texts.get("unk_token")) is None:
+    if (unknown := vocabulary.token_id("unknown", 100)) is None:
         vocabulary.fail("unknown_token_id is missing or outside the vocabulary")
-    tokenizer = tokenizers.Tokenizer(models.WordPiece({name: i for i, name in enumerate(names)}, unk_token=unknown))
+    pieces = {name: i for i, name in enumerate(names)}
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(pieces, unk_token=names[unknown]))
     lowercase = vocabulary.flag("normalizer.lowercase", True)
     tokenizer.normalizer = normalizers.BertNormalizer(
         lowercase=lowercase, strip_accents=vocabulary.flag("normalizer.strip_accents", lowercase)

@@ -339,6 +339,11 @@ def test_long_runs_come_back(golden: Golden, gguf_keys: Keys) -> None:
             assert tokenizer.decode(tokenizer.encode(text)) == text, (pre, text[-2:])
 
 
+def test_any_token_may_stand_for_what_word_pieces_do_not_know() -> None:
+    tokenizer = tokenizer_from_gguf(small(model="bert", unknown_token_id=0), source="small.gguf")
+    assert tokenizer.encode("é") == [0]
+
+
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(["gpt2", "gemma4", "llama", "bert", "t5"]),
