@@ -347,8 +347,9 @@ async def test_a_request_that_only_the_engine_refuses_fails_alone(
     await until(lambda: all_free(engine))
 
 
+@pytest.mark.parametrize("what", ["runner.Runner.dispatch", "runner.PendingStep.tokens"])
 async def test_the_engine_dies(
-    start_here: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
+    start_here: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     engine = start_here(endless)
     streams = [engine.generate([5], FOREVER, str(i)) for i in range(6)]
@@ -360,7 +361,7 @@ async def test_the_engine_dies(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("the device is on fire")
 
-    monkeypatch.setattr(inside(engine).runner, "dispatch", fail)
+    monkeypatch.setattr(f"llmjax.engine.{what}", fail)
     results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
     assert [type(result) for result in results] == [EngineDead] * 6
     assert str(results[0]) == "the engine stopped: the device is on fire"

@@ -187,10 +187,12 @@ class Engine:
         Args:
             wait: for the compilations that have begun, too.
         """
-        if self._pending is not None:
-            self._pending.tokens()
-        self.runner.close(wait=wait)
-        self.compilations.close()
+        try:
+            if self._pending is not None:
+                self._pending.tokens()
+        finally:
+            self.runner.close(wait=wait)
+            self.compilations.close()
 
     def _process(self, pending: PendingStep, tokens: list[list[int]], times: _StepTimes) -> list[EngineOutput]:
         now = time.monotonic()

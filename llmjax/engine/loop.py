@@ -172,7 +172,11 @@ class ThreadEngine(RunningEngine):
         if self._thread is not None:
             self.stop()
             self._thread.join()
-        self.engine.close(wait=False)
+        try:
+            self.engine.close(wait=False)
+        except Exception:
+            if self._error is None:  # else the device says again what the engine died of
+                raise
 
     @property
     def running(self) -> bool:
