@@ -5,6 +5,7 @@ from llmjax.models.decoder import CausalLM, Hidden
 from llmjax.models.errors import UnsupportedModel
 from llmjax.models.functional import abstract_model, init_random, merge
 from llmjax.models.layers.attention import Attention
+from llmjax.models.layers.gated_delta import GatedDelta
 from llmjax.models.layers.latent import LatentAttention
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.mlp import GatedMLP
@@ -21,6 +22,7 @@ __all__ = [
     "CausalLM",
     "ExpertGroups",
     "Experts",
+    "GatedDelta",
     "GatedMLP",
     "Hidden",
     "LatentAttention",

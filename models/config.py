@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.norm import RMS
 from llmjax.models.layers.rope import RopeConfig
+from llmjax.models.layers.state import LastState, LastTokens, Span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +38,20 @@ class ModelConfig:
         return tuple(dict.fromkeys(rope for rope in found if rope is not None))
 
     @property
+    def spans(self) -> tuple[Span, ...]:
+        """The distinct spans of layers: a group of page tables each, the one that keeps all tokens first."""
+        return tuple(sorted({layer.mixer.state.span for layer in self.layers}, key=lambda span: span.order))
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
-        """The distinct attention windows: one KV page group each, full attention first."""
-        found = {layer.mixer.state.window for layer in self.layers}
-        return tuple(sorted(found, key=lambda w: (w is not None, w or 0)))
+        """The distinct attention windows, in the order of ``spans``; None: a query sees all keys before it."""
+        kept = (span for span in self.spans if not isinstance(span, LastState))
+        return tuple(span.window if isinstance(span, LastTokens) else None for span in kept)
 
     def prompt_kind(self, prompt_len: int) -> tuple[int, ...]:
         """Prompts of one kind have the same keys for the same tokens; see ``layers/rope_lengths.py``."""
         return tuple(rope.by_length.kind(prompt_len) for rope in self.ropes if rope.by_length is not None)
 
     def group_of(self, layer: int) -> int:
-        """Index into ``windows`` of a layer."""
-        return self.windows.index(self.layers[layer].mixer.state.window)
+        """Index into ``spans`` of a layer."""
+        return self.spans.index(self.layers[layer].mixer.state.span)

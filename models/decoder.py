@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from llmjax.kernels.attention import KVPages, RaggedBatch
+from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.linear import linear
 from llmjax.kernels.registry import Implementation, Operation
 from llmjax.kernels.sharding import WHOLE, Axes, CallAxes
@@ -19,6 +19,7 @@ from llmjax.models.layers.layer import DecoderLayer
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.parameter import tree_of_axes
 from llmjax.models.layers.rope import rotation
+from llmjax.models.layers.state import LayerState
 
 
 @jax.tree_util.register_dataclass
@@ -27,11 +28,11 @@ class Hidden:
     """What a pass through the layers leaves."""
 
     hidden: jax.Array  # [T, D] in the activations' dtype, before the final norm
-    kv: tuple[KVPages, ...]  # one per layer, the step's keys and values stored
+    kv: tuple[LayerState, ...]  # one per layer, the step's tokens taken in
 
 
 @jax.jit
-def decoder_layer(layer: DecoderLayer, x: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
+def decoder_layer(layer: DecoderLayer, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
     """One layer as a function, so that all layers with equal specs share one trace and one compiled function."""
     return layer(x, context)
 
@@ -82,7 +83,7 @@ class CausalLM(nnx.Module):
         self,
         tokens: jax.Array,
         positions: jax.Array,
-        kv: tuple[KVPages, ...],
+        kv: tuple[LayerState, ...],
         batches: tuple[RaggedBatch, ...],
         prompt_len: jax.Array | int = 0,
     ) -> Hidden:
@@ -90,8 +91,8 @@ class CausalLM(nnx.Module):
 
         Args:
             tokens, positions: i32 [T].
-            kv: the pages of each layer.
-            batches: the step as the layers of each entry of ``config.windows`` see it.
+            kv: what each layer keeps.
+            batches: the step as the layers of each entry of ``config.spans`` see it.
             prompt_len: tokens of the prompt that each token's sequence began with, i32 [T] or one for all.
         """
         config = self.config

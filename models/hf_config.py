@@ -43,8 +43,14 @@ _FOREIGN: Mapping[str, tuple[Any, ...]] = {
 _EXPERT_COUNTS = ("num_experts", "num_local_experts")
 
 
-def layer_types(fields: Fields, default: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The kind of attention of each layer: ``layer_types`` where given, else ``default``, else full everywhere."""
+def layer_types(
+    fields: Fields, default: Sequence[str] | None = None, *, kinds: Sequence[str] = LAYER_TYPES
+) -> tuple[str, ...]:
+    """The kind of attention of each layer: ``layer_types`` where given, else ``default``, else full everywhere.
+
+    Args:
+        kinds: those that the family may have.
+    """
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     given = fields.get("layer_types")
     if given is None:
@@ -52,7 +58,7 @@ def layer_types(fields: Fields, default: Sequence[str] | None = None) -> tuple[s
     if not isinstance(given, list | tuple) or len(given) != count:
         raise fields.error("layer_types", f"must be a list of num_hidden_layers = {count} names")
     for name in given:
-        Fields({"layer_types": name}, name=fields.name).choice("layer_types", LAYER_TYPES)
+        Fields({"layer_types": name}, name=fields.name).choice("layer_types", kinds)
     return tuple(given)
 
 
@@ -63,6 +69,7 @@ def attention_by_kind(
     window: int | None,
     max_model_len: int | None,
     ropes: Mapping[str, Fields] | None = None,
+    partial_rotary: bool = False,
     **differences: Any,
 ) -> dict[str, Attention]:
     """Attention as each kind of layer has it, from the keys that every family has.
@@ -72,6 +79,7 @@ def attention_by_kind(
         window: of the layers called sliding_attention, in tokens.
         max_model_len: longest sequence that will be served, in tokens; some rope scalings depend on it.
         ropes: rope keys by kind, where a family does not write them as most do.
+        partial_rotary: whether the family heeds ``partial_rotary_factor``.
         differences: fields of Attention in which the family differs from its defaults.
     """
     if "sliding_attention" in kinds and window is None:
@@ -86,9 +94,9 @@ def attention_by_kind(
             raise fields.error("hidden_size", f"is not divisible by num_attention_heads = {heads}; give head_dim")
         head_dim = hidden_size // heads
     lengths = RopeLengths(fields.integer("max_position_embeddings"), max_model_len)
-    parameters = {
-        kind: of_whole_heads(ropes[kind] if ropes else rope_parameters(fields, kind)) for kind in dict.fromkeys(kinds)
-    }
+    parameters = {kind: ropes[kind] if ropes else rope_parameters(fields, kind) for kind in dict.fromkeys(kinds)}
+    if not partial_rotary:
+        parameters = {kind: of_whole_heads(keys) for kind, keys in parameters.items()}
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "scale": head_dim**-0.5}
     return {
         kind: Attention(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from llmjax.models import deepseek_v2, gemma3, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
+from llmjax.models import deepseek_v2, gemma3, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_next
 from llmjax.models.config import ModelConfig
 from llmjax.models.errors import UnsupportedModel
 
@@ -28,6 +28,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Qwen2MoeForCausalLM": qwen2_moe.from_hf,
         "Qwen3ForCausalLM": qwen3.from_hf,
         "Qwen3MoeForCausalLM": qwen3_moe.from_hf,
+        "Qwen3NextForCausalLM": qwen3_next.from_hf,
     }
 )
 
@@ -43,6 +44,7 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "qwen2_moe": "Qwen2MoeForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
+        "qwen3_next": "Qwen3NextForCausalLM",
     }
 )
 

@@ -146,13 +146,16 @@ def _facts(inspection: Inspection, tokenizer: Tokenizer | TokenizerError, config
 
 def _sizes(model: ModelConfig) -> Facts:
     """Under the names of SIZES."""
-    from llmjax.models import Attention, Experts
+    from llmjax.models import Attention, Experts, GatedDelta
 
     found: Facts = {"layers": model.num_layers, "hidden size": model.hidden_size}
     for layer in model.layers:
-        found["heads"] = layer.mixer.heads
-        if isinstance(attention := layer.mixer, Attention):
-            found |= {"KV heads": attention.kv_heads, "head size": attention.head_dim}
+        if isinstance(mixer := layer.mixer, GatedDelta):
+            found |= {"recurrent heads": mixer.value_heads}
+        else:
+            found["heads"] = mixer.heads
+        if isinstance(mixer, Attention):
+            found |= {"KV heads": mixer.kv_heads, "head size": mixer.head_dim}
         if isinstance(experts := layer.feed_forward, Experts):
             found |= {"experts": experts.count, "experts a token": experts.per_token}
     return found
@@ -160,7 +163,9 @@ def _sizes(model: ModelConfig) -> Facts:
 
 def _windows(model: ModelConfig) -> list[Facts]:
     """How many layers see how much."""
-    windows = [layer.mixer.state.window for layer in model.layers]
+    from llmjax.models.layers.state import PagedKV
+
+    windows = [layer.mixer.state.window for layer in model.layers if isinstance(layer.mixer.state, PagedKV)]
     return [{"window": window, "layers": windows.count(window)} for window in model.windows]
 
 

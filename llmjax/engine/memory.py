@@ -16,10 +16,11 @@ import jax.numpy as jnp
 
 from llmjax.checkpoint import StoredTensor
 from llmjax.config import EngineConfig
-from llmjax.engine.kv_cache import GroupSpec
+from llmjax.engine.layer_states import GroupSpec, Load, kind_of
 from llmjax.errors import ConfigError
 from llmjax.kernels.attention.types import KVLayout
 from llmjax.models.config import ModelConfig
+from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Span
 from llmjax.platforms import Platform
 from llmjax.sampling.state import make_sampler_state
 from llmjax.weights.packing import RowStack
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 CPU_DEFAULT_BYTES = 2**30
 CPU_MAX_BYTES = 4 * 2**30
 CPU_SHARE = 0.25  # of the free memory
+STATE_SHARE = 0.5  # of the memory that recurrent states may take from pages
 HIDDEN_COPIES = 4  # f32 arrays [tokens, hidden size] that a step has at once, at least
 
 
@@ -52,11 +54,18 @@ class KVPlan:
     @property
     def num_tokens(self) -> int:
         """Tokens that fit in all, by the group that keeps most of them."""
-        return (max(group.num_pages for group in self.groups) - 1) * self.page_size
+        return max((group.num_pages - 1) * self.page_size for group in self._paged) if self._paged else 0
 
     def longest_context(self, num_requests: int) -> int:
         """Tokens that each of ``num_requests`` equal requests can have."""
-        return min(self.max_model_len, (self.groups[0].num_pages - 1) // num_requests * self.page_size)
+        if not self._paged:
+            return self.max_model_len
+        return min(self.max_model_len, (self._paged[0].num_pages - 1) // num_requests * self.page_size)
+
+    @property
+    def _paged(self) -> list[GroupSpec]:
+        """The groups in which a sequence takes more the longer it is."""
+        return [group for group in self.groups if group.span != LastState()]
 
 
 @dataclass(frozen=True)
@@ -97,42 +106,38 @@ def plan_kv(
         ConfigError: not even one request of ``max_model_len`` fits, or two pages.
     """
     page = layout.page_size
-    page_bytes = list(page_bytes_by_window(model, layout).values())
+    page_bytes = page_bytes_by_span(model, layout)
     longest = config.max_model_len or model.max_position
     if longest > model.max_position:
         raise ConfigError(
             f"max_model_len {longest} is above the {model.max_position} tokens that the model was made for; to go "
             "beyond them, override max_position_embeddings or the rope scaling (--hf-overrides)"
         )
-    one_request = sum(page_bytes) * -(-longest // page)
+    slots = config.max_num_seqs
+    load = Load(page_size=page, num_slots=slots, step=max(config.max_num_batched_tokens, slots), longest=longest)
+    state_bytes = page_bytes.get(LastState(), 0)
+    token_pages = sum(page_bytes.values()) - state_bytes
+    one_request = token_pages * load.pages(longest) + 2 * slots * state_bytes
     budget = config.kv_cache_memory_bytes or _default_budget(config, platform, one_request, reserved)
-    chunk = max(config.max_num_batched_tokens, config.max_num_seqs)  # tokens of the engine's largest step
-    # A window group never needs more pages than every slot's window, a step's tokens and a page of slack for each.
-    caps = [
-        None if window is None else config.max_num_seqs * (-(-window // page) + 3) + -(-chunk // page)
-        for window in model.windows
-    ]
-    useful = config.max_num_seqs * (-(-longest // page)) + 1
-    num_pages = _solve(budget, page_bytes, caps, useful)
-    if min(num_pages) < 2:
+    least = token_pages * (load.pages(longest) + 1) if config.max_model_len is not None else 0
+    num_pages = _divide(budget, page_bytes, load, for_states=int(min(budget * STATE_SHARE, budget - least)))
+    if min(num_pages.values()) < 2:
         raise ConfigError(
             f"{budget} bytes of KV cache hold no two pages of {page} tokens in each of {len(num_pages)} groups of "
-            f"layers: raise kv_cache_memory_bytes to {2 * sum(page_bytes)} or lower page_size"
+            f"layers: raise kv_cache_memory_bytes to {2 * token_pages + 3 * state_bytes} or lower page_size"
         )
-    groups = tuple(
-        GroupSpec(window=window, num_pages=count) for window, count in zip(model.windows, num_pages, strict=True)
-    )
+    groups = tuple(GroupSpec(span=span, num_pages=count) for span, count in num_pages.items())
     # What one request of the longest length needs must be there, or it could never finish.
-    holds = min(_longest_alone(group, page=page, chunk=chunk, longest=longest) for group in groups)
+    holds = min(kind_of(group.span).longest_alone(group, load) for group in groups)
     if holds < longest:
-        needed = sum(page_bytes) * (-(-longest // page) + 1)
+        needed = token_pages * (load.pages(longest) + 1) + 3 * state_bytes
         if config.max_model_len is not None:
             raise ConfigError(
                 f"max_model_len {longest} needs up to {needed / 2**20:.0f} MiB of KV cache, there are "
                 f"{budget / 2**20:.0f} MiB ({holds} tokens): lower max_model_len or raise kv_cache_memory_bytes"
             )
         longest = holds
-    used = sum(group.num_pages * size for group, size in zip(groups, page_bytes, strict=True))
+    used = sum(group.num_pages * page_bytes[group.span] for group in groups)
     return KVPlan(groups=groups, layout=layout, max_model_len=longest, num_bytes=used)
 
 
@@ -143,7 +148,7 @@ def check_memory(config: EngineConfig, model: ModelConfig, platform: Platform, p
         ConfigError: it does not fit; names the setting to lower.
     """
     given = config.kv_cache_memory_bytes
-    if given is not None and given - plan.num_bytes > sum(page_bytes_by_window(model, plan.layout).values()):
+    if given is not None and given - plan.num_bytes > sum(page_bytes_by_span(model, plan.layout).values()):
         logger.warning(
             "kv_cache_memory_bytes %s: %s are all that %d sequences (max_num_seqs) of %d tokens can use",
             *(_size(given), _size(plan.num_bytes), config.max_num_seqs, plan.max_model_len),
@@ -169,12 +174,10 @@ def _size(num_bytes: float) -> str:
     return f"{num_bytes / 2**20:,.0f} MiB"
 
 
-def page_bytes_by_window(model: ModelConfig, layout: KVLayout) -> dict[int | None, int]:
-    """Bytes of a page in all layers of a group, for each of ``model.windows``; ``layout`` as in `plan_kv`."""
+def page_bytes_by_span(model: ModelConfig, layout: KVLayout) -> dict[Span, int]:
+    """Bytes of a page in all layers of a group, for each of ``model.spans``; ``layout`` as in `plan_kv`."""
     states = [layer.mixer.state for layer in model.layers]
-    return {
-        window: sum(state.page_bytes(layout) for state in states if state.window == window) for window in model.windows
-    }
+    return {span: sum(state.page_bytes(layout) for state in states if state.span == span) for span in model.spans}
 
 
 def _default_budget(config: EngineConfig, platform: Platform, one_request: int, reserved: int) -> int:
@@ -209,26 +212,26 @@ def _more_memory(platform: Platform) -> str:
     return f"{advice}; all engines of a process share one pool of the card, as large as the first one asked for"
 
 
-def _solve(budget: int, page_bytes: list[int], caps: list[int | None], useful: int) -> list[int]:
-    """Pages per group: equal numbers until a group has all it can use."""
-    fixed: dict[int, int] = {}
-    while True:
-        open_groups = [i for i in range(len(page_bytes)) if i not in fixed]
-        left = budget - sum(fixed[i] * page_bytes[i] for i in fixed)
-        equal = min(useful, max(0, left) // max(1, sum(page_bytes[i] for i in open_groups))) if open_groups else 0
-        capped = [i for i in open_groups if (cap := caps[i]) is not None and cap < equal]
-        if not capped:
-            return [fixed.get(i, equal) for i in range(len(page_bytes))]
-        for i in capped:
-            fixed[i] = caps[i] or 0
+def _divide(budget: int, page_bytes: Mapping[Span, int], load: Load, *, for_states: int) -> dict[Span, int]:
+    """Pages per group: equal numbers until a group has all it can use.
 
-
-def _longest_alone(group: GroupSpec, *, page: int, chunk: int, longest: int) -> int:
-    """The longest sequence that the group can hold if it is the only one."""
-    pages = group.num_pages - 1
-    if group.window is not None and pages >= -(-(group.window + chunk) // page) + 2:
-        return longest
-    return pages * page
+    A recurrent state counts by itself, for it is not a page of tokens: first as many as ``for_states`` bytes hold, at
+    least three, and in the end more, if memory is left.
+    """
+    useful = {span: kind_of(span).useful_pages(span, load) for span in page_bytes}
+    found: dict[Span, int] = {}
+    state, each = LastState(), page_bytes.get(LastState(), 0)
+    if each:
+        found[state] = min(useful[state], max(3, for_states // each), budget // each)
+    while open_groups := [span for span in page_bytes if span not in found]:
+        left = budget - sum(page_bytes[span] * count for span, count in found.items())
+        equal = max(0, left) // max(1, sum(page_bytes[span] for span in open_groups))
+        capped = [span for span in open_groups if useful[span] <= equal]
+        found |= {span: useful[span] for span in capped} if capped else dict.fromkeys(open_groups, equal)
+    if each:
+        left = budget - sum(page_bytes[span] * count for span, count in found.items())
+        found[state] += min(useful[state] - found[state], left // each)
+    return {span: found[span] for span in page_bytes}
 
 
 KV_TYPES: Mapping[str, jnp.dtype] = MappingProxyType(
@@ -249,10 +252,12 @@ class KVFootprint:
     Attributes:
         token_bytes: of a token in the layers that keep all, scales included.
         window_bytes: window in tokens to bytes of a token in the layers that keep no more than that.
+        state_bytes: of a sequence in the layers that keep one state.
     """
 
     token_bytes: float
     window_bytes: Mapping[int, float]
+    state_bytes: float = 0
 
     @property
     def first_token_bytes(self) -> float:
@@ -260,8 +265,11 @@ class KVFootprint:
         return self.token_bytes + sum(self.window_bytes.values())
 
     def tokens_in(self, num_bytes: float) -> int | None:
-        """The longest sequence that fits in ``num_bytes``; None: every one does, for all layers have windows."""
-        left, used, windows = max(num_bytes, 0), 0, dict(sorted(self.window_bytes.items()))
+        """The longest sequence that fits in ``num_bytes``; None: every one does, for no layer keeps all tokens.
+
+        A sequence needs its state twice: one is read while the other is written.
+        """
+        left, used, windows = max(num_bytes - 2 * self.state_bytes, 0), 0, dict(sorted(self.window_bytes.items()))
         for window in list(windows):
             each = self.token_bytes + sum(windows.values())
             if (longest := used + int(left / each)) < window:
@@ -279,9 +287,12 @@ def kv_footprint(model: ModelConfig, dtype: jnp.dtype, *, page_size: int) -> KVF
         dtype: of the stored keys and values; one-byte types with a scale a token and head.
         page_size: tokens in a page.
     """
-    pages = page_bytes_by_window(model, KVLayout.of(dtype, page_size=page_size))
-    sizes = {window: size / page_size for window, size in pages.items()}
-    return KVFootprint(sizes.get(None, 0.0), {window: size for window, size in sizes.items() if window is not None})
+    pages = page_bytes_by_span(model, KVLayout.of(dtype, page_size=page_size))
+    return KVFootprint(
+        token_bytes=pages.get(AllTokens(), 0) / page_size,
+        window_bytes={span.window: size / page_size for span, size in pages.items() if isinstance(span, LastTokens)},
+        state_bytes=pages.get(LastState(), 0),
+    )
 
 
 def weight_bytes(tensors: Mapping[str, StoredTensor], platform: Platform) -> int:

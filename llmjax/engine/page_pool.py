@@ -128,16 +128,23 @@ class PagePool:
                 else:
                     self._cached[page] = None
 
-    def commit(self, page: int, key: PageKey) -> None:
-        """States the content of a held, full page. If another page already holds it, that one stays the known one."""
-        if self._keys[page] is None and key.digest not in self._pages:
-            self._keys[page] = key
-            self._pages[key.digest] = page
+    def commit(self, page: int, key: PageKey) -> bool:
+        """States the content of a held, full page; whether that was news.
 
-    def forget(self, pages: Iterable[int]) -> None:
-        """States that the content of held pages is not what was committed."""
-        for page in pages:
-            self._forget(page)
+        If another page already holds it, that one stays the known one.
+        """
+        if self._keys[page] is not None or key.digest in self._pages:
+            return False
+        self._keys[page] = key
+        self._pages[key.digest] = page
+        return True
+
+    def forget(self, page: int) -> None:
+        """States that the content of a used or cached page is not worth knowing."""
+        self._forget(page)
+        if page in self._cached:
+            del self._cached[page]
+            self._free.append(page)
 
     def forget_all(self) -> None:
         """Empties the prefix cache; held pages stay with their holders."""

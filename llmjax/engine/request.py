@@ -74,10 +74,9 @@ class Sequence:
 
     status: Status = Status.WAITING
     slot: int = -1  # row of the per-sequence device state while running
-    num_computed: int = 0  # tokens whose KV is in pages once every dispatched step has run
+    num_computed: int = 0  # tokens whose trace is in pages once every dispatched step has run
     in_flight: int = 0  # tokens that dispatched steps sample and the host has not read
     every_token: bool = False  # the host has to see each token before the one after the next is sampled
-    pages: list[list[int]] = field(default_factory=list)  # per KV group; 0 where freed behind the window
     keys: list[bytes] = field(default_factory=list)  # digests of the full pages hashed so far
     num_committed: int = 0  # full pages whose content the pools know
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at admission

@@ -70,11 +70,13 @@ class _Refusal:
     sequence: Sequence
     available: tuple[int, ...]  # pages, by group
     prefix: int  # pages found in the prefix cache
+    snapshots: int  # `KVCache.num_snapshots`
 
     def holds(self, sequence: Sequence, kv: KVCache) -> bool:
         """Whether it would not fit now either."""
         grown = any(now > then for now, then in zip(kv.available, self.available, strict=True))
-        return sequence is self.sequence and not grown and not kv.longer_prefix(sequence, self.prefix)
+        known = kv.num_snapshots > self.snapshots or kv.longer_prefix(sequence, self.prefix)
+        return sequence is self.sequence and not grown and not known
 
 
 class Scheduler:
@@ -128,6 +130,7 @@ class Scheduler:
         Args:
             max_steps: decode steps it may take; it takes more than one only if nobody waits for it to end.
         """
+        self.kv.begin_plan()
         budget = self.max_num_batched_tokens
         rows: dict[Sequence, Row] = {}
         preempted = 0
@@ -183,12 +186,17 @@ class Scheduler:
                 break
             sequence.slot = self._free_slots[-1]
             cached = self.kv.attach_prefix(sequence)
+            if cached is None:
+                sequence.slot = -1
+                break
             count = min(_missing(sequence), budget)
             chunk = min(_missing(sequence), self.max_num_batched_tokens)
             if not self.kv.fits(sequence, chunk=chunk) or not self.kv.reserve(sequence, count):
                 self.kv.release(sequence)
                 sequence.slot = -1
-                self._refusal = _Refusal(sequence, self.kv.available, cached // self.kv.page_size)
+                self._refusal = _Refusal(
+                    sequence, self.kv.available, cached // self.kv.page_size, self.kv.num_snapshots
+                )
                 break
             self._refusal = None
             self._free_slots.pop()

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from llmjax import models
 from llmjax.engine.batch import READ_DEVICE, BatchLayout, StepBatch
-from llmjax.kernels.attention import KVPages
 from llmjax.models.functional import ModelGraph
+from llmjax.models.layers.state import LayerState
 from llmjax.sampling.logprobs import LogprobArrays, no_logprobs, token_logprobs
 from llmjax.sampling.sampler import sample
 from llmjax.sampling.state import SamplerState
@@ -31,7 +31,7 @@ NOT_FINITE = -2  # in ``StepOutput.tokens``: nothing could be sampled, for there
 class DeviceState:
     """Everything that lives from step to step, donated through it. S slots."""
 
-    kv: tuple[KVPages, ...]  # one per layer
+    kv: tuple[LayerState, ...]  # one per layer
     last_token: jax.Array  # i32 [S], or ENDED
     sampler: SamplerState
 

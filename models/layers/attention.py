@@ -37,6 +37,7 @@ class Attention:
     qk_norm: RMS | None = None  # of each head of q and k, before rope
     qkv_bias: bool = False
     o_bias: bool = False
+    gated: bool = False  # what a head has found is multiplied by a sigmoid of what q_proj brings beside its query
 
     name: ClassVar[str] = "self_attn"
 
@@ -47,7 +48,7 @@ class Attention:
 
     def build(self, size: int, *, dtype: jnp.dtype) -> AttentionModule:
         """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
-        return AttentionModule(self, size, dtype=dtype)
+        return (GatedAttentionModule if self.gated else AttentionModule)(self, size, dtype=dtype)
 
 
 def _operands(
@@ -87,7 +88,8 @@ class AttentionModule(nnx.Module):
         q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         self.spec = spec
         of_q, of_kv = ("heads", "hidden"), ("kv_heads", "hidden")
-        self.q_proj = Linear(size, q_size, bias=spec.qkv_bias, dtype=dtype, axes=of_q)
+        parts_of_q = 2 if spec.gated else 1
+        self.q_proj = Linear(size, parts_of_q * q_size, bias=spec.qkv_bias, dtype=dtype, axes=of_q)
         self.k_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
         self.v_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
         self.o_proj = Linear(q_size, size, bias=spec.o_bias, dtype=dtype, axes=("hidden", "heads"))
@@ -107,9 +109,8 @@ class AttentionModule(nnx.Module):
     def heads(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
         """What ``o_proj`` is given, [T, H * h], and the pages."""
         spec = self.spec
-        q, k, v = (
-            projection(n).reshape(len(n), -1, spec.head_dim) for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, gate = self.queries(n)
+        k, v = (projection(n).reshape(len(n), -1, spec.head_dim) for projection in (self.k_proj, self.v_proj))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if spec.rope is not None and context.rotation is not None:
@@ -117,7 +118,17 @@ class AttentionModule(nnx.Module):
         out, pages = attend(
             q, k, v, context.state, context.batch, scale=spec.scale, window=spec.window, softcap=spec.softcap
         )
-        return out.reshape(len(n), -1), pages
+        out = out.reshape(len(n), -1)
+        return out if gate is None else out * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(out.dtype), pages
+
+    def queries(self, n: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Queries [T, H, h], and what gates the heads, [T, H * h]."""
+        q = self.q_proj(n)
+        if not self.spec.gated:
+            return q.reshape(len(n), -1, self.spec.head_dim), None
+        # A head's query and gate follow each other, and then come the next one's.
+        q, gate = jnp.split(q.reshape(len(n), -1, 2 * self.spec.head_dim), 2, axis=-1)
+        return q, gate.reshape(len(n), -1)
 
     def weights(self, before: RMSNorm | None, after: RMSNorm | None) -> AttentionWeights:
         """As kernels take them."""
@@ -143,3 +154,9 @@ class AttentionModule(nnx.Module):
         spec = self.spec
         interleaved = spec.rope is not None and spec.rope.interleaved
         return AttentionRules(scale=spec.scale, interleaved=interleaved, window=spec.window, softcap=spec.softcap)
+
+
+class GatedAttentionModule(AttentionModule):
+    """Attention with a gate behind it, which the fused kernels do not have (Qwen3-Next)."""
+
+    half: ClassVar[Operation] = Operation("gated attention half", (Implementation("in steps", mixed),), axes=_axes)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
-from llmjax.kernels.attention import KVPages, RaggedBatch
+from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.rope import Rotation
 
 
@@ -16,5 +17,5 @@ class Context:
     """The step as one layer sees it."""
 
     rotation: Rotation | None  # of the mixer's rope; None: it has none
-    state: KVPages  # what the mixer keeps, rewritten in place when donated
+    state: Any  # what the mixer keeps, a LayerState, rewritten in place when donated
     batch: RaggedBatch  # which token belongs to which request, and where its keys go

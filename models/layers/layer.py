@@ -9,16 +9,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from llmjax.kernels.attention import KVPages
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.context import Context
+from llmjax.models.layers.gated_delta import GatedDelta
 from llmjax.models.layers.latent import LatentAttention
 from llmjax.models.layers.mlp import GatedMLP
 from llmjax.models.layers.moe import Experts
 from llmjax.models.layers.norm import RMS, RMSNorm
 from llmjax.models.layers.residual import PreNorm, Residual, add_fed_forward, add_mixed
+from llmjax.models.layers.state import LayerState
 
-Mixer = Attention | LatentAttention
+Mixer = Attention | LatentAttention | GatedDelta
 FeedForward = GatedMLP | Experts
 
 
@@ -49,12 +50,12 @@ class DecoderLayer(nnx.Module):
         setattr(self, spec.mixer.name, spec.mixer.build(size, dtype=dtype))
         setattr(self, spec.feed_forward.name, spec.feed_forward.build(size, dtype=dtype))
 
-    def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
+    def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
         """[T, D] to [T, D], and what the mixer keeps."""
         x, state = self.mix(x, context)
         return self.feed_forward(x, context), state
 
-    def mix(self, x: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
+    def mix(self, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
         """The first half."""
         names = self.spec.residual
         before, after = self.norm(names.before_mixer), self.norm(names.after_mixer)

@@ -14,11 +14,11 @@ from typing import Any
 
 import jax
 
-from llmjax.kernels.attention import KVPages
 from llmjax.kernels.sharding import WHOLE, Axes, CallAxes, parts
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.norm import RMSNorm
 from llmjax.models.layers.parameter import tree_of_axes
+from llmjax.models.layers.state import LayerState
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def mixed(
     context: Context,
     *,
     residual: bool = True,
-) -> tuple[jax.Array, KVPages]:
+) -> tuple[jax.Array, LayerState]:
     """``x + after(mixer(before(x)))``, and what the mixer keeps.
 
     Args:
@@ -76,7 +76,7 @@ def mixed(
     """
     n = normed(x, before)
     if not residual:
-        partial: tuple[jax.Array, KVPages] = mixer.partial(n, context)
+        partial: tuple[jax.Array, LayerState] = mixer.partial(n, context)
         return partial
     out, state = mixer(n, context)
     return x + normed(out, after), state
@@ -101,10 +101,10 @@ def fed_forward(
 
 def add_mixed(
     x: jax.Array, mixer: Any, before: RMSNorm | None, after: RMSNorm | None, context: Context
-) -> tuple[jax.Array, KVPages]:
+) -> tuple[jax.Array, LayerState]:
     """`mixed` by whatever fuses it; over several devices its product, their sum, and what is left."""
     if parts(mixer.divided) == 1:
-        whole: tuple[jax.Array, KVPages] = mixer.half(x, mixer, before, after, context)
+        whole: tuple[jax.Array, LayerState] = mixer.half(x, mixer, before, after, context)
         return whole
     product, state = mixer.half(x, mixer, before, None, context, residual=False)
     return added(x, product, mixer.last_bias, after), state

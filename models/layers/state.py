@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from llmjax.kernels.attention import KVLayout, KVPages, make_pages
 from llmjax.kernels.sharding import WHOLE, Axes
+
+
+@dataclass(frozen=True)
+class AllTokens:
+    """The next token needs what every token before it has left."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Among all spans."""
+        return (0, 0)
+
+
+@dataclass(frozen=True)
+class LastTokens:
+    """The next token needs what the last tokens have left."""
+
+    window: int  # how many, itself included
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Among all spans."""
+        return (1, self.window)
+
+
+@dataclass(frozen=True)
+class LastState:
+    """The next token needs what the one before it has left: a state that each token rewrites."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Among all spans."""
+        return (2, 0)
+
+
+Span = AllTokens | LastTokens | LastState
+"""Which tokens' traces a layer needs; layers of one span share page tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +57,11 @@ class PagedKV:
     head_dim: int
     window: int | None = None  # keys that a query sees, its own included; None: all before it
     value_dim: int | None = None  # leading entries of a key that are its value; None: values are kept beside keys
+
+    @property
+    def span(self) -> Span:
+        """Which tokens' keys the next one needs."""
+        return AllTokens() if self.window is None else LastTokens(self.window)
 
     def axes(self, pages: KVPages) -> KVPages:
         """The pages with the logical axes of their arrays in place of these."""
@@ -68,24 +110,56 @@ def latent_kv(*, dim: int, value_dim: int) -> PagedKV:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RecurrentState:
-    """What recurrent layers keep of S sequences, each in its slot; slot 0 belongs to padding."""
+    """What one recurrent layer keeps: N states, of which entry 0 belongs to padding.
 
-    recent: jax.Array  # f32 [S, tokens, channels], the last inputs of a convolution
-    memory: jax.Array  # f32 [S, H, key size, value size]
+    The state after a token is in the entry that the sequence's page table names for the token's page: the first token
+    of a page reads the entry of the page before, and a full page's entry stays as the snapshot at its end.
+    """
+
+    recent: jax.Array  # f32 [N, tokens, channels], the last inputs of a convolution
+    memory: jax.Array  # f32 [N, H, key size, value size]
+    page_size: int = field(metadata={"static": True})  # tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrent:
-    """State whose size does not grow with the sequence: shapes of RecurrentState's arrays without the slots."""
+    """A state of fixed size, rewritten by each token: shapes of RecurrentState's arrays without their first axis."""
 
     recent: tuple[int, int]
     memory: tuple[int, int, int]
 
-    def make(self, *, num_slots: int) -> RecurrentState:
-        """Zeros for so many sequences, slot 0 included."""
-        return RecurrentState(recent=jnp.zeros((num_slots, *self.recent)), memory=jnp.zeros((num_slots, *self.memory)))
+    span: ClassVar[Span] = LastState()
 
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of a sequence in one layer."""
+    def axes(self, state: RecurrentState) -> RecurrentState:
+        """The state with the logical axes of its arrays in place of these."""
+        return replace(state, recent=WHOLE, memory=WHOLE)
+
+    def page_bytes(self, layout: KVLayout) -> int:
+        """Bytes of one state, whatever the ``layout`` of pages is."""
         return 4 * (prod(self.recent) + prod(self.memory))
+
+    def make(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        dtype: jnp.dtype,
+        as_bits: bool = False,
+        calibration: jax.Array | None = None,
+    ) -> RecurrentState:
+        """Zeroed states of one layer.
+
+        Args:
+            num_pages: states.
+            page_size: tokens after which another entry takes the state.
+            dtype, as_bits, calibration: of keys and values; states are always f32.
+        """
+        return RecurrentState(
+            recent=jnp.zeros((num_pages, *self.recent), jnp.float32),
+            memory=jnp.zeros((num_pages, *self.memory), jnp.float32),
+            page_size=page_size,
+        )
+
+
+LayerState = KVPages | RecurrentState
+"""What a layer keeps, on the device."""

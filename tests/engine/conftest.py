@@ -50,7 +50,7 @@ class Plain:
                 kv_index=jnp.where(position < length, CONTEXT + position, 0),
             )
             model = models.merge(graph, params)
-            result = model(tokens, position, kv, (batch,) * len(config.windows), prompt_len=prompt_len)
+            result = model(tokens, position, kv, (batch,) * len(config.spans), prompt_len=prompt_len)
             return model.logits(result.hidden)
 
         self._logits = logits

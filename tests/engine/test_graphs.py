@@ -15,13 +15,14 @@ from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine.build import build_engine
 from llmjax.engine.graphs import _batches, _results, difference, with_graphs
-from llmjax.engine.kv_cache import GroupSpec
+from llmjax.engine.layer_states import GroupSpec
 from llmjax.engine.memory import plan_kv
 from llmjax.engine.model import load_model
 from llmjax.engine.programs import StepCompiler
 from llmjax.engine.step import NO_TOKEN
 from llmjax.errors import ConfigError
 from llmjax.kernels.attention import KVLayout
+from llmjax.models.layers.state import AllTokens
 from llmjax.platforms import Platform, select_platform, use_compilation_cache
 from llmjax.sampling.settings import Feature
 
@@ -146,7 +147,7 @@ def test_what_steps_take_beside_pages(compiler: StepCompiler) -> None:
     assert sampler < taken < sampler + (1 << 20)
     plan = compiler.kv_plan
     pages = plan.groups[0].num_pages
-    half = replace(plan, groups=(GroupSpec(None, pages // 2),), num_bytes=plan.num_bytes // pages * (pages // 2))
+    half = replace(plan, groups=(GroupSpec(AllTokens(), pages // 2),), num_bytes=plan.num_bytes // pages * (pages // 2))
     assert replace(compiler, kv_plan=half).bytes_beside_kv() == taken
 
 

@@ -15,6 +15,7 @@ from llmjax.engine.memory import KVPlan, check_memory, plan_kv
 from llmjax.errors import ConfigError
 from llmjax.kernels.attention import KVLayout, make_pages
 from llmjax.models import RMS, Attention, GatedMLP, LayerSpec, ModelConfig
+from llmjax.models.layers.state import AllTokens, LastTokens
 
 MIB = 2**20
 BF16 = KVLayout.of(jnp.dtype(jnp.bfloat16), page_size=16)
@@ -69,7 +70,7 @@ def test_no_more_pages_than_all_slots_can_use() -> None:
 def test_a_window_gets_what_it_can_use_and_full_attention_the_rest() -> None:
     plan = plan_kv(config(kv_cache_memory_bytes=MIB), model(None, 32, 32, 32), gpu(0), layout=BF16)
     full, window = plan.groups
-    assert (full.window, window.window) == (None, 32)
+    assert (full.span, window.span) == (AllTokens(), LastTokens(32))
     assert window.num_pages == 4 * (2 + 3) + 4
     assert full.num_pages == (MIB - 24 * 3 * 1024) // 1024
     assert plan.num_bytes <= MIB

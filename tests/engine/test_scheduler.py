@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import MAX_STOPS, NO_STOP, READ_DEVICE, BatchLayout, make_buckets
 from llmjax.engine.engine import Engine
-from llmjax.engine.kv_cache import GroupSpec, KVCache
+from llmjax.engine.kv_cache import KVCache
+from llmjax.engine.layer_states import FullPages, GroupSpec, StateSlots
 from llmjax.engine.memory import plan_kv
 from llmjax.engine.pace import Pace
 from llmjax.engine.page_pool import DUMMY_PAGE
@@ -34,12 +35,14 @@ from llmjax.engine.step import ENDED, NO_TOKEN, StepOutput
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.kernels.attention import KVLayout
 from llmjax.models import RMS, Attention, GatedMLP, LayerSpec, ModelConfig
+from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Recurrent, Span
 from llmjax.sampling.logprobs import LogprobArrays
 from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.settings import SETTINGS_WORDS, RequestSampling
 
 VOCAB = 5
 STOP = 4
+ALL, STATE = AllTokens(), LastState()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,7 @@ class Shape:
     """The sizes of an engine."""
 
     page_size: int
-    windows: tuple[int | None, ...]
+    spans: tuple[Span, ...]  # of the groups
     num_pages: tuple[int, ...]  # a group, the dummy page included
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -82,12 +85,12 @@ class SimulatedDevice:
     """A runner without weights. It checks every read against the tokens it knows each sequence to have."""
 
     shape: Shape
-    content: list[dict[tuple[int, int], int]] = field(init=False)  # per group: (page, offset) -> digest
+    content: list[dict[tuple[int, int], int]] = field(init=False)  # per group: (page, offset) -> digest; states at 0
     last_token: dict[int, int] = field(default_factory=dict)  # by slot
     history: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # by request id and continuation
 
     def __post_init__(self) -> None:
-        self.content = [{} for _ in self.shape.windows]
+        self.content = [{} for _ in self.shape.spans]
         self.buckets = make_buckets(
             max_num_seqs=self.shape.max_num_seqs,
             max_num_batched_tokens=self.shape.max_num_batched_tokens,
@@ -146,24 +149,50 @@ class SimulatedDevice:
             assert tokens == history[length - len(tokens) : length], "a step computes tokens that are not the request's"
             inputs.append((i, length - len(tokens), length))
             known[i] = digests(history)
-        written: set[tuple[int, int, int]] = set()
-        for i, start, length in inputs:
-            for group in range(len(self.shape.windows)):
-                for position in range(start, length):
-                    place = self._place(part, group, i, position)
-                    assert place[0] != DUMMY_PAGE, "a token has no page"
-                    assert (group, *place) not in written, "two tokens of a step share a place"
-                    written.add((group, *place))
-                    self.content[group][place] = known[i][position]
-        for i, start, length in inputs:
-            for group, window in enumerate(self.shape.windows):
-                oldest = 0 if window is None else max(0, start - window + 1)
-                for position in range(oldest, length):
-                    found = self.content[group].get(self._place(part, group, i, position))
-                    assert found == known[i][position], f"group {group} holds something else at position {position}"
+        for group, span in enumerate(self.shape.spans):
+            if span == STATE:
+                self._run_states(part, group, inputs, known)
+            else:
+                self._run_pages(part, group, inputs, known)
         for i, _, length in inputs:
             if part["steps"][i]:
                 sampled[done, i] = self._sample(plan.rows[i], part["stops"][i], known[i][length - 1], length)
+
+    def _run_pages(
+        self, part: dict[str, np.ndarray], group: int, inputs: list[tuple[int, int, int]], known: dict[int, list[int]]
+    ) -> None:
+        """Stores the rows' tokens, then reads what attention reads."""
+        span = self.shape.spans[group]
+        written: set[tuple[int, int]] = set()
+        for i, start, length in inputs:
+            for position in range(start, length):
+                place = self._place(part, group, i, position)
+                assert place[0] != DUMMY_PAGE, "a token has no page"
+                assert place not in written, "two tokens of a step share a place"
+                written.add(place)
+                self.content[group][place] = known[i][position]
+        for i, start, length in inputs:
+            oldest = max(0, start - span.window + 1) if isinstance(span, LastTokens) else 0
+            for position in range(oldest, length):
+                found = self.content[group].get(self._place(part, group, i, position))
+                assert found == known[i][position], f"group {group} holds something else at position {position}"
+
+    def _run_states(
+        self, part: dict[str, np.ndarray], group: int, inputs: list[tuple[int, int, int]], known: dict[int, list[int]]
+    ) -> None:
+        """Reads all rows' states, then writes them, token by token."""
+        content = self.content[group]
+        for i, start, _ in inputs:
+            if start:
+                found = content.get((self._place(part, group, i, start - 1)[0], 0))
+                assert found == known[i][start - 1], f"group {group} holds another state than after token {start - 1}"
+        writers: dict[int, int] = {}
+        for i, start, length in inputs:
+            for position in range(start, length):
+                page, _ = self._place(part, group, i, position)
+                assert page != DUMMY_PAGE, "a state has no page"
+                assert writers.setdefault(page, i) == i, "two rows of a step write one state"
+                content[page, 0] = known[i][position]
 
     def _place(self, part: dict[str, np.ndarray], group: int, row: int, position: int) -> tuple[int, int]:
         page_size = self.shape.page_size
@@ -205,7 +234,7 @@ class SimulatedEngine(Engine):
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         kv = KVCache(
-            tuple(GroupSpec(window=w, num_pages=n) for w, n in zip(shape.windows, shape.num_pages, strict=True)),
+            tuple(GroupSpec(span=span, num_pages=n) for span, n in zip(shape.spans, shape.num_pages, strict=True)),
             page_size=shape.page_size,
             num_slots=shape.max_num_seqs,
             pages_per_sequence=-(-shape.max_model_len // shape.page_size),
@@ -233,15 +262,21 @@ class SimulatedEngine(Engine):
         self.kv.check()
         running = self.scheduler.running
         assert len({sequence.slot for sequence in running}) == len(running) <= self.shape.max_num_seqs
-        for group, pool in enumerate(self.kv.pools):
-            listed = Counter(page for s in running for page in s.pages[group] if page != DUMMY_PAGE)
-            assert pool.used == len(listed)
-            assert [pool._holders[page] for page in listed] == list(listed.values())
-            table = self.kv.tables[group].copy()
+        for group in self.kv.groups:
+            listed = Counter(page for s in running for page in group.held(s) if page != DUMMY_PAGE)
+            assert group.pool.used == len(listed)
+            assert [group.pool.holders(page) for page in listed] == list(listed.values())
+            table = group.table.copy()
             for sequence in running:
-                pages = sequence.pages[group]
-                assert table[sequence.slot, : len(pages)].tolist() == pages
-                table[sequence.slot] = 0
+                row = table[sequence.slot]
+                if isinstance(group, StateSlots):
+                    pages = group._entries[sequence].pages
+                    assert [row[index] for index in pages] == list(pages.values())
+                    assert list(pages) == sorted(pages)
+                else:
+                    held = list(group.held(sequence))
+                    assert row[: len(held)].tolist() == held
+                row[:] = 0
             assert not table.any()
 
 
@@ -333,27 +368,39 @@ def check_idle(engine: SimulatedEngine) -> None:
     stats = engine.kv_stats()
     assert stats.used == 0
     assert stats.free + stats.cached == stats.total
+    for group in engine.kv.groups:
+        assert not (group._pages if isinstance(group, FullPages) else group._entries)  # type: ignore[attr-defined]
     assert not engine._sequences
     assert not engine._sampling
     assert len(engine.scheduler._free_slots) == engine.shape.max_num_seqs
 
 
+W = LastTokens
+SPANS: list[tuple[Span, ...]] = [
+    *[(ALL,), (ALL, W(1)), (ALL, W(3)), (ALL, W(8)), (W(6),), (W(2), W(7)), (ALL, W(2), W(5))],
+    *[(STATE,), (ALL, STATE), (ALL, STATE), (W(6), STATE), (ALL, W(3), STATE)],
+]
+
+
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
     page_size = draw(st.integers(1, 5))
-    windows = draw(st.sampled_from([(None,), (None, 1), (None, 3), (None, 8), (6,), (2, 7), (None, 2, 5)]))
+    spans = draw(st.sampled_from(SPANS))
     seqs = draw(st.integers(1, 5))
     batched = max(seqs, draw(st.integers(1, 20)))
     longest = draw(st.integers(8, 30))
+    # The tightest budget is one sequence's.
     num_pages = []
-    for window in windows:
+    for span in spans:
         alone_needs = -(-longest // page_size)
-        if window is not None:
-            alone_needs = min(alone_needs, -(-(window + batched) // page_size) + 2)
-        num_pages.append(1 + alone_needs + draw(st.integers(0, 2 * alone_needs)))
+        if isinstance(span, LastTokens):
+            alone_needs = min(alone_needs, -(-(span.window + batched) // page_size) + 2)
+        elif span == STATE:
+            alone_needs = 2
+        num_pages.append(1 + alone_needs + draw(st.integers(0, 2 * alone_needs * (seqs if span == STATE else 1))))
     return Shape(
         page_size=page_size,
-        windows=windows,
+        spans=spans,
         num_pages=tuple(num_pages),
         max_num_seqs=seqs,
         max_num_batched_tokens=batched,
@@ -410,23 +457,29 @@ def test_random_workloads(data: st.DataObject) -> None:
     assert stats.free == stats.total
 
 
+def needed(span: Span, longest: int, batched: int) -> int:
+    """Tokens whose pages one sequence needs."""
+    return span.window + batched if isinstance(span, LastTokens) else longest
+
+
 @settings(max_examples=150)
 @given(data=st.data())
 def test_prompts_that_go_on_find_room_behind_windows(data: st.DataObject) -> None:
     """Long prompts, each the one before it and more, over as few pages as one request needs: no plan is ever empty
     while nothing is under way, and somebody always gets on."""
     page_size = data.draw(st.integers(1, 4))
-    windows = data.draw(st.sampled_from([(None, 8), (None, 16), (12,), (4, 20), (None, 3, 17)]))
+    spans = data.draw(
+        st.sampled_from([(ALL, W(8)), (ALL, W(16)), (W(12),), (W(4), W(20)), (ALL, W(3), W(17)), (ALL, W(8), STATE)])
+    )
     seqs = data.draw(st.integers(1, 3))
     batched = max(seqs, data.draw(st.integers(1, 24)))
     longest = data.draw(st.integers(40, 120))
     spare = data.draw(st.integers(0, 6))
     shape = Shape(
         page_size=page_size,
-        windows=windows,
+        spans=spans,
         num_pages=tuple(
-            1 + spare + -(-longest // page_size if window is None else -(window + batched) // page_size) + 2
-            for window in windows
+            1 + spare + 2 + (-(-needed(span, longest, batched) // page_size) if span != STATE else 0) for span in spans
         ),
         max_num_seqs=seqs,
         max_num_batched_tokens=batched,
@@ -446,11 +499,26 @@ def test_prompts_that_go_on_find_room_behind_windows(data: st.DataObject) -> Non
     check_idle(engine)
 
 
+@dataclass(frozen=True)
+class Memory:
+    """A recurrent mixer."""
+
+    state: ClassVar[Recurrent] = Recurrent(recent=(1, 1), memory=(1, 1, 1))
+    rope: ClassVar[None] = None
+
+
+def attention(span: Span) -> Attention:
+    window = span.window if isinstance(span, LastTokens) else None
+    return Attention(heads=1, kv_heads=1, head_dim=1, scale=1.0, rope=None, window=window)
+
+
 @settings(max_examples=150)
 @given(data=st.data())
 def test_the_longest_request_alone_comes_to_its_end(data: st.DataObject) -> None:
     """Whatever ``plan_kv`` accepts, one request of ``max_model_len`` tokens can be computed."""
-    windows = data.draw(st.sampled_from([(None,), (None, 1), (None, 8), (5,), (3, 11), (None, 2, 30)]))
+    spans = data.draw(
+        st.sampled_from([(ALL,), (ALL, W(1)), (ALL, W(8)), (W(5),), (W(3), W(11)), (ALL, W(2), W(30)), (ALL, STATE)])
+    )
     longest = data.draw(st.integers(2, 80))
     page_size = data.draw(st.integers(1, 7))
     model = ModelConfig(
@@ -459,11 +527,11 @@ def test_the_longest_request_alone_comes_to_its_end(data: st.DataObject) -> None
         hidden_size=1,
         layers=tuple(
             LayerSpec(
-                mixer=Attention(heads=1, kv_heads=1, head_dim=1, scale=1.0, rope=None, window=window),
+                mixer=Memory() if span == STATE else attention(span),
                 feed_forward=GatedMLP(inner=1, activation="silu"),
                 norm=RMS(1e-6),
             )
-            for window in windows
+            for span in spans
         ),
         norm=RMS(1e-6),
         max_position=longest,
@@ -473,7 +541,7 @@ def test_the_longest_request_alone_comes_to_its_end(data: st.DataObject) -> None
         max_num_seqs=data.draw(st.integers(1, 40)),
         max_num_batched_tokens=data.draw(st.integers(1, 40)),
         max_model_len=data.draw(st.sampled_from([None, longest])),
-        kv_cache_memory_bytes=data.draw(st.integers(2, 40)) * len(windows) * 2 * page_size,
+        kv_cache_memory_bytes=data.draw(st.integers(2, 40)) * len(spans) * 2 * page_size,
     )
     platform: Any = SimpleNamespace(is_cpu=True)
     try:
@@ -487,7 +555,7 @@ def test_the_longest_request_alone_comes_to_its_end(data: st.DataObject) -> None
     assume(plan.max_model_len > 1)
     shape = Shape(
         page_size=page_size,
-        windows=windows,
+        spans=spans,
         num_pages=tuple(group.num_pages for group in plan.groups),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max(config.max_num_seqs, config.max_num_batched_tokens),
@@ -500,9 +568,7 @@ def test_the_longest_request_alone_comes_to_its_end(data: st.DataObject) -> None
     assert engine.totals.preemptions == 0
 
 
-PLAIN = Shape(
-    page_size=4, windows=(None,), num_pages=(41,), max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32
-)
+PLAIN = Shape(page_size=4, spans=(ALL,), num_pages=(41,), max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32)
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -512,7 +578,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 def test_out_of_pages_preempts_the_newest_and_changes_no_token() -> None:
     shape = Shape(
-        page_size=4, windows=(None,), num_pages=(9,), max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32
+        page_size=4, spans=(ALL,), num_pages=(9,), max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32
     )
     engine = SimulatedEngine(shape)
     arrivals = [Arrival(request(str(i), prompt_of(6, i), max_tokens=20), 0) for i in range(4)]
@@ -535,7 +601,7 @@ def test_out_of_pages_preempts_the_newest_and_changes_no_token() -> None:
 
 def test_priorities_order_the_queue() -> None:
     shape = Shape(
-        page_size=4, windows=(None,), num_pages=(41,), max_num_seqs=1, max_num_batched_tokens=16, max_model_len=32
+        page_size=4, spans=(ALL,), num_pages=(41,), max_num_seqs=1, max_num_batched_tokens=16, max_model_len=32
     )
     engine = SimulatedEngine(shape)
     for name, priority in (("low", 5), ("high", -5), ("middle", 0)):
@@ -592,7 +658,7 @@ def test_salt_may_be_any_json_string() -> None:
 def test_without_prefix_caching_requests_share_nothing_and_continuations_do() -> None:
     shape = Shape(
         page_size=4,
-        windows=(None,),
+        spans=(ALL,),
         num_pages=(41,),
         max_num_seqs=4,
         max_num_batched_tokens=16,
@@ -607,7 +673,12 @@ def test_without_prefix_caching_requests_share_nothing_and_continuations_do() ->
 
 def test_prefix_hit_needs_every_page_that_a_window_sees() -> None:
     shape = Shape(
-        page_size=2, windows=(None, 4), num_pages=(33, 8), max_num_seqs=2, max_num_batched_tokens=4, max_model_len=32
+        page_size=2,
+        spans=(ALL, LastTokens(4)),
+        num_pages=(33, 8),
+        max_num_seqs=2,
+        max_num_batched_tokens=4,
+        max_model_len=32,
     )
     engine = SimulatedEngine(shape)
     prompt = prompt_of(16)
@@ -623,7 +694,12 @@ def test_prefix_hit_needs_every_page_that_a_window_sees() -> None:
 def test_a_prefix_that_fills_the_window_does_not_keep_its_own_request_waiting() -> None:
     """The window's pages go back as the request gets on, so a whole window beside them is not needed."""
     shape = Shape(
-        page_size=2, windows=(None, 16), num_pages=(65, 15), max_num_seqs=1, max_num_batched_tokens=8, max_model_len=128
+        page_size=2,
+        spans=(ALL, LastTokens(16)),
+        num_pages=(65, 15),
+        max_num_seqs=1,
+        max_num_batched_tokens=8,
+        max_model_len=128,
     )
     engine = SimulatedEngine(shape)
     prompt = prompt_of(100)
@@ -674,7 +750,12 @@ def test_a_request_that_does_not_fit_is_looked_up_again_when_more_of_its_prompt_
 
 def test_windows_hold_no_more_pages_than_they_need() -> None:
     shape = Shape(
-        page_size=2, windows=(None, 5), num_pages=(33, 33), max_num_seqs=1, max_num_batched_tokens=4, max_model_len=60
+        page_size=2,
+        spans=(ALL, LastTokens(5)),
+        num_pages=(33, 33),
+        max_num_seqs=1,
+        max_num_batched_tokens=4,
+        max_model_len=60,
     )
     engine = SimulatedEngine(shape)
     engine.add(request("a", prompt_of(20), max_tokens=30))
@@ -793,3 +874,107 @@ def test_too_few_pages_for_many_steps_are_enough_for_one() -> None:
     arrivals = [Arrival(request(str(i), prompt_of(4, i), max_tokens=12), 0) for i in range(2)]
     check_results(arrivals, run(engine, arrivals, max_steps=60))
     assert engine.totals.preemptions == 0
+
+
+HYBRID = replace(PLAIN, spans=(ALL, STATE), num_pages=(41, 25), max_model_len=64)
+
+
+def hits(engine: SimulatedEngine, name: str, prompt: list[int], **options: Any) -> int:
+    """Runs a request to its end and returns how many of its tokens were found."""
+    before = engine.totals.prefix_cache_hits
+    options.setdefault("max_tokens", 1)
+    results = run(engine, [Arrival(request(name, prompt, **options), 0)], max_steps=80)
+    for index in range(options.get("n", 1)):
+        assert results[name, index].tokens == alone(prompt, 3 + index, options["max_tokens"], frozenset())
+    return engine.totals.prefix_cache_hits - before
+
+
+@pytest.mark.parametrize(("length", "found"), [(14, 12), (16, 12), (17, 16), (4, 0), (5, 4)])
+def test_a_recurrent_state_is_found_at_the_last_full_page_of_a_prompt(length: int, found: int) -> None:
+    engine = SimulatedEngine(HYBRID)
+    prompt = prompt_of(length)
+    assert hits(engine, "a", prompt) == 0
+    assert hits(engine, "b", prompt) == found
+
+
+def test_recurrent_states_are_found_at_the_ends_of_chunks() -> None:
+    engine = SimulatedEngine(HYBRID)  # chunks of 16 tokens
+    prompt = prompt_of(46)
+    assert hits(engine, "a", prompt) == 0
+    assert hits(engine, "b", [*prompt[:39], 0, 1]) == 32
+    assert hits(engine, "c", [*prompt[:31], 0, 1]) == 28  # the page before the end of a chunk
+    assert hits(engine, "d", [*prompt[:24], 0, 1]) == 16
+    assert hits(engine, "e", [*prompt[:15], 0, 1]) == 12
+
+
+@pytest.mark.parametrize("decode_steps", [1, 8])
+def test_a_recurrent_state_is_found_at_the_last_full_page_of_an_output(decode_steps: int) -> None:
+    engine = SimulatedEngine(replace(HYBRID, decode_steps=decode_steps))
+    prompt = prompt_of(6)
+    text = prompt + alone(prompt, 3, 43, frozenset())
+    assert hits(engine, "a", prompt, max_tokens=43) == 0
+    # At the end of the prompt's full page, and the latest: the last token was sampled and not computed.
+    assert engine.kv.groups[1].pool.cached == 2
+    assert hits(engine, "b", [*text, 0, 1]) == 48
+
+
+def test_continuations_wait_for_the_state_at_the_end_of_their_prompt() -> None:
+    engine = SimulatedEngine(HYBRID)
+    assert hits(engine, "a", prompt_of(9), n=4, max_tokens=3) == 3 * 8
+    assert engine.totals.prompt_tokens == 9 + 3
+
+
+def test_a_prompt_that_is_being_computed_is_not_computed_beside_it() -> None:
+    engine = SimulatedEngine(replace(HYBRID, num_pages=(41, 41)))
+    prompt = prompt_of(46)
+    arrivals = [Arrival(request(name, prompt, max_tokens=2), at) for name, at in (("a", 0), ("b", 1))]
+    check_results(arrivals, run(engine, arrivals, max_steps=20))
+    assert engine.totals.prefix_cache_hits == 44
+    assert engine.totals.prompt_tokens == 46 + 2
+
+
+def test_a_preempted_sequence_goes_on_from_its_last_snapshot() -> None:
+    engine = SimulatedEngine(replace(HYBRID, num_pages=(12, 25)))
+    arrivals = [Arrival(request(str(i), prompt_of(8, i), max_tokens=24), 0) for i in range(2)]
+    check_results(arrivals, run(engine, arrivals, max_steps=80))
+    assert engine.totals.preemptions > 0
+    # Both prompts, and less than a page after each preemption.
+    computed = engine.totals.prompt_tokens + engine.totals.generation_tokens
+    assert computed <= 2 * (8 + 24) + engine.totals.preemptions * 4
+
+
+def test_two_states_are_enough_for_one_sequence_and_no_more() -> None:
+    engine = SimulatedEngine(replace(HYBRID, num_pages=(41, 3)))
+    arrivals = [Arrival(request(str(i), prompt_of(20, i), max_tokens=20), 0) for i in range(2)]
+    check_results(arrivals, run(engine, arrivals, max_steps=80))
+    assert engine.totals.preemptions == 0  # the second waits
+
+
+def test_snapshots_that_nobody_has_used_for_longest_are_given_up() -> None:
+    engine = SimulatedEngine(replace(HYBRID, num_pages=(81, 9)))
+    prompts = [prompt_of(10, seed) for seed in range(4)]
+    for i, prompt in enumerate(prompts):
+        hits(engine, str(i), prompt)
+    assert hits(engine, "again", prompts[0]) == 8
+    for seed in range(10, 17):
+        hits(engine, str(seed), prompt_of(10, seed))
+    assert hits(engine, "old", prompts[1]) == 0
+    assert hits(engine, "new", prompt_of(10, 16)) == 8
+    assert engine.kv.groups[0].pool.free > 0  # pages of keys alone are not a prefix
+
+
+def test_nothing_of_a_failed_sequence_is_found() -> None:
+    """Not even what it has given back on its way: states of pages before, keys behind a window."""
+    for spans, pages in (((ALL, STATE), (41, 25)), ((W(8),), (41,)), ((STATE,), (25,))):
+        engine = SimulatedEngine(replace(HYBRID, spans=spans, num_pages=pages))
+        prompt = prompt_of(46)
+        engine.add(request("a", prompt, max_tokens=9))
+        for _ in range(8):
+            engine.step()
+        (sequence,) = engine.scheduler.running
+        engine.kv.forget(sequence)
+        engine.abort("a")
+        assert engine.kv_stats().cached == 0
+        while not engine.idle:
+            engine.step()
+        assert hits(engine, "b", prompt) == 0

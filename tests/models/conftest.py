@@ -17,6 +17,7 @@ import pytest
 from llmjax.checkpoint import open_checkpoint
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.models import ModelConfig, abstract_model, merge, model_config
+from llmjax.models.layers.state import LastTokens
 
 GOLDEN = Path(__file__).parent / "golden"
 PAGE = 4  # tokens a page: small, so that every prompt spans many
@@ -45,7 +46,7 @@ class Request:
     """A request's tokens and where its pages lie."""
 
     tokens: Sequence[int]
-    tables: list[np.ndarray]  # per window group, i32 [P]
+    tables: list[np.ndarray]  # per group of layers, i32 [P]
     prompt_len: int  # how many of the tokens are the prompt
     done: int = 0  # tokens already in the pages
 
@@ -76,7 +77,7 @@ class Stepper:
             for spec in self.config.layers
         )
         rng = np.random.default_rng(self.seed)
-        self.free = [list(rng.permutation(np.arange(1, self.num_pages))) for _ in self.config.windows]
+        self.free = [list(rng.permutation(np.arange(1, self.num_pages))) for _ in self.config.spans]
 
         @partial(jax.jit, donate_argnums=1)
         def step(params: Any, kv: Any, tokens: Any, positions: Any, batches: Any, prompt_len: Any) -> Any:
@@ -106,7 +107,7 @@ class Stepper:
         tokens, positions = np.full(bucket, -1, np.int32), np.full(bucket, 7, np.int32)
         prompts = np.zeros(bucket, np.int32)
         starts, lengths = np.zeros(rows + 1, np.int32), np.zeros(rows, np.int32)
-        groups = range(len(self.config.windows))
+        groups = range(len(self.config.spans))
         tables = [np.zeros((rows, self.max_len // PAGE), np.int32) for _ in groups]
         kv_index = [np.zeros(bucket, np.int32) for _ in groups]
         for row, (request, count) in enumerate(work):
@@ -117,12 +118,12 @@ class Stepper:
             tokens[first : first + count] = request.tokens[request.done : request.done + count]
             positions[first : first + count] = place
             prompts[first : first + count] = request.prompt_len
-            for group, window in enumerate(self.config.windows):
+            for group, span in enumerate(self.config.spans):
                 table = request.tables[group]
                 kv_index[group][first : first + count] = table[place // PAGE] * PAGE + place % PAGE
                 tables[group][row] = table
-                if window is not None:  # pages wholly behind the window of this step's first token are gone
-                    tables[group][row, : max(0, request.done - window + 1) // PAGE] = 0
+                if isinstance(span, LastTokens):  # pages wholly behind the window of this step's first token are gone
+                    tables[group][row, : max(0, request.done - span.window + 1) // PAGE] = 0
             request.done += count
         batches = tuple(
             RaggedBatch(query_start=starts, kv_len=lengths, page_table=tables[group], kv_index=kv_index[group])

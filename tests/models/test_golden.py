@@ -17,6 +17,7 @@ CHECKPOINTS = [
     "mixtral",
     "qwen2-moe",
     "qwen3-moe",
+    "qwen3-next",
     "deepseek-v2",
     "deepseek-v2-lite",
 ]

@@ -17,6 +17,7 @@ from llmjax.models import (
     Attention,
     ExpertGroups,
     Experts,
+    GatedDelta,
     GatedMLP,
     LatentAttention,
     LayerSpec,
@@ -27,7 +28,7 @@ from llmjax.models import (
     model_config,
 )
 from llmjax.models.layers.rope_lengths import LongFrequencies
-from llmjax.models.layers.state import PagedKV
+from llmjax.models.layers.state import AllTokens, LastState, PagedKV
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL: dict[str, Any] = {
@@ -461,7 +462,28 @@ SCALINGS = st.builds(
 )
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_qwen3_next() -> None:
+    got = model_config({"model_type": "qwen3_next"})
+    delta_net, attention = got.layers[0].mixer, got.layers[3].mixer
+    assert delta_net == GatedDelta(
+        key_heads=16, value_heads=32, key_dim=128, value_dim=128, width=4, activation="silu", norm=RMS(1e-6)
+    )
+    assert (attention.heads, attention.kv_heads, attention.gated, attention.qk_norm) == (16, 2, True, RMS(1e-6, True))
+    assert attention.rope.rotary_dim == 64  # a quarter of a head
+    assert [layer.mixer for layer in got.layers] == 12 * [delta_net, delta_net, delta_net, attention]
+    experts = got.layers[0].feed_forward
+    assert (experts.count, experts.per_token, experts.inner, experts.shared) == (512, 10, 512, SharedExpert(inner=512))
+    assert got.spans == (AllTokens(), LastState()) and got.windows == (None,)
+    assert [got.group_of(i) for i in range(4)] == [1, 1, 1, 0]
+    published = config("Qwen3NextForCausalLM", layer_types=["full_attention", "linear_attention"] * 2)
+    assert [published.group_of(i) for i in range(4)] == [0, 1, 0, 1]
+    with pytest.raises(UnsupportedModel, match="linear_num_value_heads = 24 is not divisible by linear_num_key_heads"):
+        config("Qwen3NextForCausalLM", linear_num_value_heads=24)
+    with pytest.raises(UnsupportedModel, match="layer_types = 'sliding_attention' is not supported"):
+        config("Qwen3NextForCausalLM", layer_types=["sliding_attention"] * 4)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"Qwen3NextForCausalLM"}))
 def test_heads_are_rotated_whole_as_in_transformers(family: str, caplog: pytest.LogCaptureFixture) -> None:
     keys = {"architectures": [family], **SMALL, "num_key_value_heads": 2, "head_dim": 16, **NEEDED.get(family, {})}
     plain = model_config(keys)
@@ -492,6 +514,9 @@ def test_any_config_is_read_or_refused(family: str, keys: Any, scaling: Any, max
         assert "\n" not in str(error)
         return
     for attention in (layer.mixer for layer in got.layers):
+        if isinstance(attention, GatedDelta):
+            assert attention.value_heads % attention.key_heads == 0
+            continue
         rope, latent = attention.rope, isinstance(attention, LatentAttention)
         assert latent or attention.heads % attention.kv_heads == 0
         assert np.isfinite(rope.inv_freq).all() and np.isfinite(rope.attention_factor)

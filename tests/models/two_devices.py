@@ -48,7 +48,7 @@ def run(folder: Path, sharding: Sharding) -> dict[str, Any]:
     @jax.jit
     def step(params: Any, kv: Any, tokens: jax.Array) -> Any:
         model = merge(graph, params)
-        result = model(tokens, jnp.arange(len(tokens)), kv, (batch,) * len(config.windows))
+        result = model(tokens, jnp.arange(len(tokens)), kv, (batch,) * len(config.spans))
         return model.logits(result.hidden), result.kv
 
     with sharded(sharding):

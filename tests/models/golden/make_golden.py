@@ -153,6 +153,28 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "qwen3-next": (
+        "Qwen3NextForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1e4,
+            "full_attention_interval": 4,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 24,
+            "linear_conv_kernel_dim": 4,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+            "decoder_sparse_step": 1,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
 }
 STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published
 
@@ -226,10 +248,11 @@ def build(architecture: str, config: dict) -> torch.nn.Module:
 def randomize(model: torch.nn.Module, seed: int) -> None:
     """Weights with enough spread that every operation shows in the logits, rounded to bf16."""
     generator = torch.Generator().manual_seed(seed)
+    plus_one = type(model).__name__.startswith(("Gemma", "Qwen3Next"))
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("norm.weight"):
-            value = 0.3 * noise + (0.0 if "Gemma" in type(model).__name__ else 1.0)
+            value = 0.3 * noise + (0.0 if plus_one and "linear_attn" not in name else 1.0)
         elif parameter.ndim > 1:
             value = noise * (1.6 / parameter.shape[-1] ** 0.5)
         else:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from llmjax.kernels.attention import RaggedBatch
+from llmjax.kernels.attention import KVLayout, RaggedBatch
 from llmjax.models import RMS
+from llmjax.models.layers.context import Context
 from llmjax.models.layers.gated_delta import GatedDelta, GatedDeltaModule
 from llmjax.models.layers.parameter import axes_of, named
 from llmjax.models.layers.state import Recurrent, RecurrentState
@@ -21,6 +22,7 @@ from llmjax.models.layers.state import Recurrent, RecurrentState
 F32 = jnp.dtype(jnp.float32)
 SPEC = GatedDelta(key_heads=2, value_heads=6, key_dim=8, value_dim=12, width=4, activation="silu", norm=RMS(1e-5))
 ROWS, BUCKET, SLOTS = 3, 32, 5
+LONGEST = 100  # tokens of a page, which is all of a sequence here
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def run(golden: dict[str, np.ndarray]) -> Any:
         assert parameter.get_value().shape == value.shape
         flat[path] = named(jnp.asarray(value), axes_of(parameter))
     module: GatedDeltaModule = nnx.merge(graph, nnx.from_flat_state(flat))
-    return jax.jit(lambda n, state, batch: module(n, state, batch))
+    return jax.jit(lambda n, state, batch: module(n, Context(rotation=None, state=state, batch=batch)))
 
 
 class Step:
@@ -47,7 +49,9 @@ class Step:
 
     def __init__(self, run: Any, golden: dict[str, np.ndarray]) -> None:
         self.run, self.x = run, golden["x"]
-        self.state = jax.tree.map(lambda leaf: leaf + 7.0, SPEC.state.make(num_slots=SLOTS))
+        self.state = jax.tree.map(
+            lambda leaf: leaf + 7.0, SPEC.state.make(num_pages=SLOTS, page_size=LONGEST, dtype=F32)
+        )
         self.done = np.zeros(SLOTS, int)
 
     def __call__(self, work: Sequence[tuple[int, int]]) -> list[np.ndarray]:
@@ -100,6 +104,8 @@ def test_a_slot_that_is_used_again_starts_anew(run: Any, golden: dict[str, np.nd
 
 def test_state() -> None:
     assert SPEC.state == Recurrent(recent=(3, 2 * 16 + 72), memory=(6, 8, 12))
-    state = SPEC.state.make(num_slots=4)
+    state = SPEC.state.make(num_pages=4, page_size=16, dtype=F32)
     assert isinstance(state, RecurrentState)
-    assert sum(leaf.nbytes for leaf in jax.tree.leaves(state)) == 4 * SPEC.state.slot_bytes
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(state)) == 4 * SPEC.state.page_bytes(
+        KVLayout.of(F32, page_size=16)
+    )

@@ -66,7 +66,7 @@ def logits_of(family: str) -> Callable[[Checkpoint], np.ndarray]:
     def logits(params: dict[str, jax.Array]) -> jax.Array:
         model = models.merge(graph, params)
         tokens = jnp.array(SEQUENCES[0], jnp.int32)
-        result = model(tokens, jnp.arange(24), kv, (batch,) * len(config.windows))
+        result = model(tokens, jnp.arange(24), kv, (batch,) * len(config.spans))
         return model.logits(result.hidden)
 
     return lambda found: np.asarray(logits({name: jnp.asarray(found.tensors[name].read(F32)) for name in shapes}))

@@ -1,0 +1,3 @@
+"""Recurrent layers: states that each token rewrites, read and written by page of tokens."""
+
+from __future__ import annotations

@@ -1,0 +1,62 @@
+"""Causal convolution of each channel by itself, over the last few tokens, whose inputs are the state."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from llmjax.kernels.attention import RaggedBatch
+from llmjax.kernels.recurrent.places import Places
+
+
+def causal_convolution(
+    x: jax.Array, weight: jax.Array, states: jax.Array, batch: RaggedBatch, *, page_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """``y_t = sum over j of w_j x_(t - W + 1 + j)``, with zeros before a sequence's first token.
+
+    Args:
+        x: f32 [T, C].
+        weight: f32 [C, W], the newest token's weight last.
+        states: f32 [N, W - 1, C], the inputs of the last tokens, oldest first, rewritten in place when donated; see
+            ``places``.
+        batch: which token belongs to which row.
+        page_size: tokens in a page.
+
+    Returns:
+        f32 [T, C], and the states.
+    """
+    places, width = Places(batch, page_size), weight.shape[1]
+    rows = jnp.arange(len(batch.kv_len))
+    starts = batch.kv_len - places.counts
+    before = states[places.entry(rows, starts - 1)]  # [R, W - 1, C]
+    before = jnp.where((starts <= 0)[:, None, None], 0, before)
+    if batch.decode:
+        inputs = jnp.concatenate((before, x[:, None]), axis=1)
+        _, write, _ = places.single_entries(len(states))
+        y = jnp.einsum("twc,cw->tc", inputs, weight, precision="highest")
+        return y, states.at[write].set(inputs[:, 1:], mode="drop")
+
+    index = jnp.arange(len(x))
+    row = jnp.searchsorted(batch.query_start, index, side="right", method="compare_all") - 1
+    row = jnp.minimum(row, len(batch.kv_len) - 1)
+    offset = index - batch.query_start[row]
+
+    def back(count: int, at: jax.Array) -> jax.Array:
+        """The inputs so many tokens before those at ``at``."""
+        missing = count - offset[at]  # tokens before the row's first
+        own, kept = x[jnp.maximum(at - count, 0)], before[row[at], jnp.clip(width - 1 - missing, 0, width - 2)]
+        return jnp.where((missing > 0)[:, None], kept, own)
+
+    y = sum(back(width - 1 - j, index) * weight[:, j] for j in range(width))
+    position = starts[row] + offset
+    following = places.entry(row, position + 1) != places.entry(row, position)
+    last = (offset + 1 == places.counts[row]) | following
+    last = last & (index < batch.query_start[-1])
+    ends = jnp.argsort(~last, stable=True)
+
+    def store(i: jax.Array, states: jax.Array) -> jax.Array:
+        at = ends[i][None]
+        kept = jnp.concatenate([back(count, at) for count in range(width - 2, -1, -1)])
+        return states.at[places.entry(row[at[0]], position[at[0]])].set(kept)
+
+    return y, jax.lax.fori_loop(0, last.sum(), store, states)

@@ -1,0 +1,96 @@
+"""Qwen3-Next: gated delta nets, with gated attention over a part of rotated heads every few layers, and experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.models import qwen2_moe, qwen3_moe
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import (
+    MAX_LAYERS,
+    attention_by_kind,
+    decoder_config,
+    layer_types,
+    rms,
+    softmax_experts,
+)
+from llmjax.models.layers.gated_delta import GatedDelta
+from llmjax.models.layers.layer import LayerSpec, Mixer
+from llmjax.models.layers.norm import RMS
+
+# What Hugging Face's Qwen3NextConfig means by a missing key.
+DEFAULTS = {
+    **qwen3_moe.DEFAULTS,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts_per_tok": 10,
+    "num_experts": 512,
+    "norm_topk_prob": True,
+}
+KINDS = ("full_attention", "linear_attention")
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(config, DEFAULTS)
+    fields.require("mlp_bias", False)
+    count, interval = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), fields.integer("full_attention_interval")
+    default = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(count)]
+    kinds, norm, bias = (
+        layer_types(fields, default, kinds=KINDS),
+        rms(fields, plus_one=True),
+        fields.flag("attention_bias"),
+    )
+    mixers: dict[str, Mixer] = {"linear_attention": _delta_net(fields)}
+    mixers |= attention_by_kind(
+        fields,
+        ("full_attention",),
+        window=None,
+        max_model_len=max_model_len,
+        partial_rotary=True,
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=norm,
+        gated=True,
+    )
+    experts = softmax_experts(
+        fields,
+        inner="moe_intermediate_size",
+        normalize=fields.flag("norm_topk_prob"),
+        shared="shared_expert_intermediate_size",
+    )
+    layers = [
+        LayerSpec(mixer=mixers[kind], feed_forward=feed_forward, norm=norm)
+        for kind, feed_forward in zip(kinds, qwen2_moe.feed_forwards(fields, experts), strict=True)
+    ]
+    return decoder_config(fields, architecture="Qwen3NextForCausalLM", layers=layers, norm=norm)
+
+
+def _delta_net(fields: Fields) -> GatedDelta:
+    key_heads, value_heads = fields.integer("linear_num_key_heads"), fields.integer("linear_num_value_heads")
+    if value_heads % key_heads:
+        raise fields.error("linear_num_value_heads", f"is not divisible by linear_num_key_heads = {key_heads}")
+    return GatedDelta(
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_dim=fields.integer("linear_key_head_dim"),
+        value_dim=fields.integer("linear_value_head_dim"),
+        width=fields.integer("linear_conv_kernel_dim", minimum=2),
+        activation=fields.choice("hidden_act", ACTIVATIONS),
+        norm=RMS(fields.number("rms_norm_eps")),
+    )
