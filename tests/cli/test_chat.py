@@ -87,6 +87,8 @@ class Terminal:
             stderr=slave,
             env=environment,
             start_new_session=True,
+            # As a terminal starts it: who runs the tests in the background hands down that Ctrl-C is ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(slave)
         self.shown = ""
