@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import sentencepiece
@@ -79,7 +79,7 @@ class Vocabulary:
         for marker in END_MARKERS & self.ids.keys():
             self.types[self.ids[marker]] = PieceType.CONTROL
 
-    def fail(self, message: str) -> Any:
+    def fail(self, message: str) -> NoReturn:
         raise TokenizerError(f"{self._source}: {_PREFIX}{message}")
 
     def _get(self, key: str, kind: type | tuple[type, ...]) -> Any:
