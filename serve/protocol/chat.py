@@ -14,6 +14,9 @@ TEXT_PARTS = frozenset({"text", "input_text"})
 MAX_MESSAGES = 8192
 
 
+Parts = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+
+
 class ChatMessage(ApiModel):
     """One turn.
 
@@ -24,7 +27,7 @@ class ChatMessage(ApiModel):
     model_config = ConfigDict(extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Parts | None = None
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None

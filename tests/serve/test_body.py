@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsNonStreaming as CompletionParams
+from pydantic import ValidationError
 
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.params import RequestOutputKind
 from llmjax.serve.body import parse
 from llmjax.serve.errors import ApiError
-from llmjax.serve.protocol.chat import ChatRequest, template_messages
-from llmjax.serve.protocol.common import GenerationRequest, sampling_params
+from llmjax.serve.protocol.chat import ChatMessage, ChatRequest, template_messages
+from llmjax.serve.protocol.common import GenerationRequest, StreamOptions, sampling_params
 from llmjax.serve.protocol.completions import CompletionRequest
 from llmjax.serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
@@ -58,6 +59,25 @@ def test_random_fields(model: Any, data: st.DataObject) -> None:
         assert error.status == 400 and error.message and "\n" not in error.message
     except InvalidRequest as error:
         assert error.field in model.model_fields
+
+
+@pytest.mark.parametrize("wrong", [1, "x", None, 1.5, [], {}, {"a": 1}], ids=str)
+@pytest.mark.parametrize("model", [*MODELS, ChatMessage, StreamOptions])
+def test_many_wrong_entries_are_few_errors(model: Any, wrong: Any) -> None:
+    """Pydantic makes an object of each error, and there may be as many as a body has values."""
+    base: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "x"}],
+        "prompt": "x",
+        "tokens": [1],
+        "role": "user",
+    }
+    required = {name: value for name, value in base.items() if name in model.model_fields}
+    for field in model.model_fields:
+        for many in ([wrong] * 1000, {str(i): wrong for i in range(1000)}):
+            try:
+                model.model_validate({**required, field: many})
+            except ValidationError as error:
+                assert error.error_count() < 10, field
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -58,6 +58,7 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "unknown key": (TEXT, lambda: PROMPT + b'"' + b"k" * (LIMIT - 100) + b'": 1}'),
     "messages": (CHAT, lambda: fill(b'{"messages": [', b'{"role": "user", "content": "x"}', b"]}")),
     "text parts": (CHAT, lambda: fill(USER + b"[", b'{"type": "text", "text": "x"}', b"]}]}")),
+    "wrong parts": (CHAT, lambda: USER + b"[" + b",".join([b"1"] * 250_000) + b"]}]}"),
     "message fields": (CHAT, lambda: numbered(USER + b'"x", ', b'"k%d": 1', b"}]}", count=500_000)),
     "logit_bias": (TEXT, lambda: numbered(PROMPT + b'"logit_bias": {', b'"%d": 1', b"}}", count=500_000)),
     "allowed_token_ids": (TEXT, lambda: fill(PROMPT + b'"allowed_token_ids": [', b"7", b"]}")),
