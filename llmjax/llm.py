@@ -8,9 +8,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from llmjax.config import DEFAULT_MODEL, EngineConfig
 from llmjax.engine.build import build_engine
 from llmjax.engine.client import Control
@@ -22,6 +19,7 @@ from llmjax.engine.setup import LoadedLLM
 from llmjax.errors import ConfigError, InvalidRequest
 from llmjax.models.config import ModelConfig
 from llmjax.outputs import RequestOutput
+from llmjax.progress import progress_bar
 from llmjax.sampling.params import PARAM_NAMES, RequestOutputKind, SamplingParams
 from llmjax.settings import make_config, nearest, settings_of
 from llmjax.tokenizer import Tokenizer
@@ -191,17 +189,8 @@ class LLM(LoadedLLM):
         for request in requests.values():
             self.client.submit(request)
         done: dict[str, RequestOutput] = {}
-        columns = (
-            TextColumn("Generating"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[speed]}"),
-        )
-        console = Console(stderr=True)  # standard output belongs to generated text
-        with Progress(*columns, console=console, disable=not (progress and console.is_terminal), transient=True) as bar:
-            task = bar.add_task("", total=len(requests), speed="")
+        with progress_bar("Generating", shown=progress) as bar:
+            task = bar.add_task("", total=len(requests), note="")
             generated = 0
             while not self.client.idle:
                 processed = self._frontend.process(self.client.outputs())
@@ -214,7 +203,7 @@ class LLM(LoadedLLM):
                     done[output.request_id] = output
                     elapsed = bar.tasks[0].elapsed or 0.0
                     speed = f"{generated / elapsed:.1f} tok/s" if elapsed else ""
-                    bar.update(task, advance=1, speed=speed)
+                    bar.update(task, advance=1, note=speed)
         return done
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.errors import ConfigError
+from llmjax.progress import progress_bar
 from llmjax.settings import settings_of
 from llmjax.text_file import read_text
 
@@ -101,20 +101,11 @@ def _score(llm: LLM, token_ids: list[int], bos: int | None, windowing: Windowing
 
     windows = windowing.cut(token_ids, bos=bos)
     result = Perplexity()
-    columns = (
-        TextColumn("Scoring"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[so_far]}"),
-    )
-    console = Console(stderr=True)  # standard output is the report
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("", total=len(windows), so_far="")
+    with progress_bar("Scoring") as bar:
+        task = bar.add_task("", total=len(windows), note="")
         for logprobs in score_windows(llm.client, windows):
             result.add(logprobs)
-            bar.update(task, advance=1, so_far=f"perplexity {result.value:.4f}")
+            bar.update(task, advance=1, note=f"perplexity {result.value:.4f}")
     return result
 
 

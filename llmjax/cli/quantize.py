@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
+from llmjax.progress import progress_bar
 from llmjax.quantization.report import QuantizationReport
 from llmjax.quantization.settings import ENGINE_SETTINGS, CalibrationSettings, SaveSettings
 from llmjax.settings import settings_of
@@ -62,21 +62,12 @@ def main(argv: list[str]) -> int:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[Step], None]]:
-    columns = (
-        TextColumn("Quantizing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[done]}"),
-    )
-    console = Console(stderr=True)  # standard output is the report
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("", total=None, done="")
+    with progress_bar("Quantizing") as bar:
+        task = bar.add_task("", total=None, note="")
 
         def advance(step: Step) -> None:
             done = f"{step.name.removeprefix('model.').removesuffix('.weight')} {step.error}"
-            bar.update(task, completed=step.done, total=step.total, done=done)
+            bar.update(task, completed=step.done, total=step.total, note=done)
 
         yield advance
 
