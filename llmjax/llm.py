@@ -144,7 +144,7 @@ class LLM(LoadedLLM):
                 continue_final_message=continue_final_message,
                 **(chat_template_kwargs or {}),
             )
-            ids = self.tokenizer.encode(text, add_special_tokens=False)
+            ids = self._frontend.encode(text, add_special_tokens=False)
             prompts.append({"prompt": text, "prompt_token_ids": ids})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 

@@ -13,7 +13,7 @@ import llmjax
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine.description import sampling_defaults
-from llmjax.errors import CheckpointError, ConfigError, InvalidRequest
+from llmjax.errors import CheckpointError, ConfigError, InvalidRequest, PromptTooLong
 
 GOLDEN = Path(__file__).parent / "models" / "golden" / "llama"
 CHARACTERS = Path(__file__).parent / "engine" / "golden" / "characters"
@@ -101,6 +101,14 @@ def test_chat_renders_the_template_once(llm: LLM) -> None:
     both = llm.chat([messages, [{"role": "user", "content": "Bye"}]], GREEDY, use_tqdm=False)
     assert [o.prompt for o in both] == ["user: Hi assistant:", "user: Bye assistant:"]
     assert both[0].outputs[0].token_ids == output.outputs[0].token_ids
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "x" * 10**6
+    monkeypatch.setattr(llm.tokenizer, "encode", lambda *_, **__: pytest.fail("encoded"))
+    for ask in (lambda: llm.generate(text, GREEDY), lambda: llm.chat([{"role": "user", "content": text}], GREEDY)):
+        with pytest.raises(PromptTooLong, match="more than the context of 64 holds"):
+            ask()
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ class Frontend:
             return prompt, self.encode(prompt)
         return None, _ids(prompt)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Any thread may ask.
 
         Raises:
@@ -252,7 +252,7 @@ class Frontend:
         if self.tokenizer is None:
             raise InvalidRequest("there is no tokenizer: give token ids instead of text", field="prompt")
         self.tokenizer.check_length(text, max_tokens=self._max_model_len)
-        return self.tokenizer.encode(text)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _check(self, token_ids: list[int], params: SamplingParams) -> None:
         if not token_ids:
