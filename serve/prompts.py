@@ -86,15 +86,14 @@ async def chat_prompt(
     messages = await off_loop(lambda: template_messages(body.messages), size=CHARS_PER_MESSAGE * len(body.messages))
     if body.continue_final_message and not messages[-1]["content"]:
         raise ApiError("continue_final_message needs a last message with content", param="continue_final_message")
-    tokenizer = server.tokenizer
-    text = await tokenizer.apply_chat_template_async(
+    conversation = server.tokenizer.conversation(
         messages,
-        tools=None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template=body.chat_template,
         **kwargs,
     )
+    text = await conversation.prompt_async()
     special = body.add_special_tokens
     return await off_loop(
         lambda: _encoded(server, text, add_special_tokens=special, truncation=truncation, field="messages"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,27 @@ from llmjax.tokenizer.builtin_templates import BUILTIN_TEMPLATES
 
 MAX_TEMPLATE = 256 * 1024  # characters; the longest known template has about 30,000
 _JINJA_MARKS = ("{{", "{%", "{#")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages and the template that makes a prompt of them."""
+
+    pool: RenderPool
+    request: RenderRequest
+
+    def prompt(self) -> str:
+        """The text. Encode it with ``add_special_tokens=False``: templates write BOS themselves. Blocks.
+
+        Raises:
+            InvalidRequest: the messages are not of OpenAI's form, or the template refuses them.
+            ChatTemplateError: the template does not compile, fails, or passes a limit.
+        """
+        return self.pool.render(self.request)
+
+    async def prompt_async(self) -> str:
+        """As ``prompt``, without blocking the event loop."""
+        return await self.pool.render_async(self.request)
 
 
 @dataclass(frozen=True)
@@ -55,8 +77,8 @@ class ChatTemplate:
         """
         if any(mark in text for mark in _JINJA_MARKS) or text in BUILTIN_TEMPLATES:
             template = ChatTemplate.from_text(text)
-        elif (path := Path(text).expanduser()).is_file():
-            template = ChatTemplate({"default": _read(path)})
+        elif os.path.isfile(path := os.path.expanduser(text)):  # False, too, for what cannot be a path
+            template = ChatTemplate({"default": _read(Path(path))})
         else:
             names = ", ".join(sorted(BUILTIN_TEMPLATES))
             raise ChatTemplateError(f"chat_template {text[:200]!r} is neither Jinja, nor a file, nor one of {names}")
@@ -108,14 +130,14 @@ class ChatTemplate:
         # Without a default there is no template for ordinary requests but the first.
         return ChatTemplate({"default": next(iter(sources.values()))} | sources)
 
-    def render(
+    def conversation(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         variables: Mapping[str, Any],
         continue_final_message: bool = False,
-    ) -> str:
-        """The prompt of a conversation.
+    ) -> Conversation:
+        """A conversation under the template that is meant for it.
 
         Args:
             messages: OpenAI's form.
@@ -123,20 +145,16 @@ class ChatTemplate:
             continue_final_message: cut everything behind the last message's text.
 
         Raises:
-            InvalidRequest: the messages are not of that form, or the template refuses them.
-            ChatTemplateError: the template does not compile, fails, or passes a limit.
+            ChatTemplateError: the template is too long.
         """
-        return self._pool.render(self._request(messages, variables, continue_final_message))
-
-    async def render_async(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        variables: Mapping[str, Any],
-        continue_final_message: bool = False,
-    ) -> str:
-        """As ``render``, without blocking the event loop."""
-        return await self._pool.render_async(self._request(messages, variables, continue_final_message))
+        name = "tool_use" if variables.get("tools") and "tool_use" in self.sources else "default"
+        request = RenderRequest(
+            source=_bounded(self.sources[name]),
+            messages=list(messages),
+            variables=variables,
+            continue_final_message=continue_final_message,
+        )
+        return Conversation(self._pool, request)
 
     def check(self) -> None:
         """Compiles the templates, which also makes the first rendering quick.
@@ -150,15 +168,6 @@ class ChatTemplate:
     @property
     def _pool(self) -> RenderPool:
         return _pool(of_requests=self.of_request)
-
-    def _request(self, messages: Sequence[Any], variables: Mapping[str, Any], continued: bool) -> RenderRequest:
-        name = "tool_use" if variables.get("tools") and "tool_use" in self.sources else "default"
-        return RenderRequest(
-            source=_bounded(self.sources[name]),
-            messages=list(messages),
-            variables=variables,
-            continue_final_message=continued,
-        )
 
 
 def _bounded(source: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from llmjax.errors import InvalidRequest, PromptTooLong, TokenizerError
 from llmjax.host_memory import give_back
 from llmjax.tokenizer.backend import Backend
-from llmjax.tokenizer.chat_template import ChatTemplate
+from llmjax.tokenizer.chat_template import ChatTemplate, Conversation
 from llmjax.tokenizer.detokenizer import IncrementalDetokenizer, PieceTable
 from llmjax.tokenizer.pieces import PieceDecoder
 
@@ -180,7 +180,11 @@ class Tokenizer:
         """The bytes that a token adds inside a text; may be part of a character; empty where the id has no token."""
         return self._table[id]
 
-    def apply_chat_template(
+    def apply_chat_template(self, /, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The prompt of a conversation, under Hugging Face's name: ``conversation(…).prompt()``."""
+        return self.conversation(messages, **options).prompt()
+
+    def conversation(
         self,
         /,
         messages: Sequence[Mapping[str, Any]],
@@ -191,8 +195,8 @@ class Tokenizer:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         **kwargs: Any,
-    ) -> str:
-        """The prompt of a conversation. Encode it with ``add_special_tokens=False``: templates write BOS themselves.
+    ) -> Conversation:
+        """Messages under a chat template, to be made a prompt.
 
         Args:
             messages: OpenAI's form: role, content (a string or text parts), tool_calls …
@@ -205,30 +209,22 @@ class Tokenizer:
             kwargs: further variables of the template (``enable_thinking`` …).
 
         Raises:
-            InvalidRequest: the messages are not of that form, or the template refuses them.
-            ChatTemplateError: the template cannot be rendered within its limits.
+            InvalidRequest: tools or documents are not lists of objects, or a variable cannot be set.
             TokenizerError: there is no template.
         """
+        if reserved := kwargs.keys() & {"messages", "raise_exception", "self", "strftime_now"}:
+            raise InvalidRequest(
+                f"chat_template_kwargs: {sorted(reserved)[0]} cannot be set", field="chat_template_kwargs"
+            )
+        variables = {
+            **self.special.texts,
+            "tools": _objects(tools, "tools"),
+            "documents": _objects(documents, "documents"),
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            **kwargs,
+        }
         template = self._template(chat_template)
-        variables = self._variables(tools, documents, add_generation_prompt and not continue_final_message, kwargs)
-        return template.render(messages, variables=variables, continue_final_message=continue_final_message)
-
-    async def apply_chat_template_async(
-        self,
-        /,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        **kwargs: Any,
-    ) -> str:
-        """As ``apply_chat_template``, without blocking the event loop."""
-        template = self._template(chat_template)
-        variables = self._variables(tools, documents, add_generation_prompt and not continue_final_message, kwargs)
-        return await template.render_async(messages, variables=variables, continue_final_message=continue_final_message)
+        return template.conversation(messages, variables=variables, continue_final_message=continue_final_message)
 
     def _template(self, chat_template: str | None) -> ChatTemplate:
         if chat_template is not None:
@@ -240,25 +236,6 @@ class Tokenizer:
         raise TokenizerError(
             "the model has no chat template: pass one as chat_template (Jinja, a file, or a name as 'chatml')"
         )
-
-    def _variables(
-        self,
-        tools: Sequence[Mapping[str, Any]] | None,
-        documents: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        kwargs: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        if reserved := kwargs.keys() & {"messages", "raise_exception", "self", "strftime_now"}:
-            raise InvalidRequest(
-                f"chat_template_kwargs: {sorted(reserved)[0]} cannot be set", field="chat_template_kwargs"
-            )
-        return {
-            **self.special.texts,
-            "tools": _objects(tools, "tools"),
-            "documents": _objects(documents, "documents"),
-            "add_generation_prompt": add_generation_prompt,
-            **kwargs,
-        }
 
 
 def _objects(values: Sequence[Mapping[str, Any]] | None, field: str) -> list[dict[str, Any]] | None:

@@ -22,7 +22,7 @@ CHAT = [
 
 
 def render(source: str, messages: Any = USER, **variables: Any) -> str:
-    return ChatTemplate.from_text(source).render(messages, variables=variables)
+    return ChatTemplate.from_text(source).conversation(messages, variables=variables).prompt()
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_arguments_become_objects_and_input_stays() -> None:
 
 def test_tool_use_template_serves_requests_with_tools() -> None:
     template = ChatTemplate({"default": "d", "tool_use": "t"})
-    assert template.render(USER, variables={"tools": None}) == "d"
-    assert template.render(USER, variables={"tools": [{}]}) == "t"
+    assert template.conversation(USER, variables={"tools": None}).prompt() == "d"
+    assert template.conversation(USER, variables={"tools": [{}]}).prompt() == "t"
 
 
 def test_not_a_template(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_not_a_template(tmp_path: Path) -> None:
         ChatTemplate.from_text("nonsense")
     path = tmp_path / "t.jinja"
     path.write_text("{{ 1 + 1 }}")
-    assert ChatTemplate.from_setting(str(path)).render(USER, variables={}) == "2"
+    assert ChatTemplate.from_setting(str(path)).conversation(USER, variables={}).prompt() == "2"
     with pytest.raises(TokenizerError, match="neither Jinja, nor a file"):
         ChatTemplate.from_setting(str(tmp_path / "absent"))
     # A request may not read files.
@@ -121,7 +121,8 @@ def test_a_setting_is_compiled_at_once(tmp_path: Path) -> None:
 
 
 async def test_asynchronously_too() -> None:
-    assert await ChatTemplate.from_text("{{ messages[0].content }}").render_async(USER, variables={}) == "Hi"
+    conversation = ChatTemplate.from_text("{{ messages[0].content }}").conversation(USER, variables={})
+    assert await conversation.prompt_async() == conversation.prompt() == "Hi"
 
 
 def test_a_request_does_not_wait_for_templates_of_others() -> None:
