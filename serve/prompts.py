@@ -41,12 +41,22 @@ class Truncation:
 
     @classmethod
     def of(cls, server: Server, body: GenerationRequest, *, room: int) -> Truncation | None:
-        """``truncate_prompt_tokens``; -1 is what leaves room for ``room`` tokens."""
-        keep = body.truncate_prompt_tokens
+        """``truncate_prompt_tokens``; -1 is what leaves room for ``room`` tokens.
+
+        Raises:
+            ApiError: more is to be kept than the context holds.
+        """
+        keep, limit = body.truncate_prompt_tokens, server.engine.info.max_model_len
         if keep is None:
             return None
+        if keep > limit:
+            raise ApiError(
+                f"truncate_prompt_tokens is {keep}, above the context of {limit}",
+                param="truncate_prompt_tokens",
+                code="invalid_value",
+            )
         if keep == -1:
-            keep = max(server.engine.info.max_model_len - room, 0)
+            keep = max(limit - room, 0)
         return cls(keep, body.truncation_side or "left", body.skip_special_tokens is not False)
 
     def apply(self, server: Server, prompt: EncodedPrompt) -> EncodedPrompt:

@@ -86,6 +86,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"seed": 2**63}, "seed", f"must be an integer in [{-(2**63)}, {2**63 - 1}]"),
     ({"seed": 1.5}, "seed", "valid integer"),
     ({"truncation_side": "left"}, "truncation_side", "needs truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens", "above the context of 512"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "not supported yet"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", "image_url"),
     ({"messages": [{"role": "user", "content": "word " * 2000}]}, "messages", "context of 512"),
@@ -118,6 +119,7 @@ BAD_TEXT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"logprobs": True}, "logprobs", "integer"),
     ({"max_tokens": 0}, "max_tokens", "max_tokens"),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-1"),
+    ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens", "above the context of 512"),
     ({"prompt_embeds": "x"}, "prompt_embeds", "not supported yet"),
 ]
 
