@@ -38,8 +38,7 @@ class HostCheck:
             # None came with HTTP/1.0, which no browser speaks.
             for host in Headers(scope=scope).getlist("host"):
                 if not self._knows(host):
-                    await _unknown_host(host).response()(scope, receive, send)
-                    return
+                    raise _unknown_host(host)
         await self._app(scope, receive, send)
 
     def _knows(self, host: str) -> bool:
@@ -87,8 +86,7 @@ class ApiKeys:
         if scope["type"] == "http" and scope["method"] != "OPTIONS":
             key = self._key(scope)
             if key is None and self._guards(scope):
-                await _KEY_ERROR.response()(scope, receive, send)
-                return
+                raise _wrong_key()
             if key is not None and self._salted:
                 scope.setdefault("state", {})[KEY_SALT] = key.hex()
         await self._app(scope, receive, send)
@@ -106,12 +104,13 @@ class ApiKeys:
         return given if scheme.lower() == "bearer" and any(matches) else None
 
 
-_KEY_ERROR = ApiError(
-    "missing or wrong API key; send it as `Authorization: Bearer KEY`",
-    status=401,
-    code="invalid_api_key",
-    headers={"WWW-Authenticate": "Bearer"},
-)
+def _wrong_key() -> ApiError:
+    return ApiError(
+        "missing or wrong API key; send it as `Authorization: Bearer KEY`",
+        status=401,
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
 
 
 def _digest(key: bytes) -> bytes:

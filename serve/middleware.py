@@ -89,8 +89,7 @@ class DrainGate:
             await self._app(scope, receive, send)
             return
         if self._gate.closed:
-            await self._refusal().response()(scope, receive, send)
-            return
+            raise self._refusal()
 
         hurried = self._gate.until_closed(receive)
 

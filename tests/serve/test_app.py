@@ -145,6 +145,22 @@ def test_access_log_is_one_json_line(caplog: pytest.LogCaptureFixture) -> None:
     assert line["status"] == 503 and line["prompt_tokens"] == 2 and line["ms"] >= 0
 
 
+def test_the_log_says_why_a_request_was_turned_away_before_its_route(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate()
+    gate.close()
+    bearer = {"Authorization": "Bearer k"}
+    with caplog.at_level(logging.INFO, logger="llmjax.serve.access"):
+        answers = ask(
+            app_of(EngineDead("x"), gate=gate, api_key=["k"]),
+            ("GET", "/v1/models", {"headers": {"Host": "evil.example"}}),
+            ("GET", "/v1/models", {}),
+            ("POST", "/v1/completions", {**IDS, "headers": bearer}),
+        )
+    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "llmjax.serve.access"]
+    assert [line["status"] for line in lines] == [answer.status_code for answer in answers] == [403, 401, 503]
+    assert [line["error"] for line in lines] == [answer.json()["error"]["message"] for answer in answers]
+
+
 def test_settings_switch_log_and_header_off(caplog: pytest.LogCaptureFixture) -> None:
     app = app_of(EngineDead("x"), access_log=False, enable_request_id_headers=False)
     with caplog.at_level(logging.INFO, logger="llmjax.serve.access"):
