@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from functools import partial
 
 from llmjax.config import EngineConfig
@@ -108,9 +108,10 @@ class AsyncLLM(LoadedLLM):
             EngineDead: the engine has stopped.
         """
         self._check_open()
-        if isinstance(prompt, str) and len(prompt) > LONG_TEXT and self.tokenizer is not None:
-            ids = await asyncio.to_thread(self._frontend.encode, prompt)
-            prompt = {"prompt": prompt, "prompt_token_ids": ids}
+        fields = prompt if isinstance(prompt, Mapping) else {"prompt": prompt}
+        text = fields.get("prompt")
+        if isinstance(text, str) and len(text) > LONG_TEXT and "prompt_token_ids" not in fields:
+            prompt = {**fields, "prompt_token_ids": await asyncio.to_thread(self._frontend.encode, text)}
             self._check_open()  # much may have happened since
         self._event_loop = asyncio.get_running_loop()
         request = self._frontend.open(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
@@ -144,10 +145,8 @@ class AsyncLLM(LoadedLLM):
         """Stops: no new requests, running ones get ``drain_timeout`` seconds to finish, the rest are aborted. Programs
         that are being compiled are not waited for.
 
-        A second call does nothing.
+        A second call goes on where a first one was cancelled, else it does nothing.
         """
-        if self._stopped:
-            return
         self._stopped = True
         deadline = time.monotonic() + drain_timeout
         while self.num_requests and time.monotonic() < deadline:

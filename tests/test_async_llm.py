@@ -15,6 +15,7 @@ from llmjax import LLM, AsyncLLM, SamplingParams
 from llmjax.async_llm import LONG_TEXT
 from llmjax.config import EngineConfig
 from llmjax.engine.engine import Engine
+from llmjax.engine.frontend import PromptInput
 from llmjax.engine.loop import ThreadEngine
 from llmjax.errors import EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import RequestOutput
@@ -396,21 +397,25 @@ async def test_the_engine_dies_while_the_first_request_is_on_its_way(
     assert engine.num_requests == 0
 
 
+@pytest.mark.parametrize("form", [lambda text: text, lambda text: {"prompt": text, "cache_salt": "s"}])
 async def test_the_engine_stops_while_a_prompt_is_tokenized(
-    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
+    start: Callable[[EngineConfig], AsyncLLM],
+    endless: EngineConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    form: Callable[[str], PromptInput],
 ) -> None:
     engine = start(endless)
     assert engine.tokenizer is not None
     began, go_on = threading.Event(), threading.Event()
 
-    def encode(text: str) -> list[int]:
+    def encode(text: str, **_: Any) -> list[int]:
         began.set()
         assert go_on.wait(20)
         return [5]
 
     monkeypatch.setattr(engine.tokenizer, "encode", encode)
-    text = "a" * (LONG_TEXT + 1)  # goes to a thread, and the context could hold it
-    task = asyncio.create_task(collect(engine.generate(text, FOREVER, "long")))
+    prompt = form("a" * (LONG_TEXT + 1))  # goes to a thread, and the context could hold it
+    task = asyncio.create_task(collect(engine.generate(prompt, FOREVER, "long")))
     await until(began.is_set)
     await engine.shutdown()
     go_on.set()
@@ -460,7 +465,8 @@ async def test_shutdown_lets_running_requests_finish(
 ) -> None:
     engine = start(config)
     tasks = [asyncio.create_task(collect(engine.generate([5], sampled(i), str(i)))) for i in range(6)]
-    await until(lambda: engine.num_requests == 6)
+    await asyncio.sleep(0)
+    assert engine.num_requests == 6
     stopping = asyncio.create_task(engine.shutdown(drain_timeout=30))
     await asyncio.sleep(0)
     with pytest.raises(QueueFull, match="shutting down"):
@@ -471,6 +477,22 @@ async def test_shutdown_lets_running_requests_finish(
     await engine.shutdown()  # a second time does nothing
     with pytest.raises(EngineDead):
         engine.check_health()
+
+
+async def test_a_shutdown_that_was_given_up_can_be_asked_for_again(
+    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig
+) -> None:
+    engine = start(endless)
+    task = asyncio.create_task(collect(engine.generate([5], FOREVER, "r")))
+    await asyncio.sleep(0)
+    patient = asyncio.create_task(engine.shutdown(drain_timeout=600))
+    await asyncio.sleep(0)
+    patient.cancel()
+    await asyncio.gather(patient, return_exceptions=True)
+    assert patient.cancelled() and engine.client.running
+    await asyncio.wait_for(engine.shutdown(), 20)
+    assert not engine.client.running
+    assert (await asyncio.wait_for(task, 20))[-1].outputs[0].finish_reason == "abort"
 
 
 async def test_shutdown_aborts_what_takes_too_long(
