@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -19,9 +20,10 @@ def play(
     keep_alive: float = 60,
     timeout: float | None = None,
     leaves_after: float | None = None,
+    sent: list[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """The ASGI messages that a stream sends."""
-    sent: list[dict[str, Any]] = []
+    """The ASGI messages that a stream sends, put into ``sent`` as they come."""
+    sent = [] if sent is None else sent
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -64,8 +66,20 @@ def test_events_then_done() -> None:
 
 
 def test_comments_while_idle_even_before_the_first_event() -> None:
-    text = body(play(events(0.25, b"data: 1\n\n", 0.15), keep_alive=0.1))
-    assert text == b": keep-alive\n\n" * 2 + b"data: 1\n\n" + b": keep-alive\n\n" + b"data: [DONE]\n\n"
+    sent: list[dict[str, Any]] = []
+
+    async def patient() -> AsyncGenerator[bytes, None]:
+        """An event after two comments, and the end after one more."""
+        async with asyncio.timeout(20):
+            while len(sent) < 3:  # the first message starts the response
+                await asyncio.sleep(0.001)
+            yield b"data: 1\n\n"
+            before = len(sent)
+            while len(sent) == before:
+                await asyncio.sleep(0.001)
+
+    text = body(play(patient(), keep_alive=0.02, sent=sent))
+    assert re.fullmatch(rb"(: keep-alive\n\n){2,}data: 1\n\n(: keep-alive\n\n)+data: \[DONE\]\n\n", text)
 
 
 def test_error_before_the_first_event_keeps_its_status() -> None:
