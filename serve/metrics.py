@@ -158,7 +158,7 @@ class EngineMetrics(Collector):
         counters["dispatches"] += 1
         counters["steps"] += stats.num_steps
         counters["compilations"] += stats.compilations
-        counters["step_host_seconds"] += stats.host_seconds
+        counters["step_host_seconds"] += stats.host.total
         self._histograms["iteration_tokens_total"].observe(*stats.step_tokens)
         self._histograms["time_to_first_token_seconds"].observe(*stats.time_to_first_tokens)
         self._histograms["inter_token_latency_seconds"].observe(*stats.inter_token_latencies)

@@ -145,7 +145,7 @@ async def stream(llm: AsyncLLM, sample: Sample, request_id: str) -> RequestRecor
 
 def work_of(totals: EngineTotals) -> EngineWork:
     """A copy of the engine's running totals."""
-    return EngineWork(steps=totals.steps, host_seconds=totals.host_seconds, compilations=totals.compilations)
+    return EngineWork(steps=totals.steps, host_seconds=totals.host.total, compilations=totals.compilations)
 
 
 def _batch_fields(seconds: list[float]) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from llmjax.engine.programs import CompileCounter
 from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, SequenceTimes, Status
 from llmjax.engine.runner import HostLogprobs, PendingStep, Runner
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan
-from llmjax.engine.stats import EngineTotals, StatLogger, StepStats
-from llmjax.engine.step import NOT_FINITE
+from llmjax.engine.stats import EngineTotals, HostTime, StatLogger, StepStats
 from llmjax.errors import GenerationFailed, LLMJaxError
 from llmjax.outputs import Logprob, TokenLogprobs
 from llmjax.platforms import Platform
@@ -43,6 +42,25 @@ class _StepTimes:
         if count:
             self.inter_token += [(now - (times.last_token or now)) / count] * count
             times.last_token = now
+
+
+class _HostClock:
+    """Takes the laps of a step: plan, send, read, deliver."""
+
+    def __init__(self) -> None:
+        self._laps: list[float] = []
+        self._started = time.thread_time()
+
+    def lap(self) -> None:
+        now = time.thread_time()
+        self._laps.append(now - self._started)
+        self._started = now
+
+    def stop(self) -> HostTime:
+        """After the last lap."""
+        self.lap()
+        plan, send, read, deliver = self._laps
+        return HostTime(plan=plan, send=send, read=read, deliver=deliver)
 
 
 class Engine:
@@ -156,15 +174,17 @@ class Engine:
         Returns:
             What the dispatch that was read brought; empty if there was none.
         """
-        started = time.thread_time()
+        clock = _HostClock()
         max_steps = min(self._pace.steps, self.runner.most_steps(len(self.scheduler.running)))
         plan = self.scheduler.plan(max_steps=max_steps)
+        clock.lap()
         dispatched = None
         if plan.rows:
             dispatched = self.runner.dispatch(plan, tables=self.kv.tables, sampling=self._sampling)
             for row in plan.rows:
                 if row.samples:
                     row.sequence.in_flight += row.steps
+        clock.lap()
         pending, self._pending = self._pending, dispatched
         if pending is None:
             if dispatched is None and not self.scheduler.idle:
@@ -175,10 +195,10 @@ class Engine:
             return []
         tokens = pending.tokens()
         ready = time.perf_counter()
+        clock.lap()
         times = _StepTimes([], [], [])
         outputs = self._process(pending, tokens, times)
-        host_seconds = time.thread_time() - started
-        self._record(pending.plan, tokens, times, host_seconds=host_seconds, read_at=ready)
+        self._record(pending.plan, tokens, times, clock=clock, read_at=ready)
         return outputs
 
     def close(self, *, wait: bool = True) -> None:
@@ -271,7 +291,7 @@ class Engine:
             del self._sequences[sequence.request.request_id]
 
     def _record(
-        self, plan: StepPlan, tokens: list[list[int]], times: _StepTimes, *, host_seconds: float, read_at: float
+        self, plan: StepPlan, tokens: list[list[int]], times: _StepTimes, *, clock: _HostClock, read_at: float
     ) -> None:
         compiled = self.compilations.count
         first_admitted = [s for s in plan.admitted if not s.times.num_preemptions]
@@ -297,7 +317,7 @@ class Engine:
             prefix_cache_hits=sum(s.num_cached_tokens for s in first_admitted),
             num_preempted=plan.num_preempted,
             compilations=compiled - self._compilations_seen,
-            host_seconds=host_seconds,
+            host=clock.stop(),
             step_seconds=seconds,
             time_to_first_tokens=times.first_tokens,
             inter_token_latencies=times.inter_token,

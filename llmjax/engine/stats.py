@@ -7,6 +7,28 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostTime:
+    """CPU seconds of the engine's thread, by what it did. Waiting for the device takes none."""
+
+    plan: float = 0.0  # which tokens of which sequences
+    send: float = 0.0  # packing the batch and starting its program
+    read: float = 0.0  # what the dispatch before has sampled
+    deliver: float = 0.0  # tokens to sequences, outputs and counts
+
+    @property
+    def total(self) -> float:
+        return self.plan + self.send + self.read + self.deliver
+
+    def __add__(self, other: HostTime) -> HostTime:
+        return HostTime(
+            plan=self.plan + other.plan,
+            send=self.send + other.send,
+            read=self.read + other.read,
+            deliver=self.deliver + other.deliver,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepStats:
     """One dispatch. Times in seconds."""
 
@@ -20,7 +42,7 @@ class StepStats:
     prefix_cache_hits: int = 0  # of those, found in the cache
     num_preempted: int = 0
     compilations: int = 0
-    host_seconds: float = 0.0  # CPU time of the engine's thread: planning, packing, dispatching, processing
+    host: HostTime = HostTime()
     step_seconds: float = 0.0  # from one dispatch's tokens to the next one's
     time_to_first_tokens: list[float] = field(default_factory=list)
     inter_token_latencies: list[float] = field(default_factory=list)
@@ -70,7 +92,7 @@ class EngineTotals:
 
     dispatches: int = 0
     steps: int = 0
-    host_seconds: float = 0.0
+    host: HostTime = HostTime()
     compilations: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -83,7 +105,7 @@ class EngineTotals:
     def record_step(self, stats: StepStats) -> None:
         self.dispatches += 1
         self.steps += stats.num_steps
-        self.host_seconds += stats.host_seconds
+        self.host += stats.host
         self.compilations += stats.compilations
         self.prompt_tokens += stats.num_prompt_tokens
         self.generation_tokens += stats.num_generation_tokens

@@ -21,7 +21,7 @@ import pytest
 from llmjax import LLM, AsyncLLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine.process import ProcessEngine
-from llmjax.engine.stats import RequestStats, StepStats
+from llmjax.engine.stats import HostTime, RequestStats, StepStats
 from llmjax.errors import CheckpointError, ConfigError, EngineDead
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
@@ -137,7 +137,7 @@ async def test_it_says_and_counts_what_an_engine_here_does(engine: AsyncLLM, off
         assert found.metrics is not None and found.metrics.first_token_time is not None
         assert found.metrics.arrival_time < found.metrics.first_token_time <= time.monotonic()
     await until(lambda: len(there.steps) == len(here.steps))
-    timeless = {"host_seconds": 0, "step_seconds": 0, "time_to_first_tokens": [], "inter_token_latencies": []}
+    timeless = {"host": HostTime(), "step_seconds": 0, "time_to_first_tokens": [], "inter_token_latencies": []}
     assert [replace(step, **timeless, compilations=0) for step in there.steps] == [
         replace(step, **timeless, compilations=0) for step in here.steps
     ]
