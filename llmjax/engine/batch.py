@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmjax.engine.device_state import ENDED
 from llmjax.engine.scheduler import StepPlan
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.sampling.sampler import SamplingBatch
@@ -66,6 +67,78 @@ class StepBatch:
     targets: jax.Array | None  # i32 [T], the prompt token after each token; None in the decode family
     any_prompt_logprobs: jax.Array  # bool []
     sampling: SamplingBatch
+    decode: bool = field(metadata={"static": True})  # T == R and token r is row r's only one
+
+    @property
+    def last(self) -> jax.Array:
+        """i32 [R]: place of each row's last token."""
+        return jnp.maximum(self.query_start[1:] - 1, 0)
+
+    @property
+    def row(self) -> jax.Array:
+        """i32 [T]: whose each token is. Padding has row R - 1."""
+        index = jnp.arange(self.tokens.shape[0], dtype=jnp.int32)
+        if self.decode:
+            return index
+        # Comparing all is one kernel; a binary search is a loop, which on an accelerator the host may have to lead.
+        row = jnp.searchsorted(self.query_start, index, side="right", method="compare_all").astype(jnp.int32) - 1
+        return jnp.minimum(row, self.slot.shape[0] - 1)
+
+    def inputs(self, last_token: jax.Array) -> jax.Array:
+        """i32 [T]: the tokens that the model takes in, ENDED where there is none.
+
+        Args:
+            last_token: i32 [S], of the device's state.
+        """
+        slot = self.slot if self.decode else self.slot[self.row]
+        return jnp.where(self.tokens == READ_DEVICE, last_token[slot], self.tokens)
+
+    def last_inputs(self, last_token: jax.Array) -> jax.Array:
+        """i32 [R]: of ``inputs``, the rows' last ones."""
+        inputs = self.inputs(last_token)
+        return inputs if self.decode else inputs[self.last]
+
+    def after(self, done: jax.Array, last_token: jax.Array) -> StepBatch:
+        """The rest of a dispatch of the decode family: rows that have ended or have their tokens are padding.
+
+        Args:
+            done: i32 [], steps taken.
+            last_token: i32 [S], of the device's state.
+        """
+        now = replace(self, tokens=jnp.where(done == 0, self.tokens, READ_DEVICE))
+        alive = (self.kv_len > 0) & (now.inputs(last_token) != ENDED) & (done < jnp.maximum(self.steps, 1))
+        return replace(
+            now,
+            kv_len=jnp.where(alive, self.kv_len + done, 0),
+            steps=jnp.where(alive, jnp.maximum(self.steps - done, 0), 0),
+        )
+
+    def ragged(self, *, page_size: int) -> tuple[jax.Array, jax.Array, tuple[RaggedBatch, ...]]:
+        """Row and position of every token (i32 [T] each), and the batch as each group's attention sees it.
+
+        Padding tokens get row R - 1 and a position past its end; they write to the dummy page.
+        """
+        row = self.row
+        if self.decode:
+            position = jnp.maximum(self.kv_len - 1, 0)
+            real = self.kv_len > 0
+        else:
+            index = jnp.arange(self.tokens.shape[0], dtype=jnp.int32)
+            real = index < self.query_start[-1]
+            position = jnp.where(real, index - self.query_start[row + 1] + self.kv_len[row], 0)
+        page, offset = position // page_size, position % page_size
+
+        def group(table: jax.Array) -> RaggedBatch:
+            kv_index = jnp.where(real, table[row, page] * page_size + offset, 0)
+            return RaggedBatch(
+                query_start=self.query_start,
+                kv_len=self.kv_len,
+                page_table=table,
+                kv_index=kv_index,
+                decode=self.decode,
+            )
+
+        return row, position, tuple(group(table) for table in self.page_tables)
 
 
 @dataclass(frozen=True)
@@ -127,12 +200,12 @@ class BatchLayout:
             i32 [size]; a new array every time, because the device may read it in place.
         """
         packed = np.zeros(self.size, np.int32)
-        field = {
+        part = {
             name: packed[self._offsets[name] : self._offsets[name] + int(np.prod(shape))].reshape(shape)
             for name, shape in self.shapes.items()
         }
         count = len(plan.rows)
-        tokens, starts, lengths, slots = field["tokens"], [0], [], []
+        tokens, starts, lengths, slots = part["tokens"], [0], [], []
         prompt_logprobs = False
         for row in plan.rows:
             at, sequence = starts[-1], row.sequence
@@ -142,74 +215,44 @@ class BatchLayout:
                 tokens[at : at + row.count] = sequence.tokens[row.start : row.start + row.count]
                 if row.scores_prompt:
                     following = sequence.tokens[row.start + 1 : row.start + 1 + row.count]
-                    field["targets"][at : at + len(following)] = following
+                    part["targets"][at : at + len(following)] = following
                     prompt_logprobs = True
             starts.append(at + row.count)
             lengths.append(row.start + row.count)
             slots.append(sequence.slot)
-        field["query_start"][: count + 1] = starts
-        field["query_start"][count + 1 :] = starts[-1]
-        field["kv_len"][:count] = lengths
-        field["prompt_len"][:count] = [row.sequence.num_prompt_tokens for row in plan.rows]
-        field["slot"][:count] = slots
-        field["slot"][count:] = self.num_slots
-        field["steps"][:count] = [row.steps if row.samples else 0 for row in plan.rows]
-        field["stops"][:count] = stops[slots]
+        part["query_start"][: count + 1] = starts
+        part["query_start"][count + 1 :] = starts[-1]
+        part["kv_len"][:count] = lengths
+        part["prompt_len"][:count] = [row.sequence.num_prompt_tokens for row in plan.rows]
+        part["slot"][:count] = slots
+        part["slot"][count:] = self.num_slots
+        part["steps"][:count] = [row.steps if row.samples else 0 for row in plan.rows]
+        part["stops"][:count] = stops[slots]
         for group, table in enumerate(tables):
-            field[f"page_table{group}"][:count] = table[slots]
-        field["prompt_logprobs"][0] = prompt_logprobs
-        field["sampling"][:count] = sampling[slots]
+            part[f"page_table{group}"][:count] = table[slots]
+        part["prompt_logprobs"][0] = prompt_logprobs
+        part["sampling"][:count] = sampling[slots]
         return packed
 
     def unpack(self, packed: jax.Array) -> StepBatch:
         """The batch inside the jitted step; inverse of ``pack``."""
-        field = {
+        part = {
             name: jax.lax.slice(packed, (at,), (at + int(np.prod(shape)),)).reshape(shape)
             for (name, shape), at in zip(self.shapes.items(), self._offsets.values(), strict=True)
         }
         return StepBatch(
-            tokens=field["tokens"],
-            query_start=field["query_start"],
-            kv_len=field["kv_len"],
-            prompt_len=field["prompt_len"],
-            slot=field["slot"],
-            steps=field["steps"],
-            stops=field["stops"],
-            page_tables=tuple(field[f"page_table{group}"] for group in range(self.num_groups)),
-            targets=field.get("targets"),
-            any_prompt_logprobs=field["prompt_logprobs"][0] > 0,
+            tokens=part["tokens"],
+            query_start=part["query_start"],
+            kv_len=part["kv_len"],
+            prompt_len=part["prompt_len"],
+            slot=part["slot"],
+            steps=part["steps"],
+            stops=part["stops"],
+            page_tables=tuple(part[f"page_table{group}"] for group in range(self.num_groups)),
+            targets=part.get("targets"),
+            any_prompt_logprobs=part["prompt_logprobs"][0] > 0,
             sampling=SamplingBatch.from_words(
-                field["sampling"], slot=field["slot"], samples=field["steps"] > 0, position=field["kv_len"]
+                part["sampling"], slot=part["slot"], samples=part["steps"] > 0, position=part["kv_len"]
             ),
+            decode=self.bucket.decode,
         )
-
-    def ragged(self, batch: StepBatch, *, page_size: int) -> tuple[jax.Array, jax.Array, tuple[RaggedBatch, ...]]:
-        """Row and position of every token (i32 [T] each), and the batch as each group's attention sees it.
-
-        Padding tokens get row R - 1 and a position past its end; they write to the dummy page.
-        """
-        tokens, rows = self.bucket.tokens, self.bucket.rows
-        if self.bucket.decode:
-            row = jnp.arange(tokens, dtype=jnp.int32)
-            position = jnp.maximum(batch.kv_len - 1, 0)
-            real = batch.kv_len > 0
-        else:
-            index = jnp.arange(tokens, dtype=jnp.int32)
-            # Comparing all is one kernel; a binary search is a loop, which on an accelerator the host may have to lead.
-            row = jnp.searchsorted(batch.query_start, index, side="right", method="compare_all").astype(jnp.int32) - 1
-            real = index < batch.query_start[rows]
-            row = jnp.minimum(row, rows - 1)
-            position = jnp.where(real, index - batch.query_start[row + 1] + batch.kv_len[row], 0)
-        page, offset = position // page_size, position % page_size
-
-        def group(table: jax.Array) -> RaggedBatch:
-            kv_index = jnp.where(real, table[row, page] * page_size + offset, 0)
-            return RaggedBatch(
-                query_start=batch.query_start,
-                kv_len=batch.kv_len,
-                page_table=table,
-                kv_index=kv_index,
-                decode=self.bucket.decode,
-            )
-
-        return row, position, tuple(group(table) for table in batch.page_tables)

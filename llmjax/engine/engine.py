@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmjax.config import EngineConfig
+from llmjax.engine.device_state import NOT_FINITE
 from llmjax.engine.kv_cache import KVCache, KVStats
 from llmjax.engine.memory import KVPlan
 from llmjax.engine.model import LoadedModel

@@ -18,11 +18,11 @@ import numpy as np
 
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import MAX_STOPS, NO_STOP, BatchLayout, Bucket
+from llmjax.engine.device_state import NO_TOKEN, DeviceState
 from llmjax.engine.programs import Executable, StepCompiler
 from llmjax.engine.request import EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.engine.slots import SlotEditor
-from llmjax.engine.step import NO_TOKEN, DeviceState
 from llmjax.errors import ConfigError
 from llmjax.platforms import Platform
 from llmjax.sampling.params import SamplingParams

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 
 from llmjax.engine.batch import BatchLayout, Bucket, make_buckets
 from llmjax.engine.compile_threads import CompileThreads
+from llmjax.engine.device_state import DeviceState
 from llmjax.engine.memory import KVPlan, ProgramMemory
 from llmjax.engine.model import LoadedModel
 from llmjax.engine.scheduler import StepPlan
-from llmjax.engine.step import DeviceState, step
+from llmjax.engine.step import step
 from llmjax.errors import CompileError, ConfigError
 from llmjax.host_memory import give_back
 from llmjax.platforms import Platform

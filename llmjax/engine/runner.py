@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from llmjax.engine.batch import MAX_STOPS, NO_STOP
 from llmjax.engine.compile_threads import CompileThreads
+from llmjax.engine.device_state import NO_TOKEN, StepOutput
 from llmjax.engine.programs import StepCompiler, StepPrograms
 from llmjax.engine.request import Sequence
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.engine.slots import SlotEditor
-from llmjax.engine.step import NO_TOKEN, StepOutput
 from llmjax.host_memory import keep_freed_blocks
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.sampling.logprobs import LogprobArrays

@@ -110,7 +110,7 @@ def test_mixed_batch() -> None:
     assert batch.sampling.key[:2].tolist() == [[2**8, 4], [2**8, 1]]
     for group, table in enumerate(batch.page_tables):
         np.testing.assert_array_equal(table, [*tables(2)[group][[4, 1]], [0] * WIDTH, [0] * WIDTH])
-    row, position, (first, second) = layout.ragged(batch, page_size=PAGE)
+    row, position, (first, second) = batch.ragged(page_size=PAGE)
     assert row[:7].tolist() == [0, 1, 1, 1, 1, 1, 1]
     assert position[:7].tolist() == [3, 5, 6, 7, 8, 9, 10]
     # Slot 4's table begins 21, 22 …, slot 1's 6, 7, 8 …; padding writes to the dummy page.
@@ -137,7 +137,7 @@ def test_decode_batch(lengths: list[int], slots: list[int]) -> None:
     assert batch.tokens.tolist() == [READ_DEVICE] * count + [0] * (4 - count)
     assert batch.kv_len.tolist() == lengths + [0] * (4 - count)
     assert batch.steps.tolist() == [slot + 1 for slot in slots[:count]] + [0] * (4 - count)
-    row, position, (ragged,) = layout.ragged(batch, page_size=PAGE)
+    row, position, (ragged,) = batch.ragged(page_size=PAGE)
     assert row.tolist() == [0, 1, 2, 3]
     assert position.tolist() == [length - 1 for length in lengths] + [0] * (4 - count)
     expected = [

@@ -13,8 +13,9 @@ import pytest
 
 from llmjax import models
 from llmjax.engine.batch import BatchLayout, make_buckets
+from llmjax.engine.device_state import DeviceState
 from llmjax.engine.graphs import GRAPHS, LAUNCHES
-from llmjax.engine.step import DeviceState, step
+from llmjax.engine.step import step
 from llmjax.kernels.offloading import HOST_MEMORY, SplitStack
 from llmjax.kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
 from llmjax.sampling.state import make_sampler_state

@@ -14,12 +14,12 @@ import pytest
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine.build import build_engine
+from llmjax.engine.device_state import NO_TOKEN
 from llmjax.engine.graphs import _batches, _results, difference, with_graphs
 from llmjax.engine.layer_states import GroupSpec
 from llmjax.engine.memory import plan_kv
 from llmjax.engine.model import load_model
 from llmjax.engine.programs import StepCompiler
-from llmjax.engine.step import NO_TOKEN
 from llmjax.errors import ConfigError
 from llmjax.kernels.attention import KVLayout
 from llmjax.models.layers.state import AllTokens

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import MAX_STOPS, NO_STOP, READ_DEVICE, BatchLayout, make_buckets
+from llmjax.engine.device_state import ENDED, NO_TOKEN, StepOutput
 from llmjax.engine.engine import Engine
 from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.layer_states import FullPages, GroupSpec, StateSlots
@@ -31,7 +32,6 @@ from llmjax.engine.page_pool import DUMMY_PAGE
 from llmjax.engine.request import EngineOutput, EngineRequest
 from llmjax.engine.runner import PendingStep
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan
-from llmjax.engine.step import ENDED, NO_TOKEN, StepOutput
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.kernels.attention import KVLayout
 from llmjax.models import RMS, Attention, GatedMLP, LayerSpec, ModelConfig

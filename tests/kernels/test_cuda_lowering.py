@@ -19,8 +19,9 @@ from jax.experimental.pallas import triton as pallas_triton
 
 from llmjax import models
 from llmjax.engine.batch import BatchLayout, make_buckets
+from llmjax.engine.device_state import DeviceState
 from llmjax.engine.graphs import LAUNCHES
-from llmjax.engine.step import DeviceState, step
+from llmjax.engine.step import step
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.kernels.attention import RaggedBatch, attend, make_pages
 from llmjax.kernels.blocks import ExpertWeights, Projection

@@ -1,0 +1,35 @@
+"""What lives on the device from step to step, and what a step leaves for the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+
+from llmjax.models.layers.state import LayerState
+from llmjax.sampling.logprobs import LogprobArrays
+from llmjax.sampling.state import SamplerState
+
+ENDED = -1  # in ``last_token``: the slot's sequence has ended; what is already planned for it computes nothing
+NO_TOKEN = -1  # in ``StepOutput.tokens``: nothing was sampled
+NOT_FINITE = -2  # in ``StepOutput.tokens``: nothing could be sampled, for there were NaN or infinities among the logits
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeviceState:
+    """Everything that lives from step to step, donated through it. S slots."""
+
+    kv: tuple[LayerState, ...]  # one per layer
+    last_token: jax.Array  # i32 [S], or ENDED
+    sampler: SamplerState
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StepOutput:
+    """What the host may read, one dispatch late. K is ``Bucket.steps``."""
+
+    tokens: jax.Array  # i32 [K, R]; NO_TOKEN where the row did not sample, NOT_FINITE where it could not
+    logprobs: LogprobArrays  # of the sampled tokens [K, R]; zeros unless a row asks
+    prompt_logprobs: LogprobArrays | None  # of ``targets`` [T]; zeros unless a row asks; None in the decode family

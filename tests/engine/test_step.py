@@ -1,0 +1,98 @@
+"""Forward and heads: chained in one dispatch, and split over two."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from llmjax import models
+from llmjax.config import EngineConfig
+from llmjax.engine.batch import BatchLayout
+from llmjax.engine.device_state import NO_TOKEN, DeviceState
+from llmjax.engine.graphs import _batches, _set_up
+from llmjax.engine.heads import sample, score
+from llmjax.engine.memory import plan_kv
+from llmjax.engine.model import load_model
+from llmjax.engine.programs import StepCompiler
+from llmjax.engine.step import forward
+from llmjax.kernels.attention import KVLayout
+from llmjax.platforms import select_platform, use_compilation_cache
+
+CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
+TOP = 2
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3", "qwen3-next"])
+def compiler(request: pytest.FixtureRequest, compile_cache_dir: str) -> StepCompiler:
+    use_compilation_cache(compile_cache_dir)
+    config = EngineConfig(
+        model=str(CHECKPOINTS / request.param), dtype="float32", page_size=4, kv_cache_memory_bytes=2**19
+    )
+    platform = select_platform(config)
+    model = load_model(config, platform)
+    layout = KVLayout.of(platform.kv_dtype("auto"), page_size=4)
+    return StepCompiler(
+        model=model,
+        platform=platform,
+        kv_plan=plan_kv(config, model.config, platform, layout=layout),
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        max_logprobs=TOP,
+    )
+
+
+class Split:
+    """A step in two dispatches: the hidden states come to the host's hands in between.
+
+    Args:
+        layout: of its bucket.
+    """
+
+    def __init__(self, compiler: StepCompiler, layout: BatchLayout) -> None:
+        names, graph = tuple(compiler.model.params), compiler.model.graph
+
+        def merged(weights: Any) -> models.CausalLM:
+            return models.merge(graph, dict(zip(names, weights, strict=True)))
+
+        @partial(jax.jit, donate_argnums=1)
+        def first(weights: Any, state: DeviceState, packed: jax.Array) -> tuple[DeviceState, jax.Array]:
+            return forward(merged(weights), state, layout.unpack(packed))
+
+        @partial(jax.jit, donate_argnums=1)
+        def second(weights: Any, state: DeviceState, hidden: jax.Array, packed: jax.Array) -> Any:
+            model, batch = merged(weights), layout.unpack(packed)
+            scores = None if layout.bucket.decode else score(model, hidden, batch, max_logprobs=TOP)
+            return *sample(model, state, hidden, batch, max_logprobs=TOP), scores
+
+        self.first, self.second = first, second
+
+
+@pytest.mark.parametrize("decode", [True, False])
+def test_two_dispatches_do_what_one_does(decode: bool, compiler: StepCompiler) -> None:
+    """In every dispatch of the graphs' test, which takes and leaves out every branch of the heads."""
+    layout = next(x for b, x in compiler.layouts.items() if b.decode is decode and (b.rows == 4 or not decode))
+    program, split = compiler.compile(layout.bucket), Split(compiler, layout)
+    chained, parted = _set_up(compiler), _set_up(compiler)
+    sampled = set()
+    for packed in _batches(compiler, layout):
+        chained, expected = program(compiler.weights, chained, packed)
+        parted, hidden = split.first(compiler.weights, parted, packed)
+        assert hidden.shape[0] == layout.bucket.tokens
+        parted, found, scores = split.second(compiler.weights, parted, hidden, packed)
+        np.testing.assert_array_equal(found.tokens, expected.tokens[0])
+        sampled |= set(np.asarray(found.tokens).tolist())
+        for mine, its in zip(jax.tree.leaves(found.logprobs), jax.tree.leaves(expected.logprobs), strict=True):
+            np.testing.assert_allclose(mine, its[0], atol=1e-5)
+        for mine, its in zip(jax.tree.leaves(scores), jax.tree.leaves(expected.prompt_logprobs), strict=True):
+            np.testing.assert_allclose(mine, its, atol=1e-5)
+    assert len(sampled - {NO_TOKEN}) > 3
+    for mine, its in zip(jax.tree.leaves(parted), jax.tree.leaves(chained), strict=True):
+        if mine.dtype == np.float32:
+            np.testing.assert_allclose(mine, its, atol=1e-5)
+        else:
+            np.testing.assert_array_equal(mine, its)
