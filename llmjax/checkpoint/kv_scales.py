@@ -21,16 +21,19 @@ from llmjax.checkpoint import Checkpoint
 from llmjax.checkpoint.files import read_object
 from llmjax.checkpoint.formats.registry import CONFIG_KEYS
 from llmjax.errors import CheckpointError, ConfigError
+from llmjax.models import ModelConfig
+from llmjax.models.layers.state import PagedKV
 
 logger = logging.getLogger(__name__)
 
 # As vLLM and compressed-tensors write them (vLLM: model_loader/weight_utils.py, maybe_remap_kv_scale_name).
 TENSOR = re.compile(
-    r"(?:model\.|language_model\.)*layers\.(?P<layer>\d+)\.self_attn\."
+    r"(?:model\.|language_model\.)*layers\.(?P<layer>[0-9]{1,9})\.self_attn\."
     r"(?:(?:attn\.|[kv]_proj\.|qkv_proj\.)?(?P<part>k|v|kv)_scale|(?P<projection>[kv])_proj\.output_scale)"
 )
 UNUSED_TENSOR = re.compile(r".*\.self_attn\.(?:attn\.|q_proj\.|qkv_proj\.)?(?:q_scale|prob_scale|q_proj\.output_scale)")
-LMDEPLOY_FILE = re.compile(r"layers\.(?P<layer>\d+)\.past_kv_scale\.(?P<rank>\d+)\.weight")
+LMDEPLOY_FILE = re.compile(r"layers\.(?P<layer>[0-9]{1,9})\.past_kv_scale\.(?P<rank>[0-9]{1,9})\.weight")
+LAYER = re.compile(r"0|[1-9][0-9]{0,8}")
 JSON_TYPES = {"float8_e4m3fn": jnp.float8_e4m3fn, "fp8_e4m3": jnp.float8_e4m3fn, "int8": jnp.int8}
 
 
@@ -61,7 +64,7 @@ def is_kv_scale(name: str) -> bool:
 
 
 def kv_calibration(
-    checkpoint: Checkpoint, param_path: str | None, *, dtype: jnp.dtype, num_layers: int
+    checkpoint: Checkpoint, param_path: str | None, *, dtype: jnp.dtype, model: ModelConfig
 ) -> npt.NDArray[np.float32] | None:
     """Scales and zero points of every layer, or None where each token is to get a scale of its own.
 
@@ -69,13 +72,15 @@ def kv_calibration(
         checkpoint: where ``k_scale`` and ``v_scale`` tensors may be.
         param_path: a JSON file or a folder that replaces them; None: none given.
         dtype: of the KV cache.
+        model: which layers keep keys and values, and so have scales.
 
     Returns:
-        f32 [num_layers, 2 (keys, values), 2 (scale, zero point)].
+        f32 [layers, 2 (keys, values), 2 (scale, zero point)]; 1 and 0 of layers that keep no keys and values.
 
     Raises:
         ConfigError: ``param_path`` is missing or made for another type.
-        CheckpointError: a file or tensor is malformed or lacks a layer; the message names it.
+        CheckpointError: a file or tensor is malformed, lacks a layer or has one too many, or the model keeps latent
+            vectors; the message names it.
     """
     if param_path is not None:
         path = Path(param_path).expanduser()
@@ -86,13 +91,19 @@ def kv_calibration(
         path, layers = checkpoint.path, _read_tensors(checkpoint, dtype)
         if not layers:
             return None
-    for layer in range(num_layers):
-        if layer not in layers:
-            raise CheckpointError(f"{path}: there are no KV cache scales of layer {layer}")
-    if extra := sorted(layer for layer in layers if layer >= num_layers):
-        raise CheckpointError(f"{path}: there are KV cache scales of layer {extra[0]}, the model has {num_layers}")
-    parts = [(layers[i].keys, layers[i].values) for i in range(num_layers)]
-    return np.array([[(part.scale, part.zero) for part in layer] for layer in parts], np.float32)
+    kept = {i: layer.mixer.state for i, layer in enumerate(model.layers) if isinstance(layer.mixer.state, PagedKV)}
+    if any(state.value_dim is not None for state in kept.values()):
+        raise CheckpointError(f"{path}: scales of keys and values are for a cache of both, not of latent vectors")
+    if missing := kept.keys() - layers:
+        raise CheckpointError(f"{path}: there are no KV cache scales of layer {min(missing)}")
+    if extra := layers.keys() - kept:
+        first = min(extra)
+        why = "which keeps no keys and values" if first < model.num_layers else f"the model has {model.num_layers}"
+        raise CheckpointError(f"{path}: there are KV cache scales of layer {first}, {why}")
+    scales = np.array([[[1, 0]] * 2] * model.num_layers, np.float32)
+    for i, layer in layers.items():
+        scales[i] = [(part.scale, part.zero) for part in (layer.keys, layer.values)]
+    return scales
 
 
 def _read_json(path: Path, dtype: jnp.dtype, model: Mapping[str, Any]) -> dict[int, _Layer]:
@@ -112,12 +123,13 @@ def _read_json(path: Path, dtype: jnp.dtype, model: Mapping[str, Any]) -> dict[i
         raise CheckpointError(f"{field} must hold rank 0 alone, not {', '.join(map(repr, ranks)) or 'nothing'}")
     layers = {}
     for key, value in _object(ranks["0"], f"{field}.0").items():
-        where = f"{field}.0.{key}"
-        if not (key.isascii() and key.isdecimal()) or str(int(key)) != key:
+        where = f"{field}.0.{key[:40]}"
+        if not LAYER.fullmatch(key):
             raise CheckpointError(f"{where}: the key is not a layer's number")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise CheckpointError(f"{where} must be a number, not {value!r}")
-        scale = _Affine(float(np.float32(min(max(value, -1e39), 1e39)))).check(where)
+        with np.errstate(over="ignore"):  # what exceeds f32 becomes inf, and is refused
+            scale = _Affine(float(np.float32(min(max(value, -1e39), 1e39)))).check(where)
         layers[int(key)] = _Layer(scale, scale)
     return layers
 

@@ -27,7 +27,6 @@ from llmjax.kernels.offloading import SplitStack
 from llmjax.kernels.qtensor import QTensor
 from llmjax.models import Experts
 from llmjax.models.config import ModelConfig
-from llmjax.models.layers.state import PagedKV
 from llmjax.platforms import Platform
 from llmjax.quantization.plan import Kept, QuantizationPlan
 
@@ -78,11 +77,8 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
         checkpoint,
         config.quantization_param_path,
         dtype=platform.kv_dtype(config.kv_cache_dtype),
-        num_layers=model_config.num_layers,
+        model=model_config,
     )
-    states = [layer.mixer.state for layer in model_config.layers]
-    if calibration is not None and any(isinstance(s, PagedKV) and s.value_dim is not None for s in states):
-        raise CheckpointError(f"{path}: scales of keys and values are for a cache of both, not of latent vectors")
     plan = QuantizationPlan.of(
         config.quantization,
         config.quantization_rules,
