@@ -166,7 +166,7 @@ class _Job:
         keys = None
         if not self.engine.skip_tokenizer_init and (checkpoint.gguf is None or self.engine.tokenizer is not None):
             folder = Path(self.engine.tokenizer or checkpoint.path).expanduser()
-            keys = tokenizer_metadata(folder, vocab_size=checkpoint.config["vocab_size"])
+            keys = tokenizer_metadata(folder, vocab_size=checkpoint.model_config().vocab_size)
         report = QuantizationReport(self.target, self.calibration.method)
 
         def add(tensor: Exported) -> None:

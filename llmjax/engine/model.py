@@ -82,8 +82,7 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
     plan = QuantizationPlan.of(
         config.quantization,
         config.quantization_rules,
-        checkpoint.config,
-        tied=model_config.tie_word_embeddings,
+        model_config,
         stored=checkpoint.quantization,
     )
     placer = Placer(

@@ -157,8 +157,7 @@ def export_gguf(
     parsed = SchemeRules.parse(rules or {}, (*SCHEMES, KEEP))
     model = checkpoint.model_config()
     plan = _gguf_items if checkpoint.gguf is not None else _hf_items
-    shape = ModelShape.of(checkpoint.config, tied=model.tie_word_embeddings)
-    items = list(plan(checkpoint, model, _Typing(scheme.lower(), shape, parsed)))
+    items = list(plan(checkpoint, model, _Typing(scheme.lower(), ModelShape.of(model), parsed)))
     notes = _notes(checkpoint, model)
     ropes = {} if checkpoint.gguf is not None else rope_tensors(checkpoint.config, model)
     infos = [TensorInfo(name, values.shape, "F32") for name, values in ropes.items()]

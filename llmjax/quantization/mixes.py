@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from llmjax.checkpoint.experts import ROUTER
 from llmjax.errors import ConfigError
+from llmjax.models import Attention, Experts, ModelConfig
 from llmjax.quantization.schemes import scheme_key
 from llmjax.weights.ggml.reference import SCHEMES
 
@@ -63,7 +63,7 @@ class ModelShape:
         kv_heads: key/value heads.
         experts: experts of a layer; 0 for dense models.
         tied: the output shares the embedding's weights.
-        family: config.json's ``model_type``.
+        architecture: as in `ModelConfig`.
     """
 
     layers: int
@@ -71,21 +71,20 @@ class ModelShape:
     kv_heads: int
     experts: int = 0
     tied: bool = False
-    family: str = ""
+    architecture: str = ""
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], *, tied: bool) -> ModelShape:
-        """From config.json; `tied` is whether the checkpoint has no output weights of its own."""
-        experts = next(
-            (config[key] for key in ("num_local_experts", "num_experts", "n_routed_experts") if key in config), 0
-        )
+    def of(cls, model: ModelConfig) -> ModelShape:
+        """Of a model; where keys are made of latent vectors, or there are none, no heads share them."""
+        attention = next((layer.mixer for layer in model.layers if isinstance(layer.mixer, Attention)), None)
+        experts = (layer.feed_forward.count for layer in model.layers if isinstance(layer.feed_forward, Experts))
         return cls(
-            layers=config["num_hidden_layers"],
-            heads=config["num_attention_heads"],
-            kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
-            experts=experts or 0,
-            tied=tied,
-            family=config.get("model_type", ""),
+            layers=model.num_layers,
+            heads=attention.heads if attention else 1,
+            kv_heads=attention.kv_heads if attention else 1,
+            experts=next(experts, 0),
+            tied=model.tie_word_embeddings,
+            architecture=model.architecture,
         )
 
     @property
@@ -97,7 +96,8 @@ class ModelShape:
     def is_70b(self) -> bool:
         """The shape that llama.cpp calls 70B."""
         return self.layers == 80 and (
-            self.family == "qwen2" or (self.family == "llama" and self.heads != self.kv_heads)
+            self.architecture == "Qwen2ForCausalLM"
+            or (self.architecture == "LlamaForCausalLM" and self.heads != self.kv_heads)
         )
 
 

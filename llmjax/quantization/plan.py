@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import ConfigError
+from llmjax.models import ModelConfig
 from llmjax.quantization import mixes
 from llmjax.quantization.mixes import ModelShape
 from llmjax.quantization.rounding import rows_in_situ
@@ -78,17 +78,15 @@ class QuantizationPlan:
         cls,
         quantization: str | None,
         rules: Mapping[str, str],
-        config: Mapping[str, Any],
+        model: ModelConfig,
         *,
-        tied: bool,
         stored: str = "",
     ) -> QuantizationPlan:
         """The plan for one model.
 
         Args:
             quantization, rules: the settings.
-            config: content of config.json.
-            tied: whether the embedding is the head too.
+            model: which mixes look at.
             stored: the checkpoint's format (`Checkpoint.quantization`).
 
         Raises:
@@ -100,7 +98,7 @@ class QuantizationPlan:
         return cls(
             _checked(default),
             SchemeRules.parse(rules, (*SCHEMES, PLAIN, STORED)),
-            ModelShape.of(config, tied=tied),
+            ModelShape.of(model),
         )
 
     def keep(self, tensor: StoredTensor) -> Kept:

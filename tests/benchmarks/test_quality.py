@@ -11,6 +11,7 @@ import pytest
 from benchmarks.quality import REFERENCE, ROWS, Difference, Score, main, row_settings, table
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
+from llmjax.models import model_config
 from llmjax.quantization.plan import QuantizationPlan
 from llmjax.settings import make_config
 
@@ -30,10 +31,10 @@ def test_a_row_is_a_scheme_and_settings() -> None:
 
 def test_every_row_can_be_run() -> None:
     assert ROWS[0] == REFERENCE
-    config = json.loads((TESTS / "models" / "golden" / "llama" / "config.json").read_text())
+    model = model_config(json.loads((TESTS / "models" / "golden" / "llama" / "config.json").read_text()))
     for row in ROWS:
         settings = make_config(EngineConfig, row_settings(row), source=row)
-        QuantizationPlan.of(settings.quantization, {}, config, tied=False)
+        QuantizationPlan.of(settings.quantization, {}, model)
 
 
 def test_differences_are_taken_token_by_token() -> None:

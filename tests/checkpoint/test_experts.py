@@ -252,7 +252,7 @@ def test_written_quantized_and_read_again(tmp_path: Path, name: str, scheme: str
     found = open_checkpoint(tmp_path / "out")
     assert set(found.tensors) == set(source.tensors)
     stack = found.tensors[f"{EXPERTS}.gate_proj.weight"]
-    kept = QuantizationPlan.of(None, {}, found.config, tied=True, stored=found.quantization).keep(stack)
+    kept = QuantizationPlan.of(None, {}, found.model_config(), stored=found.quantization).keep(stack)
     assert kept.source is not None and stack.shape == source.tensors[stack.name].shape
     np.testing.assert_array_equal(dequantized(kept.source), stack.read(F32))
     np.testing.assert_allclose(stack.read(F32), source.tensors[stack.name].read(F32), atol=0.35)
@@ -311,7 +311,7 @@ def test_one_warning_for_a_stack_whose_experts_are_read_whole(caplog: pytest.Log
 @pytest.mark.parametrize("scheme", ["q8_0", "q4_0", "int8", "fp8", "int4_g64"])
 def test_quantized_while_they_are_read(tmp_path: Path, scheme: str) -> None:
     source = open_checkpoint(bigger(tmp_path, "qwen3-moe"))
-    plan = QuantizationPlan.of(scheme, {}, source.config, tied=True)
+    plan = QuantizationPlan.of(scheme, {}, source.model_config())
     stack: Any = source.tensors[f"{EXPERTS}.down_proj.weight"]
     whole = dequantized(plan.keep(stack).source)
     singly = [dequantized(plan.keep(matrix).source) for matrix in stack.matrices]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from llmjax.errors import ConfigError
+from llmjax.models import model_config
 from llmjax.quantization.mixes import MIXES, Choice, ModelShape, tensor_scheme
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "mixes.json").read_text())
@@ -46,7 +47,7 @@ def test_as_llama_cpp(case: str, mix: str) -> None:
         kv_heads=facts["kv_heads"],
         experts=facts["experts"],
         tied=facts["tied"],
-        family="llama",
+        architecture="LlamaForCausalLM",
     )
     for stem, expected in GOLDEN[case]["types"][mix].items():
         columns = {"attn_output": facts["heads"] * HEAD, "ffn_down": facts["ff"], "ffn_down_exps": facts["ff"]}
@@ -88,14 +89,21 @@ def test_a_rule_comes_first() -> None:
     assert choice("q4_k_m", "lm_head.weight", rule="none") == Choice(None, None)
 
 
-def test_model_shape_of_a_config() -> None:
+def test_model_shape() -> None:
     config = {"model_type": "qwen2", "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
-    model = ModelShape.of(config, tied=False)
-    assert model == ModelShape(layers=80, heads=64, kv_heads=8, family="qwen2")
+    model = ModelShape.of(model_config(config))
+    assert model == ModelShape(layers=80, heads=64, kv_heads=8, architecture="Qwen2ForCausalLM")
     assert model.is_70b
-    assert ModelShape.of({"num_hidden_layers": 2, "num_attention_heads": 4, "num_experts": 8}, tied=True) == ModelShape(
-        layers=2, heads=4, kv_heads=4, experts=8, tied=True
+    hybrid = {"model_type": "qwen3_next", "num_hidden_layers": 8, "num_experts": 8, "num_experts_per_tok": 2}
+    assert ModelShape.of(model_config(hybrid | {"tie_word_embeddings": True})) == ModelShape(
+        layers=8, heads=16, kv_heads=2, experts=8, tied=True, architecture="Qwen3NextForCausalLM"
     )
+
+
+def test_model_shape_of_a_config_that_leaves_out_what_its_family_assumes() -> None:
+    model = ModelShape.of(model_config({"architectures": ["MistralForCausalLM"]}))
+    assert model == ModelShape(layers=32, heads=32, kv_heads=8, architecture="MistralForCausalLM")
+    assert model.shares_heads
 
 
 def test_refusals() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from llmjax.errors import CheckpointError, ConfigError
+from llmjax.models import model_config
 from llmjax.quantization.plan import QuantizationPlan
 from llmjax.quantization.rounding import InSituRows
 from llmjax.quantization.schemes import SCHEMES, scheme_named
@@ -18,7 +19,15 @@ from llmjax.weights.ggml import reference
 from llmjax.weights.ggml.types import GGML_TYPES, dequantize
 from llmjax.weights.packing import RowSource, put
 
-CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "model_type": "llama"}
+MODEL = model_config(
+    {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    }
+)
 BLOCKS = {block.name.lower(): block for block in GGML_TYPES.values()}
 
 
@@ -50,7 +59,7 @@ def matrix(name: str = "model.layers.0.mlp.up_proj.weight", rows: int = 24, colu
 
 
 def plan(quantization: str | None, rules: dict[str, str] | None = None) -> QuantizationPlan:
-    return QuantizationPlan.of(quantization, rules or {}, CONFIG, tied=True)
+    return QuantizationPlan.of(quantization, rules or {}, MODEL)
 
 
 def kept_as(quantization: str | None, tensor: Plain, rules: dict[str, str] | None = None) -> str:
@@ -124,16 +133,16 @@ def test_names_of_schemes_and_mixes() -> None:
     ],
 )
 def test_names_of_formats_say_what_is_stored(quantization: str, stored: str) -> None:
-    assert QuantizationPlan.of(quantization, {}, CONFIG, tied=True, stored=stored).default == "stored"
+    assert QuantizationPlan.of(quantization, {}, MODEL, stored=stored).default == "stored"
 
 
 def test_names_of_formats_that_the_checkpoint_has_not() -> None:
     with pytest.raises(ConfigError, match="'gptq' is a checkpoint's format, but this one is stored as awq"):
-        QuantizationPlan.of("gptq", {}, CONFIG, tied=True, stored="awq")
+        QuantizationPlan.of("gptq", {}, MODEL, stored="awq")
     with pytest.raises(ConfigError, match="'gguf' is a checkpoint's format, but this one is not quantized"):
-        QuantizationPlan.of("gguf", {}, CONFIG, tied=True)
+        QuantizationPlan.of("gguf", {}, MODEL)
     for scheme in ("fp8", "mxfp4"):  # schemes as well
-        assert QuantizationPlan.of(scheme, {}, CONFIG, tied=True, stored="gptq").default == scheme
+        assert QuantizationPlan.of(scheme, {}, MODEL, stored="gptq").default == scheme
 
 
 def test_rules_come_first() -> None:
