@@ -24,7 +24,9 @@ from llmjax.weights.packing import RowSource, RowStack, aligned_empty
 
 logger = logging.getLogger(__name__)
 
-ONE = re.compile(r"(?P<layer>.*)\.(?:mlp|block_sparse_moe)\.experts\.(?P<expert>\d+)\.(?P<projection>\w+)\.weight")
+ONE = re.compile(
+    r"(?P<layer>.*)\.(?:mlp|block_sparse_moe)\.experts\.(?P<expert>0|[1-9][0-9]{0,8})\.(?P<projection>\w+)\.weight"
+)
 STACK = re.compile(
     r"(?P<layer>.*)\.mlp\.experts\.(?P<projection>gate_proj|up_proj|down_proj|gate_up_proj)(?:\.weight)?"
 )
@@ -166,6 +168,8 @@ def _cut(tensor: StoredStack, module: str, projection: str, path: Path) -> Itera
     """The projections that a stack [experts, out, in] holds, one or two, gate first."""
     projections = ("gate_proj", "up_proj") if projection == "gate_up_proj" else (projection,)
     experts, rows, _ = tensor.shape
+    if 0 in tensor.shape:  # of experts without numbers a file of no size may have any number
+        raise CheckpointError(f"{path}: tensor {tensor.name!r} is empty: its shape is {list(tensor.shape)}")
     if rows % len(projections):
         raise CheckpointError(f"{path}: tensor {tensor.name!r} has {rows} rows, not an even number for gate and up")
     each = rows // len(projections)

@@ -145,11 +145,22 @@ def test_routers_of_mixtral_are_renamed_and_biased_stacks_left_alone() -> None:
             f"'{EXPERTS}.gate_up_proj' is a stack of type F8_E4M3, whose scales '.*_scale_inv' are not",
         ),
         ({f"{EXPERTS}.gate_up_proj": np.zeros((2, 5, 4), F32)}, "has 5 rows, not an even number for gate and up"),
+        (
+            {f"{EXPERTS}.gate_up_proj": np.zeros((1 << 40, 2, 0), F32)},
+            r"its shape is \[1099511627776, 2, 0\]",
+        ),
+        ({f"{EXPERTS}.down_proj": np.zeros((0, 2, 4), F32)}, r"is empty: its shape is \[0, 2, 4\]"),
     ],
 )
 def test_what_does_not_fit_is_named(arrays: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         stacked(arrays)
+
+
+@pytest.mark.parametrize("expert", ["01", "\u0661", "9" * 5000])
+def test_what_is_not_written_as_experts_are_numbered_is_not_one(expert: str) -> None:
+    name = f"{EXPERTS}.{expert}.up_proj.weight"
+    assert set(stacked({name: np.zeros((2, 4), F32)})) == {name}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", ml_dtypes.bfloat16])
