@@ -80,8 +80,15 @@ class GGUFFile:
             CheckpointError: the file cannot be read or is malformed, or a part is missing.
         """
         file = _open_shard(Path(path))
-        count = file.metadata.get("split.count", 1)
+        count = file._split("count", 1)
         return file if count in (0, 1) else _join_shards(file, count)
+
+    def _split(self, key: str, default: int = 0) -> int:
+        """A whole number that a part of a split file says."""
+        value = self.metadata.get(f"split.{key}", default)
+        if type(value) is not int:
+            raise CheckpointError(f"{self.path}: split.{key} is not a whole number")
+        return value
 
 
 def _open_shard(path: Path) -> GGUFFile:
@@ -95,7 +102,7 @@ def _open(path: Path, parser: type[_Parser]) -> GGUFFile:
     return parser(path, data).file()
 
 
-def _join_shards(file: GGUFFile, count: object) -> GGUFFile:
+def _join_shards(file: GGUFFile, count: int) -> GGUFFile:
     name = SPLIT_NAME.fullmatch(file.path.name)
     if name is None or int(name["count"]) != count:
         raise CheckpointError(
@@ -107,7 +114,7 @@ def _join_shards(file: GGUFFile, count: object) -> GGUFFile:
         if not path.exists():
             raise CheckpointError(f"{path}: is missing; {file.path.name} is one of {count} parts")
         shard = _open_shard(path)
-        if shard.metadata.get("split.no") != index or shard.metadata.get("split.count") != count:
+        if shard._split("no", -1) != index or shard._split("count") != count:
             raise CheckpointError(f"{path}: split.no and split.count do not say part {index} of {count}")
         shards.append(shard)
     tensors: dict[str, GGUFTensor] = {}
@@ -116,7 +123,7 @@ def _join_shards(file: GGUFFile, count: object) -> GGUFFile:
             if tensor.name in tensors:
                 raise CheckpointError(f"{shard.path}: tensor {tensor.name!r} is in another part too")
             tensors[tensor.name] = tensor
-    expected = shards[0].metadata.get("split.tensors.count", len(tensors))
+    expected = shards[0]._split("tensors.count", len(tensors))
     if expected != len(tensors):
         raise CheckpointError(f"{shards[0].path}: split.tensors.count is {expected}, but the parts hold {len(tensors)}")
     return replace(shards[0], tensors=MappingProxyType(tensors))

@@ -342,7 +342,8 @@ def _special_tokens(gguf: GGUFFile, vocab_size: int) -> dict[str, Any]:
     def token(kind: str) -> int | None:
         key = f"tokenizer.ggml.{kind}_token_id"
         value = gguf.metadata.get(key)
-        if value in (None, -1, 0xFFFFFFFF):  # converters write -1, maybe as an unsigned number, for "none"
+        # Converters write -1, maybe as an unsigned number, for "none".
+        if value is None or (type(value) is int and value in (-1, 0xFFFFFFFF)):
             return None
         if type(value) is not int or value < 0 or (value >= vocab_size and kind != "padding"):
             raise CheckpointError(f"{gguf.path}: key {key!r} is {value!r}, not one of {vocab_size} tokens")

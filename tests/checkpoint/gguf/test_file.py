@@ -124,6 +124,20 @@ def test_split_file_opens_from_any_part(tmp_path: Path, part: int) -> None:
     check_reference(file, values)
 
 
+@pytest.mark.parametrize("count", [[3, 3], "3", 3.0])
+def test_split_file_whose_count_is_not_a_number(tmp_path: Path, count: object) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    if isinstance(count, list):
+        writer.add_array("split.count", count)
+    else:
+        getattr(writer, "add_string" if isinstance(count, str) else "add_float32")("split.count", count)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"x\.gguf: split\.count is not a whole number"):
+        GGUFFile.open(tmp_path / "x.gguf")
+
+
 def test_split_file_with_a_part_missing_or_exchanged(tmp_path: Path) -> None:
     write_reference(tmp_path / "x.gguf", split_max_tensors=2)
     first, second, third = sorted(tmp_path.iterdir())

@@ -13,6 +13,7 @@ import pytest
 
 from llmjax.checkpoint import Checkpoint, GGUFFile, open_checkpoint
 from llmjax.checkpoint.gguf.model import hf_config
+from llmjax.checkpoint.inspection import inspect_model
 from llmjax.errors import CheckpointError
 
 F32 = np.dtype(np.float32)
@@ -125,6 +126,20 @@ def test_llama_config(path: Path) -> None:
     }
     assert checkpoint.generation_config == {}
     assert checkpoint.gguf is not None and checkpoint.gguf.path == path
+
+
+@pytest.mark.parametrize("value", [[1, 2], [0.5, 1.5], ["a", "b"], "text", True, 0.5], ids=repr)
+def test_values_of_any_type_are_read_or_refused(path: Path, value: Any) -> None:
+    """Of arrays where a number is expected, too."""
+    own = [*KEYS, "attention.key_length", "attention.sliding_window", "rope.scaling.type", "expert_count"]
+    general = ["general.file_type", "general.sampling.temp", "split.count", "split.no", "tokenizer.ggml.bos_token_id"]
+    for key in (*own, *general):
+        keys, extra = (KEYS | {key: value}, {}) if key in own else (KEYS, {key: value})
+        write(path, "llama", keys, original_weights(), extra)
+        try:
+            inspect_model(path)
+        except CheckpointError as error:
+            assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
 
 
 def test_overrides_replace_keys_of_the_config(path: Path) -> None:
