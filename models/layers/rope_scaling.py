@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from llmjax.models.errors import UnsupportedModel
 from llmjax.models.fields import Fields
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.layers.rope_lengths import LongFrequencies, StretchedBase
@@ -21,6 +22,7 @@ from llmjax.models.layers.rope_lengths import LongFrequencies, StretchedBase
 logger = logging.getLogger(__name__)
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
+MAX_HEAD_DIM = 1 << 16  # far above any model: a wrong number must not make billions of frequencies
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,8 @@ def resolve_rope(parameters: Fields, *, head_dim: int, lengths: RopeLengths) -> 
     common = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     # "finetuned" is a remark in older YaRN checkpoints.
     parameters.only((*common, "finetuned", *rule.keys))
+    if head_dim > MAX_HEAD_DIM:
+        raise UnsupportedModel(f"{parameters.name}: heads of {head_dim} entries are more than {MAX_HEAD_DIM}")
     # The margin keeps a quotient such as 18 / 80 from losing an entry to rounding.
     rotary_dim = int(head_dim * parameters.number("partial_rotary_factor") + 1e-6)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
