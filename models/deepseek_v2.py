@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.models import llama
 from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, decoder_config, experts_per_token, gated_mlp, layer_types, rms
@@ -18,20 +19,8 @@ from llmjax.models.layers.rope_scaling import RopeLengths, of_whole_heads, resol
 
 # What Hugging Face's DeepseekV2Config means by a missing key.
 DEFAULTS = {
+    **llama.DEFAULTS,
     "vocab_size": 102400,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
     "q_lora_rank": 1536,
     "kv_lora_rank": 512,
     "qk_nope_head_dim": 128,

@@ -19,12 +19,8 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS)
     fields.require("mlp_bias", False)
-    kinds, norm, mlp, bias = (
-        qwen2.windowed_layers(fields),
-        rms(fields),
-        gated_mlp(fields),
-        fields.flag("attention_bias"),
-    )
+    kinds, norm, mlp = qwen2.windowed_layers(fields), rms(fields), gated_mlp(fields)
+    bias = fields.flag("attention_bias")
     attention = attention_by_kind(
         fields,
         kinds,

@@ -51,11 +51,8 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     fields.require("mlp_bias", False)
     count, interval = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), fields.integer("full_attention_interval")
     default = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(count)]
-    kinds, norm, bias = (
-        layer_types(fields, default, kinds=KINDS),
-        rms(fields, plus_one=True),
-        fields.flag("attention_bias"),
-    )
+    kinds, norm = layer_types(fields, default, kinds=KINDS), rms(fields, plus_one=True)
+    bias = fields.flag("attention_bias")
     mixers: dict[str, Mixer] = {"linear_attention": _delta_net(fields)}
     mixers |= attention_by_kind(
         fields,
