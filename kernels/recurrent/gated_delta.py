@@ -14,7 +14,6 @@ from jax.scipy.linalg import solve_triangular
 
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.recurrent.places import Places
-from llmjax.kernels.registry import Implementation, Operation
 
 CHUNK = 64  # tokens that are computed by products of matrices
 
@@ -44,21 +43,6 @@ def gated_delta(
     Returns:
         f32 [T, H, v], and the states.
     """
-    out: tuple[jax.Array, jax.Array] = GATED_DELTA(q, k, v, decay, beta, states, batch, page_size=page_size)
-    return out
-
-
-def _portable(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    decay: jax.Array,
-    beta: jax.Array,
-    states: jax.Array,
-    batch: RaggedBatch,
-    *,
-    page_size: int,
-) -> tuple[jax.Array, jax.Array]:
     places, tokens = Places(batch, page_size), (q, k, v, decay, beta)
     out = jnp.zeros(v.shape, jnp.float32)
     # Rows of one token side by side.
@@ -157,6 +141,3 @@ def chunk(
     left = jnp.exp(total[:, -1:] - total)[..., None]
     state = state * of_state[:, -1:] + product("hik,hiv->hkv", k * left, written)
     return jnp.moveaxis(out, 0, 1), state
-
-
-GATED_DELTA = Operation("gated delta rule", (Implementation("XLA", _portable),))
