@@ -107,7 +107,7 @@ class Logits:
             kv_index=jnp.arange(8, 16, dtype=jnp.int32),
         )
         model = models.merge(graph, params)
-        result = model(tokens, tokens - 3, kv, (batch,) * len(config.windows))
+        result = model(tokens, tokens - 3, kv, (batch,) * len(config.spans))
         return model.logits(result.hidden)
 
 
