@@ -1,4 +1,4 @@
-"""Activation functions of gated feed-forward blocks."""
+"""Activation functions of feed-forward blocks."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
         "gelu_new": _tanh_gelu,
         "gelu_fast": _tanh_gelu,
         "gelu_pytorch_tanh": _tanh_gelu,
+        "relu": jax.nn.relu,
         "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     }
 )

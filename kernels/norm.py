@@ -1,4 +1,5 @@
-"""RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467) in its two flavors."""
+"""RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467) in its two flavors, and layer norm (Ba et al. 2016,
+arXiv:1607.06450)."""
 
 from __future__ import annotations
 
@@ -32,3 +33,17 @@ def rms_norm(x: jax.Array, norm: Norm) -> jax.Array:
     if norm.plus_one:
         return (normed * (1 + norm.weight.astype(jnp.float32))).astype(x.dtype)
     return normed.astype(x.dtype) * norm.weight.astype(x.dtype)
+
+
+def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, *, eps: float) -> jax.Array:
+    """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` over the last axis, in x's dtype; computed in f32.
+
+    Args:
+        weight, bias: [D], or [..., D] where x's axes before the last have weights of their own; bias None: none.
+        eps: added to the variance.
+    """
+    wide = x.astype(jnp.float32)
+    centered = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    normed = centered * jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + eps)
+    normed = normed * weight.astype(jnp.float32)
+    return (normed if bias is None else normed + bias.astype(jnp.float32)).astype(x.dtype)

@@ -5,18 +5,20 @@ from llmjax.models.decoder import CausalLM, Hidden
 from llmjax.models.errors import UnsupportedModel
 from llmjax.models.functional import abstract_model, init_random, merge
 from llmjax.models.layers.attention import Attention
+from llmjax.models.layers.embedding import LearnedPositions
 from llmjax.models.layers.gated_delta import GatedDelta
 from llmjax.models.layers.latent import LatentAttention
 from llmjax.models.layers.layer import LayerSpec
-from llmjax.models.layers.mlp import GatedMLP
+from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import ExpertGroups, Experts, SharedExpert
-from llmjax.models.layers.norm import RMS
-from llmjax.models.layers.residual import PreNorm, Sandwich
+from llmjax.models.layers.norm import RMS, Layer
+from llmjax.models.layers.residual import Parallel, PreNorm, Sandwich
 from llmjax.models.layers.rope import RopeConfig
-from llmjax.models.registry import FAMILIES, model_config
+from llmjax.models.registry import FAMILIES, model_config, tensor_names
 
 __all__ = [
     "FAMILIES",
+    "MLP",
     "RMS",
     "Attention",
     "CausalLM",
@@ -26,8 +28,11 @@ __all__ = [
     "GatedMLP",
     "Hidden",
     "LatentAttention",
+    "Layer",
     "LayerSpec",
+    "LearnedPositions",
     "ModelConfig",
+    "Parallel",
     "PreNorm",
     "RopeConfig",
     "Sandwich",
@@ -37,4 +42,5 @@ __all__ = [
     "init_random",
     "merge",
     "model_config",
+    "tensor_names",
 ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmjax.models.layers.embedding import LearnedPositions
 from llmjax.models.layers.layer import LayerSpec
-from llmjax.models.layers.norm import RMS
+from llmjax.models.layers.norm import NormSpec
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.layers.state import LastState, LastTokens, Span
 
@@ -18,10 +19,13 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
-    norm: RMS  # the last one
+    norm: NormSpec  # the last one
     max_position: int  # longest sequence the model was made for
     tie_word_embeddings: bool = False
+    head_bias: bool = False
     embedding_scale: float = 1.0
+    embedding_norm: NormSpec | None = None  # of what the first layer is given
+    positions: LearnedPositions | None = None
     final_softcap: float | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()

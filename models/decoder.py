@@ -18,6 +18,7 @@ from llmjax.models.layers.embedding import Embedding
 from llmjax.models.layers.layer import DecoderLayer
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.parameter import tree_of_axes
+from llmjax.models.layers.residual import normed
 from llmjax.models.layers.rope import rotation
 from llmjax.models.layers.state import LayerState
 
@@ -48,12 +49,23 @@ class Decoder(nnx.Module):
             dtype=dtype,
             activation_dtype=activation_dtype,
         )
+        self.embed_positions = (
+            None if config.positions is None else config.positions.build(config.hidden_size, dtype=dtype)
+        )
+        self.embed_norm = None if config.embedding_norm is None else config.embedding_norm.build(config.hidden_size)
         self.layers = nnx.List([spec.build(config.hidden_size, dtype=dtype) for spec in config.layers])
         self.norm = config.norm.build(config.hidden_size)
 
+    def embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        """The residual stream before the first layer, [T, D], of tokens and positions i32 [T]."""
+        x = self.embed_tokens(tokens)
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(positions).astype(x.dtype)
+        return normed(x, self.embed_norm)
+
 
 def _head(x: jax.Array, head: Linear | Embedding) -> jax.Array:
-    return linear(x, head.weight.get_value())
+    return head(x) if isinstance(head, Linear) else linear(x, head.weight.get_value())
 
 
 def _head_axes(x: jax.Array, head: Linear | Embedding) -> CallAxes:
@@ -77,7 +89,8 @@ class CausalLM(nnx.Module):
         self.model = Decoder(config, dtype=dtype, activation_dtype=activation_dtype)
         tied = config.tie_word_embeddings
         size, rows = config.hidden_size, config.vocab_size
-        self.lm_head = None if tied else Linear(size, rows, bias=False, dtype=dtype, axes=("vocab", "hidden"))
+        bias = config.head_bias
+        self.lm_head = None if tied else Linear(size, rows, bias=bias, dtype=dtype, axes=("vocab", "hidden"))
 
     def __call__(
         self,
@@ -96,7 +109,7 @@ class CausalLM(nnx.Module):
             prompt_len: tokens of the prompt that each token's sequence began with, i32 [T] or one for all.
         """
         config = self.config
-        x = self.model.embed_tokens(tokens)
+        x = self.model.embed(tokens, positions)
         rotations = {rope: rotation(positions, rope, prompt_len) for rope in config.ropes}
         stored = []
         for i, (layer, pages) in enumerate(zip(self.model.layers, kv, strict=True)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,19 +18,27 @@ class Fields:
         values: the object as read from the file.
         defaults: what a missing key means; a key in neither mapping reads as null.
         name: how error messages call the object.
+        aliases: other names of keys, by the name that they are asked for; the first that is there counts.
     """
 
     values: Mapping[str, Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     name: str = "config.json"
+    aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def get(self, key: str) -> Any:
-        return self.values[key] if key in self.values else self.defaults.get(key)
+        shown = self._shown(key)
+        return self.values[shown] if shown in self.values else self.defaults.get(key)
+
+    def _shown(self, key: str) -> str:
+        """The name that the object has for a key."""
+        return next((name for name in self.aliases.get(key, ()) if name in self.values), key)
 
     def error(self, key: str, problem: str) -> UnsupportedModel:
         """An error to raise about one key; ``problem`` completes "<file>: <key> = <value> ..."."""
         shown = repr(self.get(key))
-        name = key if key.isprintable() else repr(key)  # a line break would make two lines of the error
+        name = self._shown(key)
+        name = name if name.isprintable() else repr(name)  # a line break would make two lines of the error
         return UnsupportedModel(f"{self.name}: {name} = {shown if len(shown) < 80 else shown[:76] + ' ...'} {problem}")
 
     def integer(self, key: str, *, minimum: int = 1, maximum: int = 2**31 - 1) -> int:

@@ -13,6 +13,7 @@ from flax import nnx
 
 from llmjax.models.config import ModelConfig
 from llmjax.models.decoder import CausalLM
+from llmjax.models.layers.norm import RMS
 from llmjax.models.layers.parameter import axes_of, is_plain, named
 
 
@@ -75,11 +76,13 @@ def init_random(config: ModelConfig, key: jax.Array, *, dtype: jnp.dtype) -> dic
     """
     _, shapes = abstract_model(config, dtype=dtype, activation_dtype=dtype)
 
+    plus_one = isinstance(config.norm, RMS) and config.norm.plus_one
+
     def draw(name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
         # Folding the name in makes a tensor independent of which others exist.
         noise = jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), like.shape)
         if name.endswith("norm.weight"):
-            value = (0.0 if config.norm.plus_one else 1.0) + 0.1 * noise
+            value = (0.0 if plus_one else 1.0) + 0.1 * noise
         elif len(like.shape) > 1:
             value = noise * like.shape[-1] ** -0.5
         else:

@@ -10,9 +10,9 @@ from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.layer import LayerSpec
-from llmjax.models.layers.mlp import GatedMLP
+from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import Experts, SharedExpert
-from llmjax.models.layers.norm import RMS
+from llmjax.models.layers.norm import RMS, Layer, NormSpec
 from llmjax.models.layers.rope_scaling import (
     LAYER_TYPES,
     RopeLengths,
@@ -70,6 +70,7 @@ def attention_by_kind(
     max_model_len: int | None,
     ropes: Mapping[str, Fields] | None = None,
     partial_rotary: bool = False,
+    rotary: bool = True,
     **differences: Any,
 ) -> dict[str, Attention]:
     """Attention as each kind of layer has it, from the keys that every family has.
@@ -80,6 +81,7 @@ def attention_by_kind(
         max_model_len: longest sequence that will be served, in tokens; some rope scalings depend on it.
         ropes: rope keys by kind, where a family does not write them as most do.
         partial_rotary: whether the family heeds ``partial_rotary_factor``.
+        rotary: False: positions are not in the heads.
         differences: fields of Attention in which the family differs from its defaults.
     """
     if "sliding_attention" in kinds and window is None:
@@ -93,11 +95,14 @@ def attention_by_kind(
         if hidden_size % heads:
             raise fields.error("hidden_size", f"is not divisible by num_attention_heads = {heads}; give head_dim")
         head_dim = hidden_size // heads
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "scale": head_dim**-0.5}
+    if not rotary:
+        windows = {kind: window if kind == "sliding_attention" else None for kind in kinds}
+        return {kind: Attention(rope=None, window=own, **(sizes | differences)) for kind, own in windows.items()}
     lengths = RopeLengths(fields.integer("max_position_embeddings"), max_model_len)
     parameters = {kind: ropes[kind] if ropes else rope_parameters(fields, kind) for kind in dict.fromkeys(kinds)}
     if not partial_rotary:
         parameters = {kind: of_whole_heads(keys) for kind, keys in parameters.items()}
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "scale": head_dim**-0.5}
     return {
         kind: Attention(
             rope=resolve_rope(keys, head_dim=head_dim, lengths=lengths),
@@ -113,6 +118,11 @@ def rms(fields: Fields, *, plus_one: bool = False) -> RMS:
     return RMS(fields.number("rms_norm_eps"), plus_one)
 
 
+def layer_norm(fields: Fields, key: str = "layer_norm_eps", *, bias: bool = True) -> Layer:
+    """Layer norm with the eps that a key gives."""
+    return Layer(fields.number(key), bias)
+
+
 def gated_mlp(fields: Fields, *, activation: str = "hidden_act", bias: bool = False) -> GatedMLP:
     """The feed-forward half of a layer without experts.
 
@@ -121,6 +131,12 @@ def gated_mlp(fields: Fields, *, activation: str = "hidden_act", bias: bool = Fa
     """
     inner = fields.integer("intermediate_size")
     return GatedMLP(inner=inner, activation=fields.choice(activation, ACTIVATIONS), bias=bias)
+
+
+def mlp(fields: Fields, *, activation: str = "hidden_act", bias: bool = True) -> MLP:
+    """A feed-forward half without a gate; arguments as for `gated_mlp`."""
+    inner = fields.integer("intermediate_size")
+    return MLP(inner=inner, activation=fields.choice(activation, ACTIVATIONS), bias=bias)
 
 
 def softmax_experts(fields: Fields, *, inner: str, normalize: bool, shared: str | None = None) -> Experts:
@@ -153,7 +169,7 @@ def experts_per_token(fields: Fields, count: int) -> int:
 
 
 def decoder_config(
-    fields: Fields, *, architecture: str, layers: Sequence[LayerSpec], norm: RMS, **differences: Any
+    fields: Fields, *, architecture: str, layers: Sequence[LayerSpec], norm: NormSpec, **differences: Any
 ) -> ModelConfig:
     """A model from its layers and the other keys that every family has.
 

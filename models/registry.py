@@ -6,9 +6,24 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from llmjax.models import deepseek_v2, gemma3, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_next
+from llmjax.models import (
+    deepseek_v2,
+    gemma3,
+    llama,
+    mistral,
+    mixtral,
+    phi,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    qwen3_next,
+    starcoder2,
+)
 from llmjax.models.config import ModelConfig
 from llmjax.models.errors import UnsupportedModel
+from llmjax.models.names import Names
 
 
 class Family(Protocol):
@@ -24,11 +39,23 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "LlamaForCausalLM": llama.from_hf,
         "MistralForCausalLM": mistral.from_hf,
         "MixtralForCausalLM": mixtral.from_hf,
+        "Phi3ForCausalLM": phi3.from_hf,
+        "PhiForCausalLM": phi.from_hf,
         "Qwen2ForCausalLM": qwen2.from_hf,
         "Qwen2MoeForCausalLM": qwen2_moe.from_hf,
         "Qwen3ForCausalLM": qwen3.from_hf,
         "Qwen3MoeForCausalLM": qwen3_moe.from_hf,
         "Qwen3NextForCausalLM": qwen3_next.from_hf,
+        "Starcoder2ForCausalLM": starcoder2.from_hf,
+    }
+)
+
+# Of families whose checkpoints do not have the model's own names.
+NAMES: Mapping[str, Names] = MappingProxyType(
+    {
+        "Phi3ForCausalLM": phi3.NAMES,
+        "PhiForCausalLM": phi.NAMES,
+        "Starcoder2ForCausalLM": starcoder2.NAMES,
     }
 )
 
@@ -40,11 +67,14 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "llama": "LlamaForCausalLM",
         "mistral": "MistralForCausalLM",
         "mixtral": "MixtralForCausalLM",
+        "phi": "PhiForCausalLM",
+        "phi3": "Phi3ForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "qwen2_moe": "Qwen2MoeForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "qwen3_next": "Qwen3NextForCausalLM",
+        "starcoder2": "Starcoder2ForCausalLM",
     }
 )
 
@@ -63,6 +93,14 @@ def model_config(config: Mapping[str, Any], *, max_model_len: int | None = None)
     if max_model_len is not None and max_model_len < 1:
         raise UnsupportedModel(f"max_model_len = {max_model_len} must be at least 1")
     return FAMILIES[_architecture(config)](config, max_model_len=max_model_len)
+
+
+def tensor_names(config: Mapping[str, Any]) -> Names | None:
+    """What checkpoints of a model's family call its tensors; None: what the model does, or the family is unknown."""
+    try:
+        return NAMES.get(_architecture(config))
+    except UnsupportedModel:
+        return None
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     sinks: jax.Array | None = None,
+    slopes: jax.Array | None = None,
 ) -> tuple[jax.Array, KVPages]:
     """Writes K and V of the step's tokens, then attends causally.
 
@@ -42,27 +43,49 @@ def attend(
         window: how many keys a query sees, its own included; None: all before it.
         softcap: ``softcap * tanh(logits / softcap)`` before the mask.
         sinks: f32 [H], an extra logit of each head's softmax.
+        slopes: f32 [H], what a logit loses a token that the key lies before the query, after softcap (ALiBi, Press et
+            al. 2021, arXiv:2108.12409).
 
     Returns:
         Output [T, H, size of a value] in q's dtype (padding tokens: undefined, finite) and the pages.
     """
     attended: tuple[jax.Array, KVPages] = ATTENTION(
-        q, k, v, pages, batch, sinks, scale=scale, window=window, softcap=softcap
+        q, k, v, pages, batch, sinks, slopes, scale=scale, window=window, softcap=softcap
     )
     return attended
 
 
-def _native(*arguments: Any, **rules: Any) -> tuple[jax.Array, KVPages]:
+def _native(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    pages: KVPages,
+    batch: RaggedBatch,
+    sinks: jax.Array | None = None,
+    slopes: None = None,
+    **rules: Any,
+) -> tuple[jax.Array, KVPages]:
     native = library()
     assert native is not None
-    return cpu.attend(*arguments, library=native, **rules)
+    return cpu.attend(q, k, v, pages, batch, sinks, library=native, **rules)
 
 
-def _native_refuses(q: jax.Array, k: jax.Array, v: jax.Array | None, pages: KVPages, *_: Any, **__: Any) -> str | None:
+def _native_refuses(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array | None,
+    pages: KVPages,
+    batch: RaggedBatch | None = None,
+    sinks: jax.Array | None = None,
+    slopes: jax.Array | None = None,
+    **_: Any,
+) -> str | None:
+    if slopes is not None:
+        return "logits have a bias by distance"
     return cpu.refuses(q, pages) or (None if library() is not None else "not built")
 
 
-# Positional: q, k, v, pages, batch, sinks. Static: scale, window, softcap.
+# Positional: q, k, v, pages, batch, sinks, slopes. Static: scale, window, softcap.
 ATTENTION = Operation(
     "attention",
     (

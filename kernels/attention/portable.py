@@ -28,6 +28,7 @@ class _QueryRules:
     window: int | None
     softcap: float | None
     sinks: jax.Array | None  # f32 [H]
+    slopes: jax.Array | None  # f32 [H]
 
 
 @jax.tree_util.register_dataclass
@@ -47,6 +48,7 @@ def attend(
     pages: KVPages,
     batch: RaggedBatch,
     sinks: jax.Array | None,
+    slopes: jax.Array | None = None,
     *,
     scale: float,
     window: int | None,
@@ -54,7 +56,10 @@ def attend(
 ) -> tuple[jax.Array, KVPages]:
     """Write, then attention (contract: ``llmjax.kernels.attention.attend``)."""
     pages = write_kv(pages, k, v, batch.kv_index)
-    return ragged_paged_attention(q, pages, batch, scale=scale, window=window, softcap=softcap, sinks=sinks), pages
+    out = ragged_paged_attention(
+        q, pages, batch, scale=scale, window=window, softcap=softcap, sinks=sinks, slopes=slopes
+    )
+    return out, pages
 
 
 def write_kv(pages: KVPages, k: jax.Array, v: jax.Array | None, kv_index: jax.Array) -> KVPages:
@@ -86,9 +91,10 @@ def ragged_paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: jax.Array | None = None,
+    slopes: jax.Array | None = None,
 ) -> jax.Array:
     """Causal attention of every token over the pages of its request (contract: ``llmjax.kernels.attention.attend``)."""
-    rules = _QueryRules(scale=scale, window=window, softcap=softcap, sinks=sinks)
+    rules = _QueryRules(scale=scale, window=window, softcap=softcap, sinks=sinks, slopes=slopes)
     tokens, _, head_dim = q.shape
     grouped = q.astype(jnp.float32).reshape(tokens, pages.data.shape[2], -1, head_dim)  # [T, K, G, h]
     shape = (*q.shape[:2], pages.value_dim)
@@ -118,6 +124,7 @@ def _decode(q: jax.Array, pages: KVPages, batch: RaggedBatch, rules: _QueryRules
     first_key = jnp.zeros_like(position) if rules.window is None else jnp.maximum(position - rules.window + 1, 0)
     first_page = first_key // page_size  # each row starts its loop at its own first visible page
     blocks = jnp.max((batch.kv_len - first_page * page_size + block - 1) // block, initial=0)
+    slopes = None if rules.slopes is None else rules.slopes.reshape(*q.shape[1:3], 1)
 
     def body(index: jax.Array, partial: _Partial) -> _Partial:
         page = first_page[:, None] + index * per_block + jnp.arange(per_block)  # [R, per_block]
@@ -127,7 +134,8 @@ def _decode(q: jax.Array, pages: KVPages, batch: RaggedBatch, rules: _QueryRules
         visible = (key <= position[:, None]) & (key >= first_key[:, None])
         values = jnp.where(visible[:, None, :, None], values, 0.0)  # a weight of 0 does not keep NaN out
         logits = jnp.einsum("rkgh,rkch->rkgc", q, keys, precision="highest")
-        logits = jnp.where(visible[:, None, None], _cap(logits, rules), MASKED)
+        logits = _biased(_cap(logits, rules), slopes, (position[:, None] - key)[:, None, None])
+        logits = jnp.where(visible[:, None, None], logits, MASKED)
         return _update(partial, logits, lambda w: jnp.einsum("rkgc,rkch->rkgh", w, values, precision="highest"))
 
     sinks = None if rules.sinks is None else rules.sinks.reshape(q.shape[1:3])
@@ -145,6 +153,7 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
     ends = jnp.cumsum((count + queries - 1) // queries)  # query blocks up to and with row r
     padded = jnp.pad(q, ((0, queries), (0, 0), (0, 0), (0, 0)))
     table = jnp.pad(batch.page_table, ((0, 0), (0, per_block)))  # so that a slice never slides back
+    slopes = None if rules.slopes is None else rules.slopes.reshape(kv_heads, group, 1, 1)
 
     def query_block(index: jax.Array, out: jax.Array) -> jax.Array:
         row = jnp.searchsorted(ends, index, side="right")
@@ -167,6 +176,7 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
                 visible &= key[None] > position[:, None] - rules.window
             logits = jnp.einsum("kqh,kch->kqc", mine, keys, precision="highest")
             logits = _cap(logits, rules).reshape(kv_heads, group, queries, block)
+            logits = _biased(logits, slopes, position[:, None] - key)
             logits = jnp.where(visible, logits, MASKED)
 
             def weigh(weights: jax.Array) -> jax.Array:
@@ -202,6 +212,11 @@ def _gather(pages: KVPages, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _cap(logits: jax.Array, rules: _QueryRules) -> jax.Array:
     logits = logits * rules.scale
     return logits if rules.softcap is None else rules.softcap * jnp.tanh(logits / rules.softcap)
+
+
+def _biased(logits: jax.Array, slopes: jax.Array | None, distance: jax.Array) -> jax.Array:
+    """Logits less ``slopes * distance`` (ALiBi), which broadcasts to them; distances are in tokens."""
+    return logits if slopes is None else logits - slopes * distance.astype(jnp.float32)
 
 
 def _start(shape: tuple[int, ...], sinks: jax.Array | None) -> _Partial:

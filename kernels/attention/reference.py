@@ -36,12 +36,14 @@ def ragged_paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: jax.Array | None = None,
+    slopes: jax.Array | None = None,
 ) -> jax.Array:
     """Causal attention of every token over the pages of its request; see the package for the contract.
 
     Args:
         q: [T, H, h].
         sinks: f32 [H], a logit that takes part in the softmax of each head and attends to nothing.
+        slopes: f32 [H], what a logit loses a token of distance.
 
     Returns:
         [T, H, size of a value] in q's dtype; rows of padding tokens are undefined but finite.
@@ -60,6 +62,9 @@ def ragged_paged_attention(
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
     key = jnp.arange(logits.shape[-1])
+    if slopes is not None:
+        distance = (position[:, None] - key[None]).astype(jnp.float32)  # [T, L]
+        logits = logits - slopes.reshape(1, kv_heads, -1, 1) * distance[:, None, None]
     visible = key[None] <= position[:, None]
     if window is not None:
         visible &= position[:, None] - key[None] < window

@@ -19,7 +19,16 @@ CACHE_TYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float
 INT32_BYTES = (1 << 31, 1 << 32)  # Pallas computes 32-bit offsets of elements for arrays of up to so many bytes
 
 
-def refuses(q: jax.Array, k: jax.Array, v: jax.Array | None, pages: KVPages, *_: Any, **__: Any) -> str | None:
+def refuses(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array | None,
+    pages: KVPages,
+    batch: RaggedBatch | None = None,
+    sinks: jax.Array | None = None,
+    slopes: jax.Array | None = None,
+    **_: Any,
+) -> str | None:
     """Why the kernels do not take these types and sizes; None: they do."""
     head_dim, size, value = q.shape[2], pages.data.size, pages.layout.value_dim
     if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
@@ -32,6 +41,8 @@ def refuses(q: jax.Array, k: jax.Array, v: jax.Array | None, pages: KVPages, *_:
         return f"the head size {head_dim} is not a multiple of 8 up to {MAX_HEAD_DIM}"
     if value is not None and (value % 8 or value > MAX_VALUE_DIM or head_dim - value > MAX_HEAD_DIM):
         return f"latent keys of {value} + {head_dim - value}: multiples of 8 up to {MAX_VALUE_DIM} + {MAX_HEAD_DIM}"
+    if slopes is not None:
+        return "logits have a bias by distance"
     if INT32_BYTES[0] < size and size * pages.data.dtype.itemsize <= INT32_BYTES[1]:
         return "pages of one-byte types between 2 and 4 GiB a layer are beyond Pallas' 32-bit offsets"
     return None
@@ -53,6 +64,7 @@ def attend(
     pages: KVPages,
     batch: RaggedBatch,
     sinks: jax.Array | None = None,
+    slopes: None = None,
     *,
     scale: float,
     window: int | None = None,
@@ -62,6 +74,7 @@ def attend(
     """``llmjax.kernels.attention.attend``; the output of padding tokens is 0.
 
     Args:
+        slopes: refused.
         interpret: run the kernels as XLA operations, on any device.
     """
     pages = store_kv(pages, k, v, batch.kv_index, interpret=interpret)

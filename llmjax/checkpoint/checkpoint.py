@@ -14,6 +14,7 @@ from llmjax.checkpoint.files import read_object
 from llmjax.checkpoint.formats.registry import plain_tensors, stored_method
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.model import hf_config, hf_generation_config, hf_tensors
+from llmjax.checkpoint.model_names import with_model_names
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
@@ -54,10 +55,7 @@ class Checkpoint:
         Raises:
             CheckpointError: the model is not supported, or has no output weights although its embedding is not tied.
         """
-        try:
-            model = models.model_config(self.config, max_model_len=max_model_len)
-        except UnsupportedModel as error:
-            raise CheckpointError(f"{self.path}: {error}") from error
+        model = _model_config(self.config, self.path, max_model_len=max_model_len)
         if not model.tie_word_embeddings and HEAD not in self.tensors:
             raise CheckpointError(
                 f"{self.path}: tensor {HEAD} is missing, and tie_word_embeddings is false; "
@@ -93,5 +91,15 @@ def _open_folder(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
     generation = path / GENERATION_CONFIG
     generation_config = read_object(generation) if generation.exists() else {}
     plain = plain_tensors(stored_tensors(path), config, path)
-    tensors = MappingProxyType(with_stacked_experts(plain, path))
-    return Checkpoint(path, config, generation_config, tensors, quantization=stored_method(config, path))
+    tensors = with_stacked_experts(plain, path)
+    if (names := models.tensor_names(config)) is not None:
+        tensors = with_model_names(tensors, names, _model_config(config, path), path)
+    quantization = stored_method(config, path)
+    return Checkpoint(path, config, generation_config, MappingProxyType(tensors), quantization=quantization)
+
+
+def _model_config(config: Mapping[str, Any], path: Path, *, max_model_len: int | None = None) -> ModelConfig:
+    try:
+        return models.model_config(config, max_model_len=max_model_len)
+    except UnsupportedModel as error:
+        raise CheckpointError(f"{path}: {error}") from error

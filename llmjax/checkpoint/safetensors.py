@@ -84,6 +84,16 @@ class SafetensorsTensor:
         stored = self.stored[index, rows]
         return replace(self, name=name, shape=stored.shape, stored=stored)
 
+    def transposed(self) -> SafetensorsTensor:
+        """The transpose of a matrix, where it lies."""
+        return replace(self, shape=self.shape[::-1], stored=self.stored.T)
+
+    def taken(self, rows: np.ndarray) -> SafetensorsTensor:
+        """Some rows, intp [n]; those that follow each other where they lie, others copied."""
+        in_turn = len(rows) and bool((np.diff(rows) == 1).all())
+        stored = self.stored[rows[0] : rows[-1] + 1] if in_turn else self.stored[rows]
+        return replace(self, shape=stored.shape, stored=stored)
+
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The values as `dtype`, rounded to nearest even; of the stored type: the mapped view itself, not writable.
 

@@ -18,6 +18,7 @@ from llmjax.checkpoint.formats.registry import WRITERS
 from llmjax.checkpoint.safetensors import DTYPES, TensorSpec
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError, ConfigError
+from llmjax.models import tensor_names
 from llmjax.quantization.mixes import KEEP, NEVER
 from llmjax.quantization.schemes import SchemeRules, scheme_key
 from llmjax.weights.rows import FLOATS
@@ -73,6 +74,11 @@ class SavePlan:
         if form not in WRITERS:
             raise ConfigError(f"--format {form!r} is unknown; known are {', '.join(WRITERS)}")
         writer = WRITERS[form]
+        if tensor_names(checkpoint.config) is not None:
+            raise CheckpointError(
+                f"{checkpoint.path}: cannot be written as safetensors: its family's files name or fuse tensors "
+                "in a way that is read and not written"
+            )
         dtype = model_dtype(checkpoint.config)
         default = _grouped(SAVED_SCHEMES[scheme_key(scheme, SAVED_SCHEMES)], group_size)
         parsed = SchemeRules.parse(rules or {}, (*SAVED_SCHEMES, KEEP))

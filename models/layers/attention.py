@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from llmjax.kernels.rope import Rotation, rotate
 from llmjax.kernels.sharding import CallAxes, parts
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
-from llmjax.models.layers.norm import RMS, RMSNorm
+from llmjax.models.layers.norm import RMS, NormModule, NormSpec, kernel_norm
 from llmjax.models.layers.residual import mixed, mixer_axes
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.layers.state import PagedKV
@@ -34,9 +34,12 @@ class Attention:
     rope: RopeConfig | None
     window: int | None = None  # keys that a query sees, its own included; None: all before it
     softcap: float | None = None  # of the logits
-    qk_norm: RMS | None = None  # of each head of q and k, before rope
+    qk_norm: NormSpec | None = None  # of q and k, before rope
+    qk_norm_over: Literal["head", "each head", "all heads"] = "head"  # heads share it, have their own, or are one
     qkv_bias: bool = False
     o_bias: bool = False
+    clip: float | None = None  # entries of q, k and v are at most so far from 0
+    slopes: tuple[float, ...] | None = None  # of each head: what a logit loses a token of distance (ALiBi)
     gated: bool = False  # what a head has found is multiplied by a sigmoid of what q_proj brings beside its query
 
     name: ClassVar[str] = "self_attn"
@@ -46,16 +49,22 @@ class Attention:
         """What a layer keeps."""
         return PagedKV(kv_heads=self.kv_heads, head_dim=self.head_dim, window=self.window)
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether kernels that fuse all of the half have it."""
+        normed = self.qk_norm is None or (isinstance(self.qk_norm, RMS) and self.qk_norm_over == "head")
+        return normed and not self.gated and self.clip is None and self.slopes is None
+
     def build(self, size: int, *, dtype: jnp.dtype) -> AttentionModule:
         """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
-        return (GatedAttentionModule if self.gated else AttentionModule)(self, size, dtype=dtype)
+        return (AttentionModule if self.is_fused else SteppedAttentionModule)(self, size, dtype=dtype)
 
 
 def _operands(
     x: jax.Array,
     attention: AttentionModule,
-    before: RMSNorm | None,
-    after: RMSNorm | None,
+    before: NormModule | None,
+    after: NormModule | None,
     context: Context,
     **options: bool,
 ) -> Operands:
@@ -69,6 +78,9 @@ def _operands(
 def _axes(x: jax.Array, attention: AttentionModule, *arguments: Any, **options: Any) -> CallAxes:
     if parts("kv_heads") != parts("heads"):
         raise NotImplementedError("queries divided over more devices than their keys")
+    spec = attention.spec
+    if parts("heads") > 1 and (spec.slopes is not None or spec.qk_norm_over != "head"):
+        raise NotImplementedError("heads with slopes or norms of their own, divided over devices")
     return mixer_axes(x, attention, *arguments, **options)
 
 
@@ -93,8 +105,8 @@ class AttentionModule(nnx.Module):
         self.k_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
         self.v_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
         self.o_proj = Linear(q_size, size, bias=spec.o_bias, dtype=dtype, axes=("hidden", "heads"))
-        self.q_norm = None if spec.qk_norm is None else spec.qk_norm.build(spec.head_dim)
-        self.k_norm = None if spec.qk_norm is None else spec.qk_norm.build(spec.head_dim)
+        self.q_norm = _norm_of(spec, spec.heads)
+        self.k_norm = _norm_of(spec, spec.kv_heads)
 
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
         """[T, D] to [T, D], and the pages with the tokens' keys and values stored."""
@@ -111,12 +123,21 @@ class AttentionModule(nnx.Module):
         spec = self.spec
         q, gate = self.queries(n)
         k, v = (projection(n).reshape(len(n), -1, spec.head_dim) for projection in (self.k_proj, self.v_proj))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        if spec.clip is not None:
+            q, k, v = (jnp.clip(x, -spec.clip, spec.clip) for x in (q, k, v))
+        q, k = _normed(q, self.q_norm, spec), _normed(k, self.k_norm, spec)
         if spec.rope is not None and context.rotation is not None:
             q, k = (rotate(x, context.rotation, interleaved=spec.rope.interleaved) for x in (q, k))
         out, pages = attend(
-            q, k, v, context.state, context.batch, scale=spec.scale, window=spec.window, softcap=spec.softcap
+            q,
+            k,
+            v,
+            context.state,
+            context.batch,
+            scale=spec.scale,
+            window=spec.window,
+            softcap=spec.softcap,
+            slopes=None if spec.slopes is None else jnp.asarray(spec.slopes, jnp.float32),
         )
         out = out.reshape(len(n), -1)
         return out if gate is None else out * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(out.dtype), pages
@@ -130,17 +151,17 @@ class AttentionModule(nnx.Module):
         q, gate = jnp.split(q.reshape(len(n), -1, 2 * self.spec.head_dim), 2, axis=-1)
         return q, gate.reshape(len(n), -1)
 
-    def weights(self, before: RMSNorm | None, after: RMSNorm | None) -> AttentionWeights:
+    def weights(self, before: NormModule | None, after: NormModule | None) -> AttentionWeights:
         """As kernels take them."""
         return AttentionWeights(
-            before=None if before is None else before.norm,
+            before=kernel_norm(before),
             q=self.q_proj.projection,
             k=self.k_proj.projection,
             v=self.v_proj.projection,
-            q_norm=None if self.q_norm is None else self.q_norm.norm,
-            k_norm=None if self.k_norm is None else self.k_norm.norm,
+            q_norm=kernel_norm(self.q_norm),
+            k_norm=kernel_norm(self.k_norm),
             o=self.o_proj.projection,
-            after=None if after is None else after.norm,
+            after=kernel_norm(after),
         )
 
     @property
@@ -156,7 +177,21 @@ class AttentionModule(nnx.Module):
         return AttentionRules(scale=spec.scale, interleaved=interleaved, window=spec.window, softcap=spec.softcap)
 
 
-class GatedAttentionModule(AttentionModule):
-    """Attention with a gate behind it, which the fused kernels do not have (Qwen3-Next)."""
+class SteppedAttentionModule(AttentionModule):
+    """Attention that the fused kernels do not have: with a gate, clipped entries, ALiBi or other norms of q and k."""
 
-    half: ClassVar[Operation] = Operation("gated attention half", (Implementation("in steps", mixed),), axes=_axes)
+    half: ClassVar[Operation] = Operation("attention half", (Implementation("in steps", mixed),), axes=_axes)
+
+
+def _norm_of(spec: Attention, heads: int) -> NormModule | None:
+    if spec.qk_norm is None:
+        return None
+    shapes = {"head": (spec.head_dim,), "each head": (heads, spec.head_dim), "all heads": (heads * spec.head_dim,)}
+    return spec.qk_norm.build(*shapes[spec.qk_norm_over])
+
+
+def _normed(x: jax.Array, norm: NormModule | None, spec: Attention) -> jax.Array:
+    """Heads [T, H, h] with their norm, if they have one."""
+    if norm is None:
+        return x
+    return norm(x.reshape(len(x), -1)).reshape(x.shape) if spec.qk_norm_over == "all heads" else norm(x)

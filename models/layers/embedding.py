@@ -1,6 +1,8 @@
-"""Token embedding."""
+"""Token embedding, and learned positions."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -28,3 +30,27 @@ class Embedding(nnx.Module):
         """i32 [T] to [T, D]; ids outside the vocabulary (padding) read some row."""
         rows = take_rows(self.weight.get_value(), tokens).astype(self.activation_dtype)
         return rows if self.scale == 1 else rows * jnp.asarray(self.scale, self.activation_dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedPositions:
+    """A vector for each position, added to the token's (GPT-2, OPT)."""
+
+    count: int  # positions
+    offset: int = 0  # rows before that of position 0
+
+    def build(self, size: int, *, dtype: jnp.dtype) -> PositionEmbedding:
+        """The module of a residual stream of ``size`` entries a token; ``dtype``: of the table."""
+        return PositionEmbedding(self, size, dtype=dtype)
+
+
+class PositionEmbedding(nnx.Module):
+    """Rows of the matrix of positions [offset + count, D]."""
+
+    def __init__(self, spec: LearnedPositions, size: int, *, dtype: jnp.dtype) -> None:
+        self.spec = spec
+        self.weight = parameter((spec.offset + spec.count, size), dtype, axes=(None, None), plain=True)
+
+    def __call__(self, positions: jax.Array) -> jax.Array:
+        """i32 [T] to [T, D] in the table's dtype; positions out of range (padding) read some row."""
+        return take_rows(self.weight.get_value(), positions + self.spec.offset)

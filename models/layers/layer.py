@@ -13,14 +13,14 @@ from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.gated_delta import GatedDelta
 from llmjax.models.layers.latent import LatentAttention
-from llmjax.models.layers.mlp import GatedMLP
+from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import Experts
-from llmjax.models.layers.norm import RMS, RMSNorm
-from llmjax.models.layers.residual import PreNorm, Residual, add_fed_forward, add_mixed
+from llmjax.models.layers.norm import NormModule, NormSpec
+from llmjax.models.layers.residual import Parallel, PreNorm, Residual, add_both, add_fed_forward, add_mixed
 from llmjax.models.layers.state import LayerState
 
 Mixer = Attention | LatentAttention | GatedDelta
-FeedForward = GatedMLP | Experts
+FeedForward = GatedMLP | MLP | Experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class LayerSpec:
 
     mixer: Mixer
     feed_forward: FeedForward
-    norm: RMS
+    norm: NormSpec
     residual: Residual = field(default_factory=PreNorm)
 
     def build(self, size: int, *, dtype: jnp.dtype) -> DecoderLayer:
@@ -52,6 +52,10 @@ class DecoderLayer(nnx.Module):
 
     def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
         """[T, D] to [T, D], and what the mixer keeps."""
+        names = self.spec.residual
+        if isinstance(names, Parallel):
+            before_mixer, before = self.norm(names.before_mixer), self.norm(names.before_feed_forward)
+            return add_both(x, self.mixer, self.part, before_mixer, before, context)
         x, state = self.mix(x, context)
         return self.feed_forward(x, context), state
 
@@ -77,6 +81,6 @@ class DecoderLayer(nnx.Module):
         """What each token goes through by itself."""
         return getattr(self, self.spec.feed_forward.name)
 
-    def norm(self, name: str | None) -> RMSNorm | None:
+    def norm(self, name: str | None) -> NormModule | None:
         """A norm by its name."""
         return None if name is None else getattr(self, name)

@@ -1,4 +1,4 @@
-"""The gated feed-forward half of a layer (Shazeer 2020, arXiv:2002.05202)."""
+"""The feed-forward half of a layer: gated (Shazeer 2020, arXiv:2002.05202) or not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmjax.kernels.cpu import blocks as cpu
 from llmjax.kernels.registry import Implementation, Operands, Operation
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
-from llmjax.models.layers.norm import RMSNorm
+from llmjax.models.layers.norm import NormModule, kernel_norm
 from llmjax.models.layers.residual import fed_forward, feed_forward_axes
 
 
@@ -35,7 +35,7 @@ class GatedMLP:
 
 
 def _operands(
-    x: jax.Array, mlp: GatedMLPModule, before: RMSNorm | None, after: RMSNorm | None, _: Any, **options: bool
+    x: jax.Array, mlp: GatedMLPModule, before: NormModule | None, after: NormModule | None, _: Any, **options: bool
 ) -> Operands:
     return Operands(x, mlp.weights(before, after), activation=mlp.spec.activation, **options)
 
@@ -71,15 +71,60 @@ class GatedMLPModule(nnx.Module):
         gate = ACTIVATIONS[self.spec.activation](self.gate_proj(n).astype(jnp.float32))
         return gate.astype(n.dtype) * self.up_proj(n)
 
-    def weights(self, before: RMSNorm | None, after: RMSNorm | None) -> MLPWeights:
+    def weights(self, before: NormModule | None, after: NormModule | None) -> MLPWeights:
         """As kernels take them."""
         return MLPWeights(
-            before=None if before is None else before.norm,
+            before=kernel_norm(before),
             gate=self.gate_proj.projection,
             up=self.up_proj.projection,
             down=self.down_proj.projection,
-            after=None if after is None else after.norm,
+            after=kernel_norm(after),
         )
+
+    @property
+    def last_bias(self) -> jax.Array | None:
+        """What `partial` leaves out, [D]."""
+        return self.down_proj.projection.bias
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP:
+    """``down(activation(up(n)))`` (Vaswani et al. 2017, arXiv:1706.03762, section 3.3)."""
+
+    inner: int  # size of what ``down`` is given
+    activation: str  # a key of ACTIVATIONS
+    bias: bool = True
+
+    name: ClassVar[str] = "mlp"
+
+    def build(self, size: int, *, dtype: jnp.dtype) -> MLPModule:
+        """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
+        return MLPModule(self, size, dtype=dtype)
+
+
+class MLPModule(nnx.Module):
+    """``down(activation(up(n)))``; the activation is computed in f32."""
+
+    # Positional: x, module, before, after, context. Static: residual.
+    half: ClassVar[Operation] = Operation("MLP", (Implementation("in steps", fed_forward),), axes=feed_forward_axes)
+    divided: ClassVar[str] = "inner"  # the columns of ``down_proj``
+
+    def __init__(self, spec: MLP, size: int, *, dtype: jnp.dtype) -> None:
+        self.spec = spec
+        self.up_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype, axes=("inner", "hidden"))
+        self.down_proj = Linear(spec.inner, size, bias=spec.bias, dtype=dtype, axes=("hidden", "inner"))
+
+    def __call__(self, n: jax.Array, context: Context | None = None) -> jax.Array:
+        """[T, D] to [T, D]."""
+        return self.down_proj(self.inner(n))
+
+    def partial(self, n: jax.Array, context: Context | None = None) -> jax.Array:
+        """`__call__` without the bias of ``down_proj``."""
+        return self.down_proj.product(self.inner(n))
+
+    def inner(self, n: jax.Array) -> jax.Array:
+        """What ``down_proj`` is given, [T, inner]."""
+        return ACTIVATIONS[self.spec.activation](self.up_proj(n).astype(jnp.float32)).astype(n.dtype)
 
     @property
     def last_bias(self) -> jax.Array | None:

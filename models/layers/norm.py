@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from llmjax.kernels.norm import Norm, rms_norm
+from llmjax.kernels.norm import Norm, layer_norm, rms_norm
 from llmjax.models.layers.parameter import parameter
 
 
@@ -19,18 +19,32 @@ class RMS:
     eps: float
     plus_one: bool = False  # weights are stored as w, applied as 1 + w, product in f32 (Gemma)
 
-    def build(self, size: int) -> RMSNorm:
-        """Over a last axis of ``size`` entries."""
-        return RMSNorm(self, size)
+    def build(self, *shape: int) -> RMSNorm:
+        """Over a last axis of so many entries; axes before it have weights of their own."""
+        return RMSNorm(self, shape)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Layer norm, which takes the mean away too; see ``llmjax.kernels.norm.layer_norm``."""
+
+    eps: float
+    bias: bool = True
+
+    def build(self, *shape: int) -> LayerNorm:
+        """Over a last axis of so many entries; axes before it have weights of their own."""
+        return LayerNorm(self, shape)
+
+
+NormSpec = RMS | Layer
 
 
 class RMSNorm(nnx.Module):
     """``x / rms(x) * weight``."""
 
-    def __init__(self, spec: RMS, size: int) -> None:
+    def __init__(self, spec: RMS, shape: tuple[int, ...]) -> None:
         self.spec = spec
-        # A few kilobytes: f32 keeps them exact whatever the matrices' dtype is.
-        self.weight = parameter((size,), jnp.float32, axes=(None,))
+        self.weight = _vector(shape)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return rms_norm(x, self.norm)
@@ -39,3 +53,37 @@ class RMSNorm(nnx.Module):
     def norm(self) -> Norm:
         """As kernels take it."""
         return Norm(self.weight.get_value(), self.spec.eps, self.spec.plus_one)
+
+
+class LayerNorm(nnx.Module):
+    """``(x - mean(x)) / std(x) * weight + bias``."""
+
+    def __init__(self, spec: Layer, shape: tuple[int, ...]) -> None:
+        self.spec = spec
+        self.weight = _vector(shape)
+        self.bias = _vector(shape) if spec.bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        bias = None if self.bias is None else self.bias.get_value()
+        return layer_norm(x, self.weight.get_value(), bias, eps=self.spec.eps)
+
+
+NormModule = RMSNorm | LayerNorm
+
+
+def is_fused(norm: NormModule | None) -> bool:
+    """Whether kernels that fuse more than one step have this norm; None: no norm."""
+    return norm is None or isinstance(norm, RMSNorm)
+
+
+def kernel_norm(norm: NormModule | None) -> Norm | None:
+    """A norm that `is_fused`, as kernels take it."""
+    if norm is None:
+        return None
+    assert isinstance(norm, RMSNorm)
+    return norm.norm
+
+
+def _vector(shape: tuple[int, ...]) -> nnx.Param:
+    # A few kilobytes: f32 keeps them exact whatever the matrices' dtype is.
+    return parameter(shape, jnp.float32, axes=(None,) * len(shape), plain=len(shape) > 1)

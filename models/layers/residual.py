@@ -16,7 +16,7 @@ import jax
 
 from llmjax.kernels.sharding import WHOLE, Axes, CallAxes, parts
 from llmjax.models.layers.context import Context
-from llmjax.models.layers.norm import RMSNorm
+from llmjax.models.layers.norm import NormModule, is_fused
 from llmjax.models.layers.parameter import tree_of_axes
 from llmjax.models.layers.state import LayerState
 
@@ -57,11 +57,21 @@ class Sandwich(Residual):
     after_feed_forward: str = "post_feedforward_layernorm"
 
 
+@dataclass(frozen=True)
+class Parallel(Residual):
+    """``x + mixer(norm(x)) + feed_forward(norm(x))``; without ``before_feed_forward`` both have the mixer's norm."""
+
+    before_mixer: str = "input_layernorm"
+    after_mixer: None = None
+    before_feed_forward: str | None = None
+    after_feed_forward: None = None
+
+
 def mixed(
     x: jax.Array,
     mixer: Any,
-    before: RMSNorm | None,
-    after: RMSNorm | None,
+    before: NormModule | None,
+    after: NormModule | None,
     context: Context,
     *,
     residual: bool = True,
@@ -85,8 +95,8 @@ def mixed(
 def fed_forward(
     x: jax.Array,
     feed_forward: Any,
-    before: RMSNorm | None,
-    after: RMSNorm | None,
+    before: NormModule | None,
+    after: NormModule | None,
     context: Context,
     *,
     residual: bool = True,
@@ -100,39 +110,62 @@ def fed_forward(
 
 
 def add_mixed(
-    x: jax.Array, mixer: Any, before: RMSNorm | None, after: RMSNorm | None, context: Context
+    x: jax.Array, mixer: Any, before: NormModule | None, after: NormModule | None, context: Context
 ) -> tuple[jax.Array, LayerState]:
-    """`mixed` by whatever fuses it; over several devices its product, their sum, and what is left."""
-    if parts(mixer.divided) == 1:
+    """`mixed` by whatever fuses it; its product and what is left, where nothing does or it is a sum over devices."""
+    if parts(mixer.divided) == 1 and is_fused(before) and is_fused(after):
         whole: tuple[jax.Array, LayerState] = mixer.half(x, mixer, before, after, context)
         return whole
-    product, state = mixer.half(x, mixer, before, None, context, residual=False)
+    n, before = (x, before) if is_fused(before) else (normed(x, before), None)
+    product, state = mixer.half(n, mixer, before, None, context, residual=False)
     return added(x, product, mixer.last_bias, after), state
 
 
 def add_fed_forward(
-    x: jax.Array, part: Any, before: RMSNorm | None, after: RMSNorm | None, context: Context
+    x: jax.Array, part: Any, before: NormModule | None, after: NormModule | None, context: Context
 ) -> jax.Array:
-    """`fed_forward` by whatever fuses it; over several devices its product, their sum, and what is left."""
-    if parts(part.divided) == 1:
+    """`fed_forward` by whatever fuses it; as `add_mixed`."""
+    if parts(part.divided) == 1 and is_fused(before) and is_fused(after):
         whole: jax.Array = part.half(x, part, before, after, context)
         return whole
-    product = part.half(x, part, before, None, context, residual=False)
+    n, before = (x, before) if is_fused(before) else (normed(x, before), None)
+    product = part.half(n, part, before, None, context, residual=False)
     return added(x, product, part.last_bias, after)
 
 
-def added(x: jax.Array, product: jax.Array, bias: jax.Array | None, after: RMSNorm | None) -> jax.Array:
+def add_both(
+    x: jax.Array, mixer: Any, part: Any, before_mixer: NormModule | None, before: NormModule | None, context: Context
+) -> tuple[jax.Array, LayerState]:
+    """``x + mixer(before_mixer(x)) + part(before(x))``, and what the mixer keeps.
+
+    Args:
+        before: None: that of the mixer.
+    """
+    n = normed(x, before_mixer)
+    m = n if before is None else before(x)
+    mixed_product, state = mixer.half(n, mixer, None, None, context, residual=False)
+    fed_product = part.half(m, part, None, None, context, residual=False)
+    return added(added(x, mixed_product, mixer.last_bias, None), fed_product, part.last_bias, None), state
+
+
+def added(x: jax.Array, product: jax.Array, bias: jax.Array | None, after: NormModule | None) -> jax.Array:
     """``x + after(product + bias)``: what is left of a half when its last product has been summed over devices."""
     return x + normed(product if bias is None else product + bias.astype(product.dtype), after)
 
 
-def normed(x: jax.Array, norm: RMSNorm | None) -> jax.Array:
+def normed(x: jax.Array, norm: NormModule | None) -> jax.Array:
     """``norm(x)``, or x."""
     return x if norm is None else norm(x)
 
 
 def mixer_axes(
-    x: jax.Array, mixer: Any, before: RMSNorm | None, after: RMSNorm | None, context: Context, *, residual: bool = True
+    x: jax.Array,
+    mixer: Any,
+    before: NormModule | None,
+    after: NormModule | None,
+    context: Context,
+    *,
+    residual: bool = True,
 ) -> CallAxes:
     """How a mixer and its state are divided over devices."""
     state = mixer.spec.state.axes(context.state)
@@ -142,7 +175,13 @@ def mixer_axes(
 
 
 def feed_forward_axes(
-    x: jax.Array, part: Any, before: RMSNorm | None, after: RMSNorm | None, context: Context, *, residual: bool = True
+    x: jax.Array,
+    part: Any,
+    before: NormModule | None,
+    after: NormModule | None,
+    context: Context,
+    *,
+    residual: bool = True,
 ) -> CallAxes:
     """How a feed-forward half is divided over devices."""
     return CallAxes((WHOLE, tree_of_axes(part), WHOLE, WHOLE, WHOLE), Axes(summed=None if residual else part.divided))

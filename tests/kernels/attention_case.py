@@ -27,6 +27,7 @@ class Case:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    slopes: bool = False  # ALiBi
     decode: bool = False
     calibration: tuple[tuple[float, float], ...] | None = None  # (scale, zero) of keys, of values
     value_dim: int | None = None  # of latent pages
@@ -50,6 +51,7 @@ class Data:
     batch: RaggedBatch
     rules: dict[str, Any]
     sinks: np.ndarray | None
+    slopes: np.ndarray | None
 
     @property
     def real(self) -> np.ndarray:
@@ -120,6 +122,7 @@ def make_data(case: Case, seed: int = 0) -> Data:
         batch=batch,
         rules={"scale": case.head_dim**-0.5, "window": case.window, "softcap": case.softcap},
         sinks=normal(case.heads, dtype="float32") if case.sinks else None,
+        slopes=rng.uniform(0.01, 0.5, case.heads).astype(np.float32) if case.slopes else None,
     )
 
 

@@ -29,7 +29,8 @@ RULES = {
     "plain": {},
     "window": {"window": 6},
     "softcap, sinks": {"softcap": 20.0, "sinks": True},
-    "all": {"window": 17, "softcap": 5.0, "sinks": True},
+    "slopes": {"slopes": True},
+    "all": {"window": 17, "softcap": 5.0, "sinks": True, "slopes": True},
 }
 KINDS = {
     "f32": (6, 2, jnp.float32, False),
@@ -69,17 +70,17 @@ def test_portable_equals_reference(mix, rule, kind, monkeypatch):
     data = make_data(case)
 
     @jax.jit
-    def both(q, k, v, pages, batch, sinks):
+    def both(q, k, v, pages, batch, sinks, slopes):
         written, expected_pages = (
             portable.write_kv(pages, k, v, batch.kv_index),
             reference.write_kv(pages, k, v, batch.kv_index),
         )
-        rules = {**data.rules, "sinks": sinks}
+        rules = {**data.rules, "sinks": sinks, "slopes": slopes}
         out = portable.ragged_paged_attention(q, written, batch, **rules)
         return written, expected_pages, out, reference.ragged_paged_attention(q, written, batch, **rules)
 
     pages = filled_pages(case, data.filling, as_bits=as_bits)
-    written, expected_pages, out, expected = both(data.q, data.k, data.v, pages, data.batch, data.sinks)
+    written, expected_pages, out, expected = both(data.q, data.k, data.v, pages, data.batch, data.sinks, data.slopes)
     # Padding tokens race for the dummy page; every other page must be equal to the bit.
     assert jnp.array_equal(written.data[1:], expected_pages.data[1:])
     assert np.isfinite(np.asarray(out)).all()

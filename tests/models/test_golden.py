@@ -21,6 +21,8 @@ CHECKPOINTS = [
     "deepseek-v2",
     "deepseek-v2-lite",
 ]
+# One mode of each of these is enough most of the time.
+MORE = ["starcoder2", "starcoder2-plain", "phi", "phi-norm", "phi3", "phi4-mini"]
 ROPES = [
     ("llama", "rope-linear"),
     ("llama", "rope-dynamic"),
@@ -41,7 +43,7 @@ def close(got: Any, case: Any) -> None:
     assert np.abs(got[case.at] - case.logits).max() <= TOLERANCE
 
 
-@pytest.fixture(scope="module", params=CHECKPOINTS)
+@pytest.fixture(scope="module", params=[*CHECKPOINTS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def model(request: Any, golden: Any, stepper: Any) -> Any:
     """A checkpoint and one engine for all its tests."""
     checkpoint = golden(request.param)
@@ -76,8 +78,34 @@ def test_decode_in_a_step_of_as_many_tokens_as_requests(golden: Any, stepper: An
     close(run_in_chunks(stepper(checkpoint.config, checkpoint.params), case.tokens, 1, bucket=ROWS), case)
 
 
-def test_prefill_of_one_request_among_decodes_of_others(model: Any) -> None:
+def test_prefix_hits_and_preemption(model: Any) -> None:
     checkpoint, engine = model
+    case = checkpoint.cases["long"]
+    first, preempted = engine.add(case.tokens), engine.add(case.tokens)
+    engine.step([(first, 30), (preempted, 5)], bucket=BUCKET, rows=ROWS)
+    # Six pages are another request's.
+    hit = engine.add(case.tokens)
+    hit.tables = [np.concatenate([theirs[:6], own[6:]]) for theirs, own in zip(first.tables, hit.tables, strict=True)]
+    hit.done, again = 24, engine.add(case.tokens)
+    (rest,) = engine.step([(hit, len(case.tokens) - 24)], bucket=BUCKET, rows=ROWS)
+    np.testing.assert_allclose(rest, case.logits[24:], rtol=0, atol=TOLERANCE)
+    # Pages of a preempted request are gone; what it had is computed at once with what follows.
+    (recomputed,) = engine.step([(again, len(case.tokens))], bucket=BUCKET, rows=ROWS)
+    np.testing.assert_allclose(recomputed, case.logits, rtol=0, atol=TOLERANCE)
+
+
+def test_prefill_of_one_request_among_decodes_of_others(model: Any) -> None:
+    check_mixed_steps(*model)
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_mixed_steps_of_more_families(golden: Any, stepper: Any, name: str) -> None:
+    checkpoint = golden(name)
+    check_mixed_steps(checkpoint, stepper(checkpoint.config, checkpoint.params))
+
+
+def check_mixed_steps(checkpoint: Any, engine: Any) -> None:
+    """Prefill of one request among decodes of others."""
     long, short = checkpoint.cases["long"], checkpoint.cases["short"]
     decoding = [engine.add(short.tokens), engine.add(long.tokens)]
     parts = [[part] for part in engine.step([(r, 6) for r in decoding], bucket=BUCKET, rows=ROWS)]

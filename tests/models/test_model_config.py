@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from llmjax.models import (
     FAMILIES,
+    MLP,
     RMS,
     Attention,
     ExpertGroups,
@@ -20,7 +21,9 @@ from llmjax.models import (
     GatedDelta,
     GatedMLP,
     LatentAttention,
+    Layer,
     LayerSpec,
+    Parallel,
     PreNorm,
     Sandwich,
     SharedExpert,
@@ -269,6 +272,48 @@ def test_windows_of_qwen_with_experts() -> None:
     assert windows_of(config("Qwen3MoeForCausalLM", **keys)) == [9] * 4
 
 
+def test_starcoder2() -> None:
+    got = model_config({"model_type": "starcoder2"})
+    assert (got.hidden_size, got.num_layers, got.tie_word_embeddings, got.windows) == (3072, 30, True, (None,))
+    attention = got.layers[0].mixer
+    assert (attention.heads, attention.kv_heads, attention.qkv_bias, attention.o_bias) == (24, 2, True, True)
+    assert got.layers[0].feed_forward == MLP(inner=12288, activation="gelu_pytorch_tanh")
+    assert got.layers[0].norm == got.norm == Layer(1e-5)
+    published = config("Starcoder2ForCausalLM", num_key_value_heads=2, sliding_window=128, use_bias=False)
+    assert windows_of(published) == [128] * 4
+    assert not published.layers[0].mixer.qkv_bias and not published.layers[0].feed_forward.bias
+
+
+def test_phi_2() -> None:
+    keys = {"hidden_size": 2560, "num_hidden_layers": 32, "intermediate_size": 10240, "partial_rotary_factor": 0.4}
+    got = model_config({"architectures": ["PhiForCausalLM"], **keys})
+    attention = got.layers[0].mixer
+    assert (attention.head_dim, attention.rope.rotary_dim, attention.qk_norm) == (80, 32, None)
+    assert attention.qkv_bias and attention.o_bias and got.head_bias
+    assert set(got.layers) == {
+        LayerSpec(
+            mixer=attention,
+            feed_forward=MLP(inner=10240, activation="gelu_new"),
+            norm=Layer(1e-5),
+            residual=Parallel(),
+        )
+    }
+    assert config("PhiForCausalLM", qk_layernorm=True).layers[0].mixer.qk_norm == Layer(1e-5)
+
+
+def test_phi_3_and_4_mini() -> None:
+    plain = model_config({"model_type": "phi3", "sliding_window": 2047})
+    assert (plain.windows, plain.norm, plain.eos_token_ids) == ((2047,), RMS(1e-5), (32000,))
+    factors = {"long_factor": [2.0] * 48, "short_factor": [1.0] * 48}
+    keys = {"model_type": "phi3", "max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
+    for name in ("su", "longrope", "yarn"):  # names that one scaling has had
+        rope = model_config({**keys, "rope_scaling": {"type": name, **factors}}).ropes[0]
+        assert rope.attention_factor == pytest.approx((1 + np.log(32) / np.log(4096)) ** 0.5)
+        assert isinstance(rope.by_length, LongFrequencies) and rope.by_length.original == 4096
+    mini = model_config({**keys, "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75})
+    assert (mini.layers[0].mixer.head_dim, mini.ropes[0].rotary_dim) == (128, 96)
+
+
 @pytest.mark.parametrize("folder", sorted(GOLDEN.glob("*/config.json")), ids=lambda path: path.parent.name)
 def test_transformers_5_rewrites_mean_the_same(folder: Path) -> None:
     old = json.loads(folder.read_text())
@@ -383,6 +428,9 @@ def test_unknown_models(keys: dict[str, Any], message: str) -> None:
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True is not"),
         ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "must be nested by layer type"),
         ("Gemma3ForCausalLM", {"sliding_window": None}, "sliding_window = None but some layers"),
+        ("PhiForCausalLM", {"tie_word_embeddings": True}, "tie_word_embeddings = True is not supported"),
+        ("Phi3ForCausalLM", {"attention_bias": True}, "attention_bias = True is not supported"),
+        ("Starcoder2ForCausalLM", {"num_key_value_heads": 4, "norm_type": "rms"}, "norm_type = 'rms' is not"),
     ],
 )
 def test_refused(architecture: str, keys: dict[str, Any], message: str) -> None:
@@ -486,7 +534,11 @@ def test_qwen3_next() -> None:
         config("Qwen3NextForCausalLM", layer_types=["sliding_attention"] * 4)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"Qwen3NextForCausalLM"}))
+# Families that rotate a part of each head.
+PARTIAL = {"Phi3ForCausalLM", "PhiForCausalLM", "Qwen3NextForCausalLM"}
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - PARTIAL))
 def test_heads_are_rotated_whole_as_in_transformers(family: str, caplog: pytest.LogCaptureFixture) -> None:
     keys = {"architectures": [family], **SMALL, "num_key_value_heads": 2, "head_dim": 16, **NEEDED.get(family, {})}
     plain = model_config(keys)

@@ -35,7 +35,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "Gemma3ForCausalLM": gemma3.DEFAULTS,
     }
 )
-_BY_CLASS = {entry.hf_class: name for name, entry in ARCHITECTURES.items()} | {
+_BY_CLASS = {entry.hf_class: name for name, entry in ARCHITECTURES.items() if entry.hf_class in _DEFAULTS} | {
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",
 }

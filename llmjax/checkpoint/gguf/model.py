@@ -21,6 +21,7 @@ from llmjax.checkpoint.gguf.names import (
     END_KEYS,
     EXPERT_TENSORS,
     FUSED_QKV,
+    GATE,
     GEMMA_NORMS,
     HEAD_NORMS,
     LAYER_TENSOR,
@@ -28,6 +29,7 @@ from llmjax.checkpoint.gguf.names import (
     SAMPLING_KEYS,
     SHARED_EXPERT_TENSORS,
     SHARED_GATE,
+    UP,
     hf_name,
     layer_stem,
 )
@@ -47,6 +49,8 @@ class Architecture:
         permuted_qk: query and key rows are stored for interleaved rotary embedding.
         norm_offset: what the converter added to weights ending in ``norm.weight``.
         bias_keys: whether config.json says which projections have biases (else the class knows).
+        fused_gate: ``ffn_up`` holds the gate too, before what it is multiplied with.
+        eps: key of the norms' eps in the file, and in config.json.
         activation: config key and value of the MLP's activation.
         specialize: keys of this family only, taking what is known of the config so far, and the file.
     """
@@ -57,6 +61,8 @@ class Architecture:
     permuted_qk: bool = False
     norm_offset: float = 0.0
     bias_keys: bool = True
+    fused_gate: bool = False
+    eps: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
     activation: tuple[str, str] = ("hidden_act", "silu")
     specialize: Callable[[ArchitectureKeys, dict[str, Any], GGUFFile], dict[str, Any]] = lambda keys, config, gguf: {}
 
@@ -150,6 +156,20 @@ def _gemma3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> d
     return found
 
 
+def _window(keys: ArchitectureKeys) -> int | None:
+    return keys.integer("attention.sliding_window", 0, least=0) or None
+
+
+def _phi3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    return {"sliding_window": _window(keys), "original_max_position_embeddings": None}
+
+
+def _starcoder2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    return {"sliding_window": _window(keys), "use_bias": "blk.0.attn_output.bias" in gguf.tensors}
+
+
+_LAYER_NORM = "attention.layer_norm_epsilon"
+
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         "llama": Architecture(
@@ -186,6 +206,30 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             norm_offset=1.0,
             activation=("hidden_activation", "gelu_pytorch_tanh"),
             specialize=_gemma3,
+        ),
+        "phi2": Architecture(
+            hf_class="PhiForCausalLM",
+            model_type="phi",
+            layer_tensors=LLAMA_LAYER,
+            bias_keys=False,
+            eps=(_LAYER_NORM, "layer_norm_eps"),
+            activation=("hidden_act", "gelu_new"),
+        ),
+        "phi3": Architecture(
+            hf_class="Phi3ForCausalLM",
+            model_type="phi3",
+            layer_tensors=LLAMA_LAYER,
+            fused_gate=True,
+            specialize=_phi3,
+        ),
+        "starcoder2": Architecture(
+            hf_class="Starcoder2ForCausalLM",
+            model_type="starcoder2",
+            layer_tensors=LLAMA_LAYER,
+            bias_keys=False,
+            eps=(_LAYER_NORM, "norm_epsilon"),
+            activation=("hidden_act", "gelu_pytorch_tanh"),
+            specialize=_starcoder2,
         ),
     }
 )
@@ -229,7 +273,7 @@ def hf_config(gguf: GGUFFile) -> dict[str, Any]:
     keys.only("attention.value_length", head_dim)
     context = keys.integer("context_length")
     keys.integer("vocab_size", embedding.shape[0])  # the embedding's rows are what counts
-    act_key, act = architecture.activation
+    (act_key, act), (stored_eps, eps_key) = architecture.activation, architecture.eps
     config: dict[str, Any] = {
         "architectures": [architecture.hf_class],
         "model_type": architecture.model_type,
@@ -242,7 +286,7 @@ def hf_config(gguf: GGUFFile) -> dict[str, Any]:
         "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": context,
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        eps_key: keys.number(stored_eps),
         act_key: act,
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
     }
@@ -269,7 +313,7 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
     if architecture.permuted_qk:
         heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     tensors: dict[str, ConvertedTensor] = {}
-    for tensor in _split_qkv(gguf, config):
+    for tensor in _split_fused(gguf, config, fused_gate=architecture.fused_gate):
         if tensor.name in ROPE_TENSORS:  # part of the config by now
             continue
         weight = f"{tensor.name.removesuffix('.scale')}.weight"
@@ -290,22 +334,28 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
     return tensors
 
 
-def _split_qkv(gguf: GGUFFile, config: Mapping[str, Any]) -> Iterator[GGUFTensor]:
-    """Every tensor, with ``attn_qkv`` (written on request by converters since 2026) as the three it consists of."""
-    kv_rows = config["num_key_value_heads"] * config["head_dim"]
-    sizes = {"attn_q": config["num_attention_heads"] * config["head_dim"], "attn_k": kv_rows, "attn_v": kv_rows}
+def _split_fused(gguf: GGUFFile, config: Mapping[str, Any], *, fused_gate: bool) -> Iterator[GGUFTensor]:
+    """Every tensor, with ``attn_qkv`` (of some families, and of converters that were asked for it) as the three that it
+    consists of, and ``ffn_up`` as two where it holds the gate."""
+    kv_rows, inner = config["num_key_value_heads"] * config["head_dim"], config["intermediate_size"]
+    qkv = {"attn_q": config["num_attention_heads"] * config["head_dim"], "attn_k": kv_rows, "attn_v": kv_rows}
+    fused = {FUSED_QKV: (qkv, "queries, keys and values")}
+    if fused_gate:
+        fused[UP] = ({GATE: inner, UP: inner}, "gate and up")
     for tensor in gguf.tensors.values():
-        if layer_stem(tensor.name) != FUSED_QKV:
+        stem = layer_stem(tensor.name)
+        if stem not in fused:
             yield tensor
             continue
+        sizes, parts = fused[stem]
         if tensor.shape[0] != sum(sizes.values()):
             raise CheckpointError(
                 f"{tensor.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows, not {sum(sizes.values())} "
-                "for queries, keys and values"
+                f"for {parts}"
             )
         start = 0
-        for stem, rows in sizes.items():
-            name = tensor.name.replace(FUSED_QKV, stem)
+        for part, rows in sizes.items():
+            name = tensor.name.replace(f".{stem}.", f".{part}.")
             yield replace(tensor.row_slice(start, start + rows), name=name)
             start += rows
 

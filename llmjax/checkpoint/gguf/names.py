@@ -10,11 +10,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 GLOBAL_TENSORS = MappingProxyType(
-    {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
+    {
+        "token_embd": "model.embed_tokens",
+        "token_embd_norm": "model.embed_norm",
+        "position_embd": "model.embed_positions",
+        "output_norm": "model.norm",
+        "output": "lm_head",
+    },
 )
 """Modules outside of layers."""
 
 FUSED_QKV = "attn_qkv"
+GATE, UP = "ffn_gate", "ffn_up"
 LLAMA_LAYER = MappingProxyType(
     {
         "attn_norm": "input_layernorm",
@@ -23,8 +30,8 @@ LLAMA_LAYER = MappingProxyType(
         "attn_v": "self_attn.v_proj",
         "attn_output": "self_attn.o_proj",
         "ffn_norm": "post_attention_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
+        GATE: "mlp.gate_proj",
+        UP: "mlp.up_proj",
         "ffn_down": "mlp.down_proj",
         FUSED_QKV: "self_attn.qkv_proj",
     }

@@ -10,6 +10,7 @@ import numpy as np
 
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.context import Context
+from llmjax.models.layers.norm import RMS
 from llmjax.quantization.calibration.awq import Projection, clipped, search_scales
 from llmjax.quantization.calibration.gptq import InverseHessian, gptq
 from llmjax.quantization.calibration.layer import CalibratedLayer, InputStatistics
@@ -153,7 +154,9 @@ class Calibration:
 
     def _fold_norm(self, norm: str, scales: np.ndarray) -> Generator[Result, None, Fold]:
         name = f"{norm}.weight"
-        one = np.float32(self.layer.spec.norm.plus_one)
+        spec = self.layer.spec.norm
+        assert isinstance(spec, RMS)  # see `check_kinds`
+        one = np.float32(spec.plus_one)
         stored = self.layer.values[name]
         dtype = self.plan.plain_dtype(self.layer.prefix + name)
         new = ((one + stored) / scales - one).astype(dtype).astype(np.float32)

@@ -175,6 +175,50 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
+    "starcoder2": (
+        "Starcoder2ForCausalLM",
+        {"sliding_window": 9, "use_bias": True, "norm_epsilon": 1e-5, "rope_theta": 1e5, "num_attention_heads": 4},
+    ),
+    "starcoder2-plain": (
+        "Starcoder2ForCausalLM",
+        {"sliding_window": None, "use_bias": False, "tie_word_embeddings": False, "num_hidden_layers": 2},
+    ),
+    "phi": (
+        "PhiForCausalLM",
+        {"num_key_value_heads": 4, "partial_rotary_factor": 0.5, "hidden_act": "gelu_new", "num_hidden_layers": 2},
+    ),
+    "phi-norm": (
+        "PhiForCausalLM",
+        {"qk_layernorm": True, "partial_rotary_factor": 0.25, "hidden_act": "gelu_new", "num_hidden_layers": 2},
+    ),
+    "phi3": (
+        "Phi3ForCausalLM",
+        {
+            "sliding_window": 11,
+            "original_max_position_embeddings": 24,
+            "pad_token_id": 0,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.1, 1.3, 1.7],
+                "long_factor": [1.2, 2.5, 6.0, 9.5],
+            },
+        },
+    ),
+    "phi4-mini": (
+        "Phi3ForCausalLM",
+        {
+            "hidden_size": 48,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 24,
+            "pad_token_id": 0,
+            "sliding_window": None,
+            "tie_word_embeddings": True,
+            "num_hidden_layers": 2,
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.0, 1.0], "long_factor": [1.5, 3.0, 9.0]},
+        },
+    ),
 }
 STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published
 
@@ -251,7 +295,7 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
     plus_one = type(model).__name__.startswith(("Gemma", "Qwen3Next"))
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if name.endswith("norm.weight"):
+        if name.endswith(".weight") and parameter.ndim == 1:
             value = 0.3 * noise + (0.0 if plus_one and "linear_attn" not in name else 1.0)
         elif parameter.ndim > 1:
             value = noise * (1.6 / parameter.shape[-1] ** 0.5)
@@ -309,7 +353,7 @@ def main() -> None:
         model.config.architectures = [architecture]
         (folder / "config-v5.json").write_text(model.config.to_json_string() + "\n")
         randomize(model, seed)
-        tied = config.get("tie_word_embeddings", "Gemma" in architecture)
+        tied = model.config.tie_word_embeddings
         state = {
             k: v.to(torch.bfloat16).contiguous()
             for k, v in published(model, name).items()

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.norm import layer_norm
 from llmjax.models.layers.embedding import Embedding
 from llmjax.models.layers.norm import RMS
 
@@ -47,6 +48,19 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_layer_norm(with_bias: bool) -> None:
+    rng = np.random.default_rng(3)
+    x, weight, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((5, 2, 7), (2, 7), (2, 7)))
+    x += 100  # the mean is taken away before squares are
+    expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, dtype=np.float64)[..., None] + 1e-3) * weight
+    got = layer_norm(jnp.asarray(x), jnp.asarray(weight), jnp.asarray(bias) if with_bias else None, eps=1e-3)
+    np.testing.assert_allclose(got, expected + bias if with_bias else expected, rtol=0, atol=3e-5)
+    narrow = layer_norm(jnp.asarray(x - 100, jnp.bfloat16), jnp.ones(7), None, eps=0)
+    assert narrow.dtype == jnp.bfloat16
+    assert np.abs(np.asarray(narrow, np.float32).mean(-1)).max() < 0.01
+
+
 FORMULAS: dict[str, Callable[[float], float]] = {
     "silu": lambda x: x * sigmoid(x),
     "swish": lambda x: x * sigmoid(x),
@@ -54,6 +68,7 @@ FORMULAS: dict[str, Callable[[float], float]] = {
     "gelu_new": tanh_gelu,
     "gelu_fast": tanh_gelu,
     "gelu_pytorch_tanh": tanh_gelu,
+    "relu": lambda x: max(x, 0.0),
     "quick_gelu": lambda x: x * sigmoid(1.702 * x),
 }
 

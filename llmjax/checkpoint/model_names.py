@@ -1,0 +1,215 @@
+"""Tensors of a checkpoint under the names that models have, where its family has others, and fused ones taken apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmjax.checkpoint.safetensors import SafetensorsTensor
+from llmjax.checkpoint.stored_tensor import StoredTensor
+from llmjax.errors import CheckpointError
+from llmjax.kernels.qtensor import RowFormat
+from llmjax.models import Attention, ModelConfig
+from llmjax.models.names import QKV, Names
+from llmjax.weights.packing import RowSource, RowStack
+from llmjax.weights.rows import QuantizedRows
+
+FUSED = re.compile(r"(?P<layer>model\.layers\.(?P<index>\d+))\.(?P<module>self_attn\.qkv_proj|mlp\.gate_up_proj)")
+
+
+@dataclass(frozen=True, eq=False)
+class RowsOf:
+    """Some rows of a matrix, or elements of a vector, as a tensor of their own (a `StoredTensor`).
+
+    Attributes:
+        name: in the model.
+        source: the whole.
+        rows: intp [n], which.
+    """
+
+    name: str
+    source: StoredTensor
+    rows: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.rows), *self.source.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes * len(self.rows) // self.source.shape[0]
+
+    @property
+    def type_name(self) -> str:
+        return self.source.type_name
+
+    def row_source(self) -> RowSource | None:
+        """Codes and scales of a quantized matrix."""
+        source = self.source.row_source()
+        assert not isinstance(source, RowStack)
+        return None if source is None else _ChosenRows(source, self.rows)
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        """The values; see `StoredTensor.read`."""
+        if isinstance(self.source, SafetensorsTensor):
+            return self.source.taken(self.rows).read(dtype)
+        return self.source.read(dtype)[self.rows]
+
+
+@dataclass(frozen=True, eq=False)
+class _ChosenRows:
+    """Some rows of a quantized matrix (a `RowSource`)."""
+
+    source: RowSource
+    rows: np.ndarray  # intp [n]
+
+    @property
+    def format(self) -> RowFormat:
+        return self.source.format
+
+    @property
+    def columns(self) -> np.ndarray | None:
+        return self.source.columns
+
+    @property
+    def size_out(self) -> int:
+        return len(self.rows)
+
+    @property
+    def row_step(self) -> int:
+        return 1
+
+    def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
+        chosen = self.rows[start:stop]
+        runs = np.split(chosen, np.flatnonzero(np.diff(chosen) != 1) + 1)
+        return _joined([self._run(int(run[0]), int(run[-1]) + 1) for run in runs])
+
+    def _run(self, start: int, stop: int) -> QuantizedRows:
+        first = start - start % self.source.row_step
+        found = self.source.quantized_rows(first, stop)
+        return replace(found, **{name: array[start - first :] for name, array in _arrays(found).items()})
+
+
+@dataclass(frozen=True, eq=False)
+class VectorStack:
+    """Vectors of one size, stacked (a `StoredTensor`): [n, size]."""
+
+    name: str
+    vectors: tuple[StoredTensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.vectors), *self.vectors[0].shape)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(vector.nbytes for vector in self.vectors)
+
+    @property
+    def type_name(self) -> str:
+        return self.vectors[0].type_name
+
+    def row_source(self) -> None:
+        """Vectors are plain numbers."""
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        """The values; see `StoredTensor.read`."""
+        return np.stack([vector.read(dtype) for vector in self.vectors])
+
+
+def with_model_names(
+    tensors: Mapping[str, StoredTensor], names: Names, model: ModelConfig, path: Path
+) -> dict[str, StoredTensor]:
+    """Tensors by the names that the model has for them; others keep theirs.
+
+    Args:
+        tensors: by the names in the files.
+        names: of the family.
+        model: says how large the parts of fused tensors are.
+        path: the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: a fused tensor has another size, a vector of a stack is missing, or two tensors have one name.
+    """
+    found: dict[str, StoredTensor] = {}
+    stacks: dict[str, dict[int, StoredTensor]] = {}
+    for stored_name, tensor in tensors.items():
+        module, _, suffix = stored_name.rpartition(".")
+        if (
+            isinstance(tensor, SafetensorsTensor)
+            and len(tensor.shape) == 2
+            and module.endswith(tuple(names.transposed))
+        ):
+            tensor = tensor.transposed()
+        module, number = names.in_model(module)
+        if number is not None:
+            stacks.setdefault(f"{module}.{suffix}", {})[number] = tensor
+            continue
+        for name, part in _parts(module, suffix, tensor, names, model, path):
+            if name in found:
+                raise CheckpointError(f"{path}: tensor {name!r} is there twice, once as {stored_name!r}")
+            found[name] = part
+    for name, vectors in stacks.items():
+        if missing := set(range(max(vectors) + 1)) - set(vectors):
+            raise CheckpointError(f"{path}: {name!r} is a stack of vectors, of which number {min(missing)} is missing")
+        if len({vector.shape for vector in vectors.values()}) > 1:
+            raise CheckpointError(f"{path}: {name!r} is a stack of vectors, which differ in size")
+        found[name] = VectorStack(name, tuple(vectors[number] for number in sorted(vectors)))
+    return found
+
+
+def _parts(
+    module: str, suffix: str, tensor: StoredTensor, names: Names, model: ModelConfig, path: Path
+) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensors of the model that a file's tensor is, one unless it is fused."""
+    fused = FUSED.fullmatch(module)
+    if fused is None or int(fused["index"]) >= model.num_layers or not tensor.shape:
+        yield f"{module}.{suffix}", tensor
+        return
+    mixer = model.layers[int(fused["index"])].mixer
+    rows = tensor.shape[0]
+    if fused["module"] == "mlp.gate_up_proj":
+        half = rows // 2
+        if rows % 2:
+            raise CheckpointError(f"{path}: tensor {tensor.name!r} has {rows} rows, not an even number for gate and up")
+        parts = {"mlp.gate_proj": np.arange(half), "mlp.up_proj": np.arange(half, rows)}
+    else:
+        assert isinstance(mixer, Attention)
+        wanted = (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim
+        if rows != wanted:
+            raise CheckpointError(
+                f"{path}: tensor {tensor.name!r} has {rows} rows, not {wanted} for queries, keys and values"
+            )
+        parts = {f"self_attn.{part}_proj": chosen for part, chosen in _qkv_rows(mixer, names.qkv).items()}
+    for part, chosen in parts.items():
+        name = f"{fused['layer']}.{part}.{suffix}"
+        yield name, RowsOf(name, tensor, chosen)
+
+
+def _qkv_rows(attention: Attention, order: QKV) -> dict[str, np.ndarray]:
+    """The rows of queries, keys and values in a fused matrix."""
+    heads, kv_heads, size = attention.heads, attention.kv_heads, attention.head_dim
+    rows = np.arange((heads + 2 * kv_heads) * size)
+    if order is QKV.BY_GROUP:
+        grouped = rows.reshape(kv_heads, heads // kv_heads + 2, size)
+        return {"q": grouped[:, :-2].reshape(-1), "k": grouped[:, -2].reshape(-1), "v": grouped[:, -1].reshape(-1)}
+    q, k, v = np.split(rows, [heads * size, (heads + kv_heads) * size])
+    return {"q": q, "k": k, "v": v}
+
+
+def _arrays(rows: QuantizedRows) -> dict[str, Any]:
+    found = {field.name: getattr(rows, field.name) for field in fields(rows)}
+    return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
+
+
+def _joined(parts: Sequence[QuantizedRows]) -> QuantizedRows:
+    if len(parts) == 1:
+        return parts[0]
+    arrays = [_arrays(part) for part in parts]
+    joined: dict[str, Any] = {name: np.concatenate([part[name] for part in arrays]) for name in arrays[0]}
+    return replace(parts[0], **joined)

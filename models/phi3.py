@@ -1,0 +1,53 @@
+"""Phi 3, 3.5, 4 and 4-mini: Llama with fused tensors, LongRoPE, a window on every layer, and, in 4-mini, a part of each
+head rotated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.names import Names
+
+# What Hugging Face's Phi3Config means by a missing key.
+DEFAULTS = {
+    "vocab_size": 32064,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 32000,
+}
+NAMES = Names()  # Llama's, but for what is fused
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(_with_longrope(config), DEFAULTS)
+    fields.require("attention_bias", False)
+    fields.require("mlp_bias", False)
+    window = fields.optional_integer("sliding_window")
+    kind = "full_attention" if window is None else "sliding_attention"
+    kinds = layer_types(fields, [kind] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
+    attention = attention_by_kind(fields, kinds, window=window, max_model_len=max_model_len, partial_rotary=True)
+    norm, half = rms(fields), gated_mlp(fields)
+    layers = [LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm) for kind in kinds]
+    return decoder_config(fields, architecture="Phi3ForCausalLM", layers=layers, norm=norm)
+
+
+def _with_longrope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """LongRoPE under its own name: the first checkpoints of 128k tokens call it yarn."""
+    scaling = config.get("rope_scaling")
+    if not isinstance(scaling, Mapping) or scaling.get("type") != "yarn" or "long_factor" not in scaling:
+        return config
+    return {**config, "rope_scaling": {**scaling, "type": "longrope"}}

@@ -1,0 +1,50 @@
+"""StarCoder 2: layer norms and a plain MLP, biases everywhere, grouped heads, and a window on every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, layer_norm, layer_types, mlp
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.names import Names
+
+# What Hugging Face's Starcoder2Config means by a missing key.
+DEFAULTS = {
+    "vocab_size": 49152,
+    "hidden_size": 3072,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 2,
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 4096,
+    "norm_epsilon": 1e-5,
+    "rope_theta": 10000.0,
+    "use_bias": True,
+    "tie_word_embeddings": True,
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+}
+NAMES = Names(
+    modules={
+        "model.layers.*.mlp.c_fc": "model.layers.*.mlp.up_proj",
+        "model.layers.*.mlp.c_proj": "model.layers.*.mlp.down_proj",
+    }
+)
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(config, DEFAULTS)
+    fields.require("mlp_type", "default")
+    fields.require("norm_type", "layer_norm")
+    window, bias = fields.optional_integer("sliding_window"), fields.flag("use_bias")
+    kind = "full_attention" if window is None else "sliding_attention"
+    kinds = layer_types(fields, [kind] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
+    attention = attention_by_kind(fields, kinds, window=window, max_model_len=max_model_len, qkv_bias=bias, o_bias=bias)
+    norm, half = layer_norm(fields, "norm_epsilon"), mlp(fields, bias=bias)
+    layers = [LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm) for kind in kinds]
+    return decoder_config(fields, architecture="Starcoder2ForCausalLM", layers=layers, norm=norm)
