@@ -121,7 +121,7 @@ class DrainingServer(uvicorn.Server):
             await asyncio.sleep(0.2)
         log.error("without its engine the server ends in %g s, with status %d", DEAD_SECONDS, self._engine.exit_status)
         await asyncio.sleep(DEAD_SECONDS)
-        self._start_drain()
+        self._start_drain("the engine is dead")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._watch_task is not None:
@@ -133,10 +133,14 @@ class DrainingServer(uvicorn.Server):
         for another in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
             signal.signal(another, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, self._settings.shutdown_timeout + LATE_SECONDS)
-        log.info("%s: no new requests; %d are running", signal.Signals(sig).name, self._gate.active)
-        self._loop.call_soon_threadsafe(self._start_drain)
+        # The rest on the loop: a log line that this signal came upon would not bear another one within it.
+        self._loop.call_soon_threadsafe(self._start_drain, signal.Signals(sig).name)
 
-    def _start_drain(self) -> None:
+    def _start_drain(self, why: str) -> None:
+        """Once, whether a signal or the engine's end comes first."""
+        if self._gate.closed:
+            return
+        log.info("%s: no new requests; %d are running", why, self._gate.active)
         self._gate.close()
         self._drain_task = self._loop.create_task(self._drain())
 

@@ -59,7 +59,7 @@ def stream(url: str, lines: list[str], **fields: Any) -> threading.Thread:
 
     def read() -> None:
         with (
-            suppress(httpx.RemoteProtocolError),  # a server that ends at once says nothing any more
+            suppress(httpx.TransportError),  # a server that ends at once says nothing any more
             httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response,
         ):
             lines.extend(line for line in response.iter_lines() if line)
@@ -81,8 +81,13 @@ def wait_running(url: str, count: int) -> None:
     wait_for(lambda: line.search(httpx.get(f"{url}/metrics").text))
 
 
+def wait_closed(url: str) -> None:
+    """Until the server takes no more work. A request that came too early would wait behind all others."""
+    wait_for(lambda: httpx.get(f"{url}/health").status_code == 503)
+
+
 def test_sigterm_lets_streams_finish_and_cuts_what_takes_too_long(engine_config: EngineConfig) -> None:
-    with process(engine_config, "--shutdown-timeout", "2") as (server, url):
+    with process(engine_config, "--shutdown-timeout", "4") as (server, url):
         short: list[str] = []
         long: list[str] = []
         readers = [stream(url, short, max_tokens=200)]
@@ -90,10 +95,10 @@ def test_sigterm_lets_streams_finish_and_cuts_what_takes_too_long(engine_config:
         readers.append(stream(url, long, max_tokens=500, n=128))
         wait_running(url, 4)
         server.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 2
-        while (response := httpx.post(f"{url}/v1/completions", json={"prompt": [40]})).status_code != 503:
-            assert time.monotonic() < deadline
-        assert response.headers["retry-after"] == "2" and response.json()["error"]["code"] == "shutting_down"
+        wait_closed(url)
+        response = httpx.post(f"{url}/v1/completions", json={"prompt": [40]})
+        assert response.status_code == 503 and response.headers["retry-after"] == "4"
+        assert response.json()["error"]["code"] == "shutting_down"
         for reader in readers:
             reader.join(60)
         assert server.wait(20) == 0
@@ -132,7 +137,7 @@ def test_a_second_signal_ends_the_process_at_once(engine_config: EngineConfig) -
         reader = stream(url, lines, max_tokens=500, n=128)
         wait_for(lambda: bool(lines))
         server.send_signal(signal.SIGTERM)
-        wait_for(lambda: httpx.post(f"{url}/v1/completions", json={"prompt": [40]}).status_code == 503)
+        wait_closed(url)
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == -signal.SIGTERM
         reader.join(60)
@@ -159,7 +164,7 @@ def test_a_killed_engine_process_ends_streams_with_an_error_and_the_server_with_
         late = httpx.post(f"{url}/v1/completions", json={"prompt": [40]})
         assert server.stdout is not None
         log = ""
-        while "with status 137" not in log:  # said by a task that looks at the engine now and then
+        while not all(said in log for said in ("with status 137", "SIGKILL")):  # by two threads, each in its time
             line = server.stdout.readline()
             assert line, log
             log += line
