@@ -18,7 +18,7 @@ from llmjax.engine.request import EngineOutput
 from llmjax.engine.setup import LoadedLLM
 from llmjax.engine.stats import QUEUE_FULL
 from llmjax.errors import EngineDead, GenerationFailed, LLMJaxError, QueueFull
-from llmjax.outputs import RequestOutput
+from llmjax.outputs import RequestOutput, TokenLogprobs
 from llmjax.sampling.params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -117,6 +117,7 @@ class AsyncLLM(LoadedLLM):
         request = self._frontend.open(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
         stream: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         self._streams[request_id] = stream
+        scores: list[TokenLogprobs | None] = []
         try:
             self.client.submit(request)
             # If the engine has died by now, it may not have known whom to tell; if it dies later, it tells this stream.
@@ -125,6 +126,9 @@ class AsyncLLM(LoadedLLM):
                 output = await stream.get()
                 if isinstance(output, Exception):
                     raise output
+                if output.prompt_logprobs is not None:  # the same in all outputs that have any
+                    scores = scores or await asyncio.to_thread(self._frontend.decoded, output.prompt_logprobs)
+                    output.prompt_logprobs = scores
                 yield output
                 if output.finished:
                     return

@@ -200,6 +200,8 @@ class LLM(LoadedLLM):
                     generated += stats.num_generation_tokens
                     self._record(stats)
                 for output in processed.outputs:
+                    if output.prompt_logprobs is not None:
+                        output.prompt_logprobs = self._frontend.decoded(output.prompt_logprobs)
                     done[output.request_id] = output
                     elapsed = bar.tasks[0].elapsed or 0.0
                     speed = f"{generated / elapsed:.1f} tok/s" if elapsed else ""

@@ -33,6 +33,11 @@ class TokenNames:
         return f"token_id:{token_id}" if raw is None else raw.decode("utf-8", errors="replace")
 
 
+def num_logprobs(*positions: Sequence[TokenLogprobs | None] | None) -> int:
+    """How many there are, each of which takes a microsecond or two to be written."""
+    return sum(len(position) for some in positions for position in some or () if position is not None)
+
+
 def chat_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], *, names: TokenNames, top: int
 ) -> dict[str, Any]:

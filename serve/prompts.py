@@ -226,7 +226,11 @@ def output_budget(
 
 
 async def off_loop(work: Callable[[], T], *, size: int) -> T:
-    """Run ``work`` here when its input is short, in a thread when it may take long."""
+    """Run ``work`` here when its input is short, in a thread when it may take long.
+
+    Args:
+        size: of the input, in characters of a text to encode or in what takes as long.
+    """
     return work() if size <= INLINE_CHARS else await asyncio.to_thread(work)
 
 

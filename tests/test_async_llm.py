@@ -267,6 +267,34 @@ async def test_requests_that_have_left_do_not_wait_any_more(
     await until(lambda: all_free(engine))
 
 
+@pytest.mark.parametrize("kind", RequestOutputKind)
+async def test_prompt_logprobs_have_texts_which_are_made_beside_the_event_loop(
+    start_here: Callable[[EngineConfig], AsyncLLM],
+    config: EngineConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: RequestOutputKind,
+) -> None:
+    engine = start_here(config)
+    assert engine.tokenizer is not None
+    decoded, threads = engine._frontend.decoded, []
+
+    def noted(positions: Any) -> Any:
+        threads.append(threading.current_thread())
+        return decoded(positions)
+
+    monkeypatch.setattr(engine._frontend, "decoded", noted)
+    params = SamplingParams(prompt_logprobs=2, max_tokens=4, ignore_eos=True, output_kind=kind)
+    outputs = await collect(engine.generate("Hello", params, "r"))
+    assert len(threads) == 1 and threads[0] is not threading.current_thread()
+    found = [output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]
+    assert found and all(scores == found[0] for scores in found)
+    assert len(found[0]) == len(outputs[0].prompt_token_ids) and found[0][0] is None
+    for scores in found[0][1:]:
+        assert scores is not None and len(scores) >= 2
+        for token, value in scores.items():
+            assert value.decoded_token == engine.tokenizer.decode([token], skip_special_tokens=False)
+
+
 async def test_bad_requests_fail_before_the_first_output(
     start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -120,6 +121,8 @@ class Frontend:
         self._vocab_size = info.vocab_size
         self._max_model_len = info.max_model_len
         self._eos = info.eos_token_ids | (tokenizer.eos_token_ids if tokenizer is not None else frozenset())
+        # The likely tokens of one position are likely in the next, too.
+        self._text_of = functools.cache(self._decode)
         self._open: dict[int, _Open] = {}
         self._names: dict[str, int] = {}
         self._num_unfinished = 0
@@ -202,7 +205,10 @@ class Frontend:
         return _stats(found)
 
     def process(self, engine_outputs: Iterable[EngineOutput]) -> Processed:
-        """Turns what the engine brought into request outputs. Outputs of forgotten requests are dropped."""
+        """Turns what the engine brought into request outputs. Outputs of forgotten requests are dropped.
+
+        Log-probabilities of prompts come as the engine has them, see ``decoded``.
+        """
         touched: dict[int, dict[int, _Continuation]] = {}
         aborts = []
         for output in engine_outputs:
@@ -312,9 +318,7 @@ class Frontend:
         continuation.times = output.times
         request.num_cached_tokens = max(request.num_cached_tokens, output.num_cached_tokens)
         if output.prompt_logprobs is not None:
-            request.prompt_logprobs = [
-                self._decoded(entry) if entry is not None else None for entry in output.prompt_logprobs
-            ]
+            request.prompt_logprobs = output.prompt_logprobs
         continuation.token_ids.extend(output.new_token_ids)
         if output.new_logprobs is not None and continuation.logprobs is not None:
             for token, entry in zip(output.new_token_ids, output.new_logprobs, strict=True):
@@ -341,17 +345,20 @@ class Frontend:
             continuation.finish_reason, continuation.stop_reason = output.finish_reason, output.stop_reason
             request.error = output.error or request.error
 
+    def decoded(self, positions: Iterable[TokenLogprobs | None]) -> list[TokenLogprobs | None]:
+        """Log-probabilities of a prompt with the text of each token. Any thread may ask, and should for a long prompt:
+        there are ``max_logprobs`` times as many as tokens."""
+        return [None if entry is None else self._decoded(entry) for entry in positions]
+
     def _decoded(self, entry: TokenLogprobs) -> TokenLogprobs:
         if self.tokenizer is None:
             return entry
-        return {
-            token: Logprob(
-                logprob=value.logprob,
-                rank=value.rank,
-                decoded_token=self.tokenizer.decode([token], skip_special_tokens=False),
-            )
-            for token, value in entry.items()
-        }
+        text = self._text_of
+        return {token: Logprob(value.logprob, value.rank, text(token)) for token, value in entry.items()}
+
+    def _decode(self, token: int) -> str:
+        assert self.tokenizer is not None
+        return self.tokenizer.decode([token], skip_special_tokens=False)
 
     def _request_output(self, request: _Open, touched: list[_Continuation]) -> RequestOutput | None:
         kind = request.request.params.output_kind

@@ -14,12 +14,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from llmjax.outputs import CompletionOutput
+from llmjax.outputs import CompletionOutput, RequestOutput
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, record_of, server_of
 from llmjax.serve.generation import Job, Tally, check_priority, collect, guarded, run_job
-from llmjax.serve.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from llmjax.serve.prompts import Truncation, chat_prompt, output_budget
+from llmjax.serve.logprobs import TokenNames, chat_logprobs, num_logprobs, prompt_logprobs
+from llmjax.serve.prompts import Truncation, chat_prompt, off_loop, output_budget
 from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.common import check_logprobs, check_stream, check_truncation, sampling_params
 from llmjax.serve.sse import EventStream, delta_event, event
@@ -36,7 +36,7 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
     if body.stream:
         return EventStream(answer.events(), keep_alive=config.sse_keep_alive_interval, timeout=config.request_timeout)
     whole = await guarded(request.receive, answer.whole(), timeout=config.request_timeout)
-    return Response(orjson.dumps(whole), media_type="application/json")
+    return Response(whole, media_type="application/json")
 
 
 async def _job(server: Server, body: ChatRequest, request: Request) -> Job:
@@ -96,9 +96,13 @@ class ChatAnswer:
             return None
         return chat_logprobs(choice.token_ids, choice.logprobs, names=self.names, top=self.body.top_logprobs or 0)
 
-    async def whole(self) -> dict[str, Any]:
-        """OpenAI's ``ChatCompletion``."""
+    async def whole(self) -> bytes:
+        """OpenAI's ``ChatCompletion`` as JSON."""
         (output,) = await collect(self.server.engine, self.job, self.tally)
+        written = num_logprobs(output.prompt_logprobs, *(choice.logprobs for choice in output.outputs))
+        return await off_loop(lambda: orjson.dumps(self._answer(output)), size=4 * written)
+
+    def _answer(self, output: RequestOutput) -> dict[str, Any]:
         choices = [self._choice(choice) for choice in sorted(output.outputs, key=lambda choice: choice.index)]
         answer = {**self._envelope("chat.completion", choices), "usage": self.tally.usage()}
         if self.body.prompt_logprobs is not None:

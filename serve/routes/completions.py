@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -19,7 +20,14 @@ from llmjax.sampling.params import SamplingParams
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, record_of, server_of
 from llmjax.serve.generation import Job, Part, Tally, check_priority, collect, guarded, run_job
-from llmjax.serve.logprobs import LegacyLogprobs, TextOffsets, TokenNames, prompt_logprobs, prompt_offsets
+from llmjax.serve.logprobs import (
+    LegacyLogprobs,
+    TextOffsets,
+    TokenNames,
+    num_logprobs,
+    prompt_logprobs,
+    prompt_offsets,
+)
 from llmjax.serve.prompts import EncodedPrompt, Truncation, check_queue, completion_prompts, off_loop, output_budget
 from llmjax.serve.protocol.common import check_logprobs, check_stream, check_truncation, sampling_params
 from llmjax.serve.protocol.completions import CompletionRequest
@@ -41,7 +49,7 @@ async def completions(request: Request) -> Response | ASGIApp:
     if body.stream:
         return EventStream(answer.events(), keep_alive=config.sse_keep_alive_interval, timeout=config.request_timeout)
     whole = await guarded(request.receive, answer.whole(), timeout=config.request_timeout)
-    return Response(orjson.dumps(whole), media_type="application/json")
+    return Response(whole, media_type="application/json")
 
 
 async def _job(server: Server, body: CompletionRequest, request: Request) -> Job:
@@ -113,10 +121,16 @@ class CompletionAnswer:
             "choices": choices,
         }
 
-    async def whole(self) -> dict[str, Any]:
-        """OpenAI's ``Completion``."""
+    async def whole(self) -> bytes:
+        """OpenAI's ``Completion`` as JSON."""
         outputs = await collect(self.server.engine, self.job, self.tally)
         offsets = await self._prompt_offsets()
+        written = sum(
+            num_logprobs(choice.logprobs, output.prompt_logprobs) for output in outputs for choice in output.outputs
+        )
+        return await off_loop(lambda: orjson.dumps(self._answer(outputs, offsets)), size=4 * written)
+
+    def _answer(self, outputs: list[RequestOutput], offsets: list[list[int]]) -> dict[str, Any]:
         choices = [
             self._choice(i, output, choice, offsets[i])
             for i, output in enumerate(outputs)
@@ -144,9 +158,12 @@ class CompletionAnswer:
                     for choice in part.output.outputs:
                         self.tally.add_tokens(choice)
                         index = part.prompt * self.body.choices + choice.index
+                        echoed = None
                         if index not in states:
                             states[index] = _Choice(self, part.prompt, offsets[part.prompt])
-                        if chunk := self._delta(states[index].entry(choice, scores.of(part.prompt))):
+                            echoed = scores.of(part.prompt)
+                        entry = partial(states[index].entry, choice, echoed)
+                        if chunk := self._delta(await off_loop(entry, size=4 * num_logprobs(echoed))):
                             yield chunk
         if self.body.include_usage:
             yield event({**self._envelope([]), "usage": self.tally.usage()})

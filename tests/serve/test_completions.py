@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from openai.types import Completion
 
 from llmjax.outputs import CompletionOutput, RequestOutput
 from llmjax.serve.generation import Part
+from llmjax.serve.logprobs import TokenNames
 from llmjax.serve.routes.completions import _PromptScores
 
 GREEDY: dict[str, Any] = {"model": "tiny-llama", "temperature": 0, "max_tokens": 10}
@@ -187,6 +189,32 @@ def test_prompt_only_scores_the_prompt(http: httpx.Client) -> None:
     scored = post(http, prompt="the hen", prompt_logprobs=0, max_tokens=1)["choices"][0]["prompt_logprobs"]
     values = [next(iter(position.values()))["logprob"] for position in scored[1:]]
     assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(values, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"echo": True, "logprobs": 20}),
+        ("/v1/completions", {"echo": True, "logprobs": 20, "stream": True}),
+        ("/v1/completions", {"prompt_logprobs": 20}),
+        ("/v1/chat/completions", {"prompt_logprobs": 20}),
+    ],
+)
+def test_many_logprobs_are_written_beside_the_event_loop(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    text, threads = TokenNames.text, []
+
+    def noted(self: TokenNames, token_id: int) -> str:
+        threads.append(threading.current_thread().name)
+        return text(self, token_id)
+
+    monkeypatch.setattr(TokenNames, "text", noted)
+    prompt = "the hen and on " * 40
+    body = {"prompt": prompt} if path == "/v1/completions" else {"messages": [{"role": "user", "content": prompt}]}
+    response = http.post(path, json={**GREEDY, **body, **fields, "max_tokens": 1})
+    assert response.status_code == 200 and "error" not in response.text
+    assert len(threads) > 4000 and all(name.startswith("asyncio_") for name in threads[:4000])
 
 
 def test_default_is_sixteen_tokens(client: openai.OpenAI) -> None:
