@@ -174,7 +174,7 @@ def _content(content: str | list[dict[str, Any]] | None, path: str) -> str | lis
     parts = []
     for i, part in enumerate(content):
         kind = part.get("type", "text")
-        if kind not in TEXT_PARTS:
+        if not isinstance(kind, str) or kind not in TEXT_PARTS:
             raise ApiError(
                 f"`{path}.{i}.type`: {str(kind)[:40]!r} parts are not supported yet",
                 param=f"{path}.{i}.type",

@@ -104,7 +104,8 @@ class GenerationRequest(ApiModel):
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     priority: int | None = None
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    # Hashed for each of n continuations, on the engine's thread.
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
 
     # Accepted and without effect on the answer.
