@@ -29,7 +29,7 @@ from llmjax.engine.layer_states import FullPages, GroupSpec, StateSlots
 from llmjax.engine.memory import plan_kv
 from llmjax.engine.pace import Pace
 from llmjax.engine.page_pool import DUMMY_PAGE
-from llmjax.engine.request import EngineOutput, EngineRequest
+from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.runner import PendingStep
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan
 from llmjax.errors import ConfigError, LLMJaxError
@@ -951,6 +951,34 @@ def test_two_states_are_enough_for_one_sequence_and_no_more() -> None:
     arrivals = [Arrival(request(str(i), prompt_of(20, i), max_tokens=20), 0) for i in range(2)]
     check_results(arrivals, run(engine, arrivals, max_steps=80))
     assert engine.totals.preemptions == 0  # the second waits
+
+
+def test_the_state_that_the_next_token_reads_is_not_given_back() -> None:
+    states = StateSlots(GroupSpec(span=STATE, num_pages=3), page_size=4, num_slots=1, pages_per_sequence=4)
+    tokens = prompt_of(16)
+    sequence = Sequence(
+        request=request("a", tokens, max_tokens=1),
+        index=0,
+        order=0,
+        seed=0,
+        tokens=tokens,
+        times=SequenceTimes(arrival=0),
+        slot=0,
+    )
+    states.attach(sequence, [])
+    before: list[int] = []
+    for end in range(1, 17):
+        states.trim(sequence)
+        states.reserve(sequence, end)
+        now = int(states.table[0, (end - 1) // 4])
+        if end % 4 == 1:  # the first token of a page reads the entry of the page before, and writes another one
+            assert list(states.held(sequence)) == [*before, now] and now not in before
+        else:
+            assert list(states.held(sequence)) == [now] == before
+        before = [now]
+        sequence.num_computed, sequence.num_committed = end, end // 4
+    states.release(sequence)
+    assert states.pool.used == 0
 
 
 def test_snapshots_that_nobody_has_used_for_longest_are_given_up() -> None:
