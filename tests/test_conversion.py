@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import llmjax
 from llmjax.checkpoint import open_checkpoint
@@ -45,6 +47,15 @@ def test_a_folder(model: Path, tmp_path: Path) -> None:
     assert report.total.after < report.total.before and report.target == tmp_path / "out"
     assert open_checkpoint(tmp_path / "out").quantization == "gptq"
     assert load_tokenizer(tmp_path / "out").encode("abc") == load_tokenizer(model).encode("abc")
+
+
+def test_a_matrix_without_numbers_stays_as_it_is(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    shutil.copyfile(model / "config.json", tmp_path / "source" / "config.json")
+    tensors = load_file(model / "model.safetensors")
+    save_file({**tensors, "extra.weight": np.zeros((3, 0), np.float32)}, tmp_path / "source" / "model.safetensors")
+    llmjax.quantize(str(tmp_path / "source"), tmp_path / "out", scheme="int8", skip_tokenizer_init=True)
+    assert open_checkpoint(tmp_path / "out").tensors["extra.weight"].shape == (3, 0)
 
 
 def test_a_gguf_file(model: Path, tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def model_dtype(config: Mapping[str, Any]) -> np.dtype:
 
 
 def _is_linear(name: str, tensor: StoredTensor) -> bool:
-    return len(tensor.shape) == 2 and name.endswith(".weight") and not EMBEDDING.search(name)
+    return len(tensor.shape) == 2 and 0 not in tensor.shape and name.endswith(".weight") and not EMBEDDING.search(name)
 
 
 def _grouped(scheme: SavedScheme, group_size: int | None) -> SavedScheme:
