@@ -267,6 +267,7 @@ def test_tensors_that_do_not_fit(kind: str, change: Parts, message: str) -> None
         ("gptq", {"bits": True}, "bits is 'True', not a whole number"),
         ("gptq", {"group_size": 0}, "group_size is 0, neither -1 nor a number of columns"),
         ("gptq", {"group_size": -2}, "group_size is -2"),
+        ("gptq", {"group_size": 2**70}, "group_size is 1180591620717411303424, out of any range"),
         (
             "gptq",
             {"sym": True},
@@ -314,6 +315,7 @@ def test_tensors_that_do_not_fit(kind: str, change: Parts, message: str) -> None
         ("ct-packed", {"transform_config": {"a": 1}}, "transformed weights are not supported"),
         ("fp8", {"weight_block_size": [128]}, "not two sizes"),
         ("fp8", {"weight_block_size": [0, 128]}, "not two sizes"),
+        ("fp8", {"weight_block_size": [2**70, 128]}, "not two sizes"),
         ("fp8", {"fmt": "e3m4"}, "fmt is 'e3m4'"),
         ("nf4", {"load_in_8bit": True}, "load_in_4bit or load_in_8bit must be true, and not both"),
         ("nf4", {"bnb_4bit_quant_type": "fp4"}, "quant_state.bitsandbytes__fp4' is missing"),
