@@ -197,8 +197,12 @@ def cuda_plugin() -> str | None:
     return None
 
 
-def use_compilation_cache(directory: str | None) -> None:
-    """Keeps compiled programs in ``directory`` (None: the user's cache; "off": nowhere)."""
+def use_compilation_cache(directory: str | None) -> Path | None:
+    """Keeps compiled programs in ``directory`` (None: the user's cache; "off": nowhere).
+
+    Returns:
+        Where they are looked for; None: nowhere.
+    """
     path = None if directory == "off" else Path(directory) if directory else CACHE_DIR / "xla"
     if path is not None and (why := _cannot_write(path)):
         if path.is_dir() and os.access(path, os.R_OK | os.X_OK):
@@ -209,10 +213,11 @@ def use_compilation_cache(directory: str | None) -> None:
             path = None
     jax.config.update("jax_enable_compilation_cache", path is not None)
     if path is None:
-        return
+        return None
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return path
 
 
 def _cannot_write(folder: Path) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -21,10 +22,17 @@ from llmjax.models.layers.parameter import axes_of, is_plain, named
 class ModelGraph:
     """A model without weights: static, hashable, to be closed over by a jitted function."""
 
-    definition: Any  # nnx.GraphDef
+    config: ModelConfig
+    dtype: jnp.dtype  # of weight matrices
+    activation_dtype: jnp.dtype  # of everything between layers
     names: tuple[str, ...]  # of its parameters
     axes: tuple[tuple[str | None, ...], ...]  # logical names of each parameter's axes
     plain: frozenset[str] = frozenset()  # names of those that must be arrays, however files store them
+
+    @cached_property
+    def definition(self) -> nnx.GraphDef:
+        """The modules as NNX takes them apart; made when something is traced, which a start may never do."""
+        return nnx.split(CausalLM(self.config, dtype=self.dtype, activation_dtype=self.activation_dtype))[0]
 
 
 def abstract_model(
@@ -39,13 +47,18 @@ def abstract_model(
     Returns:
         What ``merge`` needs, and shape and dtype of each parameter by its Hugging Face name.
     """
-    model = CausalLM(config, dtype=jnp.dtype(dtype), activation_dtype=jnp.dtype(activation_dtype))
-    definition, state = nnx.split(model)
-    flat = nnx.to_flat_state(state)
-    shapes = {".".join(map(str, path)): parameter.get_value() for path, parameter in flat}
-    axes = tuple(axes_of(parameter) for _, parameter in flat)
-    plain = frozenset(name for name, (_, parameter) in zip(shapes, flat, strict=True) if is_plain(parameter))
-    return ModelGraph(definition, tuple(shapes), axes, plain), shapes
+    dtype, activation_dtype = jnp.dtype(dtype), jnp.dtype(activation_dtype)
+    model = CausalLM(config, dtype=dtype, activation_dtype=activation_dtype)
+    parameters = {".".join(map(str, path)): parameter for path, parameter in nnx.to_flat_state(nnx.state(model))}
+    graph = ModelGraph(
+        config=config,
+        dtype=dtype,
+        activation_dtype=activation_dtype,
+        names=tuple(parameters),
+        axes=tuple(axes_of(parameter) for parameter in parameters.values()),
+        plain=frozenset(name for name, parameter in parameters.items() if is_plain(parameter)),
+    )
+    return graph, {name: parameter.get_value() for name, parameter in parameters.items()}
 
 
 def merge(graph: ModelGraph, params: Mapping[str, Any]) -> CausalLM:

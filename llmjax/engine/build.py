@@ -11,6 +11,7 @@ from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.memory import check_memory, plan_kv
 from llmjax.engine.model import load_model
 from llmjax.engine.pace import Pace
+from llmjax.engine.program_cache import ProgramCache
 from llmjax.engine.programs import CompileCounter, StepCompiler
 from llmjax.engine.runner import Runner
 from llmjax.engine.scheduler import Scheduler
@@ -28,7 +29,7 @@ def build_engine(config: EngineConfig) -> Engine:
         CompileError: XLA refuses a program that is needed to know how much memory steps take.
         ConfigError: a setting does not fit the device, its memory or the model.
     """
-    use_compilation_cache(config.compilation_cache_dir)
+    cache_dir = use_compilation_cache(config.compilation_cache_dir)
     platform = select_platform(config)
     check_graphs(config, platform)
     model = load_model(config, platform)
@@ -49,6 +50,7 @@ def build_engine(config: EngineConfig) -> Engine:
         max_logprobs=config.max_logprobs,
         # Without graphs the condition of a loop on an accelerator is a round trip to the host.
         decode_steps=config.decode_steps or (DECODE_STEPS if platform.is_cpu else 1),
+        cache=ProgramCache.of(cache_dir, platform.device),
     )
     if not platform.is_cpu and config.kv_cache_memory_bytes is None:
         kv_plan = plan_kv(config, model.config, platform, layout=layout, reserved=compiler.bytes_beside_kv())

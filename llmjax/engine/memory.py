@@ -6,12 +6,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from types import MappingProxyType
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from llmjax.checkpoint import StoredTensor
@@ -22,7 +20,7 @@ from llmjax.kernels.attention.types import KVLayout
 from llmjax.models.config import ModelConfig
 from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Span
 from llmjax.platforms import Platform
-from llmjax.sampling.state import make_sampler_state
+from llmjax.sampling.state import sampler_state_bytes
 from llmjax.weights.packing import RowStack
 
 logger = logging.getLogger(__name__)
@@ -157,9 +155,9 @@ def check_memory(config: EngineConfig, model: ModelConfig, platform: Platform, p
         free = platform.free_memory()
     except ConfigError:  # the device does not say
         return
-    sampler = jax.eval_shape(partial(make_sampler_state, num_slots=config.max_num_seqs, vocab_size=model.vocab_size))
+    sampler = sampler_state_bytes(num_slots=config.max_num_seqs, vocab_size=model.vocab_size)
     logits = 4 * config.max_num_seqs * model.vocab_size
-    slots = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(sampler)) + logits
+    slots = sampler + logits
     hidden = 4 * HIDDEN_COPIES * config.max_num_batched_tokens * model.hidden_size
     for name, value, needed in (
         ("max_num_seqs", config.max_num_seqs, slots),

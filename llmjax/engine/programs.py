@@ -20,16 +20,39 @@ from llmjax.engine.compile_threads import CompileThreads
 from llmjax.engine.device_state import DeviceState
 from llmjax.engine.memory import KVPlan, ProgramMemory
 from llmjax.engine.model import LoadedModel
+from llmjax.engine.program_cache import Executable, ProgramCache, ProgramSpec
 from llmjax.engine.scheduler import StepPlan
 from llmjax.engine.step import step
 from llmjax.errors import CompileError, ConfigError
 from llmjax.host_memory import give_back
+from llmjax.models.config import ModelConfig
 from llmjax.platforms import Platform
 from llmjax.sampling.state import make_sampler_state
 
 logger = logging.getLogger(__name__)
 
-Executable = Callable[..., Any]
+
+def new_state(
+    scales: jax.Array | None, *, config: ModelConfig, plan: KVPlan, num_slots: int, as_bits: bool
+) -> DeviceState:
+    """No key, no token, nothing seen.
+
+    Args:
+        scales: `LoadedModel.kv_calibration`.
+        as_bits: as in ``llmjax.kernels.attention.make_pages``.
+    """
+    kv = tuple(
+        spec.mixer.state.make(
+            num_pages=plan.groups[config.group_of(layer)].num_pages,
+            page_size=plan.page_size,
+            dtype=plan.layout.dtype,
+            as_bits=as_bits,
+            calibration=None if scales is None else scales[layer],
+        )
+        for layer, spec in enumerate(config.layers)
+    )
+    sampler = make_sampler_state(num_slots=num_slots, vocab_size=config.vocab_size)
+    return DeviceState(kv=kv, last_token=jnp.zeros(num_slots, jnp.int32), sampler=sampler)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +68,7 @@ class StepCompiler:
         max_logprobs: top alternatives reported.
         decode_steps: decode steps a dispatch may take.
         options: XLA's compiler options.
+        cache: where programs are kept from start to start.
     """
 
     model: LoadedModel
@@ -55,6 +79,7 @@ class StepCompiler:
     max_logprobs: int
     decode_steps: int = 1
     options: Mapping[str, str] = field(default_factory=dict)
+    cache: ProgramCache = field(default_factory=ProgramCache)
 
     @cached_property
     def weights(self) -> tuple[jax.Array, ...]:
@@ -85,26 +110,30 @@ class StepCompiler:
         return max((bucket for bucket in self.layouts if not bucket.decode), key=lambda bucket: bucket.tokens)
 
     def make_state(self) -> DeviceState:
-        """A new state on the device: no key, no token, nothing seen."""
-        config, plan, scales = self.model.config, self.kv_plan, self.model.kv_calibration
-        with jax.default_device(self.platform.device):
-            kv = tuple(
-                spec.mixer.state.make(
-                    num_pages=plan.groups[config.group_of(layer)].num_pages,
-                    page_size=plan.page_size,
-                    dtype=plan.layout.dtype,
-                    as_bits=self.platform.is_cpu,
-                    calibration=None if scales is None else jnp.asarray(scales[layer]),
-                )
-                for layer, spec in enumerate(config.layers)
-            )
-            sampler = make_sampler_state(num_slots=self.max_num_seqs, vocab_size=config.vocab_size)
-            return DeviceState(kv=kv, last_token=jnp.zeros(self.max_num_seqs, jnp.int32), sampler=sampler)
+        """A new state on the device."""
+        state: DeviceState = self._state_program(self.model.kv_calibration)
+        return state
+
+    @cached_property
+    def _state_program(self) -> Any:
+        scales = self.model.kv_calibration
+        spec = ProgramSpec(
+            function=new_state,
+            arguments=(None if scales is None else jax.ShapeDtypeStruct(scales.shape, scales.dtype),),
+            device=self.platform.device,
+            static={
+                "config": self.model.config,
+                "plan": self.kv_plan,
+                "num_slots": self.max_num_seqs,
+                "as_bits": self.platform.is_cpu,
+            },
+        )
+        return self.cache.get(spec)
 
     @cached_property
     def state_shapes(self) -> DeviceState:
         """The state as ``jax.ShapeDtypeStruct``s; nothing is allocated."""
-        shapes: DeviceState = jax.tree.map(self._placed, jax.eval_shape(self.make_state))
+        shapes: DeviceState = jax.tree.map(self._placed, self._state_program.out_info)
         return shapes
 
     @property
@@ -112,23 +141,29 @@ class StepCompiler:
         """Of the state, KV pages included."""
         return sum(shape.size * shape.dtype.itemsize for shape in jax.tree.leaves(self.state_shapes))
 
-    def compile(self, bucket: Bucket) -> Executable:
-        """The program of a bucket: ``(weights, state, packed) -> (state, StepOutput)``."""
+    def spec(self, bucket: Bucket) -> ProgramSpec:
+        """What the program of a bucket is compiled from."""
         layout = self.layouts[bucket]
-        run = partial(
-            step,
-            graph=self.model.graph,
-            names=tuple(self.model.params),
-            layout=layout,
-            max_logprobs=self.max_logprobs,
-        )
         # Weights keep their own places: some may lie in the host's memory.
         weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.weights)
         packed = self._placed(jax.ShapeDtypeStruct((layout.size,), jnp.int32))
-        # Kernels look at the default device while they are lowered (`llmjax.kernels.cuda.tuned`).
-        with jax.default_device(self.platform.device):
-            lowered = jax.jit(run, donate_argnums=1).lower(weights, self.state_shapes, packed)
-        return lowered.compile(compiler_options=dict(self.options))
+        return ProgramSpec(
+            function=step,
+            arguments=(weights, self.state_shapes, packed),
+            device=self.platform.device,
+            static={
+                "graph": self.model.graph,
+                "names": tuple(self.model.params),
+                "layout": layout,
+                "max_logprobs": self.max_logprobs,
+            },
+            donated=(1,),
+            options=self.options,
+        )
+
+    def compile(self, bucket: Bucket) -> Executable:
+        """The program of a bucket: ``(weights, state, packed) -> (state, StepOutput)``."""
+        return self.cache.get(self.spec(bucket))
 
     def bytes_beside_kv(self) -> int:
         """What steps take of the device's memory beside weights and KV pages; the largest program is compiled to know.

@@ -69,7 +69,7 @@ class Runner:
         if compiler.platform.is_cpu:
             keep_freed_blocks()
         self._threads = CompileThreads(compile_threads or usable_cores())
-        self._slot_editor = self._threads.submit(SlotEditor(self._state.sampler).compiled)
+        self._slot_editor = self._threads.submit(SlotEditor(self._state.sampler, cache=compiler.cache).compiled)
         self.programs = StepPrograms(compiler.compile, list(self._layouts), threads=self._threads)
 
     @property

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from llmjax.engine.program_cache import ProgramCache, ProgramSpec
 from llmjax.sampling import state as edits
 from llmjax.sampling.settings import MAX_BANS, Feature, RequestSampling
 from llmjax.sampling.state import SamplerState
@@ -23,9 +24,11 @@ class SlotEditor:
 
     Args:
         state: shapes of the sampler's state.
+        cache: where the programs are kept.
     """
 
-    def __init__(self, state: SamplerState) -> None:
+    def __init__(self, state: SamplerState, *, cache: ProgramCache | None = None) -> None:
+        self._cache = cache or ProgramCache()
         self._shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
         self._vocab_size = state.vocab_size
 
@@ -86,7 +89,10 @@ class SlotEditor:
             yield chunk
 
     def _program(self, edit: Callable[..., SamplerState], *arguments: Any) -> Callable[..., SamplerState]:
-        return jax.jit(edit, donate_argnums=0).lower(self._shapes, *arguments).compile()
+        (device,) = self._shapes.prompt_seen.sharding.device_set
+        shapes = (jax.ShapeDtypeStruct(argument.shape, argument.dtype) for argument in arguments)
+        spec = ProgramSpec(function=edit, arguments=(self._shapes, *shapes), device=device, donated=(0,))
+        return self._cache.get(spec)
 
     @cached_property
     def _reset(self) -> Callable[..., SamplerState]:

@@ -44,6 +44,11 @@ def make_sampler_state(*, num_slots: int, vocab_size: int, max_bans: int = MAX_B
     )
 
 
+def sampler_state_bytes(*, num_slots: int, vocab_size: int, max_bans: int = MAX_BANS) -> int:
+    """What `make_sampler_state` takes."""
+    return num_slots * (7 * vocab_size + 8 * max_bans)
+
+
 def reset_slot(state: SamplerState, slot: jax.Array, bias_fill: jax.Array) -> SamplerState:
     """Forgets the slot's last request; every token's bias becomes ``bias_fill`` (0, or -inf to forbid all)."""
     return SamplerState(

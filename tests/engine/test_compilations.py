@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -98,3 +101,39 @@ def test_nothing_compiles_after_the_warm_up(engine_of: Callable[..., LLM]) -> No
     # The counter counts: something new compiles.
     jnp.arange(7) * np.pi
     assert llm.engine.compilations.count > before
+
+
+START = """
+import json, sys
+import jax
+counts = {}
+def listen(event, duration, **_):
+    counts[event] = counts.get(event, 0) + 1
+jax.monitoring.register_event_duration_secs_listener(listen)
+from llmjax import LLM, SamplingParams
+llm = LLM(
+    sys.argv[1], dtype="float32", page_size=4, max_num_seqs=4, max_num_batched_tokens=16,
+    kv_cache_memory_bytes=2**20, skip_tokenizer_init=True, compilation_cache_dir=sys.argv[2],
+)
+llm.warm_up()
+params = SamplingParams(max_tokens=6, presence_penalty=1.0, logit_bias={3: 1.0}, ignore_eos=True)
+outputs = llm.generate([[5, 6], [7] * 9], params, use_tqdm=False)
+llm.close()
+print(json.dumps({"counts": counts, "tokens": [output.outputs[0].token_ids for output in outputs]}))
+"""
+
+
+def test_a_second_start_traces_lowers_and_compiles_nothing(tmp_path: Path) -> None:
+    """Of the step, of what sets up slots, or of the state."""
+
+    def start() -> dict[str, Any]:
+        command = [sys.executable, "-c", START, str(GOLDEN), str(tmp_path)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    first, second = start(), start()
+    compiling = {event for event in first["counts"] if event.startswith("/jax/core/compile/")}
+    assert len(compiling) == 3  # it is traced, lowered and compiled
+    assert {event: second["counts"].get(event, 0) for event in compiling} == dict.fromkeys(compiling, 0)
+    assert second["tokens"] == first["tokens"]

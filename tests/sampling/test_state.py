@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -9,6 +10,7 @@ from llmjax.sampling.state import (
     add_prompt_tokens,
     make_sampler_state,
     reset_slot,
+    sampler_state_bytes,
     set_bans,
     set_bias,
 )
@@ -61,3 +63,8 @@ def test_counts_saturate() -> None:
 
 def test_sizes() -> None:
     assert (fresh().num_slots, fresh().vocab_size) == (S, V)
+
+
+def test_its_size_is_known_before_it_is_made() -> None:
+    arrays = jax.tree.leaves(make_sampler_state(num_slots=S, vocab_size=V, max_bans=M))
+    assert sampler_state_bytes(num_slots=S, vocab_size=V, max_bans=M) == sum(array.nbytes for array in arrays)

@@ -1,0 +1,274 @@
+"""Where a start's time goes, and how soon a stream is as fast as it will be.
+
+    python -m benchmarks.start MODEL [--cold] [--runs 3] [--setting max_num_seqs=8 ...]
+
+Each run is a process of its own, from nothing to a stream that all programs serve. The first table has the way to the
+first token: seconds on the clock and of computing, of all threads, each phase less those in it; the second what became
+of the programs, and the stream's tokens a second while the rest of them are read or compiled, in parts of what it makes
+when all are there. The figures of a phase are the least of all runs.
+
+With --cold programs are kept in a new folder for each run, else in one that a run before the first has filled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.machine import this_machine
+
+if TYPE_CHECKING:
+    from llmjax import LLM
+
+# Functions that are timed where they are called, by module and name.
+TIMED = {
+    "read the file": ("llmjax.engine.model", "open_checkpoint"),
+    "declare the model": ("llmjax.engine.model.models", "abstract_model"),
+    "weights": ("llmjax.engine.model.Placer", "place"),
+    "tokenizer": ("llmjax.engine.setup", "load_tokenizer"),
+    "device state": ("llmjax.engine.programs.StepCompiler", "make_state"),
+    "signature": ("llmjax.engine.build.ProgramCache", "of"),
+}
+EVENTS = {
+    "/jax/core/compile/jaxpr_trace_duration": "traced",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lowered",
+    "/jax/core/compile/backend_compile_duration": "compiled or read by JAX",
+}
+PROMPT = "The first thing to know about the history of bread is"
+WINDOW = 0.25  # seconds in which a stream's tokens are counted
+STEADY_SECONDS = 3.0
+
+
+@dataclass
+class Start:
+    """One run; seconds.
+
+    Attributes:
+        wall, cpu: of each phase, in order.
+        events: what JAX did until all programs were there.
+        ready: from the start of the process, until all programs were there.
+        ready_cpu: of all threads until then.
+        rates: of the stream, tokens a second in each WINDOW from its first token on.
+        steady: tokens a second when all programs are there.
+    """
+
+    wall: dict[str, float] = field(default_factory=dict)
+    cpu: dict[str, float] = field(default_factory=dict)
+    events: dict[str, int] = field(default_factory=dict)
+    ready: float = 0.0
+    ready_cpu: float = 0.0
+    rates: list[float] = field(default_factory=list)
+    steady: float = 0.0
+
+    @property
+    def first_token(self) -> float:
+        return sum(self.wall.values())
+
+    def full_speed_after(self, share: float = 0.9) -> float:
+        """Seconds from the first token until the stream stays at that part of its steady speed, as far as half of the
+        windows tell: others on the machine may slow down any of them."""
+        fast = [rate >= share * self.steady for rate in self.rates]
+        return next((i * WINDOW for i in range(len(fast)) if sum(fast[i:]) >= (len(fast) - i) / 2), len(fast) * WINDOW)
+
+
+class Phases:
+    """Times what a start consists of; a phase within another one counts for itself."""
+
+    def __init__(self, started: float) -> None:
+        self.found = Start()
+        self._open: list[list[float]] = []
+        self._thread = threading.get_ident()
+        self._add("Python", time.time() - started, time.process_time())
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """On other threads nothing is timed."""
+        if threading.get_ident() != self._thread:
+            yield
+            return
+        self._open.append([0.0, 0.0])
+        wall, cpu = time.perf_counter(), time.process_time()
+        try:
+            yield
+        finally:
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            inside = self._open.pop()
+            self._add(name, wall - inside[0], cpu - inside[1])
+            if self._open:
+                self._open[-1][0] += wall
+                self._open[-1][1] += cpu
+
+    def time(self, name: str, place: str, attribute: str) -> None:
+        """Makes a function of a module or class a phase."""
+        try:
+            owner: Any = importlib.import_module(place)
+        except ImportError:
+            module, _, member = place.rpartition(".")
+            owner = getattr(importlib.import_module(module), member)
+        run: Callable[..., Any] = getattr(owner, attribute)
+
+        @functools.wraps(run)
+        def timed(*arguments: Any, **options: Any) -> Any:
+            with self.phase(name):
+                return run(*arguments, **options)
+
+        setattr(owner, attribute, timed)
+
+    def _add(self, name: str, wall: float, cpu: float) -> None:
+        self.found.wall[name] = self.found.wall.get(name, 0.0) + wall
+        self.found.cpu[name] = self.found.cpu.get(name, 0.0) + cpu
+
+
+class Stream:
+    """One request after another, token by token."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        tokenizer = llm.get_tokenizer()
+        assert tokenizer is not None
+        self._prompt = tokenizer.encode(PROMPT)
+        self._begin()
+
+    def _begin(self) -> None:
+        from llmjax import SamplingParams
+        from llmjax.engine.request import EngineRequest
+
+        length = self._llm.max_model_len - len(self._prompt)
+        request = EngineRequest(
+            request_id=self._llm.client.new_id(),
+            prompt_token_ids=self._prompt,
+            params=SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=length),
+            max_tokens=length,
+            stop_token_ids=frozenset(),
+        )
+        self._llm.client.submit(request)
+
+    def step(self) -> int:
+        """Tokens that came."""
+        outputs = self._llm.client.outputs()
+        if any(output.finish_reason for output in outputs):
+            self._begin()
+        return sum(len(output.new_token_ids) for output in outputs)
+
+    def rates(self, go_on: Callable[[], bool]) -> list[float]:
+        """Tokens a second in each window of time, as long as it is to go on."""
+        found, count, began = [], 0, time.perf_counter()
+        while go_on() or not found:
+            count += self.step()
+            if (now := time.perf_counter()) - began >= WINDOW:
+                found.append(count / (now - began))
+                count, began = 0, now
+        return found
+
+
+def start(model: str, settings: dict[str, Any], started: float) -> Start:
+    """Starts an engine in this process, which should have done nothing else.
+
+    Args:
+        started: when the process was asked for, as ``time.time()`` has it.
+    """
+    phases = Phases(started)
+    for name, modules in (
+        ("import jax", ["jax", "jax.numpy"]),
+        ("import models (Flax)", ["llmjax.models"]),
+        ("other imports", ["llmjax.llm"]),
+    ):
+        with phases.phase(name):
+            for module in modules:
+                importlib.import_module(module)
+    import jax
+
+    from llmjax import LLM
+
+    events: Counter[str] = Counter()
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration, **_: events.update([EVENTS[event]] if event in EVENTS else [])
+    )
+    for name, (place, attribute) in TIMED.items():
+        phases.time(name, place, attribute)
+    with phases.phase("rest of LLM()"):
+        llm = LLM(model, **settings)
+    with phases.phase("first token"):
+        stream = Stream(llm)
+        while not stream.step():
+            pass
+    found = phases.found
+    programs = llm.engine.runner.programs
+    waiting = threading.Thread(target=llm.warm_up if hasattr(llm, "warm_up") else programs.wait_all)
+    waiting.start()
+    found.rates = stream.rates(waiting.is_alive)
+    found.ready, found.ready_cpu = time.time() - started, time.process_time()
+    found.events = dict(events)
+    end = time.perf_counter() + STEADY_SECONDS
+    steady = sorted(stream.rates(lambda: time.perf_counter() < end))
+    found.steady = steady[len(steady) // 2]
+    llm.close()
+    return found
+
+
+def _child(model: str, settings: dict[str, Any]) -> Start:
+    arguments = json.dumps({"model": model, "settings": settings, "started": time.time()})
+    command = [sys.executable, "-m", "benchmarks.start", "--child", arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return Start(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def report(runs: Sequence[Start]) -> str:
+    """Two Markdown tables."""
+    lines = ["| to the first token | wall, s | CPU, s |", "|---|---:|---:|"]
+    for name in runs[0].wall:
+        wall, cpu = (min(getattr(run, kind).get(name, 0.0) for run in runs) for kind in ("wall", "cpu"))
+        lines.append(f"| {name} | {wall:.2f} | {cpu:.2f} |")
+    wall, cpu = (min(sum(getattr(run, kind).values()) for run in runs) for kind in ("wall", "cpu"))
+    lines += [f"| **all** | **{wall:.2f}** | **{cpu:.2f}** |", ""]
+    lines += [
+        f"| run | {' | '.join(EVENTS.values())} | all programs after, s | CPU, s | steady, tok/s |"
+        " 90 % of it after the first token, s | least and mean before all programs were there |",
+        "|---|" + "---:|" * (len(EVENTS) + 5),
+    ]
+    for i, run in enumerate(runs):
+        counts = " | ".join(str(run.events.get(name, 0)) for name in EVENTS.values())
+        mean = sum(run.rates) / len(run.rates) / run.steady
+        lines.append(
+            f"| {i + 1} | {counts} | {run.ready:.1f} | {run.ready_cpu:.1f} | {run.steady:.0f} "
+            f"| {run.full_speed_after():.2f} | {min(run.rates) / run.steady:.0%}, {mean:.0%} |"
+        )
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--cold", action="store_true", help="nothing is compiled before")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--setting", nargs="*", default=[], metavar="NAME=VALUE", help="of EngineConfig, as JSON")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.child:
+        print(json.dumps(asdict(start(**json.loads(arguments.child)))))
+        return
+    pairs = (pair.partition("=") for pair in arguments.setting)
+    settings = {name: json.loads(value) for name, _, value in pairs}
+    with tempfile.TemporaryDirectory() as folder:
+        runs = []
+        for i in range(arguments.runs + (not arguments.cold)):
+            cache = f"{folder}/{i if arguments.cold else 0}"
+            runs.append(_child(arguments.model, {"compilation_cache_dir": cache, **settings}))
+    print(f"{this_machine()}\n\n{report(runs if arguments.cold else runs[1:])}")
+
+
+if __name__ == "__main__":
+    main()

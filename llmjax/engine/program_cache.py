@@ -1,0 +1,268 @@
+"""Compiled programs on disk, found by what decides them, so that a later start neither traces nor lowers them.
+
+A program has two names. Its signature says what it is made from, and is known before anything is traced; it leads to
+the digest of what is lowered, under which the program lies. So a new version of this package traces once more, and
+compiles only what has become another program. JAX's own cache knows lowered programs alone, and is left out.
+
+A program is code that runs with the rights of its user, so a file is read only where nobody else can have written it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+import os
+import pickle
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax._src import config  # a setting for one thread is made nowhere else
+from jax.experimental import serialize_executable
+
+from llmjax.engine.signature import SourcesChanged, digest, environment_digest, sources_digest
+
+logger = logging.getLogger(__name__)
+
+Executable = Callable[..., Any]
+
+MAGIC = b"llmjax program 1\n"
+HEADER_BYTES = len(MAGIC) + 2 * hashlib.sha256().digest_size
+FOLDER = "programs"
+ENVIRONMENTS = 8  # folders that are kept: of machines that share a disk, and of versions before
+
+
+class Damaged(Exception):
+    """A file does not hold the program that it is named after."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSpec:
+    """What a program is compiled from.
+
+    Attributes:
+        function: of a module.
+        arguments: pytrees of ``jax.ShapeDtypeStruct``s, one for each of its positional arguments.
+        device: where it runs.
+        static: its keyword arguments.
+        donated: positions of arguments whose memory the results take.
+        options: XLA's compiler options.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    device: jax.Device
+    static: Mapping[str, Any] = field(default_factory=dict)
+    donated: tuple[int, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def signature(self) -> str | None:
+        """A digest of all of it and of the sources; None: it is made of something whose definition is not known."""
+        try:
+            what = self.function, self.arguments, self.static, self.donated, self.options
+            return digest(sources_digest(), *what)
+        except (TypeError, SourcesChanged, OSError) as why:
+            logger.debug("a program is traced at every start: %s", why)
+            return None
+
+    def lower(self) -> Any:
+        """Traces and lowers it."""
+
+        def program(*arguments: Any) -> Any:
+            return self.function(*arguments, **self.static)
+
+        # Kernels look at the default device while they are lowered (`llmjax.kernels.cuda.tuned`).
+        with jax.default_device(self.device):
+            # What is lowered says all of a program only if it takes all arguments, used or not.
+            return jax.jit(program, donate_argnums=self.donated, keep_unused=True).lower(*self.arguments)
+
+
+class ProgramCache:
+    """The programs of one device and one state of everything else that decides them; may be used by several threads and
+    processes.
+
+    Args:
+        folder: of the programs; None: nothing is kept.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._warned = False
+
+    @classmethod
+    def of(cls, directory: Path | None, device: jax.Device) -> ProgramCache:
+        """The cache beside JAX's (None: nothing is kept).
+
+        Only programs for CPUs are kept: elsewhere JAX's own cache has to do.
+        """
+        if directory is None or device.platform != "cpu":
+            return cls()
+        folder = directory / FOLDER / environment_digest(device)
+        with contextlib.suppress(OSError):
+            os.utime(folder)  # for those who look for folders that nobody uses any more
+        return cls(folder)
+
+    def get(self, spec: ProgramSpec) -> Executable:
+        """The program; compiled, if it is not there.
+
+        Raises whatever compiling it raises.
+        """
+        signature = None if self._folder is None else spec.signature
+        if signature is not None and (found := self._find(signature, spec)) is not None:
+            return found
+        lowered = spec.lower()
+        if self._folder is None:
+            program: Executable = lowered.compile(compiler_options=dict(spec.options))
+            return program
+        name = digest(lowered.as_text(), str(lowered.args_info), str(lowered.out_tree), spec.options)
+        kept = self._read(name, spec, lowered.out_tree)
+        if kept is None:
+            kept = compiled = _compile_apart(lowered, spec)
+            self._write(name, lambda: serialize_executable.serialize(compiled)[0])
+        if signature is not None:
+            # A tree's structure cannot be pickled, a tree of numbers can.
+            skeleton = jax.tree.unflatten(lowered.out_tree, range(lowered.out_tree.num_leaves))
+            self._write(signature, lambda: pickle.dumps((name, skeleton)))
+        return kept
+
+    def _find(self, signature: str, spec: ProgramSpec) -> Executable | None:
+        """The program that a signature leads to."""
+        content = self._content(signature)
+        if content is None:
+            return None
+        try:
+            name, skeleton = pickle.loads(content)
+            out_tree = jax.tree.structure(skeleton)
+        except Exception as error:  # a pickle may raise anything
+            self._refuse(signature, error)
+            return None
+        return self._read(name, spec, out_tree)
+
+    def _read(self, name: str, spec: ProgramSpec, out_tree: Any) -> Executable | None:
+        code = self._content(name)
+        if code is None:
+            return None
+        try:
+            return serialize_executable.deserialize_and_load(
+                code,
+                jax.tree.structure((spec.arguments, {})),
+                out_tree,
+                backend=spec.device.client,
+                execution_devices=[spec.device],
+            )
+        except Exception as error:  # whatever is wrong with it, the program can be compiled again
+            self._refuse(name, error)
+            return None
+
+    def _content(self, name: str) -> bytes | None:
+        """What a file holds; None: there is none, or not a sound one."""
+        assert self._folder is not None
+        try:
+            return _checked_content(self._folder / name)
+        except FileNotFoundError:
+            return None
+        except (OSError, Damaged) as error:
+            self._refuse(name, error)
+            return None
+
+    def _write(self, name: str, content: Callable[[], bytes]) -> None:
+        assert self._folder is not None
+        try:
+            _make_folder(self._folder)
+            payload = content()
+            _replace(self._folder / name, _header(name, payload) + payload)
+        except OSError as error:  # that nothing can be written there has been said when the cache was set up
+            logger.debug("%s is not kept: %s", name, error)
+        except Exception as error:
+            self._warn(f"a program is not kept: {_line(error)}")
+
+    def _refuse(self, name: str, error: Exception) -> None:
+        self._warn(f"{self._folder}/{name} is not used, and its program is compiled again: {_line(error)}")
+
+    def _warn(self, message: str) -> None:
+        """Once: what is wrong with one file is wrong with others too."""
+        logger.log(logging.DEBUG if self._warned else logging.WARNING, message)
+        self._warned = True
+
+
+def _compile_apart(lowered: Any, spec: ProgramSpec) -> Any:
+    """Compiles without JAX's cache.
+
+    A program that was read from there cannot be written once more: jaxlib 0.10 writes it without its functions. None of
+    these is there: only `ProgramSpec` calls programs what it calls them, and what takes less than forever to compile is
+    not kept.
+    """
+    with config.persistent_cache_min_compile_time_secs(math.inf):
+        return lowered.compile(compiler_options=dict(spec.options))
+
+
+def _checked_content(path: Path) -> bytes:
+    """What a file holds behind its header.
+
+    Raises:
+        Damaged: it is not whole, not of this name, or somebody else's.
+    """
+    with path.open("rb") as file:
+        _check_owner(os.fstat(file.fileno()))
+        content = file.read()
+    payload = content[HEADER_BYTES:]
+    if content[:HEADER_BYTES] != _header(path.name, payload):
+        raise Damaged("it is cut short, damaged or another program's")
+    return payload
+
+
+def _header(name: str, payload: bytes) -> bytes:
+    return MAGIC + bytes.fromhex(name) + hashlib.sha256(payload).digest()
+
+
+def _check_owner(status: os.stat_result) -> None:
+    if not hasattr(os, "geteuid"):
+        return
+    if status.st_uid not in (0, os.geteuid()):
+        raise Damaged(f"it belongs to another user ({status.st_uid})")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Damaged("others than its owner may write to it")
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes it, and room for it."""
+    if folder.is_dir():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    others = sorted((path for path in folder.parent.iterdir() if path != folder), key=_last_use, reverse=True)
+    for path in others[ENVIRONMENTS - 1 :]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _last_use(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:  # another process has removed it
+        return 0.0
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Writes a file that others see whole or not at all."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+        try:
+            file.write(content)
+            file.close()
+            os.chmod(file.name, 0o644)  # a cache may be made by one user and read by others
+            os.replace(file.name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(file.name)
+            raise
+
+
+def _line(error: Exception) -> str:
+    text = str(error) if isinstance(error, Damaged) else f"{type(error).__name__}: {error}"
+    return text.splitlines()[0]
