@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.kernels.blocks import ExpertWeights, Projection
@@ -12,17 +12,26 @@ from llmjax.kernels.qtensor import QTensor
 
 def experts_reference(
     x: jax.Array, chosen: jax.Array, shares: jax.Array, weights: ExpertWeights, *, activation: str
-) -> jax.Array:
+) -> np.ndarray:
     """See ``llmjax.kernels.experts.experts``; f32 [T, D]."""
-    wide, out = x.astype(jnp.float32), jnp.zeros(x.shape, jnp.float32)
-    for expert in range(weights.count):
-        inner = ACTIVATIONS[activation](_product(wide, weights.gate, expert)) * _product(wide, weights.up, expert)
-        share = jnp.where(chosen == expert, shares, 0).sum(axis=1, keepdims=True)
-        out = out + share * _product(inner, weights.down, expert)
+    wide, out = np.asarray(x, np.float32), np.zeros(x.shape, np.float32)
+    stacks = zip(*(_matrices(stack) for stack in (weights.gate, weights.up, weights.down)), strict=True)
+    for expert, (gate, up, down) in enumerate(stacks):
+        inner = np.asarray(ACTIVATIONS[activation](_product(wide, *gate))) * _product(wide, *up)
+        share = np.where(np.asarray(chosen) == expert, shares, 0).sum(axis=1, keepdims=True)
+        out += share * _product(inner, *down)
     return out
 
 
-def _product(x: jax.Array, stack: Projection, expert: int) -> jax.Array:
-    weight = stack.weight.dequantize() if isinstance(stack.weight, QTensor) else stack.weight
-    out = jnp.matmul(x, weight[expert].astype(jnp.float32).T, precision="highest")
-    return out if stack.bias is None else out + stack.bias[expert].astype(jnp.float32)
+def _matrices(stack: Projection) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The experts' weights [out, in] and biases [out], f32."""
+    weight = _dequantize(stack.weight) if isinstance(stack.weight, QTensor) else stack.weight
+    bias = np.zeros(weight.shape[:2]) if stack.bias is None else stack.bias
+    return list(zip(np.asarray(weight, np.float32), np.asarray(bias, np.float32), strict=True))
+
+
+def _product(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    return x @ weight.T + bias
+
+
+_dequantize = jax.jit(QTensor.dequantize)

@@ -133,9 +133,13 @@ def gated_mlp(fields: Fields, *, activation: str = "hidden_act", bias: bool = Fa
     return GatedMLP(inner=inner, activation=fields.choice(activation, ACTIVATIONS), bias=bias)
 
 
-def mlp(fields: Fields, *, activation: str = "hidden_act", bias: bool = True) -> MLP:
-    """A feed-forward half without a gate; arguments as for `gated_mlp`."""
-    inner = fields.integer("intermediate_size")
+def mlp(fields: Fields, *, inner: int | None = None, activation: str = "hidden_act", bias: bool = True) -> MLP:
+    """A feed-forward half without a gate; arguments as for `gated_mlp`.
+
+    Args:
+        inner: None: ``intermediate_size``.
+    """
+    inner = inner or fields.integer("intermediate_size")
     return MLP(inner=inner, activation=fields.choice(activation, ACTIVATIONS), bias=bias)
 
 

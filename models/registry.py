@@ -7,11 +7,19 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from llmjax.models import (
+    bloom,
     deepseek_v2,
+    falcon,
     gemma3,
+    gpt2,
+    gpt_bigcode,
+    gpt_neox,
+    gptj,
     llama,
     mistral,
     mixtral,
+    mpt,
+    opt,
     phi,
     phi3,
     qwen2,
@@ -19,6 +27,7 @@ from llmjax.models import (
     qwen3,
     qwen3_moe,
     qwen3_next,
+    stablelm,
     starcoder2,
 )
 from llmjax.models.config import ModelConfig
@@ -34,11 +43,20 @@ class Family(Protocol):
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
+        "BloomForCausalLM": bloom.from_hf,
         "DeepseekV2ForCausalLM": deepseek_v2.from_hf,
+        "FalconForCausalLM": falcon.from_hf,
+        "GPT2LMHeadModel": gpt2.from_hf,
+        "GPTBigCodeForCausalLM": gpt_bigcode.from_hf,
+        "GPTJForCausalLM": gptj.from_hf,
+        "GPTNeoXForCausalLM": gpt_neox.from_hf,
         "Gemma3ForCausalLM": gemma3.from_hf,
         "LlamaForCausalLM": llama.from_hf,
+        "MPTForCausalLM": mpt.from_hf,
         "MistralForCausalLM": mistral.from_hf,
         "MixtralForCausalLM": mixtral.from_hf,
+        "MptForCausalLM": mpt.from_hf,
+        "OPTForCausalLM": opt.from_hf,
         "Phi3ForCausalLM": phi3.from_hf,
         "PhiForCausalLM": phi.from_hf,
         "Qwen2ForCausalLM": qwen2.from_hf,
@@ -46,6 +64,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Qwen3ForCausalLM": qwen3.from_hf,
         "Qwen3MoeForCausalLM": qwen3_moe.from_hf,
         "Qwen3NextForCausalLM": qwen3_next.from_hf,
+        "StableLMEpochForCausalLM": stablelm.from_hf,
+        "StableLmForCausalLM": stablelm.from_hf,
         "Starcoder2ForCausalLM": starcoder2.from_hf,
     }
 )
@@ -53,8 +73,19 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 # Of families whose checkpoints do not have the model's own names.
 NAMES: Mapping[str, Names] = MappingProxyType(
     {
+        "BloomForCausalLM": bloom.NAMES,
+        "FalconForCausalLM": falcon.NAMES,
+        "GPT2LMHeadModel": gpt2.NAMES,
+        "GPTBigCodeForCausalLM": gpt_bigcode.NAMES,
+        "GPTJForCausalLM": gptj.NAMES,
+        "GPTNeoXForCausalLM": gpt_neox.NAMES,
+        "MPTForCausalLM": mpt.NAMES,
+        "MptForCausalLM": mpt.NAMES,
+        "OPTForCausalLM": opt.NAMES,
         "Phi3ForCausalLM": phi3.NAMES,
         "PhiForCausalLM": phi.NAMES,
+        "StableLMEpochForCausalLM": stablelm.NAMES,
+        "StableLmForCausalLM": stablelm.NAMES,
         "Starcoder2ForCausalLM": starcoder2.NAMES,
     }
 )
@@ -62,11 +93,19 @@ NAMES: Mapping[str, Names] = MappingProxyType(
 # For a config.json that names no architecture.
 MODEL_TYPES: Mapping[str, str] = MappingProxyType(
     {
+        "bloom": "BloomForCausalLM",
         "deepseek_v2": "DeepseekV2ForCausalLM",
+        "falcon": "FalconForCausalLM",
         "gemma3_text": "Gemma3ForCausalLM",
+        "gpt2": "GPT2LMHeadModel",
+        "gpt_bigcode": "GPTBigCodeForCausalLM",
+        "gpt_neox": "GPTNeoXForCausalLM",
+        "gptj": "GPTJForCausalLM",
         "llama": "LlamaForCausalLM",
         "mistral": "MistralForCausalLM",
         "mixtral": "MixtralForCausalLM",
+        "mpt": "MptForCausalLM",
+        "opt": "OPTForCausalLM",
         "phi": "PhiForCausalLM",
         "phi3": "Phi3ForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
@@ -74,6 +113,8 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "qwen3": "Qwen3ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "qwen3_next": "Qwen3NextForCausalLM",
+        "stablelm": "StableLmForCausalLM",
+        "stablelm_epoch": "StableLmForCausalLM",
         "starcoder2": "Starcoder2ForCausalLM",
     }
 )

@@ -1,43 +1,51 @@
-"""The specification of ragged paged attention: one dense matrix per token, no care for memory. The oracle of tests."""
+"""The specification of ragged paged attention: row after row, in NumPy and f64. The oracle of tests."""
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from llmjax.kernels.attention.types import KVPages, RaggedBatch
+from llmjax.kernels.attention.types import LEAST_AMAX, KVPages, RaggedBatch
+
+Array: TypeAlias = jax.Array | np.ndarray
 
 
-def write_kv(pages: KVPages, k: jax.Array, v: jax.Array | None, kv_index: jax.Array) -> KVPages:
+def write_kv(pages: KVPages, k: Array, v: Array | None, kv_index: Array) -> KVPages:
     """Stores each token's K and V at its place.
 
     Args:
         k, v: [T, K, h]; v None for latent pages.
         kv_index: i32 [T], ``page * page_size + offset``.
     """
-    page, offset = kv_index // pages.page_size, kv_index % pages.page_size
-    values, scales = pages.encode(k, v)
-    data = pages.data.at[page, :, :, offset].set(values)
+    assert (v is None) == (pages.layout.parts == 1)
+    x = np.stack([np.asarray(part, np.float32) for part in (k, v) if part is not None], axis=1)  # [T, parts, K, h]
+    page, offset = np.divmod(np.asarray(kv_index), pages.page_size)
+    data, scales = np.array(pages.data), None
+    if pages.dtype.itemsize == 1:
+        x, scales = _scaled(x, pages)
+    with np.errstate(invalid="ignore"):  # NaN as an integer is any
+        data[page, :, :, offset] = x.astype(pages.dtype).view(data.dtype)
     if scales is not None:
-        flat = data.reshape(*data.shape[:3], -1)
-        byte = pages.page_size * data.shape[-1] + 4 * offset[:, None] + jnp.arange(4)  # [T, 4]
-        stored = jax.lax.bitcast_convert_type(scales, jnp.uint8)  # [T, 2, K, 4]
-        flat = flat.at[page[:, None], :, :, byte].set(stored.transpose(0, 3, 1, 2))
-        data = flat.reshape(data.shape)
-    return pages.with_data(data)
+        records = data.reshape(*data.shape[:3], -1)
+        byte = pages.page_size * data.shape[-1] + 4 * offset[:, None] + np.arange(4)  # [T, 4]
+        records[page[:, None], :, :, byte] = scales.view(np.uint8).transpose(0, 3, 1, 2)
+    return pages.with_data(jnp.asarray(data))
 
 
 def ragged_paged_attention(
-    q: jax.Array,
+    q: Array,
     pages: KVPages,
     batch: RaggedBatch,
     *,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
-    sinks: jax.Array | None = None,
-    slopes: jax.Array | None = None,
-) -> jax.Array:
+    sinks: Array | None = None,
+    slopes: Array | None = None,
+) -> np.ndarray:
     """Causal attention of every token over the pages of its request; see the package for the contract.
 
     Args:
@@ -46,33 +54,56 @@ def ragged_paged_attention(
         slopes: f32 [H], what a logit loses a token of distance.
 
     Returns:
-        [T, H, size of a value] in q's dtype; rows of padding tokens are undefined but finite.
+        f32 [T, H, size of a value]; 0 for padding tokens.
     """
-    tokens, heads, head_dim = q.shape
-    kv_heads = pages.data.shape[2]
-    rows = batch.kv_len.shape[0]
-    row = jnp.clip(jnp.searchsorted(batch.query_start, jnp.arange(tokens), side="right") - 1, 0, rows - 1)  # [T]
-    position = jnp.arange(tokens) - batch.query_start[row + 1] + batch.kv_len[row]  # [T]
+    queries = np.asarray(q, np.float64).swapaxes(0, 1)  # [H, T, h]
+    keys, values = _keys_and_values(pages)
+    page_table, start = np.asarray(batch.page_table), np.asarray(batch.query_start)
+    repeats = len(queries) // keys.shape[1]
+    out = np.zeros((*queries.shape[:2], values.shape[-1]), np.float32)
+    for row, length in enumerate(np.asarray(batch.kv_len)):
+        if not length:
+            continue
+        tokens, position = slice(start[row], start[row + 1]), np.arange(length)
+        place = page_table[row, position // pages.page_size] * pages.page_size + position % pages.page_size
+        seen_keys, seen_values = (np.repeat(x[place].swapaxes(0, 1), repeats, axis=0) for x in (keys, values))
+        logits = queries[:, tokens] @ seen_keys.swapaxes(1, 2) * scale  # [H, tokens of the row, length]
+        if softcap is not None:
+            logits = softcap * np.tanh(logits / softcap)
+        behind = position[length - logits.shape[1] :, None] - position  # tokens of distance
+        if slopes is not None:
+            logits = logits - np.asarray(slopes)[:, None, None] * behind
+        visible = (behind >= 0) & (True if window is None else behind < window)
+        logits = np.where(visible, logits, -np.inf)
+        largest = logits.max(-1, keepdims=True)
+        attended_to_nothing = 0.0 if sinks is None else np.exp(np.asarray(sinks)[:, None, None] - largest)
+        weights = np.exp(logits - largest)
+        out[:, tokens] = weights @ seen_values / (weights.sum(-1, keepdims=True) + attended_to_nothing)
+    return out.swapaxes(0, 1)
 
-    records = pages.data[batch.page_table[row]].transpose(2, 0, 1, 3, 4, 5)  # [2, T, P, K, rows, h]
-    found = (x.swapaxes(2, 3) for x in pages.keys_and_values(records))  # [T, P, page, K, h]
-    keys, values = (x.reshape(tokens, -1, kv_heads, x.shape[-1]) for x in found)  # [T, L, K, h]
-    grouped = q.astype(jnp.float32).reshape(tokens, kv_heads, heads // kv_heads, head_dim)
-    logits = jnp.einsum("tkgh,tlkh->tkgl", grouped, keys, precision="highest") * scale
-    if softcap is not None:
-        logits = softcap * jnp.tanh(logits / softcap)
-    key = jnp.arange(logits.shape[-1])
-    if slopes is not None:
-        distance = (position[:, None] - key[None]).astype(jnp.float32)  # [T, L]
-        logits = logits - slopes.reshape(1, kv_heads, -1, 1) * distance[:, None, None]
-    visible = key[None] <= position[:, None]
-    if window is not None:
-        visible &= position[:, None] - key[None] < window
-    logits = jnp.where(visible[:, None, None], logits, -1e30)
-    if sinks is not None:
-        sink = jnp.broadcast_to(sinks.reshape(1, kv_heads, -1, 1), (*logits.shape[:3], 1))
-        weights = jax.nn.softmax(jnp.concatenate([logits, sink], -1), axis=-1)[..., :-1]
+
+def _scaled(x: np.ndarray, pages: KVPages) -> tuple[np.ndarray, np.ndarray | None]:
+    """``KVLayout.scaled``, rounded to integers where the type has no others; scales f32 [T, parts, K, 1]."""
+    largest, scales = np.float32(pages.layout.max_value), None
+    if pages.calibration is not None:
+        scale, zero = np.asarray(pages.calibration).swapaxes(0, 1)[..., None, None]
+        x = (x - zero) * (1 / scale)
     else:
-        weights = jax.nn.softmax(logits, axis=-1)
-    out = jnp.einsum("tkgl,tlkh->tkgh", weights, values, precision="highest")
-    return out.reshape(tokens, heads, -1).astype(q.dtype)
+        scales = np.maximum(np.abs(x).max(-1, keepdims=True), np.float32(LEAST_AMAX)) * (1 / largest)
+        x = x * (1 / scales)
+    x = np.clip(x, -largest, largest)
+    return (np.round(x) if pages.dtype == np.int8 else x), scales
+
+
+def _keys_and_values(pages: KVPages) -> tuple[np.ndarray, np.ndarray]:
+    """What every place holds, f64 [N * page_size, K, size of each]."""
+    data, size = np.asarray(pages.data), pages.page_size
+    x = data[..., :size, :].view(pages.dtype).astype(np.float64)  # [N, parts, K, page_size, h]
+    if pages.calibration is not None:
+        scale, zero = np.asarray(pages.calibration, np.float64).swapaxes(0, 1)[..., None, None, None]
+        x = x * scale + zero
+    elif pages.layout.token_scales:
+        records = np.ascontiguousarray(data.reshape(*data.shape[:3], -1)[..., size * data.shape[-1] :])
+        x = x * records[..., : 4 * size].view(np.float32)[..., None]
+    x = x.transpose(1, 0, 3, 2, 4).reshape(x.shape[1], -1, x.shape[2], x.shape[-1])
+    return x[0], x[-1][..., : pages.value_dim]

@@ -135,7 +135,7 @@ def resolve_rope(parameters: Fields, *, head_dim: int, lengths: RopeLengths) -> 
     if head_dim > MAX_HEAD_DIM:
         raise UnsupportedModel(f"{parameters.name}: heads of {head_dim} entries are more than {MAX_HEAD_DIM}")
     # The margin keeps a quotient such as 18 / 80 from losing an entry to rounding.
-    rotary_dim = int(head_dim * parameters.number("partial_rotary_factor") + 1e-6)
+    rotary_dim = int(head_dim * min(parameters.number("partial_rotary_factor"), 2) + 1e-6)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise parameters.error(
             "partial_rotary_factor", f"leaves {rotary_dim} of {head_dim} entries of a head to rotate"

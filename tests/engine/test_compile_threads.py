@@ -56,14 +56,15 @@ def test_who_forgets_to_close_ends_the_threads_as_well() -> None:
 
 
 def script(ending: str) -> subprocess.CompletedProcess[str]:
-    """A process with a call that runs and many that wait, which ends like that."""
+    """A process that ends like that, and its calls: ``call`` ends when one that waits is dropped."""
     code = f"""
         import sys, threading, time
         from llmjax.engine.compile_threads import CompileThreads, leave
-        began = threading.Event()
-        def call(seconds):
+        began, waiting = threading.Event(), []
+        def call():
             began.set()
-            time.sleep(seconds)
+            while not waiting or not waiting[-1].cancelled():
+                time.sleep(0.01)
             print("done", flush=True)
         {ending}
     """
@@ -72,13 +73,14 @@ def script(ending: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_interpreter_waits_only_for_what_has_begun() -> None:
     done = script(
-        "threads = CompileThreads(1); _ = [threads.submit(call, 0.5) for _ in range(1000)]; began.wait(); sys.exit(5)"
+        "threads = CompileThreads(1); _ = threads.submit(call); began.wait();"
+        "waiting.extend([threads.submit(call) for _ in range(1000)]); sys.exit(5)"
     )
     assert (done.returncode, done.stdout, done.stderr) == (5, "done\n", "")
 
 
 def test_a_process_can_leave_what_has_begun() -> None:
-    done = script("threads = CompileThreads(2); threads.submit(call, 1000); began.wait(); print('bye'); leave(7)")
+    done = script("threads = CompileThreads(2); threads.submit(call); began.wait(); print('bye'); leave(7)")
     assert (done.returncode, done.stdout, done.stderr) == (7, "bye\n", "")
     done = script("CompileThreads(2).close(); leave(7)")
     assert (done.returncode, done.stdout) == (7, "")

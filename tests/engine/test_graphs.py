@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,9 +73,28 @@ def compiler_of(name: str, **settings: Any) -> StepCompiler:
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(compile_cache_dir: str) -> Iterator[None]:
+    """The same programs are asked for again and again: compilers of one model share them."""
+    use_compilation_cache(compile_cache_dir)
+    compiled: dict[Any, Any] = {}
+    one_at_a_time, compile_anew = threading.Lock(), StepCompiler.compile
+
+    def compile(self: StepCompiler, bucket: Any) -> Any:
+        sizes = self.kv_plan, self.max_num_seqs, self.max_num_batched_tokens, self.max_logprobs
+        key = id(self.model), *sizes, self.decode_steps, frozenset(self.options.items()), bucket
+        with one_at_a_time:
+            if key not in compiled:
+                compiled[key] = self.model, compile_anew(self, bucket)  # the model, so that nobody else gets its id
+            return compiled[key][1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepCompiler, "compile", compile)
+        yield
+
+
 @pytest.fixture(scope="module")
-def compiler(compile_cache_dir: str) -> StepCompiler:
-    use_compilation_cache(compile_cache_dir)  # the same programs are compiled again and again
+def compiler() -> StepCompiler:
     return compiler_of("llama")
 
 

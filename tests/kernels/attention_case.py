@@ -126,17 +126,26 @@ def make_data(case: Case, seed: int = 0) -> Data:
     )
 
 
-def filled_pages(case: Case, filling: jax.Array | np.ndarray, *, as_bits: bool) -> KVPages:
-    """Pages that hold something in every slot."""
-    pages = make_pages(
-        num_pages=case.num_pages,
-        page_size=case.page_size,
-        num_kv_heads=case.kv_heads,
-        head_dim=case.head_dim,
-        dtype=jnp.dtype(case.cache),
-        as_bits=as_bits,
-        calibration=None if case.calibration is None else jnp.asarray(case.calibration, jnp.float32),
-        value_dim=case.value_dim,
+def empty_pages(case: Case, *, as_bits: bool) -> KVPages:
+    """Shapes and types of the case's pages."""
+    return jax.eval_shape(
+        lambda: make_pages(
+            num_pages=case.num_pages,
+            page_size=case.page_size,
+            num_kv_heads=case.kv_heads,
+            head_dim=case.head_dim,
+            dtype=jnp.dtype(case.cache),
+            as_bits=as_bits,
+            calibration=None if case.calibration is None else np.asarray(case.calibration, np.float32),
+            value_dim=case.value_dim,
+        )
     )
-    k, v = (jnp.asarray(filling[i]) for i in (0, 1))
-    return reference.write_kv(pages, k, None if case.value_dim else v, jnp.arange(case.num_pages * case.page_size))
+
+
+def filled_pages(case: Case, filling: np.ndarray, *, as_bits: bool) -> KVPages:
+    """Pages that hold something in every slot."""
+    empty = empty_pages(case, as_bits=as_bits)
+    calibration = None if case.calibration is None else jnp.asarray(case.calibration, jnp.float32)
+    pages = replace(empty, data=np.zeros(empty.data.shape, empty.data.dtype), calibration=calibration)
+    k, v = filling
+    return reference.write_kv(pages, k, None if case.value_dim else v, np.arange(case.num_pages * case.page_size))

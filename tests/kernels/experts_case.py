@@ -29,7 +29,7 @@ class Maker:
         self.rng = np.random.default_rng(0)
 
     def floats(self, *shape: int) -> jax.Array:
-        return jnp.asarray(self.rng.standard_normal(shape), jnp.float32)
+        return jnp.asarray(self.rng.standard_normal(shape).astype(np.float32))
 
     def tokens(self, rows: int) -> jax.Array:
         return self.floats(rows, self.size)
@@ -37,7 +37,8 @@ class Maker:
     def stack(self, size_out: int, size_in: int, *, bias: bool) -> Projection:
         added = self.floats(self.count, size_out) if bias else None
         if self.kind not in ("q4", "columns", "rounding"):
-            return Projection((self.floats(self.count, size_out, size_in) * size_in**-0.5).astype(self.kind), added)
+            weight = self.rng.standard_normal((self.count, size_out, size_in)).astype(np.float32) * size_in**-0.5
+            return Projection(jnp.asarray(weight.astype(jnp.dtype(self.kind))), added)
         form = RowFormat(size_in, Codes(4), 32, "f32", minimum="f32")
         words = self.rng.integers(0, 1 << 32, (self.count, -(-size_out // TILE), form.num_words, TILE), np.uint32)
         for entry, most in ((form.fields["scales"], 0.2), (form.fields["minima"], 1.5)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -45,7 +45,7 @@ class Maker:
         self.rng = np.random.default_rng(0)
 
     def floats(self, *shape: int) -> jax.Array:
-        return jnp.asarray(self.rng.standard_normal(shape), jnp.float32)
+        return jnp.asarray(self.rng.standard_normal(shape).astype(np.float32))
 
     def norm(self, size: int, *, plus_one: bool) -> Norm:
         return Norm(self.floats(size) + (0 if plus_one else 1), 1e-5, plus_one)
@@ -53,7 +53,8 @@ class Maker:
     def projection(self, size_out: int, size_in: int, *, bias: bool, group: int = 32) -> Projection:
         added = self.floats(size_out) if bias else None
         if self.kind != "q4":
-            return Projection((self.floats(size_out, size_in) * size_in**-0.5).astype(self.kind), added)
+            weight = self.rng.standard_normal((size_out, size_in)).astype(np.float32) * size_in**-0.5
+            return Projection(jnp.asarray(weight.astype(jnp.dtype(self.kind))), added)
         form = RowFormat(size_in, Codes(4), group, "f32", minimum="f32")
         words = self.rng.integers(0, 1 << 32, (-(-size_out // 16), form.num_words, 16), dtype=np.uint32)
         for entry, most in ((form.fields["scales"], 0.2), (form.fields["minima"], 1.5)):
@@ -139,6 +140,15 @@ def close(found: jax.Array, expected: jax.Array) -> None:
     ],
 )
 def test_mlp(isa: str, kind: str, rows: int, activation: str, norms: str, plus_one: bool, bias: bool) -> None:
+    x, weights, expected = specified_mlp(kind, rows, activation, norms, plus_one, bias)
+    close(jax.jit(partial(cpu.mlp, activation=activation, isa=isa))(x, weights), expected)
+
+
+@lru_cache(maxsize=1)
+def specified_mlp(
+    kind: str, rows: int, activation: str, norms: str, plus_one: bool, bias: bool
+) -> tuple[jax.Array, MLPWeights, np.ndarray]:
+    """Rows, weights, and what the steps make of them; the same for all instruction sets."""
     make = Maker(kind)
     norm = partial(make.norm, SIZE, plus_one=plus_one)
     weights = MLPWeights(
@@ -149,8 +159,7 @@ def test_mlp(isa: str, kind: str, rows: int, activation: str, norms: str, plus_o
         after=norm() if norms == "both" else None,
     )
     x = make.floats(rows, SIZE)
-    run = jax.jit(partial(cpu.mlp, activation=activation, isa=isa))
-    close(run(x, weights), mlp_in_steps(x, exact(weights), activation=activation))
+    return x, weights, np.asarray(jax.jit(partial(mlp_in_steps, activation=activation))(x, exact(weights)))
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
@@ -168,6 +177,17 @@ def test_mlp(isa: str, kind: str, rows: int, activation: str, norms: str, plus_o
 def test_mlp_with_rounded_inputs(
     isa: str, rows: int, size: int, inner: int, activation: str, bias: bool, group: int
 ) -> None:
+    x, weights, expected = specified_rounding_mlp(rows, size, inner, activation, bias, group)
+    found = jax.jit(partial(cpu.mlp, activation=activation, isa=isa))(x, weights)
+    added, expected_added = np.asarray(found - x), expected - np.asarray(x)
+    assert np.isfinite(added).all()
+    assert np.linalg.norm(added - expected_added) < 0.02 * np.linalg.norm(expected_added)
+
+
+@lru_cache(maxsize=1)
+def specified_rounding_mlp(
+    rows: int, size: int, inner: int, activation: str, bias: bool, group: int
+) -> tuple[jax.Array, MLPWeights, np.ndarray]:
     make = Maker("q4")
 
     def rounding(size_out: int, size_in: int, group: int = 32) -> Projection:
@@ -184,16 +204,17 @@ def test_mlp_with_rounded_inputs(
         after=None,
     )
     x = make.floats(rows, size)
-    found = jax.jit(partial(cpu.mlp, activation=activation, isa=isa))(x, weights)
-    exactly = weights
-    for name in ("gate", "up", "down"):
-        projection = getattr(weights, name)
-        plain = dataclasses.replace(projection, weight=projection.weight.dequantize())
-        exactly = dataclasses.replace(exactly, **{name: plain})
-    expected = mlp_in_steps(x, exactly, activation=activation)
-    added, expected_added = np.asarray(found - x), np.asarray(expected - x)
-    assert np.isfinite(added).all()
-    assert np.linalg.norm(added - expected_added) < 0.02 * np.linalg.norm(expected_added)
+
+    @jax.jit
+    def without_rounding(x: jax.Array, weights: MLPWeights) -> jax.Array:
+        plain = jax.tree.map(
+            lambda leaf: leaf.dequantize() if isinstance(leaf, QTensor) else leaf,
+            weights,
+            is_leaf=lambda leaf: isinstance(leaf, QTensor),
+        )
+        return mlp_in_steps(x, plain, activation=activation)
+
+    return x, weights, np.asarray(without_rounding(x, weights))
 
 
 DECODES = Case(((1, 1), (1, 9), (1, 30)), page_size=PAGE, decode=True, padding=1)
@@ -218,6 +239,24 @@ LONG = Case(((21, 26),), page_size=PAGE)
 def test_attention_block(
     isa: str, kind: str, shape: Case, rotary: int, norms: str, rules: AttentionRules, cache: str, bias: bool
 ) -> None:
+    arguments, expected = specified_attention(kind, shape, rotary, norms, rules, cache, bias)
+    *_, pages, batch = arguments
+    found, stored = jax.jit(partial(cpu.attention_block, rules=rules, isa=isa))(*arguments)
+    real = real_tokens(batch)
+    # One step of int8 apart where the rounding of a key differs in its last bit.
+    atol = 3e-2 if cache == "int8" else 2e-2 if cache == "bfloat16" else 2e-3
+    np.testing.assert_allclose(np.asarray(found)[real], expected[real], rtol=2e-4, atol=atol)
+    assert np.isfinite(np.asarray(found)).all()
+    touched = {int(place) // PAGE for place in np.asarray(batch.kv_index)} - {0}
+    before, after = np.asarray(pages.data), np.asarray(stored.data)
+    assert {i for i in range(len(before)) if not np.array_equal(after[i], before[i])} == touched
+
+
+@lru_cache(maxsize=1)
+def specified_attention(
+    kind: str, shape: Case, rotary: int, norms: str, rules: AttentionRules, cache: str, bias: bool
+) -> tuple[tuple[Any, ...], np.ndarray]:
+    """Arguments, and what the steps make of them; the same for all instruction sets."""
     make, heads, kv_heads, head_dim = Maker(kind), 6, 2, 16
     case = dataclasses.replace(shape, heads=heads, kv_heads=kv_heads, head_dim=head_dim, cache=cache)
     batch = ragged_batch(case, make.rng)
@@ -237,17 +276,8 @@ def test_attention_block(
     by = Rotation(cos=jnp.cos(angles), sin=jnp.sin(angles))
     filling = make.rng.standard_normal((2, case.num_pages * PAGE, kv_heads, head_dim), np.float32)
     pages = filled_pages(case, filling, as_bits=True)
-    run = jax.jit(partial(cpu.attention_block, rules=rules, isa=isa))
-    found, stored = run(x, weights, by, pages, batch)
     expected, _ = jax.jit(partial(attention_in_steps, rules=rules))(x, exact(weights), by, pages, batch)
-    real = real_tokens(batch)
-    # One step of int8 apart where the rounding of a key differs in its last bit.
-    atol = 3e-2 if cache == "int8" else 2e-2 if cache == "bfloat16" else 2e-3
-    np.testing.assert_allclose(np.asarray(found)[real], np.asarray(expected)[real], rtol=2e-4, atol=atol)
-    assert np.isfinite(np.asarray(found)).all()
-    touched = {int(place) // PAGE for place in np.asarray(batch.kv_index)} - {0}
-    changed = {i for i in range(len(pages.data)) if not np.array_equal(stored.data[i], pages.data[i])}
-    assert changed == touched
+    return (x, weights, by, pages, batch), np.asarray(expected)
 
 
 @pytest.mark.parametrize("kind", ["q4", "bfloat16"])
@@ -260,7 +290,7 @@ def test_products_alone(kind: str) -> None:
     mlp = MLPWeights(norm(), *(project(*size) for size in sizes), norm())
     x = make.floats(3, SIZE)
     found = jax.jit(partial(cpu.mlp, activation="silu", residual=False))(x, mlp)
-    close(found, mlp_in_steps(x, exact(mlp), activation="silu", residual=False))
+    close(found, jax.jit(partial(mlp_in_steps, activation="silu", residual=False))(x, exact(mlp)))
     wide = heads * head_dim
     q, k, v, o = (project(*size) for size in ((wide, SIZE), (wide, SIZE), (wide, SIZE), (SIZE, wide)))
     attention = AttentionWeights(norm(), q, k, v, None, None, o, norm())
@@ -271,7 +301,8 @@ def test_products_alone(kind: str) -> None:
     filling = make.rng.standard_normal((2, case.num_pages * PAGE, heads, head_dim), np.float32)
     pages, rules = filled_pages(case, filling, as_bits=True), AttentionRules(0.25)
     found, _ = jax.jit(partial(cpu.attention_block, rules=rules, residual=False))(x, attention, by, pages, batch)
-    expected, _ = attention_in_steps(x, exact(attention), by, pages, batch, rules=rules, residual=False)
+    in_steps = jax.jit(partial(attention_in_steps, rules=rules, residual=False))
+    expected, _ = in_steps(x, exact(attention), by, pages, batch)
     real = real_tokens(batch)
     close(np.asarray(found)[real], np.asarray(expected)[real])
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmjax.kernels.attention import RaggedBatch, reference
+from llmjax.kernels.attention.types import KVPages
 from llmjax.kernels.cuda import attention as cuda
 from tests.kernels.attention_case import Case, filled_pages, make_data
 
@@ -24,19 +25,19 @@ def run(case: Case, seed: int = 0, *, interpret: bool = True) -> tuple[np.ndarra
 
     @jax.jit
     def compute(
-        q: jax.Array, k: jax.Array, v: jax.Array, filling: jax.Array, batch: RaggedBatch, sinks: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        pages = filled_pages(case, filling, as_bits=False)
+        q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, batch: RaggedBatch, sinks: jax.Array | None
+    ) -> tuple[jax.Array, KVPages]:
         assert cuda.refuses(q, k, v, pages) is None
-        out, pages = cuda.attend(q, k, v, pages, batch, sinks, **data.rules, interpret=interpret)
-        return out, reference.ragged_paged_attention(q, pages, batch, sinks=sinks, **data.rules)
+        return cuda.attend(q, k, v, pages, batch, sinks, **data.rules, interpret=interpret)
 
-    arguments = (data.q, data.k, data.v, data.filling, data.batch, data.sinks)
+    arguments = (data.q, data.k, data.v, filled_pages(case, data.filling, as_bits=False), data.batch, data.sinks)
     compiled = compute.lower(*arguments).compile(HURRY if interpret else None)
-    out, expected = (np.asarray(x) for x in compiled(*arguments))
+    out, pages = compiled(*arguments)
+    expected = reference.ragged_paged_attention(data.q, pages, data.batch, sinks=data.sinks, **data.rules)
+    out = np.asarray(out)
     assert out.dtype == data.q.dtype
     assert (out[~data.real] == 0).all()
-    return out[data.real].astype(np.float32), expected[data.real].astype(np.float32)
+    return out[data.real].astype(np.float32), expected[data.real]
 
 
 def check(case: Case, seed: int = 0) -> None:

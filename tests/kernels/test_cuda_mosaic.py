@@ -17,7 +17,7 @@ from llmjax.kernels.cuda import mosaic_prefill
 from llmjax.kernels.cuda.flash import QueryRules
 from llmjax.kernels.cuda.mosaic_prefill import prefill, refuses
 from tests.described_card import compile_for_card, needs_plugin
-from tests.kernels.attention_case import Case, filled_pages, make_data
+from tests.kernels.attention_case import Case, empty_pages, filled_pages, make_data
 from tests.kernels.test_cuda_lowering import ATTENTIONS
 
 BF16 = {"activations": "bfloat16", "cache": "bfloat16"}
@@ -29,7 +29,7 @@ def error(case: Case, *, interpret: object = None) -> float:
     """Of the kernel, relative to the norm of the reference; rows of one token are left out, as `attend` does."""
     data = make_data(case)
     pages = filled_pages(case, data.filling, as_bits=False)
-    pages = reference.write_kv(pages, jnp.asarray(data.k), jnp.asarray(data.v), data.batch.kv_index)
+    pages = reference.write_kv(pages, data.k, data.v, data.batch.kv_index)
     q, count = jnp.asarray(data.q), jnp.diff(data.batch.query_start)
     assert refuses(q, pages, None) is None
     rules = QueryRules(**data.rules)
@@ -91,7 +91,7 @@ def test_says_what_it_refuses() -> None:
     }
     for reason, changes in cases.items():
         case = replace(RAGGED, **changes)
-        pages = jax.eval_shape(partial(filled_pages, case, as_bits=False), make_data(case).filling)
+        pages = empty_pages(case, as_bits=False)
         q = jax.ShapeDtypeStruct((8, case.heads, case.head_dim), jnp.dtype(case.activations))
         assert reason in str(refuses(q, pages, None))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -23,9 +24,16 @@ def check(found: jax.Array, expected: jax.Array) -> None:
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("kind", ["float32", "q4", "columns"])
-@pytest.mark.parametrize("tokens", [1, 2, 7, 64])
-@pytest.mark.parametrize("choices", [1, 2, 8])
+def marked(kind: str, tokens: int, choices: int) -> Any:
+    """Every kind once, and in one of them every number of tokens and of choices; all together are slow."""
+    fast = (tokens, choices) == (7, 2) or (kind == "float32" and (tokens == 7 or choices == 2))
+    return pytest.param(kind, tokens, choices, marks=() if fast else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "choices"),
+    [marked(*case) for case in itertools.product(["float32", "q4", "columns"], [1, 2, 7, 64], [1, 2, 8])],
+)
 def test_against_the_reference(kind: str, tokens: int, choices: int) -> None:
     make = maker(kind, 8)
     x, weights = make.tokens(tokens), make.weights(bias=choices == 2)

@@ -40,7 +40,9 @@ def split(weights: ExpertWeights, offloaded: int) -> ExpertWeights:
     return ExpertWeights(one(weights.gate), one(weights.up), one(weights.down))
 
 
-@pytest.mark.parametrize("offloaded", [1, 4, 5])
+@pytest.mark.parametrize(
+    "offloaded", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(5, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "q4", "columns"])
 def test_as_on_the_device(kind: str, offloaded: int) -> None:
     make = maker(kind)

@@ -22,7 +22,32 @@ CHECKPOINTS = [
     "deepseek-v2-lite",
 ]
 # One mode of each of these is enough most of the time.
-MORE = ["starcoder2", "starcoder2-plain", "phi", "phi-norm", "phi3", "phi4-mini"]
+MORE = [
+    "starcoder2",
+    "starcoder2-plain",
+    "phi",
+    "phi-norm",
+    "phi3",
+    "phi4-mini",
+    "stablelm-3b",
+    "stablelm-2",
+    "stablelm-2-12b",
+    "gpt-neox",
+    "gpt-neox-in-turn",
+    "gptj",
+    "gpt2",
+    "gpt2-scaled",
+    "gpt-bigcode",
+    "gpt-bigcode-heads",
+    "opt",
+    "opt-no-bias",
+    "falcon-7b",
+    "falcon-40b",
+    "falcon-11b",
+    "falcon-rw",
+    "bloom",
+    "mpt",
+]
 ROPES = [
     ("llama", "rope-linear"),
     ("llama", "rope-dynamic"),

@@ -23,6 +23,7 @@ from llmjax.models import (
     LatentAttention,
     Layer,
     LayerSpec,
+    LearnedPositions,
     Parallel,
     PreNorm,
     Sandwich,
@@ -30,6 +31,7 @@ from llmjax.models import (
     UnsupportedModel,
     model_config,
 )
+from llmjax.models.layers.alibi import alibi_slopes
 from llmjax.models.layers.rope_lengths import LongFrequencies
 from llmjax.models.layers.state import AllTokens, LastState, PagedKV
 
@@ -46,7 +48,20 @@ SMALL: dict[str, Any] = {
 
 # What a family cannot do without beside SMALL.
 NEEDED: dict[str, dict[str, Any]] = {
-    "DeepseekV2ForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "num_experts_per_tok": 2}
+    "DeepseekV2ForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "num_experts_per_tok": 2},
+    "GPTBigCodeForCausalLM": {"num_key_value_heads": 1},
+    "GPTJForCausalLM": {"num_key_value_heads": 4, "rotary_dim": 8},
+    **{
+        family: {"num_key_value_heads": 4}
+        for family in (
+            "BloomForCausalLM",
+            "GPT2LMHeadModel",
+            "GPTNeoXForCausalLM",
+            "MPTForCausalLM",
+            "MptForCausalLM",
+            "OPTForCausalLM",
+        )
+    },
 }
 
 
@@ -314,6 +329,84 @@ def test_phi_3_and_4_mini() -> None:
     assert (mini.layers[0].mixer.head_dim, mini.ropes[0].rotary_dim) == (128, 96)
 
 
+def test_stablelm_2_12b_and_the_first_one() -> None:
+    got = model_config({"model_type": "stablelm"})
+    attention = got.layers[0].mixer
+    assert (attention.head_dim, attention.rope.rotary_dim, attention.qkv_bias, attention.qk_norm) == (
+        80,
+        20,
+        False,
+        None,
+    )
+    assert (got.layers[0].norm, got.layers[0].residual) == (Layer(1e-5), PreNorm())
+    large = config("StableLmForCausalLM", num_key_value_heads=2, qk_layernorm=True, use_parallel_residual=True)
+    attention = large.layers[0].mixer
+    assert (attention.qk_norm, attention.qk_norm_over) == (Layer(1e-5, bias=False), "each head")
+    assert large.layers[0].residual == Parallel() and not attention.is_fused
+    old = config("StableLMEpochForCausalLM", num_key_value_heads=4, rope_pct=0.5, norm_eps=1e-3)
+    assert (old.layers[0].mixer.rope.rotary_dim, old.norm) == (8, Layer(1e-3))
+
+
+def test_pythia_and_gpt_j() -> None:
+    keys = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 8}
+    got = model_config({"architectures": ["GPTNeoXForCausalLM"], **keys, "rotary_pct": 0.25, "rotary_emb_base": 10000})
+    layer = got.layers[0]
+    assert (layer.mixer.head_dim, layer.mixer.rope.rotary_dim, layer.mixer.qkv_bias) == (256, 64, True)
+    assert layer.residual == Parallel(before_feed_forward="post_attention_layernorm")
+    assert layer.feed_forward == MLP(inner=8192, activation="gelu")
+    got = model_config({"model_type": "gptj"})
+    layer = got.layers[0]
+    assert (layer.mixer.head_dim, layer.mixer.rope.rotary_dim, layer.mixer.rope.interleaved) == (256, 64, True)
+    assert (layer.feed_forward.inner, layer.residual, got.head_bias) == (16384, Parallel(), True)
+    assert not layer.mixer.qkv_bias and not layer.mixer.o_bias
+
+
+def test_gpt_2_and_its_kin() -> None:
+    got = model_config({"model_type": "gpt2", "n_embd": 1024, "n_layer": 24, "n_head": 16, "n_ctx": 1024})
+    assert (got.hidden_size, got.num_layers, got.max_position, got.tie_word_embeddings) == (1024, 24, 1024, True)
+    assert (got.positions, got.ropes) == (LearnedPositions(count=1024), ())
+    assert got.layers[0].mixer.scale == 0.125 and got.layers[0].feed_forward.inner == 4096
+    deep = config("GPT2LMHeadModel", scale_attn_by_inverse_layer_idx=True)
+    assert [layer.mixer.scale for layer in deep.layers] == [0.25 / (i + 1) for i in range(4)]
+    code = model_config({"model_type": "gpt_bigcode", "n_inner": 24576, "n_embd": 6144, "n_head": 48})
+    assert (code.layers[0].mixer.kv_heads, code.layers[0].feed_forward.inner) == (1, 24576)
+    assert config("GPTBigCodeForCausalLM", multi_query=False).layers[0].mixer.kv_heads == 4
+    opt = model_config({"model_type": "opt"})
+    assert (opt.positions, opt.layers[0].feed_forward.activation) == (LearnedPositions(count=2048, offset=2), "relu")
+
+
+def test_falcon() -> None:
+    seven = model_config({"model_type": "falcon"})
+    attention = seven.layers[0].mixer
+    assert (attention.heads, attention.kv_heads, attention.head_dim, attention.qkv_bias) == (71, 1, 64, False)
+    assert seven.layers[0].residual == Parallel() and attention.slopes is None
+    keys = {"new_decoder_architecture": True, "num_kv_heads": 2}
+    forty = config("FalconForCausalLM", **keys)
+    assert forty.layers[0].residual == Parallel(before_feed_forward="post_attention_layernorm")
+    assert forty.layers[0].mixer.kv_heads == 2
+    eleven = config("FalconForCausalLM", **keys, num_ln_in_parallel_attn=1)
+    assert eleven.layers[0].residual == Parallel()
+    first = config("FalconForCausalLM", alibi=True, multi_query=False, parallel_attn=False, bias=True)
+    attention = first.layers[0].mixer
+    assert (first.layers[0].residual, attention.kv_heads, attention.rope) == (PreNorm(), 4, None)
+    assert attention.slopes == tuple(0.25 * 2.0 ** (-2 * k) for k in (1, 2, 3, 4))
+
+
+def test_bloom_and_mpt() -> None:
+    got = model_config({"model_type": "bloom", "n_embed": 1024, "n_layer": 24, "n_head": 16, "seq_length": 2048})
+    assert (got.hidden_size, got.num_layers, got.max_position, got.embedding_norm) == (1024, 24, 2048, Layer(1e-5))
+    assert got.layers[0].mixer.slopes == tuple(2.0 ** (-k / 2) for k in range(1, 17))
+    seven = {"d_model": 4096, "n_heads": 32, "n_layers": 32, "attn_config": {"alibi": True, "clip_qkv": 8}}
+    got = model_config({"architectures": ["MPTForCausalLM"], **seven})
+    assert (got.hidden_size, got.norm, got.layers[0].mixer.clip) == (4096, Layer(1e-5, bias=False), 8)
+    assert got.layers[0].feed_forward == MLP(inner=16384, activation="gelu", bias=False)
+
+
+def test_slopes_of_heads_that_are_no_power_of_two() -> None:
+    assert alibi_slopes(3) == (2.0**-4, 2.0**-8, 2.0**-2)
+    assert alibi_slopes(6) == (*(2.0 ** (-2 * k) for k in (1, 2, 3, 4)), 2.0**-1, 2.0**-3)
+
+
 @pytest.mark.parametrize("folder", sorted(GOLDEN.glob("*/config.json")), ids=lambda path: path.parent.name)
 def test_transformers_5_rewrites_mean_the_same(folder: Path) -> None:
     old = json.loads(folder.read_text())
@@ -344,11 +437,11 @@ def test_longrope_does_not_depend_on_what_is_served() -> None:
     [
         (
             {"architectures": ["FooForCausalLM"]},
-            "architecture 'FooForCausalLM' is not supported; supported are DeepseekV2",
+            "architecture 'FooForCausalLM' is not supported; supported are Bloom",
         ),
         ({"architectures": ["LlamaModel"], "model_type": "llama"}, "architecture 'LlamaModel' is not supported"),
         ({"architectures": [7]}, "architecture 7 is not supported"),
-        ({"architectures": [], "model_type": "bert"}, "model_type 'bert' is not supported; supported are deepseek_v2"),
+        ({"architectures": [], "model_type": "bert"}, "model_type 'bert' is not supported; supported are bloom"),
         ({}, "model_type None is not supported"),
         ({"model_type": ["llama"]}, "model_type ['llama'] is not supported"),
     ],
@@ -428,6 +521,16 @@ def test_unknown_models(keys: dict[str, Any], message: str) -> None:
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True is not"),
         ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "must be nested by layer type"),
         ("Gemma3ForCausalLM", {"sliding_window": None}, "sliding_window = None but some layers"),
+        ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}, "post_layernorm = True is not"),
+        ("FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 3}, "num_kv_heads = 3 does not"),
+        ("FalconForCausalLM", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn = False is"),
+        ("FalconForCausalLM", {"n_layer": 0, "num_hidden_layers": None}, "n_layer = 0 must be an integer"),
+        ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention = True is not supported"),
+        ("GPTJForCausalLM", {"rotary_dim": None}, "rotary_dim = None must be an integer"),
+        ("MptForCausalLM", {"attn_config": {"alibi": False}}, "config.json: attn_config: alibi = False is not"),
+        ("MptForCausalLM", {"attn_config": {"qk_ln": True}}, "attn_config: qk_ln = True is not supported"),
+        ("OPTForCausalLM", {"do_layer_norm_before": False}, "do_layer_norm_before = False is not supported"),
+        ("OPTForCausalLM", {"word_embed_proj_dim": 32}, "word_embed_proj_dim = 32 is not supported"),
         ("PhiForCausalLM", {"tie_word_embeddings": True}, "tie_word_embeddings = True is not supported"),
         ("Phi3ForCausalLM", {"attention_bias": True}, "attention_bias = True is not supported"),
         ("Starcoder2ForCausalLM", {"num_key_value_heads": 4, "norm_type": "rms"}, "norm_type = 'rms' is not"),
@@ -535,10 +638,27 @@ def test_qwen3_next() -> None:
 
 
 # Families that rotate a part of each head.
-PARTIAL = {"Phi3ForCausalLM", "PhiForCausalLM", "Qwen3NextForCausalLM"}
+PARTIAL = {
+    "GPTJForCausalLM",
+    "GPTNeoXForCausalLM",
+    "Phi3ForCausalLM",
+    "PhiForCausalLM",
+    "Qwen3NextForCausalLM",
+    "StableLMEpochForCausalLM",
+    "StableLmForCausalLM",
+}
+# Families with positions elsewhere.
+ROPELESS = {
+    "BloomForCausalLM",
+    "GPT2LMHeadModel",
+    "GPTBigCodeForCausalLM",
+    "MPTForCausalLM",
+    "MptForCausalLM",
+    "OPTForCausalLM",
+}
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - PARTIAL))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - PARTIAL - ROPELESS))
 def test_heads_are_rotated_whole_as_in_transformers(family: str, caplog: pytest.LogCaptureFixture) -> None:
     keys = {"architectures": [family], **SMALL, "num_key_value_heads": 2, "head_dim": 16, **NEEDED.get(family, {})}
     plain = model_config(keys)
@@ -574,5 +694,8 @@ def test_any_config_is_read_or_refused(family: str, keys: Any, scaling: Any, max
             continue
         rope, latent = attention.rope, isinstance(attention, LatentAttention)
         assert latent or attention.heads % attention.kv_heads == 0
+        if rope is None:
+            assert attention.slopes is not None or got.positions is not None
+            continue
         assert np.isfinite(rope.inv_freq).all() and np.isfinite(rope.attention_factor)
         assert 0 < rope.rotary_dim <= (attention.rope_dim if latent else attention.head_dim)

@@ -150,16 +150,14 @@ def _open_int8(module: Module) -> ScaledPlanes:
 
 
 def _open_four_bit(module: Module, state: QuantSettings) -> FourBitPlanes:
-    shape = state.value("shape")
-    if not isinstance(shape, list) or len(shape) != 2 or not all(type(size) is int and size > 0 for size in shape):
-        state.fail(f"is {str(shape)[:60]}, not [out, in]", "shape")
+    shape = state.sizes("shape")
     blocksize = state.integer("blocksize")
     if blocksize < 2 or blocksize % 2:
         state.fail(f"is {blocksize}, not an even number", "blocksize")
     packed = np.ascontiguousarray(module.array(".weight", *STORAGE)).reshape(-1).view(np.uint8)
     needed = -(-prod(shape) // 2)
     if len(packed) != needed:
-        module.fail(f"has {len(packed)} bytes, but {shape} in 4 bits needs {needed}", ".weight")
+        module.fail(f"has {len(packed)} bytes, but {list(shape)} in 4 bits needs {needed}", ".weight")
     levels = module.scales(".weight.quant_map", dims=1)
     module.expect(".weight.quant_map", (16,), "a 4-bit code")
     blocks = -(-prod(shape) // blocksize)
@@ -169,13 +167,13 @@ def _open_four_bit(module: Module, state: QuantSettings) -> FourBitPlanes:
     else:
         absmax = module.array(".weight.absmax", "U8", dims=1)
         nested = _open_nested(module, state, blocks)
-    module.expect(".weight.absmax", (blocks,), f"{shape} in blocks of {blocksize}")
+    module.expect(".weight.absmax", (blocks,), f"{list(shape)} in blocks of {blocksize}")
     return FourBitPlanes(
         packed=packed,
         absmax=absmax,
         levels=levels.astype(np.float32),
         blocksize=blocksize,
-        shape=(shape[0], shape[1]),
+        shape=shape,
         nested=nested,
     )
 

@@ -134,11 +134,6 @@ class Scheme:
             settings.fail(f"is false, which does not go with format {form}", "symmetric")
         if (strategy == "tensor_group") != (form == NVFP4):
             settings.fail(f"is {strategy}, which does not go with format {form}", "strategy")
-        block = settings.value("block_structure") if strategy == "block" else None
-        if strategy == "block" and (
-            not isinstance(block, list) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block)
-        ):
-            settings.fail(f"is {str(block)[:60]}, not two sizes", "block_structure")
         return cls(
             form=form,
             bits=bits,
@@ -146,7 +141,7 @@ class Scheme:
             symmetric=symmetric,
             strategy=strategy,
             group_size=group_size,
-            block=(block[0], block[1]) if block else None,
+            block=settings.sizes("block_structure") if strategy == "block" else None,
         )
 
     def open(self, module: Module) -> QuantizedTensor:

@@ -23,6 +23,8 @@ from llmjax.weights.rows import FLOATS, QuantizedRows
 
 T = TypeVar("T")
 
+MAX_SIZE = (1 << 31) - 1  # of rows, columns and groups
+
 
 @dataclass(frozen=True)
 class QuantSettings:
@@ -69,6 +71,8 @@ class QuantSettings:
         """A whole number under the first of `keys` (synonyms) that is there."""
         key = next((key for key in keys if self.values.get(key) is not None), keys[0])
         value = self._typed(key, int, "a whole number", default)
+        if abs(value) > MAX_SIZE:
+            self.fail(f"is {str(value)[:60]}, out of any range", key)
         if choices is not None and value not in choices:
             self.fail(f"is {value}; supported are {', '.join(map(str, choices))}", key)
         return value
@@ -79,6 +83,17 @@ class QuantSettings:
         if value != -1 and value < 1:
             self.fail(f"is {value}, neither -1 nor a number of columns", keys[0])
         return value
+
+    def sizes(self, key: str) -> tuple[int, int]:
+        """Rows and columns."""
+        value = self.values.get(key)
+        if (
+            not isinstance(value, list)
+            or len(value) != 2
+            or not all(type(size) is int and 0 < size <= MAX_SIZE for size in value)
+        ):
+            self.fail(f"is {str(value)[:60]}, not two sizes", key)
+        return value[0], value[1]
 
     def child(self, key: str) -> QuantSettings | None:
         """An object within the object; None if it is not there."""

@@ -141,12 +141,7 @@ class FP8:
     def from_settings(cls, settings: QuantSettings) -> FP8:
         settings.choice("fmt", ("e4m3", "float8_e4m3fn", "e5m2"), "e4m3")
         settings.choice("activation_scheme", ("dynamic", "static"), "dynamic")
-        block = settings.value("weight_block_size")
-        if block is None:
-            return cls(None)
-        if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
-            settings.fail(f"is {str(block)[:60]}, not two sizes", "weight_block_size")
-        return cls((block[0], block[1]))
+        return cls(None if settings.value("weight_block_size") is None else settings.sizes("weight_block_size"))
 
     def is_quantized(self, module: Module) -> bool:
         weight = module.parts.get(".weight")

@@ -40,6 +40,12 @@ SIZES = {
     "dtype": "bfloat16",
 }
 
+_EQUAL_HEADS = {"num_key_value_heads": None, "num_hidden_layers": 2}
+# Families with keys of their own have none of these.
+_WITHOUT = dict.fromkeys(("intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"))
+_WITHOUT["max_position_embeddings"] = None
+_GPT2 = {**_WITHOUT, "hidden_size": None, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+
 # Heads times head size differs from the hidden size wherever the family allows it.
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {"rms_norm_eps": 1e-5, "rope_theta": 10000.0}),
@@ -219,6 +225,77 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.0, 1.0], "long_factor": [1.5, 3.0, 9.0]},
         },
     ),
+    "stablelm-3b": (
+        "StableLmForCausalLM",
+        {"num_key_value_heads": 4, "partial_rotary_factor": 0.25, "num_hidden_layers": 2},
+    ),
+    "stablelm-2": (
+        "StableLmForCausalLM",
+        {"num_key_value_heads": 4, "partial_rotary_factor": 0.5, "use_qkv_bias": True, "num_hidden_layers": 2},
+    ),
+    "stablelm-2-12b": (
+        "StableLmForCausalLM",
+        {
+            "partial_rotary_factor": 0.25,
+            "qk_layernorm": True,
+            "use_parallel_residual": True,
+            "num_hidden_layers": 2,
+        },
+    ),
+    "gpt-neox": ("GPTNeoXForCausalLM", {**_EQUAL_HEADS, "rotary_pct": 0.25, "rotary_emb_base": 5000}),
+    "gpt-neox-in-turn": (
+        "GPTNeoXForCausalLM",
+        {**_EQUAL_HEADS, "rotary_pct": 0.5, "use_parallel_residual": False, "attention_bias": False},
+    ),
+    "gptj": ("GPTJForCausalLM", {**_GPT2, "rotary_dim": 4}),
+    "gpt2": ("GPT2LMHeadModel", _GPT2),
+    "gpt2-scaled": (
+        "GPT2LMHeadModel",
+        {**_GPT2, "scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False, "n_inner": 40},
+    ),
+    "gpt-bigcode": ("GPTBigCodeForCausalLM", {**_GPT2, "multi_query": True}),
+    "gpt-bigcode-heads": ("GPTBigCodeForCausalLM", {**_GPT2, "multi_query": False}),
+    "opt": ("OPTForCausalLM", {**_EQUAL_HEADS, "ffn_dim": 48, "word_embed_proj_dim": 32, "pad_token_id": 1}),
+    "opt-no-bias": (
+        "OPTForCausalLM",
+        {**_EQUAL_HEADS, "ffn_dim": 48, "word_embed_proj_dim": 32, "pad_token_id": 1, "enable_bias": False},
+    ),
+    "falcon-7b": ("FalconForCausalLM", {**_EQUAL_HEADS, "multi_query": True}),
+    "falcon-40b": (
+        "FalconForCausalLM",
+        {**_EQUAL_HEADS, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    ),
+    "falcon-11b": (
+        "FalconForCausalLM",
+        {
+            **_EQUAL_HEADS,
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "ffn_hidden_size": 40,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "falcon-rw": (
+        "FalconForCausalLM",
+        {**_EQUAL_HEADS, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "bloom": (
+        "BloomForCausalLM",
+        {**_WITHOUT, "hidden_size": 24, "n_layer": 2, "n_head": 6, "seq_length": 64},
+    ),
+    "mpt": (
+        "MptForCausalLM",
+        {
+            **_WITHOUT,
+            "hidden_size": None,
+            "d_model": 24,
+            "n_layers": 2,
+            "n_heads": 6,
+            "max_seq_len": 64,
+            "attn_config": {"clip_qkv": 1.5},
+        },
+    ),
 }
 STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published
 
@@ -285,7 +362,8 @@ ROPES: dict[str, dict[str, dict[str, Any]]] = {
 def build(architecture: str, config: dict) -> torch.nn.Module:
     cls = getattr(transformers, architecture)
     made = cls.config_class(**json.loads(json.dumps({k: v for k, v in config.items() if k != "architectures"})))
-    made._attn_implementation = "eager"
+    # Falcon's eager attention adds ALiBi's biases twice, in the mask and to the scores.
+    made._attn_implementation = "sdpa" if config.get("alibi") else "eager"
     return cls(made).eval().float()
 
 
@@ -347,6 +425,8 @@ def main() -> None:
         folder = HERE / name
         folder.mkdir(exist_ok=True)
         config = {"architectures": [architecture], **SIZES, **differences}
+        own = {key for key, value in differences.items() if value is None and key in SIZES}
+        config = {key: value for key, value in config.items() if key not in own}
         config["model_type"] = getattr(transformers, architecture).config_class.model_type
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         model = build(architecture, config)

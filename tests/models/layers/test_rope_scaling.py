@@ -203,6 +203,7 @@ def test_extended_length(keys: dict[str, Any], length: int) -> None:
         ({"type": "yarn", "factor": 2, "truncate": "no"}, "truncate = 'no' must be true or false"),
         ({"type": "yarn", "factor": 2, "rope_theta": 1.0}, "rope_theta = 1.0 must exceed 1"),
         ({"partial_rotary_factor": 1.5}, "leaves 96 of 64"),
+        ({"partial_rotary_factor": 1e308}, "leaves 128 of 64"),
         ({"partial_rotary_factor": 0.02}, "leaves 1 of 64"),
     ],
 )

@@ -1,0 +1,72 @@
+"""BLOOM: ALiBi, a norm behind the embedding, layer norms and a plain MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_norm, layer_types
+from llmjax.models.layers.alibi import alibi_slopes
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.mlp import MLP
+from llmjax.models.names import QKV, Names
+
+# What Hugging Face's BloomConfig means by a missing key; none says how long texts may be.
+DEFAULTS = {
+    "vocab_size": 250880,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 2048,
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ALIASES = {
+    "hidden_size": ("n_embed",),
+    "num_hidden_layers": ("n_layer",),
+    "num_attention_heads": ("n_head",),
+    "max_position_embeddings": ("seq_length",),
+}
+NAMES = Names(
+    prefix="transformer.",
+    modules={
+        "word_embeddings": "model.embed_tokens",
+        "word_embeddings_layernorm": "model.embed_norm",
+        "ln_f": "model.norm",
+        "h.*.input_layernorm": "model.layers.*.input_layernorm",
+        "h.*.post_attention_layernorm": "model.layers.*.post_attention_layernorm",
+        "h.*.self_attention.query_key_value": "model.layers.*.self_attn.qkv_proj",
+        "h.*.self_attention.dense": "model.layers.*.self_attn.o_proj",
+        "h.*.mlp.dense_h_to_4h": "model.layers.*.mlp.up_proj",
+        "h.*.mlp.dense_4h_to_h": "model.layers.*.mlp.down_proj",
+    },
+    qkv=QKV.BY_GROUP,
+)
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+    fields.require("apply_residual_connection_post_layernorm", False)
+    heads = fields.integer("num_attention_heads")
+    fields.require("num_key_value_heads", heads)
+    kinds, norm = layer_types(fields, kinds=("full_attention",)), layer_norm(fields, "layer_norm_epsilon")
+    attention = attention_by_kind(
+        fields,
+        kinds,
+        window=None,
+        max_model_len=max_model_len,
+        rotary=False,
+        slopes=alibi_slopes(heads),
+        qkv_bias=True,
+        o_bias=True,
+    )
+    half = MLP(inner=4 * fields.integer("hidden_size"), activation="gelu_pytorch_tanh")
+    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=half, norm=norm)
+    return decoder_config(
+        fields, architecture="BloomForCausalLM", layers=[layer] * len(kinds), norm=norm, embedding_norm=norm
+    )

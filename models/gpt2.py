@@ -1,0 +1,85 @@
+"""GPT-2: learned positions, layer norms and a plain MLP; matrices in files lie the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_norm, layer_types, mlp
+from llmjax.models.layers.embedding import LearnedPositions
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.names import Names
+
+# What Hugging Face's GPT2Config means by a missing key.
+DEFAULTS = {
+    "vocab_size": 50257,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "activation_function": "gelu_new",
+    "max_position_embeddings": 1024,
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "tie_word_embeddings": True,
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+}
+ALIASES = {
+    "hidden_size": ("n_embd",),
+    "num_hidden_layers": ("n_layer",),
+    "num_attention_heads": ("n_head",),
+    "max_position_embeddings": ("n_positions",),
+}
+MODULES = {
+    "wte": "model.embed_tokens",
+    "wpe": "model.embed_positions",
+    "ln_f": "model.norm",
+    "h.*.ln_1": "model.layers.*.input_layernorm",
+    "h.*.ln_2": "model.layers.*.post_attention_layernorm",
+    "h.*.attn.c_attn": "model.layers.*.self_attn.qkv_proj",
+    "h.*.attn.c_proj": "model.layers.*.self_attn.o_proj",
+    "h.*.mlp.c_fc": "model.layers.*.mlp.up_proj",
+    "h.*.mlp.c_proj": "model.layers.*.mlp.down_proj",
+}
+NAMES = Names(prefix="transformer.", modules=MODULES, transposed=(".c_attn", ".c_proj", ".c_fc"))
+
+
+def inner_size(fields: Fields) -> int:
+    """That of the MLP."""
+    return fields.optional_integer("n_inner") or 4 * fields.integer("hidden_size")
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+    fields.require("num_key_value_heads", fields.integer("num_attention_heads"))
+    return gpt2_config(fields, architecture="GPT2LMHeadModel", kv_heads=fields.integer("num_attention_heads"))
+
+
+def gpt2_config(fields: Fields, *, architecture: str, kv_heads: int) -> ModelConfig:
+    """Layers that differ in the scale of their logits, if at all."""
+    fields.require("add_cross_attention", False)
+    kinds, norm = layer_types(fields, kinds=("full_attention",)), layer_norm(fields, "layer_norm_epsilon")
+    half = mlp(fields, inner=inner_size(fields), activation="activation_function")
+    size = fields.integer("hidden_size") // fields.integer("num_attention_heads")
+    scale = size**-0.5 if fields.flag("scale_attn_weights") else 1.0
+    by_depth = fields.flag("scale_attn_by_inverse_layer_idx")
+    layers = []
+    for index, kind in enumerate(kinds):
+        attention = attention_by_kind(
+            fields,
+            (kind,),
+            window=None,
+            max_model_len=None,
+            rotary=False,
+            kv_heads=kv_heads,
+            scale=scale / (index + 1) if by_depth else scale,
+            qkv_bias=True,
+            o_bias=True,
+        )
+        layers.append(LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm))
+    positions = LearnedPositions(count=fields.integer("max_position_embeddings"))
+    return decoder_config(fields, architecture=architecture, layers=layers, norm=norm, positions=positions)

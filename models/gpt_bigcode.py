@@ -1,0 +1,25 @@
+"""GPTBigCode (StarCoder, SantaCoder, WizardCoder-15B): GPT-2 whose heads share a key and a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.models import gpt2
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.names import QKV, Names
+
+# What Hugging Face's GPTBigCodeConfig means by a missing key.
+DEFAULTS = {**gpt2.DEFAULTS, "activation_function": "gelu_pytorch_tanh", "multi_query": True}
+# Rows of one group are the queries, the key and the value, and so are those of each head without multi_query.
+NAMES = Names(prefix="transformer.", modules=gpt2.MODULES, qkv=QKV.BY_GROUP)
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(config, DEFAULTS, aliases=gpt2.ALIASES)
+    fields.require("scale_attn_by_inverse_layer_idx", False)
+    kv_heads = 1 if fields.flag("multi_query") else fields.integer("num_attention_heads")
+    fields.require("num_key_value_heads", kv_heads)
+    return gpt2.gpt2_config(fields, architecture="GPTBigCodeForCausalLM", kv_heads=kv_heads)

@@ -1,0 +1,82 @@
+"""MPT: ALiBi, layer norms without biases, and a plain MLP; entries of q, k and v may be clipped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_norm, layer_types
+from llmjax.models.layers.alibi import alibi_slopes
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.mlp import MLP
+from llmjax.models.names import Names
+
+# What Hugging Face's MptConfig means by a missing key.
+DEFAULTS = {
+    "vocab_size": 50368,
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "expansion_ratio": 4,
+    "max_position_embeddings": 2048,
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+}
+ALIASES = {
+    "hidden_size": ("d_model",),
+    "num_hidden_layers": ("n_layers",),
+    "num_attention_heads": ("n_heads",),
+    "max_position_embeddings": ("max_seq_len",),
+}
+NAMES = Names(
+    prefix="transformer.",
+    modules={
+        "wte": "model.embed_tokens",
+        "norm_f": "model.norm",
+        "blocks.*.norm_1": "model.layers.*.input_layernorm",
+        "blocks.*.norm_2": "model.layers.*.post_attention_layernorm",
+        "blocks.*.attn.Wqkv": "model.layers.*.self_attn.qkv_proj",
+        "blocks.*.attn.out_proj": "model.layers.*.self_attn.o_proj",
+        "blocks.*.ffn.up_proj": "model.layers.*.mlp.up_proj",
+        "blocks.*.ffn.down_proj": "model.layers.*.mlp.down_proj",
+    },
+)
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+    fields.require("no_bias", True)
+    fields.require("norm_type", "low_precision_layernorm", "layernorm")
+    fields.require("logit_scale")
+    fields.require("embedding_fraction", 1, 1.0)
+    heads = fields.integer("num_attention_heads")
+    fields.require("num_key_value_heads", heads)
+    own = Fields(fields.mapping("attn_config"), name=f"{fields.name}: attn_config")
+    own.require("attn_type", "multihead_attention")
+    own.require("alibi", True)
+    own.require("alibi_bias_max", 8)
+    own.require("kv_n_heads", heads)
+    for key in ("prefix_lm", "qk_ln", "qk_gn", "rope", "attn_uses_sequence_id"):
+        own.require(key, False)
+    own.require("sliding_window_size", -1)
+    kinds, norm = (
+        layer_types(fields, kinds=("full_attention",)),
+        layer_norm(fields, "layer_norm_epsilon", bias=False),
+    )
+    attention = attention_by_kind(
+        fields,
+        kinds,
+        window=None,
+        max_model_len=max_model_len,
+        rotary=False,
+        slopes=alibi_slopes(heads),
+        clip=own.optional_number("clip_qkv"),
+        scale=own.optional_number("softmax_scale") or (fields.integer("hidden_size") // heads) ** -0.5,
+    )
+    inner = fields.integer("expansion_ratio", maximum=1024) * fields.integer("hidden_size")
+    half = MLP(inner=inner, activation="gelu", bias=False)
+    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=half, norm=norm)
+    return decoder_config(fields, architecture="MptForCausalLM", layers=[layer] * len(kinds), norm=norm)

@@ -1,0 +1,71 @@
+"""OPT: learned positions from the third row on, layer norms and a plain MLP with ReLU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_types, mlp
+from llmjax.models.layers.embedding import LearnedPositions
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.norm import Layer
+from llmjax.models.names import Names
+
+# What Hugging Face's OPTConfig means by a missing key.
+DEFAULTS = {
+    "vocab_size": 50272,
+    "hidden_size": 768,
+    "ffn_dim": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "activation_function": "relu",
+    "max_position_embeddings": 2048,
+    "enable_bias": True,
+    "tie_word_embeddings": True,
+    "bos_token_id": 2,
+    "eos_token_id": 2,
+}
+EPS = 1e-5  # Hugging Face's norms do not read the config
+OFFSET = 2  # rows of the table of positions that were meant for padding
+NAMES = Names(
+    prefix="model.",
+    modules={
+        "decoder.embed_tokens": "model.embed_tokens",
+        "decoder.embed_positions": "model.embed_positions",
+        "decoder.final_layer_norm": "model.norm",
+        "decoder.layers.*.self_attn_layer_norm": "model.layers.*.input_layernorm",
+        "decoder.layers.*.final_layer_norm": "model.layers.*.post_attention_layernorm",
+        "decoder.layers.*.self_attn.q_proj": "model.layers.*.self_attn.q_proj",
+        "decoder.layers.*.self_attn.k_proj": "model.layers.*.self_attn.k_proj",
+        "decoder.layers.*.self_attn.v_proj": "model.layers.*.self_attn.v_proj",
+        "decoder.layers.*.self_attn.out_proj": "model.layers.*.self_attn.o_proj",
+        "decoder.layers.*.fc1": "model.layers.*.mlp.up_proj",
+        "decoder.layers.*.fc2": "model.layers.*.mlp.down_proj",
+    },
+)
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(config, DEFAULTS)
+    # 350M has norms behind its halves, and an embedding of another size than its layers.
+    fields.require("do_layer_norm_before", True)
+    fields.require("word_embed_proj_dim", fields.integer("hidden_size"))
+    fields.require("_remove_final_layer_norm", False)
+    fields.require("layer_norm_elementwise_affine", True)
+    fields.require("num_key_value_heads", fields.integer("num_attention_heads"))
+    kinds, norm, bias = layer_types(fields, kinds=("full_attention",)), Layer(EPS), fields.flag("enable_bias")
+    attention = attention_by_kind(
+        fields, kinds, window=None, max_model_len=max_model_len, rotary=False, qkv_bias=bias, o_bias=bias
+    )
+    half = mlp(fields, inner=fields.integer("ffn_dim"), activation="activation_function", bias=bias)
+    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=half, norm=norm)
+    return decoder_config(
+        fields,
+        architecture="OPTForCausalLM",
+        layers=[layer] * len(kinds),
+        norm=norm,
+        positions=LearnedPositions(count=fields.integer("max_position_embeddings"), offset=OFFSET),
+    )

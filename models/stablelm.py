@@ -1,0 +1,62 @@
+"""StableLM 3B, 2-1.6B and 2-12B: Llama with layer norms and a quarter of each head rotated; 12B has both halves side by
+side behind one norm, and norms of each head's own for q and k."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_norm, layer_types
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.residual import Parallel, PreNorm
+from llmjax.models.names import Names
+
+# What Hugging Face's StableLmConfig means by a missing key.
+DEFAULTS = {
+    "vocab_size": 50304,
+    "hidden_size": 2560,
+    "intermediate_size": 6912,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "layer_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.25,
+    "use_qkv_bias": False,
+    "qk_layernorm": False,
+    "use_parallel_residual": False,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+# As the first checkpoints, StableLMEpochForCausalLM, have them.
+ALIASES = {"layer_norm_eps": ("norm_eps",), "partial_rotary_factor": ("rope_pct",)}
+NAMES = Names(
+    modules={
+        "model.layers.*.self_attn.q_layernorm.norms.*": "model.layers.*.self_attn.q_norm",
+        "model.layers.*.self_attn.k_layernorm.norms.*": "model.layers.*.self_attn.k_norm",
+    }
+)
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+    kinds, norm = layer_types(fields, kinds=("full_attention",)), layer_norm(fields)
+    attention = attention_by_kind(
+        fields,
+        kinds,
+        window=None,
+        max_model_len=max_model_len,
+        partial_rotary=True,
+        qkv_bias=fields.flag("use_qkv_bias"),
+        qk_norm=layer_norm(fields, bias=False) if fields.flag("qk_layernorm") else None,
+        qk_norm_over="each head",
+    )
+    residual = Parallel() if fields.flag("use_parallel_residual") else PreNorm()
+    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=gated_mlp(fields), norm=norm, residual=residual)
+    return decoder_config(fields, architecture="StableLmForCausalLM", layers=[layer] * len(kinds), norm=norm)
