@@ -121,6 +121,15 @@ def test_refusals(tmp_path: Path) -> None:
         SavePlan.of(source, "int8", rules={".": "none"})
 
 
+def test_families_with_names_of_their_own_are_read_only(tmp_path: Path) -> None:
+    for name in ("phi3", "gpt2"):
+        checkpoint = open_checkpoint(GOLDEN / name)
+        with pytest.raises(CheckpointError, match="cannot be written as safetensors"):
+            SavePlan.of(checkpoint, "int8")
+        with pytest.raises(CheckpointError, match="cannot be written as GGUF"):
+            export_gguf(checkpoint, tmp_path / "model.gguf", scheme="q8_0")
+
+
 def test_nothing_is_left_of_what_failed(tmp_path: Path) -> None:
     plan = SavePlan.of(open_checkpoint(GOLDEN / "llama"), "int8")
 

@@ -8,7 +8,7 @@ entry of ARCHITECTURES. Every ``<arch>.*`` key must be understood: one that is n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -49,6 +49,7 @@ class Architecture:
         permuted_qk: query and key rows are stored for interleaved rotary embedding.
         norm_offset: what the converter added to weights ending in ``norm.weight``.
         bias_keys: whether config.json says which projections have biases (else the class knows).
+        variants: by a stem that only some files have: modules that differ in these.
         fused_gate: ``ffn_up`` holds the gate too, before what it is multiplied with.
         eps: key of the norms' eps in the file, and in config.json.
         activation: config key and value of the MLP's activation.
@@ -61,10 +62,19 @@ class Architecture:
     permuted_qk: bool = False
     norm_offset: float = 0.0
     bias_keys: bool = True
+    variants: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     fused_gate: bool = False
     eps: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
     activation: tuple[str, str] = ("hidden_act", "silu")
     specialize: Callable[[ArchitectureKeys, dict[str, Any], GGUFFile], dict[str, Any]] = lambda keys, config, gguf: {}
+
+    def modules(self, gguf: GGUFFile) -> Mapping[str, str]:
+        """Those of a layer by stem, as a file has them."""
+        found = dict(self.layer_tensors)
+        for stem, differences in self.variants.items():
+            if _in_first_layer(gguf, f"{stem}.weight"):
+                found |= differences
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,8 +174,67 @@ def _phi3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dic
     return {"sliding_window": _window(keys), "original_max_position_embeddings": None}
 
 
+def _in_first_layer(gguf: GGUFFile, name: str) -> bool:
+    return f"blk.0.{name}" in gguf.tensors
+
+
+def _stablelm(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    # Converters have written use_parallel_residual for models that are not parallel; readers look at the tensors.
+    keys.value("use_parallel_residual", False)
+    return {
+        "use_qkv_bias": _in_first_layer(gguf, "attn_q.bias") or _in_first_layer(gguf, f"{FUSED_QKV}.bias"),
+        "qk_layernorm": _in_first_layer(gguf, "attn_q_norm.weight"),
+        "use_parallel_residual": not _in_first_layer(gguf, "ffn_norm.weight"),
+    }
+
+
+def _gptneox(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    parallel = keys.value("use_parallel_residual", True)
+    return {"use_parallel_residual": parallel, "attention_bias": _in_first_layer(gguf, f"{FUSED_QKV}.bias")}
+
+
+def _gpt2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    return {"n_inner": config["intermediate_size"]}
+
+
+def _starcoder(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    return {"n_inner": config["intermediate_size"], "multi_query": config["num_key_value_heads"] == 1}
+
+
+def _falcon(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    kv_heads, norms = config["num_key_value_heads"], 2 if _in_first_layer(gguf, "attn_norm_2.weight") else 1
+    return {
+        "ffn_hidden_size": config["intermediate_size"],
+        "bias": _in_first_layer(gguf, f"{FUSED_QKV}.bias"),
+        "new_decoder_architecture": kv_heads > 1 or norms == 2,
+        "num_kv_heads": kv_heads,
+        "num_ln_in_parallel_attn": norms,
+    }
+
+
+def _bloom(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    keys.only("feed_forward_length", 4 * config["hidden_size"])
+    return {}
+
+
+def _mpt(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    for name in ("position_embd.weight", "blk.0.attn_q_norm.weight", f"blk.0.{FUSED_QKV}.bias"):
+        if name in gguf.tensors:
+            raise CheckpointError(f"{gguf.path}: tensor {name!r} is not supported with architecture 'mpt'")
+    inner, hidden = config["intermediate_size"], config["hidden_size"]
+    if inner % hidden:
+        keys.fail("feed_forward_length", f"is {inner}, not a multiple of embedding_length = {hidden}")
+    keys.value("attention.max_alibi_bias", 0.0)
+    attention = {
+        "alibi": keys.number("attention.max_alibi_bias", 0.0) > 0,
+        "alibi_bias_max": keys.number("attention.max_alibi_bias", 0.0),
+        "clip_qkv": keys.number("attention.clamp_kqv", 0.0) or None,
+    }
+    return {"expansion_ratio": inner // hidden, "attn_config": attention}
+
+
 def _starcoder2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    return {"sliding_window": _window(keys), "use_bias": "blk.0.attn_output.bias" in gguf.tensors}
+    return {"sliding_window": _window(keys), "use_bias": _in_first_layer(gguf, "attn_output.bias")}
 
 
 _LAYER_NORM = "attention.layer_norm_epsilon"
@@ -221,6 +290,68 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             layer_tensors=LLAMA_LAYER,
             fused_gate=True,
             specialize=_phi3,
+        ),
+        "stablelm": Architecture(
+            hf_class="StableLmForCausalLM",
+            model_type="stablelm",
+            layer_tensors=LLAMA_LAYER | HEAD_NORMS,
+            bias_keys=False,
+            eps=(_LAYER_NORM, "layer_norm_eps"),
+            specialize=_stablelm,
+        ),
+        "gptneox": Architecture(
+            hf_class="GPTNeoXForCausalLM",
+            model_type="gpt_neox",
+            layer_tensors=LLAMA_LAYER,
+            bias_keys=False,
+            eps=(_LAYER_NORM, "layer_norm_eps"),
+            activation=("hidden_act", "gelu"),
+            specialize=_gptneox,
+        ),
+        "gpt2": Architecture(
+            hf_class="GPT2LMHeadModel",
+            model_type="gpt2",
+            layer_tensors=LLAMA_LAYER,
+            bias_keys=False,
+            eps=(_LAYER_NORM, "layer_norm_epsilon"),
+            activation=("activation_function", "gelu_new"),
+            specialize=_gpt2,
+        ),
+        "starcoder": Architecture(
+            hf_class="GPTBigCodeForCausalLM",
+            model_type="gpt_bigcode",
+            layer_tensors=LLAMA_LAYER,
+            bias_keys=False,
+            eps=(_LAYER_NORM, "layer_norm_epsilon"),
+            activation=("activation_function", "gelu_pytorch_tanh"),
+            specialize=_starcoder,
+        ),
+        "falcon": Architecture(
+            hf_class="FalconForCausalLM",
+            model_type="falcon",
+            layer_tensors=LLAMA_LAYER,
+            # The converter calls the norm of the attention half the second one.
+            variants={"attn_norm_2": {"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}},
+            bias_keys=False,
+            eps=(_LAYER_NORM, "layer_norm_epsilon"),
+            activation=("activation", "gelu"),
+            specialize=_falcon,
+        ),
+        "bloom": Architecture(
+            hf_class="BloomForCausalLM",
+            model_type="bloom",
+            layer_tensors=LLAMA_LAYER,
+            bias_keys=False,
+            eps=(_LAYER_NORM, "layer_norm_epsilon"),
+            specialize=_bloom,
+        ),
+        "mpt": Architecture(
+            hf_class="MptForCausalLM",
+            model_type="mpt",
+            layer_tensors=LLAMA_LAYER,
+            bias_keys=False,
+            eps=(_LAYER_NORM, "layer_norm_epsilon"),
+            specialize=_mpt,
         ),
         "starcoder2": Architecture(
             hf_class="Starcoder2ForCausalLM",
@@ -309,7 +440,7 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
         config: what `hf_config` returned for it.
     """
     architecture = architecture_of(gguf)
-    heads = {}
+    modules, heads = architecture.modules(gguf), {}
     if architecture.permuted_qk:
         heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     tensors: dict[str, ConvertedTensor] = {}
@@ -319,7 +450,7 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
         weight = f"{tensor.name.removesuffix('.scale')}.weight"
         if tensor.name.endswith(".scale") and weight in gguf.tensors:
             raise CheckpointError(f"{tensor.path}: tensor {tensor.name!r} scales {weight!r}, which is not supported")
-        name, stem = hf_name(tensor.name, architecture.layer_tensors), layer_stem(tensor.name)
+        name, stem = hf_name(tensor.name, modules), layer_stem(tensor.name)
         if name in tensors:
             raise CheckpointError(
                 f"{tensor.path}: tensors {tensors[name].source.name!r} and {tensor.name!r} are both {name!r}"

@@ -14,6 +14,7 @@ import pytest
 
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.safetensors import stored_tensors
+from llmjax.errors import CheckpointError
 from llmjax.models import ModelConfig
 from tests.checkpoint.gguf.test_model import write
 
@@ -80,6 +81,73 @@ def phi3(config: Config) -> dict[str, Any]:
     }
 
 
+def own_keys(config: Config) -> dict[str, Any]:
+    """Of a family with names of its own for them."""
+    names = {
+        "block_count": ("n_layer", "n_layers", "num_hidden_layers"),
+        "context_length": ("n_positions", "seq_length", "max_seq_len", "max_position_embeddings"),
+        "embedding_length": ("n_embd", "n_embed", "d_model", "hidden_size"),
+        "attention.head_count": ("n_head", "n_heads", "num_attention_heads"),
+    }
+    found = {key: next(config[name] for name in own if name in config) for key, own in names.items()}
+    inner = config.get("n_inner") or config.get("ffn_hidden_size") or 4 * found["embedding_length"]
+    return found | {"feed_forward_length": inner, "attention.layer_norm_epsilon": 1e-5}
+
+
+def stablelm(config: Config) -> dict[str, Any]:
+    return common(config) | {
+        "attention.layer_norm_epsilon": 1e-5,
+        "rope.dimension_count": rotary_size(config, 0.25),
+        "use_parallel_residual": config.get("use_parallel_residual", True),  # as the converter says of the others
+    }
+
+
+def gptneox(config: Config) -> dict[str, Any]:
+    size = config["hidden_size"] // config["num_attention_heads"]
+    return common(config) | {
+        "attention.layer_norm_epsilon": 1e-5,
+        "rope.dimension_count": int(config["rotary_pct"] * size),
+        "rope.freq_base": float(config.get("rotary_emb_base", 10000)),
+        "use_parallel_residual": config.get("use_parallel_residual", True),
+    }
+
+
+def starcoder(config: Config) -> dict[str, Any]:
+    return own_keys(config) | {"attention.head_count_kv": 1}
+
+
+def falcon(config: Config) -> dict[str, Any]:
+    return own_keys(config) | {
+        "attention.head_count_kv": config.get("num_kv_heads", 1),
+        "tensor_data_layout": "jploski",
+    }
+
+
+def bloom(config: Config) -> dict[str, Any]:
+    return own_keys(config) | {"attention.head_count_kv": config["n_head"]}
+
+
+def mpt(config: Config) -> dict[str, Any]:
+    clip = config["attn_config"]["clip_qkv"]
+    return own_keys(config) | {"attention.clamp_kqv": clip, "attention.max_alibi_bias": 8.0}
+
+
+def transposed(name: str, values: np.ndarray, config: Config) -> np.ndarray:
+    return values.T if name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")) else values
+
+
+def in_turn(name: str, values: np.ndarray, config: Config) -> np.ndarray:
+    """Rows of queries, keys and values, which follow each other group by group, put in turn."""
+    if "query_key_value" not in name:
+        return values
+    heads = config.get("n_head") or config["num_attention_heads"]
+    groups = config.get("num_kv_heads") or (1 if config["model_type"] == "falcon" else heads)
+    size = len(values) // (heads + 2 * groups)
+    split = values.reshape(groups, heads // groups + 2, size, *values.shape[1:])
+    parts = (split[:, :-2], split[:, -2], split[:, -1])
+    return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
+
+
 def phi3_factors(config: Config) -> dict[str, np.ndarray]:
     scaling = config["rope_scaling"]
     return {f"rope_factors_{kind}.weight": np.array(scaling[f"{kind}_factor"], F32) for kind in ("long", "short")}
@@ -92,6 +160,18 @@ CONVERSIONS = {
     "phi": Conversion(gguf.MODEL_ARCH.PHI2, phi2),
     "phi3": PHI3,
     "phi4-mini": PHI3,
+    "stablelm-3b": Conversion(gguf.MODEL_ARCH.STABLELM, stablelm),
+    "stablelm-2": Conversion(gguf.MODEL_ARCH.STABLELM, stablelm),
+    "stablelm-2-12b": Conversion(gguf.MODEL_ARCH.STABLELM, stablelm),
+    "gpt-neox": Conversion(gguf.MODEL_ARCH.GPTNEOX, gptneox, in_turn),
+    "gpt-neox-in-turn": Conversion(gguf.MODEL_ARCH.GPTNEOX, gptneox, in_turn),
+    "gpt2": Conversion(gguf.MODEL_ARCH.GPT2, own_keys, transposed),
+    "gpt-bigcode": Conversion(gguf.MODEL_ARCH.STARCODER, starcoder),
+    "falcon-7b": Conversion(gguf.MODEL_ARCH.FALCON, falcon, in_turn),
+    "falcon-40b": Conversion(gguf.MODEL_ARCH.FALCON, falcon, in_turn),
+    "falcon-11b": Conversion(gguf.MODEL_ARCH.FALCON, falcon, in_turn),
+    "bloom": Conversion(gguf.MODEL_ARCH.BLOOM, bloom, in_turn),
+    "mpt": Conversion(gguf.MODEL_ARCH.MPT, mpt),
 }
 
 
@@ -101,10 +181,19 @@ def converted(name: str, path: Path) -> Checkpoint:
     keys = conversion.keys(config)
     names = gguf.get_tensor_name_map(conversion.arch, keys["block_count"])
     tensors = conversion.extra(config)
-    for stored, tensor in stored_tensors(folder).items():
+    stacks: dict[str, list[np.ndarray]] = {}
+    for stored, tensor in sorted(stored_tensors(folder).items()):
+        if ".norms." in stored:  # which the converter stacks
+            stacks.setdefault(stored.split(".norms.")[0] + ".weight", []).append(tensor.read(F32))
+            continue
         new = names.get_name(stored, try_suffixes=(".weight", ".bias"))
+        new = new or names.get_name(stored.removeprefix("transformer."), try_suffixes=(".weight", ".bias"))
         assert new is not None, stored
         tensors[new] = np.ascontiguousarray(conversion.changed(stored, tensor.read(F32), config))
+    for stored, vectors in stacks.items():
+        new = names.get_name(stored, try_suffixes=(".weight",))
+        assert new is not None, stored
+        tensors[new] = np.stack(vectors)
     return open_checkpoint(write(path / f"{name}.gguf", gguf.MODEL_ARCH_NAMES[conversion.arch], keys, tensors))
 
 
@@ -138,3 +227,26 @@ def _rounded(model: ModelConfig) -> ModelConfig:
 
     layers = tuple(replace(one, mixer=replace(one.mixer, rope=rope(one.mixer.rope))) for one in model.layers)
     return replace(model, layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ("position_embd.weight", "'position_embd.weight' is not supported"),
+        ("blk.0.attn_qkv.bias", "'blk.0.attn_qkv.bias'"),
+    ],
+)
+def test_what_mpt_is_not_supported_with(stored: str, message: str, tmp_path: Path) -> None:
+    config = open_checkpoint(GOLDEN / "mpt").config
+    tensors = {"token_embd.weight": np.zeros((96, 24), F32), "blk.0.attn_norm.weight": np.ones(24, F32)}
+    keys = mpt(config) | {"block_count": 1}
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(write(tmp_path / "model.gguf", "mpt", keys, tensors | {stored: np.ones((72,), F32)}))
+
+
+def test_fused_gate_of_wrong_size(tmp_path: Path) -> None:
+    config = open_checkpoint(GOLDEN / "phi4-mini").config
+    tensors = {"token_embd.weight": np.zeros((96, 48), F32), "blk.0.ffn_up.weight": np.zeros((95, 48), F32)}
+    path = write(tmp_path / "model.gguf", "phi3", phi3(config) | {"block_count": 1}, tensors | phi3_factors(config))
+    with pytest.raises(CheckpointError, match=r"'blk.0.ffn_up.weight' has 95 rows, not 96 for gate and up"):
+        open_checkpoint(path)
