@@ -1,13 +1,16 @@
 # make serve       serve the default model on port 8000
 # make test        run the tests, but for those that are marked slow
 # make test-slow   run those
+# make venv        only make the environment that they run in
 # Variables: PYTHON=python3.12  CONFIG=configs/qwen3.yaml  ARGS="--port 9000"  TESTS=tests/engine  EXTRAS=cuda
+#            VENV=.venv-other  CONSTRAINTS=versions.txt (what pip install --constraint takes)
 
 PYTHON ?= python3
 CONFIG ?= configs/smollm2.yaml
 EXTRAS ?=
 TESTS ?=
 ARGS ?=
+CONSTRAINTS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,15 +19,19 @@ comma := ,
 suffix := $(if $(EXTRAS),-$(subst $(comma),-,$(EXTRAS))).stamp
 serve_stamp := $(VENV)/serve$(suffix)
 dev_stamp := $(VENV)/dev$(suffix)
+constraint := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
+PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet $(constraint) --editable
 
 # A process a core, each with whole files, so that fixtures and programs of a file are made once.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: serve test test-slow check bench clean
+.PHONY: serve venv test test-slow check bench clean
 .DELETE_ON_ERROR:
 
 serve: $(serve_stamp)
 	exec $(BIN)/python -m serve --config $(CONFIG) $(ARGS)
+
+venv: $(dev_stamp)
 
 test: $(dev_stamp)
 	$(PYTEST) -m 'not slow' $(TESTS) $(ARGS)
@@ -44,15 +51,15 @@ bench: $(serve_stamp)
 	$(BIN)/llmjax bench throughput --config $(CONFIG) $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest .venv-newest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(serve_stamp): pyproject.toml | $(BIN)/pip
-	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.$(if $(EXTRAS),[$(EXTRAS)])'
+	$(PIP_INSTALL) '.$(if $(EXTRAS),[$(EXTRAS)])'
 	@touch '$@'
 
 $(dev_stamp): pyproject.toml | $(BIN)/pip
-	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[dev$(if $(EXTRAS),$(comma)$(EXTRAS))]'
+	$(PIP_INSTALL) '.[dev$(if $(EXTRAS),$(comma)$(EXTRAS))]'
 	@touch '$@'
 
 # Debian keeps what venv needs to install pip in a package of its own (python3-venv); without it pip is fetched.

@@ -1,19 +1,22 @@
-"""An NVIDIA H100 that is described and not there: JAX's CUDA plug-in compiles for it on any machine
-(``pip install 'llmjax[test-cuda]'``)."""
+"""NVIDIA cards that are described and not there: programs are lowered for them on any machine, and compiled where
+JAX's CUDA plug-in is (``pip install 'llmjax[test-cuda]'``)."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from jax.experimental import topologies
+from jax.experimental.pallas import triton
 
 # Llama-3.1-8B with two layers.
 LLAMA: dict[str, Any] = {
@@ -37,8 +40,19 @@ needs_plugin = pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs JAX's CUDA plug-in"
 )
 
-# The versions decide which CUDA graphs XLA may make.
-H100 = """
+
+@dataclass(frozen=True)
+class Card:
+    name: str
+    capability: str
+    shared_memory: int  # bytes that a program may have
+
+
+A100 = Card("NVIDIA A100", "8.0", 163 << 10)
+H100 = Card("NVIDIA H100", "9.0", 227 << 10)
+
+# What XLA wants to know; the versions decide which CUDA graphs it may make.
+H100_TARGET = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
   shared_memory_per_block: 49152 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
@@ -80,10 +94,23 @@ class ForCard:
         return sum(f" {kind} " in line for line in self.thunks)
 
 
+def lower_for(
+    card: Card, call: Callable[..., Any], *arguments: Any, donated: int | tuple[int, ...] = ()
+) -> jax.stages.Lowered:
+    """The program of a call as JAX lowers it for a card.
+
+    Args:
+        arguments: arrays or ``ShapeDtypeStruct``s.
+        donated: positions of donated ones.
+    """
+    with _present(card):
+        return jax.jit(call, donate_argnums=donated).trace(*arguments).lower(lowering_platforms=("cuda",))
+
+
 def compile_for_card(
     call: Callable[..., Any], *arguments: Any, donated: int | tuple[int, ...], options: Mapping[str, str], folder: Path
 ) -> ForCard:
-    """Compiles for the card.
+    """Compiles for the H100.
 
     Args:
         arguments: arrays or ``ShapeDtypeStruct``s; their memory kinds count, and not where they are.
@@ -94,8 +121,8 @@ def compile_for_card(
     from jax._src import compiler
     from jaxlib import _jax
 
-    lowered = jax.jit(call, donate_argnums=donated).trace(*arguments).lower(lowering_platforms=("cuda",))
-    device = topologies.get_topology_desc("h100", "cuda", target_config=H100, topology="1x1x1").devices[0]
+    lowered = lower_for(H100, call, *arguments, donated=donated)
+    device = topologies.get_topology_desc("h100", "cuda", target_config=H100_TARGET, topology="1x1x1").devices[0]
     # JAX itself drops memory kinds for devices that are described only.
     given = compiler.get_compile_options(
         num_replicas=1,
@@ -112,3 +139,19 @@ def compile_for_card(
         text=compiled.get_hlo_text() if hasattr(compiled, "get_hlo_text") else compiled.hlo_modules()[0].to_string(),
         thunks=tuple(dumps[-1].read_text().splitlines()),
     )
+
+
+@contextlib.contextmanager
+def _present(card: Card) -> Iterator[None]:
+    """While tracing and lowering: an abstract device where JAX takes one, a pretended one before (JAX 0.10)."""
+    if hasattr(triton, "get_gpu_info"):
+        known = {"device_kind": card.name, "num_cores": None, "platform": "gpu"}
+        kind = jax.sharding.AbstractDevice
+        abstract = kind(**{name: value for name, value in known.items() if name in kind.__annotations__})
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=abstract)):
+            yield
+        return
+    device = SimpleNamespace(compute_capability=card.capability, shared_memory_per_block_optin=card.shared_memory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "local_devices", lambda backend=None: [device])
+        yield

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 GOLDEN, CHARACTERS = ROOT / "tests" / "models" / "golden" / "llama", ROOT / "tests" / "engine" / "golden" / "characters"
 NEIGHBORS = ("transformers", "kernels")
 KINDS = ("wheel", "sdist", "editable")
-NOT_COPIED = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info", "*.so")
+NOT_COPIED = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info", "*.so")
 
 USER_FILES = {
     "models/__init__.py": "mine = 'models'\n",

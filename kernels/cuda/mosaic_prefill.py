@@ -206,7 +206,7 @@ class _Kernel:
             return jnp.dot(a, b.T if transpose else b)
 
         def multiply(sums: Any) -> jax.Array:
-            mosaic.wgmma(sums, a, mosaic.transpose_ref(b, (1, 0)) if transpose else b)
+            mosaic.wgmma(sums, a, b.transpose((1, 0)) if transpose else b)
             return sums[...]
 
         shape = (ROWS, KEYS if transpose else self.head_dim)

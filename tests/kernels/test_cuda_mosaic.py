@@ -16,7 +16,7 @@ from llmjax.kernels.attention import reference
 from llmjax.kernels.cuda import mosaic_prefill
 from llmjax.kernels.cuda.flash import QueryRules
 from llmjax.kernels.cuda.mosaic_prefill import prefill, refuses
-from tests.described_card import compile_for_card, needs_plugin
+from tests.described_card import H100, compile_for_card, lower_for, needs_plugin
 from tests.kernels.attention_case import Case, empty_pages, filled_pages, make_data
 from tests.kernels.test_cuda_lowering import ATTENTIONS
 
@@ -48,8 +48,7 @@ def test_simulated_equals_the_reference() -> None:
 
 def test_lowers_for_hopper() -> None:
     call, arguments = call_of("mixed")
-    lowered = jax.jit(call).trace(*arguments).lower(lowering_platforms=("cuda",))
-    assert lowered.as_text().count("@mosaic_gpu") == 1
+    assert lower_for(H100, call, *arguments).as_text().count("@mosaic_gpu") == 1
 
 
 @needs_plugin
