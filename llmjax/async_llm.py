@@ -161,6 +161,7 @@ class AsyncLLM(LoadedLLM):
         while self.client.running:  # no thread waits for it: a caller that is tired of waiting can leave
             await asyncio.sleep(0.01)
         self.client.close()
+        await asyncio.sleep(0)  # what the engine said last may wait for its turn on this loop
         self._fail(list(self._streams), EngineDead("the engine has stopped"))  # streams that have not ended by now
 
     def _check_open(self) -> None:

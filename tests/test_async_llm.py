@@ -523,6 +523,26 @@ async def test_a_shutdown_that_was_given_up_can_be_asked_for_again(
     assert (await asyncio.wait_for(task, 20))[-1].outputs[0].finish_reason == "abort"
 
 
+async def test_a_shutdown_delivers_what_the_engine_says_last(
+    start_here: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However soon the engine's thread has ended."""
+    engine = start_here(endless)
+    client = engine.client
+    assert isinstance(client, ThreadEngine) and client._thread is not None
+    stop, thread = client.stop, client._thread
+
+    def stop_at_once() -> None:
+        stop()
+        thread.join(20)
+
+    monkeypatch.setattr(client, "stop", stop_at_once)
+    task = asyncio.create_task(collect(engine.generate([5], FOREVER, "r")))
+    await until(lambda: engine.kv_stats().used > 0)
+    await engine.shutdown()
+    assert (await asyncio.wait_for(task, 20))[-1].outputs[0].finish_reason == "abort"
+
+
 async def test_shutdown_aborts_what_takes_too_long(
     start_here: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig
 ) -> None:
