@@ -52,7 +52,7 @@ def check_threads(config: EngineConfig) -> None:
     running = pool_threads()
     if config.threads and running is not None and running != config.threads:
         raise ConfigError(
-            f"threads is {config.threads}, but JAX's CPU backend runs already in this process, with {running}"
+            f"threads is {config.threads}, but JAX's CPU backend is already running in this process, with {running}"
         )
 
 

@@ -114,8 +114,8 @@ def select_platform(config: EngineConfig) -> Platform:
     device = devices[index]
     if device.platform == "gpu" and (share := pool_share()) not in (None, config.gpu_memory_utilization):
         logger.warning(
-            "gpu_memory_utilization %g has no effect: JAX opened the card before in this process, with a pool of %g of "
-            "its memory",
+            "gpu_memory_utilization %g has no effect: JAX has already opened the card in this process, with a pool of "
+            "%g of its memory",
             config.gpu_memory_utilization,
             share,
         )
@@ -165,7 +165,7 @@ def nvidia_cards() -> str | None:
 def _size_pool(config: EngineConfig) -> None:
     """Makes JAX's memory pool on an NVIDIA GPU the share of the card that the configuration says (JAX's own: 75 %).
 
-    Without effect where JAX has opened the card before, or the user has set its variables: the pool is then what
+    Has no effect where JAX has already opened the card, or the user has set its variables: the pool is then what
     `pool_share` says.
     """
     if config.device not in ("auto", *CUDA_NAMES) or cuda_plugin() is None or xla_bridge.backends_are_initialized():

@@ -58,7 +58,7 @@ def test_cores_and_threads() -> None:
     assert (threads, masks, changed) == (3, [[core]], False)
     assert line.startswith(f"{core} of {os.cpu_count()}; 3 threads")
     assert again == first
-    assert other == "threads is 2, but JAX's CPU backend runs already in this process, with 3"
+    assert other == "threads is 2, but JAX's CPU backend is already running in this process, with 3"
 
 
 @LINUX

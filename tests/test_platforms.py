@@ -158,8 +158,8 @@ def test_a_pool_that_is_open_already_keeps_its_size(
     jax.config.update("jax_pjrt_client_create_options", None)  # something else has opened the card
     select_platform(EngineConfig(gpu_memory_utilization=0.8))
     assert [record.getMessage() for record in caplog.records] == [
-        f"gpu_memory_utilization 0.8 has no effect: JAX opened the card before in this process, with a pool of {share} "
-        "of its memory"
+        "gpu_memory_utilization 0.8 has no effect: JAX has already opened the card in this process, "
+        f"with a pool of {share} of its memory"
         for share in (0.7, 0.75)
     ]
 

@@ -21,7 +21,7 @@ import numpy as np
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
-from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, Plan
+from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, ProductPlan
 from llmjax.kernels.cuda.products import Factor, Floats, Part, Records, levels_of
 from llmjax.kernels.cuda.ragged import Blocks, num_blocks
 from llmjax.kernels.cuda.tuned import Key, form_name
@@ -71,7 +71,7 @@ def experts(
 
     Args:
         rows: choices of an expert that a program takes: 1, or a power of two from 16 on; None: by their number.
-        choices: fields of the `Plan` of "experts in" (gate and up) or "experts out" (down) to be changed.
+        choices: fields of the `ProductPlan` of "experts in" (gate and up) or "experts out" (down) to be changed.
         interpret: run the kernels as XLA operations, on any device.
     """
     tokens, top = chosen.shape
@@ -96,22 +96,22 @@ def rows_of(tokens: int, choices: int, num_experts: int) -> int:
     return min(MOST_ROWS, max(MIN_DOT, power_of_2(choices // num_experts)))
 
 
-def plans_of(rows: int, choices: int, weights: ExpertWeights) -> dict[Key, Plan]:
+def plans_of(rows: int, choices: int, weights: ExpertWeights) -> dict[Key, ProductPlan]:
     """How the products of so many choices are divided, by arithmetic, and what the table of a card knows them by."""
     blocks = choices if rows == 1 else num_blocks(weights.gate.weight.shape[0], size=rows, most=choices)
     return dict(_plan_of(rows, blocks, stacks) for stacks in ([weights.gate, weights.up], [weights.down]))
 
 
-def _plan_of(rows: int, blocks: int, stacks: Sequence[Projection]) -> tuple[Key, Plan]:
+def _plan_of(rows: int, blocks: int, stacks: Sequence[Projection]) -> tuple[Key, ProductPlan]:
     weight = stacks[0].weight
     size_out, size_in = weight.shape[1:]
     chunks = -(-size_in // CHUNK)
     if isinstance(weight, QTensor):
-        plan = Plan.of_records(rows, blocks, size_out=size_out, chunks=chunks, matrices=len(stacks))
+        plan = ProductPlan.of_records(rows, blocks, size_out=size_out, chunks=chunks, matrices=len(stacks))
         name = form_name(weight.format)
     else:
         size, name = weight.dtype.itemsize, weight.dtype.name
-        plan = Plan.of_floats(rows, blocks, size_out=size_out, chunks=chunks, itemsize=size)
+        plan = ProductPlan.of_floats(rows, blocks, size_out=size_out, chunks=chunks, itemsize=size)
     kernel = "experts out" if len(stacks) == 1 else "experts in"
     return Key.of(kernel, name, rows, blocks, size_out, size_in), plan
 

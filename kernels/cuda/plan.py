@@ -15,7 +15,7 @@ ENOUGH_PROGRAMS = 192
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProductPlan:
     """How a product is divided.
 
     Args:
@@ -37,7 +37,7 @@ class Plan:
     stages: int = 2
 
     @classmethod
-    def of_records(cls, rows: int, blocks: int, *, size_out: int, chunks: int, matrices: int = 1) -> Plan:
+    def of_records(cls, rows: int, blocks: int, *, size_out: int, chunks: int, matrices: int = 1) -> ProductPlan:
         """For a matrix of records.
 
         Args:
@@ -57,7 +57,7 @@ class Plan:
         return cls(rows, outputs, at_a_time, 0, 1, warps).split(chunks, programs)
 
     @classmethod
-    def of_floats(cls, rows: int, blocks: int, *, size_out: int, chunks: int, itemsize: int) -> Plan:
+    def of_floats(cls, rows: int, blocks: int, *, size_out: int, chunks: int, itemsize: int) -> ProductPlan:
         """For a plain matrix whose elements have so many bytes; the other arguments as in `of_records`."""
         if rows <= MAX_VECTOR_ROWS:  # 16 bytes for each of 128 threads four times: what is on its way hides the latency
             outputs, at_a_time, stages = 8, min(max(1, 32 // itemsize), power_of_2(chunks)), 2
@@ -65,7 +65,7 @@ class Plan:
             outputs, at_a_time, stages = 64, max(1, 4 // itemsize), 3
         return cls(rows, outputs, at_a_time, 0, 1, 4, stages).split(chunks, -(-size_out // outputs) * blocks)
 
-    def split(self, chunks: int, programs: int) -> Plan:
+    def split(self, chunks: int, programs: int) -> ProductPlan:
         """The same with a row's chunks shared by as many programs as fill a card.
 
         Args:
@@ -75,17 +75,17 @@ class Plan:
         splits = min(steps, power_of_2(-(-ENOUGH_PROGRAMS // programs)))
         return self.with_splits(splits, chunks)
 
-    def with_splits(self, splits: int, chunks: int) -> Plan:
+    def with_splits(self, splits: int, chunks: int) -> ProductPlan:
         """The same with a row's chunks shared by so many programs."""
         steps = -(-chunks // (self.chunks * splits))
         return replace(self, steps=steps, splits=splits)
 
-    def changed(self, choice: Mapping[str, int], chunks: int) -> Plan:
+    def changed(self, choice: Mapping[str, int], chunks: int) -> ProductPlan:
         """The same with other values of some fields, for rows of so many chunks."""
         plan = replace(self, **choice)
         return plan.with_splits(plan.splits, chunks)
 
-    def tuned(self, key: Key, chunks: int) -> Plan:
+    def tuned(self, key: Key, chunks: int) -> ProductPlan:
         """The same as it was measured on this machine's card, for rows of so many chunks."""
         plan = tuned(self, key)
         return plan.with_splits(plan.splits, chunks)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.kernels.cuda.lowering import dot, load, program_id
-from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, Plan
+from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, ProductPlan
 from llmjax.kernels.cuda.records import Place, Run, code_floats, code_words, runs, weight_line
 from llmjax.kernels.qtensor import CHUNK, QTensor, RowFormat
 
@@ -38,7 +38,7 @@ class Part:
     @classmethod
     def of(
         cls,
-        plan: Plan,
+        plan: ProductPlan,
         size_out: int,
         refs: tuple[Any, ...],
         levels: Any,
@@ -62,7 +62,7 @@ class Factor(Protocol):
     """A kind of matrix in a kernel; static."""
 
     @property
-    def plan(self) -> Plan: ...
+    def plan(self) -> ProductPlan: ...
 
     def prepared(self, x: jax.Array) -> jax.Array:
         """x [T, in] as the kernel reads it."""
@@ -91,7 +91,7 @@ class Records:
 
     form: RowFormat
     dtype: jnp.dtype
-    plan: Plan
+    plan: ProductPlan
 
     def prepared(self, x: jax.Array) -> jax.Array:
         return x if self.plan.rows <= MAX_VECTOR_ROWS else by_column_of_chunk(x.astype(self.dtype), self.plan)
@@ -185,7 +185,7 @@ class Floats:
 
     size_in: int
     dtype: jnp.dtype
-    plan: Plan
+    plan: ProductPlan
 
     def prepared(self, x: jax.Array) -> jax.Array:
         return x.astype(self.dtype)
@@ -233,7 +233,7 @@ def levels_of(weight: QTensor) -> jax.Array:
     return jnp.asarray(levels + (0.0,) * (16 - len(levels)), jnp.float32) if levels else weight.words
 
 
-def by_column_of_chunk(x: jax.Array, plan: Plan) -> jax.Array:
+def by_column_of_chunk(x: jax.Array, plan: ProductPlan) -> jax.Array:
     """x [T, in] as [32, T, chunks]: what one column of all chunks multiplies lies together."""
     chunks = plan.splits * plan.steps * plan.chunks
     padded = jnp.pad(x, ((0, 0), (0, chunks * CHUNK - x.shape[1])))

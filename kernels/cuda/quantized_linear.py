@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, power_of_2, program_id, store
-from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, Plan
+from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, ProductPlan
 from llmjax.kernels.cuda.products import Part, Records, by_column_of_chunk, levels_of
 from llmjax.kernels.cuda.tuned import Key, form_name
 from llmjax.kernels.qtensor import CUDA_TILE, QTensor, group_scales
@@ -39,10 +39,10 @@ def refuses(x: jax.Array, weight: QTensor, bias: jax.Array | None = None) -> str
     return None
 
 
-def plan_of(rows: int, weight: QTensor) -> Plan:
+def plan_of(rows: int, weight: QTensor) -> ProductPlan:
     """How a product with so many rows of x is divided, by arithmetic."""
     block = rows if rows <= MAX_VECTOR_ROWS else min(64, max(MIN_DOT, power_of_2(rows)))
-    return Plan.of_records(block, -(-rows // block), size_out=weight.size_out, chunks=weight.format.num_chunks)
+    return ProductPlan.of_records(block, -(-rows // block), size_out=weight.size_out, chunks=weight.format.num_chunks)
 
 
 def key_of(rows: int, weight: QTensor) -> Key:
@@ -52,7 +52,12 @@ def key_of(rows: int, weight: QTensor) -> Key:
 
 
 def quantized_linear(
-    x: jax.Array, weight: QTensor, bias: jax.Array | None = None, *, plan: Plan | None = None, interpret: bool = False
+    x: jax.Array,
+    weight: QTensor,
+    bias: jax.Array | None = None,
+    *,
+    plan: ProductPlan | None = None,
+    interpret: bool = False,
 ) -> jax.Array:
     """``x @ weight.T + bias``.
 

@@ -25,7 +25,7 @@ class OpenAIClient:
         timeout: seconds without a byte after which a request fails.
 
     Raises:
-        RequestFailed: the URL is none of a server.
+        RequestFailed: the URL is not that of a server.
     """
 
     def __init__(

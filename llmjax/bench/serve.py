@@ -81,7 +81,7 @@ class LoadOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BenchmarkPlan:
     """A run, as the command line says it."""
 
     load: LoadOptions
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> int:
     return 0 if result.completed else 1
 
 
-def parse(argv: list[str]) -> Plan:
+def parse(argv: list[str]) -> BenchmarkPlan:
     """The run that a command line asks for.
 
     Raises:
@@ -121,7 +121,7 @@ def parse(argv: list[str]) -> Plan:
     load = options_of(LoadOptions, values)
     if load.url is not None:
         _check_effect(values)
-    return Plan(
+    return BenchmarkPlan(
         load=load,
         dataset=options_of(DatasetOptions, values),
         report=options_of(ReportOptions, values),
@@ -131,14 +131,14 @@ def parse(argv: list[str]) -> Plan:
     )
 
 
-async def _run(plan: Plan) -> Result:
+async def _run(plan: BenchmarkPlan) -> Result:
     if plan.load.url is not None:
         return await _measure(plan, plan.load.url, plan.model)
     async with own_server(plan.engine, seconds=plan.load.ready_check_timeout_sec) as url:
         return await _measure(plan, url, None)
 
 
-async def _measure(plan: Plan, url: str, model: str | None) -> Result:
+async def _measure(plan: BenchmarkPlan, url: str, model: str | None) -> Result:
     load, report = plan.load, plan.report
     client = OpenAIClient(url, api_key=load.api_key, headers=load.headers())
     try:
@@ -174,7 +174,7 @@ async def _measure(plan: Plan, url: str, model: str | None) -> Result:
     return result
 
 
-async def _samples(plan: Plan, client: OpenAIClient, model: str) -> list[Sample]:
+async def _samples(plan: BenchmarkPlan, client: OpenAIClient, model: str) -> list[Sample]:
     """The prompts; the server counts the tokens of ShareGPT texts."""
 
     def count_tokens(text: str) -> int:

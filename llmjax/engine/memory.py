@@ -121,7 +121,7 @@ def plan_kv(
     num_pages = _divide(budget, page_bytes, load, for_states=int(min(budget * STATE_SHARE, budget - least)))
     if min(num_pages.values()) < 2:
         raise ConfigError(
-            f"{budget} bytes of KV cache hold no two pages of {page} tokens in each of {len(num_pages)} groups of "
+            f"{budget} bytes of KV cache cannot hold two pages of {page} tokens in each of {len(num_pages)} groups of "
             f"layers: raise kv_cache_memory_bytes to {2 * token_pages + 3 * state_bytes} or lower page_size"
         )
     groups = tuple(GroupSpec(span=span, num_pages=count) for span, count in num_pages.items())

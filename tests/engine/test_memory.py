@@ -160,7 +160,7 @@ def test_two_pages_are_the_least() -> None:
         return plan_kv(config(kv_cache_memory_bytes=budget), model(None, 8), gpu(0), layout=BF16)
 
     assert plan(4096).max_model_len == 16
-    with pytest.raises(ConfigError, match=r"4095 bytes of KV cache hold no two pages of 16 tokens.* to 4096"):
+    with pytest.raises(ConfigError, match=r"4095 bytes of KV cache cannot hold two pages of 16 tokens.* to 4096"):
         plan(4095)
 
 

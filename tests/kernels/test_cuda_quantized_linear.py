@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmjax.kernels.cuda.plan import Plan
+from llmjax.kernels.cuda.plan import ProductPlan
 from llmjax.kernels.cuda.quantized_linear import MAX_ROWS, multiplies_integers, plan_of, quantized_linear, refuses
 from llmjax.kernels.qtensor import CUDA_TILE, FLOAT8, Codes, QTensor, RowFormat
 
@@ -77,7 +77,7 @@ def product(
     x: np.ndarray,
     weight: QTensor,
     bias: np.ndarray | None = None,
-    plan: Plan | None = None,
+    plan: ProductPlan | None = None,
     *,
     interpret: bool = True,
 ) -> np.ndarray:
@@ -108,12 +108,12 @@ def test_every_format_is_exact_in_float32(name: str, rows: int) -> None:
 @pytest.mark.parametrize(
     "rows,plan",
     [
-        (2, Plan(rows=2, outputs=32, chunks=4, steps=2, splits=2, warps=1)),
-        (20, Plan(rows=16, outputs=32, chunks=16, steps=1, splits=1, warps=4)),
+        (2, ProductPlan(rows=2, outputs=32, chunks=4, steps=2, splits=2, warps=1)),
+        (20, ProductPlan(rows=16, outputs=32, chunks=16, steps=1, splits=1, warps=4)),
         (70, None),
     ],
 )
-def test_rows_divisions_bias_and_columns(rows: int, plan: Plan | None) -> None:
+def test_rows_divisions_bias_and_columns(rows: int, plan: ProductPlan | None) -> None:
     form = FORMATS["gptq"]
     weight = random_tensor(form, size_out=75, permuted=True)
     x, bias = inputs(rows, form.size_in), np.arange(75, dtype=np.float32)

@@ -22,7 +22,7 @@ from llmjax.kernels.attention import make_pages
 from llmjax.kernels.cuda import tuned as tuned_module
 from llmjax.kernels.cuda.decode import Split
 from llmjax.kernels.cuda.pages import PageReader
-from llmjax.kernels.cuda.plan import Plan
+from llmjax.kernels.cuda.plan import ProductPlan
 from llmjax.kernels.cuda.prefill import Tiles
 from llmjax.kernels.cuda.quantized_linear import key_of, plan_of, quantized_linear
 from llmjax.kernels.cuda.tuned import Key, Table, TableError, describe, form_name, path_for, table_in_use
@@ -48,9 +48,9 @@ def matrix(size_out: int) -> QTensor:
 def test_an_entry_serves_sizes_of_its_class(tmp_path: Path) -> None:
     table = Table.read(write(tmp_path / "card.json", made_up({"splits": 4, "chunks": 16, "warps": 2})))
     assert table.card == "a card"
-    start = Plan(1, 32, 32, 2, 1, 8)
+    start = ProductPlan(1, 32, 32, 2, 1, 8)
     for size_out in (2049, 4000, 4096):
-        assert table.changed(start, key_of(1, matrix(size_out))) == Plan(1, 32, 16, 2, 4, 2)
+        assert table.changed(start, key_of(1, matrix(size_out))) == ProductPlan(1, 32, 16, 2, 4, 2)
     for other in (key_of(1, matrix(2048)), key_of(2, matrix(4096)), Key.of("decode", form_name(FORM), 1, 4096, 2048)):
         assert table.changed(start, other) == start
 
@@ -59,7 +59,7 @@ def test_kernels_take_what_the_table_says(tmp_path: Path, monkeypatch: pytest.Mo
     weight, x = matrix(64), jnp.ones((1, 2000))
     sizes = key_of(1, weight).sizes
     table = Table.read(write(tmp_path / "card.json", made_up({"splits": 2, "chunks": 16}, sizes=sizes)))
-    seen: list[Plan] = []
+    seen: list[ProductPlan] = []
     launch_of = tuned_module.Table.changed
 
     def changed(table: Table, division: Any, key: Key) -> Any:
@@ -112,7 +112,7 @@ def test_a_broken_table_is_an_error(content: str, reason: str, tmp_path: Path) -
 def test_a_field_that_a_kernel_lacks_is_an_error(tmp_path: Path) -> None:
     table = Table.read(write(tmp_path / "card.json", made_up({"wraps": 4})))
     with pytest.raises(TableError, match=r"product has no wraps"):
-        table.changed(Plan(1, 32, 32, 2, 1, 8), key_of(1, matrix(4096)))
+        table.changed(ProductPlan(1, 32, 32, 2, 1, 8), key_of(1, matrix(4096)))
 
 
 def test_the_tuner_goes_downhill() -> None:

@@ -91,7 +91,7 @@ class PackedPlanes:
 
 
 @dataclass(frozen=True)
-class Scheme:
+class DeclaredScheme:
     """How the weights of a group of layers are declared to be stored.
 
     Attributes:
@@ -113,7 +113,7 @@ class Scheme:
     block: tuple[int, int] | None = None
 
     @classmethod
-    def from_settings(cls, settings: QuantSettings, form: str) -> Scheme:
+    def from_settings(cls, settings: QuantSettings, form: str) -> DeclaredScheme:
         size = settings.value("group_size")
         strategy = settings.choice(
             "strategy", STRATEGIES, "tensor" if size is None else "channel" if size == -1 else "group"
@@ -249,7 +249,7 @@ class CompressedTensors:
         ignored: modules that are declared not to be quantized, as far as they are named in full.
     """
 
-    schemes: tuple[Scheme, ...]
+    schemes: tuple[DeclaredScheme, ...]
     ignored: frozenset[str]
 
     name = "compressed-tensors"
@@ -287,7 +287,7 @@ class CompressedTensors:
             if group is None or (weights := group.child("weights")) is None:
                 groups.fail("has no weights", key)
             schemes.append(
-                Scheme.from_settings(
+                DeclaredScheme.from_settings(
                     weights, group.choice("format", FORMATS[:-1], None if form == FORMATS[-1] else form)
                 )
             )

@@ -30,11 +30,10 @@ FP4 = Codes(4, levels=(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0,
 
 
 @dataclass(frozen=True, eq=False)
-class MXFP4Planes:
-    """Attributes: `packed` uint8 [out, in / 2]; `exponents` uint8 [out, in / 32]."""
+class _PackedCodes:
+    """Attributes: `packed` uint8 [out, in / 2]."""
 
     packed: np.ndarray
-    exponents: np.ndarray
 
     row_step = 1
 
@@ -42,13 +41,24 @@ class MXFP4Planes:
     def shape(self) -> tuple[int, int]:
         return self.packed.shape[0], self.packed.shape[1] * 2
 
+    def codes(self, start: int, stop: int) -> np.ndarray:
+        """Of some rows, uint8 [stop - start, in]."""
+        return unpack_bits(self.packed[start:stop], 4, self.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class MXFP4Planes(_PackedCodes):
+    """Attributes: `exponents` uint8 [out, in / 32]."""
+
+    exponents: np.ndarray
+
     @property
     def layout(self) -> Layout:
         return Layout(size_in=self.shape[1], codes=FP4, group_size=MXFP4_GROUP, scale="e8m0")
 
     def rows(self, start: int, stop: int) -> StoredRows:
         return StoredRows(
-            codes=unpack_bits(self.packed[start:stop], 4, self.shape[1]),
+            codes=self.codes(start, stop),
             scales=self.exponents[start:stop].view(NUMBER_DTYPES["e8m0"]),
         )
 
@@ -96,18 +106,11 @@ NVFP4_GROUP = 16
 
 
 @dataclass(frozen=True, eq=False)
-class NVFP4Planes:
-    """Attributes: `packed` uint8 [out, in / 2]; `scales` E4M3 [out, in / 16]; `tensor_scale` f32."""
+class NVFP4Planes(_PackedCodes):
+    """Attributes: `scales` E4M3 [out, in / 16]; `tensor_scale` f32."""
 
-    packed: np.ndarray
     scales: np.ndarray
     tensor_scale: np.float32
-
-    row_step = 1
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.packed.shape[0], self.packed.shape[1] * 2
 
     @property
     def layout(self) -> Layout:
@@ -115,7 +118,7 @@ class NVFP4Planes:
 
     def rows(self, start: int, stop: int) -> StoredRows:
         return StoredRows(
-            codes=unpack_bits(self.packed[start:stop], 4, self.shape[1]),
+            codes=self.codes(start, stop),
             scales=self.scales[start:stop],
             super_scales=np.full((stop - start, 1), self.tensor_scale),
         )

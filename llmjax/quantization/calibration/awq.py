@@ -24,7 +24,7 @@ SMALLEST = 1e-4  # of a scale before they are divided
 
 
 @dataclass(frozen=True, eq=False)
-class Projection:
+class RoundedMatrix:
     """A matrix and what it becomes.
 
     Attributes:
@@ -43,7 +43,7 @@ class Projection:
 
 
 def search_scales(
-    projections: Sequence[Projection], inputs: InputStatistics, *, magnitude: np.ndarray | None = None
+    projections: Sequence[RoundedMatrix], inputs: InputStatistics, *, magnitude: np.ndarray | None = None
 ) -> np.ndarray:
     """The scales of the columns of projections with the same inputs.
 
@@ -64,7 +64,7 @@ def search_scales(
     return best
 
 
-def clipped(projection: Projection, inputs: InputStatistics) -> np.ndarray:
+def clipped(projection: RoundedMatrix, inputs: InputStatistics) -> np.ndarray:
     """Weights f32 [out, in] with the range of each row of each group cut to where the outputs' error is least."""
     weights = projection.weights
     rows, columns = weights.shape

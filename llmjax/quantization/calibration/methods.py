@@ -11,7 +11,7 @@ import numpy as np
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.norm import RMS
-from llmjax.quantization.calibration.awq import Projection, clipped, search_scales
+from llmjax.quantization.calibration.awq import RoundedMatrix, clipped, search_scales
 from llmjax.quantization.calibration.gptq import InverseHessian, gptq
 from llmjax.quantization.calibration.layer import CalibratedLayer, InputStatistics
 from llmjax.quantization.calibration.stages import Half, Stage
@@ -89,7 +89,7 @@ class Calibration:
                 rows = gptq(weights, inverse, scheme, static_groups=self.settings.static_groups)
                 found = np.empty(weights.shape, np.float32)
                 rows.dequantize(found)
-                nearest = Projection(weights, scheme).rounded(weights)
+                nearest = RoundedMatrix(weights, scheme).rounded(weights)
                 total = inputs.energy(weights)
                 self.layer.put(f"{module}.weight", found)
                 yield Calibrated(
@@ -106,7 +106,7 @@ class Calibration:
         rows: dict[str, np.ndarray] = {}  # what the rows of a projection were divided by
         columns: dict[Stage, np.ndarray] = {}
         for stage, inputs in before.items():
-            projections = [Projection(self.layer.values[f"{m}.weight"], s) for m, s in self._modules(stage).items()]
+            projections = [RoundedMatrix(self.layer.values[f"{m}.weight"], s) for m, s in self._modules(stage).items()]
             fold = yield from self._fold(stage, projections, inputs)
             if fold.rows is not None:
                 assert stage.source is not None
@@ -118,7 +118,7 @@ class Calibration:
             divided = inputs.divided(columns[stage])
             for module, scheme in self._modules(stage).items():
                 weights = self.layer.values[f"{module}.weight"]
-                each = Projection(weights, scheme)
+                each = RoundedMatrix(weights, scheme)
                 clip = self.settings.clip and not module.endswith(NEVER_CLIPPED)
                 quantized = scheme.quantize(clipped(each, divided) if clip else weights)
                 found = np.empty(weights.shape, np.float32)
@@ -133,12 +133,12 @@ class Calibration:
                     f"{self.layer.prefix}{module}.weight",
                     quantized,
                     Difference.between(found, weights),
-                    nearest=Difference(inputs.energy(Projection(old, scheme).rounded(old) - old), total),
+                    nearest=Difference(inputs.energy(RoundedMatrix(old, scheme).rounded(old) - old), total),
                     outputs=Difference(inputs.energy(unfolded - old), total),
                 )
 
     def _fold(
-        self, stage: Stage, projections: list[Projection], inputs: InputStatistics
+        self, stage: Stage, projections: list[RoundedMatrix], inputs: InputStatistics
     ) -> Generator[Result, None, Fold]:
         """Divides the channels of the stage's input by scales, where they are made; where they cannot be, by 1.
 
@@ -169,7 +169,7 @@ class Calibration:
         return Fold(scales)
 
     def _fold_projection(
-        self, module: str, projections: list[Projection], inputs: InputStatistics
+        self, module: str, projections: list[RoundedMatrix], inputs: InputStatistics
     ) -> Generator[Result, None, Fold]:
         """Into the rows of a projection that is quantized later; heads that share values share scales."""
         weights = self.layer.values[f"{module}.weight"]

@@ -384,7 +384,7 @@ Fill = Callable[[np.ndarray, np.ndarray], None]
 
 
 @dataclass(frozen=True)
-class Scheme:
+class BlockQuantizer:
     """A ggml type that can be written.
 
     Attributes:
@@ -415,7 +415,9 @@ _FILLS: Mapping[str, Fill] = {
 }
 _BY_NAME = {block.name.lower(): block for block in GGML_TYPES.values()}
 
-SCHEMES: Mapping[str, Scheme] = MappingProxyType({name: Scheme(_BY_NAME[name], fill) for name, fill in _FILLS.items()})
+SCHEMES: Mapping[str, BlockQuantizer] = MappingProxyType(
+    {name: BlockQuantizer(_BY_NAME[name], fill) for name, fill in _FILLS.items()}
+)
 """Schemes by ggml's name in lower case."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from llmjax.quantization.calibration.awq import Projection, clipped, search_scales
+from llmjax.quantization.calibration.awq import RoundedMatrix, clipped, search_scales
 from llmjax.quantization.calibration.layer import InputStatistics
 from llmjax.weights.uniform import IntegerScheme
 
@@ -18,8 +18,8 @@ def outliers(columns: int = 64) -> np.ndarray:
     return (rng.standard_normal((200, columns)) * np.where(rng.random(columns) < 0.1, 30, 1)).astype(np.float32)
 
 
-def projection(rows: int = 24, seed: int = 1) -> Projection:
-    return Projection(np.random.default_rng(seed).standard_normal((rows, 64)).astype(np.float32), SCHEME)
+def projection(rows: int = 24, seed: int = 1) -> RoundedMatrix:
+    return RoundedMatrix(np.random.default_rng(seed).standard_normal((rows, 64)).astype(np.float32), SCHEME)
 
 
 def output_error(inputs: np.ndarray, weights: np.ndarray, found: np.ndarray) -> float:
