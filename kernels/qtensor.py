@@ -15,9 +15,10 @@ masking a word leaves the codes of four consecutive columns in its bytes, which 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,9 @@ NUMBER_BITS: Mapping[str, int] = MappingProxyType(
     {"f32": 32, "f16": 16, "bf16": 16, "i16": 16, "u8": 8, "i8": 8, "e4m3": 8, "e8m0": 8}
 )
 """Types of scales, minima and zero points; e8m0 is a power of two by its biased exponent, as in OCP MX."""
+
+INT8_DECODES = "int8 decodes"
+"""For `QTensor.activations`: ``int8`` in steps that take one token of each sequence, ``float`` in all others."""
 
 FLOAT8 = MappingProxyType({"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2})
 
@@ -167,7 +171,8 @@ class QTensor:
         format: of a row.
         size_out: rows.
         dtype: float type that products take dequantized weights in.
-        activations: ``float``, or ``int8`` where kernels may round x to int8 with a scale for each group of columns.
+        activations: ``float``; ``int8`` where kernels may round x to int8 with a scale for each group of columns; or
+            `INT8_DECODES`, which kernels take for ``float``, and `rounding_decodes` for ``int8``.
     """
 
     words: jax.Array
@@ -211,6 +216,16 @@ class QTensor:
         if self.columns.ndim > 1:
             return jnp.take_along_axis(weights, jnp.argsort(self.columns)[..., None, :], axis=-1)
         return jnp.zeros_like(weights).at[..., self.columns].set(weights, unique_indices=True)
+
+
+def rounding_decodes(weights: Any) -> Any:
+    """A tree of weights as a decode step takes them: products with those of `INT8_DECODES` may round x to int8."""
+
+    def with_int8(leaf: Any) -> Any:
+        rounds = isinstance(leaf, QTensor) and leaf.activations == INT8_DECODES
+        return replace(leaf, activations="int8") if rounds else leaf
+
+    return jax.tree.map(with_int8, weights, is_leaf=lambda leaf: isinstance(leaf, QTensor))
 
 
 def decode(records: jax.Array, form: RowFormat) -> jax.Array:

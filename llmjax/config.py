@@ -111,8 +111,8 @@ class EngineConfig:
     )
     kv_cache_dtype: str = setting(
         "auto",
-        "type of the KV cache; auto: the model's; int8 and fp8 (fp8_e4m3) compute a scale for each token and head "
-        "unless calibrated ones are given",
+        "type of the KV cache; auto: what dtype names, else bfloat16; int8 and fp8 (fp8_e4m3) compute a scale for each "
+        "token and head unless calibrated ones are given",
         aliases=("--kvcache-dtype",),
         choices=("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"),
     )
@@ -125,7 +125,7 @@ class EngineConfig:
     activations: str = setting(
         "auto",
         "what products with quantized weights may round activations to: int8 with a scale for each group, or float for "
-        "exactness; auto: int8 on CPUs",
+        "exactness; auto: on CPUs int8 while tokens are generated, but not for prompts, and not where dtype is float32",
         choices=("auto", "float", "int8"),
     )
     seed: int = setting(0, "seed of requests that do not set one")

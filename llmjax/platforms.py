@@ -20,7 +20,7 @@ from llmjax.config import EngineConfig
 from llmjax.cpu_affinity import bind_process, check_threads
 from llmjax.errors import ConfigError
 from llmjax.kernels.cpu.library import library
-from llmjax.kernels.qtensor import CPU_TILE, CUDA_TILE
+from llmjax.kernels.qtensor import CPU_TILE, CUDA_TILE, INT8_DECODES
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ CUDA_NAMES = ("cuda", "gpu")
 POOL_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 POOL_SHARE = 0.75  # of a card, where nothing is said to JAX
 CPUINFO = Path("/proc/cpuinfo")
-BFLOAT16_ISAS = ("avx512vnni", "amx")  # instruction sets of kernels that CPUs with AVX-512 BF16 or AMX have
+BFLOAT16_ISAS = ("avx512vnni", "avx512bf16", "amx")  # of kernels; CPUs with AVX-512 BF16 or AMX have them
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,10 @@ class Platform:
     """The device that runs the model, and the types it runs it in."""
 
     device: jax.Device
-    dtype: jnp.dtype  # weights and KV
+    dtype: jnp.dtype  # of weights
     activation_dtype: jnp.dtype  # between layers
+    cache_dtype: jnp.dtype  # of keys and values, unless the configuration names one
+    quantized_activations: str  # of products with quantized matrices that do not say, as `QTensor` has them
 
     @property
     def is_cpu(self) -> bool:
@@ -52,7 +54,7 @@ class Platform:
     def kv_dtype(self, name: str) -> jnp.dtype:
         """The type that a ``kv_cache_dtype`` names."""
         if name == "auto":
-            return self.dtype
+            return self.cache_dtype
         return jnp.dtype(
             {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}.get(name, name)
         )
@@ -61,11 +63,6 @@ class Platform:
     def weight_tile(self) -> int:
         """Rows of quantized matrices to interleave, as the device's kernels read them."""
         return {"cpu": CPU_TILE, "gpu": CUDA_TILE}.get(self.device.platform, 1)
-
-    @property
-    def quantized_activations(self) -> str:
-        """What products with quantized matrices round activations to unless the configuration says (`QTensor`)."""
-        return "int8" if self.is_cpu else "float"
 
     def free_memory(self) -> int:
         """Bytes that are free on the device (on a CPU: in the machine)."""
@@ -126,8 +123,21 @@ def select_platform(config: EngineConfig) -> Platform:
         dtype = jnp.dtype(jnp.bfloat16 if not cpu or cpu_is_fast_at_bfloat16() else jnp.float32)
     else:
         dtype = jnp.dtype(config.dtype)
-    # Small operations on a CPU are faster in f32 and cost no bandwidth there, so only the weights are narrow.
-    return Platform(device=device, dtype=dtype, activation_dtype=jnp.dtype(jnp.float32) if cpu else dtype)
+    return Platform(
+        device=device,
+        dtype=dtype,
+        # Small operations on a CPU are faster in f32 and cost no bandwidth there, so only what is kept is narrow.
+        activation_dtype=jnp.dtype(jnp.float32) if cpu else dtype,
+        cache_dtype=jnp.dtype(jnp.bfloat16) if config.dtype == "auto" else dtype,
+        quantized_activations=_quantized_activations(config, cpu=cpu),
+    )
+
+
+def _quantized_activations(config: EngineConfig, *, cpu: bool) -> str:
+    """See `QTensor`. Who asks for float32 asks for results that do not depend on the CPU."""
+    if config.activations != "auto":
+        return config.activations
+    return INT8_DECODES if cpu and config.dtype != "float32" else "float"
 
 
 def _not_there(name: str, error: str) -> str:

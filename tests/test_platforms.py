@@ -19,6 +19,7 @@ from llmjax import platforms
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
 from llmjax.kernels.cpu.library import library
+from llmjax.kernels.qtensor import INT8_DECODES
 from llmjax.platforms import nvidia_cards, select_platform, use_compilation_cache
 
 
@@ -199,6 +200,34 @@ def test_the_type_of_weights_follows_the_cpu_and_the_instruction_set_that_kernel
     monkeypatch.setattr(platforms, "library", lambda: replace(native, forced=forced))
     monkeypatch.setattr(platforms.host, "system", lambda: "Linux")
     assert select_platform(EngineConfig(device="cpu")).dtype == dtype
+
+
+@pytest.mark.parametrize("flags", ["avx2", "avx2 avx512_bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "activations", "cache", "rounded"),
+    [
+        ("auto", "auto", "bfloat16", INT8_DECODES),
+        ("bfloat16", "auto", "bfloat16", INT8_DECODES),
+        ("float16", "float", "float16", "float"),
+        ("float32", "auto", "float32", "float"),
+        ("float32", "int8", "float32", "int8"),
+    ],
+)
+def test_types_of_a_cpu_follow_from_what_is_asked_for(
+    flags: str,
+    dtype: str,
+    activations: str,
+    cache: str,
+    rounded: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"flags\t\t: fpu {flags} sse2\n")
+    monkeypatch.setattr(platforms, "CPUINFO", cpuinfo)
+    found = select_platform(EngineConfig(device="cpu", dtype=dtype, activations=activations))
+    assert (found.kv_dtype("auto"), found.quantized_activations) == (cache, rounded)
+    assert found.kv_dtype("fp8") == "float8_e4m3fn"
 
 
 @pytest.fixture

@@ -26,11 +26,19 @@ LIBRARY = HERE / "libllmjax_cpu.so"
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 VNNI = (*AVX512, "-mavx512vnni")
-AMX = (*VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
-X86 = {"avx2": AVX2, "avxvnni": (*AVX2, "-mavxvnni"), "avx512": AVX512, "avx512vnni": VNNI, "amx": AMX}
+BF16 = (*VNNI, "-mavx512bf16")
+AMX = (*BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8")
+X86 = {
+    "avx2": AVX2,
+    "avxvnni": (*AVX2, "-mavxvnni"),
+    "avx512": AVX512,
+    "avx512vnni": VNNI,
+    "avx512bf16": BF16,
+    "amx": AMX,
+}
 ARM = {"dotprod": ("-march=armv8.2-a+dotprod+fp16",)}
 COMMON = ("attention", "blocks", "experts", "linear", "products", "sampling", "isa")  # compiled once
-INTEGER_ONLY = ("avxvnni", "avx512vnni", "dotprod")  # of no use to what multiplies floats
+QUANTIZED_ONLY = ("avxvnni", "avx512vnni", "avx512bf16", "dotprod")  # of no use to other kernels
 
 
 class BuildError(Exception):
@@ -77,7 +85,7 @@ def build(target: Path = LIBRARY, *, sanitize: str | None = None) -> Path:
             (SOURCES / f"{name}.cc", f"{name}_{isa}.o", (*flags, f"-DLLMJAX_ISA={isa}"))
             for name in ("kernels", "quantized_kernels")
             for isa, flags in isas.items()
-            if name == "quantized_kernels" or isa not in INTEGER_ONLY
+            if name == "quantized_kernels" or isa not in QUANTIZED_ONLY
         ]
         jobs += [(SOURCES / f"{name}.cc", f"{name}.o", have) for name in COMMON]
         with ThreadPoolExecutor(_usable_cores()) as pool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from llmjax.kernels.cpu.library import Library
 from llmjax.kernels.qtensor import CPU_TILE, NUMBER_BITS, QTensor, RowFormat
 
 # In the order of the enumerations in src/quantized.h.
-METHODS = ("float vectors", "int8 vectors", "int8 tiles", "bf16 tiles")
+METHODS = ("float vectors", "float panels", "int8 vectors", "int8 tiles", "bf16 panels", "bf16 tiles")
 KINDS = ("uint", "int", "e4m3", "e5m2")
 NUMBERS = tuple(NUMBER_BITS)
 
@@ -21,9 +22,9 @@ FORMAT_NUMBERS = 21
 MAX_LEVELS = 16
 LANES = 8  # what sizes of plain matrices are multiples of
 
-# Up to this many rows products with plain matrices beat XLA's dot (benchmarks/kernels.py prints both).
-MAX_ROWS = 4
-MAX_ROWS_TILED = 16  # with AMX
+# Where hardware multiplies bf16, products of more rows with plain matrices are faster by XLA's dot, which rounds x to
+# bf16 (benchmarks/kernels.py prints both).
+MAX_ROWS = MappingProxyType({"amx": 16, "avx512bf16": 4})
 
 
 def refuses(weight: jax.Array | QTensor) -> str | None:
@@ -41,9 +42,9 @@ def refuses(weight: jax.Array | QTensor) -> str | None:
 
 def slow(rows: int, weight: jax.Array | QTensor, library: Library) -> str | None:
     """Why something else is faster with so many rows of x; None: the library is."""
-    if isinstance(weight, QTensor):
+    if isinstance(weight, QTensor) or weight.dtype != jnp.bfloat16 or library.best not in MAX_ROWS:
         return None
-    most = MAX_ROWS_TILED if library.best == "amx" and weight.dtype == jnp.bfloat16 else MAX_ROWS
+    most = MAX_ROWS[library.best]
     return None if rows <= most else f"slower from {most + 1} rows on"
 
 

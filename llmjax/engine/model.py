@@ -87,7 +87,7 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
     )
     placer = Placer(
         platform,
-        activations=platform.quantized_activations if config.activations == "auto" else config.activations,
+        activations=platform.quantized_activations,
         offloaded=_offloaded_experts(config, model_config),
     )
     params: dict[str, jax.Array | QTensor | SplitStack] = {}

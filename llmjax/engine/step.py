@@ -15,6 +15,7 @@ from llmjax import models
 from llmjax.engine.batch import BatchLayout, StepBatch
 from llmjax.engine.device_state import NO_TOKEN, DeviceState, StepOutput
 from llmjax.engine.heads import sample, score
+from llmjax.kernels.qtensor import rounding_decodes
 from llmjax.models.functional import ModelGraph
 from llmjax.sampling.logprobs import LogprobArrays, no_logprobs
 
@@ -70,7 +71,7 @@ def step(
         # The barrier ties the weights to the iteration. Else XLA takes what depends on them alone out of the loop: it
         # would convert the whole embedding to f32 at every dispatch.
         done, arrays = jax.lax.optimization_barrier((loop.done, weights))
-        model, now = merged(arrays), batch.after(done, loop.state.last_token)
+        model, now = merged(rounding_decodes(arrays)), batch.after(done, loop.state.last_token)
         state, hidden = forward(model, loop.state, now)
         state, sampled = sample(model, state, hidden, now, max_logprobs=max_logprobs)
         return _Loop(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import pytest
 from llmjax.kernels.cpu.library import Library, library
 from llmjax.kernels.cpu.linear import linears
 from llmjax.kernels.cpu.matrices import METHODS
-from llmjax.kernels.qtensor import Codes, QTensor, RowFormat
+from llmjax.kernels.qtensor import INT8_DECODES, Codes, QTensor, RowFormat, rounding_decodes
 from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR, linear_by_dequantizing
 from llmjax.weights.packing import pack
 from llmjax.weights.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
@@ -41,7 +41,14 @@ FORMATS = {
 }
 
 # Of |x| |w|. Integers have 7 bits and a sign for the peak of a block, bfloat16 8 bits for every number.
-LIMITS = {"float vectors": 1e-6, "int8 vectors": 8e-3, "int8 tiles": 8e-3, "bf16 tiles": 4e-3}
+LIMITS = {
+    "float vectors": 1e-6,
+    "float panels": 1e-6,
+    "int8 vectors": 8e-3,
+    "int8 tiles": 8e-3,
+    "bf16 panels": 4e-3,
+    "bf16 tiles": 4e-3,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +167,37 @@ def test_the_operation_keeps_float_activations_exact(name: str, rows: int) -> No
     if rows:
         assert relative_error(np.asarray(out) - bias, x, weight) < 1e-5
         assert relative_error(np.asarray(portable) - bias, x, weight) < 1e-5
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("name", ["q4_1", "q8_0", "q6_k", "nf4", "fp8"])
+def test_activations_are_rounded_in_decode_steps_alone(name: str, isa: str) -> None:
+    form = FORMATS[name]
+    weight = dataclasses.replace(tensor(form, activations=INT8_DECODES), dtype=jnp.dtype(jnp.float32))
+    rounding = rounding_decodes({"layer": [weight]})["layer"][0]
+    xs = [np.random.default_rng(n).standard_normal((n, form.size_in)).astype(np.float32) for n in (1, 5, 17, 70)]
+
+    @jax.jit
+    def run(xs: list[jax.Array]) -> list[tuple[jax.Array, ...]]:
+        return [linears(x, [w], [None], library=built(), isa=isa) for w in (weight, rounding) for x in xs]
+
+    outs = [out for (out,) in run([jnp.asarray(x) for x in xs])]
+    for x, exact, rounded in zip(xs, outs, outs[len(xs) :], strict=False):
+        assert relative_error(np.asarray(exact), x, weight) < 1e-6, len(x)
+        integers = name not in ("nf4", "fp8")  # what other codes stand for is not a small integer
+        if integers and (len(x) == 1 or isa != "amx"):
+            assert 1e-5 < relative_error(np.asarray(rounded), x, weight) < 8e-3, len(x)
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+def test_a_row_does_not_depend_on_the_rows_that_pass_with_it(isa: str) -> None:
+    weight = tensor(RowFormat(1290, Codes(4), 32, "f16", minimum="f16"), size_out=90, activations="float")
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((70, 1290)).astype(np.float32))
+    parts = [x, x[:1], x[3:10], x[11:]]
+    run = partial(linears, weights=[weight], biases=[None], library=built(), isa=isa, method="float panels")
+    outs = [np.asarray(out) for (out,) in jax.jit(lambda parts: [run(part) for part in parts])(parts)]
+    for out, (begin, end) in zip(outs[1:], ((0, 1), (3, 10), (11, 70)), strict=True):
+        np.testing.assert_array_equal(out, outs[0][begin:end])
 
 
 def test_weights_of_one_input_share_a_call() -> None:

@@ -88,9 +88,6 @@ inline void multiply_bf16(const uint16_t* a, int stride_a, const uint32_t* b, in
   }
 }
 
-// 32 consecutive f32 as bf16, to nearest even.
-inline Vec round_pairs(Vec low, Vec high) { return (Vec)(__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low); }
-
 // 16 * kGroups keys times up to 8 queries: products[key][16], see pair_queries. `keys` are the first rows of 16 each.
 template <int kGroups>
 inline void multiply_keys(const Bf16* const* keys, const uint32_t* queries, int size, float* products) {

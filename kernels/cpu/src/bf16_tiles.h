@@ -9,9 +9,11 @@
 #define LLMJAX_BF16_TILES_H_
 
 #include "activations.h"
-#include "quantized_vectors.h"
+#include "quantized_panels.h"
 
 #if defined(__AMX_BF16__)
+
+#include "amx.h"
 
 namespace {
 
@@ -19,17 +21,6 @@ constexpr int kPanelChunks = 18;                          // at most: two tiles 
 constexpr int kPanelStep = kChunk * llmjax::kTileRows / 2;  // words of a chunk of one tile: pairs of columns
 constexpr int kPairRows = 2 * llmjax::kTileRows;          // rows of x that are multiplied together
 constexpr int kFilledAhead = 2;                           // steps from a store until it is in the cache, at least
-
-// Rounding costs as much as all else of a weight, so weights grow by three quarters of half a bf16 step, on average over
-// mantissas, and lose what bf16 lacks: numbers that bf16 has stay what they are, errors have mean 0 and are 5 % larger
-// than to nearest (root mean square).
-constexpr float kGrowth = 1 + 0.7213f / 256;
-
-// The upper halves of f32 as the bf16 halves of a lane.
-inline void store_pairs(uint32_t* to, Vec low, Vec high) {
-  const __m512i upper = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
-  _mm512_store_si512(to, _mm512_mask_shuffle_epi8((__m512i)high, 0x3333333333333333u, (__m512i)low, upper));
-}
 
 // Dequantizes a tile, chunk by chunk, and fetches the one that lies `ahead` tiles further on.
 template <class Codes>

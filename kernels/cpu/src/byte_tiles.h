@@ -8,6 +8,8 @@
 
 #if defined(__AMX_INT8__)
 
+#include "amx.h"
+
 namespace {
 
 constexpr int kPanelOfChunk = kChunk * llmjax::kTileRows;  // elements

@@ -28,6 +28,9 @@ extern const QuantizedKernels quantized_avx512;
 #if defined(LLMJAX_HAVE_AVX512VNNI)
 extern const QuantizedKernels quantized_avx512vnni;
 #endif
+#if defined(LLMJAX_HAVE_AVX512BF16)
+extern const QuantizedKernels quantized_avx512bf16;
+#endif
 #if defined(LLMJAX_HAVE_AMX)
 extern const Kernels kernels_amx;
 extern const QuantizedKernels quantized_amx;
@@ -38,8 +41,8 @@ extern const QuantizedKernels quantized_dotprod;
 
 namespace {
 
-constexpr int kCount = 7;  // from narrow to wide; the last is of Arm, whose NEON is the generic one
-const char* const kNames[kCount] = {"generic", "avx2", "avxvnni", "avx512", "avx512vnni", "amx", "dotprod"};
+constexpr int kCount = 8;  // from narrow to wide; the last is of Arm, whose NEON is the generic one
+const char* const kNames[kCount] = {"generic", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx", "dotprod"};
 
 #if defined(__x86_64__)
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
@@ -57,17 +60,20 @@ bool has_avxvnni() {
 
 bool has_avx512vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
+bool has_avx512bf16() {
+  unsigned eax = 7, ebx = 0, ecx = 1, edx = 0;
+  __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
+  return has_avx512vnni() && (eax & (1u << 5)) != 0;
+}
+
 // Linux hands out the tile registers on request, once a process.
 bool has_amx() {
 #if defined(__linux__)
-  if (!has_avx512vnni()) return false;
+  if (!has_avx512bf16()) return false;
   unsigned eax = 7, ebx = 0, ecx = 0, edx = 0;
   __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
   if ((edx & kBf16) == 0 || (edx & kTile) == 0 || (edx & kInt8) == 0) return false;
-  eax = 7, ecx = 1;
-  __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-  if ((eax & (1u << 5)) == 0) return false;  // AVX-512 BF16
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
@@ -113,11 +119,14 @@ struct Table {
 #if defined(LLMJAX_HAVE_AVX512VNNI)
     add(4, has_avx512vnni(), nullptr, &quantized_avx512vnni);
 #endif
+#if defined(LLMJAX_HAVE_AVX512BF16)
+    add(5, has_avx512bf16(), nullptr, &quantized_avx512bf16);
+#endif
 #if defined(LLMJAX_HAVE_AMX)
-    add(5, has_amx(), &kernels_amx, &quantized_amx);
+    add(6, has_amx(), &kernels_amx, &quantized_amx);
 #endif
 #if defined(LLMJAX_HAVE_DOTPROD)
-    add(6, has_dotprod(), nullptr, &quantized_dotprod);
+    add(7, has_dotprod(), nullptr, &quantized_dotprod);
 #endif
   }
 };

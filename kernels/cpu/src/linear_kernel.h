@@ -1,11 +1,11 @@
-// Products of few rows with a large matrix of 16-bit floats, which is read once from memory. The rows stay f32: each
-// weight is widened and multiplied exactly. With tiles a row is split into two bf16 addends, which keeps 16 bits of it.
+// Products of rows with a large matrix of 16-bit floats, which is read once from memory. The rows stay f32: each weight is
+// widened and multiplied exactly. With tiles a row is split into two bf16 addends, which keeps 16 bits of it.
 
 #ifndef LLMJAX_LINEAR_KERNEL_H_
 #define LLMJAX_LINEAR_KERNEL_H_
 
+#include "float_panels.h"
 #include "kernels.h"
-#include "simd.h"
 
 #if defined(__AMX_BF16__)
 #include "amx.h"
@@ -16,6 +16,7 @@ namespace {
 using llmjax::Linear;
 
 constexpr int kStreams = 4;  // rows of the weight read side by side
+constexpr int kMaxVectorRows = 4;  // with more rows panels are faster
 
 // Dot products of kRows rows of x with kStreams rows of the weight.
 template <int kRows, class T>
@@ -65,6 +66,36 @@ void linear_rows(const Linear& call, int first_row, int output, int count) {
       const float bias = call.bias == nullptr ? 0 : call.bias[output + j];
       call.y[at + j] = result[j] + bias + (call.residual == nullptr ? 0 : call.residual[at + j]);
     }
+  }
+}
+
+// Columns begin..begin + count, a multiple of kLanes, of rows output.. of the weight; past its end the last row again.
+template <class T>
+inline void widen_panel(const Linear& call, int output, float* panel, int begin, int count) {
+  for (int part = 0; part < kPanelOutputs; part += kLanes) {
+    const T* rows[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const int row = imin(output + part + i, call.size_out - 1);
+      rows[i] = static_cast<const T*>(call.weight) + static_cast<size_t>(row) * call.size_in + begin;
+    }
+    for (int column = 0; column < count; column += kLanes) {
+      Vec block[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) block[i] = load(rows[i] + column);
+      transpose(block);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) store(panel + static_cast<size_t>(column + i) * kPanelOutputs + part, block[i]);
+    }
+  }
+}
+
+template <class T>
+void linear_panels(const Linear& call, int begin, int end) {
+  for (int output = begin; output < end; output += kPanelOutputs) {
+    const PanelOutputs outputs{call.bias, call.residual, call.y, call.size_out, output, imin(kPanelOutputs, end - output)};
+    multiply_panels(call.x, call.rows, call.size_in, outputs, [&](float* panel, int column, int count) {
+      widen_panel<T>(call, output, panel, column, count);
+    });
   }
 }
 
@@ -191,10 +222,11 @@ void linear(const Linear& call, const char* workspace, int begin, int end) {
   }
 #endif
   (void)workspace;
-  if (call.type == llmjax::Type::kBf16) {
-    linear_vectors<Bf16>(call, begin, end);
+  const bool bf16 = call.type == llmjax::Type::kBf16;
+  if (call.rows > kMaxVectorRows) {
+    bf16 ? linear_panels<Bf16>(call, begin, end) : linear_panels<F16>(call, begin, end);
   } else {
-    linear_vectors<F16>(call, begin, end);
+    bf16 ? linear_vectors<Bf16>(call, begin, end) : linear_vectors<F16>(call, begin, end);
   }
 }
 

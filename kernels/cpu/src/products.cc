@@ -10,9 +10,10 @@ namespace ffi = xla::ffi;
 
 constexpr int64_t kBytesOfTask = 1 << 15;       // of words, at least
 constexpr int64_t kBytesOfPlainTask = 1 << 16;  // of a plain matrix, at least
-constexpr int64_t kBytesOfRows = 1 << 20;       // of x in bf16, of a task at most
+constexpr int64_t kBytesOfRows = 1 << 20;       // of x, of a task at most
 constexpr int kRowsOfThread = 192;              // with less, threads rather share rows and divide the matrices
 constexpr int kUnit = 32;                       // outputs of plain matrices, rows of tasks: divided no further
+constexpr int kPanelUnit = 64;                  // outputs of plain matrices where rows are many: as the widest panels
 
 bool read_field(const int32_t* numbers, int64_t expected, bool optional, int num_words, NumberField& field) {
   if (numbers[0] < 0 || numbers[0] > static_cast<int>(Number::kE8M0)) return false;
@@ -60,13 +61,15 @@ bool read_format(const int32_t* numbers, const float* levels, QuantizedMatrix& w
 
 int tiles_of_task(const QuantizedMatrix& w, Method method) {
   if (method == Method::kBf16Tiles) return 2;  // which all rows of a task pass by
+  if (method == Method::kFloatPanels || method == Method::kBf16Panels) return 4;
   return static_cast<int>(1 + kBytesOfTask / (static_cast<int64_t>(w.num_words) * kTileRows * 4));
 }
 
 // Rows that stay in a core's cache while matrices pass by, in parts alike. With many rows each thread keeps to its own,
 // from product to product, and dequantizes all of the matrix.
 int rows_of_task(const QuantizedInput& in, int64_t threads) {
-  const int64_t of_cache = (static_cast<int64_t>(in.rows) * in.size_in * 2 + kBytesOfRows - 1) / kBytesOfRows;
+  const int64_t bytes = static_cast<int64_t>(in.rows) * in.size_in * (in.x == nullptr ? 2 : sizeof(float));
+  const int64_t of_cache = (bytes + kBytesOfRows - 1) / kBytesOfRows;
   const int64_t of_threads = in.rows / kRowsOfThread < threads ? in.rows / kRowsOfThread : threads;
   int64_t parts = of_cache > of_threads ? of_cache : of_threads;
   if (parts < 1) parts = 1;
@@ -102,7 +105,8 @@ size_t place(QuantizedInput& in, const bool* methods, char* memory) {
   in.bytes = arena.take<int8_t>(bytes, count * kChunk);
   in.byte_scales = arena.take<float>(bytes, count);
   in.byte_sums = arena.take<float>(bytes, count * 3);
-  in.bf16 = arena.take<uint16_t>(methods[static_cast<int>(Method::kBf16Tiles)], count * kChunk);
+  const bool bf16 = methods[static_cast<int>(Method::kBf16Panels)] || methods[static_cast<int>(Method::kBf16Tiles)];
+  in.bf16 = arena.take<uint16_t>(bf16, count * kChunk);
   return arena.used();
 }
 
@@ -155,6 +159,7 @@ ffi::Error Products::add_quantized(const MatrixArguments& matrix, int size_out, 
     return invalid("products: the method does not take these codes or this instruction set");
   }
   methods_[static_cast<int>(product.method)] = true;
+  if (product.method == Method::kFloatPanels) in_.x = x_;
   if (w.group_size % (2 * kChunk) != 0) in_.round_columns = kChunk;
   const int block = kernels_->input_block(in_.rows, product.method);
   in_.block = block > in_.block ? block : in_.block;
@@ -203,9 +208,10 @@ size_t Products::bytes(const ffi::ThreadPool& pool) {
   }
   tasks_ = quantized_tasks_ = column_tasks_ * ((in_.rows + rows_of_task_ - 1) / rows_of_task_);
   for (Plain& product : plain_) {
-    const int64_t units = (product.call.size_out + kUnit - 1) / kUnit;
-    const int64_t per_task = 1 + kBytesOfPlainTask / (static_cast<int64_t>(kUnit) * in_.size_in * 2);
-    product.outputs_of_task = per_task * kUnit;
+    const int unit = in_.rows > kTileRows ? kPanelUnit : kUnit;
+    const int64_t units = (product.call.size_out + unit - 1) / unit;
+    const int64_t per_task = 1 + kBytesOfPlainTask / (static_cast<int64_t>(unit) * in_.size_in * 2);
+    product.outputs_of_task = per_task * unit;
     product.first_task = tasks_;
     tasks_ += (units + per_task - 1) / per_task;
   }
@@ -213,8 +219,8 @@ size_t Products::bytes(const ffi::ThreadPool& pool) {
   return plain_bytes_ + place(in_, methods_, nullptr);
 }
 
-// Fills rows of x and brings them into the forms that methods take. Only plain products read x itself, so that otherwise
-// rows are filled where they stay in the cache.
+// Fills rows of x and brings them into the forms that methods take. Where none reads x itself, rows are filled where they
+// stay in the cache.
 Phase Products::prepare(Fill fill) const {
   const int rows = quantized_.empty() ? in_.rows : in_.blocks() * in_.block, size = in_.size_in;
   int of_task = (rows + 4 * threads_ - 1) / (4 * threads_);
@@ -225,7 +231,7 @@ Phase Products::prepare(Fill fill) const {
             const int real_end = end < in_.rows ? end : in_.rows;
             float* x = x_ + static_cast<size_t>(begin) * size;
             if (fill != nullptr && begin < real_end) {
-              if (plain_.empty()) x = reinterpret_cast<float*>(thread_memory<5>(sizeof(float) * of_task * size));
+              if (plain_.empty() && in_.x == nullptr) x = reinterpret_cast<float*>(thread_memory<5>(sizeof(float) * of_task * size));
               fill(begin, real_end, x);
             }
             if (!quantized_.empty()) kernels_->prepare(in_, x, begin, end);
@@ -234,7 +240,8 @@ Phase Products::prepare(Fill fill) const {
 
 void Products::append(char* memory, Fill fill, std::vector<Phase>& phases) {
   place(in_, methods_, memory + plain_bytes_);
-  if (!filled_ && (fill != nullptr || !quantized_.empty())) phases.push_back(prepare(std::move(fill)));
+  const bool forms = in_.floats != nullptr || in_.bytes != nullptr || in_.bf16 != nullptr;
+  if (!filled_ && (fill != nullptr || forms)) phases.push_back(prepare(std::move(fill)));
   if (plain_bytes_ != 0) {
     phases.push_back({plain_.size(), [this, memory](size_t i) {
                         plain_[i].kernels->linear_prepare(plain_[i].call, memory + plain_[i].workspace);

@@ -55,10 +55,10 @@ struct QuantizedMatrix {
   }
 };
 
-// How to multiply. Float vectors are exact f32; the others round x to int8 by blocks of columns, or x and the
+// How to multiply. Float vectors and panels are exact f32; the others round x to int8 by blocks of columns, or x and the
 // dequantized weights to bf16.
-enum class Method : int { kFloatVectors, kInt8Vectors, kInt8Tiles, kBf16Tiles };
-constexpr int kMethods = 4;
+enum class Method : int { kFloatVectors, kFloatPanels, kInt8Vectors, kInt8Tiles, kBf16Panels, kBf16Tiles };
+constexpr int kMethods = 6;
 
 // What x may be rounded to; to bf16 together with weights.
 struct Rounding {
@@ -70,6 +70,7 @@ struct Rounding {
 // belongs to a chunk at the 32nd part of that. Forms that no method needs are null.
 struct QuantizedInput {
   int rows, size_in, block;
+  const float* x;     // [rows, size_in] as it came, or null
   int round_columns;  // that share a scale of int8: 32 or 64
   float* floats;
   float* float_sums;  // of halves of chunks: [..., 2, block]
@@ -86,6 +87,7 @@ struct QuantizedInput {
     QuantizedInput part = *this;
     const size_t at = static_cast<size_t>(begin) * chunks();
     part.rows = count;
+    if (x != nullptr) part.x += static_cast<size_t>(begin) * size_in;
     if (floats != nullptr) part.floats += at * kChunk, part.float_sums += at * 2;
     if (bytes != nullptr) part.bytes += at * kChunk, part.byte_scales += at, part.byte_sums += at * 3;
     if (bf16 != nullptr) part.bf16 += at * kChunk;

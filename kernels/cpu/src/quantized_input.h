@@ -6,10 +6,6 @@
 #include "kv_types.h"
 #include "quantized_codes.h"
 
-#if defined(__AMX_BF16__)
-#include "amx.h"
-#endif
-
 namespace {
 
 using llmjax::kChunk;
@@ -35,7 +31,7 @@ inline void round_chunk(const float* x, float scale, float inverse, int8_t* byte
   sums[2 * stride] = both;
 }
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 inline void round_row(const QuantizedInput& in, const float* x, int row) {
   const int chunks = in.chunks(), whole = row < in.rows ? in.size_in / kChunk : 0;
   uint16_t* to = in.bf16 + (static_cast<size_t>(row / in.block) * chunks * in.block + row % in.block) * kChunk;
@@ -93,7 +89,7 @@ inline void prepare_row(const QuantizedInput& in, const float* x, int row) {
 
 void quantized_prepare(const QuantizedInput& in, const float* x, int begin, int end) {
   for (int row = begin; row < end; ++row, x += in.size_in) {
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
     if (in.bf16 != nullptr) round_row(in, x, row);
 #endif
     if (in.bytes != nullptr || in.floats != nullptr) prepare_row(in, x, row);

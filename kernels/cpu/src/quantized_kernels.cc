@@ -4,7 +4,7 @@
 
 #include "bf16_tiles.h"
 #include "byte_tiles.h"
-#include "quantized_vectors.h"
+#include "quantized_panels.h"
 
 namespace {
 
@@ -12,7 +12,11 @@ using llmjax::Method;
 
 bool quantized_takes(const QuantizedMatrix& w, Method method) {
   switch (method) {
-    case Method::kFloatVectors: return true;
+    case Method::kFloatVectors:
+    case Method::kFloatPanels: return true;
+#if defined(__AVX512BF16__)
+    case Method::kBf16Panels: return true;
+#endif
     case Method::kInt8Vectors: return w.level_factor != 0 && w.kind != CodeKind::kE4M3 && w.kind != CodeKind::kE5M2;
 #if defined(__AMX_INT8__)
     case Method::kInt8Tiles: return quantized_takes(w, Method::kInt8Vectors);
@@ -31,17 +35,21 @@ constexpr int kMaxVectorRows = 4, kMaxByteTileRows = 16, kMaxByteTileRowsOfMLP =
 Method quantized_choose(const QuantizedMatrix& w, int rows, llmjax::Rounding may, bool of_mlp) {
   const bool bytes = may.int8 && quantized_takes(w, Method::kInt8Vectors);
   const Method vectors = bytes ? Method::kInt8Vectors : Method::kFloatVectors;
-  if (rows <= kMaxVectorRows || !quantized_takes(w, Method::kBf16Tiles)) return vectors;
+  if (rows <= kMaxVectorRows) return vectors;
+  const bool tiles = quantized_takes(w, Method::kBf16Tiles);
+  if (bytes && !tiles) return vectors;
   if (bytes && (rows <= (of_mlp ? kMaxByteTileRowsOfMLP : kMaxByteTileRows) || !may.bf16)) return Method::kInt8Tiles;
-  return may.bf16 ? Method::kBf16Tiles : vectors;
+  if (!may.bf16) return Method::kFloatPanels;
+  return tiles ? Method::kBf16Tiles : quantized_takes(w, Method::kBf16Panels) ? Method::kBf16Panels : Method::kFloatPanels;
 }
 
 int quantized_input_block(int rows, Method method) {
-  const bool tiles = method == Method::kInt8Tiles || method == Method::kBf16Tiles;
-  return rows <= kMaxVectorRows && !tiles ? rows : llmjax::kTileRows;
+  const bool vectors = method == Method::kFloatVectors || method == Method::kInt8Vectors;
+  return rows <= kMaxVectorRows && vectors ? rows : llmjax::kTileRows;
 }
 
 size_t quantized_workspace(const QuantizedMatrix& w, Method method, int rows) {
+  if (method == Method::kFloatPanels || method == Method::kBf16Panels) return panel_scale_bytes(w);
 #if defined(__AMX_INT8__)
   if (method == Method::kInt8Tiles) return byte_panel_bytes(w) + GroupScales::bytes(w);
   if (method == Method::kBf16Tiles) return Bf16Workspace::bytes(w, rows);
@@ -83,6 +91,12 @@ void quantized_multiply(const QuantizedMatrix& w, const QuantizedInput& in, Meth
       return for_codes(w, [&](auto codes) {
         for (int i = begin; i < end; ++i) float_tile<decltype(codes)>(w, in, GroupScales(w, workspace), i);
       });
+    case Method::kFloatPanels:
+      return for_codes(w, [&](auto codes) { float_panels<decltype(codes)>(w, in, begin, end, workspace); });
+#if defined(__AVX512BF16__)
+    case Method::kBf16Panels:
+      return for_codes(w, [&](auto codes) { bf16_panels<decltype(codes)>(w, in, begin, end, workspace); });
+#endif
 #if defined(__AMX_INT8__)
     case Method::kInt8Tiles:
       return for_integer_codes(w, [&](auto codes) { byte_tiles<decltype(codes)>(w, in, begin, end, workspace); });

@@ -14,8 +14,12 @@ struct GroupCursor {
   const float *scale, *offset;
   int columns, left;
 
-  GroupCursor(const QuantizedMatrix& w, const GroupScales& scales, int part)
-      : scale(scales.scale + part), offset(scales.offset + part), columns(w.group_size), left(w.group_size) {}
+  GroupCursor(const QuantizedMatrix& w, const GroupScales& scales, int part, int column = 0)
+      : columns(w.group_size), left(w.group_size - column % w.group_size) {
+    const int at = column / w.group_size * llmjax::kTileRows + part;
+    scale = scales.scale + at;
+    offset = scales.offset + at;
+  }
   void advance(int by) {
     left -= by;
     if (left != 0) return;

@@ -140,6 +140,10 @@ inline Half round_bf16(Vec v) {
   return __builtin_convertvector(bf16_bits(v), Half);
 #endif
 }
+#if defined(__AVX512BF16__)
+// 32 consecutive f32 as bf16, to nearest even.
+inline Vec round_pairs(Vec low, Vec high) { return (Vec)(__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low); }
+#endif
 inline Vec widen_bf16(Half bits) { return bit_cast<Vec>(__builtin_convertvector(bits, Bits) << 16); }
 inline Vec load(const Bf16* p) { return widen_bf16(load_as<Half>(p)); }
 inline void store(Bf16* p, Vec v) {

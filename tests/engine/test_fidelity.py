@@ -1,0 +1,107 @@
+"""What may round activations and what may not: engines on quantized weights, as CPUs of every kind."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from llmjax import LLM, SamplingParams
+from llmjax.evaluation.perplexity import Perplexity, Windowing, score_windows
+from llmjax.kernels.cpu import library as cpu_library
+from llmjax.kernels.qtensor import QTensor
+from tests.kernels.instruction_sets import INSTRUCTION_SETS, USABLE
+
+CHECKPOINT = Path(__file__).parents[1] / "models" / "golden" / "llama"
+PROMPT = np.random.default_rng(5).integers(3, 96, 41).tolist()
+PORTABLE = "none"
+NATIVE = cpu_library.library()
+
+
+@pytest.fixture
+def engine_as(compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """``with engine_as(isa, **settings) as llm``: an engine on a CPU that has no more than ``isa``."""
+
+    @contextmanager
+    def run(isa: str, path: Path = CHECKPOINT, **settings: Any) -> Iterator[LLM]:
+        as_if = "" if isa == PORTABLE or NATIVE is None else replace(NATIVE, forced=isa)
+        monkeypatch.setattr(cpu_library, "_load", lambda: as_if)
+        jax.clear_caches()  # of layers that were traced for another CPU
+        shape = {"page_size": 4, "max_num_batched_tokens": 16, "kv_cache_memory_bytes": 2**20}
+        options = {**shape, "max_num_seqs": 1, "skip_tokenizer_init": True, "decode_steps": 1, **settings}
+        llm = LLM(str(path), compilation_cache_dir=compile_cache_dir, **options)
+        yield llm
+        llm.close()
+
+    yield run
+    jax.clear_caches()
+
+
+def logprobs(llm: LLM, count: int = 6) -> tuple[np.ndarray, list[int], np.ndarray]:
+    """Of the prompt's tokens [n - 1], then generated tokens and their log-probabilities."""
+    settings = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+    (output,) = llm.generate([PROMPT], settings, use_tqdm=False)
+    entries = output.prompt_logprobs or []
+    prompt = [entry[token].logprob for token, entry in zip(PROMPT, entries, strict=True) if entry]
+    made = output.outputs[0]
+    generated = [entry[token].logprob for token, entry in zip(made.token_ids, made.logprobs or [], strict=True)]
+    return np.array(prompt), list(made.token_ids), np.array(generated)
+
+
+@pytest.mark.parametrize("isa", [*INSTRUCTION_SETS, PORTABLE])
+def test_with_float32_nothing_rounds_activations(
+    isa: str, engine_as: Callable[..., Any], plain: Callable[[str], Any]
+) -> None:
+    with engine_as(isa, dtype="float32", quantization="int8") as llm:
+        assert llm.info.kv_dtype == "float32"
+        params = llm.engine.model.params
+        assert {weight.activations for weight in params.values() if isinstance(weight, QTensor)} == {"float"}
+        prompt, tokens, generated = logprobs(llm)
+    dequantized = copy.copy(plain("llama"))
+    dequantized.params = {
+        name: weight.dequantize() if isinstance(weight, QTensor) else weight for name, weight in params.items()
+    }
+    text = [*PROMPT, *tokens]
+    expected = dequantized.logprobs(text)[np.arange(len(text) - 1), text[1:]]
+    np.testing.assert_allclose([*prompt, *generated], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(NATIVE is None, reason="the C++ kernels are not built")
+@pytest.mark.parametrize("isa", [USABLE[-1], "generic"])
+def test_prompts_never_see_rounded_activations(isa: str, engine_as: Callable[..., Any]) -> None:
+    found = {}
+    for activations in ("auto", "float", "int8"):
+        with engine_as(isa, quantization="int8", activations=activations) as llm:
+            assert llm.info.kv_dtype == "bfloat16"
+            found[activations] = logprobs(llm)
+    np.testing.assert_array_equal(found["auto"][0], found["float"][0])
+    assert found["auto"][2][0] == found["float"][2][0]  # what follows the prompt is of its step
+    # What the comparisons rely on: int8 shows, in a prompt that may be rounded, and in what is generated.
+    assert not np.array_equal(found["int8"][0], found["float"][0])
+    assert not np.array_equal(found["auto"][2][1:], found["float"][2][1:])
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+def test_perplexity_is_the_same_on_every_cpu(
+    name: str, engine_as: Callable[..., Any], request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(f"{name}_path")
+    text = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    found = {}
+    for isa in USABLE:
+        size = {"max_num_batched_tokens": 256, "max_model_len": 256, "kv_cache_memory_bytes": 2**26}
+        with engine_as(isa, path, page_size=16, skip_tokenizer_init=False, max_logprobs=0, **size) as llm:
+            windows = Windowing(context=256, max_tokens=512).cut(llm.tokenizer.encode(text), bos=None)
+            result = Perplexity()
+            for scored in score_windows(llm.client, windows):
+                result.add(scored)
+            found[isa] = result.value
+    assert max(found.values()) < 1.001 * min(found.values()), found
