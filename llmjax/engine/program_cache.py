@@ -63,16 +63,6 @@ class ProgramSpec:
     donated: tuple[int, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def signature(self) -> str | None:
-        """A digest of all of it and of the sources; None: it is made of something whose definition is not known."""
-        try:
-            what = self.function, self.arguments, self.static, self.donated, self.options
-            return digest(sources_digest(), *what)
-        except (TypeError, SourcesChanged, OSError) as why:
-            logger.debug("a program is traced at every start: %s", why)
-            return None
-
     def lower(self) -> Any:
         """Traces and lowers it."""
 
@@ -96,6 +86,7 @@ class ProgramCache:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._warned = False
+        self._digests: dict[int, tuple[Any, str]] = {}  # by identity, of what many programs share
 
     @classmethod
     def of(cls, directory: Path | None, device: jax.Device) -> ProgramCache:
@@ -110,12 +101,39 @@ class ProgramCache:
             os.utime(folder)  # for those who look for folders that nobody uses any more
         return cls(folder)
 
+    def signature(self, spec: ProgramSpec) -> str | None:
+        """A digest of the specification and of the sources.
+
+        Returns:
+            64 hexadecimal digits; None: it is made of something whose definition is not known, or nothing is kept.
+        """
+        if self._folder is None:
+            return None
+        try:
+            arguments = [self._digest(argument) for argument in spec.arguments]
+            static = {name: self._digest(value) for name, value in spec.static.items()}
+            return digest(sources_digest(), spec.function, arguments, static, spec.donated, spec.options)
+        except (TypeError, SourcesChanged, OSError) as why:
+            logger.debug("a program is traced at every start: %s", why)
+            return None
+
+    def _digest(self, value: Any) -> str:
+        known = self._digests.get(id(value))
+        if known is None:
+            known = self._digests[id(value)] = (value, digest(value))  # the value stays, so that its id stays its own
+        return known[1]
+
+    def has(self, spec: ProgramSpec) -> bool:
+        """Whether the program needs only to be read, as far as can be said without reading it."""
+        signature = self.signature(spec)
+        return self._folder is not None and signature is not None and (self._folder / signature).exists()
+
     def get(self, spec: ProgramSpec) -> Executable:
         """The program; compiled, if it is not there.
 
         Raises whatever compiling it raises.
         """
-        signature = None if self._folder is None else spec.signature
+        signature = self.signature(spec)
         if signature is not None and (found := self._find(signature, spec)) is not None:
             return found
         lowered = spec.lower()

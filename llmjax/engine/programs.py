@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -30,6 +30,8 @@ from llmjax.platforms import Platform
 from llmjax.sampling.state import make_sampler_state
 
 logger = logging.getLogger(__name__)
+
+QUIET = 1.0  # seconds without a step after which nobody minds that programs are read
 
 
 def new_state(
@@ -144,22 +146,35 @@ class StepCompiler:
     def spec(self, bucket: Bucket) -> ProgramSpec:
         """What the program of a bucket is compiled from."""
         layout = self.layouts[bucket]
-        # Weights keep their own places: some may lie in the host's memory.
-        weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.weights)
         packed = self._placed(jax.ShapeDtypeStruct((layout.size,), jnp.int32))
         return ProgramSpec(
             function=step,
-            arguments=(weights, self.state_shapes, packed),
+            arguments=(self._weight_shapes, self.state_shapes, packed),
             device=self.platform.device,
             static={
                 "graph": self.model.graph,
-                "names": tuple(self.model.params),
+                "names": self._names,
                 "layout": layout,
                 "max_logprobs": self.max_logprobs,
             },
             donated=(1,),
             options=self.options,
         )
+
+    # One object each for all buckets: their digests are worked out once.
+
+    @cached_property
+    def _weight_shapes(self) -> Any:
+        # Weights keep their own places: some may lie in the host's memory.
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.weights)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self.model.params)
+
+    def keeps(self, bucket: Bucket) -> bool:
+        """Whether the program of a bucket needs only to be read."""
+        return self.cache.has(self.spec(bucket))
 
     def compile(self, bucket: Bucket) -> Executable:
         """The program of a bucket: ``(weights, state, packed) -> (state, StepOutput)``."""
@@ -222,25 +237,39 @@ class CompileCounter:
 class StepPrograms:
     """All buckets of one model.
 
+    Programs that are kept on disk are read when a plan wants them, or while nobody computes anything: reading takes a
+    core and the interpreter for a tenth of a second each, which running requests would wait for.
+
     Args:
-        build: compiles one bucket; called in threads.
+        build: compiles or reads the program of one bucket; may be called by several threads.
         buckets: any order; the last mixed one must hold every plan.
         threads: where they are compiled.
+        kept: those whose programs need only to be read.
     """
 
     def __init__(
-        self, build: Callable[[Bucket], Executable], buckets: list[Bucket], *, threads: CompileThreads
+        self,
+        build: Callable[[Bucket], Executable],
+        buckets: list[Bucket],
+        *,
+        threads: CompileThreads,
+        kept: Collection[Bucket] = (),
     ) -> None:
         self._build = build
         self._order = sorted(buckets, key=_cost)
-        self._ready: list[Program] = []  # cheapest first; replaced, never changed, so that the engine reads it freely
-        self._ready_lock = threading.Lock()
+        self._kept = frozenset(kept)
+        self._programs: dict[Bucket, Program] = {}
+        self._building = {bucket: threading.Lock() for bucket in buckets}
+        self._last_pick = time.monotonic()  # the first request may come any moment
+        self._all_wanted = threading.Event()
         # The largest bucket holds every plan, so the engine can serve as soon as it is there; then one decode and the
-        # largest decode bucket; the rest from small to large.
-        self._largest: Future[Program] = threads.submit(self._compile, self._order[-1])
+        # largest decode bucket; the rest from small to large. Those that are kept wait, so they come last.
         decode = [bucket for bucket in self._order if bucket.decode]
         smaller = list(dict.fromkeys([decode[0], decode[-1], *self._order[:-1]]))
-        self._smaller = [threads.submit(self._compile_smaller, bucket) for bucket in smaller]
+        order = sorted([self._order[-1], *smaller], key=lambda bucket: bucket in self._kept)
+        self._largest: Future[Program] = Future()  # which the others look at, whoever comes first
+        self._futures = [threads.submit(self._compile_in_turn, bucket) for bucket in order]
+        self._futures[order.index(self._order[-1])].add_done_callback(self._largest_done)
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -249,8 +278,8 @@ class StepPrograms:
 
     @property
     def ready(self) -> list[Program]:
-        """The programs compiled so far, cheapest first."""
-        return self._ready
+        """The programs compiled or read so far, cheapest first."""
+        return [program for bucket in self._order if (program := self._programs.get(bucket)) is not None]
 
     def wait_first(self) -> None:
         """Returns when every plan can be run.
@@ -258,34 +287,60 @@ class StepPrograms:
         Raises:
             CompileError: no plan can, for the largest bucket does not compile.
         """
-        self._largest.result()
+        if self._order[-1] not in self._kept:
+            self._largest.result()
 
     def wait_all(self) -> None:
-        """Returns when nothing is left to compile; raises as `wait_first`."""
-        self.wait_first()
-        for future in self._smaller:
+        """Returns when nothing is left to compile or to read; raises as `wait_first`."""
+        self._all_wanted.set()
+        self._largest.result()
+        for future in self._futures:
             future.exception()
 
     def pick(self, plan: StepPlan) -> Program:
-        """The cheapest ready program that holds the plan."""
-        fitting = next((program for program in self._ready if program.bucket.holds(plan)), None)
-        return self._largest.result() if fitting is None else fitting
+        """The cheapest program that holds the plan, of those that are ready or need only to be read."""
+        self._last_pick = time.monotonic()
+        for bucket in self._order:
+            if bucket.holds(plan) and (program := self._at_hand(bucket)) is not None:
+                return program
+        return self._largest.result()
 
     def most_steps(self, rows: int) -> int:
-        """Decode steps that one dispatch of so many rows may take with the programs that are ready."""
-        return max((program.bucket.steps for program in self._ready if program.bucket.rows >= rows), default=1)
+        """Decode steps that one dispatch of so many rows may take with the programs that there are."""
+        there = (bucket for bucket in self._order if bucket in self._programs or bucket in self._kept)
+        return max((bucket.steps for bucket in there if bucket.rows >= rows), default=1)
 
-    def _compile(self, bucket: Bucket) -> Program:
-        started = time.monotonic()
-        executable = build_one(self._build, bucket)
-        program = Program(bucket=bucket, executable=executable, seconds=time.monotonic() - started)
-        logger.debug("compiled %s in %.1f s", bucket, program.seconds)
-        with self._ready_lock:
-            self._ready = sorted([*self._ready, program], key=lambda ready: _cost(ready.bucket))
-        give_back()
+    def _at_hand(self, bucket: Bucket) -> Program | None:
+        program = self._programs.get(bucket)
+        if program is None and bucket in self._kept:
+            try:
+                program = self._compile(bucket)
+            except CompileError as error:
+                self._kept -= {bucket}
+                logger.warning("%s; a larger one takes its place", error)
         return program
 
-    def _compile_smaller(self, bucket: Bucket) -> Program:
+    def _compile(self, bucket: Bucket) -> Program:
+        """Once, whoever asks."""
+        with self._building[bucket]:
+            if (there := self._programs.get(bucket)) is not None:
+                return there
+            started = time.monotonic()
+            executable = build_one(self._build, bucket)
+            program = Program(bucket=bucket, executable=executable, seconds=time.monotonic() - started)
+            logger.debug("compiled %s in %.1f s", bucket, program.seconds)
+            self._programs[bucket] = program
+        if bucket not in self._kept:
+            give_back()
+        return program
+
+    def _compile_in_turn(self, bucket: Bucket) -> Program:
+        while bucket in self._kept and not self._all_wanted.is_set():
+            if (left := self._last_pick + QUIET - time.monotonic()) <= 0:
+                break
+            self._all_wanted.wait(left)
+        if bucket == self._order[-1]:
+            return self._compile(bucket)
         if self._largest.done():
             self._largest.result()  # its error is this one's too
         try:
@@ -293,6 +348,14 @@ class StepPrograms:
         except CompileError as error:
             self._largest.add_done_callback(partial(_warn_unless_all_failed, error))
             raise
+
+    def _largest_done(self, future: Future[Program]) -> None:
+        if future.cancelled():
+            self._largest.cancel()
+        elif (error := future.exception()) is not None:
+            self._largest.set_exception(error)
+        else:
+            self._largest.set_result(future.result())
 
 
 def build_one(build: Callable[[Bucket], Executable], bucket: Bucket) -> Executable:

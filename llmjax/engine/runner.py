@@ -70,7 +70,9 @@ class Runner:
             keep_freed_blocks()
         self._threads = CompileThreads(compile_threads or usable_cores())
         self._slot_editor = self._threads.submit(SlotEditor(self._state.sampler, cache=compiler.cache).compiled)
-        self.programs = StepPrograms(compiler.compile, list(self._layouts), threads=self._threads)
+        buckets = list(self._layouts)
+        kept = [bucket for bucket in buckets if compiler.keeps(bucket)]
+        self.programs = StepPrograms(compiler.compile, buckets, threads=self._threads, kept=kept)
 
     @property
     def sampler_bytes(self) -> int:

@@ -88,7 +88,7 @@ class Kept:
 def kept(folder: Path) -> Kept:
     ProgramCache(folder).get(spec())
     reference, program = sorted(folder.iterdir(), key=lambda path: path.stat().st_size)
-    assert reference.name == spec().signature
+    assert reference.name == ProgramCache(folder).signature(spec())
     return Kept(reference, program)
 
 
@@ -188,6 +188,13 @@ def test_wrong_arguments_are_refused_as_before(kept: Kept) -> None:
     program = ProgramCache(kept.program.parent).get(spec())
     with pytest.raises(TypeError):
         run(program, VOCAB + 1)
+
+
+def test_it_is_known_what_is_kept(folder: Path) -> None:
+    cache = ProgramCache(folder)
+    assert not cache.has(spec())
+    cache.get(spec())
+    assert cache.has(spec()) and not cache.has(spec(VOCAB + 1)) and not ProgramCache().has(spec())
 
 
 def test_without_a_folder_nothing_is_kept(tmp_path: Path) -> None:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import CancelledError
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from llmjax.engine import programs as module
 from llmjax.engine.batch import Bucket, make_buckets
 from llmjax.engine.compile_threads import CompileThreads
 from llmjax.engine.programs import StepPrograms
@@ -17,10 +23,11 @@ BUCKETS = make_buckets(max_num_seqs=4, max_num_batched_tokens=64)
 LARGEST = Bucket(tokens=64, rows=4, decode=False)
 
 
-def build(refused: Collection[Bucket]) -> Callable[[Bucket], Callable[[], Bucket]]:
-    """A compiler of programs that return their bucket."""
+def build(refused: Collection[Bucket], built: list[Bucket]) -> Callable[[Bucket], Callable[[], Bucket]]:
+    """A compiler of programs that return their bucket; notes what it was asked for."""
 
     def compiled(bucket: Bucket) -> Callable[[], Bucket]:
+        built.append(bucket)
         if bucket in refused:
             raise ValueError("no such\ninstruction")
         return lambda: bucket
@@ -32,9 +39,12 @@ def build(refused: Collection[Bucket]) -> Callable[[Bucket], Callable[[], Bucket
 def programs() -> Iterator[Callable[..., StepPrograms]]:
     made: list[CompileThreads] = []
 
-    def make(*refused: Bucket, threads: int = 2) -> StepPrograms:
+    def make(
+        *refused: Bucket, threads: int = 2, kept: Collection[Bucket] = (), built: list[Bucket] | None = None
+    ) -> StepPrograms:
         made.append(CompileThreads(threads))
-        return StepPrograms(build(refused), BUCKETS, threads=made[-1])
+        built = [] if built is None else built
+        return StepPrograms(build(refused, built), BUCKETS, threads=made[-1], kept=kept)
 
     yield make
     for threads in made:
@@ -75,3 +85,75 @@ def test_if_no_bucket_compiles_there_is_one_error(
     with pytest.raises(CompileError, match="tokens=64"):
         made.wait_all()
     assert made.ready == [] and caplog.records == []
+
+
+def plan(tokens: int) -> Any:
+    """What programs look at of a plan: a prompt's chunk."""
+    return SimpleNamespace(steps=1, decode_only=False, num_tokens=tokens, rows=[None])
+
+
+def mixed(tokens: int) -> Bucket:
+    return Bucket(tokens=tokens, rows=4, decode=False)
+
+
+def test_what_is_kept_is_read_when_a_plan_wants_it(programs: Callable[..., StepPrograms]) -> None:
+    built: list[Bucket] = []
+    made = programs(kept=BUCKETS, built=built)
+    made.wait_first()  # nothing to wait for
+    assert built == [] and made.most_steps(4) == 1
+    assert made.pick(plan(20)).bucket == mixed(32)
+    assert made.pick(plan(17)).bucket == mixed(32)
+    assert made.pick(plan(1)).bucket == mixed(16)
+    assert built == [mixed(32), mixed(16)]
+    assert [program.bucket for program in made.ready] == [mixed(16), mixed(32)]
+    made.wait_all()
+    assert sorted(map(str, built)) == sorted(map(str, BUCKETS))  # each once
+    assert [program.bucket for program in made.ready] == made.buckets
+
+
+def test_the_rest_is_read_while_nobody_computes_anything(
+    programs: Callable[..., StepPrograms], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "QUIET", 0.5)
+    built: list[Bucket] = []
+    made = programs(kept=BUCKETS, built=built)
+    for _ in range(10):
+        made.pick(plan(1))
+        time.sleep(0.1)
+    assert built == [mixed(16)]
+    for future in made._futures:  # without a word to hurry up
+        future.result(timeout=60)
+    assert len(built) == len(BUCKETS)
+
+
+def test_what_is_not_kept_is_compiled_at_once(programs: Callable[..., StepPrograms]) -> None:
+    built: list[Bucket] = []
+    kept = {LARGEST, mixed(16)}
+    made = programs(kept=kept, built=built, threads=1)
+    while len(built) < len(BUCKETS) - len(kept):
+        made.pick(plan(60))
+        time.sleep(0.01)
+    assert mixed(16) not in built
+    assert made.pick(plan(1)).bucket == mixed(16)
+
+
+def test_a_file_that_turns_out_not_to_compile_is_a_line(
+    programs: Callable[..., StepPrograms], caplog: pytest.LogCaptureFixture
+) -> None:
+    made = programs(mixed(16), kept=BUCKETS)
+    assert made.pick(plan(1)).bucket == mixed(32)
+    assert made.pick(plan(1)).bucket == mixed(32)
+    (record,) = caplog.records
+    assert "tokens=16" in record.getMessage() and record.getMessage().endswith("a larger one takes its place")
+
+
+def test_whoever_waits_for_the_largest_is_told_when_it_is_given_up() -> None:
+    began, go_on = threading.Event(), threading.Event()
+    threads = CompileThreads(1)
+    threads.submit(lambda: (began.set(), go_on.wait()))
+    began.wait()
+    made = StepPrograms(build((), []), BUCKETS, threads=threads)
+    threads.close(wait=False)
+    with pytest.raises(CancelledError):
+        made.wait_first()
+    go_on.set()
