@@ -12,7 +12,7 @@ from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import ExpertGroups, Experts, SharedExpert
 from llmjax.models.layers.norm import RMS, Layer
-from llmjax.models.layers.residual import Parallel, PreNorm, Sandwich
+from llmjax.models.layers.residual import Parallel, PostNorm, PreNorm, Sandwich
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.registry import FAMILIES, model_config, tensor_names
 
@@ -33,6 +33,7 @@ __all__ = [
     "LearnedPositions",
     "ModelConfig",
     "Parallel",
+    "PostNorm",
     "PreNorm",
     "RopeConfig",
     "Sandwich",

@@ -19,11 +19,12 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
-    norm: NormSpec  # the last one
+    norm: NormSpec | None  # the last one
     max_position: int  # longest sequence the model was made for
     tie_word_embeddings: bool = False
     head_bias: bool = False
     embedding_scale: float = 1.0
+    embedding_size: int | None = None  # of tokens' vectors, where matrices stand between them and layers
     embedding_norm: NormSpec | None = None  # of what the first layer is given
     positions: LearnedPositions | None = None
     final_softcap: float | None = None

@@ -42,26 +42,34 @@ class Decoder(nnx.Module):
     """What checkpoints call ``model``: embedding, layers, final norm."""
 
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, activation_dtype: jnp.dtype) -> None:
+        size, narrow = config.hidden_size, config.embedding_size
         self.embed_tokens = Embedding(
             config.vocab_size,
-            config.hidden_size,
+            narrow or size,
             scale=config.embedding_scale,
             dtype=dtype,
             activation_dtype=activation_dtype,
         )
-        self.embed_positions = (
-            None if config.positions is None else config.positions.build(config.hidden_size, dtype=dtype)
-        )
-        self.embed_norm = None if config.embedding_norm is None else config.embedding_norm.build(config.hidden_size)
-        self.layers = nnx.List([spec.build(config.hidden_size, dtype=dtype) for spec in config.layers])
-        self.norm = config.norm.build(config.hidden_size)
+        self.project_in = None if narrow is None else Linear(narrow, size, bias=False, dtype=dtype)
+        self.embed_positions = None if config.positions is None else config.positions.build(size, dtype=dtype)
+        self.embed_norm = None if config.embedding_norm is None else config.embedding_norm.build(size)
+        self.layers = nnx.List([spec.build(size, dtype=dtype) for spec in config.layers])
+        self.norm = None if config.norm is None else config.norm.build(size)
+        self.project_out = None if narrow is None else Linear(size, narrow, bias=False, dtype=dtype)
 
     def embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         """The residual stream before the first layer, [T, D], of tokens and positions i32 [T]."""
         x = self.embed_tokens(tokens)
+        if self.project_in is not None:
+            x = self.project_in(x)
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions).astype(x.dtype)
         return normed(x, self.embed_norm)
+
+    def finish(self, hidden: jax.Array) -> jax.Array:
+        """What the head is given, of rows [N, D] behind the last layer."""
+        x = normed(hidden, self.norm)
+        return x if self.project_out is None else self.project_out(x)
 
 
 def _head(x: jax.Array, head: Linear | Embedding) -> jax.Array:
@@ -88,7 +96,7 @@ class CausalLM(nnx.Module):
         self.config = config
         self.model = Decoder(config, dtype=dtype, activation_dtype=activation_dtype)
         tied = config.tie_word_embeddings
-        size, rows = config.hidden_size, config.vocab_size
+        size, rows = config.embedding_size or config.hidden_size, config.vocab_size
         bias = config.head_bias
         self.lm_head = None if tied else Linear(size, rows, bias=bias, dtype=dtype, axes=("vocab", "hidden"))
 
@@ -130,6 +138,6 @@ class CausalLM(nnx.Module):
         """
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         # f32 in, f32 out: a bf16 model's logits are not rounded to bf16.
-        logits = HEAD(self.model.norm(hidden).astype(jnp.float32), head)
+        logits = HEAD(self.model.finish(hidden).astype(jnp.float32), head)
         cap = self.config.final_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)

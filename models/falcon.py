@@ -60,6 +60,7 @@ NAMES = Names(
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS, aliases=ALIASES)
+    fields.require("apply_residual_connection_post_layernorm", False)
     heads, hidden_size = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     kinds, norm, bias = (
         layer_types(fields, kinds=("full_attention",)),

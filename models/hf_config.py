@@ -173,7 +173,7 @@ def experts_per_token(fields: Fields, count: int) -> int:
 
 
 def decoder_config(
-    fields: Fields, *, architecture: str, layers: Sequence[LayerSpec], norm: NormSpec, **differences: Any
+    fields: Fields, *, architecture: str, layers: Sequence[LayerSpec], norm: NormSpec | None, **differences: Any
 ) -> ModelConfig:
     """A model from its layers and the other keys that every family has.
 

@@ -54,10 +54,9 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     fields.require("embedding_fraction", 1, 1.0)
     heads = fields.integer("num_attention_heads")
     fields.require("num_key_value_heads", heads)
-    own = Fields(fields.mapping("attn_config"), name=f"{fields.name}: attn_config")
+    own = Fields(fields.mapping("attn_config"), {"alibi_bias_max": 8}, name=f"{fields.name}: attn_config")
     own.require("attn_type", "multihead_attention")
     own.require("alibi", True)
-    own.require("alibi_bias_max", 8)
     own.require("kv_n_heads", heads)
     for key in ("prefix_lm", "qk_ln", "qk_gn", "rope", "attn_uses_sequence_id"):
         own.require(key, False)
@@ -72,7 +71,8 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         window=None,
         max_model_len=max_model_len,
         rotary=False,
-        slopes=alibi_slopes(heads),
+        # Hugging Face's class takes 8 whatever is asked for; StoryWriter was trained with 16.
+        slopes=alibi_slopes(heads, largest=own.number("alibi_bias_max")),
         clip=own.optional_number("clip_qkv"),
         scale=own.optional_number("softmax_scale") or (fields.integer("hidden_size") // heads) ** -0.5,
     )

@@ -11,6 +11,7 @@ from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_typ
 from llmjax.models.layers.embedding import LearnedPositions
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.norm import Layer
+from llmjax.models.layers.residual import PostNorm, PreNorm
 from llmjax.models.names import Names
 
 # What Hugging Face's OPTConfig means by a missing key.
@@ -22,6 +23,8 @@ DEFAULTS = {
     "num_attention_heads": 12,
     "activation_function": "relu",
     "max_position_embeddings": 2048,
+    "do_layer_norm_before": True,
+    "_remove_final_layer_norm": False,
     "enable_bias": True,
     "tie_word_embeddings": True,
     "bos_token_id": 2,
@@ -35,6 +38,8 @@ NAMES = Names(
         "decoder.embed_tokens": "model.embed_tokens",
         "decoder.embed_positions": "model.embed_positions",
         "decoder.final_layer_norm": "model.norm",
+        "decoder.project_in": "model.project_in",
+        "decoder.project_out": "model.project_out",
         "decoder.layers.*.self_attn_layer_norm": "model.layers.*.input_layernorm",
         "decoder.layers.*.final_layer_norm": "model.layers.*.post_attention_layernorm",
         "decoder.layers.*.self_attn.q_proj": "model.layers.*.self_attn.q_proj",
@@ -50,10 +55,6 @@ NAMES = Names(
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS)
-    # 350M has norms behind its halves, and an embedding of another size than its layers.
-    fields.require("do_layer_norm_before", True)
-    fields.require("word_embed_proj_dim", fields.integer("hidden_size"))
-    fields.require("_remove_final_layer_norm", False)
     fields.require("layer_norm_elementwise_affine", True)
     fields.require("num_key_value_heads", fields.integer("num_attention_heads"))
     kinds, norm, bias = layer_types(fields, kinds=("full_attention",)), Layer(EPS), fields.flag("enable_bias")
@@ -61,11 +62,15 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         fields, kinds, window=None, max_model_len=max_model_len, rotary=False, qkv_bias=bias, o_bias=bias
     )
     half = mlp(fields, inner=fields.integer("ffn_dim"), activation="activation_function", bias=bias)
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=half, norm=norm)
+    # 350M has norms behind its halves, none behind its layers, and an embedding of another size than these.
+    before, narrow = fields.flag("do_layer_norm_before"), fields.optional_integer("word_embed_proj_dim")
+    residual = PreNorm() if before else PostNorm()
+    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=half, norm=norm, residual=residual)
     return decoder_config(
         fields,
         architecture="OPTForCausalLM",
         layers=[layer] * len(kinds),
-        norm=norm,
+        norm=norm if before and not fields.flag("_remove_final_layer_norm") else None,
+        embedding_size=None if narrow == fields.integer("hidden_size") else narrow,
         positions=LearnedPositions(count=fields.integer("max_position_embeddings"), offset=OFFSET),
     )

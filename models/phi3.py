@@ -36,6 +36,7 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     fields = Fields(_with_longrope(config), DEFAULTS)
     fields.require("attention_bias", False)
     fields.require("mlp_bias", False)
+    fields.require("lm_head_bias", False)
     window = fields.optional_integer("sliding_window")
     kind = "full_attention" if window is None else "sliding_attention"
     kinds = layer_types(fields, [kind] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 
-def alibi_slopes(heads: int) -> tuple[float, ...]:
+def alibi_slopes(heads: int, *, largest: float = 8) -> tuple[float, ...]:
     """What a logit of each head loses a token of distance.
 
-    Of a power of two, n: ``2 ** (-8 k / n)`` for k = 1 … n. Of other numbers: those of the largest power of two below,
-    then every second one of the next power of two (the authors' code, which section 3 of the paper refers to).
+    Of a power of two, n: ``2 ** (-largest k / n)`` for k = 1 … n. Of other numbers: those of the largest power of two
+    below, then every second one of the next power of two (the authors' code, which section 3 of the paper refers to).
     """
     whole = 1 << (heads.bit_length() - 1)
-    slopes = [2.0 ** (-8 * k / whole) for k in range(1, whole + 1)]
-    slopes += [2.0 ** (-4 * k / whole) for k in range(1, 2 * whole, 2)]
+    slopes = [2.0 ** (-largest * k / whole) for k in range(1, whole + 1)]
+    slopes += [2.0 ** (-largest * k / (2 * whole)) for k in range(1, 2 * whole, 2)]
     return tuple(slopes[:heads])

@@ -16,7 +16,16 @@ from llmjax.models.layers.latent import LatentAttention
 from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import Experts
 from llmjax.models.layers.norm import NormModule, NormSpec
-from llmjax.models.layers.residual import Parallel, PreNorm, Residual, add_both, add_fed_forward, add_mixed
+from llmjax.models.layers.residual import (
+    Parallel,
+    PostNorm,
+    PreNorm,
+    Residual,
+    add_both,
+    add_fed_forward,
+    add_mixed,
+    normed,
+)
 from llmjax.models.layers.state import LayerState
 
 Mixer = Attention | LatentAttention | GatedDelta
@@ -63,12 +72,17 @@ class DecoderLayer(nnx.Module):
         """The first half."""
         names = self.spec.residual
         before, after = self.norm(names.before_mixer), self.norm(names.after_mixer)
+        if isinstance(names, PostNorm):
+            x, state = add_mixed(x, self.mixer, None, None, context)
+            return normed(x, after), state
         return add_mixed(x, self.mixer, before, after, context)
 
     def feed_forward(self, x: jax.Array, context: Context) -> jax.Array:
         """The second half."""
         names = self.spec.residual
         before, after = self.norm(names.before_feed_forward), self.norm(names.after_feed_forward)
+        if isinstance(names, PostNorm):
+            return normed(add_fed_forward(x, self.part, None, None, context), after)
         return add_fed_forward(x, self.part, before, after, context)
 
     @property

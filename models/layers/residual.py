@@ -67,6 +67,16 @@ class Parallel(Residual):
     after_feed_forward: None = None
 
 
+@dataclass(frozen=True)
+class PostNorm(Residual):
+    """``norm(x + mixer(x))``, then ``norm(x + feed_forward(x))``."""
+
+    before_mixer: None = None
+    after_mixer: str = "input_layernorm"
+    before_feed_forward: None = None
+    after_feed_forward: str = "post_attention_layernorm"
+
+
 def mixed(
     x: jax.Array,
     mixer: Any,

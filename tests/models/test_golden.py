@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmjax.kernels.cpu.library import library
+
 CHECKPOINTS = [
     "llama",
     "llama-bias",
@@ -41,6 +43,7 @@ MORE = [
     "gpt-bigcode-heads",
     "opt",
     "opt-no-bias",
+    "opt-350m",
     "falcon-7b",
     "falcon-40b",
     "falcon-11b",
@@ -180,6 +183,17 @@ def test_bf16_weights_with_f32_activations(golden: Any, stepper: Any) -> None:
     logits = run_in_chunks(stepper(checkpoint.config, checkpoint.params, dtype="bfloat16"), case.tokens, BUCKET)
     assert logits.dtype == np.float32
     assert np.abs(logits[case.at] - case.logits).max() < 0.5
+
+
+@pytest.mark.parametrize("name", ["phi", "stablelm-2"])
+def test_fused_halves_behind_layer_norms(golden: Any, stepper: Any, name: str) -> None:
+    """Kernels that fuse halves take bf16 weights and few rows, and give their products, which are added outside."""
+    checkpoint = golden(name)
+    case = checkpoint.cases["short"]
+    engine = stepper(checkpoint.config, checkpoint.params, dtype="bfloat16")
+    logits = run_in_chunks(engine, case.tokens, 1, bucket=ROWS)
+    # XLA's products round their inputs.
+    assert np.abs(logits[case.at] - case.logits).max() < (TOLERANCE if library() is not None else 0.5)
 
 
 def test_bf16_throughout(golden: Any, stepper: Any) -> None:

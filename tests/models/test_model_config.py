@@ -25,6 +25,7 @@ from llmjax.models import (
     LayerSpec,
     LearnedPositions,
     Parallel,
+    PostNorm,
     PreNorm,
     Sandwich,
     SharedExpert,
@@ -373,6 +374,9 @@ def test_gpt_2_and_its_kin() -> None:
     assert config("GPTBigCodeForCausalLM", multi_query=False).layers[0].mixer.kv_heads == 4
     opt = model_config({"model_type": "opt"})
     assert (opt.positions, opt.layers[0].feed_forward.activation) == (LearnedPositions(count=2048, offset=2), "relu")
+    assert (opt.layers[0].residual, opt.norm, opt.embedding_size) == (PreNorm(), Layer(1e-5), None)
+    small = config("OPTForCausalLM", do_layer_norm_before=False, word_embed_proj_dim=32)
+    assert (small.layers[0].residual, small.norm, small.embedding_size) == (PostNorm(), None, 32)
 
 
 def test_falcon() -> None:
@@ -400,6 +404,8 @@ def test_bloom_and_mpt() -> None:
     got = model_config({"architectures": ["MPTForCausalLM"], **seven})
     assert (got.hidden_size, got.norm, got.layers[0].mixer.clip) == (4096, Layer(1e-5, bias=False), 8)
     assert got.layers[0].feed_forward == MLP(inner=16384, activation="gelu", bias=False)
+    writer = model_config({"model_type": "mpt", "attn_config": {"alibi_bias_max": 16, "clip_qkv": 6}})
+    assert writer.layers[0].mixer.slopes == tuple(2.0**-k for k in range(1, 17))
 
 
 def test_slopes_of_heads_that_are_no_power_of_two() -> None:
@@ -529,9 +535,9 @@ def test_unknown_models(keys: dict[str, Any], message: str) -> None:
         ("GPTJForCausalLM", {"rotary_dim": None}, "rotary_dim = None must be an integer"),
         ("MptForCausalLM", {"attn_config": {"alibi": False}}, "config.json: attn_config: alibi = False is not"),
         ("MptForCausalLM", {"attn_config": {"qk_ln": True}}, "attn_config: qk_ln = True is not supported"),
-        ("OPTForCausalLM", {"do_layer_norm_before": False}, "do_layer_norm_before = False is not supported"),
-        ("OPTForCausalLM", {"word_embed_proj_dim": 32}, "word_embed_proj_dim = 32 is not supported"),
+        ("OPTForCausalLM", {"layer_norm_elementwise_affine": False}, "elementwise_affine = False is not supported"),
         ("PhiForCausalLM", {"tie_word_embeddings": True}, "tie_word_embeddings = True is not supported"),
+        ("Phi3ForCausalLM", {"lm_head_bias": True}, "lm_head_bias = True is not supported"),
         ("Phi3ForCausalLM", {"attention_bias": True}, "attention_bias = True is not supported"),
         ("Starcoder2ForCausalLM", {"num_key_value_heads": 4, "norm_type": "rms"}, "norm_type = 'rms' is not"),
     ],

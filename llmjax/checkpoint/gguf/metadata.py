@@ -74,6 +74,7 @@ def architecture_metadata(config: Mapping[str, Any], model: ModelConfig, path: P
         CheckpointError: the model has something that no key can say.
     """
     name, attention = architecture_name(model, path), attentions(model)[0]
+    assert model.norm is not None
     keys: dict[str, Any] = {
         "block_count": model.num_layers,
         "context_length": _integer(config, model, "max_position_embeddings"),

@@ -296,6 +296,16 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "attn_config": {"clip_qkv": 1.5},
         },
     ),
+    "opt-350m": (
+        "OPTForCausalLM",
+        {
+            **_EQUAL_HEADS,
+            "ffn_dim": 48,
+            "word_embed_proj_dim": 20,
+            "do_layer_norm_before": False,
+            "pad_token_id": 1,
+        },
+    ),
 }
 STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published
 
