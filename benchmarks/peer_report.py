@@ -122,7 +122,7 @@ def _figure_table(figures: Sequence[Figure], points: Sequence[Point], *, engines
     table = Table(box=box.MARKDOWN)
     table.add_column("point")
     table.add_column("engine")
-    for column in ("tok/s", "ms", "weights, GB/s", "speed of llmjax to it"):
+    for column in ("tok/s", "ms", "weights, GB/s", "llmjax relative to it"):
         table.add_column(column, justify="right")
     for point in points:
         here = sorted((f for f in figures if f.point == point), key=lambda figure: figure.seconds)
