@@ -8,11 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from llmjax import LLM, SamplingParams
 from llmjax.kernels.qtensor import QTensor
 
 
+@pytest.mark.slow
 def test_quantized_stacks(engine_of: Callable[..., LLM], plain: Callable[[str], Any]) -> None:
     name = "mixtral"
     llm = engine_of(name, quantization="int8", activations="float", max_num_seqs=2)

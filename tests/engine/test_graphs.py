@@ -143,12 +143,15 @@ def test_a_failure_is_a_reason(compiler: StepCompiler) -> None:
     assert difference(altered(compiler, fail), compiler) == ("the test at start failed: RESOURCE_EXHAUSTED: no graph")
 
 
-@pytest.mark.parametrize("settings", [{"max_model_len": 3}, {"kv_cache_memory_bytes": 4 * 1536}])
+@pytest.mark.parametrize(
+    "settings", [{"max_model_len": 3}, pytest.param({"kv_cache_memory_bytes": 4 * 1536}, marks=pytest.mark.slow)]
+)
 def test_small_caches_are_enough(settings: dict[str, int], compiler: StepCompiler) -> None:
     compiler = compiler_of("llama", **settings)
     assert difference(compiler, compiler) is None
 
 
+@pytest.mark.slow
 def test_sliding_windows_have_tables_of_their_own(compiler: StepCompiler) -> None:
     compiler = compiler_of("gemma3")
     assert len(compiler.kv_plan.groups) == 2

@@ -25,6 +25,7 @@ EXPERTS = 8  # of a layer of qwen3-moe
 CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
 
 
+@pytest.mark.slow
 def test_same_tokens(engine_of: Callable[..., LLM], plain: Callable[[str], Any]) -> None:
     llm = engine_of("qwen3-moe", num_experts_offload_per_rank=5, max_num_seqs=2)
     stacks = [weight for weight in llm.engine.model.params.values() if isinstance(weight, SplitStack)]

@@ -17,7 +17,9 @@ ORIGINAL = 24  # tokens, where both scalings change
 TOLERANCE = 2e-4
 
 
-@pytest.fixture(scope="module", params=["rope-longrope-grown", "rope-dynamic-grown"])
+@pytest.fixture(
+    scope="module", params=["rope-longrope-grown", pytest.param("rope-dynamic-grown", marks=pytest.mark.slow)]
+)
 def served(request: pytest.FixtureRequest, plain_model: Callable[..., Any], compile_cache_dir: str) -> Iterator[Any]:
     """The case, an engine, and a plain run of the same model."""
     overrides = json.loads((LLAMA / f"{request.param}.json").read_text())
