@@ -33,7 +33,13 @@ from llmjax.quantization.plan import Kept, QuantizationPlan
 logger = logging.getLogger(__name__)
 
 # Buffers that old checkpoints carry and that are computed here.
-IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+IGNORED_SUFFIXES = (
+    ".rotary_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",  # GPT-NeoX
+    ".attention.masked_bias",
+)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from llmjax.config import EngineConfig
 from llmjax.engine import model
@@ -35,3 +38,28 @@ def test_what_a_model_takes_apart_is_not_quantized() -> None:
     quantized = {name.split(".")[-2] for name, weight in attention.items() if isinstance(weight, QTensor)}
     assert "kv_b_proj" in plain and "kv_b_proj" not in quantized
     assert quantized == {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"}
+
+
+@pytest.mark.parametrize(
+    ("name", "plain", "quantized"),
+    [
+        ("stablelm-2-12b", "model.layers.0.self_attn.q_norm.weight", "model.layers.0.self_attn.q_proj.weight"),
+        ("gpt2", "model.embed_positions.weight", "model.layers.0.mlp.up_proj.weight"),
+    ],
+)
+def test_norms_of_heads_and_tables_of_positions_are_not_quantized(name: str, plain: str, quantized: str) -> None:
+    config = EngineConfig(model=str(GOLDEN / name), quantization="int8", dtype="float32", device="cpu")
+    params = model.load_model(config, select_platform(config)).params
+    assert isinstance(params[plain], jax.Array) and isinstance(params[quantized], QTensor)
+
+
+def test_buffers_that_old_checkpoints_carry_are_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.copytree(GOLDEN / "gpt-neox", tmp_path, dirs_exist_ok=True)
+    tensors, prefix = load_file(tmp_path / "model.safetensors"), "gpt_neox.layers.0.attention"
+    tensors |= {f"{prefix}.bias": np.ones((1, 1, 4, 4), bool), f"{prefix}.masked_bias": np.array(-1e9, np.float32)}
+    tensors[f"{prefix}.rotary_emb.inv_freq"] = np.ones(1, np.float32)
+    (tmp_path / "model.safetensors").unlink()
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = EngineConfig(model=str(tmp_path), dtype="float32", device="cpu")
+    model.load_model(config, select_platform(config))
+    assert not [record.message for record in caplog.records if "not used" in record.message]
