@@ -14,8 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -58,6 +56,9 @@ def launch(
         out: shapes and types of the results; elements that no program writes are undefined.
         in_place: arguments, by number, that are the memory of results, by number, which begin with their elements.
     """
+    from jax.experimental import pallas as pl  # here: a start that finds all programs on disk does without it
+    from jax.experimental.pallas import triton
+
     call = pl.pallas_call(
         kernel,
         grid=how.grid,
@@ -92,6 +93,8 @@ def load(ref: Any, index: tuple[Any, ...], where: jax.Array | None = None) -> ja
     Args:
         index: a number or an i32 array for each dimension; the arrays broadcast to the shape of the result.
     """
+    from jax.experimental.pallas import triton
+
     if where is None:
         return triton.load(ref.at[index])
     return triton.load(ref.at[index], mask=where, other=jnp.zeros((), ref.dtype))
@@ -99,12 +102,17 @@ def load(ref: Any, index: tuple[Any, ...], where: jax.Array | None = None) -> ja
 
 def store(ref: Any, index: tuple[Any, ...], values: jax.Array, where: jax.Array | None = None) -> None:
     """Writes elements of an array in memory, those where ``where`` is true."""
+    from jax.experimental.pallas import triton
+
     triton.store(ref.at[index], values, mask=where)
 
 
 def program_id(axis: int) -> jax.Array:
     """This program's place in the grid, i32."""
-    return pl.program_id(axis)
+    from jax.experimental import pallas as pl
+
+    program: jax.Array = pl.program_id(axis)
+    return program
 
 
 def dot(a: jax.Array, b: jax.Array, *, transpose_b: bool = False) -> jax.Array:

