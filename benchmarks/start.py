@@ -3,9 +3,9 @@
     python -m benchmarks.start MODEL [--cold] [--runs 3] [--setting max_num_seqs=8 ...]
 
 Each run is a process of its own, from nothing to a stream that all programs serve. The first table has the way to the
-first token: seconds on the clock and of computing, of all threads, each phase less those in it; the second what became
-of the programs, and the stream's tokens a second while the rest of them are read or compiled, in parts of what it makes
-when all are there. The figures of a phase are the least of all runs.
+first token: seconds on the clock and of computing, of all threads, each phase less those in it, and the least of all
+runs. The second has what JAX did until all programs were there, and how fast the stream was from its first token on, in
+parts of what it makes when all programs are there: for SECONDS, or until they are.
 
 With --cold programs are kept in a new folder for each run, else in one that a run before the first has filled.
 """
@@ -48,6 +48,7 @@ EVENTS = {
 }
 PROMPT = "The first thing to know about the history of bread is"
 WINDOW = 0.25  # seconds in which a stream's tokens are counted
+SECONDS = 60.0  # that a stream runs beside the compiler
 STEADY_SECONDS = 3.0
 
 
@@ -60,7 +61,8 @@ class Start:
         events: what JAX did until all programs were there.
         ready: from the start of the process, until all programs were there.
         ready_cpu: of all threads until then.
-        rates: of the stream, tokens a second in each WINDOW from its first token on.
+        rates: of the stream, tokens a second in each WINDOW from its first token on, until all programs are there or
+            SECONDS have passed.
         steady: tokens a second when all programs are there.
     """
 
@@ -77,10 +79,11 @@ class Start:
         return sum(self.wall.values())
 
     def full_speed_after(self, share: float = 0.9) -> float:
-        """Seconds from the first token until the stream stays at that part of its steady speed, as far as half of the
-        windows tell: others on the machine may slow down any of them."""
+        """Seconds from the first token until the stream has that part of its steady speed, and mostly keeps it: others
+        on the machine may slow down any window."""
         fast = [rate >= share * self.steady for rate in self.rates]
-        return next((i * WINDOW for i in range(len(fast)) if sum(fast[i:]) >= (len(fast) - i) / 2), len(fast) * WINDOW)
+        kept = (i for i in range(len(fast)) if fast[i] and 2 * sum(fast[i:]) > len(fast) - i)
+        return next(kept, len(fast)) * WINDOW
 
 
 class Phases:
@@ -205,10 +208,9 @@ def start(model: str, settings: dict[str, Any], started: float) -> Start:
         while not stream.step():
             pass
     found = phases.found
-    programs = llm.engine.runner.programs
-    waiting = threading.Thread(target=llm.warm_up if hasattr(llm, "warm_up") else programs.wait_all)
-    waiting.start()
-    found.rates = stream.rates(waiting.is_alive)
+    programs, end = llm.engine.runner.programs, time.perf_counter() + SECONDS
+    found.rates = stream.rates(lambda: time.perf_counter() < end and len(programs.ready) < len(programs.buckets))
+    llm.warm_up()
     found.ready, found.ready_cpu = time.time() - started, time.process_time()
     found.events = dict(events)
     end = time.perf_counter() + STEADY_SECONDS
