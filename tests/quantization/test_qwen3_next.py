@@ -93,7 +93,7 @@ def check(model: LoadedModel, logits: Callable[[Any], np.ndarray], *, atol: floa
 @pytest.mark.parametrize(
     ("scheme", "form", "atol"),
     [
-        ("int4", "gptq", 0.2),
+        pytest.param("int4", "gptq", 0.2, marks=SLOW),
         pytest.param("int8", "gptq", 0.02, marks=SLOW),
         pytest.param("int4_asym", "awq", 0.2, marks=SLOW),
         pytest.param("fp8", "compressed-tensors", 0.2, marks=SLOW),
@@ -106,6 +106,7 @@ def test_files(tmp_path: Path, logits: Callable[[Any], np.ndarray], scheme: str,
     check(loaded(tmp_path / "out"), logits, atol=atol)
 
 
+@SLOW
 def test_blocks_of_float8(tmp_path: Path, logits: Callable[[Any], np.ndarray]) -> None:
     """As Qwen publishes them: a scale for each block of a matrix, experts one by one."""
     source, stored = open_checkpoint(GOLDEN), {}

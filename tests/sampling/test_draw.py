@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -31,19 +34,27 @@ FILTERS = {
 
 def sampled(isa: str, x: np.ndarray, *, temperature: float, filters: tuple[float, int, float]) -> list[list[int]]:
     """By the library and by scores."""
-    rows = len(x)
+    arguments, expected = by_scores(x.tobytes(), len(x), temperature, filters)
+    assert NATIVE is not None
+    return [np.asarray(cpu.sample(*arguments, native=NATIVE, isa=isa)).tolist(), expected]
+
+
+@lru_cache(maxsize=1)
+def by_scores(
+    content: bytes, rows: int, temperature: float, filters: tuple[float, int, float]
+) -> tuple[tuple[jax.Array, ...], list[int]]:
+    """Arguments, and what scores make of them; the same for all instruction sets."""
     min_p, top_k, top_p = filters
     keys = np.random.default_rng(7).integers(0, 1 << 32, (rows, 2), dtype=np.uint32)
     arguments = (
-        jnp.asarray(x),
+        jnp.asarray(np.frombuffer(content, np.float32).reshape(rows, -1)),
         jnp.asarray(keys),
         jnp.full(rows, temperature, jnp.float32),
         jnp.full(rows, min_p, jnp.float32),
         jnp.full(rows, top_k, jnp.int32),
         jnp.full(rows, top_p, jnp.float32),
     )
-    assert NATIVE is not None
-    return [np.asarray(cpu.sample(*arguments, native=NATIVE, isa=isa)).tolist(), draw_by_scores(*arguments).tolist()]
+    return arguments, draw_by_scores(*arguments).tolist()
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)

@@ -114,7 +114,13 @@ def test_inputs_are_those_of_the_projections(family: str, platform: Platform) ->
 
 
 @pytest.mark.parametrize(
-    ("family", "method"), [*((family, "awq") for family in FAMILIES), ("llama", "gptq"), ("gemma3", "gptq")]
+    ("family", "method"),
+    [
+        ("llama", "awq"),
+        *(pytest.param(family, "awq", marks=pytest.mark.slow) for family in FAMILIES if family != "llama"),
+        ("llama", "gptq"),
+        ("gemma3", "gptq"),
+    ],
 )
 def test_eight_bits_are_the_same_model(family: str, method: str, platform: Platform, tmp_path: Path) -> None:
     """Whatever AWQ scales and folds cancels out; what is left is the rounding of 8 bits."""
