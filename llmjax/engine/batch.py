@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmjax.engine.device_state import ENDED
+from llmjax.engine.rows import ENDED, ROW_WORDS, Ints, NewRow, RowChanges, RowState, TableChanges
 from llmjax.engine.scheduler import StepPlan
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.sampling.sampler import SamplingBatch
-from llmjax.sampling.settings import SETTINGS_WORDS
 
 READ_DEVICE = -1  # in ``tokens``: the input is the slot's last sampled token
-MAX_STOPS = 8  # stop ids a row brings to the device; the host alone finds further ones, a dispatch later
-NO_STOP = -1  # in ``stops``: no id
 
 
 @dataclass(frozen=True)
@@ -56,13 +53,14 @@ def _doubling(first: int, last: int) -> list[int]:
 class StepBatch:
     """What the step sees of the batch, on the device. Letters as in ``llmjax.kernels.attention``; G page groups."""
 
-    tokens: jax.Array  # i32 [T], READ_DEVICE where the slot's last token is meant
+    tokens: jax.Array  # i32 [T], what the model takes in; ENDED where there is none
     query_start: jax.Array  # i32 [R + 1]
     kv_len: jax.Array  # i32 [R]
-    prompt_len: jax.Array  # i32 [R], which some rope scalings look at
     slot: jax.Array  # i32 [R]; padding rows have num_slots: read clamped, writes dropped
     steps: jax.Array  # i32 [R], tokens to sample one after another; 0 in the middle of a prompt
-    stops: jax.Array  # i32 [R, MAX_STOPS], ids after which the row ends; NO_STOP where there are fewer
+    prompt_len: jax.Array  # i32 [R]
+    min_len: jax.Array  # i32 [R]
+    stops: jax.Array  # i32 [R, MAX_STOPS]
     page_tables: tuple[jax.Array, ...]  # G × i32 [R, P]
     targets: jax.Array | None  # i32 [T], the prompt token after each token; None in the decode family
     any_prompt_logprobs: jax.Array  # bool []
@@ -70,46 +68,33 @@ class StepBatch:
     decode: bool = field(metadata={"static": True})  # T == R and token r is row r's only one
 
     @property
+    def row(self) -> jax.Array:
+        """i32 [T]: whose each token is. Padding has row R - 1."""
+        return _row_of_token(self.query_start, self.tokens, decode=self.decode)
+
+    @property
     def last(self) -> jax.Array:
         """i32 [R]: place of each row's last token."""
         return jnp.maximum(self.query_start[1:] - 1, 0)
 
     @property
-    def row(self) -> jax.Array:
-        """i32 [T]: whose each token is. Padding has row R - 1."""
-        index = jnp.arange(self.tokens.shape[0], dtype=jnp.int32)
-        if self.decode:
-            return index
-        # Comparing all is one kernel; a binary search is a loop, which on an accelerator the host may have to lead.
-        row = jnp.searchsorted(self.query_start, index, side="right", method="compare_all").astype(jnp.int32) - 1
-        return jnp.minimum(row, self.slot.shape[0] - 1)
+    def last_tokens(self) -> jax.Array:
+        """i32 [R]: the rows' last inputs."""
+        return self.tokens if self.decode else self.tokens[self.last]
 
-    def inputs(self, last_token: jax.Array) -> jax.Array:
-        """i32 [T]: the tokens that the model takes in, ENDED where there is none.
-
-        Args:
-            last_token: i32 [S], of the device's state.
-        """
-        slot = self.slot if self.decode else self.slot[self.row]
-        return jnp.where(self.tokens == READ_DEVICE, last_token[slot], self.tokens)
-
-    def last_inputs(self, last_token: jax.Array) -> jax.Array:
-        """i32 [R]: of ``inputs``, the rows' last ones."""
-        inputs = self.inputs(last_token)
-        return inputs if self.decode else inputs[self.last]
-
-    def after(self, done: jax.Array, last_token: jax.Array) -> StepBatch:
-        """The rest of a dispatch of the decode family: rows that have ended or have their tokens are padding.
+    def after(self, done: jax.Array, rows: RowState) -> StepBatch:
+        """The next step of a dispatch of the decode family: rows that have ended or have their tokens are padding.
 
         Args:
             done: i32 [], steps taken.
-            last_token: i32 [S], of the device's state.
+            rows: as those have left them.
         """
-        now = replace(self, tokens=jnp.where(done == 0, self.tokens, READ_DEVICE))
-        alive = (self.kv_len > 0) & (now.inputs(last_token) != ENDED) & (done < jnp.maximum(self.steps, 1))
+        tokens = jnp.where(done == 0, self.tokens, rows.last_token[self.slot])
+        alive = (self.kv_len > 0) & (tokens != ENDED) & (done < jnp.maximum(self.steps, 1))
         return replace(
-            now,
-            kv_len=jnp.where(alive, self.kv_len + done, 0),
+            self,
+            tokens=tokens,
+            kv_len=jnp.where(alive, rows.length[self.slot] + 1, 0),
             steps=jnp.where(alive, jnp.maximum(self.steps - done, 0), 0),
         )
 
@@ -141,6 +126,15 @@ class StepBatch:
         return row, position, tuple(group(table) for table in self.page_tables)
 
 
+def _row_of_token(query_start: jax.Array, tokens: jax.Array, *, decode: bool) -> jax.Array:
+    index = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    if decode:
+        return index
+    # Comparing all is one kernel; a binary search is a loop, which on an accelerator the host may have to lead.
+    row = jnp.searchsorted(query_start, index, side="right", method="compare_all").astype(jnp.int32) - 1
+    return jnp.minimum(row, query_start.shape[0] - 2)
+
+
 @dataclass(frozen=True)
 class BatchLayout:
     """Where each field of a bucket's batch lies in the packed array.
@@ -156,103 +150,136 @@ class BatchLayout:
     pages_per_sequence: int
     num_groups: int
 
+    @property
+    def room(self) -> int:
+        """Entries of page tables that a batch can bring: in each group, for each row, one that is given back and one
+        that is new; and those of chunks."""
+        chunks = 0 if self.bucket.decode else self.bucket.tokens // 8
+        return self.num_groups * (2 * self.bucket.rows + chunks)
+
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         tokens, rows = self.bucket.tokens, self.bucket.rows
         shapes: dict[str, tuple[int, ...]] = {
             "tokens": (tokens,),
             "query_start": (rows + 1,),
-            "kv_len": (rows,),
-            "prompt_len": (rows,),
             "slot": (rows,),
             "steps": (rows,),
-            "stops": (rows, MAX_STOPS),
-            "sampling": (rows, SETTINGS_WORDS),
+            "new_slot": (rows,),
+            "new_length": (rows,),
+            "new_words": (rows, ROW_WORDS),
+            "entry": (self.room,),
+            "page": (self.room,),
             "prompt_logprobs": (1,),
         }
         if not self.bucket.decode:
             shapes["targets"] = (tokens,)
-        for group in range(self.num_groups):
-            shapes[f"page_table{group}"] = (rows, self.pages_per_sequence)
         return shapes
 
     @cached_property
-    def _offsets(self) -> dict[str, int]:
-        offsets, end = {}, 0
+    def _places(self) -> dict[str, slice]:
+        places, end = {}, 0
         for name, shape in self.shapes.items():
-            offsets[name] = end
-            end += int(np.prod(shape))
-        return offsets
+            places[name] = slice(end, end + prod(shape))
+            end += prod(shape)
+        return places
 
     @cached_property
     def size(self) -> int:
-        return sum(int(np.prod(shape)) for shape in self.shapes.values())
+        return sum(prod(shape) for shape in self.shapes.values())
 
-    def pack(self, plan: StepPlan, *, tables: Seq[np.ndarray], sampling: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    @cached_property
+    def _empty(self) -> Ints:
+        """Of a plan without rows."""
+        packed = np.zeros(self.size, np.int32)
+        parts = self.parts(packed)
+        parts["slot"][:] = parts["new_slot"][:] = self.num_slots
+        parts["entry"][:] = self.num_groups * self.num_slots * self.pages_per_sequence
+        return packed
+
+    def parts(self, packed: Ints) -> dict[str, Ints]:
+        """Views of a packed batch, by field."""
+        return {name: packed[place].reshape(self.shapes[name]) for name, place in self._places.items()}
+
+    def pack(self, plan: StepPlan, *, new: list[NewRow], tables: TableChanges) -> Ints:
         """The packed batch of a plan.
 
         Args:
-            tables: per group i32 [num_slots, P], the page tables by slot.
-            sampling: i32 [num_slots, SETTINGS_WORDS], the sampling settings by slot.
-            stops: i32 [num_slots, MAX_STOPS], the stop ids by slot.
+            new: the rows whose slot has got another sequence.
+            tables: at most ``room`` changes.
 
         Returns:
             i32 [size]; a new array every time, because the device may read it in place.
         """
-        packed = np.zeros(self.size, np.int32)
-        part = {
-            name: packed[self._offsets[name] : self._offsets[name] + int(np.prod(shape))].reshape(shape)
-            for name, shape in self.shapes.items()
-        }
-        count = len(plan.rows)
-        tokens, starts, lengths, slots = part["tokens"], [0], [], []
-        prompt_logprobs = False
-        for row in plan.rows:
-            at, sequence = starts[-1], row.sequence
+        packed = self._empty.copy()
+        part = self.parts(packed)
+        rows, count = plan.rows, len(plan.rows)
+        tokens, starts, at = part["tokens"], [0], 0
+        for row in rows:
             if row.reads_device:
                 tokens[at] = READ_DEVICE
             else:
+                sequence = row.sequence
                 tokens[at : at + row.count] = sequence.tokens[row.start : row.start + row.count]
                 if row.scores_prompt:
                     following = sequence.tokens[row.start + 1 : row.start + 1 + row.count]
                     part["targets"][at : at + len(following)] = following
-                    prompt_logprobs = True
-            starts.append(at + row.count)
-            lengths.append(row.start + row.count)
-            slots.append(sequence.slot)
+                    part["prompt_logprobs"][0] = 1
+            at += row.count
+            starts.append(at)
         part["query_start"][: count + 1] = starts
-        part["query_start"][count + 1 :] = starts[-1]
-        part["kv_len"][:count] = lengths
-        part["prompt_len"][:count] = [row.sequence.num_prompt_tokens for row in plan.rows]
-        part["slot"][:count] = slots
-        part["slot"][count:] = self.num_slots
-        part["steps"][:count] = [row.steps if row.samples else 0 for row in plan.rows]
-        part["stops"][:count] = stops[slots]
-        for group, table in enumerate(tables):
-            part[f"page_table{group}"][:count] = table[slots]
-        part["prompt_logprobs"][0] = prompt_logprobs
-        part["sampling"][:count] = sampling[slots]
+        part["query_start"][count + 1 :] = at
+        part["slot"][:count] = [row.sequence.slot for row in rows]
+        part["steps"][:count] = [row.steps if row.samples else 0 for row in rows]
+        for i, new_row in enumerate(new):
+            part["new_slot"][i], part["new_length"][i] = new_row.slot, new_row.length
+            part["new_words"][i] = new_row.words
+        changed = len(tables.entry)
+        part["entry"][:changed], part["page"][:changed] = tables.entry, tables.page
         return packed
 
-    def unpack(self, packed: jax.Array) -> StepBatch:
-        """The batch inside the jitted step; inverse of ``pack``."""
-        part = {
-            name: jax.lax.slice(packed, (at,), (at + int(np.prod(shape)),)).reshape(shape)
-            for (name, shape), at in zip(self.shapes.items(), self._offsets.values(), strict=True)
-        }
+    def changes(self, packed: jax.Array) -> RowChanges:
+        """What a packed batch brings to the rows' state."""
+        part = self._taken_apart(packed)
+        return RowChanges(
+            slot=part["new_slot"],
+            length=part["new_length"],
+            words=part["new_words"],
+            entry=part["entry"],
+            page=part["page"],
+        )
+
+    def batch(self, packed: jax.Array, rows: RowState) -> StepBatch:
+        """The batch inside the jitted step.
+
+        Args:
+            packed: i32 [size].
+            rows: with its changes made.
+        """
+        part = self._taken_apart(packed)
+        decode, slot, query_start = self.bucket.decode, part["slot"], part["query_start"]
+        whose = slot if decode else slot[_row_of_token(query_start, part["tokens"], decode=False)]
+        kv_len = jnp.where(slot < self.num_slots, rows.length[slot] + jnp.diff(query_start), 0)
         return StepBatch(
-            tokens=part["tokens"],
-            query_start=part["query_start"],
-            kv_len=part["kv_len"],
-            prompt_len=part["prompt_len"],
-            slot=part["slot"],
+            tokens=jnp.where(part["tokens"] == READ_DEVICE, rows.last_token[whose], part["tokens"]),
+            query_start=query_start,
+            kv_len=kv_len,
+            slot=slot,
             steps=part["steps"],
-            stops=part["stops"],
-            page_tables=tuple(part[f"page_table{group}"] for group in range(self.num_groups)),
+            prompt_len=rows.word("prompt_len", slot),
+            min_len=rows.word("min_len", slot),
+            stops=rows.word("stops", slot),
+            page_tables=tuple(rows.page_tables[group, slot] for group in range(self.num_groups)),
             targets=part.get("targets"),
             any_prompt_logprobs=part["prompt_logprobs"][0] > 0,
             sampling=SamplingBatch.from_words(
-                part["sampling"], slot=part["slot"], samples=part["steps"] > 0, position=part["kv_len"]
+                rows.word("sampling", slot), slot=slot, samples=part["steps"] > 0, position=kv_len
             ),
-            decode=self.bucket.decode,
+            decode=decode,
         )
+
+    def _taken_apart(self, packed: jax.Array) -> dict[str, jax.Array]:
+        return {
+            name: jax.lax.slice(packed, (place.start,), (place.stop,)).reshape(self.shapes[name])
+            for name, place in self._places.items()
+        }

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import jax
 
+from llmjax.engine.rows import RowState
 from llmjax.models.layers.state import LayerState
 from llmjax.sampling.logprobs import LogprobArrays
 from llmjax.sampling.state import SamplerState
 
-ENDED = -1  # in ``last_token``: the slot's sequence has ended; what is already planned for it computes nothing
 NO_TOKEN = -1  # in ``StepOutput.tokens``: nothing was sampled
 NOT_FINITE = -2  # in ``StepOutput.tokens``: nothing could be sampled, for there were NaN or infinities among the logits
 
@@ -18,10 +18,10 @@ NOT_FINITE = -2  # in ``StepOutput.tokens``: nothing could be sampled, for there
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DeviceState:
-    """Everything that lives from step to step, donated through it. S slots."""
+    """Everything that lives from step to step, donated through it."""
 
     kv: tuple[LayerState, ...]  # one per layer
-    last_token: jax.Array  # i32 [S], or ENDED
+    rows: RowState
     sampler: SamplerState
 
 

@@ -181,7 +181,7 @@ class Engine:
         clock.lap()
         dispatched = None
         if plan.rows:
-            dispatched = self.runner.dispatch(plan, tables=self.kv.tables, sampling=self._sampling)
+            dispatched = self.runner.dispatch(plan, tables=self.kv.take_changes(), sampling=self._sampling)
             for row in plan.rows:
                 if row.samples:
                     row.sequence.in_flight += row.steps

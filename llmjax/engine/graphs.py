@@ -8,7 +8,7 @@ which way to go. CONDITIONAL is not among XLA's defaults.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -17,16 +17,17 @@ import jax
 import numpy as np
 
 from llmjax.config import EngineConfig
-from llmjax.engine.batch import MAX_STOPS, NO_STOP, BatchLayout, Bucket
+from llmjax.engine.batch import BatchLayout, Bucket
 from llmjax.engine.device_state import NO_TOKEN, DeviceState
 from llmjax.engine.programs import Executable, StepCompiler
 from llmjax.engine.request import EngineRequest, Sequence, SequenceTimes
+from llmjax.engine.rows import NewRow, TableChanges, row_words
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.engine.slots import SlotEditor
 from llmjax.errors import ConfigError
 from llmjax.platforms import Platform
 from llmjax.sampling.params import SamplingParams
-from llmjax.sampling.settings import SETTINGS_WORDS, request_sampling
+from llmjax.sampling.settings import request_sampling
 
 logger = logging.getLogger(__name__)
 
@@ -129,8 +130,8 @@ _Result = tuple[np.ndarray, list[np.ndarray]]  # tokens i32 [steps, rows], -1: n
 
 def _results(program: Executable, compiler: StepCompiler, bucket: Bucket) -> list[_Result]:
     """Of each dispatch, as the program samples from a new state."""
-    state, found = _set_up(compiler), []
     layout = compiler.layouts[bucket]
+    state, found = _set_up(compiler, layout), []
     for packed in _batches(compiler, layout):
         state, output = program(compiler.weights, state, packed)
         tokens = np.asarray(output.tokens)
@@ -154,57 +155,72 @@ def _largest_difference(found: list[np.ndarray], expected: list[np.ndarray]) -> 
     return largest
 
 
-def _set_up(compiler: StepCompiler) -> DeviceState:
-    """A new state whose slots have the bias of ROWS, and the ban."""
+def _set_up(compiler: StepCompiler, layout: BatchLayout) -> DeviceState:
+    """A new state whose slots have the bias of ROWS, and the ban, and pages for the rows of the test."""
     state = compiler.make_state()
     vocab_size = compiler.model.config.vocab_size
     sampling = request_sampling(ROWS[BIASED], vocab_size=vocab_size, seed=0, bad_words=[BAN])
     slots, sampler = SlotEditor(state.sampler), state.sampler
     for slot in range(min(len(ROWS), compiler.max_num_seqs)):
         sampler = slots.set_up(sampler, slot, sampling, prompt=[], output=[])
-    return replace(state, sampler=sampler)
+    test, plan = _Test.of(compiler, layout), compiler.kv_plan
+    tables = np.zeros(state.rows.page_tables.shape, np.int32)
+    # Where there are few pages, a single row overwrites its own.
+    pages = min(group.num_pages for group in plan.groups) - 1
+    tables[:, : test.rows, : test.span] = 1 + np.arange(test.rows * test.span).reshape(test.rows, -1) % pages
+    page_tables = jax.device_put(tables, compiler.platform.device)
+    return replace(state, rows=replace(state.rows, page_tables=page_tables), sampler=sampler)
+
+
+@dataclass(frozen=True)
+class _Test:
+    """The size of the test with one program."""
+
+    dispatches: tuple[_Dispatch, ...]
+    steps: int  # of each dispatch
+    rows: int
+    span: int  # pages of a row
+
+    @classmethod
+    def of(cls, compiler: StepCompiler, layout: BatchLayout) -> _Test:
+        plan, bucket = compiler.kv_plan, layout.bucket
+        dispatches = DISPATCHES[: plan.max_model_len]
+        steps = max(1, min(bucket.steps, plan.max_model_len // len(dispatches)))
+        span = -(-steps * len(dispatches) // plan.page_size)
+        pages = min(group.num_pages for group in plan.groups) - 1
+        return cls(dispatches, steps, max(1, min(bucket.rows, bucket.tokens, len(ROWS), pages // span)), span)
 
 
 def _batches(compiler: StepCompiler, layout: BatchLayout) -> Iterator[np.ndarray]:
-    """The packed batches of DISPATCHES: sequences that begin with one token and go on."""
-    plan, bucket = compiler.kv_plan, layout.bucket
-    dispatches = DISPATCHES[: plan.max_model_len]
-    steps = max(1, min(bucket.steps, plan.max_model_len // len(dispatches)))
-    span = -(-steps * len(dispatches) // plan.page_size)  # pages of a row
-    pages = min(group.num_pages for group in plan.groups) - 1
-    rows = max(1, min(bucket.rows, bucket.tokens, len(ROWS), pages // span))
-    tables = np.zeros((layout.num_slots, plan.pages_per_sequence), np.int32)
-    # Where there are few pages, a single row overwrites its own.
-    tables[:rows, :span] = 1 + np.arange(rows * span).reshape(rows, span) % pages
-    sequences = [
-        _sequence(i, token=i % compiler.model.config.vocab_size, scored=not bucket.decode) for i in range(rows)
-    ]
-    for i, dispatch in enumerate(dispatches):
-        settings = np.zeros((layout.num_slots, SETTINGS_WORDS), np.int32)  # all greedy
-        if dispatch.first is not None:
-            for sequence in sequences:
-                which = BIASED if dispatch.ends else (dispatch.first + sequence.slot) % len(ROWS)
-                settings[sequence.slot] = request_sampling(
-                    ROWS[which],
-                    vocab_size=compiler.model.config.vocab_size,
-                    seed=sequence.seed,
-                    bad_words=[BAN] if which == BIASED else (),
-                ).words
-        stops = np.full((layout.num_slots, MAX_STOPS), NO_STOP, np.int32)
-        if dispatch.ends:
-            stops[:] = 0
-        rows_now = [Row(sequence, start=i * steps, count=1, samples=True, steps=steps) for sequence in sequences]
-        yield layout.pack(StepPlan(rows_now), tables=[tables] * layout.num_groups, sampling=settings, stops=stops)
+    """The packed batches of DISPATCHES: sequences that begin with one token and go on. Their slots get new settings in
+    each."""
+    test, vocab_size = _Test.of(compiler, layout), compiler.model.config.vocab_size
+    greedy = request_sampling(SamplingParams(temperature=0.0), vocab_size=vocab_size, seed=0)
+    for i, dispatch in enumerate(test.dispatches):
+        plan, new = StepPlan([]), []
+        for slot in range(test.rows):
+            sampling = greedy
+            sequence = _sequence(
+                slot, token=slot % vocab_size, scored=not layout.bucket.decode, stops=[0] if dispatch.ends else []
+            )
+            if dispatch.first is not None:
+                which = BIASED if dispatch.ends else (dispatch.first + slot) % len(ROWS)
+                bans = [BAN] if which == BIASED else []
+                sampling = request_sampling(ROWS[which], vocab_size=vocab_size, seed=slot, bad_words=bans)
+            row = Row(sequence, start=i * test.steps, count=1, samples=True, steps=test.steps)
+            plan.rows.append(row)
+            new.append(NewRow(slot=slot, length=row.start, words=row_words(sequence, sampling)))
+        yield layout.pack(plan, new=new, tables=TableChanges.none())
 
 
-def _sequence(index: int, *, token: int, scored: bool) -> Sequence:
+def _sequence(index: int, *, token: int, scored: bool, stops: Iterable[int]) -> Sequence:
     """Args: scored: the prompt's log-probabilities are asked for."""
     request = EngineRequest(
         request_id=index,
         prompt_token_ids=[token],
         params=SamplingParams(prompt_logprobs=1 if scored else None),
         max_tokens=1 << 20,
-        stop_token_ids=frozenset(),
+        stop_token_ids=frozenset(stops),
     )
     times = SequenceTimes(arrival=0.0)
     return Sequence(request=request, index=0, order=index, seed=index, tokens=[token], times=times, slot=index)

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from llmjax.engine.batch import StepBatch
-from llmjax.engine.device_state import ENDED, NO_TOKEN, NOT_FINITE, DeviceState
+from llmjax.engine.device_state import NO_TOKEN, NOT_FINITE, DeviceState
+from llmjax.engine.rows import ENDED
 from llmjax.models import CausalLM
 from llmjax.sampling import sampler
 from llmjax.sampling.logprobs import LogprobArrays, no_logprobs, token_logprobs
@@ -32,7 +33,7 @@ class Sampled:
 def sample(
     model: CausalLM, state: DeviceState, hidden: jax.Array, batch: StepBatch, *, max_logprobs: int
 ) -> tuple[DeviceState, Sampled]:
-    """Samples a token behind each row's last one and notes it as the slot's.
+    """Samples a token behind each row's last one, and notes it and how far the layers have got as the slots'.
 
     Rows in the middle of a prompt sample too (one shape for all), but nothing of it is kept.
 
@@ -43,17 +44,24 @@ def sample(
         batch: of that ``forward``.
         max_logprobs: top alternatives that are reported.
     """
-    last_token = batch.last_inputs(state.last_token)
-    samples = (batch.steps > 0) & (last_token != ENDED)
+    rows, last_token = state.rows, batch.last_tokens
+    goes_on = last_token != ENDED
+    samples = (batch.steps > 0) & goes_on
     asked = replace(batch.sampling, samples=samples, position=batch.kv_len)
     logits = model.logits(hidden if batch.decode else hidden[batch.last])
     found, slots = sampler.sample(logits, state.sampler, asked, last_token=last_token, max_logprobs=max_logprobs)
     finite = jnp.all(jnp.isfinite(logits), axis=1)
     tokens = jnp.where(finite, found.tokens, NOT_FINITE)
-    ended = ~finite | jnp.any(tokens[:, None] == batch.stops, axis=1)
-    kept = jnp.where(samples, batch.slot, state.last_token.shape[0])
-    last = state.last_token.at[kept].set(jnp.where(ended, ENDED, tokens), mode="drop")
-    new_state = replace(state, last_token=last, sampler=slots)
+    stopped = jnp.any(tokens[:, None] == batch.stops, axis=1) & (batch.kv_len >= batch.min_len)
+    nobody = rows.length.shape[0]
+    taken_in = jnp.where((batch.kv_len > 0) & goes_on, batch.slot, nobody)
+    sampled = jnp.where(samples, batch.slot, nobody)
+    new_rows = replace(
+        rows,
+        length=rows.length.at[taken_in].set(batch.kv_len, mode="drop"),
+        last_token=rows.last_token.at[sampled].set(jnp.where(~finite | stopped, ENDED, tokens), mode="drop"),
+    )
+    new_state = replace(state, rows=new_rows, sampler=slots)
     return new_state, Sampled(jnp.where(samples, tokens, NO_TOKEN), found.logprobs)
 
 

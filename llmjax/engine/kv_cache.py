@@ -10,6 +10,7 @@ import numpy as np
 from llmjax.engine.layer_states import GroupSpec, LayerStates, kind_of
 from llmjax.engine.page_pool import PageKey, PagePool
 from llmjax.engine.request import Sequence
+from llmjax.engine.rows import TableChanges
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,13 @@ class KVCache:
         """Of each group."""
         return [group.pool for group in self.groups]
 
-    @property
-    def tables(self) -> list[np.ndarray]:
-        """Of each group i32 [num_slots, pages_per_sequence], what the device reads."""
-        return [group.table for group in self.groups]
+    def take_changes(self) -> TableChanges:
+        """What has changed in the tables [G, num_slots, pages_per_sequence] since the last time this was asked."""
+        parts = [(group.table, group.take_changes()) for group in self.groups]
+        return TableChanges(
+            entry=np.concatenate([entry + number * table.size for number, (table, entry) in enumerate(parts)]),
+            page=np.concatenate([table.reshape(-1)[entry] for table, entry in parts]),
+        )
 
     def begin_plan(self) -> None:
         """A new step is planned; until the next one, `attach_prefix` finds nothing that would have to run before it."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from llmjax.engine.page_pool import DUMMY_PAGE, PageKey, PagePool
 from llmjax.engine.request import Sequence
@@ -57,8 +58,9 @@ class LayerStates(ABC):
     def __init__(self, spec: GroupSpec, *, page_size: int, num_slots: int, pages_per_sequence: int) -> None:
         self.page_size = page_size
         self.pool = PagePool(spec.num_pages)
-        # What the device reads, row by slot; kept up to date here so that packing a step is one gather.
+        # By slot, as the device is to have it, and the flat places of what it has not been told.
         self.table = np.zeros((num_slots, pages_per_sequence), np.int32)
+        self._changes: list[int] = []
 
     @staticmethod
     @abstractmethod
@@ -139,6 +141,20 @@ class LayerStates(ABC):
         """Grows whenever a prefix is known that pages alone do not tell of."""
         return 0
 
+    def take_changes(self) -> npt.NDArray[np.int32]:
+        """Flat places in the table whose page the device does not know; they are known to it from now on.
+
+        What a slot without a sequence has does not matter, so giving all pages back is no change.
+        """
+        taken, self._changes = self._changes, []
+        return np.array(taken, np.int32)
+
+    def _write(self, slot: int, start: int, pages: list[int]) -> None:
+        """Sets a slot's entries from ``start`` on."""
+        self.table[slot, start : start + len(pages)] = pages
+        at = slot * self.table.shape[1] + start
+        self._changes.extend(range(at, at + len(pages)))
+
 
 class FullPages(LayerStates):
     """Every token's trace, for the next token needs all: attention over everything before it."""
@@ -168,7 +184,7 @@ class FullPages(LayerStates):
             self.pool.hold(page)
             attached.append(page)
         self._pages[sequence] = attached
-        self.table[sequence.slot, : len(attached)] = attached
+        self._write(sequence.slot, 0, attached)
 
     def trim(self, sequence: Sequence) -> None:
         return
@@ -181,7 +197,7 @@ class FullPages(LayerStates):
         if count:
             new = self.pool.allocate(count)
             assert new is not None
-            self.table[sequence.slot, len(pages) : len(pages) + count] = new
+            self._write(sequence.slot, len(pages), new)
             pages.extend(new)
 
     def fits(self, sequence: Sequence, *, chunk: int) -> bool:
@@ -232,7 +248,8 @@ class WindowPages(FullPages):
         last = min(self.first_needed(sequence.num_computed), len(pages)) - 1
         while last >= 0 and pages[last] != DUMMY_PAGE:
             self.pool.release([pages[last]])
-            pages[last] = self.table[sequence.slot, last] = DUMMY_PAGE
+            pages[last] = DUMMY_PAGE
+            self._write(sequence.slot, last, [DUMMY_PAGE])
             last -= 1
 
     def fits(self, sequence: Sequence, *, chunk: int) -> bool:
@@ -304,7 +321,8 @@ class StateSlots(LayerStates):
             page = pages[-1]
             assert page is not None
             self.pool.hold(page)
-            entries.pages[len(pages) - 1] = self.table[sequence.slot, len(pages) - 1] = page
+            entries.pages[len(pages) - 1] = page
+            self._write(sequence.slot, len(pages) - 1, [page])
 
     def trim(self, sequence: Sequence) -> None:
         pages, first = self._entries[sequence].pages, self.first_needed(sequence.num_computed)
@@ -319,7 +337,7 @@ class StateSlots(LayerStates):
     def reserve(self, sequence: Sequence, end: int) -> None:
         if not self.missing(sequence, end):
             return
-        entries, row = self._entries[sequence].pages, self.table[sequence.slot]
+        entries = self._entries[sequence].pages
         last = (end - 1) // self.page_size
         new = self.pool.allocate(1)
         assert new is not None
@@ -328,9 +346,11 @@ class StateSlots(LayerStates):
         if at < last and self._has_spare:
             snapshot = self.pool.allocate(1)
             assert snapshot is not None
-            row[at:last] = entries[last - 1] = snapshot[0]
+            entries[last - 1] = snapshot[0]
+            self._write(sequence.slot, at, snapshot * (last - at))
             at = last
-        row[at : last + 1] = entries[last] = new[0]
+        entries[last] = new[0]
+        self._write(sequence.slot, at, new * (last + 1 - at))
 
     def fits(self, sequence: Sequence, *, chunk: int) -> bool:
         # With two for each nobody has to give way when all come to the end of a page at once.

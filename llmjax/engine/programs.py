@@ -21,6 +21,7 @@ from llmjax.engine.device_state import DeviceState
 from llmjax.engine.memory import KVPlan, ProgramMemory
 from llmjax.engine.model import LoadedModel
 from llmjax.engine.program_cache import Executable, ProgramCache, ProgramSpec
+from llmjax.engine.rows import make_row_state
 from llmjax.engine.scheduler import StepPlan
 from llmjax.engine.step import step
 from llmjax.errors import CompileError, ConfigError
@@ -54,7 +55,10 @@ def new_state(
         for layer, spec in enumerate(config.layers)
     )
     sampler = make_sampler_state(num_slots=num_slots, vocab_size=config.vocab_size)
-    return DeviceState(kv=kv, last_token=jnp.zeros(num_slots, jnp.int32), sampler=sampler)
+    rows = make_row_state(
+        num_slots=num_slots, num_groups=len(plan.groups), pages_per_sequence=plan.pages_per_sequence
+    )
+    return DeviceState(kv=kv, rows=rows, sampler=sampler)
 
 
 @dataclass(frozen=True, kw_only=True)

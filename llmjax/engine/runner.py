@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
-from llmjax.engine.batch import MAX_STOPS, NO_STOP
 from llmjax.engine.compile_threads import CompileThreads
 from llmjax.engine.device_state import NO_TOKEN, StepOutput
 from llmjax.engine.programs import StepCompiler, StepPrograms
 from llmjax.engine.request import Sequence
+from llmjax.engine.rows import NewRow, TableChanges, row_words
 from llmjax.engine.scheduler import Row, StepPlan
-from llmjax.engine.slots import SlotEditor
+from llmjax.engine.slots import SlotEditor, TableEditor
 from llmjax.host_memory import keep_freed_blocks
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.sampling.logprobs import LogprobArrays
-from llmjax.sampling.settings import SETTINGS_WORDS, RequestSampling
+from llmjax.sampling.settings import RequestSampling
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,12 @@ class Runner:
         self._layouts = compiler.layouts
         self._weights = compiler.weights
         self._state = compiler.make_state()
-        # Settings of each slot's request as the device takes them, and what else its slot needs.
-        self._settings = np.zeros((compiler.max_num_seqs, SETTINGS_WORDS), np.int32)
-        self._stops = np.full((compiler.max_num_seqs, MAX_STOPS), NO_STOP, np.int32)
         if compiler.platform.is_cpu:
             keep_freed_blocks()
         self._threads = CompileThreads(compile_threads or usable_cores())
         self._slot_editor = self._threads.submit(SlotEditor(self._state.sampler, cache=compiler.cache).compiled)
+        tables = TableEditor(self._state.rows.page_tables, cache=compiler.cache)
+        self._table_editor = self._threads.submit(tables.compiled)
         buckets = list(self._layouts)
         kept = [bucket for bucket in buckets if compiler.keeps(bucket)]
         self.programs = StepPrograms(compiler.compile, buckets, threads=self._threads, kept=kept)
@@ -87,6 +87,7 @@ class Runner:
         """
         self.programs.wait_first()
         self._slot_editor.result()
+        self._table_editor.result()
 
     def warm_up(self) -> None:
         """Waits until everything that requests may need is compiled; raises as `wait_ready`."""
@@ -98,22 +99,26 @@ class Runner:
         return self.programs.most_steps(rows)
 
     def dispatch(
-        self, plan: StepPlan, *, tables: list[npt.NDArray[np.int32]], sampling: dict[Sequence, RequestSampling]
+        self, plan: StepPlan, *, tables: TableChanges, sampling: Mapping[Sequence, RequestSampling]
     ) -> PendingStep:
         """Starts a step and returns without waiting for it.
 
         Args:
-            tables: page tables by slot, one a KV group.
+            tables: what has changed in the page tables since the dispatch before.
             sampling: resolved sampling of the plan's sequences.
         """
-        for sequence in plan.admitted:
-            self._set_up(sequence, sampling[sequence])
+        admitted = set(plan.admitted)
+        new = [self._new_row(row, sampling[row.sequence]) for row in plan.rows if row.sequence in admitted]
         for row in plan.rows:
             if row.samples:
                 self._before_sampling(row, sampling[row.sequence])
         program = self.programs.pick(plan)
-        packed = self._layouts[program.bucket].pack(plan, tables=tables, sampling=self._settings, stops=self._stops)
-        self._state, output = program.executable(self._weights, self._state, packed)
+        layout = self._layouts[program.bucket]
+        *before, last = tables.chunks(layout.room)
+        for chunk in before:
+            page_tables = self._table_editor.result().write(self._state.rows.page_tables, chunk)
+            self._state = replace(self._state, rows=replace(self._state.rows, page_tables=page_tables))
+        self._state, output = program.executable(self._weights, self._state, layout.pack(plan, new=new, tables=last))
         output.tokens.copy_to_host_async()
         return PendingStep(plan=plan, output=output)
 
@@ -129,12 +134,9 @@ class Runner:
     def _slots(self) -> SlotEditor:
         return self._slot_editor.result()
 
-    def _set_up(self, sequence: Sequence, sampling: RequestSampling) -> None:
-        count = sequence.num_prompt_tokens
-        self._settings[sequence.slot] = sampling.words
-        self._stops[sequence.slot] = NO_STOP
-        if len(sequence.tokens) - count >= sampling.min_tokens:
-            self._set_stops(sequence)
+    def _new_row(self, row: Row, sampling: RequestSampling) -> NewRow:
+        """The row of a sequence that has got its slot now, which is set up."""
+        sequence, count = row.sequence, row.sequence.num_prompt_tokens
         if sampling.uses_slot:
             sampler = self._slots.set_up(
                 self._state.sampler,
@@ -144,10 +146,7 @@ class Runner:
                 output=sequence.tokens[count:],
             )
             self._state = replace(self._state, sampler=sampler)
-
-    def _set_stops(self, sequence: Sequence) -> None:
-        ids = sorted(sequence.request.stop_token_ids)[:MAX_STOPS]
-        self._stops[sequence.slot, : len(ids)] = ids
+        return NewRow(slot=sequence.slot, length=row.start, words=row_words(sequence, sampling))
 
     def _before_sampling(self, row: Row, sampling: RequestSampling) -> None:
         sequence = row.sequence
@@ -155,7 +154,6 @@ class Runner:
         if sampling.min_tokens and produced == sampling.min_tokens:
             sampler = self._slots.allow_stops(self._state.sampler, sequence.slot, sampling)
             self._state = replace(self._state, sampler=sampler)
-            self._set_stops(sequence)
         if sampling.bans_vary:
             # The host may not know the last token yet; the ban is conditional on it.
             history = sequence.tokens[: row.start + row.count - 1]

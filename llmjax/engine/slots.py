@@ -1,4 +1,4 @@
-"""Sets up a sequence's sampling state on the device: small programs run only for requests that use such features."""
+"""Small programs beside the step that run for few requests: their sampling state, page tables of long prefixes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,51 @@ import numpy as np
 import numpy.typing as npt
 
 from llmjax.engine.program_cache import ProgramCache, ProgramSpec
+from llmjax.engine.rows import TABLE_CHUNK, TableChanges, write_pages
 from llmjax.sampling import state as edits
 from llmjax.sampling.settings import MAX_BANS, Feature, RequestSampling
 from llmjax.sampling.state import SamplerState
 
 CHUNK = 512  # ids an edit takes at once
 Ints = npt.NDArray[np.int32]
+
+
+class TableEditor:
+    """Writes entries of page tables, a chunk at a time; the tables are donated.
+
+    Args:
+        page_tables: their shape, [G, S, P].
+        cache: where the program is kept.
+    """
+
+    def __init__(self, page_tables: jax.Array, *, cache: ProgramCache | None = None) -> None:
+        self._cache = cache or ProgramCache()
+        self._shape = _shape_of(page_tables)
+
+    def compiled(self) -> TableEditor:
+        """This one, when its program is compiled."""
+        _ = self._write
+        return self
+
+    def write(self, page_tables: jax.Array, changes: TableChanges) -> jax.Array:
+        """Args: changes: at most TABLE_CHUNK."""
+        entry, page = np.full(TABLE_CHUNK, self._shape.size, np.int32), np.zeros(TABLE_CHUNK, np.int32)
+        entry[: len(changes.entry)], page[: len(changes.page)] = changes.entry, changes.page
+        written: jax.Array = self._write(page_tables, entry, page)
+        return written
+
+    @cached_property
+    def _write(self) -> Callable[..., jax.Array]:
+        (device,) = self._shape.sharding.device_set
+        chunk = jax.ShapeDtypeStruct((TABLE_CHUNK,), np.int32)
+        spec = ProgramSpec(
+            function=write_pages, arguments=(self._shape, chunk, chunk), device=device, donated=(0,)
+        )
+        return self._cache.get(spec)
+
+
+def _shape_of(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
 class SlotEditor:
@@ -29,7 +68,7 @@ class SlotEditor:
 
     def __init__(self, state: SamplerState, *, cache: ProgramCache | None = None) -> None:
         self._cache = cache or ProgramCache()
-        self._shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+        self._shapes = jax.tree.map(_shape_of, state)
         self._vocab_size = state.vocab_size
 
     def compiled(self) -> SlotEditor:

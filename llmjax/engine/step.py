@@ -52,7 +52,7 @@ def step(
         layout: shapes of this bucket (static).
         max_logprobs: top alternatives that are reported (static).
     """
-    batch = layout.unpack(packed)
+    state, batch = begin(state, packed, layout=layout)
 
     def merged(arrays: tuple[jax.Array, ...]) -> models.CausalLM:
         return models.merge(graph, dict(zip(names, arrays, strict=True)))
@@ -71,7 +71,7 @@ def step(
         # The barrier ties the weights to the iteration. Else XLA takes what depends on them alone out of the loop: it
         # would convert the whole embedding to f32 at every dispatch.
         done, arrays = jax.lax.optimization_barrier((loop.done, weights))
-        model, now = merged(rounding_decodes(arrays)), batch.after(done, loop.state.last_token)
+        model, now = merged(rounding_decodes(arrays)), batch.after(done, loop.state.rows)
         state, hidden = forward(model, loop.state, now)
         state, sampled = sample(model, state, hidden, now, max_logprobs=max_logprobs)
         return _Loop(
@@ -93,11 +93,18 @@ def step(
         loop = once(loop)  # no condition to wait for
     else:
         loop = jax.lax.while_loop(
-            lambda loop: (loop.done < steps) & jnp.any(batch.after(loop.done, loop.state.last_token).kv_len > 0),
+            lambda loop: (loop.done < steps) & jnp.any(batch.after(loop.done, loop.state.rows).kv_len > 0),
             once,
             loop,
         )
     return loop.state, StepOutput(tokens=loop.tokens, logprobs=loop.logprobs, prompt_logprobs=None)
+
+
+def begin(state: DeviceState, packed: jax.Array, *, layout: BatchLayout) -> tuple[DeviceState, StepBatch]:
+    """The state with what the host says is new, and what is to be done. To begin a second time, behind ``forward`` and
+    before the heads, changes nothing."""
+    rows = layout.changes(packed).made(state.rows)
+    return replace(state, rows=rows), layout.batch(packed, rows)
 
 
 def forward(model: models.CausalLM, state: DeviceState, batch: StepBatch) -> tuple[DeviceState, jax.Array]:
@@ -107,6 +114,5 @@ def forward(model: models.CausalLM, state: DeviceState, batch: StepBatch) -> tup
         The state with what the layers keep of them, and the hidden states [T, D] that heads take.
     """
     row, position, ragged = batch.ragged(page_size=state.kv[0].page_size)
-    tokens = batch.inputs(state.last_token)
-    result = model(tokens, position, state.kv, ragged, prompt_len=batch.prompt_len[row])
+    result = model(batch.tokens, position, state.kv, ragged, prompt_len=batch.prompt_len[row])
     return replace(state, kv=result.kv), result.hidden

@@ -15,6 +15,7 @@ from llmjax import models
 from llmjax.engine.batch import BatchLayout, make_buckets
 from llmjax.engine.device_state import DeviceState
 from llmjax.engine.graphs import GRAPHS, LAUNCHES
+from llmjax.engine.rows import make_row_state
 from llmjax.engine.step import step
 from llmjax.kernels.offloading import HOST_MEMORY, SplitStack
 from llmjax.kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
@@ -73,7 +74,8 @@ def compiled_step(
         lambda: config.layers[0].mixer.state.make(num_pages=num_pages, page_size=16, dtype=jnp.dtype("bfloat16"))
     )
     sampler = jax.eval_shape(partial(make_sampler_state, num_slots=seqs, vocab_size=config.vocab_size))
-    state = DeviceState(kv=(pages,) * config.num_layers, last_token=Shape((seqs,), jnp.int32), sampler=sampler)
+    rows = jax.eval_shape(partial(make_row_state, num_slots=seqs, num_groups=1, pages_per_sequence=256))
+    state = DeviceState(kv=(pages,) * config.num_layers, rows=rows, sampler=sampler)
     buckets = make_buckets(max_num_seqs=seqs, max_num_batched_tokens=tokens or 16, decode_steps=steps)
     bucket = [bucket for bucket in buckets if bucket.decode is not bool(tokens)][-1]
     layout = BatchLayout(bucket=bucket, num_slots=seqs, pages_per_sequence=256, num_groups=1)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from llmjax import LLM, SamplingParams
@@ -120,7 +121,10 @@ def test_wrong_log_probabilities_are_found(name: str, compiler: StepCompiler) ->
 def test_a_single_row_takes_every_branch_and_leaves_it_out(family: str, compiler: StepCompiler) -> None:
     alone = replace(compiler, max_num_seqs=1)
     layout = next(layout for bucket, layout in alone.layouts.items() if bucket.decode is (family == "decode"))
-    batches = [layout.unpack(packed) for packed in _batches(alone, layout)]
+    rows, batches = alone.make_state().rows, []
+    for packed in _batches(alone, layout):
+        rows = layout.changes(jnp.asarray(packed)).made(rows)
+        batches.append(layout.batch(jnp.asarray(packed), rows))
     asked = [Feature(int(batch.sampling.features[0])) for batch in batches]
     for feature in Feature:
         assert 0 < sum(feature in each for each in asked) < len(asked), feature

@@ -21,8 +21,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llmjax.config import EngineConfig
-from llmjax.engine.batch import MAX_STOPS, NO_STOP, READ_DEVICE, BatchLayout, make_buckets
-from llmjax.engine.device_state import ENDED, NO_TOKEN, StepOutput
+from llmjax.engine.batch import READ_DEVICE, BatchLayout, make_buckets
+from llmjax.engine.device_state import NO_TOKEN, StepOutput
 from llmjax.engine.engine import Engine
 from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.layer_states import FullPages, GroupSpec, StateSlots
@@ -30,6 +30,7 @@ from llmjax.engine.memory import plan_kv
 from llmjax.engine.pace import Pace
 from llmjax.engine.page_pool import DUMMY_PAGE
 from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, SequenceTimes
+from llmjax.engine.rows import ENDED, ROW, NewRow, TableChanges, row_words
 from llmjax.engine.runner import PendingStep
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan
 from llmjax.errors import ConfigError, LLMJaxError
@@ -38,7 +39,7 @@ from llmjax.models import RMS, Attention, GatedMLP, LayerSpec, ModelConfig
 from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Recurrent, Span
 from llmjax.sampling.logprobs import LogprobArrays
 from llmjax.sampling.params import SamplingParams
-from llmjax.sampling.settings import SETTINGS_WORDS, RequestSampling
+from llmjax.sampling.settings import RequestSampling
 
 VOCAB = 5
 STOP = 4
@@ -57,6 +58,10 @@ class Shape:
     max_model_len: int
     share_prefixes: bool = True
     decode_steps: int = 1  # in one dispatch at most
+
+    @property
+    def pages_per_sequence(self) -> int:
+        return -(-self.max_model_len // self.page_size)
 
 
 def digests(tokens: Seq[int]) -> list[int]:
@@ -86,47 +91,53 @@ class SimulatedDevice:
 
     shape: Shape
     content: list[dict[tuple[int, int], int]] = field(init=False)  # per group: (page, offset) -> digest; states at 0
-    last_token: dict[int, int] = field(default_factory=dict)  # by slot
     history: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # by request id and continuation
 
     def __post_init__(self) -> None:
-        self.content = [{} for _ in self.shape.spans]
+        shape = self.shape
+        self.content = [{} for _ in shape.spans]
         self.buckets = make_buckets(
-            max_num_seqs=self.shape.max_num_seqs,
-            max_num_batched_tokens=self.shape.max_num_batched_tokens,
-            decode_steps=self.shape.decode_steps,
+            max_num_seqs=shape.max_num_seqs,
+            max_num_batched_tokens=shape.max_num_batched_tokens,
+            decode_steps=shape.decode_steps,
         )
+        # As in ``RowState``.
+        self.last_token = np.zeros(shape.max_num_seqs, np.int32)
+        self.length = np.zeros(shape.max_num_seqs, np.int32)
+        self.words = np.zeros(shape.max_num_seqs, ROW)
+        self.page_tables = np.zeros((len(shape.spans), shape.max_num_seqs, shape.pages_per_sequence), np.int32)
 
     def most_steps(self, rows: int) -> int:
         return self.shape.decode_steps
 
-    def dispatch(self, plan: StepPlan, *, tables: list[np.ndarray], sampling: dict[Any, RequestSampling]) -> Any:
+    def dispatch(self, plan: StepPlan, *, tables: TableChanges, sampling: dict[Any, RequestSampling]) -> Any:
         bucket = next(bucket for bucket in self.buckets if bucket.holds(plan))
-        pages = tables[0].shape[1]
         layout = BatchLayout(
-            bucket=bucket, num_slots=tables[0].shape[0], pages_per_sequence=pages, num_groups=len(tables)
+            bucket=bucket,
+            num_slots=self.shape.max_num_seqs,
+            pages_per_sequence=self.shape.pages_per_sequence,
+            num_groups=len(self.shape.spans),
         )
-        slots = tables[0].shape[0]
-        stops = np.full((slots, MAX_STOPS), NO_STOP, np.int32)
-        for row in plan.rows:
-            if row.start + row.count - row.sequence.num_prompt_tokens >= row.sequence.request.params.min_tokens:
-                ids = sorted(row.sequence.request.stop_token_ids)
-                stops[row.sequence.slot, : len(ids)] = ids
-        packed = layout.pack(plan, tables=tables, sampling=np.zeros((slots, SETTINGS_WORDS), np.int32), stops=stops)
-        part, at = {}, 0
-        for name, shape in layout.shapes.items():
-            part[name] = packed[at : at + int(np.prod(shape))].reshape(shape)
-            at += int(np.prod(shape))
+        new = [
+            NewRow(row.sequence.slot, row.start, row_words(row.sequence, sampling[row.sequence]))
+            for row in plan.rows
+            if row.sequence in plan.admitted
+        ]
+        *before, last = tables.chunks(layout.room)
+        for chunk in before:
+            self._write(chunk.entry, chunk.page)
+        part = layout.parts(layout.pack(plan, new=new, tables=last))
+        self._begin(part)
         for i, row in enumerate(plan.rows):
             assert part["steps"][i] == (row.steps if row.samples else 0)
             assert row.sequence in sampling
             check_host_is_in_time(row)
         tokens = np.full((bucket.steps, len(part["slot"])), NO_TOKEN, np.int32)
-        for done in range(plan.steps):
-            self._run(plan, part, done, tokens)
         # The score of a token is its position, that of a prompt token the token itself, so that a shifted one shows.
+        positions = np.zeros(tokens.shape, np.int32)
+        for done in range(plan.steps):
+            self._run(plan, part, done, tokens, positions)
         targets = part.get("targets")
-        positions = part["kv_len"] + np.arange(bucket.steps)[:, None]
         output = StepOutput(
             tokens=tokens,
             logprobs=scores(positions),
@@ -134,39 +145,55 @@ class SimulatedDevice:
         )
         return PendingStep(plan=plan, output=output)
 
-    def _run(self, plan: StepPlan, part: dict[str, np.ndarray], done: int, sampled: np.ndarray) -> None:
-        """One pass over the rows that are alive; fills row ``done`` of ``sampled``."""
+    def _write(self, entry: np.ndarray, page: np.ndarray) -> None:
+        known = entry < self.page_tables.size
+        self.page_tables.reshape(-1)[entry[known]] = page[known]
+
+    def _begin(self, part: dict[str, np.ndarray]) -> None:
+        self._write(part["entry"], part["page"])
+        for slot, length, words in zip(part["new_slot"], part["new_length"], part["new_words"], strict=True):
+            if slot < self.shape.max_num_seqs:
+                self.length[slot], self.words[slot] = length, words.view(ROW)[0]
+
+    def _run(
+        self, plan: StepPlan, part: dict[str, np.ndarray], done: int, sampled: np.ndarray, positions: np.ndarray
+    ) -> None:
+        """One pass over the rows that are alive; fills row ``done`` of what is sampled and where."""
         inputs, known = [], {}
         for i, row in enumerate(plan.rows):
-            slot, length = int(part["slot"][i]), int(part["kv_len"][i]) + done
+            slot = int(part["slot"][i])
             first, end = part["query_start"][i : i + 2]
             tokens = part["tokens"][first:end].tolist() if not done else [READ_DEVICE]
-            tokens = [self.last_token[slot] if token == READ_DEVICE else token for token in tokens]
+            tokens = [int(self.last_token[slot]) if token == READ_DEVICE else token for token in tokens]
             if ENDED in tokens or done >= max(1, part["steps"][i]):
                 continue
+            length = int(self.length[slot]) + len(tokens)
+            assert length <= row.start + row.count + done, "the host does not know how long a sequence may be"
             request = row.sequence.request
             history = self.history.setdefault((request.request_id, row.sequence.index), [*request.prompt_token_ids])
             assert tokens == history[length - len(tokens) : length], "a step computes tokens that are not the request's"
-            inputs.append((i, length - len(tokens), length))
-            known[i] = digests(history)
+            inputs.append((slot, length - len(tokens), length))
+            known[slot] = digests(history)
         for group, span in enumerate(self.shape.spans):
             if span == STATE:
-                self._run_states(part, group, inputs, known)
+                self._run_states(group, inputs, known)
             else:
-                self._run_pages(part, group, inputs, known)
-        for i, _, length in inputs:
+                self._run_pages(group, inputs, known)
+        rows = {int(slot): i for i, slot in enumerate(part["slot"][: len(plan.rows)])}
+        for slot, _, length in inputs:
+            self.length[slot] = length
+            i = rows[slot]
             if part["steps"][i]:
-                sampled[done, i] = self._sample(plan.rows[i], part["stops"][i], known[i][length - 1], length)
+                sampled[done, i] = self._sample(plan.rows[i], known[slot][length - 1], length)
+                positions[done, i] = length
 
-    def _run_pages(
-        self, part: dict[str, np.ndarray], group: int, inputs: list[tuple[int, int, int]], known: dict[int, list[int]]
-    ) -> None:
+    def _run_pages(self, group: int, inputs: list[tuple[int, int, int]], known: dict[int, list[int]]) -> None:
         """Stores the rows' tokens, then reads what attention reads."""
         span = self.shape.spans[group]
         written: set[tuple[int, int]] = set()
         for i, start, length in inputs:
             for position in range(start, length):
-                place = self._place(part, group, i, position)
+                place = self._place(group, i, position)
                 assert place[0] != DUMMY_PAGE, "a token has no page"
                 assert place not in written, "two tokens of a step share a place"
                 written.add(place)
@@ -174,36 +201,35 @@ class SimulatedDevice:
         for i, start, length in inputs:
             oldest = max(0, start - span.window + 1) if isinstance(span, LastTokens) else 0
             for position in range(oldest, length):
-                found = self.content[group].get(self._place(part, group, i, position))
+                found = self.content[group].get(self._place(group, i, position))
                 assert found == known[i][position], f"group {group} holds something else at position {position}"
 
-    def _run_states(
-        self, part: dict[str, np.ndarray], group: int, inputs: list[tuple[int, int, int]], known: dict[int, list[int]]
-    ) -> None:
+    def _run_states(self, group: int, inputs: list[tuple[int, int, int]], known: dict[int, list[int]]) -> None:
         """Reads all rows' states, then writes them, token by token."""
         content = self.content[group]
         for i, start, _ in inputs:
             if start:
-                found = content.get((self._place(part, group, i, start - 1)[0], 0))
+                found = content.get((self._place(group, i, start - 1)[0], 0))
                 assert found == known[i][start - 1], f"group {group} holds another state than after token {start - 1}"
         # Kernels need not read all rows before they write some: nobody writes what another row reads.
-        readers = {self._place(part, group, i, start - 1)[0]: i for i, start, _ in inputs if start}
+        readers = {self._place(group, i, start - 1)[0]: i for i, start, _ in inputs if start}
         writers: dict[int, int] = {}
         for i, start, length in inputs:
             for position in range(start, length):
-                page, _ = self._place(part, group, i, position)
+                page, _ = self._place(group, i, position)
                 assert page != DUMMY_PAGE, "a state has no page"
                 assert writers.setdefault(page, i) == i, "two rows of a step write one state"
                 assert readers.get(page, i) == i, "a row writes a state that another one reads"
                 content[page, 0] = known[i][position]
 
-    def _place(self, part: dict[str, np.ndarray], group: int, row: int, position: int) -> tuple[int, int]:
+    def _place(self, group: int, slot: int, position: int) -> tuple[int, int]:
         page_size = self.shape.page_size
-        return int(part[f"page_table{group}"][row, position // page_size]), position % page_size
+        return int(self.page_tables[group, slot, position // page_size]), position % page_size
 
-    def _sample(self, row: Row, stops: np.ndarray, digest: int, length: int) -> int:
-        token = next_token(digest, row.sequence.seed)
-        self.last_token[row.sequence.slot] = ENDED if token in stops else token
+    def _sample(self, row: Row, digest: int, length: int) -> int:
+        token, slot = next_token(digest, row.sequence.seed), row.sequence.slot
+        words = self.words[slot]
+        self.last_token[slot] = ENDED if token in words["stops"] and length >= words["min_len"] else token
         history = self.history[row.sequence.request.request_id, row.sequence.index]
         if len(history) == length:
             history.append(token)
@@ -240,7 +266,7 @@ class SimulatedEngine(Engine):
             tuple(GroupSpec(span=span, num_pages=n) for span, n in zip(shape.spans, shape.num_pages, strict=True)),
             page_size=shape.page_size,
             num_slots=shape.max_num_seqs,
-            pages_per_sequence=-(-shape.max_model_len // shape.page_size),
+            pages_per_sequence=shape.pages_per_sequence,
             share_prefixes=shape.share_prefixes,
         )
         parts: dict[str, Any] = {

@@ -19,7 +19,7 @@ from llmjax.engine.heads import sample, score
 from llmjax.engine.memory import plan_kv
 from llmjax.engine.model import load_model
 from llmjax.engine.programs import StepCompiler
-from llmjax.engine.step import forward
+from llmjax.engine.step import begin, forward
 from llmjax.kernels.attention import KVLayout
 from llmjax.platforms import select_platform, use_compilation_cache
 
@@ -61,11 +61,12 @@ class Split:
 
         @partial(jax.jit, donate_argnums=1)
         def first(weights: Any, state: DeviceState, packed: jax.Array) -> tuple[DeviceState, jax.Array]:
-            return forward(merged(weights), state, layout.unpack(packed))
+            return forward(merged(weights), *begin(state, packed, layout=layout))
 
         @partial(jax.jit, donate_argnums=1)
         def second(weights: Any, state: DeviceState, hidden: jax.Array, packed: jax.Array) -> Any:
-            model, batch = merged(weights), layout.unpack(packed)
+            model = merged(weights)
+            state, batch = begin(state, packed, layout=layout)
             scores = None if layout.bucket.decode else score(model, hidden, batch, max_logprobs=TOP)
             return *sample(model, state, hidden, batch, max_logprobs=TOP), scores
 
@@ -77,7 +78,7 @@ def test_two_dispatches_do_what_one_does(decode: bool, compiler: StepCompiler) -
     """In every dispatch of the graphs' test, which takes and leaves out every branch of the heads."""
     layout = next(x for b, x in compiler.layouts.items() if b.decode is decode and (b.rows == 4 or not decode))
     program, split = compiler.compile(layout.bucket), Split(compiler, layout)
-    chained, parted = _set_up(compiler), _set_up(compiler)
+    chained, parted = _set_up(compiler, layout), _set_up(compiler, layout)
     sampled = set()
     for packed in _batches(compiler, layout):
         chained, expected = program(compiler.weights, chained, packed)

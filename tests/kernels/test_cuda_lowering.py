@@ -18,6 +18,7 @@ from llmjax import models
 from llmjax.engine.batch import BatchLayout, make_buckets
 from llmjax.engine.device_state import DeviceState
 from llmjax.engine.graphs import LAUNCHES
+from llmjax.engine.rows import make_row_state
 from llmjax.engine.step import step
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.kernels.attention import RaggedBatch, attend, make_pages
@@ -260,7 +261,8 @@ def test_xla_compiles_a_decode_step_of_llama(tmp_path: Path) -> None:
         lambda: make_pages(num_pages=1024, page_size=16, num_kv_heads=8, head_dim=128, dtype=jnp.bfloat16)
     )
     sampler = jax.eval_shape(partial(make_sampler_state, num_slots=1, vocab_size=config.vocab_size))
-    state = DeviceState(kv=(pages,) * config.num_layers, last_token=Shape((1,), jnp.int32), sampler=sampler)
+    rows = jax.eval_shape(partial(make_row_state, num_slots=1, num_groups=1, pages_per_sequence=256))
+    state = DeviceState(kv=(pages,) * config.num_layers, rows=rows, sampler=sampler)
     bucket = next(b for b in make_buckets(max_num_seqs=1, max_num_batched_tokens=64, decode_steps=1) if b.decode)
     layout = BatchLayout(bucket=bucket, num_slots=1, pages_per_sequence=256, num_groups=1)
     run = partial(step, graph=graph, names=tuple(shapes), layout=layout, max_logprobs=0)
