@@ -2,8 +2,8 @@
 
     python -m benchmarks.host_time [--points 16x32,256x32768] [--steps 1,8] [--runs 3]
 
-The model is tiny and has random weights, so that there is little beside the host's own time. A point is so many streams
-after so many tokens. All have one prompt, which is computed once: their page tables are full without a cache of
+The model is the smallest with random weights, so that there is little beside the host's own time. A point is so many
+streams after so many tokens. All have one prompt, which is computed once: their page tables are full without a cache of
 terabytes. Flags that set the engine (--page-size, --kv-cache-dtype, …) are passed on.
 """
 
@@ -37,6 +37,7 @@ from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.sampling.params import SamplingParams
 from llmjax.settings import settings_of
 
+SHAPE = "least"
 PARTS = tuple(part.name for part in dataclasses.fields(HostTime))
 
 
@@ -124,8 +125,8 @@ def main(argv: list[str]) -> int:
     values = parser.parse(argv)
     options = options_of(HostTimeOptions, values)
     check_writable(options.output_json)
-    folder = Path(options.work_dir) / "tiny"
-    write_random_model(folder, SHAPES["tiny"], max_position_embeddings=1 << 20)
+    folder = Path(options.work_dir) / SHAPE
+    write_random_model(folder, SHAPES[SHAPE], max_position_embeddings=1 << 20)
     base = configs_of(values, model=str(folder)).engine
     figures = [
         measure(engine_config(base, point, options, steps=steps), point, options)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.engine.rows import ENDED, ROW_WORDS, Ints, NewRow, RowChanges, RowState, TableChanges
-from llmjax.engine.scheduler import StepPlan
+from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.sampling.sampler import SamplingBatch
 
@@ -214,21 +214,14 @@ class BatchLayout:
         packed = self._empty.copy()
         part = self.parts(packed)
         rows, count = plan.rows, len(plan.rows)
-        tokens, starts, at = part["tokens"], [0], 0
-        for row in rows:
-            if row.reads_device:
-                tokens[at] = READ_DEVICE
-            else:
-                sequence = row.sequence
-                tokens[at : at + row.count] = sequence.tokens[row.start : row.start + row.count]
-                if row.scores_prompt:
-                    following = sequence.tokens[row.start + 1 : row.start + 1 + row.count]
-                    part["targets"][at : at + len(following)] = following
-                    part["prompt_logprobs"][0] = 1
-            at += row.count
-            starts.append(at)
-        part["query_start"][: count + 1] = starts
-        part["query_start"][count + 1 :] = at
+        if self.bucket.decode:
+            part["tokens"][:count] = [
+                READ_DEVICE if row.reads_device else row.sequence.tokens[row.start] for row in rows
+            ]
+            part["query_start"][: count + 1] = range(count + 1)
+            part["query_start"][count + 1 :] = count
+        else:
+            self._pack_tokens(part, rows)
         part["slot"][:count] = [row.sequence.slot for row in rows]
         part["steps"][:count] = [row.steps if row.samples else 0 for row in rows]
         for i, new_row in enumerate(new):
@@ -237,6 +230,24 @@ class BatchLayout:
         changed = len(tables.entry)
         part["entry"][:changed], part["page"][:changed] = tables.entry, tables.page
         return packed
+
+    def _pack_tokens(self, part: dict[str, Ints], rows: list[Row]) -> None:
+        """The tokens of the mixed family, and what they are scored against."""
+        starts, at = [0], 0
+        for row in rows:
+            if row.reads_device:
+                part["tokens"][at] = READ_DEVICE
+            else:
+                known = row.sequence.tokens
+                part["tokens"][at : at + row.count] = known[row.start : row.start + row.count]
+                if row.scores_prompt:
+                    following = known[row.start + 1 : row.start + 1 + row.count]
+                    part["targets"][at : at + len(following)] = following
+                    part["prompt_logprobs"][0] = 1
+            at += row.count
+            starts.append(at)
+        part["query_start"][: len(starts)] = starts
+        part["query_start"][len(starts) :] = at
 
     def changes(self, packed: jax.Array) -> RowChanges:
         """What a packed batch brings to the rows' state."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -28,21 +28,26 @@ from llmjax.sampling.settings import RequestSampling, request_sampling
 class _StepTimes:
     """When the tokens of a dispatch came, and how many of each row."""
 
-    first_tokens: list[float]
-    inter_token: list[float]
-    counts: list[int]
+    now: float
+    first_tokens: list[float] = field(default_factory=list)
+    inter_token: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
 
-    def take(self, sequence: Sequence, now: float, count: int) -> None:
+    def take(self, times: SequenceTimes, count: int) -> None:
         """``count`` tokens of a sequence came; those of one dispatch share the time since the one before."""
-        times = sequence.times
         self.counts.append(count)
-        if count and times.first_token is None:
-            times.first_token = times.last_token = now
-            self.first_tokens.append(now - times.arrival)
+        if not count:
+            return
+        last = times.last_token
+        if last is None:
+            times.first_token = last = self.now
+            self.first_tokens.append(self.now - times.arrival)
             count -= 1
-        if count:
-            self.inter_token += [(now - (times.last_token or now)) / count] * count
-            times.last_token = now
+        times.last_token = self.now
+        if count == 1:
+            self.inter_token.append(self.now - last)
+        elif count:
+            self.inter_token += [(self.now - last) / count] * count
 
 
 class _HostClock:
@@ -197,7 +202,7 @@ class Engine:
         tokens = pending.tokens()
         ready = time.perf_counter()
         clock.lap()
-        times = _StepTimes([], [], [])
+        times = _StepTimes(time.monotonic())
         outputs = self._process(pending, tokens, times)
         self._record(pending.plan, tokens, times, clock=clock, read_at=ready)
         return outputs
@@ -216,61 +221,73 @@ class Engine:
             self.compilations.close()
 
     def _process(self, pending: PendingStep, tokens: list[list[int]], times: _StepTimes) -> list[EngineOutput]:
-        now = time.monotonic()
         rows = pending.plan.rows
         logprobs = prompt_logprobs = None
         if any(row.samples and row.sequence.request.params.logprobs is not None for row in rows):
             logprobs = HostLogprobs.read(pending.output.logprobs)
         if pending.output.prompt_logprobs is not None and any(row.sequence.wants_prompt_logprobs for row in rows):
             prompt_logprobs = HostLogprobs.read(pending.output.prompt_logprobs)
-        outputs = []
-        at = 0
+            self._take_prompt_logprobs(rows, prompt_logprobs)
+        outputs: list[EngineOutput] = []
         for i, row in enumerate(rows):
             sequence = row.sequence
-            if prompt_logprobs is not None and sequence.wants_prompt_logprobs:
-                _take_prompt_logprobs(row, prompt_logprobs, at)
-            at += row.count
             if row.samples and sequence.status is not Status.FINISHED:
                 sequence.in_flight -= row.steps
+                brought = tokens[i]
+                if len(brought) < row.steps and sequence.status is Status.RUNNING:
+                    self.kv.fall_short(sequence, row.steps - len(brought))
                 before = len(sequence.tokens)
-                outputs += self._take_tokens(sequence, tokens[i], logprobs, i)
-                times.take(sequence, now, len(sequence.tokens) - before)
+                self._take_tokens(sequence, brought, outputs, logprobs, i)
+                times.take(sequence.times, len(sequence.tokens) - before)
         return outputs
 
     def _take_tokens(
-        self, sequence: Sequence, tokens: list[int], logprobs: HostLogprobs | None, row: int
-    ) -> list[EngineOutput]:
+        self,
+        sequence: Sequence,
+        tokens: list[int],
+        outputs: list[EngineOutput],
+        logprobs: HostLogprobs | None,
+        row: int,
+    ) -> None:
         """Adds the row's tokens to the sequence, up to the one that ends it.
 
-        Returns:
-            One output; one for each token if there are stop strings, so that where a stop string ended is known.
+        Args:
+            outputs: gets one more; one for each token if there are stop strings, so that where one ended is known.
         """
-        request, params = sequence.request, sequence.request.params
-        outputs: list[EngineOutput] = []
+        request = sequence.request
+        params, known, stops = request.params, sequence.tokens, request.stop_token_ids
+        no_stop = sequence.num_prompt_tokens + params.min_tokens  # tokens of which none ends it as a stop
+        output: EngineOutput | None = None
         for step, token in enumerate(tokens):
             if token == NOT_FINITE:
                 outputs.append(self._fail(sequence))
                 break
-            sequence.tokens.append(token)
-            produced = len(sequence.tokens) - sequence.num_prompt_tokens
-            if not outputs or params.stop:
-                outputs.append(_output(sequence))
-            output = outputs[-1]
+            known.append(token)
+            if output is None or params.stop:
+                output = _output(sequence)
+                outputs.append(output)
             output.new_token_ids.append(token)
             if logprobs is not None and params.logprobs is not None:
                 entry = _logprobs_at(logprobs, (step, row), token, params.logprobs)
                 output.new_logprobs = [*(output.new_logprobs or ()), entry]
-            if produced == 1 and sequence.index == 0:
+            if sequence.prompt_logprobs is not None and len(known) == sequence.num_prompt_tokens + 1:
                 output.prompt_logprobs = sequence.prompt_logprobs
-            if token in request.stop_token_ids and produced > params.min_tokens:
+            if token in stops and len(known) > no_stop:
                 output.finish_reason = "stop"
                 output.stop_reason = token if token in params.stop_token_ids else None
-            elif produced >= request.max_tokens:
+            elif len(known) >= sequence.end:
                 output.finish_reason = "length"
-            if output.finish_reason is not None:
-                self._finish(sequence)
-                break
-        return outputs
+            else:
+                continue
+            self._finish(sequence)
+            break
+
+    def _take_prompt_logprobs(self, rows: list[Row], logprobs: HostLogprobs) -> None:
+        at = 0
+        for row in rows:
+            if row.sequence.wants_prompt_logprobs:
+                _take_prompt_logprobs(row, logprobs, at)
+            at += row.count
 
     def _fail(self, sequence: Sequence) -> EngineOutput:
         """Ends a sequence whose logits are not finite. Its keys and values may not be either: nobody may find them."""
@@ -298,12 +315,16 @@ class Engine:
         first_admitted = [s for s in plan.admitted if not s.times.num_preemptions]
         seconds = read_at - self._last_read if self._last_read else 0.0
         # A dispatch takes none if every row had ended in the one before.
-        steps = max(len(sampled) if row.samples else 1 for row, sampled in zip(plan.rows, tokens, strict=False))
+        steps = max([len(sampled) if row.samples else 1 for row, sampled in zip(plan.rows, tokens, strict=False)])
         if plan.decode_only and not plan.admitted:
             self._pace.record(steps, seconds)
         else:
             self._pace.restart()
-        prompt_tokens = sum(max(0, min(r.count, r.sequence.num_prompt_tokens - r.start)) for r in plan.rows)
+        prompt_tokens = sum(
+            min(r.count, r.sequence.num_prompt_tokens - r.start)
+            for r in plan.rows
+            if r.start < r.sequence.num_prompt_tokens
+        )
         stats = StepStats(
             num_running=len(self.scheduler.running),
             num_waiting=self.scheduler.num_waiting,

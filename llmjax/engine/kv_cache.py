@@ -84,7 +84,7 @@ class KVCache:
             Tokens covered by the attached pages; None, and nothing is attached, if the step under way computes more of
             them, so that it is better to wait for the next plan.
         """
-        sequence.num_committed = sequence.num_computed = 0
+        sequence.num_committed = sequence.num_computed = sequence.room = 0
         known = self._known_pages(sequence)
         length = self._longest_hit(known)
         if any(group.fresh for group in self.groups):
@@ -106,7 +106,12 @@ class KVCache:
             return False
         for group in self.groups:
             group.reserve(sequence, end)
+        sequence.room = min([group.room(sequence) for group in self.groups])
         return True
+
+    def waits_for_step(self, sequence: Sequence) -> bool:
+        """Whether it may give pages back as soon as it is known how far the steps in flight have got."""
+        return sequence.num_computed > sequence.num_certain and not all(group.keeps_all for group in self.groups)
 
     def fits(self, sequence: Sequence, *, chunk: int) -> bool:
         """Whether an attached sequence can be admitted; see `LayerStates.fits`."""
@@ -136,7 +141,12 @@ class KVCache:
         be read in the same step, for it is written first; what may not be, `LayerStates.find` does not find.
         """
         sequence.num_computed += num_tokens
-        self._commit(sequence, len(sequence.tokens))
+        if sequence.num_certain >= (sequence.num_committed + 1) * self.page_size:
+            self._commit(sequence, len(sequence.tokens))
+
+    def fall_short(self, sequence: Sequence, num_tokens: int) -> None:
+        """A step that has been read brought so many tokens fewer than it might have; it goes on from there."""
+        sequence.num_computed -= num_tokens
 
     def forget(self, sequence: Sequence) -> None:
         """What was computed for the sequence cannot be relied on: nobody finds it from now on."""

@@ -99,7 +99,8 @@ class LayerStates(ABC):
 
     @abstractmethod
     def trim(self, sequence: Sequence) -> None:
-        """Gives back what no token will need. A step in flight may still read it: later writers run after it."""
+        """Gives back what no token will need, however far the steps in flight get. One of them may still read it: later
+        writers run after it."""
 
     @abstractmethod
     def missing(self, sequence: Sequence, end: int) -> int:
@@ -108,6 +109,10 @@ class LayerStates(ABC):
     @abstractmethod
     def reserve(self, sequence: Sequence, end: int) -> None:
         """Makes room for the tokens before ``end``; there are ``missing`` pages."""
+
+    @abstractmethod
+    def room(self, sequence: Sequence) -> int:
+        """Tokens up to which nothing is missing, nor is there anything to trim."""
 
     @abstractmethod
     def fits(self, sequence: Sequence, *, chunk: int) -> bool:
@@ -144,7 +149,7 @@ class LayerStates(ABC):
     def take_changes(self) -> npt.NDArray[np.int32]:
         """Flat places in the table whose page the device does not know; they are known to it from now on.
 
-        What a slot without a sequence has does not matter, so giving all pages back is no change.
+        What a slot without a sequence has does not matter, so pages that are all given back are not among them.
         """
         taken, self._changes = self._changes, []
         return np.array(taken, np.int32)
@@ -200,6 +205,9 @@ class FullPages(LayerStates):
             self._write(sequence.slot, len(pages), new)
             pages.extend(new)
 
+    def room(self, sequence: Sequence) -> int:
+        return len(self._pages[sequence]) * self.page_size
+
     def fits(self, sequence: Sequence, *, chunk: int) -> bool:
         return self.missing(sequence, sequence.num_tokens) <= self.pool.available
 
@@ -245,12 +253,16 @@ class WindowPages(FullPages):
 
     def trim(self, sequence: Sequence) -> None:
         pages = self._pages[sequence]
-        last = min(self.first_needed(sequence.num_computed), len(pages)) - 1
+        last = min(self.first_needed(sequence.num_certain), len(pages)) - 1
         while last >= 0 and pages[last] != DUMMY_PAGE:
             self.pool.release([pages[last]])
             pages[last] = DUMMY_PAGE
             self._write(sequence.slot, last, [DUMMY_PAGE])
             last -= 1
+
+    def room(self, sequence: Sequence) -> int:
+        first = self.first_needed(sequence.num_certain)
+        return min(super().room(sequence), (first + 1) * self.page_size + self.window - 1)
 
     def fits(self, sequence: Sequence, *, chunk: int) -> bool:
         # What a step's first token sees and its own tokens, less what the window will leave behind. A page that others
@@ -325,7 +337,7 @@ class StateSlots(LayerStates):
             self._write(sequence.slot, len(pages) - 1, [page])
 
     def trim(self, sequence: Sequence) -> None:
-        pages, first = self._entries[sequence].pages, self.first_needed(sequence.num_computed)
+        pages, first = self._entries[sequence].pages, self.first_needed(sequence.num_certain)
         for index in [index for index in pages if index < first]:
             # The host learns an output's tokens a dispatch late, and can name its states only then.
             if index < sequence.num_committed or not self._has_spare:
@@ -351,6 +363,10 @@ class StateSlots(LayerStates):
             at = last
         entries[last] = new[0]
         self._write(sequence.slot, at, new * (last + 1 - at))
+
+    def room(self, sequence: Sequence) -> int:
+        first = min(self._entries[sequence].pages)
+        return min((self._last(sequence) + 1) * self.page_size, (first + 1) * self.page_size + 1)
 
     def fits(self, sequence: Sequence, *, chunk: int) -> bool:
         # With two for each nobody has to give way when all come to the end of a page at once.

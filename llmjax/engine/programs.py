@@ -55,9 +55,7 @@ def new_state(
         for layer, spec in enumerate(config.layers)
     )
     sampler = make_sampler_state(num_slots=num_slots, vocab_size=config.vocab_size)
-    rows = make_row_state(
-        num_slots=num_slots, num_groups=len(plan.groups), pages_per_sequence=plan.pages_per_sequence
-    )
+    rows = make_row_state(num_slots=num_slots, num_groups=len(plan.groups), pages_per_sequence=plan.pages_per_sequence)
     return DeviceState(kv=kv, rows=rows, sampler=sampler)
 
 

@@ -25,7 +25,7 @@ class EngineRequest:
     arrival_time: float = 0.0  # time.monotonic()
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class SequenceTimes:
     """Seconds of time.monotonic(); None: not yet."""
 
@@ -36,7 +36,7 @@ class SequenceTimes:
     num_preemptions: int = 0
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class EngineOutput:
     """What a step brought for one sequence of a request."""
 
@@ -58,11 +58,12 @@ class Status(enum.Enum):
     FINISHED = 2
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class Sequence:
     """One continuation: the prompt, what has been sampled, and where its KV lives.
 
-    ``tokens`` holds what the host knows. A sampled token that is still on the device counts in ``in_flight`` only.
+    ``tokens`` holds what the host knows. What steps in flight sample is counted as if they brought all they may:
+    ``in_flight`` and ``num_computed`` are upper bounds until those steps are read. The device goes by its own lengths.
     """
 
     request: EngineRequest
@@ -74,26 +75,55 @@ class Sequence:
 
     status: Status = Status.WAITING
     slot: int = -1  # row of the per-sequence device state while running
-    num_computed: int = 0  # tokens whose trace is in pages once every dispatched step has run
-    in_flight: int = 0  # tokens that dispatched steps sample and the host has not read
+    num_computed: int = 0  # tokens whose trace is in pages once every dispatched step has run, at most
+    in_flight: int = 0  # tokens that dispatched steps sample and the host has not read, at most
     every_token: bool = False  # the host has to see each token before the one after the next is sampled
     keys: list[bytes] = field(default_factory=list)  # digests of the full pages hashed so far
     num_committed: int = 0  # full pages whose content the pools know
+    room: int = 0  # tokens up to which no group of layers has pages to give out or to take back
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at admission
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_token_ids)
+    # What follows from the request; planning asks for it at every step.
+    num_prompt_tokens: int = field(init=False)
+    end: int = field(init=False)  # tokens with all that it may have
+    rank: tuple[int, int] = field(init=False)  # smaller is served first, larger preempted first
+    between: bool = field(init=False)  # the host may have something to do between two of its tokens
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.request.prompt_token_ids)
+        self.end = self.num_prompt_tokens + self.request.max_tokens
+        self.rank = (self.request.priority, self.order)
+        self.between = self.every_token or self.request.params.min_tokens > 0
 
     @property
     def num_tokens(self) -> int:
+        """With those in flight."""
         return len(self.tokens) + self.in_flight
 
     @property
-    def num_output_tokens(self) -> int:
-        """Sampled tokens, in-flight ones included."""
-        return self.num_tokens - self.num_prompt_tokens
+    def missing(self) -> int:
+        """Tokens to compute before the next one can be sampled; 0 when all it may have are sampled or being sampled."""
+        known = len(self.tokens) + self.in_flight
+        return known - self.num_computed if known < self.end else 0
+
+    @property
+    def steps_left(self) -> int:
+        """Tokens until ``max_tokens``."""
+        return self.end - len(self.tokens) - self.in_flight
+
+    @property
+    def steps_alone(self) -> int:
+        """Tokens the device may sample before the host has to do something for the sequence."""
+        if self.every_token:
+            return 1
+        forbidden = self.request.params.min_tokens - (self.num_tokens - self.num_prompt_tokens)
+        return forbidden if forbidden > 0 else self.steps_left  # then stop ids are allowed again
+
+    @property
+    def num_certain(self) -> int:
+        """Tokens whose trace is in pages for certain when the next step runs."""
+        return min(self.num_computed, len(self.tokens))
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -101,26 +131,3 @@ class Sequence:
         if self.request.params.prompt_logprobs is None or self.index > 0:
             return False
         return len(self.prompt_logprobs or ()) < self.num_prompt_tokens
-
-    @property
-    def at_limit(self) -> bool:
-        """Every token it may have is sampled or being sampled."""
-        return self.steps_left <= 0
-
-    @property
-    def steps_left(self) -> int:
-        """Tokens until ``max_tokens``."""
-        return self.request.max_tokens - self.num_output_tokens
-
-    @property
-    def steps_alone(self) -> int:
-        """Tokens the device may sample before the host has to do something for the sequence."""
-        if self.every_token:
-            return 1
-        forbidden = self.request.params.min_tokens - self.num_output_tokens  # then stop ids are allowed again
-        return forbidden if forbidden > 0 else self.steps_left
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Smaller is served first, larger preempted first."""
-        return (self.request.priority, self.order)

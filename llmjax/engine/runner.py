@@ -110,7 +110,7 @@ class Runner:
         admitted = set(plan.admitted)
         new = [self._new_row(row, sampling[row.sequence]) for row in plan.rows if row.sequence in admitted]
         for row in plan.rows:
-            if row.samples:
+            if row.sequence.between and row.samples:
                 self._before_sampling(row, sampling[row.sequence])
         program = self.programs.pick(plan)
         layout = self._layouts[program.bucket]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import heapq
 import time
-from dataclasses import dataclass, field, replace
+from bisect import insort
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.request import Sequence, Status
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # a frozen one takes three times as long to make, and each plan makes one for each sequence
 class Row:
     """One sequence's part of a dispatch: its tokens ``start : start + count``, and with ``steps`` above 1 those that
     it samples but the last."""
@@ -35,7 +36,7 @@ class Row:
     @property
     def scores_prompt(self) -> bool:
         """The log-probabilities of the prompt tokens after its own are asked for."""
-        return self.sequence.wants_prompt_logprobs and self.start < self.sequence.num_prompt_tokens
+        return self.start < self.sequence.num_prompt_tokens and self.sequence.wants_prompt_logprobs
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,17 @@ class StepPlan:
     @cached_property
     def num_tokens(self) -> int:
         """Of the first step."""
-        return sum(row.count for row in self.rows)
+        return sum([row.count for row in self.rows])
 
     @cached_property
     def steps(self) -> int:
         """Of the row that takes most."""
-        return max((row.steps for row in self.rows), default=1)
+        return max([row.steps for row in self.rows], default=1)
 
     @cached_property
     def decode_only(self) -> bool:
         """One token a row, none of which scores its prompt: what the decode family can run."""
-        return all(row.count == 1 and not row.scores_prompt for row in self.rows)
+        return self.num_tokens == len(self.rows) and not any(row.scores_prompt for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Scheduler:
     def __init__(self, kv: KVCache, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.kv = kv
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.running: list[Sequence] = []
+        self.running: list[Sequence] = []  # by rank
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # heap by rank
         self._num_waiting = 0
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
@@ -131,55 +132,63 @@ class Scheduler:
             max_steps: decode steps it may take; it takes more than one only if nobody waits for it to end.
         """
         self.kv.begin_plan()
-        budget = self.max_num_batched_tokens
-        rows: dict[Sequence, Row] = {}
-        preempted = 0
-        for sequence in sorted(self.running, key=_decodes_first):
+        missing = [(sequence, sequence.missing) for sequence in self.running]
+        decodes = [each for each in missing if each[1] == 1]
+        chunks = [each for each in missing if each[1] > 1]
+        budget, preempted = self.max_num_batched_tokens, 0
+        counts: dict[Sequence, int] = {}
+        for sequence, count in (*decodes, *chunks) if chunks else decodes:
             if sequence.status is not Status.RUNNING:
                 continue  # preempted for one before it
-            count = min(_missing(sequence), budget)
+            count = min(count, budget)
             if count <= 0:
                 continue
-            while not self.kv.reserve(sequence, count):
-                victim = max(self.running, key=lambda other: other.rank)
+            fits = sequence.num_computed + count <= sequence.room or self.kv.reserve(sequence, count)
+            while not fits and not self.kv.waits_for_step(sequence):
+                victim = self.running[-1]
                 self._preempt(victim)
                 preempted += 1
-                if victim in rows:
-                    budget += rows.pop(victim).count
+                budget += counts.pop(victim, 0)
                 if victim is sequence:
                     break
-            if sequence.status is Status.RUNNING:
-                rows[sequence] = _row(sequence, count)
+                fits = self.kv.reserve(sequence, count)
+            if fits:
+                counts[sequence] = count
                 budget -= count
-        if not preempted:
-            rows = self._longer(rows, max_steps)
-        for row in rows.values():  # only now: until here a row could still be preempted
-            self.kv.advance(row.sequence, row.span)
+        steps = 1 if preempted or chunks else self._steps(counts, max_steps)
+        rows = []
+        for sequence, count in counts.items():  # only now: until here a row could still be preempted
+            start, steps_now = sequence.num_computed, min(steps, sequence.steps_left) if steps > 1 else 1
+            rows.append(Row(sequence, start, count, start + count == sequence.num_tokens, steps_now))
+            self.kv.advance(sequence, count + steps_now - 1)
         admitted = self._admit(budget, rows) if not preempted else []
-        return StepPlan(
-            rows=sorted(rows.values(), key=lambda row: row.count > 1), admitted=admitted, num_preempted=preempted
-        )
+        if chunks or admitted:
+            rows.sort(key=_longer_than_one)
+        return StepPlan(rows=rows, admitted=admitted, num_preempted=preempted)
 
-    def _longer(self, rows: dict[Sequence, Row], max_steps: int) -> dict[Sequence, Row]:
-        """The same rows with more steps each, as far as the host is not needed in between and pages are there."""
-        if max_steps == 1 or not rows:
-            return rows
-        if not all(row.samples and row.count == 1 and not row.scores_prompt for row in rows.values()):
-            return rows
-        steps = min(max_steps, max(sequence.steps_left for sequence in rows))
-        for sequence in rows:
-            if sequence.steps_alone < sequence.steps_left:
+    def _steps(self, counts: dict[Sequence, int], max_steps: int) -> int:
+        """Decode steps for sequences of which a token each is computed, as far as the host is not needed in between and
+        pages are there."""
+        if max_steps == 1 or not counts:
+            return 1
+        steps = min(max_steps, max([sequence.steps_left for sequence in counts]))
+        for sequence in counts:
+            if sequence.num_computed < sequence.num_prompt_tokens and sequence.wants_prompt_logprobs:
+                return 1
+            if sequence.between and sequence.steps_alone < sequence.steps_left:
                 steps = min(steps, sequence.steps_alone)
         if self._num_waiting:
             # Only the end of a running sequence lets one in: that end must not wait for other rows.
-            blocked = not self._free_slots and len(rows) == len(self.running)
-            steps = min(steps, *(sequence.steps_left for sequence in rows)) if blocked else 1
-        if steps <= 1:
-            return rows
-        longer = {sequence: replace(row, steps=min(steps, sequence.steps_left)) for sequence, row in rows.items()}
-        return longer if all(self.kv.reserve(row.sequence, row.span) for row in longer.values()) else rows
+            if self._free_slots or len(counts) < len(self.running):
+                return 1
+            steps = min(steps, *[sequence.steps_left for sequence in counts])
+        for sequence in counts if steps > 1 else ():
+            span = min(steps, sequence.steps_left)
+            if sequence.num_computed + span > sequence.room and not self.kv.reserve(sequence, span):
+                return 1
+        return max(steps, 1)
 
-    def _admit(self, budget: int, rows: dict[Sequence, Row]) -> list[Sequence]:
+    def _admit(self, budget: int, rows: list[Row]) -> list[Sequence]:
         admitted = []
         while budget > 0 and self._free_slots and (sequence := self._first_waiting()) is not None:
             if self._refusal is not None and self._refusal.holds(sequence, self.kv):
@@ -189,8 +198,9 @@ class Scheduler:
             if cached is None:
                 sequence.slot = -1
                 break
-            count = min(_missing(sequence), budget)
-            chunk = min(_missing(sequence), self.max_num_batched_tokens)
+            missing = sequence.missing
+            count = min(missing, budget)
+            chunk = min(missing, self.max_num_batched_tokens)
             if not self.kv.fits(sequence, chunk=chunk) or not self.kv.reserve(sequence, count):
                 self.kv.release(sequence)
                 sequence.slot = -1
@@ -206,8 +216,8 @@ class Scheduler:
             if sequence.times.scheduled is None:
                 sequence.times.scheduled = time.monotonic()
                 sequence.num_cached_tokens = cached
-            self.running.append(sequence)
-            rows[sequence] = _row(sequence, count)
+            insort(self.running, sequence, key=_rank)
+            rows.append(Row(sequence, cached, count, cached + count == sequence.num_tokens))
             self.kv.advance(sequence, count)
             admitted.append(sequence)
             budget -= count
@@ -233,15 +243,9 @@ class Scheduler:
         sequence.slot = -1
 
 
-def _row(sequence: Sequence, count: int) -> Row:
-    start = sequence.num_computed
-    return Row(sequence=sequence, start=start, count=count, samples=start + count == sequence.num_tokens)
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank
 
 
-def _missing(sequence: Sequence) -> int:
-    """Tokens to compute before the next one can be sampled; 0 when no more may be sampled."""
-    return 0 if sequence.at_limit else sequence.num_tokens - sequence.num_computed
-
-
-def _decodes_first(sequence: Sequence) -> tuple[bool, tuple[int, int]]:
-    return (_missing(sequence) > 1, sequence.rank)
+def _longer_than_one(row: Row) -> bool:
+    return row.count > 1

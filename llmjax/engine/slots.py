@@ -48,9 +48,7 @@ class TableEditor:
     def _write(self) -> Callable[..., jax.Array]:
         (device,) = self._shape.sharding.device_set
         chunk = jax.ShapeDtypeStruct((TABLE_CHUNK,), np.int32)
-        spec = ProgramSpec(
-            function=write_pages, arguments=(self._shape, chunk, chunk), device=device, donated=(0,)
-        )
+        spec = ProgramSpec(function=write_pages, arguments=(self._shape, chunk, chunk), device=device, donated=(0,))
         return self._cache.get(spec)
 
 

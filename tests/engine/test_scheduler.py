@@ -58,6 +58,7 @@ class Shape:
     max_model_len: int
     share_prefixes: bool = True
     decode_steps: int = 1  # in one dispatch at most
+    leave_early: bool = False  # rows may have fewer steps than were planned for them, but for the first
 
     @property
     def pages_per_sequence(self) -> int:
@@ -96,6 +97,7 @@ class SimulatedDevice:
     def __post_init__(self) -> None:
         shape = self.shape
         self.content = [{} for _ in shape.spans]
+        self.chance = random.Random(0)
         self.buckets = make_buckets(
             max_num_seqs=shape.max_num_seqs,
             max_num_batched_tokens=shape.max_num_batched_tokens,
@@ -135,8 +137,9 @@ class SimulatedDevice:
         tokens = np.full((bucket.steps, len(part["slot"])), NO_TOKEN, np.int32)
         # The score of a token is its position, that of a prompt token the token itself, so that a shifted one shows.
         positions = np.zeros(tokens.shape, np.int32)
+        steps = [self.chance.randint(1, row.steps) if self.shape.leave_early else row.steps for row in plan.rows]
         for done in range(plan.steps):
-            self._run(plan, part, done, tokens, positions)
+            self._run(plan, part, done, tokens, positions, [count > done for count in steps])
         targets = part.get("targets")
         output = StepOutput(
             tokens=tokens,
@@ -156,16 +159,22 @@ class SimulatedDevice:
                 self.length[slot], self.words[slot] = length, words.view(ROW)[0]
 
     def _run(
-        self, plan: StepPlan, part: dict[str, np.ndarray], done: int, sampled: np.ndarray, positions: np.ndarray
+        self,
+        plan: StepPlan,
+        part: dict[str, np.ndarray],
+        done: int,
+        sampled: np.ndarray,
+        positions: np.ndarray,
+        stay: list[bool],
     ) -> None:
-        """One pass over the rows that are alive; fills row ``done`` of what is sampled and where."""
+        """One pass over the rows that are alive and stay; fills row ``done`` of what is sampled and where."""
         inputs, known = [], {}
         for i, row in enumerate(plan.rows):
             slot = int(part["slot"][i])
             first, end = part["query_start"][i : i + 2]
             tokens = part["tokens"][first:end].tolist() if not done else [READ_DEVICE]
             tokens = [int(self.last_token[slot]) if token == READ_DEVICE else token for token in tokens]
-            if ENDED in tokens or done >= max(1, part["steps"][i]):
+            if ENDED in tokens or done >= max(1, part["steps"][i]) or not stay[i]:
                 continue
             length = int(self.length[slot]) + len(tokens)
             assert length <= row.start + row.count + done, "the host does not know how long a sequence may be"
@@ -436,6 +445,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         max_model_len=longest,
         share_prefixes=draw(st.booleans()),
         decode_steps=draw(st.sampled_from([1, 2, 3, 8])),
+        leave_early=draw(st.booleans()),
     )
 
 
@@ -903,6 +913,28 @@ def test_too_few_pages_for_many_steps_are_enough_for_one() -> None:
     arrivals = [Arrival(request(str(i), prompt_of(4, i), max_tokens=12), 0) for i in range(2)]
     check_results(arrivals, run(engine, arrivals, max_steps=60))
     assert engine.totals.preemptions == 0
+
+
+@pytest.mark.parametrize("spans", [(ALL,), (ALL, W(3)), (W(6), STATE)], ids=str)
+def test_steps_may_bring_fewer_tokens_than_planned(spans: tuple[Span, ...]) -> None:
+    """The host expects the most and takes what comes: every dispatch brings something, and nobody waits in vain."""
+    engine = SimulatedEngine(replace(MANY, spans=spans, num_pages=(41,) * len(spans), leave_early=True))
+    for i in range(3):
+        engine.add(request(str(i), prompt_of(4, i), max_tokens=28))
+    short = 0
+    while not engine.idle:
+        engine.step()
+        engine.check()
+        for sequence in engine.scheduler.running:
+            certain = len(sequence.tokens) - 1
+            assert certain <= sequence.num_computed <= certain + max(1, sequence.in_flight)
+            short += engine.runner.length[sequence.slot] < sequence.num_computed
+    assert short > 3
+    assert engine.totals.generation_tokens == 3 * 28
+    assert engine.totals.preemptions == 0
+    assert [engine.runner.history[str(i), 0][4:] for i in range(3)] == [
+        alone(prompt_of(4, i), 3, 28, frozenset()) for i in range(3)
+    ]
 
 
 HYBRID = replace(PLAIN, spans=(ALL, STATE), num_pages=(41, 25), max_model_len=64)
