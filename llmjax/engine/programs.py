@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -348,7 +348,10 @@ class StepPrograms:
         try:
             return self._compile(bucket)
         except CompileError as error:
-            self._largest.add_done_callback(partial(_warn_unless_all_failed, error))
+            # If the largest one, which threads took before this one, fails too, nobody should read of any other.
+            if self._largest.exception() is None:
+                logger.warning("%s; a larger one takes its place", error)
+                logger.debug("why:", exc_info=error)
             raise
 
     def _largest_done(self, future: Future[Program]) -> None:
@@ -371,13 +374,6 @@ def build_one(build: Callable[[Bucket], Executable], bucket: Bucket) -> Executab
     except Exception as error:
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
         raise CompileError(f"the step program of {bucket} does not compile: {cause}") from error
-
-
-def _warn_unless_all_failed(error: CompileError, largest: Future[Program]) -> None:
-    """If the largest one fails too, its error is the only one that anybody should read."""
-    if not largest.cancelled() and largest.exception() is None:
-        logger.warning("%s; a larger one takes its place", error)
-        logger.debug("why:", exc_info=error)
 
 
 def _cost(bucket: Bucket) -> tuple[int, bool]:
