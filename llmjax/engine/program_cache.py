@@ -18,6 +18,7 @@ import pickle
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ Executable = Callable[..., Any]
 MAGIC = b"llmjax program 1\n"
 HEADER_BYTES = len(MAGIC) + 2 * hashlib.sha256().digest_size
 FOLDER = "programs"
+KEPT_APART = "kept_apart"  # what JAX calls these programs
 ENVIRONMENTS = 8  # folders that are kept: of machines that share a disk, and of versions before
 
 
@@ -63,12 +65,13 @@ class ProgramSpec:
     donated: tuple[int, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
 
-    def lower(self) -> Any:
-        """Traces and lowers it."""
+    def lower(self, name: str) -> Any:
+        """Traces and lowers it, under a name that JAX's cache will tell it by."""
 
         def program(*arguments: Any) -> Any:
             return self.function(*arguments, **self.static)
 
+        program.__name__ = name
         # Kernels look at the default device while they are lowered (`llmjax.kernels.cuda.tuned`).
         with jax.default_device(self.device):
             # What is lowered says all of a program only if it takes all arguments, used or not.
@@ -96,7 +99,7 @@ class ProgramCache:
         """
         if directory is None or device.platform != "cpu":
             return cls()
-        folder = directory / FOLDER / environment_digest(device)
+        folder = directory / FOLDER / digest(MAGIC, KEPT_APART, environment_digest(device))
         with contextlib.suppress(OSError):
             os.utime(folder)  # for those who look for folders that nobody uses any more
         return cls(folder)
@@ -136,15 +139,17 @@ class ProgramCache:
         signature = self.signature(spec)
         if signature is not None and (found := self._find(signature, spec)) is not None:
             return found
-        lowered = spec.lower()
         if self._folder is None:
-            program: Executable = lowered.compile(compiler_options=dict(spec.options))
+            program: Executable = spec.lower(spec.function.__name__).compile(compiler_options=dict(spec.options))
             return program
+        lowered = spec.lower(KEPT_APART)
         name = digest(lowered.as_text(), str(lowered.args_info), str(lowered.out_tree), spec.options)
         kept = self._read(name, spec, lowered.out_tree)
         if kept is None:
-            kept = compiled = _compile_apart(lowered, spec)
-            self._write(name, lambda: serialize_executable.serialize(compiled)[0])
+            kept, compiled = _compile_apart(lowered, spec)
+            if not compiled:
+                return kept
+            self._write(name, lambda: serialize_executable.serialize(kept)[0])
         if signature is not None:
             # A tree's structure cannot be pickled, a tree of numbers can.
             skeleton = jax.tree.unflatten(lowered.out_tree, range(lowered.out_tree.num_leaves))
@@ -211,15 +216,27 @@ class ProgramCache:
         self._warned = True
 
 
-def _compile_apart(lowered: Any, spec: ProgramSpec) -> Any:
+def _compile_apart(lowered: Any, spec: ProgramSpec) -> tuple[Any, bool]:
     """Compiles without JAX's cache.
 
     A program that was read from there cannot be written once more: jaxlib 0.10 writes it without its functions. None of
-    these is there: only `ProgramSpec` calls programs what it calls them, and what takes less than forever to compile is
-    not kept.
+    these should be there: no others are called KEPT_APART, and what takes less than forever to compile is not kept.
+
+    Returns:
+        The program, and whether it was compiled; else JAX has read it all the same.
     """
-    with config.persistent_cache_min_compile_time_secs(math.inf):
-        return lowered.compile(compiler_options=dict(spec.options))
+    thread, read = threading.get_ident(), []
+
+    def listen(event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits" and threading.get_ident() == thread:
+            read.append(event)
+
+    jax.monitoring.register_event_listener(listen)
+    try:
+        with config.persistent_cache_min_compile_time_secs(math.inf):
+            return lowered.compile(compiler_options=dict(spec.options)), not read
+    finally:
+        jax.monitoring.unregister_event_listener(listen)
 
 
 def _checked_content(path: Path) -> bytes:

@@ -156,24 +156,51 @@ def test_programs_of_one_text_that_leave_out_different_arguments_are_two(folder:
     assert [float(program(np.float32(10), np.float32(20))) for program in programs] == [11, 21]
 
 
-def test_jax_keeps_nothing_of_it(folder: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def jax_cache(tmp_path: Path) -> Iterator[Path]:
+    """The folder of JAX's own cache, empty."""
+    wanted = {
+        "jax_compilation_cache_dir": str(tmp_path / "jax"),
+        "jax_enable_compilation_cache": True,
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in wanted}
+    for name, value in wanted.items():
+        jax.config.update(name, value)
+    jax.clear_caches()
+    compilation_cache.reset_cache()
+    yield tmp_path / "jax"
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_jax_keeps_nothing_of_it(folder: Path, jax_cache: Path) -> None:
     """Else it would read the program when ours is lost, and what it has read cannot be written again."""
-    names = ("jax_compilation_cache_dir", "jax_enable_compilation_cache")
-    before = {name: getattr(jax.config, name) for name in names}
-    try:
-        jax.config.update("jax_compilation_cache_dir", str(tmp_path / "jax"))
-        compilation_cache.reset_cache()
-        for _ in range(2):
-            for path in folder.iterdir() if folder.exists() else ():
-                path.unlink()
-            ProgramCache(folder).get(spec())
-            np.testing.assert_array_equal(run(ProgramCache(folder).get(spec())), EXPECTED)
-        there = [path.name for path in (tmp_path / "jax").glob("*")]
-        assert not any("jit_program" in name for name in there)
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
+    for _ in range(2):
+        for path in folder.iterdir() if folder.exists() else ():
+            path.unlink()
+        ProgramCache(folder).get(spec())
+        np.testing.assert_array_equal(run(ProgramCache(folder).get(spec())), EXPECTED)
+    assert not any(program_cache.KEPT_APART in path.name for path in jax_cache.glob("*"))
+
+
+def test_what_jax_has_read_all_the_same_is_not_written(folder: Path, jax_cache: Path) -> None:
+    spec().lower(program_cache.KEPT_APART).compile()
+    assert any(program_cache.KEPT_APART in path.name for path in jax_cache.glob("*"))
+    for _ in range(2):
+        jax.clear_caches()
+        np.testing.assert_array_equal(run(ProgramCache(folder).get(spec())), EXPECTED)
+    assert not folder.exists()
+
+
+def test_the_same_program_without_a_folder_does_not_get_in_the_way(folder: Path, jax_cache: Path) -> None:
+    ProgramCache().get(spec())  # which JAX keeps
+    for _ in range(2):
+        jax.clear_caches()
+        np.testing.assert_array_equal(run(ProgramCache(folder).get(spec())), EXPECTED)
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_arguments_are_donated_as_before(kept: Kept) -> None:
