@@ -100,7 +100,8 @@ def test_sigterm_lets_streams_finish_and_answers_whatever_else_there_is(engine_c
         wait_for(lambda: bool(short))
         body = {"prompt": [40, 41], "stream": True, "ignore_eos": True, **ENDLESS}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as endless:
-            next(endless.iter_lines())
+            lines = endless.iter_lines()  # who forgets it closes the connection
+            next(lines)
             server.send_signal(signal.SIGTERM)
             wait_closed(url)
             response = httpx.post(f"{url}/v1/completions", json={"prompt": [40]})
