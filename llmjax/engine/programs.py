@@ -348,8 +348,9 @@ class StepPrograms:
         try:
             return self._compile(bucket)
         except CompileError as error:
-            # If the largest one, which threads took before this one, fails too, nobody should read of any other.
-            if self._largest.exception() is None:
+            # If the largest one, which threads took before this one, fails too, nobody should read of any other. One
+            # that is kept comes after this one, and is not waited for.
+            if self._order[-1] in self._kept or self._largest.exception() is None:
                 logger.warning("%s; a larger one takes its place", error)
                 logger.debug("why:", exc_info=error)
             raise

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, wait
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,6 +135,16 @@ def test_what_is_not_kept_is_compiled_at_once(programs: Callable[..., StepProgra
         time.sleep(0.01)
     assert mixed(16) not in built
     assert made.pick(plan(1)).bucket == mixed(16)
+
+
+def test_a_largest_one_that_is_kept_is_not_waited_for(
+    programs: Callable[..., StepPrograms], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With one thread it comes after the one that does not compile."""
+    made = programs(mixed(16), kept={LARGEST}, threads=1)
+    wait(made._futures, timeout=60)
+    assert {program.bucket for program in made.ready} == {*BUCKETS} - {mixed(16)}
+    assert [record.getMessage() for record in caplog.records if "tokens=16" in record.getMessage()]
 
 
 def test_a_file_that_turns_out_not_to_compile_is_a_line(
