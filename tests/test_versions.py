@@ -67,7 +67,7 @@ def test_tools_look_for_what_the_oldest_python_has() -> None:
 SAID = [
     ("README.md", r"Python (\d\.\d+) or later", PYTHON),
     ("README.md", r"oldest JAX that is supported, ([\d.]+),", OLDEST),
-    ("README.md", r"up to JAX ([\d.]*\d)", NEWEST),
+    ("README.md", r"newest one, up to ([\d.]*\d),", NEWEST),
     ("Makefile", r"Python (\d\.\d+) or later", PYTHON),
     ("Makefile", r"version_info < \((\d, \d+)\)", PYTHON.replace(".", ", ")),
     (".ci/run", r"python3 \((\d\.\d+) or", PYTHON),
