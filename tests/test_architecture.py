@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -221,3 +222,23 @@ def test_nobody_reaches_into_the_engine() -> None:
     assert ("serve/run.py", "report") in found
     inside = {(path, module) for path, module in found if module not in ENGINES_OUTSIDE}
     assert inside == {("llmjax/llm.py", "engine")}  # the type of what measurements and tests look into
+
+
+def home(path: str) -> Path:
+    """A file as docs/architecture.md names it."""
+    return ROOT / path if (ROOT / path).exists() else ROOT / "llmjax" / path
+
+
+def test_the_map_and_the_glossary_name_what_is_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    paths = [path for cell in named for path in re.findall(r"`([a-z_/]+(?:\.py|/))`", cell)]
+    assert len(paths) > 40
+    assert [path for path in paths if not home(path).exists()] == []
+    glossary = page.partition("## Glossary")[2]
+    places = re.findall(r"((?:`[A-Za-z_.]+`, )*`[A-Za-z_.]+`) in `([a-z_/]+\.py)`", glossary)
+    assert len(places) > 20
+    for names, path in places:
+        text = home(path).read_text(encoding="utf-8")
+        for name in re.findall(r"`([A-Za-z_]+)[`.]", names):
+            assert re.search(rf"^(?:class {name}\b|{name}\b.* = )", text, re.MULTILINE), (name, path)
