@@ -51,8 +51,7 @@ def test_each_platform_gets_its_own_when_lowered_for_it():
     assert "1.000000e+02" in traced.lower(lowering_platforms=("cpu",)).as_text()
 
 
-@pytest.mark.parametrize("dtype,rows,expected", [("float32", 1, "XLA"), ("bfloat16", 4096, "XLA")])
-def test_wide_weights_and_many_rows_are_for_xla(dtype: str, rows: int, expected: str):
-    x = jax.ShapeDtypeStruct((rows, 64), jnp.float32)
-    weight = jax.ShapeDtypeStruct((8, 64), jnp.dtype(dtype))
-    assert LINEAR.pick("cpu", x, weight, None).name == expected
+@pytest.mark.parametrize("rows", [1, 4096])
+def test_wide_weights_are_for_xla(rows: int):
+    x, weight = jax.ShapeDtypeStruct((rows, 64), jnp.float32), jax.ShapeDtypeStruct((8, 64), jnp.float32)
+    assert LINEAR.pick("cpu", x, weight, None).name == "XLA"
