@@ -19,6 +19,31 @@ from llmjax.models.layers.norm import NormModule, kernel_norm
 from llmjax.models.layers.residual import fed_forward, feed_forward_axes
 
 
+class InnerModule(nnx.Module):
+    """``down(inner(n))``."""
+
+    half: ClassVar[Operation]  # positional: x, module, before, after, context; static: residual
+    divided: ClassVar[str] = "inner"  # the columns of ``down_proj``
+    down_proj: Linear
+
+    def inner(self, n: jax.Array) -> jax.Array:
+        """What ``down_proj`` is given, [T, inner]."""
+        raise NotImplementedError
+
+    def __call__(self, n: jax.Array, context: Context | None = None) -> jax.Array:
+        """[T, D] to [T, D]."""
+        return self.down_proj(self.inner(n))
+
+    def partial(self, n: jax.Array, context: Context | None = None) -> jax.Array:
+        """`__call__` without the bias of ``down_proj``."""
+        return self.down_proj.product(self.inner(n))
+
+    @property
+    def last_bias(self) -> jax.Array | None:
+        """What `partial` leaves out, [D]."""
+        return self.down_proj.projection.bias
+
+
 @dataclass(frozen=True, kw_only=True)
 class GatedMLP:
     """``down(activation(gate(n)) * up(n))``."""
@@ -46,25 +71,16 @@ GATED_MLP_HALF = Operation(
 )
 
 
-class GatedMLPModule(nnx.Module):
+class GatedMLPModule(InnerModule):
     """``down(activation(gate(n)) * up(n))``; the activation is computed in f32."""
 
     half: ClassVar[Operation] = GATED_MLP_HALF
-    divided: ClassVar[str] = "inner"  # the columns of ``down_proj``
 
     def __init__(self, spec: GatedMLP, size: int, *, dtype: jnp.dtype) -> None:
         self.spec = spec
         self.gate_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype, axes=("inner", "hidden"))
         self.up_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype, axes=("inner", "hidden"))
         self.down_proj = Linear(spec.inner, size, bias=spec.bias, dtype=dtype, axes=("hidden", "inner"))
-
-    def __call__(self, n: jax.Array, context: Context | None = None) -> jax.Array:
-        """[T, D] to [T, D]."""
-        return self.down_proj(self.inner(n))
-
-    def partial(self, n: jax.Array, context: Context | None = None) -> jax.Array:
-        """`__call__` without the bias of ``down_proj``."""
-        return self.down_proj.product(self.inner(n))
 
     def inner(self, n: jax.Array) -> jax.Array:
         """What ``down_proj`` is given, [T, inner]."""
@@ -80,11 +96,6 @@ class GatedMLPModule(nnx.Module):
             down=self.down_proj.projection,
             after=kernel_norm(after),
         )
-
-    @property
-    def last_bias(self) -> jax.Array | None:
-        """What `partial` leaves out, [D]."""
-        return self.down_proj.projection.bias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,31 +113,16 @@ class MLP:
         return MLPModule(self, size, dtype=dtype)
 
 
-class MLPModule(nnx.Module):
+class MLPModule(InnerModule):
     """``down(activation(up(n)))``; the activation is computed in f32."""
 
-    # Positional: x, module, before, after, context. Static: residual.
     half: ClassVar[Operation] = Operation("MLP", (Implementation("in steps", fed_forward),), axes=feed_forward_axes)
-    divided: ClassVar[str] = "inner"  # the columns of ``down_proj``
 
     def __init__(self, spec: MLP, size: int, *, dtype: jnp.dtype) -> None:
         self.spec = spec
         self.up_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype, axes=("inner", "hidden"))
         self.down_proj = Linear(spec.inner, size, bias=spec.bias, dtype=dtype, axes=("hidden", "inner"))
 
-    def __call__(self, n: jax.Array, context: Context | None = None) -> jax.Array:
-        """[T, D] to [T, D]."""
-        return self.down_proj(self.inner(n))
-
-    def partial(self, n: jax.Array, context: Context | None = None) -> jax.Array:
-        """`__call__` without the bias of ``down_proj``."""
-        return self.down_proj.product(self.inner(n))
-
     def inner(self, n: jax.Array) -> jax.Array:
         """What ``down_proj`` is given, [T, inner]."""
         return ACTIVATIONS[self.spec.activation](self.up_proj(n).astype(jnp.float32)).astype(n.dtype)
-
-    @property
-    def last_bias(self) -> jax.Array | None:
-        """What `partial` leaves out, [D]."""
-        return self.down_proj.projection.bias
