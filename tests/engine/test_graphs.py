@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,16 +18,13 @@ from llmjax.engine.build import build_engine
 from llmjax.engine.device_state import NO_TOKEN
 from llmjax.engine.graphs import _batches, _results, difference, with_graphs
 from llmjax.engine.layer_states import GroupSpec
-from llmjax.engine.memory import plan_kv
-from llmjax.engine.model import load_model
 from llmjax.engine.programs import StepCompiler
 from llmjax.errors import ConfigError
-from llmjax.kernels.attention import KVLayout
 from llmjax.models.layers.state import AllTokens
-from llmjax.platforms import Platform, select_platform, use_compilation_cache
+from llmjax.platforms import Platform, use_compilation_cache
 from llmjax.sampling.settings import Feature
+from tests.engine.compilers import CHECKPOINTS, compiler_of
 
-CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
 OTHER = {"xla_llvm_disable_expensive_passes": "True"}
 
 
@@ -56,24 +52,6 @@ def altered(compiler: StepCompiler, change: Callable[[Any], Any], **how: Any) ->
     return Altered(**vars(replace(compiler)), change=change, **how)
 
 
-def compiler_of(name: str, **settings: Any) -> StepCompiler:
-    config = EngineConfig(
-        model=str(CHECKPOINTS / name), dtype="float32", **{"page_size": 4, "kv_cache_memory_bytes": 2**18, **settings}
-    )
-    platform = select_platform(config)
-    model = load_model(config, platform)
-    layout = KVLayout.of(platform.kv_dtype("auto"), page_size=config.page_size)
-    return StepCompiler(
-        model=model,
-        platform=platform,
-        kv_plan=plan_kv(config, model.config, platform, layout=layout),
-        max_num_seqs=4,
-        max_num_batched_tokens=16,
-        max_logprobs=2,
-        decode_steps=3,
-    )
-
-
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once(compile_cache_dir: str) -> Iterator[None]:
     """The same programs are asked for again and again: compilers of one model share them."""
@@ -96,7 +74,7 @@ def compiled_once(compile_cache_dir: str) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def compiler() -> StepCompiler:
-    return compiler_of("llama")
+    return compiler_of("llama", decode_steps=3)
 
 
 def test_two_ways_of_compiling_bring_the_same_tokens(compiler: StepCompiler) -> None:
@@ -151,13 +129,13 @@ def test_a_failure_is_a_reason(compiler: StepCompiler) -> None:
     "settings", [{"max_model_len": 3}, pytest.param({"kv_cache_memory_bytes": 4 * 1536}, marks=pytest.mark.slow)]
 )
 def test_small_caches_are_enough(settings: dict[str, int], compiler: StepCompiler) -> None:
-    compiler = compiler_of("llama", **settings)
+    compiler = compiler_of("llama", decode_steps=3, **settings)
     assert difference(compiler, compiler) is None
 
 
 @pytest.mark.slow
 def test_sliding_windows_have_tables_of_their_own(compiler: StepCompiler) -> None:
-    compiler = compiler_of("gemma3")
+    compiler = compiler_of("gemma3", decode_steps=3)
     assert len(compiler.kv_plan.groups) == 2
     assert difference(compiler, compiler) is None
 

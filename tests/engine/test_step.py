@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,39 +10,20 @@ import numpy as np
 import pytest
 
 from llmjax import models
-from llmjax.config import EngineConfig
 from llmjax.engine.batch import BatchLayout
 from llmjax.engine.device_state import NO_TOKEN, DeviceState
 from llmjax.engine.graphs import _batches, _set_up
 from llmjax.engine.heads import sample, score
-from llmjax.engine.memory import plan_kv
-from llmjax.engine.model import load_model
 from llmjax.engine.programs import StepCompiler
 from llmjax.engine.step import begin, forward
-from llmjax.kernels.attention import KVLayout
-from llmjax.platforms import select_platform, use_compilation_cache
-
-CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
-TOP = 2
+from llmjax.platforms import use_compilation_cache
+from tests.engine.compilers import TOP, compiler_of
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3", "qwen3-next"])
 def compiler(request: pytest.FixtureRequest, compile_cache_dir: str) -> StepCompiler:
     use_compilation_cache(compile_cache_dir)
-    config = EngineConfig(
-        model=str(CHECKPOINTS / request.param), dtype="float32", page_size=4, kv_cache_memory_bytes=2**19
-    )
-    platform = select_platform(config)
-    model = load_model(config, platform)
-    layout = KVLayout.of(platform.kv_dtype("auto"), page_size=4)
-    return StepCompiler(
-        model=model,
-        platform=platform,
-        kv_plan=plan_kv(config, model.config, platform, layout=layout),
-        max_num_seqs=4,
-        max_num_batched_tokens=16,
-        max_logprobs=TOP,
-    )
+    return compiler_of(request.param, kv_cache_memory_bytes=2**19)
 
 
 class Split:

@@ -1,0 +1,39 @@
+"""Compilers of the steps of small models, for tests that look at one step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from llmjax.config import EngineConfig
+from llmjax.engine.memory import plan_kv
+from llmjax.engine.model import load_model
+from llmjax.engine.programs import StepCompiler
+from llmjax.kernels.attention import KVLayout
+from llmjax.platforms import select_platform
+
+CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
+TOP = 2  # alternatives that are reported
+
+
+def compiler_of(name: str, *, decode_steps: int = 1, **settings: Any) -> StepCompiler:
+    """The compiler of a golden model in f32.
+
+    Args:
+        settings: of the engine, that differ from these.
+    """
+    config = EngineConfig(
+        model=str(CHECKPOINTS / name), dtype="float32", **{"page_size": 4, "kv_cache_memory_bytes": 2**18, **settings}
+    )
+    platform = select_platform(config)
+    model = load_model(config, platform)
+    layout = KVLayout.of(platform.kv_dtype("auto"), page_size=config.page_size)
+    return StepCompiler(
+        model=model,
+        platform=platform,
+        kv_plan=plan_kv(config, model.config, platform, layout=layout),
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        max_logprobs=TOP,
+        decode_steps=decode_steps,
+    )
