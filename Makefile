@@ -23,7 +23,7 @@ constraint := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet $(constraint) --editable
 
 # A process a core, each with whole files, so that fixtures and programs of a file are made once.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --max-worker-restart 2 --dist loadfile
 
 .PHONY: serve venv test test-slow check bench clean
 .DELETE_ON_ERROR:
