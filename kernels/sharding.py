@@ -72,8 +72,9 @@ class CallAxes:
     results: Any
 
 
-# Functions that are traced within it are traced again outside of it.
+# Functions that are traced within them are traced again outside of them.
 _active = jax.make_user_context(default_value=None)
+_divided = jax.make_user_context(default_value=None)  # on one of its devices
 
 
 def sharded(sharding: Sharding | None) -> AbstractContextManager[Any]:
@@ -94,6 +95,20 @@ def parts(name: str) -> int:
     return 1 if sharding is None else sharding.parts(name)
 
 
+def own_part(x: jax.Array, name: str) -> jax.Array:
+    """This device's part of an array that all devices have all of: its first axis is the logical axis ``name``.
+
+    For arrays whose parts are not what a device has of an array that is divided, such as one of several behind each
+    other. Where nothing is divided, and so outside of an `Operation`, it is all of it.
+    """
+    sharding: Sharding | None = _divided.value
+    if sharding is None or sharding.parts(name) == 1:
+        return x
+    size = len(x) // sharding.parts(name)
+    number = jax.lax.axis_index(getattr(sharding.rules, name))
+    return jax.lax.dynamic_slice_in_dim(x, number * size, size)
+
+
 def on_parts(run: Callable[..., Any], axes: CallAxes, arguments: tuple[Any, ...], sharding: Sharding) -> Any:
     """Calls ``run`` on every device with its part of the arguments, and adds up what results are sums of."""
 
@@ -106,7 +121,7 @@ def on_parts(run: Callable[..., Any], axes: CallAxes, arguments: tuple[Any, ...]
         return jax.lax.psum(result, getattr(sharding.rules, axes.summed))
 
     def on_one(*arguments: Any) -> Any:
-        with sharded(None):
+        with sharded(None), _divided(sharding):
             return jax.tree.map(whole, axes.results, run(*arguments), is_leaf=_is_axes)
 
     # Pallas and FFI calls do not say over which axes their results vary, so that it cannot be checked.

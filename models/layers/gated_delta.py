@@ -14,11 +14,12 @@ from llmjax.kernels.norm import rms_norm
 from llmjax.kernels.recurrent.convolution import causal_convolution
 from llmjax.kernels.recurrent.gated_delta import gated_delta
 from llmjax.kernels.registry import Implementation, Operation
+from llmjax.kernels.sharding import own_part
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import RMS
 from llmjax.models.layers.parameter import parameter
-from llmjax.models.layers.residual import mixed
+from llmjax.models.layers.residual import mixed, mixer_axes
 from llmjax.models.layers.state import Recurrent, RecurrentState
 
 L2_EPS = 1e-6  # added to the squared length of queries and keys
@@ -64,21 +65,22 @@ class GatedDeltaModule(nnx.Module):
     """
 
     # Positional: x, module, before, after, context. Static: residual.
-    half: ClassVar[Operation] = Operation("gated delta half", (Implementation("in steps", mixed),))
+    half: ClassVar[Operation] = Operation("gated delta half", (Implementation("in steps", mixed),), axes=mixer_axes)
     divided: ClassVar[str] = "heads"  # the columns of ``out_proj``
     last_bias: ClassVar[None] = None
 
     def __init__(self, spec: GatedDelta, size: int, *, dtype: jnp.dtype) -> None:
         self.spec = spec
         values, f32 = spec.value_heads * spec.value_dim, jnp.float32
+        by_head = ("heads", "hidden")  # key heads, each with its value heads
         # A key head's query, key, values and gates follow each other, and then come the next one's.
-        self.in_proj_qkvz = Linear(size, spec.channels + values, bias=False, dtype=dtype)
-        self.in_proj_ba = Linear(size, 2 * spec.value_heads, bias=False, dtype=dtype)
+        self.in_proj_qkvz = Linear(size, spec.channels + values, bias=False, dtype=dtype, axes=by_head)
+        self.in_proj_ba = Linear(size, 2 * spec.value_heads, bias=False, dtype=dtype, axes=by_head)
         self.conv1d = Convolution(spec.channels, spec.width)
-        self.dt_bias = parameter((spec.value_heads,), f32, axes=(None,))
-        self.A_log = parameter((spec.value_heads,), f32, axes=(None,))
+        self.dt_bias = parameter((spec.value_heads,), f32, axes=("heads",))
+        self.A_log = parameter((spec.value_heads,), f32, axes=("heads",))
         self.norm = spec.norm.build(spec.value_dim)
-        self.out_proj = Linear(values, size, bias=False, dtype=dtype)
+        self.out_proj = Linear(values, size, bias=False, dtype=dtype, axes=("hidden", "heads"))
 
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         """[T, D] to [T, D], and the state with the tokens taken in."""
@@ -86,20 +88,21 @@ class GatedDeltaModule(nnx.Module):
         state: RecurrentState = context.state
         shared = spec.value_heads // spec.key_heads
         sizes = (spec.key_dim, spec.key_dim, shared * spec.value_dim, shared * spec.value_dim)
-        q, k, v, z = _split(self.in_proj_qkvz(n).reshape(tokens, spec.key_heads, -1), sizes)
-        b, a = _split(self.in_proj_ba(n).reshape(tokens, spec.key_heads, -1).astype(jnp.float32), (shared, shared))
+        q, k, v, z = _split(self.in_proj_qkvz(n).reshape(tokens, -1, sum(sizes)), sizes)
+        b, a = _split(self.in_proj_ba(n).reshape(tokens, -1, 2 * shared).astype(jnp.float32), (shared, shared))
 
+        heads = q.shape[1]  # of this device
         x = jnp.concatenate([part.reshape(tokens, -1) for part in (q, k, v)], axis=-1).astype(jnp.float32)
-        x, recent = causal_convolution(x, self.conv1d.kernel, state.recent, batch, page_size=state.page_size)
-        keys = spec.key_heads * spec.key_dim
+        x, recent = causal_convolution(x, self.kernel, state.recent, batch, page_size=state.page_size)
+        keys = heads * spec.key_dim
         q, k, v = _split(ACTIVATIONS[spec.activation](x), (keys, keys, x.shape[-1] - 2 * keys))
-        q, k = (_normed(part.reshape(tokens, spec.key_heads, -1)) for part in (q, k))
+        q, k = (_normed(part.reshape(tokens, heads, -1)) for part in (q, k))
         q, k = (jnp.repeat(part, shared, axis=1) for part in (q * spec.key_dim**-0.5, k))
         decay = -jnp.exp(self.A_log.get_value()) * jax.nn.softplus(a.reshape(tokens, -1) + self.dt_bias.get_value())
         read, memory = gated_delta(
             q,
             k,
-            v.reshape(tokens, spec.value_heads, -1),
+            v.reshape(tokens, -1, spec.value_dim),
             decay,
             jax.nn.sigmoid(b.reshape(tokens, -1)),
             state.memory,
@@ -107,13 +110,20 @@ class GatedDeltaModule(nnx.Module):
             page_size=state.page_size,
         )
         read = rms_norm(read.astype(n.dtype), self.norm.norm).astype(jnp.float32)
-        read = read * jax.nn.silu(z.reshape(tokens, spec.value_heads, -1).astype(jnp.float32))
+        read = read * jax.nn.silu(z.reshape(read.shape).astype(jnp.float32))
         out = self.out_proj(read.astype(n.dtype).reshape(tokens, -1))
         return out, RecurrentState(recent, memory, state.page_size)
 
     def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         """`__call__`, which ends in a product without a bias."""
         return self(n, context)
+
+    @property
+    def kernel(self) -> jax.Array:
+        """The convolution of this device's heads, f32 [channels, width]: queries of all of them, keys, values."""
+        keys = self.spec.key_heads * self.spec.key_dim
+        parts = jnp.split(self.conv1d.kernel, (keys, 2 * keys))
+        return jnp.concatenate([own_part(part, "heads") for part in parts])
 
 
 class Convolution(nnx.Module):

@@ -131,8 +131,11 @@ class Recurrent:
     span: ClassVar[Span] = LastState()
 
     def axes(self, state: RecurrentState) -> RecurrentState:
-        """The state with the logical axes of its arrays in place of these."""
-        return replace(state, recent=WHOLE, memory=WHOLE)
+        """The state with the logical axes of its arrays in place of these.
+
+        A device's channels are those of its heads, so that the order of all channels depends on the number of devices.
+        """
+        return replace(state, recent=Axes((None, None, "heads")), memory=Axes((None, "heads")))
 
     def page_bytes(self, layout: KVLayout) -> int:
         """Bytes of one state, whatever the ``layout`` of pages is."""

@@ -19,21 +19,45 @@ from llmjax.models import GatedMLP, abstract_model, model_config
 from llmjax.models.layers.parameter import named, tree_of_axes
 
 GOLDEN = Path(__file__).parent / "golden"
-# Kinds of layers, columns of o, and key/value heads of pages on each device.
+# Kinds of layers, and on each device: columns of the first attention's o, key/value heads of its pages.
 CHECKPOINTS = {
     "llama-bias": (1, 16, 1),  # biases behind summed products
     "qwen3": (1, 24, 1),  # norms of heads, a tied head
     "qwen2-moe": (2, 16, 1),
     "deepseek-v2": (2, 20, 1),  # whose pages every device has all of
+    "qwen3-next": (3, 32, 1),  # gated delta nets before the gated attention
 }
+# Of qwen3-next, with heads that three devices can share; each key head has two value heads.
+THREE = {
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "moe_intermediate_size": 24,
+}
+
+
+def on_devices(count: int, *folders: Path) -> dict[str, Any]:
+    """What the module prints, by the names of the folders."""
+    command = [sys.executable, "-m", "tests.models.on_devices", str(count), *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=GOLDEN.parents[2], timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {Path(name).name: found for name, found in json.loads(done.stdout).items()}
 
 
 @pytest.fixture(scope="module")
 def on_two_devices() -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.models.two_devices", *(str(GOLDEN / name) for name in CHECKPOINTS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=GOLDEN.parents[2], timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {Path(name).name: found for name, found in json.loads(done.stdout).items()}
+    return on_devices(2, *(GOLDEN / name for name in CHECKPOINTS))
+
+
+@pytest.fixture(scope="module")
+def on_three_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("three") / "hybrid"
+    folder.mkdir()
+    config = json.loads((GOLDEN / "qwen3-next" / "config.json").read_text()) | THREE
+    (folder / "config.json").write_text(json.dumps(config))
+    found: dict[str, Any] = on_devices(3, folder)["hybrid"]
+    return found
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -42,7 +66,30 @@ def test_logits_are_the_same(on_two_devices: dict[str, Any], name: str) -> None:
     assert found["difference"] < 2e-4
     # One sum behind each half of a layer: equal layers share a function.
     assert found["sums"] == 2 * kinds
-    assert (found["o_proj"][1], found["pages"][2]) == (columns, kv_heads)
+    layer = 3 if name == "qwen3-next" else 0
+    o_proj, pages = found["params"][f"model.layers.{layer}.self_attn.o_proj.weight"], found["states"][layer][0]
+    assert (o_proj[1], pages[2]) == (columns, kv_heads)
+
+
+def test_heads_of_a_hybrid_lie_on_three_devices(on_three_devices: dict[str, Any]) -> None:
+    assert on_three_devices["difference"] < 2e-5
+    assert on_three_devices["sums"] == 6
+    size, value_dim, key_dim, width = 32, 24, 16, 4
+    # One key head, two value heads.
+    channels = 2 * key_dim + 2 * value_dim
+    parts = {
+        "in_proj_qkvz.weight": [channels + 2 * value_dim, size],
+        "in_proj_ba.weight": [4, size],
+        "conv1d.weight": [3 * channels, 1, width],
+        "A_log": [2],
+        "dt_bias": [2],
+        "norm.weight": [value_dim],
+        "out_proj.weight": [size, 2 * value_dim],
+    }
+    found = on_three_devices["params"]
+    assert {name: found[f"model.layers.0.linear_attn.{name}"] for name in parts} == parts
+    recent, memory = on_three_devices["states"][0]
+    assert (recent[1:], memory[1:]) == ([width - 1, channels], [2, key_dim, value_dim])
 
 
 def described(**rules: str | None) -> Sharding:
