@@ -10,7 +10,7 @@ import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, NoReturn, TypeVar
 
@@ -29,16 +29,13 @@ class CompileThreads:
     """
 
     def __init__(self, count: int) -> None:
-        tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._tasks = tasks
-        # Daemons: the interpreter waits for others before it runs any code that could drop their work.
-        self._threads = [
-            threading.Thread(target=_work, args=(tasks,), name=f"{NAME}-{i}", daemon=True) for i in range(count)
-        ]
-        # Without a reference to this object: who forgets to close it ends the threads as well.
-        self._end = weakref.finalize(self, _end, tasks, self._threads)
-        self._end.atexit = False
-        atexit.register(self._end)  # before JAX lets go of its devices
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._threads = [_CompileThread(self._tasks, f"{NAME}-{i}") for i in range(count)]
+        # Who forgets to close it ends the threads as well, but does not wait for them: garbage is collected in the
+        # middle of anything, and what a thread has begun may need a lock that is held there.
+        weakref.finalize(self, _drop, self._tasks, count).atexit = False
+        atexit.unregister(_end_all)
+        atexit.register(_end_all)  # the latest comes first: before JAX lets go of its devices
         for thread in self._threads:
             thread.start()
 
@@ -54,10 +51,9 @@ class CompileThreads:
         Args:
             wait: until those that have begun are done, and what they hold is free.
         """
-        _drop(self._tasks, self._threads)
+        _drop(self._tasks, len(self._threads))
         if wait:
-            self._end()
-            atexit.unregister(self._end)
+            _join(self._threads)
 
 
 def leave(status: int) -> NoReturn:
@@ -74,21 +70,30 @@ def leave(status: int) -> NoReturn:
 _Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
-def _work(tasks: queue.SimpleQueue[_Task | None]) -> None:
-    if sys.platform == "linux":  # where a thread has a priority of its own
-        # Compiling must not slow down requests that run already on the programs that are there.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-    while (task := tasks.get()) is not None:
-        future, call, arguments = task
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(call(*arguments))
-            except BaseException as error:
-                future.set_exception(error)
-        del task, future, call, arguments  # or they would live until the next task
+class _CompileThread(threading.Thread):
+    """Calls what is in a queue until it finds None there. It does not know the object that fills the queue."""
+
+    def __init__(self, tasks: queue.SimpleQueue[_Task | None], name: str) -> None:
+        # A daemon: the interpreter waits for others before it runs any code that could drop their work.
+        super().__init__(name=name, daemon=True)
+        self.tasks = tasks
+
+    def run(self) -> None:
+        if sys.platform == "linux":  # where a thread has a priority of its own
+            # Compiling must not slow down requests that run already on the programs that are there.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        while (task := self.tasks.get()) is not None:
+            future, call, arguments = task
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call(*arguments))
+                except BaseException as error:
+                    future.set_exception(error)
+            del task, future, call, arguments  # or they would live until the next task
 
 
-def _drop(tasks: queue.SimpleQueue[_Task | None], threads: list[threading.Thread]) -> None:
+def _drop(tasks: queue.SimpleQueue[_Task | None], count: int) -> None:
+    """Cancels what has not begun, and lets so many threads end."""
     while True:
         try:
             task = tasks.get_nowait()
@@ -96,12 +101,19 @@ def _drop(tasks: queue.SimpleQueue[_Task | None], threads: list[threading.Thread
             break
         if task is not None:
             task[0].cancel()
-    for _ in threads:
+    for _ in range(count):
         tasks.put(None)
 
 
-def _end(tasks: queue.SimpleQueue[_Task | None], threads: list[threading.Thread]) -> None:
-    _drop(tasks, threads)
+def _join(threads: Iterable[threading.Thread]) -> None:
     for thread in threads:
         if thread is not threading.current_thread():
             thread.join()
+
+
+def _end_all() -> None:
+    """When the interpreter ends: waits for what has begun, on all threads that there are."""
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, _CompileThread)]
+    for thread in threads:
+        _drop(thread.tasks, len(threads))  # at least as many as share its queue
+    _join(threads)

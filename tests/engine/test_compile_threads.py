@@ -55,6 +55,24 @@ def test_who_forgets_to_close_ends_the_threads_as_well() -> None:
         assert not worker.is_alive()
 
 
+def test_who_forgets_to_close_waits_for_nobody() -> None:
+    """Garbage is collected anywhere, under locks that a call needs, too."""
+    made, lock, began = [CompileThreads(1)], threading.Lock(), threading.Event()
+
+    def needs_the_lock() -> None:
+        began.set()
+        with lock:
+            pass
+
+    forget = threading.Thread(target=made.clear, daemon=True)
+    with lock:
+        made[0].submit(needs_the_lock)
+        assert began.wait(20)
+        forget.start()
+        forget.join(20)
+        assert not forget.is_alive()
+
+
 def script(ending: str) -> subprocess.CompletedProcess[str]:
     """A process that ends like that, and its calls: ``call`` ends when one that waits is dropped."""
     code = f"""
@@ -77,6 +95,14 @@ def test_the_interpreter_waits_only_for_what_has_begun() -> None:
         "waiting.extend([threads.submit(call) for _ in range(1000)]); sys.exit(5)"
     )
     assert (done.returncode, done.stdout, done.stderr) == (5, "done\n", "")
+
+
+def test_the_interpreter_waits_for_what_forgotten_threads_have_begun() -> None:
+    done = script(
+        "threads = CompileThreads(2); _ = threads.submit(call); began.wait();"
+        "waiting.append(threads.submit(call)); del threads; sys.exit(5)"
+    )
+    assert (done.returncode, done.stderr) == (5, "") and done.stdout.startswith("done\n")
 
 
 def test_a_process_can_leave_what_has_begun() -> None:
