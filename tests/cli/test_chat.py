@@ -81,17 +81,20 @@ class Terminal:
     def __init__(self, url: str, home: Path, *flags: str) -> None:
         self.master, slave = pty.openpty()
         environment = {**os.environ, "HOME": str(home), "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "llmjax", "chat", "--url", url, *flags],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=environment,
-            start_new_session=True,
-            # As a terminal starts it: who runs the tests in the background hands down that Ctrl-C is ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-        os.close(slave)
+        # As a terminal starts it: who runs the tests in the background hands down that Ctrl-C is ignored.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "llmjax", "chat", "--url", url, *flags],
+                stdin=slave,
+                stdout=slave,
+                stderr=slave,
+                env=environment,
+                start_new_session=True,
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
+            os.close(slave)
         self.shown = ""
 
     def wait_for(self, text: str, *, after: int = 0, seconds: float = 20) -> int:
