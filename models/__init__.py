@@ -12,9 +12,9 @@ from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import ExpertGroups, Experts, SharedExpert
 from llmjax.models.layers.norm import RMS, Layer
-from llmjax.models.layers.residual import Parallel, PostNorm, PreNorm, Sandwich
+from llmjax.models.layers.residual import NormedParts, Parallel, PostNorm, PreNorm, Sandwich
 from llmjax.models.layers.rope import RopeConfig
-from llmjax.models.registry import FAMILIES, model_config, tensor_names
+from llmjax.models.registry import FAMILIES, has_unit_head, model_config, tensor_names
 
 __all__ = [
     "FAMILIES",
@@ -32,6 +32,7 @@ __all__ = [
     "LayerSpec",
     "LearnedPositions",
     "ModelConfig",
+    "NormedParts",
     "Parallel",
     "PostNorm",
     "PreNorm",
@@ -40,6 +41,7 @@ __all__ = [
     "SharedExpert",
     "UnsupportedModel",
     "abstract_model",
+    "has_unit_head",
     "init_random",
     "merge",
     "model_config",

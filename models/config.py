@@ -27,7 +27,8 @@ class ModelConfig:
     embedding_size: int | None = None  # of tokens' vectors, where matrices stand between them and layers
     embedding_norm: NormSpec | None = None  # of what the first layer is given
     positions: LearnedPositions | None = None
-    final_softcap: float | None = None
+    logit_scale: float = 1.0
+    final_softcap: float | None = None  # of logits, scaled
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None  # of the published weights, as NumPy names it; None: the file does not say

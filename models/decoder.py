@@ -139,5 +139,7 @@ class CausalLM(nnx.Module):
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         # f32 in, f32 out: a bf16 model's logits are not rounded to bf16.
         logits = HEAD(self.model.finish(hidden).astype(jnp.float32), head)
+        if self.config.logit_scale != 1:
+            logits = logits * self.config.logit_scale
         cap = self.config.final_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)

@@ -55,12 +55,11 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     part = fields.integer("rotary_dim") * heads / fields.integer("hidden_size")
     fields = replace(fields, defaults={**DEFAULTS, "partial_rotary_factor": part})
     kinds, norm = layer_types(fields, kinds=("full_attention",)), layer_norm(fields, "layer_norm_epsilon")
-    attention = attention_by_kind(fields, kinds, window=None, max_model_len=max_model_len, partial_rotary=True)[
-        kinds[0]
-    ]
-    assert attention.rope is not None
+    attention = attention_by_kind(
+        fields, kinds, window=None, max_model_len=max_model_len, partial_rotary=True, interleaved=True
+    )
     layer = LayerSpec(
-        mixer=replace(attention, rope=replace(attention.rope, interleaved=True)),
+        mixer=attention[kinds[0]],
         feed_forward=mlp(fields, inner=inner_size(fields), activation="activation_function"),
         norm=norm,
         residual=Parallel(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llmjax.kernels.activations import ACTIVATIONS
@@ -37,6 +38,7 @@ _FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "parallel_attn": (False,),
     "residual_multiplier": (1, 1.0),
     "scale_emb": (1, 1.0),
+    "use_qk_norm": (False,),
     "use_parallel_residual": (False,),
 }
 # The two names of one key, which Transformers 5 takes for each other; read by families that have experts.
@@ -70,7 +72,9 @@ def attention_by_kind(
     max_model_len: int | None,
     ropes: Mapping[str, Fields] | None = None,
     partial_rotary: bool = False,
+    interleaved: bool = False,
     rotary: bool = True,
+    without_rope: Sequence[str] = (),
     **differences: Any,
 ) -> dict[str, Attention]:
     """Attention as each kind of layer has it, from the keys that every family has.
@@ -81,7 +85,9 @@ def attention_by_kind(
         max_model_len: longest sequence that will be served, in tokens; some rope scalings depend on it.
         ropes: rope keys by kind, where a family does not write them as most do.
         partial_rotary: whether the family heeds ``partial_rotary_factor``.
+        interleaved: whether neighbors are rotated together, not halves of a head.
         rotary: False: positions are not in the heads.
+        without_rope: kinds of which that is true.
         differences: fields of Attention in which the family differs from its defaults.
     """
     if "sliding_attention" in kinds and window is None:
@@ -103,14 +109,15 @@ def attention_by_kind(
     parameters = {kind: ropes[kind] if ropes else rope_parameters(fields, kind) for kind in dict.fromkeys(kinds)}
     if not partial_rotary:
         parameters = {kind: of_whole_heads(keys) for kind, keys in parameters.items()}
-    return {
+    found = {
         kind: Attention(
-            rope=resolve_rope(keys, head_dim=head_dim, lengths=lengths),
+            rope=replace(resolve_rope(keys, head_dim=head_dim, lengths=lengths), interleaved=interleaved),
             window=window if kind == "sliding_attention" else None,
             **(sizes | differences),
         )
         for kind, keys in parameters.items()
     }
+    return {kind: replace(own, rope=None) if kind in without_rope else own for kind, own in found.items()}
 
 
 def rms(fields: Fields, *, plus_one: bool = False) -> RMS:

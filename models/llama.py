@@ -9,6 +9,7 @@ from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types, rms
 from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.names import Names
 
 # What Hugging Face's LlamaConfig means by a missing key.
 DEFAULTS = {
@@ -27,6 +28,13 @@ DEFAULTS = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# Of the first checkpoints of Yi.
+YI_NAMES = Names(
+    modules={
+        "model.layers.*.ln1": "model.layers.*.input_layernorm",
+        "model.layers.*.ln2": "model.layers.*.post_attention_layernorm",
+    }
+)
 
 
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:

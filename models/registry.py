@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from llmjax.models import (
+    baichuan,
     bloom,
+    chatglm,
+    cohere,
     deepseek_v2,
+    ernie4_5,
+    exaone,
     falcon,
+    gemma,
+    gemma2,
     gemma3,
+    glm,
     gpt2,
     gpt_bigcode,
     gpt_neox,
     gptj,
+    granite,
+    granite_moe,
+    hunyuan,
+    internlm,
     llama,
+    minicpm,
     mistral,
     mixtral,
     mpt,
+    olmo2,
+    olmoe,
     opt,
     phi,
     phi3,
@@ -27,6 +44,8 @@ from llmjax.models import (
     qwen3,
     qwen3_moe,
     qwen3_next,
+    seed_oss,
+    smollm3,
     stablelm,
     starcoder2,
 )
@@ -43,20 +62,44 @@ class Family(Protocol):
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
+        "BaiChuanForCausalLM": baichuan.from_hf,
+        "BaichuanForCausalLM": baichuan.by_size_from_hf,
         "BloomForCausalLM": bloom.from_hf,
+        "ChatGLMForConditionalGeneration": chatglm.from_hf,
+        "ChatGLMModel": chatglm.from_hf,
+        "Cohere2ForCausalLM": cohere.cohere2_from_hf,
+        "CohereForCausalLM": cohere.from_hf,
         "DeepseekV2ForCausalLM": deepseek_v2.from_hf,
+        "Ernie4_5ForCausalLM": ernie4_5.from_hf,
+        "Exaone4ForCausalLM": exaone.exaone4_from_hf,
+        "ExaoneForCausalLM": exaone.from_hf,
         "FalconForCausalLM": falcon.from_hf,
         "GPT2LMHeadModel": gpt2.from_hf,
         "GPTBigCodeForCausalLM": gpt_bigcode.from_hf,
         "GPTJForCausalLM": gptj.from_hf,
         "GPTNeoXForCausalLM": gpt_neox.from_hf,
+        "Gemma2ForCausalLM": gemma2.from_hf,
         "Gemma3ForCausalLM": gemma3.from_hf,
+        "GemmaForCausalLM": gemma.from_hf,
+        "Glm4ForCausalLM": glm.glm4_from_hf,
+        "GlmForCausalLM": glm.from_hf,
+        "GraniteForCausalLM": granite.from_hf,
+        "GraniteMoeForCausalLM": granite_moe.from_hf,
+        "GraniteMoeHybridForCausalLM": granite_moe.hybrid_from_hf,
+        "GraniteMoeSharedForCausalLM": granite_moe.shared_from_hf,
+        "HunYuanDenseV1ForCausalLM": hunyuan.from_hf,
+        "InternLM2ForCausalLM": internlm.from_hf,
+        "InternLM3ForCausalLM": internlm.internlm3_from_hf,
         "LlamaForCausalLM": llama.from_hf,
         "MPTForCausalLM": mpt.from_hf,
+        "MiniCPMForCausalLM": minicpm.from_hf,
         "MistralForCausalLM": mistral.from_hf,
         "MixtralForCausalLM": mixtral.from_hf,
         "MptForCausalLM": mpt.from_hf,
         "OPTForCausalLM": opt.from_hf,
+        "Olmo2ForCausalLM": olmo2.from_hf,
+        "Olmo3ForCausalLM": olmo2.olmo3_from_hf,
+        "OlmoeForCausalLM": olmoe.from_hf,
         "Phi3ForCausalLM": phi3.from_hf,
         "PhiForCausalLM": phi.from_hf,
         "Qwen2ForCausalLM": qwen2.from_hf,
@@ -64,21 +107,35 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Qwen3ForCausalLM": qwen3.from_hf,
         "Qwen3MoeForCausalLM": qwen3_moe.from_hf,
         "Qwen3NextForCausalLM": qwen3_next.from_hf,
+        "SeedOssForCausalLM": seed_oss.from_hf,
+        "SmolLM3ForCausalLM": smollm3.from_hf,
         "StableLMEpochForCausalLM": stablelm.from_hf,
         "StableLmForCausalLM": stablelm.from_hf,
         "Starcoder2ForCausalLM": starcoder2.from_hf,
+        "YiForCausalLM": llama.from_hf,
     }
 )
 
 # Of families whose checkpoints do not have the model's own names.
 NAMES: Mapping[str, Names] = MappingProxyType(
     {
+        "BaiChuanForCausalLM": baichuan.NAMES,
+        "BaichuanForCausalLM": baichuan.NAMES,
         "BloomForCausalLM": bloom.NAMES,
+        "ChatGLMForConditionalGeneration": chatglm.NAMES,
+        "ChatGLMModel": chatglm.NAMES,
+        "ExaoneForCausalLM": exaone.NAMES,
         "FalconForCausalLM": falcon.NAMES,
         "GPT2LMHeadModel": gpt2.NAMES,
         "GPTBigCodeForCausalLM": gpt_bigcode.NAMES,
         "GPTJForCausalLM": gptj.NAMES,
         "GPTNeoXForCausalLM": gpt_neox.NAMES,
+        "Glm4ForCausalLM": glm.NAMES,
+        "GlmForCausalLM": glm.NAMES,
+        "GraniteMoeHybridForCausalLM": granite_moe.HYBRID_NAMES,
+        "GraniteMoeSharedForCausalLM": granite_moe.SHARED_NAMES,
+        "HunYuanDenseV1ForCausalLM": hunyuan.NAMES,
+        "InternLM2ForCausalLM": internlm.NAMES,
         "MPTForCausalLM": mpt.NAMES,
         "MptForCausalLM": mpt.NAMES,
         "OPTForCausalLM": opt.NAMES,
@@ -87,24 +144,51 @@ NAMES: Mapping[str, Names] = MappingProxyType(
         "StableLMEpochForCausalLM": stablelm.NAMES,
         "StableLmForCausalLM": stablelm.NAMES,
         "Starcoder2ForCausalLM": starcoder2.NAMES,
+        "YiForCausalLM": llama.YI_NAMES,
     }
 )
+
+# Of families in which the head of a model with this vocabulary has rows that are to be made one long.
+UNIT_HEADS: Mapping[str, int] = MappingProxyType({"BaichuanForCausalLM": baichuan.UNIT_HEAD_VOCABULARY})
 
 # For a config.json that names no architecture.
 MODEL_TYPES: Mapping[str, str] = MappingProxyType(
     {
+        "Yi": "YiForCausalLM",
+        "baichuan": "BaichuanForCausalLM",
         "bloom": "BloomForCausalLM",
+        "chatglm": "ChatGLMModel",
+        "cohere": "CohereForCausalLM",
+        "cohere2": "Cohere2ForCausalLM",
         "deepseek_v2": "DeepseekV2ForCausalLM",
+        "ernie4_5": "Ernie4_5ForCausalLM",
+        "exaone": "ExaoneForCausalLM",
+        "exaone4": "Exaone4ForCausalLM",
         "falcon": "FalconForCausalLM",
+        "gemma": "GemmaForCausalLM",
+        "gemma2": "Gemma2ForCausalLM",
         "gemma3_text": "Gemma3ForCausalLM",
+        "glm": "GlmForCausalLM",
+        "glm4": "Glm4ForCausalLM",
         "gpt2": "GPT2LMHeadModel",
         "gpt_bigcode": "GPTBigCodeForCausalLM",
         "gpt_neox": "GPTNeoXForCausalLM",
         "gptj": "GPTJForCausalLM",
+        "granite": "GraniteForCausalLM",
+        "granitemoe": "GraniteMoeForCausalLM",
+        "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+        "granitemoeshared": "GraniteMoeSharedForCausalLM",
+        "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+        "internlm2": "InternLM2ForCausalLM",
+        "internlm3": "InternLM3ForCausalLM",
         "llama": "LlamaForCausalLM",
+        "minicpm": "MiniCPMForCausalLM",
         "mistral": "MistralForCausalLM",
         "mixtral": "MixtralForCausalLM",
         "mpt": "MptForCausalLM",
+        "olmo2": "Olmo2ForCausalLM",
+        "olmo3": "Olmo3ForCausalLM",
+        "olmoe": "OlmoeForCausalLM",
         "opt": "OPTForCausalLM",
         "phi": "PhiForCausalLM",
         "phi3": "Phi3ForCausalLM",
@@ -113,6 +197,8 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "qwen3": "Qwen3ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "qwen3_next": "Qwen3NextForCausalLM",
+        "seed_oss": "SeedOssForCausalLM",
+        "smollm3": "SmolLM3ForCausalLM",
         "stablelm": "StableLmForCausalLM",
         "stablelm_epoch": "StableLmForCausalLM",
         "starcoder2": "Starcoder2ForCausalLM",
@@ -144,14 +230,31 @@ def tensor_names(config: Mapping[str, Any]) -> Names | None:
         return None
 
 
+def has_unit_head(config: Mapping[str, Any]) -> bool:
+    """Whether the rows of the head's matrix are divided by their lengths before anything is multiplied with it."""
+    try:
+        vocabulary = UNIT_HEADS.get(_architecture(config))
+    except UnsupportedModel:
+        return False
+    return vocabulary is not None and config.get("vocab_size") == vocabulary
+
+
 def _architecture(config: Mapping[str, Any]) -> str:
     named, model_type = config.get("architectures"), config.get("model_type")
     if named:
         architecture = named[0] if isinstance(named, list | tuple) else named
-        problem = f"architecture {architecture!r} is not supported; supported are {', '.join(sorted(FAMILIES))}"
+        problem = f"architecture {architecture!r} is not supported; {_alternatives(architecture)}"
     else:
         architecture = MODEL_TYPES.get(model_type) if isinstance(model_type, str) else None
         problem = f"model_type {model_type!r} is not supported; supported are {', '.join(sorted(MODEL_TYPES))}"
     if not isinstance(architecture, str) or architecture not in FAMILIES:
         raise UnsupportedModel(f"config.json: {problem}")
     return architecture
+
+
+def _alternatives(architecture: Any) -> str:
+    """What to do about one that is not known."""
+    known = sorted(FAMILIES)
+    (nearest,) = difflib.get_close_matches(str(architecture)[:100], known, n=1, cutoff=0)
+    override = json.dumps({"architectures": [nearest]})
+    return f"if it is {nearest} under another name, set hf_overrides to {override}; supported are {', '.join(known)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,14 @@ from llmjax.checkpoint.files import read_object
 from llmjax.checkpoint.formats.registry import plain_tensors, stored_method
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.model import hf_config, hf_generation_config, hf_tensors
-from llmjax.checkpoint.model_names import with_model_names
+from llmjax.checkpoint.model_names import UnitRows, with_model_names
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
 from llmjax.models.errors import UnsupportedModel
+
+logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -76,14 +79,17 @@ def open_checkpoint(path: str | Path, *, overrides: Mapping[str, Any] | None = N
         CheckpointError: something is missing, malformed or of an unknown architecture.
     """
     path = Path(path)
+    if "architectures" in (overrides or {}):
+        logger.warning("%s is read as %s, as hf_overrides has it", path, (overrides or {})["architectures"])
     return _open_folder(path, overrides or {}) if path.is_dir() else _open_gguf(path, overrides or {})
 
 
 def _open_gguf(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
     gguf = GGUFFile.open(path)
     config = hf_config(gguf)
-    tensors = MappingProxyType(with_stacked_experts(hf_tensors(gguf, config), path))
-    return Checkpoint(path, {**config, **overrides}, hf_generation_config(gguf), tensors, gguf, "gguf")
+    tensors = _with_unit_head(with_stacked_experts(hf_tensors(gguf, config), path), config)
+    config = {**config, **overrides}
+    return Checkpoint(path, config, hf_generation_config(gguf), MappingProxyType(tensors), gguf, "gguf")
 
 
 def _open_folder(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
@@ -94,8 +100,14 @@ def _open_folder(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
     tensors = with_stacked_experts(plain, path)
     if (names := models.tensor_names(config)) is not None:
         tensors = with_model_names(tensors, names, _model_config(config, path), path)
-    quantization = stored_method(config, path)
+    tensors, quantization = _with_unit_head(tensors, config), stored_method(config, path)
     return Checkpoint(path, config, generation_config, MappingProxyType(tensors), quantization=quantization)
+
+
+def _with_unit_head(tensors: dict[str, StoredTensor], config: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    if HEAD not in tensors or not models.has_unit_head(config):
+        return tensors
+    return {**tensors, HEAD: UnitRows(tensors[HEAD])}
 
 
 def _model_config(config: Mapping[str, Any], path: Path, *, max_model_len: int | None = None) -> ModelConfig:

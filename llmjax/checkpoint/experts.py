@@ -2,8 +2,8 @@
 
 Published are one tensor an expert and projection (``mlp.experts.7.gate_proj.weight``; Mixtral:
 ``block_sparse_moe.experts.7.w1.weight``), or stacks, in which gate and up may be one (``mlp.experts.gate_up_proj``,
-Transformers 5). Models have ``mlp.experts.gate_proj.weight`` [experts, out, in]. Stacks with biases are gpt-oss's,
-which interleaves the rows of gate and up, and stay as they are.
+Transformers 5; Granite: ``block_sparse_moe.input_linear.weight``). Models have ``mlp.experts.gate_proj.weight``
+[experts, out, in]. Stacks with biases are gpt-oss's, which interleaves the rows of gate and up, and stay as they are.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ ONE = re.compile(
     r"(?P<layer>.*)\.(?:mlp|block_sparse_moe)\.experts\.(?P<expert>0|[1-9][0-9]{0,8})\.(?P<projection>\w+)\.weight"
 )
 STACK = re.compile(
-    r"(?P<layer>.*)\.mlp\.experts\.(?P<projection>gate_proj|up_proj|down_proj|gate_up_proj)(?:\.weight)?"
+    r"(?P<layer>.*)\.(?:mlp\.experts\.(?P<projection>gate_proj|up_proj|down_proj|gate_up_proj)"
+    r"|block_sparse_moe\.(?P<granite>input_linear|output_linear))(?:\.weight)?"
 )
-MIXTRAL_ROUTER = re.compile(r"(?P<layer>.*)\.block_sparse_moe\.gate\.(?P<suffix>\w+)")
-ROUTER = r"(?:mlp|block_sparse_moe)\.gate|shared_expert_gate|router"
+MIXTRAL_ROUTER = re.compile(r"(?P<layer>.*)\.block_sparse_moe\.(?:gate|router\.layer)\.(?P<suffix>\w+)")
+ROUTER = r"(?:mlp|block_sparse_moe)\.gate|shared_expert_gate|router(?:\.layer)?"
 """Pattern of the modules that choose experts, at the end of a name."""
 MIXTRAL_PROJECTIONS = MappingProxyType({"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"})
 """By Mixtral's names."""
+GRANITE_PROJECTIONS = MappingProxyType({"input_linear": "gate_up_proj", "output_linear": "down_proj"})
+"""By Granite's names of stacks."""
 MIXTRAL_NAMES = MappingProxyType({projection: name for name, projection in MIXTRAL_PROJECTIONS.items()})
 
 
@@ -118,7 +121,8 @@ def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict
             found[f"{router['layer']}.mlp.gate.{router['suffix']}"] = tensor
         elif (stack := STACK.fullmatch(name)) and len(tensor.shape) == 3 and f"{name}_bias" not in tensors:
             _check_plain(tensor, tensors, path)
-            for own in _cut(tensor, f"{stack['layer']}.mlp.experts", stack["projection"], path):
+            projection = stack["projection"] or GRANITE_PROJECTIONS[stack["granite"]]
+            for own in _cut(tensor, f"{stack['layer']}.mlp.experts", projection, path):
                 if own.name in found:
                     raise CheckpointError(f"{path}: tensor {own.name!r} is there twice, once in {tensor.name!r}")
                 found[own.name] = own

@@ -19,7 +19,9 @@ from llmjax.models.names import QKV, Names
 from llmjax.weights.packing import RowSource, RowStack
 from llmjax.weights.rows import QuantizedRows
 
-FUSED = re.compile(r"(?P<layer>model\.layers\.(?P<index>\d+))\.(?P<module>self_attn\.qkv_proj|mlp\.gate_up_proj)")
+FUSED = re.compile(
+    r"(?P<layer>model\.layers\.(?P<index>\d+))\.(?P<module>self_attn\.qkv_proj|mlp\.(?:\w+\.)?gate_up_proj)"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +124,42 @@ class VectorStack:
         return np.stack([vector.read(dtype) for vector in self.vectors])
 
 
+@dataclass(frozen=True, eq=False)
+class UnitRows:
+    """A matrix with its rows divided by their lengths (a `StoredTensor`).
+
+    Attributes:
+        source: the matrix as it is stored, which is dequantized.
+    """
+
+    source: StoredTensor
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes
+
+    @property
+    def type_name(self) -> str:
+        return self.source.type_name
+
+    def row_source(self) -> None:
+        """Rows are read as plain numbers."""
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        """The values; see `StoredTensor.read`."""
+        values = self.source.read(np.dtype(np.float32))
+        lengths = np.linalg.norm(values, axis=1, keepdims=True)
+        return (values / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(dtype)
+
+
 def with_model_names(
     tensors: Mapping[str, StoredTensor], names: Names, model: ModelConfig, path: Path
 ) -> dict[str, StoredTensor]:
@@ -173,11 +211,11 @@ def _parts(
         return
     mixer = model.layers[int(fused["index"])].mixer
     rows = tensor.shape[0]
-    if fused["module"] == "mlp.gate_up_proj":
+    if (mlp := fused["module"].removesuffix(".gate_up_proj")) != fused["module"]:
         half = rows // 2
         if rows % 2:
             raise CheckpointError(f"{path}: tensor {tensor.name!r} has {rows} rows, not an even number for gate and up")
-        parts = {"mlp.gate_proj": np.arange(half), "mlp.up_proj": np.arange(half, rows)}
+        parts = {f"{mlp}.gate_proj": np.arange(half), f"{mlp}.up_proj": np.arange(half, rows)}
     else:
         assert isinstance(mixer, Attention)
         wanted = (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 # Buffers that old checkpoints carry and that are computed here.
 IGNORED_SUFFIXES = (
     ".rotary_emb.inv_freq",
+    ".rotary_pos_emb.inv_freq",  # ChatGLM
     ".attn.bias",
     ".attn.masked_bias",
     ".attention.bias",  # GPT-NeoX

@@ -34,8 +34,9 @@ class Attention:
     rope: RopeConfig | None
     window: int | None = None  # keys that a query sees, its own included; None: all before it
     softcap: float | None = None  # of the logits
-    qk_norm: NormSpec | None = None  # of q and k, before rope
+    qk_norm: NormSpec | None = None  # of q and k
     qk_norm_over: Literal["head", "each head", "all heads"] = "head"  # heads share it, have their own, or are one
+    qk_norm_first: bool = True  # before rope
     qkv_bias: bool = False
     o_bias: bool = False
     clip: float | None = None  # entries of q, k and v are at most so far from 0
@@ -52,7 +53,9 @@ class Attention:
     @property
     def is_fused(self) -> bool:
         """Whether kernels that fuse all of the half have it."""
-        normed = self.qk_norm is None or (isinstance(self.qk_norm, RMS) and self.qk_norm_over == "head")
+        normed = self.qk_norm is None or (
+            isinstance(self.qk_norm, RMS) and self.qk_norm_over == "head" and self.qk_norm_first
+        )
         return normed and not self.gated and self.clip is None and self.slopes is None
 
     def build(self, size: int, *, dtype: jnp.dtype) -> AttentionModule:
@@ -125,9 +128,12 @@ class AttentionModule(nnx.Module):
         k, v = (projection(n).reshape(len(n), -1, spec.head_dim) for projection in (self.k_proj, self.v_proj))
         if spec.clip is not None:
             q, k, v = (jnp.clip(x, -spec.clip, spec.clip) for x in (q, k, v))
-        q, k = _normed(q, self.q_norm, spec), _normed(k, self.k_norm, spec)
+        if spec.qk_norm_first:
+            q, k = _normed(q, self.q_norm, spec), _normed(k, self.k_norm, spec)
         if spec.rope is not None and context.rotation is not None:
             q, k = (rotate(x, context.rotation, interleaved=spec.rope.interleaved) for x in (q, k))
+        if not spec.qk_norm_first:
+            q, k = _normed(q, self.q_norm, spec), _normed(k, self.k_norm, spec)
         out, pages = attend(
             q,
             k,

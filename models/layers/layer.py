@@ -64,7 +64,7 @@ class DecoderLayer(nnx.Module):
         names = self.spec.residual
         if isinstance(names, Parallel):
             before_mixer, before = self.norm(names.before_mixer), self.norm(names.before_feed_forward)
-            return add_both(x, self.mixer, self.part, before_mixer, before, context)
+            return add_both(x, self.mixer, self.part, before_mixer, before, context, scale=names.scale)
         x, state = self.mix(x, context)
         return self.feed_forward(x, context), state
 
@@ -73,17 +73,17 @@ class DecoderLayer(nnx.Module):
         names = self.spec.residual
         before, after = self.norm(names.before_mixer), self.norm(names.after_mixer)
         if isinstance(names, PostNorm):
-            x, state = add_mixed(x, self.mixer, None, None, context)
+            x, state = add_mixed(x, self.mixer, None, None, context, scale=names.scale)
             return normed(x, after), state
-        return add_mixed(x, self.mixer, before, after, context)
+        return add_mixed(x, self.mixer, before, after, context, scale=names.scale)
 
     def feed_forward(self, x: jax.Array, context: Context) -> jax.Array:
         """The second half."""
         names = self.spec.residual
         before, after = self.norm(names.before_feed_forward), self.norm(names.after_feed_forward)
         if isinstance(names, PostNorm):
-            return normed(add_fed_forward(x, self.part, None, None, context), after)
-        return add_fed_forward(x, self.part, before, after, context)
+            return normed(add_fed_forward(x, self.part, None, None, context, scale=names.scale), after)
+        return add_fed_forward(x, self.part, before, after, context, scale=names.scale)
 
     @property
     def mixer(self) -> Any:

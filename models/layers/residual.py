@@ -29,6 +29,7 @@ class Residual:
     after_mixer: str | None
     before_feed_forward: str | None
     after_feed_forward: str | None
+    scale: float = 1.0  # of what each half adds
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -65,6 +66,16 @@ class Parallel(Residual):
     after_mixer: None = None
     before_feed_forward: str | None = None
     after_feed_forward: None = None
+
+
+@dataclass(frozen=True)
+class NormedParts(Residual):
+    """``x + norm(mixer(x))``, then ``x + norm(feed_forward(x))``."""
+
+    before_mixer: None = None
+    after_mixer: str = "post_attention_layernorm"
+    before_feed_forward: None = None
+    after_feed_forward: str = "post_feedforward_layernorm"
 
 
 @dataclass(frozen=True)
@@ -120,47 +131,76 @@ def fed_forward(
 
 
 def add_mixed(
-    x: jax.Array, mixer: Any, before: NormModule | None, after: NormModule | None, context: Context
+    x: jax.Array,
+    mixer: Any,
+    before: NormModule | None,
+    after: NormModule | None,
+    context: Context,
+    *,
+    scale: float = 1.0,
 ) -> tuple[jax.Array, LayerState]:
-    """`mixed` by whatever fuses it; its product and what is left, where nothing does or it is a sum over devices."""
-    if parts(mixer.divided) == 1 and is_fused(before) and is_fused(after):
+    """`mixed` by whatever fuses it; its product and what is left, where nothing does or it is a sum over devices.
+
+    Args:
+        scale: of what is added to x.
+    """
+    if parts(mixer.divided) == 1 and is_fused(before) and is_fused(after) and scale == 1:
         whole: tuple[jax.Array, LayerState] = mixer.half(x, mixer, before, after, context)
         return whole
     n, before = (x, before) if is_fused(before) else (normed(x, before), None)
     product, state = mixer.half(n, mixer, before, None, context, residual=False)
-    return added(x, product, mixer.last_bias, after), state
+    return added(x, product, mixer.last_bias, after, scale=scale), state
 
 
 def add_fed_forward(
-    x: jax.Array, part: Any, before: NormModule | None, after: NormModule | None, context: Context
+    x: jax.Array,
+    part: Any,
+    before: NormModule | None,
+    after: NormModule | None,
+    context: Context,
+    *,
+    scale: float = 1.0,
 ) -> jax.Array:
     """`fed_forward` by whatever fuses it; as `add_mixed`."""
-    if parts(part.divided) == 1 and is_fused(before) and is_fused(after):
+    if parts(part.divided) == 1 and is_fused(before) and is_fused(after) and scale == 1:
         whole: jax.Array = part.half(x, part, before, after, context)
         return whole
     n, before = (x, before) if is_fused(before) else (normed(x, before), None)
     product = part.half(n, part, before, None, context, residual=False)
-    return added(x, product, part.last_bias, after)
+    return added(x, product, part.last_bias, after, scale=scale)
 
 
 def add_both(
-    x: jax.Array, mixer: Any, part: Any, before_mixer: NormModule | None, before: NormModule | None, context: Context
+    x: jax.Array,
+    mixer: Any,
+    part: Any,
+    before_mixer: NormModule | None,
+    before: NormModule | None,
+    context: Context,
+    *,
+    scale: float = 1.0,
 ) -> tuple[jax.Array, LayerState]:
     """``x + mixer(before_mixer(x)) + part(before(x))``, and what the mixer keeps.
 
     Args:
         before: None: that of the mixer.
+        scale: of both products.
     """
     n = normed(x, before_mixer)
     m = n if before is None else before(x)
     mixed_product, state = mixer.half(n, mixer, None, None, context, residual=False)
     fed_product = part.half(m, part, None, None, context, residual=False)
-    return added(added(x, mixed_product, mixer.last_bias, None), fed_product, part.last_bias, None), state
+    x = added(x, mixed_product, mixer.last_bias, None, scale=scale)
+    return added(x, fed_product, part.last_bias, None, scale=scale), state
 
 
-def added(x: jax.Array, product: jax.Array, bias: jax.Array | None, after: NormModule | None) -> jax.Array:
-    """``x + after(product + bias)``: what is left of a half when its last product has been summed over devices."""
-    return x + normed(product if bias is None else product + bias.astype(product.dtype), after)
+def added(
+    x: jax.Array, product: jax.Array, bias: jax.Array | None, after: NormModule | None, *, scale: float = 1.0
+) -> jax.Array:
+    """``x + scale * after(product + bias)``: what is left of a half when its last product has been summed over
+    devices."""
+    out = normed(product if bias is None else product + bias.astype(product.dtype), after)
+    return x + (out if scale == 1 else scale * out)
 
 
 def normed(x: jax.Array, norm: NormModule | None) -> jax.Array:

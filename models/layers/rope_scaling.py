@@ -184,6 +184,14 @@ def _dynamic(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
     return _Scaled(_base(parameters, dim), by_length=StretchedBase(lengths.max_position, parameters.number("factor")))
 
 
+def _ntk_alpha(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
+    # Hunyuan's: the base times a power of alpha, however long a sequence is. Its files have yarn's keys beside it.
+    if dim == 2:
+        raise parameters.error("rope_type", "needs more than two rotary entries a head")
+    stretch = parameters.number("alpha") ** (dim / (dim - 2))
+    return _Scaled(_base(parameters, dim) * stretch ** (-np.arange(0, dim, 2, dtype=np.float64) / dim))
+
+
 def _llama3(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
     inv = _base(parameters, dim)
     low, high = parameters.number("low_freq_factor"), parameters.number("high_freq_factor")
@@ -261,6 +269,7 @@ _RULES = {
     "default": _Rule(_default),
     "linear": _Rule(_linear, ("factor",)),
     "dynamic": _Rule(_dynamic, ("factor",)),
+    "ntk_alpha": _Rule(_ntk_alpha, ("alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")),
     "llama3": _Rule(_llama3, ("factor", "low_freq_factor", "high_freq_factor")),
     "yarn": _Rule(_yarn, _YARN_KEYS),
     "longrope": _LONGROPE,

@@ -127,3 +127,13 @@ def test_wrong_config(folder: Path, content: str | None, message: str) -> None:
 def test_path_that_is_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be opened: No such file"):
         open_checkpoint(tmp_path / "model.gguf")
+
+
+def test_an_architecture_that_is_said_to_be_another_one(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_file(WEIGHTS, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"architectures": ["NovelForCausalLM"], "vocab_size": 7}))
+    read = open_checkpoint(folder, overrides={"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True})
+    assert read.model_config().architecture == "LlamaForCausalLM"
+    assert f"{folder} is read as ['LlamaForCausalLM'], as hf_overrides has it" in caplog.text
+    with pytest.raises(CheckpointError, match=r'set hf_overrides to \{"architectures": '):
+        open_checkpoint(folder).model_config()

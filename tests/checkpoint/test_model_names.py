@@ -123,3 +123,19 @@ def test_wrong_shapes_and_missing_vectors(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"'model\.layers\.0\.self_attn\.q_proj\.weight' is there twice"):
         twin = {"model.layers.0.self_attn.q_proj.weight": np.zeros((32, 32), np.float32)}
         open_checkpoint(copied("phi3", tmp_path / "e", **twin))
+
+
+def test_rows_of_a_head_are_made_one_long_where_the_vocabulary_says_so() -> None:
+    folder = GOLDEN / "baichuan-13b"
+    plain = read(folder, "lm_head.weight")
+    unit = open_checkpoint(folder, overrides={"vocab_size": 125696}).tensors["lm_head.weight"]
+    assert (unit.shape, unit.nbytes, unit.row_source()) == (plain.shape, plain.size * 2, None)
+    np.testing.assert_allclose(unit.read(F32), plain / np.sqrt((plain**2).sum(1, keepdims=True)), rtol=1e-6)
+
+
+def test_shared_experts_with_gate_and_up_in_one() -> None:
+    folder = GOLDEN / "granite-moe-shared"
+    raw = open_safetensors_f32(folder)["model.layers.1.shared_mlp.input_linear.weight"]
+    for name, rows in (("gate", slice(0, 24)), ("up", slice(24, 48))):
+        got = read(folder, f"model.layers.1.mlp.shared_mlp.{name}_proj.weight")
+        np.testing.assert_array_equal(got, raw[rows])

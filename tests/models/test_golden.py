@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from llmjax.kernels.cpu.library import library
+from llmjax.models import abstract_model, model_config
 
 CHECKPOINTS = [
     "llama",
@@ -50,6 +52,35 @@ MORE = [
     "falcon-rw",
     "bloom",
     "mpt",
+    "gemma",
+    "gemma2",
+    "smollm3",
+    "granite",
+    "granite-moe",
+    "olmo2",
+    "olmoe",
+    "glm4",
+    "cohere",
+    "cohere2",
+    "exaone4",
+    "baichuan-13b",
+    "hunyuan",
+]
+# What these are made of is in those above.
+VARIANTS = [
+    "granite-moe-shared",
+    "granite4-dense",
+    "olmo3",
+    "glm",
+    "chatglm",
+    "seed-oss",
+    "ernie4_5",
+    "exaone",
+    "internlm2",
+    "internlm3",
+    "baichuan",
+    "minicpm",
+    "yi",
 ]
 ROPES = [
     ("llama", "rope-linear"),
@@ -71,7 +102,10 @@ def close(got: Any, case: Any) -> None:
     assert np.abs(got[case.at] - case.logits).max() <= TOLERANCE
 
 
-@pytest.fixture(scope="module", params=[*CHECKPOINTS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in [*MORE, *VARIANTS]]
+
+
+@pytest.fixture(scope="module", params=[*CHECKPOINTS, *SLOW])
 def model(request: Any, golden: Any, stepper: Any) -> Any:
     """A checkpoint and one engine for all its tests."""
     checkpoint = golden(request.param)
@@ -124,6 +158,14 @@ def test_prefix_hits_and_preemption(model: Any) -> None:
 
 def test_prefill_of_one_request_among_decodes_of_others(model: Any) -> None:
     check_mixed_steps(*model)
+
+
+@pytest.mark.parametrize("name", [*CHECKPOINTS, *MORE, *VARIANTS])
+def test_checkpoints_hold_what_models_need(golden: Any, name: str) -> None:
+    checkpoint = golden(name)
+    config = model_config(checkpoint.config)
+    shapes = abstract_model(config, dtype=jnp.dtype("float32"), activation_dtype=jnp.dtype("float32"))[1]
+    assert {key: values.shape for key, values in checkpoint.params.items()} == {k: v.shape for k, v in shapes.items()}
 
 
 @pytest.mark.parametrize("name", MORE)

@@ -19,7 +19,7 @@ from flax import nnx
 from llmjax.checkpoint.checkpoint import Checkpoint
 from llmjax.errors import CheckpointError
 from llmjax.kernels.attention import RaggedBatch
-from llmjax.models import RMS, ModelConfig, Parallel, PostNorm
+from llmjax.models import RMS, ModelConfig, NormedParts, Parallel, PostNorm
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.rope import rotation
@@ -86,7 +86,7 @@ def check_kinds(config: ModelConfig, path: Path) -> None:
         CheckpointError: a kind is not known here.
     """
     for spec in dict.fromkeys(config.layers):
-        if isinstance(spec.residual, Parallel | PostNorm) or not isinstance(spec.norm, RMS):
+        if isinstance(spec.residual, NormedParts | Parallel | PostNorm) or not isinstance(spec.norm, RMS):
             raise CheckpointError(
                 f"{path}: parallel halves, and norms behind them or with a mean, cannot be calibrated"
             )

@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 import torch  # type: ignore[import-not-found,unused-ignore]
 import transformers  # type: ignore[import-not-found,unused-ignore]
+from republished import REPUBLISHED
 from safetensors.torch import save_file
+from transformers.core_model_loading import revert_weight_conversion  # type: ignore[import-not-found,unused-ignore]
 
 HERE = Path(__file__).parent
 VOCAB = 96
@@ -45,6 +47,15 @@ _EQUAL_HEADS = {"num_key_value_heads": None, "num_hidden_layers": 2}
 _WITHOUT = dict.fromkeys(("intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"))
 _WITHOUT["max_position_embeddings"] = None
 _GPT2 = {**_WITHOUT, "hidden_size": None, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+_GRANITE = {
+    "num_hidden_layers": 2,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 2.5,
+}
+_GRANITE_MOE = {**_GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2, "tie_word_embeddings": True}
+_GLM = {"num_hidden_layers": 2, "head_dim": 12, "partial_rotary_factor": 0.5, "pad_token_id": 0}
 
 # Heads times head size differs from the hidden size wherever the family allows it.
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -306,6 +317,107 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": 1,
         },
     ),
+    "gemma": (
+        "GemmaForCausalLM",
+        {"num_key_value_heads": 1, "head_dim": 12, "hidden_act": "gelu", "num_hidden_layers": 2},
+    ),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        {
+            "head_dim": 12,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 8,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 12.0,
+            "hidden_activation": "gelu_pytorch_tanh",
+        },
+    ),
+    "smollm3": ("SmolLM3ForCausalLM", {"num_hidden_layers": 4, "rope_theta": 1e4, "pad_token_id": 0}),
+    "granite": ("GraniteForCausalLM", _GRANITE),
+    "granite-moe": ("GraniteMoeForCausalLM", _GRANITE_MOE),
+    "granite-moe-shared": ("GraniteMoeSharedForCausalLM", {**_GRANITE_MOE, "shared_intermediate_size": 24}),
+    "granite4-dense": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            **_GRANITE,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 40,
+            "layer_types": ["attention"] * 2,
+            "position_embedding_type": "rope",
+            "mamba_n_heads": 4,
+        },
+    ),
+    "olmo2": ("Olmo2ForCausalLM", {"num_hidden_layers": 2, "pad_token_id": 0}),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 9,
+            "pad_token_id": 0,
+            "rope_theta": 500000.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "attention_factor": 1.2,
+            },
+        },
+    ),
+    "olmoe": (
+        "OlmoeForCausalLM",
+        {"num_hidden_layers": 2, "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": 0},
+    ),
+    "glm": ("GlmForCausalLM", _GLM),
+    "glm4": ("Glm4ForCausalLM", _GLM),
+    "chatglm": ("GlmForCausalLM", {**_GLM, "rope_theta": 500.0, "rms_norm_eps": 1e-5}),
+    "cohere": (
+        "CohereForCausalLM",
+        {"num_hidden_layers": 2, "use_qk_norm": True, "logit_scale": 0.25, "pad_token_id": 0},
+    ),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        {"num_hidden_layers": 4, "sliding_window": 9, "logit_scale": 0.5, "pad_token_id": 0},
+    ),
+    "seed-oss": ("SeedOssForCausalLM", {"num_hidden_layers": 2, "head_dim": 12}),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {"num_hidden_layers": 2, "head_dim": 12, "use_bias": True}),
+    "exaone": ("LlamaForCausalLM", {"num_hidden_layers": 2, "hidden_act": "silu", "rms_norm_eps": 1e-5}),
+    "exaone4": ("Exaone4ForCausalLM", {"num_hidden_layers": 4, "sliding_window": 9, "sliding_window_pattern": 4}),
+    "internlm2": ("LlamaForCausalLM", {"num_hidden_layers": 2, "attention_bias": True}),
+    "internlm3": (
+        "LlamaForCausalLM",
+        {"num_hidden_layers": 2, "attention_bias": True, "mlp_bias": True, "head_dim": 12, "rms_norm_eps": 1e-5},
+    ),
+    "baichuan": ("LlamaForCausalLM", {"num_hidden_layers": 2, "num_key_value_heads": 4}),
+    "baichuan-13b": ("LlamaForCausalLM", {"num_hidden_layers": 2, "num_key_value_heads": 4}),
+    "hunyuan": (
+        "HunYuanDenseV1ForCausalLM",
+        {
+            "num_hidden_layers": 2,
+            "head_dim": 12,
+            "rope_scaling": {
+                "type": "dynamic",
+                "alpha": 1000.0,
+                "factor": 1.0,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        },
+    ),
+    "minicpm": (
+        "GraniteForCausalLM",
+        {
+            "num_hidden_layers": 2,
+            "tie_word_embeddings": True,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 8**-0.5,
+            "residual_multiplier": 1.4 / 2**0.5,
+            "logits_scaling": 4.0,
+        },
+    ),
+    "yi": ("LlamaForCausalLM", {"num_hidden_layers": 2}),
 }
 STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published
 
@@ -380,7 +492,7 @@ def build(architecture: str, config: dict) -> torch.nn.Module:
 def randomize(model: torch.nn.Module, seed: int) -> None:
     """Weights with enough spread that every operation shows in the logits, rounded to bf16."""
     generator = torch.Generator().manual_seed(seed)
-    plus_one = type(model).__name__.startswith(("Gemma", "Qwen3Next"))
+    plus_one = type(model).__name__.startswith(("Gemma", "Qwen3Next"))  # norms with weights of about zero
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith(".weight") and parameter.ndim == 1:
@@ -394,22 +506,8 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
 
 def published(model: torch.nn.Module, name: str) -> dict[str, torch.Tensor]:
     """The weights by the names that checkpoints have them under, experts one by one."""
-    mixtral = type(model).__name__.startswith("Mixtral")
-    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
-    found = {}
-    for key, value in model.state_dict().items():
-        module, _, kind = key.rpartition(".")
-        if mixtral:
-            module = module.replace(".mlp", ".block_sparse_moe")
-        if kind not in ("gate_up_proj", "down_proj"):
-            found[f"{module}.{kind}"] = value
-        elif name in STACKED:
-            found[key] = value
-        else:
-            for i, expert in enumerate(value):
-                parts = zip((gate, up), expert.chunk(2), strict=True) if kind == "gate_up_proj" else ((down, expert),)
-                found |= {f"{module}.{i}.{part}.weight": matrix for part, matrix in parts}
-    return found
+    state = model.state_dict()
+    return state if name in STACKED else revert_weight_conversion(model, state)
 
 
 @torch.no_grad()
@@ -438,10 +536,15 @@ def main() -> None:
         own = {key for key, value in differences.items() if value is None and key in SIZES}
         config = {key: value for key, value in config.items() if key not in own}
         config["model_type"] = getattr(transformers, architecture).config_class.model_type
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        again = REPUBLISHED.get(name)
+        written = config if again is None else again.config(config)
+        (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")
         model = build(architecture, config)
-        model.config.architectures = [architecture]
-        (folder / "config-v5.json").write_text(model.config.to_json_string() + "\n")
+        if again is None:
+            model.config.architectures = [architecture]
+            (folder / "config-v5.json").write_text(model.config.to_json_string() + "\n")
+        else:
+            again.adapt(model, config)
         randomize(model, seed)
         tied = model.config.tie_word_embeddings
         state = {
@@ -449,6 +552,7 @@ def main() -> None:
             for k, v in published(model, name).items()
             if not (tied and k == "lm_head.weight")
         }
+        state = state if again is None else again.tensors(state, config)
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "model.safetensors").chmod(0o644)
 

@@ -1,0 +1,86 @@
+"""Command R, R+ and Aya (`cohere`), and R7B and A (`cohere2`): both halves side by side behind one layer norm without
+biases, heads rotated in neighboring pairs, scaled logits; the latter has windows, and rotates those layers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_norm, layer_types
+from llmjax.models.layers.attention import Attention
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.residual import Parallel
+
+# What Hugging Face's CohereConfig means by a missing key.
+DEFAULTS = {
+    "vocab_size": 256000,
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "hidden_act": "silu",
+    "max_position_embeddings": 8192,
+    "layer_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "logit_scale": 0.0625,
+    "attention_bias": False,
+    "use_qk_norm": False,
+    "tie_word_embeddings": True,
+    "bos_token_id": 5,
+    "eos_token_id": 255001,
+}
+# The same of Cohere2Config.
+DEFAULTS_2 = {
+    **{key: value for key, value in DEFAULTS.items() if key != "use_qk_norm"},
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+}
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(config, DEFAULTS)
+    kinds = layer_types(fields, kinds=("full_attention",))
+    qk_norm = layer_norm(fields, bias=False) if fields.flag("use_qk_norm") else None
+    attention = _attention(fields, kinds, max_model_len, qk_norm=qk_norm, qk_norm_over="each head")
+    return _cohere(fields, "CohereForCausalLM", [attention[kind] for kind in kinds])
+
+
+def cohere2_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """`from_hf` for Cohere 2."""
+    fields = Fields(config, DEFAULTS_2, aliases={"sliding_window_pattern": ("layer_switch",)})
+    count, pattern = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), fields.integer("sliding_window_pattern")
+    kinds = layer_types(fields, ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(count)])
+    attention = _attention(fields, kinds, max_model_len, without_rope=("full_attention",))
+    return _cohere(fields, "Cohere2ForCausalLM", [attention[kind] for kind in kinds])
+
+
+def _attention(
+    fields: Fields, kinds: tuple[str, ...], max_model_len: int | None, **differences: Any
+) -> dict[str, Attention]:
+    bias = fields.flag("attention_bias")
+    return attention_by_kind(
+        fields,
+        kinds,
+        window=fields.optional_integer("sliding_window"),
+        max_model_len=max_model_len,
+        interleaved=True,
+        qkv_bias=bias,
+        o_bias=bias,
+        **differences,
+    )
+
+
+def _cohere(fields: Fields, architecture: str, mixers: list[Attention]) -> ModelConfig:
+    fields.require("mlp_bias", False)
+    norm, mlp = layer_norm(fields, bias=False), gated_mlp(fields)
+    return decoder_config(
+        fields,
+        architecture=architecture,
+        layers=[LayerSpec(mixer=mixer, feed_forward=mlp, norm=norm, residual=Parallel()) for mixer in mixers],
+        norm=norm,
+        logit_scale=fields.number("logit_scale"),
+    )

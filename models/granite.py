@@ -1,0 +1,56 @@
+"""Granite 3: Llama with factors for embeddings, attention, what each half adds, and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.models import llama
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.layers.layer import FeedForward, LayerSpec
+from llmjax.models.layers.residual import PreNorm
+
+# What Hugging Face's GraniteConfig means by a missing key.
+DEFAULTS = {
+    **llama.DEFAULTS,
+    "embedding_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(config, DEFAULTS)
+    mlp = gated_mlp(fields, bias=fields.flag("mlp_bias"))
+    return granite_config(fields, mlp, architecture="GraniteForCausalLM", max_model_len=max_model_len)
+
+
+def granite_config(
+    fields: Fields, feed_forward: FeedForward, *, architecture: str, max_model_len: int | None, rotary: bool = True
+) -> ModelConfig:
+    """Layers that are all alike, with the factors that the config has; without ``rotary`` no layer knows positions."""
+    kinds, norm, bias = layer_types(fields, kinds=("full_attention",)), rms(fields), fields.flag("attention_bias")
+    attention = attention_by_kind(
+        fields,
+        kinds,
+        window=None,
+        max_model_len=max_model_len,
+        rotary=rotary,
+        scale=fields.number("attention_multiplier"),
+        qkv_bias=bias,
+        o_bias=bias,
+    )
+    residual = PreNorm(scale=fields.number("residual_multiplier"))
+    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=feed_forward, norm=norm, residual=residual)
+    return decoder_config(
+        fields,
+        architecture=architecture,
+        layers=[layer] * len(kinds),
+        norm=norm,
+        embedding_scale=fields.number("embedding_multiplier"),
+        logit_scale=1 / fields.number("logits_scaling"),
+    )
