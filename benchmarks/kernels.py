@@ -1,6 +1,6 @@
 """Speed of each CPU kernel and of the XLA operations it replaces, next to what the machine can read.
 
-    python -m benchmarks.kernels [--only decode] [--repeat 30]
+    python -m benchmarks.kernels [--only decode] [--repeat 30] [--isa avx2] [--megabytes 120]
 
 Every measurement runs several layers in one compiled program and takes the fastest of its repetitions. `read GB/s` is
 the memory that a call must read (pages or weights) over its time, next to the speed at which a one-row f32 product
@@ -43,6 +43,7 @@ class Row:
     seconds: float  # a layer
     bytes_read: int
     flops: int
+    layers: int = LAYERS
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,9 @@ ATTENTION = (
 )
 LINEAR = ((576, 1536), (1536, 576), (1536, 8960), (8960, 1536))
 LINEAR_ROWS = (1, 4, 8, 16, 32)
-QUANTIZED = ((1536, 576), (8960, 1536))
+QUANTIZED = ((1536, 576), (640, 2048), (8960, 1536))
 QUANTIZED_ROWS = (1, 4, 16, 64, 512)
-SCHEMES = ("q4_1", "q8_0", "q4_k", "q6_k", "int8", "int4", "fp8")
+SCHEMES = ("q4_1", "q5_0", "q8_0", "q4_k", "q6_k", "int8", "int4", "fp8")
 
 
 def fastest(run: Callable[[], object], repeat: int) -> float:
@@ -106,8 +107,8 @@ def multiply_limit() -> float:
     return 2 * size**3 / fastest(lambda: run(x, x), 10)
 
 
-def limit_for(bytes_of_layer: int) -> float:
-    return read_limit(max(8, 1 << round(np.log2(bytes_of_layer * LAYERS / 1e6))))
+def limit_for(size: int) -> float:
+    return read_limit(max(8, 1 << round(np.log2(size / 1e6))))
 
 
 def attention_input(shape: AttentionShape) -> tuple[jax.Array, jax.Array, list[KVPages], RaggedBatch]:
@@ -187,7 +188,7 @@ def linear_seconds(
     x: jax.Array, weights: Sequence[jax.Array | QTensor], apply: Callable[..., jax.Array], repeat: int
 ) -> float:
     run = jax.jit(lambda x, weights: [apply(x, w) for w in weights])
-    return fastest(lambda: run(x, weights), repeat) / LAYERS
+    return fastest(lambda: run(x, weights), repeat) / len(weights)
 
 
 def linear_rows(native: Library | None, repeat: int, only: str) -> Iterator[Row]:
@@ -226,7 +227,7 @@ def quantized_weight(scheme: str, size_out: int, size_in: int, seed: int) -> QTe
     return QTensor(jnp.asarray(words), None, form, size_out, jnp.dtype(jnp.bfloat16), "int8")
 
 
-def quantized_rows(native: Library | None, repeat: int, only: str) -> Iterator[Row]:
+def quantized_rows(native: Library | None, repeat: int, only: str, isa: str | None, megabytes: int) -> Iterator[Row]:
     for scheme in SCHEMES if native else ():
         for size_out, size_in in QUANTIZED:
             weights: list[QTensor] = []
@@ -234,11 +235,14 @@ def quantized_rows(native: Library | None, repeat: int, only: str) -> Iterator[R
                 operation = f"{scheme} {rows} rows, {size_out} x {size_in}"
                 if only not in operation:
                     continue
-                weights = weights or [quantized_weight(scheme, size_out, size_in, layer) for layer in range(LAYERS)]
+                if not weights:
+                    weights = [quantized_weight(scheme, size_out, size_in, 0)]
+                    layers = max(LAYERS, round(megabytes * 1e6 / weights[0].words.nbytes))
+                    weights += [quantized_weight(scheme, size_out, size_in, layer) for layer in range(1, layers)]
                 x = jnp.asarray(np.random.default_rng(0).standard_normal((rows, size_in)), jnp.float32)
                 for name in ("fastest", *METHODS):
                     method = None if name == "fastest" else name
-                    apply = functools.partial(cpu_linear.linear, library=native, method=method)
+                    apply = functools.partial(cpu_linear.linear, library=native, isa=isa, method=method)
                     try:
                         seconds = linear_seconds(x, weights, apply, max(3, repeat // max(1, rows // 16)))
                     except jax.errors.JaxRuntimeError as error:
@@ -246,23 +250,26 @@ def quantized_rows(native: Library | None, repeat: int, only: str) -> Iterator[R
                             raise
                         continue
                     flops = 2 * rows * size_in * size_out
-                    yield Row(operation, name, seconds, weights[0].words.nbytes, flops)
+                    yield Row(operation, name, seconds, weights[0].words.nbytes, flops, len(weights))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="lines whose operation holds this text")
     parser.add_argument("--repeat", type=int, default=30)
+    parser.add_argument("--isa", help="for quantized matrices, instead of the best instruction set")
+    parser.add_argument("--megabytes", type=int, default=0, help="of quantized matrices, at least")
     arguments = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     native = library()
     print(f"JAX {jax.__version__}, {describe()}\n")
     print(f"| {'operation':36} | {'by':13} | {'µs':>8} | read GB/s | limit | of limit | GFLOP/s | of limit |")
     print(f"|{'-' * 38}|{'-' * 15}|{'-' * 9}:|----------:|------:|---------:|--------:|---------:|")
-    for rows in (attention_rows, linear_rows, quantized_rows):
+    quantized = functools.partial(quantized_rows, isa=arguments.isa, megabytes=arguments.megabytes)
+    for rows in (attention_rows, linear_rows, quantized):
         for row in rows(native, arguments.repeat, arguments.only):
             read, multiplied = row.bytes_read / row.seconds, row.flops / row.seconds
-            limit = limit_for(row.bytes_read)
+            limit = limit_for(row.bytes_read * row.layers)
             print(
                 f"| {row.operation:36} | {row.implementation:13} | {row.seconds * 1e6:8.1f} | {read / 1e9:9.1f} |"
                 f" {limit / 1e9:5.1f} | {read / limit:8.0%} | {multiplied / 1e9:7.0f} |"

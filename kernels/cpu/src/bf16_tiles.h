@@ -33,7 +33,7 @@ class PanelFiller {
   void fill(uint32_t* panel) {
     Bits codes[kQuads];
     unpack<Codes::kBits, !FloatValues<Codes>::kLowBitsAlone>(words_, codes);
-    fetch_.next();
+    fetch_.next<1>();
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       const Vec scale = load(group_.scale) * splat(kGrowth), offset = load(group_.offset) * splat(kGrowth);

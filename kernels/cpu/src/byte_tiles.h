@@ -120,7 +120,7 @@ inline void multiply_byte_panel(const QuantizedMatrix& w, const QuantizedInput& 
   multiply_all(0);
   for (int step = 0; step < steps; ++step) {
     if (step % kBatch == 0 && step + kBatch < steps) multiply_all(step + kBatch);
-    fetch.next();
+    fetch.next<1>();
     const int piece = step * kChunks, chunk = piece / kPerChunk;
     const int32_t* from = products[step % (2 * kBatch)];
     const float* scale_of = x_scale + static_cast<size_t>(chunk) * block;

@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int kAhead = 4096;  // bytes of codes that are fetched before they are needed
+constexpr int kAhead = 16384;  // bytes that are fetched before they are needed, at least
 
 // The group that a walk over the columns is in.
 struct GroupCursor {
@@ -29,20 +29,37 @@ struct GroupCursor {
   }
 };
 
-// Fetches the words of a tile further on while this one is multiplied.
+// Fetches the words of a tile further on while this one is multiplied: hardware loses track at the end of each page, and
+// where the scales are read before the codes.
 class TileFetch {
  public:
   TileFetch(const QuantizedMatrix& w, const uint32_t* words, int tiles, int steps)
       : at_(reinterpret_cast<const char*>(words + static_cast<size_t>(tiles) * w.num_words * llmjax::kTileRows)),
-        lines_((w.num_words + steps - 1) / steps) {}
+        lines_((w.num_words + steps - 1) / steps),
+        left_(steps) {}
+  // In a step, of which those after the last do nothing; kLines: what surely is to be fetched.
+  template <int kLines>
   void next() {
-    for (int i = 0; i < lines_; ++i, at_ += sizeof(uint32_t) * llmjax::kTileRows) __builtin_prefetch(at_, 0, 2);
+    if (left_ == 0) return;
+    --left_;
+#pragma GCC unroll 8
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(at_ + i * kLine, 0, 2);
+    for (int i = kLines; i < lines_; ++i) __builtin_prefetch(at_ + i * kLine, 0, 2);
+    at_ += lines_ * kLine;
   }
 
  private:
+  static constexpr long kLine = sizeof(uint32_t) * llmjax::kTileRows;
   const char* at_;
   int lines_;  // of a step
+  int left_;   // steps
 };
+
+// For a walk over all parts of a tile; codes of kBits make kBits / kParts lines of a step.
+inline TileFetch fetch_ahead(const QuantizedMatrix& w, const uint32_t* words) {
+  const int bytes = w.num_words * llmjax::kTileRows * static_cast<int>(sizeof(uint32_t));
+  return TileFetch(w, words, 1 + kAhead / bytes, kParts * w.chunks());
+}
 
 // Outputs of a tile that not all lanes have. Apart, so that it exists once.
 __attribute__((noinline)) void put_last_outputs(const QuantizedMatrix& w, int output, size_t at, Vec sum) {
@@ -63,8 +80,8 @@ inline void put_outputs(const QuantizedMatrix& w, int tile, int part, int row, V
 // Rows m .. m + kRows of x with the rows of a tile from `part` on; groups are multiples of kSegment columns.
 template <class Codes, int kSegment, int kRows>
 inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words,
-                          const GroupScales& scales, int tile, int part, int row) {
-  constexpr int kParts = kChunk / kSegment, kQuadsOfPart = kQuads / kParts;
+                          const GroupScales& scales, TileFetch& fetch, int tile, int part, int row) {
+  constexpr int kSegments = kChunk / kSegment, kQuadsOfSegment = kQuads / kSegments;
   const ByteTable table(w, kUnsignedBytes);
   const int chunks = in.chunks(), block = in.block;
   const size_t at = static_cast<size_t>(row / block) * chunks * block + row % block;
@@ -77,20 +94,19 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
   for (int c = 0; c < chunks; ++c) {
     Bits codes[kQuads];
     unpack_bytes<Codes>(words, table, kUnsignedBytes, codes);
-#pragma GCC unroll 8
-    for (int q = 0; q < Codes::kBits; ++q) __builtin_prefetch(words + q * llmjax::kTileRows + kAhead / 4);
+    fetch.next<Codes::kBits / kParts>();
 #pragma GCC unroll 2
-    for (int half = 0; half < kParts; ++half) {
+    for (int segment = 0; segment < kSegments; ++segment) {
       const Vec scale = load(group.scale), offset = load(group.offset);
 #pragma GCC unroll 4
       for (int m = 0; m < kRows; ++m) {
         Int products{};
 #pragma GCC unroll 8
-        for (int q = 0; q < kQuadsOfPart; ++q) {
-          const int quad = half * kQuadsOfPart + q;
+        for (int q = 0; q < kQuadsOfSegment; ++q) {
+          const int quad = segment * kQuadsOfSegment + q;
           products = dot<Codes::kSigned>(products, codes[quad], x + m * kChunk + quad * 4);
         }
-        const float sum = x_sum[(kParts == 2 ? half : 2) * block + m];
+        const float sum = x_sum[(kSegments == 2 ? segment : 2) * block + m];
         sums[m] += __builtin_convertvector(products, Vec) * splat(x_scale[m]) * scale;
         sums[m] -= offset * splat(sum);
       }
@@ -108,7 +124,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
 // The same in f32.
 template <class Codes, int kRows>
 inline void multiply_floats(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words,
-                            const GroupScales& scales, int tile, int part, int row) {
+                            const GroupScales& scales, TileFetch& fetch, int tile, int part, int row) {
   const FloatValues<Codes> values(w);
   const int chunks = in.chunks(), block = in.block;
   const size_t at = static_cast<size_t>(row / block) * chunks * block + row % block;
@@ -120,8 +136,7 @@ inline void multiply_floats(const QuantizedMatrix& w, const QuantizedInput& in, 
   for (int c = 0; c < chunks; ++c) {
     Bits codes[kQuads];
     unpack<Codes::kBits, !FloatValues<Codes>::kLowBitsAlone>(words, codes);
-#pragma GCC unroll 8
-    for (int q = 0; q < Codes::kBits; ++q) __builtin_prefetch(words + q * llmjax::kTileRows + kAhead / 4);
+    fetch.next<Codes::kBits / kParts>();
     for (int half = 0; half < 2; ++half) {
       Vec products[kRows][2] = {};
 #pragma GCC unroll 4
@@ -169,14 +184,15 @@ inline void for_rows(const QuantizedInput& in, const Body& body) {
 template <class Codes>
 inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const GroupScales& scales, int tile) {
   const uint32_t* words = w.tile(tile);
+  TileFetch fetch = fetch_ahead(w, words);
   read_scales(w, words, scales, Codes::kMeaning == Meaning::kTable ? w.level_factor : 1,
               Codes::kSigned && kUnsignedBytes ? 128 : 0);
   for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
     for_rows(in, [&](auto rows, int m) {
       if (w.group_size % kChunk == 0) {
-        multiply_int8<Codes, kChunk, decltype(rows)::value>(w, in, words, scales, tile, part, m);
+        multiply_int8<Codes, kChunk, decltype(rows)::value>(w, in, words, scales, fetch, tile, part, m);
       } else {
-        multiply_int8<Codes, kChunk / 2, decltype(rows)::value>(w, in, words, scales, tile, part, m);
+        multiply_int8<Codes, kChunk / 2, decltype(rows)::value>(w, in, words, scales, fetch, tile, part, m);
       }
     });
   }
@@ -185,10 +201,11 @@ inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const 
 template <class Codes>
 inline void float_tile(const QuantizedMatrix& w, const QuantizedInput& in, const GroupScales& scales, int tile) {
   const uint32_t* words = w.tile(tile);
+  TileFetch fetch = fetch_ahead(w, words);
   read_scales(w, words, scales, 1, 0);
   for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
     for_rows(in, [&](auto rows, int m) {
-      multiply_floats<Codes, decltype(rows)::value>(w, in, words, scales, tile, part, m);
+      multiply_floats<Codes, decltype(rows)::value>(w, in, words, scales, fetch, tile, part, m);
     });
   }
 }
