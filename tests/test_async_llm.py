@@ -38,7 +38,6 @@ def config(compile_cache_dir: str) -> EngineConfig:
         max_num_seqs=4,
         max_num_batched_tokens=16,
         kv_cache_memory_bytes=28 * 1536,
-        max_logprobs=5,
         compilation_cache_dir=compile_cache_dir,
         compile_threads=1,
         disable_log_stats=True,

@@ -29,7 +29,6 @@ def settings(compile_cache_dir: str) -> dict[str, Any]:
         "max_num_seqs": 4,
         "max_num_batched_tokens": 16,
         "kv_cache_memory_bytes": 28 * 1536,
-        "max_logprobs": 5,
         "compilation_cache_dir": compile_cache_dir,
         "compile_threads": 1,
     }
@@ -118,7 +117,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(llm: LLM, monkey
         (["ok", ""], [GREEDY], "sampling_params"),
         (["ok", [96]], GREEDY, "prompt"),
         (["ok", [3] * 64], GREEDY, "prompt"),
-        (["ok", "ok"], [GREEDY, GREEDY.clone(logprobs=6)], "logprobs"),
+        (["ok", "ok"], [GREEDY, GREEDY.clone(logprobs=21)], "logprobs"),
     ],
 )
 def test_one_bad_prompt_and_nothing_runs(llm: LLM, prompts: Any, params: Any, field: str) -> None:

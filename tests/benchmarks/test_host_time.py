@@ -22,6 +22,7 @@ def test_wrong_points_are_refused() -> None:
         HostTimeOptions(steps=(1, 0))
 
 
+@pytest.mark.slow
 def test_the_host_time_of_a_tiny_model(
     tmp_path: Path, compile_cache_dir: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ def test_prefixes_end_before_the_first_difference() -> None:
     assert agreement.row("int8") == "| int8 | 98.77 % | 3 of 4 | 2 of 3 |"
 
 
+@pytest.mark.slow
 def test_only_first_choices_are_the_same(compile_cache_dir: str) -> None:
     llm = LLM(
         str(MODEL),

@@ -60,6 +60,7 @@ def test_the_table_names_figures_and_settings() -> None:
     )
 
 
+@pytest.mark.slow
 def test_scores_are_kept_and_the_reference_is_hugging_faces(
     tmp_path: Path, compile_cache_dir: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

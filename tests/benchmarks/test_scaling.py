@@ -37,6 +37,7 @@ def test_wrong_sweeps_are_refused() -> None:
         ScalingOptions(runs=0)
 
 
+@pytest.mark.slow
 def test_the_sweeps_of_a_tiny_model(tmp_path: Path, compile_cache_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
     # The engine's shapes are those of test_engine_process.py, so that each compiles once.
     flags = "--shape tiny --streams 1,2 --context 64 --prefill 4,8 --new-tokens 3 --runs 1"

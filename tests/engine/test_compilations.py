@@ -70,7 +70,7 @@ def test_what_penalties_and_biases_need_is_compiled_before_an_engine_is_ready(
         page_size=4,
         max_num_seqs=4,
         max_num_batched_tokens=16,
-        kv_cache_memory_bytes=2**20,
+        kv_cache_memory_bytes=28 * 1536,
         skip_tokenizer_init=True,
         compilation_cache_dir=compile_cache_dir,
     )
@@ -84,7 +84,7 @@ def test_what_penalties_and_biases_need_is_compiled_before_an_engine_is_ready(
 
 
 def test_nothing_compiles_after_the_warm_up(engine_of: Callable[..., LLM]) -> None:
-    llm = engine_of("llama", text=True, max_num_seqs=16, max_num_batched_tokens=32, kv_cache_memory_bytes=50 * 1536)
+    llm = engine_of("llama", text=True, kv_cache_memory_bytes=28 * 1536)
     llm.warm_up()
     rng = np.random.default_rng(11)
     lengths = rng.choice([1, 2, 3, 9, 17, 33, 50], NUM_REQUESTS)
@@ -112,7 +112,7 @@ def listen(event, duration, **_):
 jax.monitoring.register_event_duration_secs_listener(listen)
 from llmjax import LLM, SamplingParams
 llm = LLM(
-    sys.argv[1], dtype="float32", page_size=4, max_num_seqs=4, max_num_batched_tokens=16,
+    sys.argv[1], dtype="float32", page_size=4, max_num_seqs=1, max_num_batched_tokens=16,
     kv_cache_memory_bytes=2**20, skip_tokenizer_init=True, compilation_cache_dir=sys.argv[2],
 )
 llm.warm_up()

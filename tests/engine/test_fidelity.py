@@ -56,7 +56,14 @@ def logprobs(llm: LLM, count: int = 6) -> tuple[np.ndarray, list[int], np.ndarra
     return np.array(prompt), list(made.token_ids), np.array(generated)
 
 
-@pytest.mark.parametrize("isa", [*INSTRUCTION_SETS, PORTABLE])
+@pytest.mark.parametrize(
+    "isa",
+    [
+        # What goes wrong only between the least and the best is found by tests of the kernels.
+        *(pytest.param(isa, marks=pytest.mark.slow) if isa in USABLE[1:-1] else isa for isa in INSTRUCTION_SETS),
+        PORTABLE,
+    ],
+)
 def test_with_float32_nothing_rounds_activations(
     isa: str, engine_as: Callable[..., Any], plain: Callable[[str], Any]
 ) -> None:
@@ -75,7 +82,7 @@ def test_with_float32_nothing_rounds_activations(
 
 
 @pytest.mark.skipif(NATIVE is None, reason="the C++ kernels are not built")
-@pytest.mark.parametrize("isa", [USABLE[-1], "generic"])
+@pytest.mark.parametrize("isa", [USABLE[-1], pytest.param("generic", marks=pytest.mark.slow)])
 def test_prompts_never_see_rounded_activations(isa: str, engine_as: Callable[..., Any]) -> None:
     found = {}
     for activations in ("auto", "float", "int8"):
@@ -90,7 +97,7 @@ def test_prompts_never_see_rounded_activations(isa: str, engine_as: Callable[...
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_perplexity_is_the_same_on_every_cpu(
     name: str, engine_as: Callable[..., Any], request: pytest.FixtureRequest
 ) -> None:

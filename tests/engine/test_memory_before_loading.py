@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmjax import LLM
 from llmjax.checkpoint import open_checkpoint
 from llmjax.checkpoint.experts import with_stacked_experts
 from llmjax.checkpoint.formats.registry import plain_tensors
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.config import EngineConfig
 from llmjax.engine.memory import KV_TYPES, KVFootprint, kv_footprint, weight_bytes
+from llmjax.engine.model import load_model
 from llmjax.platforms import select_platform
 from llmjax.weights.packing import RowStack, pack
 
@@ -27,10 +26,11 @@ GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_weights_take_what_was_said(name: str, engine_of: Callable[..., LLM]) -> None:
-    llm = engine_of(name)
-    said = weight_bytes(open_checkpoint(GOLDEN / name).tensors, select_platform(EngineConfig(dtype="float32")))
-    assert said == llm.engine.model.num_bytes
+def test_weights_take_what_was_said(name: str) -> None:
+    config = EngineConfig(model=str(GOLDEN / name), dtype="float32")
+    platform = select_platform(config)
+    said = weight_bytes(open_checkpoint(config.model).tensors, platform)
+    assert said == load_model(config, platform).num_bytes
 
 
 def test_tiles_of_each_expert_are_filled_up() -> None:
@@ -46,8 +46,8 @@ def test_tiles_of_each_expert_are_filled_up() -> None:
 
 @pytest.mark.parametrize("kind", KV_TYPES)
 @pytest.mark.parametrize("page_size", [4, 32])
-def test_kv_pages_take_what_was_said(kind: str, page_size: int, engine_of: Callable[..., LLM]) -> None:
-    model = engine_of("gemma3").model_config
+def test_kv_pages_take_what_was_said(kind: str, page_size: int) -> None:
+    model = open_checkpoint(GOLDEN / "gemma3").model_config()
     pages = jax.eval_shape(
         lambda: model.layers[0].mixer.state.make(num_pages=10, page_size=page_size, dtype=KV_TYPES[kind])
     )
@@ -58,8 +58,8 @@ def test_kv_pages_take_what_was_said(kind: str, page_size: int, engine_of: Calla
     assert found.first_token_bytes == pytest.approx(6 * one_layer)
 
 
-def test_a_model_of_full_attention_has_no_windows(engine_of: Callable[..., LLM]) -> None:
-    model = engine_of("llama").model_config
+def test_a_model_of_full_attention_has_no_windows() -> None:
+    model = open_checkpoint(GOLDEN / "llama").model_config()
     found = kv_footprint(model, jnp.dtype(jnp.bfloat16), page_size=16)
     assert found == KVFootprint(3 * 2 * 2 * 8 * 2, {})
     halved = replace(model, layers=model.layers[:1])

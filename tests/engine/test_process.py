@@ -43,7 +43,6 @@ def config(compile_cache_dir: str) -> EngineConfig:
         max_num_seqs=4,
         max_num_batched_tokens=16,
         kv_cache_memory_bytes=280 * 64 * 384,
-        max_logprobs=5,
         decode_steps=1,
         compilation_cache_dir=compile_cache_dir,
         compile_threads=1,

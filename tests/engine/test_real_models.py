@@ -13,7 +13,7 @@ GOLDEN = Path(__file__).parent / "golden" / "greedy.json"
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_greedy_continuations(name: str, request: pytest.FixtureRequest, compile_cache_dir: str) -> None:
     path = request.getfixturevalue(f"{name}_path")
     cases = json.loads(GOLDEN.read_text())[name]

@@ -17,8 +17,8 @@ Edit = Callable[[np.ndarray, list[int]], None]  # changes logits f64 [V] given t
 
 @pytest.fixture
 def llm(engine_of: Callable[..., LLM]) -> LLM:
-    """16 slots, and pages for three full contexts: many long requests at once preempt each other."""
-    return engine_of("llama", text=True, max_num_seqs=16, max_num_batched_tokens=32, kv_cache_memory_bytes=50 * 1536)
+    """Pages for less than two full contexts: many long requests at once preempt each other."""
+    return engine_of("llama", text=True, kv_cache_memory_bytes=28 * 1536)
 
 
 @pytest.fixture

@@ -20,7 +20,9 @@ from llmjax.platforms import use_compilation_cache
 from tests.engine.compilers import TOP, compiler_of
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3", "qwen3-next"])
+@pytest.fixture(
+    scope="module", params=["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "qwen3-next"))]
+)
 def compiler(request: pytest.FixtureRequest, compile_cache_dir: str) -> StepCompiler:
     use_compilation_cache(compile_cache_dir)
     return compiler_of(request.param, kv_cache_memory_bytes=2**19)

@@ -35,6 +35,7 @@ def llm(request: pytest.FixtureRequest, compile_cache_dir: str) -> Iterator[LLM]
         max_logprobs=0,
         served_model_name=request.param,
         compilation_cache_dir=compile_cache_dir,
+        compile_threads=1,
     )
     yield llm
     llm.close()

@@ -195,7 +195,7 @@ def engine_config(tiny_model: Path, compile_cache_dir: str) -> EngineConfig:
         dtype="float32",
         max_model_len=CONTEXT,
         max_num_seqs=4,
-        max_num_batched_tokens=32,
+        max_num_batched_tokens=16,
         page_size=16,
         kv_cache_memory_bytes=8 * 2**20,
         max_num_queued_reqs=64,
