@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, decoder_config, experts_per_token, gated_mlp, layer_types, rms
 from llmjax.models.layers.latent import LatentAttention
-from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.layer import FeedForward, LayerSpec
 from llmjax.models.layers.moe import ExpertGroups, Experts, SharedExpert
 from llmjax.models.layers.norm import RMS
 from llmjax.models.layers.rope_scaling import RopeLengths, of_whole_heads, resolve_rope, rope_parameters, yarn_gain
@@ -43,18 +43,26 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     kinds = layer_types(fields)
     if "sliding_attention" in kinds:
         raise fields.error("layer_types", "has windows, which latent attention does not")
-    attention, norm = _attention(fields, max_model_len), rms(fields)
-    dense = fields.integer("first_k_dense_replace", minimum=0, maximum=MAX_LAYERS)
-    mlp = gated_mlp(fields)
-    experts = _experts(fields) if dense < len(kinds) else None
-    layers = [
-        LayerSpec(mixer=attention, feed_forward=mlp if experts is None or i < dense else experts, norm=norm)
-        for i in range(len(kinds))
-    ]
+    attention, norm = latent_attention(fields, max_model_len), rms(fields)
+    layers = [LayerSpec(mixer=attention, feed_forward=half, norm=norm) for half in feed_forwards(fields, _experts)]
     return decoder_config(fields, architecture="DeepseekV2ForCausalLM", layers=layers, norm=norm)
 
 
-def _attention(fields: Fields, max_model_len: int | None) -> LatentAttention:
+def feed_forwards(fields: Fields, experts: Callable[[Fields], Experts]) -> list[FeedForward]:
+    """An MLP in each of the first layers, then experts.
+
+    Args:
+        experts: reads the keys about them, which need not be there where no layer has any.
+    """
+    count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    dense = min(count, fields.integer("first_k_dense_replace", minimum=0, maximum=MAX_LAYERS))
+    step = fields.integer("moe_layer_freq") if "moe_layer_freq" in fields.defaults else 1
+    sparse, mlp = experts(fields) if dense < count else None, gated_mlp(fields)
+    return [mlp if sparse is None or i < dense or i % step else sparse for i in range(count)]
+
+
+def latent_attention(fields: Fields, max_model_len: int | None, *, interleaved: bool = True) -> LatentAttention:
+    """Latent attention from DeepSeek's keys; ``interleaved``: whether neighbors are rotated together."""
     heads, nope, turned = (
         fields.integer(key) for key in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim")
     )
@@ -73,7 +81,7 @@ def _attention(fields: Fields, max_model_len: int | None) -> LatentAttention:
         rope_dim=turned,
         value_dim=fields.integer("v_head_dim"),
         scale=scale,
-        rope=replace(resolve_rope(keys, head_dim=turned, lengths=lengths), interleaved=True),
+        rope=replace(resolve_rope(keys, head_dim=turned, lengths=lengths), interleaved=interleaved),
         norm=RMS(LATENT_EPS),
         bias=fields.flag("attention_bias"),
     )
@@ -84,21 +92,38 @@ def _experts(fields: Fields) -> Experts:
     fields.require("norm_topk_prob", False)
     fields.require("scoring_func", "softmax")
     fields.require("moe_layer_freq", 1)
-    count, groups = fields.integer("n_routed_experts"), None
-    if fields.choice("topk_method", ("greedy", "group_limited_greedy")) == "group_limited_greedy":
-        groups = ExpertGroups(fields.integer("n_group"), fields.integer("topk_group"))
-        if count % groups.count:
-            raise fields.error("n_group", f"does not divide n_routed_experts = {count}")
-        if groups.kept > groups.count:
-            raise fields.error("topk_group", f"is more than there are groups, {groups.count}")
+    limited = fields.choice("topk_method", ("greedy", "group_limited_greedy")) == "group_limited_greedy"
+    return routed_experts(fields, groups=expert_groups(fields, best=1) if limited else None, normalize=False)
+
+
+def expert_groups(fields: Fields, *, best: int) -> ExpertGroups:
+    """Groups of which a token looks into some; ``best``: see `ExpertGroups`."""
+    count, groups = fields.integer("n_routed_experts"), fields.integer("n_group")
+    kept = fields.integer("topk_group")
+    if count % groups:
+        raise fields.error("n_group", f"does not divide n_routed_experts = {count}")
+    if kept > groups:
+        raise fields.error("topk_group", f"is more than there are groups, {groups}")
+    if count // groups < best:
+        raise fields.error("n_group", f"leaves {count // groups} of {count} experts in a group, less than {best}")
+    return ExpertGroups(groups, kept, best)
+
+
+def routed_experts(fields: Fields, *, groups: ExpertGroups | None, **differences: Any) -> Experts:
+    """Experts from DeepSeek's keys, with shared ones that have no gate.
+
+    Args:
+        differences: other fields of Experts.
+    """
+    count = fields.integer("n_routed_experts")
     inner, shared = fields.integer("moe_intermediate_size"), fields.optional_integer("n_shared_experts", minimum=0)
     return Experts(
         count=count,
         per_token=experts_per_token(fields, count // groups.count * groups.kept if groups else count),
         inner=inner,
         activation=fields.choice("hidden_act", ACTIVATIONS),
-        normalize=False,
         scaling=fields.number("routed_scaling_factor"),
         groups=groups,
         shared=SharedExpert(inner=inner * shared, name="shared_experts", gated=False) if shared else None,
+        **differences,
     )

@@ -1,21 +1,28 @@
-"""Hunyuan 1 (dense): Llama with norms of heads behind their rotation, and a base of rope that a factor stretches."""
+"""Hunyuan 1: Llama with norms of heads behind their rotation, and a base of rope that a factor stretches; or with
+experts in every layer, and one that every token goes through."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types, rms
-from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types, rms, softmax_experts
+from llmjax.models.layers.layer import FeedForward, LayerSpec
+from llmjax.models.layers.moe import SharedExpert
 from llmjax.models.names import Names
 
 # What Hugging Face's HunYuanDenseV1Config means by a missing key.
 DEFAULTS = {**llama.DEFAULTS, "vocab_size": 290943, "rms_norm_eps": 1e-5, "use_qk_norm": True}
+# The same of HunYuanMoEV1Config.
+MOE_DEFAULTS = {**DEFAULTS, "num_experts": 1, "num_experts_per_tok": 1}
+MOE_ALIASES = {"num_experts_per_tok": ("moe_topk",)}
 NAMES = Names(
     modules={
+        "model.layers.*.mlp.gate.wg": "model.layers.*.mlp.gate",
         "model.layers.*.self_attn.query_layernorm": "model.layers.*.self_attn.q_norm",
         "model.layers.*.self_attn.key_layernorm": "model.layers.*.self_attn.k_norm",
     }
@@ -25,6 +32,30 @@ NAMES = Names(
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``llmjax.models.model_config``."""
     fields = Fields(_with_alpha(config), DEFAULTS)
+    return _hunyuan(fields, gated_mlp(fields), "HunYuanDenseV1ForCausalLM", max_model_len)
+
+
+def moe_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """`from_hf` for Hunyuan with experts."""
+    same = {key: _in_all_layers(config, key) for key in ("num_experts", "moe_topk") if key in config}
+    fields = Fields(_with_alpha({**config, **same}), MOE_DEFAULTS, aliases=MOE_ALIASES)
+    inner = fields.integer("intermediate_size")
+    for key, neutral in {"moe_intermediate_size": inner, "num_shared_expert": 1}.items():
+        Fields({key: _in_all_layers(config, key)}, name=fields.name).require(key, neutral)
+    experts = softmax_experts(fields, inner="intermediate_size", normalize=True)
+    experts = replace(experts, shared=SharedExpert(inner=inner, name="shared_mlp", gated=False))
+    return _hunyuan(fields, experts, "HunYuanMoEV1ForCausalLM", max_model_len)
+
+
+def _in_all_layers(config: Mapping[str, Any], key: str) -> Any:
+    """A number, also where the config has a list of it for each layer; a list of several stays one."""
+    value = config.get(key)
+    if isinstance(value, list | tuple) and value and all(one == value[0] for one in value):
+        return value[0]
+    return value
+
+
+def _hunyuan(fields: Fields, feed_forward: FeedForward, architecture: str, max_model_len: int | None) -> ModelConfig:
     fields.require("use_qk_norm", True)
     fields.require("use_cla", False)
     fields.require("mlp_bias", False)
@@ -39,8 +70,8 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         qk_norm=norm,
         qk_norm_first=False,
     )
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=gated_mlp(fields), norm=norm)
-    return decoder_config(fields, architecture="HunYuanDenseV1ForCausalLM", layers=[layer] * len(kinds), norm=norm)
+    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=feed_forward, norm=norm)
+    return decoder_config(fields, architecture=architecture, layers=[layer] * len(kinds), norm=norm)
 
 
 def _with_alpha(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -27,12 +27,14 @@ class Names:
         prefix: of modules in files, which is left out in the table, and by some files.
         qkv: order of rows of what becomes ``self_attn.qkv_proj``, which is then taken apart, as is
             ``mlp.gate_up_proj``, gate first.
+        vectors: ends of tensors in files that are [1, n] and vectors in the model.
         transposed: ends of modules in files whose weights are [in, out] unless they are quantized.
     """
 
     modules: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
     qkv: QKV = QKV.IN_TURN
+    vectors: Sequence[str] = ()
     transposed: Sequence[str] = ()
 
     def in_model(self, module: str) -> tuple[str, int | None]:

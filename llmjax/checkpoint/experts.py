@@ -31,7 +31,7 @@ STACK = re.compile(
     r"(?P<layer>.*)\.(?:mlp\.experts\.(?P<projection>gate_proj|up_proj|down_proj|gate_up_proj)"
     r"|block_sparse_moe\.(?P<granite>input_linear|output_linear))(?:\.weight)?"
 )
-MIXTRAL_ROUTER = re.compile(r"(?P<layer>.*)\.block_sparse_moe\.(?:gate|router\.layer)\.(?P<suffix>\w+)")
+MIXTRAL_ROUTER = re.compile(r"(?P<layer>.*)\.block_sparse_moe\.(?:gate\.|router\.layer\.)?(?P<suffix>\w+)")
 ROUTER = r"(?:mlp|block_sparse_moe)\.gate|shared_expert_gate|router(?:\.layer)?"
 """Pattern of the modules that choose experts, at the end of a name."""
 MIXTRAL_PROJECTIONS = MappingProxyType({"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"})

@@ -184,6 +184,8 @@ def with_model_names(
             and module.endswith(tuple(names.transposed))
         ):
             tensor = tensor.transposed()
+        if isinstance(tensor, SafetensorsTensor) and len(tensor.shape) == 2 and suffix in names.vectors:
+            tensor = tensor.flat()
         module, number = names.in_model(module)
         if number is not None:
             stacks.setdefault(f"{module}.{suffix}", {})[number] = tensor

@@ -88,6 +88,10 @@ class SafetensorsTensor:
         """The transpose of a matrix, where it lies."""
         return replace(self, shape=self.shape[::-1], stored=self.stored.T)
 
+    def flat(self) -> SafetensorsTensor:
+        """The numbers as a vector, where they lie."""
+        return replace(self, shape=(self.stored.size,), stored=self.stored.reshape(-1))
+
     def taken(self, rows: np.ndarray) -> SafetensorsTensor:
         """Some rows, intp [n]; those that follow each other where they lie, others copied."""
         in_turn = len(rows) and bool((np.diff(rows) == 1).all())

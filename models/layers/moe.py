@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,9 @@ from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.mlp import GatedMLP
 from llmjax.models.layers.parameter import parameter
 from llmjax.models.layers.residual import fed_forward, feed_forward_axes
+
+SCORES = MappingProxyType({"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid})
+NO_SHARE = 1e-20  # keeps shares that are all zero from being divided by zero
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +40,20 @@ class ExpertGroups:
 
     count: int
     kept: int
+    best: int = 1  # how many experts of a group count, with the sum of their scores
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """Each token goes through the few that a router scores highest, by a softmax over all."""
+    """Each token goes through the few that a router scores highest."""
 
     count: int
     per_token: int
     inner: int  # intermediate size of an expert
     activation: str  # a key of ACTIVATIONS
     normalize: bool  # whether the shares of a token's experts add up to one
+    score: Literal["softmax", "sigmoid"] = "softmax"  # over all experts, or of each by itself
+    corrected: bool = False  # whether each expert's score is corrected when it is compared, but not in its share
     scaling: float = 1.0  # of the shares, normalized or not
     groups: ExpertGroups | None = None
     shared: SharedExpert | None = None
@@ -69,7 +76,7 @@ class ExpertsModule(nnx.Module):
 
     Routers are in f32: a rounded score may choose another expert. Formulas: Hugging Face's ``Qwen2MoeSparseMoeBlock``,
     of which ``Qwen3MoeSparseMoeBlock`` and ``MixtralSparseMoeBlock`` leave out the shared expert; ``DeepseekV2Moe``,
-    whose shared expert has no gate.
+    whose shared expert has no gate; ``DeepseekV3MoE``, with sigmoids and corrections.
     """
 
     # Positional: x, module, before, after, context. Static: residual.
@@ -79,7 +86,7 @@ class ExpertsModule(nnx.Module):
 
     def __init__(self, spec: Experts, size: int, *, dtype: jnp.dtype) -> None:
         router, self.spec = jnp.dtype(jnp.float32), spec
-        self.gate = Linear(size, spec.count, bias=False, dtype=router)
+        self.gate = Router(size, spec)
         self.experts = Stacks(size, spec, dtype=dtype)
         if (shared := spec.shared) is not None:
             mlp = GatedMLP(inner=shared.inner, activation=spec.activation)
@@ -112,16 +119,32 @@ class ExpertsModule(nnx.Module):
         Args:
             n: [T, D].
         """
-        spec, scores = self.spec, jax.nn.softmax(_in_f32(n, self.gate), axis=-1)
+        spec = self.spec
+        scores = SCORES[spec.score](_in_f32(n, self.gate))
+        compared = self.gate.corrected(scores)
         if (groups := spec.groups) is not None:
-            by_group = scores.reshape(len(n), groups.count, -1)
-            _, kept = jax.lax.top_k(by_group.max(axis=-1), groups.kept)
+            by_group = compared.reshape(len(n), groups.count, -1)
+            best, _ = jax.lax.top_k(by_group, groups.best)
+            _, kept = jax.lax.top_k(best.sum(axis=-1), groups.kept)
             is_kept = jax.nn.one_hot(kept, groups.count, dtype=bool).any(axis=1)
-            scores = jnp.where(is_kept[..., None], by_group, 0).reshape(scores.shape)
-        shares, chosen = jax.lax.top_k(scores, spec.per_token)
+            compared = jnp.where(is_kept[..., None], by_group, -jnp.inf).reshape(scores.shape)
+        _, chosen = jax.lax.top_k(compared, spec.per_token)
+        shares = jnp.take_along_axis(scores, chosen, axis=-1)
         if spec.normalize:
-            shares = shares / shares.sum(axis=-1, keepdims=True)
+            shares = shares / (shares.sum(axis=-1, keepdims=True) + NO_SHARE)
         return chosen.astype(jnp.int32), shares * spec.scaling
+
+
+class Router(Linear):
+    """Scores experts, [T, D] to [T, E], in f32."""
+
+    def __init__(self, size: int, spec: Experts) -> None:
+        super().__init__(size, spec.count, bias=False, dtype=jnp.dtype(jnp.float32))
+        self.e_score_correction_bias = parameter((spec.count,), jnp.float32, axes=(None,)) if spec.corrected else None
+
+    def corrected(self, scores: jax.Array) -> jax.Array:
+        """Scores as they are compared."""
+        return scores if self.e_score_correction_bias is None else scores + self.e_score_correction_bias.get_value()
 
 
 class Stacks(nnx.Module):

@@ -65,6 +65,11 @@ MORE = [
     "exaone4",
     "baichuan-13b",
     "hunyuan",
+    "deepseek-v3",
+    "deepseek-moe",
+    "glm4-moe",
+    "ernie4_5-moe",
+    "minimax-m2",
 ]
 # What these are made of is in those above.
 VARIANTS = [
@@ -81,6 +86,9 @@ VARIANTS = [
     "baichuan",
     "minicpm",
     "yi",
+    "dots1",
+    "hunyuan-moe",
+    "minicpm3",
 ]
 ROPES = [
     ("llama", "rope-linear"),

@@ -61,6 +61,11 @@ NEEDED: dict[str, dict[str, Any]] = {
         "position_embedding_type": "rope",
     },
     "MiniCPMForCausalLM": {"head_dim": None},
+    "DeepseekForCausalLM": {"n_routed_experts": 8, "num_experts_per_tok": 2},
+    "DeepseekV3ForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
+    "Dots1ForCausalLM": {"num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 2},
+    "HunYuanMoEV1ForCausalLM": {"num_experts": 8, "moe_topk": [2, 2]},
+    "MiniCPM3ForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
     "DeepseekV2ForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "num_experts_per_tok": 2},
     "GPTBigCodeForCausalLM": {"num_key_value_heads": 1},
     "GPTJForCausalLM": {"num_key_value_heads": 4, "rotary_dim": 8},
@@ -482,6 +487,45 @@ def test_a_stretched_base_of_hunyuan() -> None:
         config("LlamaForCausalLM", rope_scaling=scaling)
 
 
+def test_experts_of_deepseek_v3_and_kimi() -> None:
+    got = model_config({"model_type": "deepseek_v3", "scoring_func": "sigmoid", "topk_method": "noaux_tc"})
+    assert sparse_layers(got) == [False] * 3 + [True] * 58
+    experts = got.layers[3].feed_forward
+    assert experts == Experts(
+        count=256,
+        per_token=8,
+        inner=2048,
+        activation="silu",
+        normalize=True,
+        score="sigmoid",
+        corrected=True,
+        scaling=2.5,
+        groups=ExpertGroups(8, 4, best=2),
+        shared=SharedExpert(inner=2048, name="shared_experts", gated=False),
+    )
+    kimi = model_config({"model_type": "kimi_k2", "n_group": 1, "topk_group": 1, "n_routed_experts": 384})
+    assert (kimi.layers[-1].feed_forward.groups, kimi.layers[-1].feed_forward.count) == (None, 384)
+    plain = config("DeepseekV3ForCausalLM", **NEEDED["DeepseekV3ForCausalLM"], rope_interleave=False)
+    assert not plain.layers[0].mixer.rope.interleaved
+
+
+def test_which_layers_have_experts() -> None:
+    keys = {"n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "moe_layer_freq": 2}
+    assert sparse_layers(config("DeepseekForCausalLM", **keys)) == [False, False, True, False]
+    keys = {"num_key_value_heads": 4, "moe_layer_start_index": 1, "moe_layer_interval": 2}
+    assert sparse_layers(config("Ernie4_5_MoeForCausalLM", **keys)) == [False, True, False, True]
+    assert sparse_layers(config("Ernie4_5_MoeForCausalLM", **keys, moe_layer_end_index=2)) == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    got = config("MiniMaxM2ForCausalLM", num_key_value_heads=4, rotary_dim=64)
+    assert (got.ropes[0].rotary_dim, got.layers[0].mixer.qk_norm_over) == (64, "all heads")
+    got = config("HunYuanMoEV1ForCausalLM", num_experts=[8] * 4, moe_topk=[2] * 4, num_shared_expert=[1] * 4)
+    assert (got.layers[0].feed_forward.per_token, got.layers[0].feed_forward.shared.inner) == (2, 96)
+
+
 def test_slopes_of_heads_that_are_no_power_of_two() -> None:
     assert alibi_slopes(3) == (2.0**-4, 2.0**-8, 2.0**-2)
     assert alibi_slopes(6) == (*(2.0 ** (-2 * k) for k in (1, 2, 3, 4)), 2.0**-1, 2.0**-3)
@@ -632,6 +676,15 @@ def test_unknown_models(keys: dict[str, Any], message: str) -> None:
             {"layer_types": ["attention"] * 4, "num_local_experts": 4},
             "num_local_experts = 4 is not supported",
         ),
+        ("DeepseekV3ForCausalLM", {"topk_method": "greedy"}, "topk_method = 'greedy' is not supported"),
+        ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func = 'softmax' is not supported"),
+        ("DeepseekV3ForCausalLM", {"n_group": 256}, "n_group = 256 leaves 1 of 256 experts in a group, less than 2"),
+        ("DeepseekForCausalLM", {"n_routed_experts": None}, "n_routed_experts = None must be an integer"),
+        ("Ernie4_5_MoeForCausalLM", {"num_key_value_heads": 4, "use_bias": True}, "use_bias = True is not supported"),
+        ("Ernie4_5_MoeForCausalLM", {"num_key_value_heads": 4, "moe_k": 65}, "moe_k = 65 is more than there are"),
+        ("HunYuanMoEV1ForCausalLM", {"num_experts": 8, "moe_topk": [1, 2]}, "moe_topk = [1, 2] must be an integer"),
+        ("HunYuanMoEV1ForCausalLM", {"moe_intermediate_size": [64, 64]}, "moe_intermediate_size = 64 is not supported"),
+        ("MiniMaxM2ForCausalLM", {"num_key_value_heads": 4, "use_routing_bias": False}, "use_routing_bias = False is"),
         ("HunYuanDenseV1ForCausalLM", {"use_cla": True}, "use_cla = True is not supported"),
         ("LlamaForCausalLM", {"use_qk_norm": True}, "use_qk_norm = True is not supported"),
         ("MiniCPMForCausalLM", {"sparse_config": {"topk": 64}}, "is not supported"),
@@ -745,7 +798,9 @@ PARTIAL = {
     "ChatGLMForConditionalGeneration",
     "ChatGLMModel",
     "Glm4ForCausalLM",
+    "Glm4MoeForCausalLM",
     "GlmForCausalLM",
+    "MiniMaxM2ForCausalLM",
     "GPTJForCausalLM",
     "GPTNeoXForCausalLM",
     "Phi3ForCausalLM",

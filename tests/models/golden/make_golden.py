@@ -55,6 +55,21 @@ _GRANITE = {
     "logits_scaling": 2.5,
 }
 _GRANITE_MOE = {**_GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2, "tie_word_embeddings": True}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+_DEEPSEEK_EXPERTS = {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+}
 _GLM = {"num_hidden_layers": 2, "head_dim": 12, "partial_rotary_factor": 0.5, "pad_token_id": 0}
 
 # Heads times head size differs from the hidden size wherever the family allows it.
@@ -418,6 +433,79 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "yi": ("LlamaForCausalLM", {"num_hidden_layers": 2}),
+    "deepseek-v3": (
+        "DeepseekV3ForCausalLM",
+        {
+            **_LATENT,
+            **_DEEPSEEK_EXPERTS,
+            "num_hidden_layers": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+            "rope_theta": 100.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        },
+    ),
+    "glm4-moe": (
+        "Glm4MoeForCausalLM",
+        {
+            **_DEEPSEEK_EXPERTS,
+            "num_hidden_layers": 2,
+            "head_dim": 12,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.5,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "dots1": (
+        "Dots1ForCausalLM",
+        {**_DEEPSEEK_EXPERTS, "head_dim": 12, "sliding_window": 9, "max_window_layers": 2, "norm_topk_prob": True},
+    ),
+    "minimax-m2": (
+        "MiniMaxM2ForCausalLM",
+        {
+            "num_hidden_layers": 2,
+            "head_dim": 12,
+            "rotary_dim": 6,
+            "intermediate_size": 16,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+        },
+    ),
+    "ernie4_5-moe": (
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 16,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+        },
+    ),
+    "hunyuan-moe": (
+        "HunYuanMoEV1ForCausalLM",
+        {"num_hidden_layers": 2, "head_dim": 12, "intermediate_size": 16, "num_experts": 8, "moe_topk": 3},
+    ),
+    "minicpm3": (
+        "MiniCPM3ForCausalLM",
+        {
+            **_LATENT,
+            "num_hidden_layers": 2,
+            "scale_emb": 3,
+            "scale_depth": 1.4,
+            "dim_model_base": 8,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "deepseek-moe": ("LlamaForCausalLM", {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}),
 }
 STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published
 
@@ -493,7 +581,8 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
     """Weights with enough spread that every operation shows in the logits, rounded to bf16."""
     generator = torch.Generator().manual_seed(seed)
     plus_one = type(model).__name__.startswith(("Gemma", "Qwen3Next"))  # norms with weights of about zero
-    for name, parameter in model.named_parameters():
+    corrections = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias")]
+    for name, parameter in [*model.named_parameters(), *corrections]:
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith(".weight") and parameter.ndim == 1:
             value = 0.3 * noise + (0.0 if plus_one and "linear_attn" not in name else 1.0)

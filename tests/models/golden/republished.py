@@ -6,6 +6,7 @@ Sources of names and keys: the configuration and modeling files published with e
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -131,6 +132,53 @@ def _alibi(model: torch.nn.Module, config: Config) -> None:
     model.register_forward_pre_hook(biased, with_kwargs=True)
 
 
+class _Mixture(torch.nn.Module):
+    """DeepSeek-MoE's experts: each token goes through two of six and, as if they were one, two shared ones.
+
+    Formula: section 3 of the paper (arXiv:2401.06066), and what its modeling file calls things.
+    """
+
+    def __init__(self, mlp: Callable[[int], torch.nn.Module], size: int) -> None:
+        super().__init__()
+        inner = DEEPSEEK_MOE["moe_intermediate_size"]
+        self.gate = torch.nn.Linear(size, DEEPSEEK_MOE["n_routed_experts"], bias=False)
+        self.experts = torch.nn.ModuleList(mlp(inner) for _ in range(DEEPSEEK_MOE["n_routed_experts"]))
+        self.shared_experts = mlp(inner * DEEPSEEK_MOE["n_shared_experts"])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shares, chosen = self.gate(x).softmax(-1).topk(DEEPSEEK_MOE["num_experts_per_tok"], dim=-1)
+        out = self.shared_experts(x)
+        for number, expert in enumerate(self.experts):
+            out = out + (shares * (chosen == number)).sum(-1, keepdim=True) * expert(x)
+        return out
+
+
+DEEPSEEK_MOE = {
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": False,
+    "scoring_func": "softmax",
+}
+
+
+def _mixtures(model: torch.nn.Module, config: Config) -> None:
+    def mlp(inner: int) -> torch.nn.Module:
+        own = copy.deepcopy(model.config)
+        own.intermediate_size = inner
+        return type(model.model.layers[0].mlp)(own)
+
+    for layer in model.model.layers[DEEPSEEK_MOE["first_k_dense_replace"] :]:
+        layer.mlp = _Mixture(mlp, config["hidden_size"])
+
+
+def _deepseek(config: Config) -> dict[str, Any]:
+    return keys("DeepseekForCausalLM", "deepseek")(config) | DEEPSEEK_MOE
+
+
 _INTERNLM2 = {
     "embed_tokens": "tok_embeddings",
     "lm_head": "output",
@@ -188,5 +236,6 @@ REPUBLISHED = {
         _EXAONE,
     ),
     "chatglm": Republished(_chatglm, _CHATGLM, lambda tensors, config: _fuse_qkv(tensors, "query_key_value")),
+    "deepseek-moe": Republished(_deepseek, {}, adapt=_mixtures),
     "minicpm": Republished(_minicpm, {}),
 }

@@ -1,0 +1,65 @@
+"""DeepSeek V3, R1 and V3.1, and Kimi K2: latent attention, and experts that are chosen by sigmoids with corrections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.models import deepseek_v2
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import decoder_config, layer_types, rms
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.moe import Experts
+
+# What Hugging Face's DeepseekV3Config means by a missing key.
+DEFAULTS = {
+    **deepseek_v2.DEFAULTS,
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "max_position_embeddings": 4096,
+    "rope_interleave": True,
+    "first_k_dense_replace": 3,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+GROUP_BEST = 2  # experts whose scores are a group's
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(config, DEFAULTS)
+    fields.require("mlp_bias", False)
+    kinds = layer_types(fields, kinds=("full_attention",))
+    attention = deepseek_v2.latent_attention(fields, max_model_len, interleaved=fields.flag("rope_interleave"))
+    norm, halves = rms(fields), deepseek_v2.feed_forwards(fields, sigmoid_experts)
+    assert len(halves) == len(kinds)
+    layers = [LayerSpec(mixer=attention, feed_forward=half, norm=norm) for half in halves]
+    return decoder_config(fields, architecture="DeepseekV3ForCausalLM", layers=layers, norm=norm)
+
+
+def sigmoid_experts(fields: Fields) -> Experts:
+    """Experts from DeepSeek V3's keys."""
+    fields.require("scoring_func", "sigmoid")
+    fields.require("topk_method", "noaux_tc")
+    fields.require("moe_layer_freq", 1)
+    groups = fields.integer("n_group")
+    return deepseek_v2.routed_experts(
+        fields,
+        groups=deepseek_v2.expert_groups(fields, best=GROUP_BEST) if groups > 1 else None,
+        normalize=fields.flag("norm_topk_prob"),
+        score="sigmoid",
+        corrected=True,
+    )

@@ -1,0 +1,52 @@
+"""dots.llm1: norms of heads, windows on upper layers where asked for, and DeepSeek V3's experts behind the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.models import deepseek_v2, deepseek_v3, llama
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, layer_types, rms
+from llmjax.models.layers.layer import LayerSpec
+
+# What Hugging Face's Dots1Config means by a missing key.
+DEFAULTS = {
+    **llama.DEFAULTS,
+    "vocab_size": 152064,
+    "hidden_size": 4608,
+    "intermediate_size": 10944,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 32,
+    "sliding_window": 4096,
+    "max_window_layers": 62,
+    "first_k_dense_replace": 0,
+    "n_routed_experts": None,
+    "n_shared_experts": None,
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(config, DEFAULTS)
+    fields.require("mlp_bias", False)
+    count, window = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), fields.optional_integer("sliding_window")
+    full = count if window is None else min(count, fields.integer("max_window_layers", minimum=0))
+    kinds = layer_types(fields, ["full_attention"] * full + ["sliding_attention"] * (count - full))
+    norm, bias = rms(fields), fields.flag("attention_bias")
+    attention = attention_by_kind(
+        fields, kinds, window=window, max_model_len=max_model_len, qkv_bias=bias, o_bias=bias, qk_norm=norm
+    )
+    halves = deepseek_v2.feed_forwards(fields, deepseek_v3.sigmoid_experts)
+    layers = [
+        LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm) for kind, half in zip(kinds, halves, strict=True)
+    ]
+    return decoder_config(fields, architecture="Dots1ForCausalLM", layers=layers, norm=norm)

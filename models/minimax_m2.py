@@ -1,0 +1,80 @@
+"""MiniMax M2: norms of q and k over all heads, a part of each head rotated, and experts chosen by sigmoids with
+corrections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.models import llama
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import attention_by_kind, decoder_config, experts_per_token, layer_types, rms
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.moe import Experts
+
+# What Hugging Face's MiniMaxM2Config means by a missing key.
+DEFAULTS = {
+    **llama.DEFAULTS,
+    "vocab_size": 200064,
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 196608,
+    "rope_theta": 5e6,
+    "use_qk_norm": True,
+    "num_local_experts": 256,
+    "num_experts_per_tok": 8,
+    "bos_token_id": 200034,
+    "eos_token_id": 200020,
+}
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(_with_rotated_part(config), DEFAULTS)
+    for key, neutral in {
+        "attention_bias": False,
+        "mlp_bias": False,
+        "use_qk_norm": True,
+        "qk_norm_type": "per_layer",
+        "scoring_func": "sigmoid",
+        "use_routing_bias": True,
+        "shared_intermediate_size": 0,
+        "sliding_window": 0,
+    }.items():
+        fields.require(key, neutral)
+    kinds, norm = layer_types(fields, kinds=("full_attention",)), rms(fields)
+    attention = attention_by_kind(
+        fields,
+        kinds,
+        window=None,
+        max_model_len=max_model_len,
+        partial_rotary=True,
+        qk_norm=norm,
+        qk_norm_over="all heads",
+    )
+    count = fields.integer("num_local_experts")
+    experts = Experts(
+        count=count,
+        per_token=experts_per_token(fields, count),
+        inner=fields.integer("intermediate_size"),
+        activation=fields.choice("hidden_act", ACTIVATIONS),
+        normalize=True,
+        score="sigmoid",
+        corrected=True,
+    )
+    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=experts, norm=norm)
+    return decoder_config(fields, architecture="MiniMaxM2ForCausalLM", layers=[layer] * len(kinds), norm=norm)
+
+
+def _with_rotated_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``rotary_dim``, in entries, as others have it: as a part of a head."""
+    if config.get("rotary_dim") is None or config.get("partial_rotary_factor") is not None:
+        return config
+    fields = Fields(config, DEFAULTS)
+    return {**config, "partial_rotary_factor": fields.integer("rotary_dim") / fields.integer("head_dim")}
