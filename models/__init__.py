@@ -14,6 +14,7 @@ from llmjax.models.layers.moe import ExpertGroups, Experts, SharedExpert
 from llmjax.models.layers.norm import RMS, Layer
 from llmjax.models.layers.residual import NormedParts, Parallel, PostNorm, PreNorm, Sandwich
 from llmjax.models.layers.rope import RopeConfig
+from llmjax.models.nested import text_config, text_name
 from llmjax.models.registry import FAMILIES, has_unit_head, model_config, tensor_names
 
 __all__ = [
@@ -46,4 +47,6 @@ __all__ = [
     "merge",
     "model_config",
     "tensor_names",
+    "text_config",
+    "text_name",
 ]

@@ -93,10 +93,15 @@ def _open_gguf(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
 
 
 def _open_folder(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
-    config = {**read_object(path / CONFIG), **overrides}
+    written = read_object(path / CONFIG)
+    if (text := models.text_config(written)) is not None:
+        logger.warning("%s: the text model alone is read; images are not supported", path)
+    config = {**(written if text is None else text), **overrides}
     generation = path / GENERATION_CONFIG
     generation_config = read_object(generation) if generation.exists() else {}
     plain = plain_tensors(stored_tensors(path), config, path)
+    if text is not None:
+        plain = {models.text_name(name): tensor for name, tensor in plain.items()}
     tensors = with_stacked_experts(plain, path)
     if (names := models.tensor_names(config)) is not None:
         tensors = with_model_names(tensors, names, _model_config(config, path), path)

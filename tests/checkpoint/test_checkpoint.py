@@ -137,3 +137,35 @@ def test_an_architecture_that_is_said_to_be_another_one(folder: Path, caplog: py
     assert f"{folder} is read as ['LlamaForCausalLM'], as hf_overrides has it" in caplog.text
     with pytest.raises(CheckpointError, match=r'set hf_overrides to \{"architectures": '):
         open_checkpoint(folder).model_config()
+
+
+@pytest.mark.parametrize("layout", ["before Transformers 5", "since"])
+@pytest.mark.parametrize(("name", "outer"), [("gemma3", "Gemma3"), ("mistral", "Mistral3")])
+def test_a_text_model_inside_of_a_multimodal_one(tmp_path: Path, layout: str, name: str, outer: str) -> None:
+    alone = open_checkpoint(LLAMA.parent / name)
+    text = json.loads((LLAMA.parent / name / "config.json").read_text())
+    del text["architectures"]
+    eos = text.pop("eos_token_id")
+    outside = {"architectures": [f"{outer}ForConditionalGeneration"], "eos_token_id": eos, "image_token_index": 9}
+    (tmp_path / "config.json").write_text(json.dumps({**outside, "text_config": text, "vision_config": {}}))
+
+    def inside(key: str) -> str:
+        if layout == "since":
+            return re.sub(r"^model\.", "model.language_model.", key)
+        return f"language_model.{key}"
+
+    stored = {inside(key): tensor.read(F32) for key, tensor in alone.tensors.items()}
+    save_file(stored | {"vision_tower.layers.0.weight": np.ones(3, F32)}, tmp_path / "model.safetensors")
+    found = open_checkpoint(tmp_path)
+    assert found.model_config() == alone.model_config()
+    assert found.tensors.keys() - alone.tensors.keys() == {"vision_tower.layers.0.weight"}
+    for key, tensor in alone.tensors.items():
+        np.testing.assert_array_equal(found.tensors[key].read(F32), tensor.read(F32))
+
+
+def test_what_is_inside_of_a_multimodal_model_is_known_or_not(tmp_path: Path) -> None:
+    save_file(WEIGHTS, tmp_path / "model.safetensors")
+    config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "novel"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="'Mistral3ForConditionalGeneration' is not supported"):
+        open_checkpoint(tmp_path).model_config()
