@@ -90,6 +90,7 @@ class AsyncLLM(LoadedLLM):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams a request; closing the generator or cancelling its task aborts it.
 
@@ -98,6 +99,7 @@ class AsyncLLM(LoadedLLM):
             request_id: unique among running requests.
             priority: smaller first; needs ``scheduling_policy="priority"``.
             cache_salt: only requests with the same salt share cached prefixes.
+            shown: special tokens that are part of the text even where ``sampling_params`` leaves them out.
 
         Yields:
             Outputs as ``sampling_params.output_kind`` says; the last one has ``finished``.
@@ -114,7 +116,9 @@ class AsyncLLM(LoadedLLM):
             prompt = {**fields, "prompt_token_ids": await asyncio.to_thread(self._frontend.encode, text)}
             self._check_open()  # much may have happened since
         self._event_loop = asyncio.get_running_loop()
-        request = self._frontend.open(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
+        request = self._frontend.open(
+            prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt, shown=shown
+        )
         stream: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         self._streams[request_id] = stream
         scores: list[TokenLogprobs | None] = []

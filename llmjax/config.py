@@ -293,6 +293,17 @@ class ServerConfig:
     shutdown_timeout: float = setting(30.0, "seconds that running requests have to finish after SIGTERM")
     trust_request_chat_template: bool = setting(False, "let requests bring their own chat template")
     response_role: str = setting("assistant", "role of chat answers")
+    tool_call_parser: str = setting(
+        "auto",
+        "how the model writes tool calls: a family such as hermes, llama3_json or mistral (names of vLLM's parsers are "
+        "known too); auto: by the text of its chat template; none: calls are not looked for",
+    )
+    reasoning_parser: str = setting(
+        "auto",
+        "how the model marks its reasoning: a family such as deepseek_r1 or mistral; auto: by the text of its chat "
+        "template; none: reasoning stays in the content",
+    )
+    enable_auto_tool_choice: bool = setting(True, "let the model decide whether to call the tools of a request")
     enable_request_id_headers: bool = setting(True, "answer with X-Request-Id")
     log_level: str = setting(
         "info",

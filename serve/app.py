@@ -10,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from llmjax.config import ServerConfig
 from llmjax.errors import LLMJaxError
 from llmjax.serve.access import PROBE_PATHS, STATUS_PATHS, ApiKeys, HostCheck
+from llmjax.serve.answers import OutputFormats
 from llmjax.serve.context import Server, fingerprint, model_root
 from llmjax.serve.drain import Gate
 from llmjax.serve.errors import ApiError, ClientDisconnected, handle_error
@@ -51,6 +52,7 @@ def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None
         config=config,
         gate=gate,
         limits=BodyLimits.of(engine, config),
+        formats=OutputFormats(engine.tokenizer, config),
         fingerprint=fingerprint(engine),
         model_root=model_root(engine),
     )

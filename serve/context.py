@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from llmjax.config import ServerConfig
+from llmjax.serve.answers import OutputFormats
 from llmjax.serve.drain import Gate
 from llmjax.serve.errors import ApiError
 from llmjax.serve.interfaces import Engine
@@ -35,6 +36,7 @@ class Server:
     config: ServerConfig
     gate: Gate
     limits: BodyLimits
+    formats: OutputFormats
     created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""
     model_root: str = ""

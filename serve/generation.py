@@ -23,13 +23,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Everything the engine needs for one HTTP request; ``params[i]`` belongs to ``prompts[i]``."""
+    """Everything the engine needs for one HTTP request; ``params[i]`` belongs to ``prompts[i]``.
+
+    Args:
+        shown: special tokens that are part of the text.
+    """
 
     id: str
     prompts: list[EncodedPrompt]
     params: list[SamplingParams]
     priority: int = 0
     cache_salt: str | None = None
+    shown: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ async def run_job(engine: Engine, job: Job) -> AsyncGenerator[Part, None]:
             f"{job.id}-{uuid.uuid4().hex[:8]}",
             priority=job.priority,
             cache_salt=job.cache_salt,
+            shown=job.shown,
         )
         for prompt, params in zip(job.prompts, job.params, strict=True)
     ]
@@ -166,6 +172,7 @@ class Tally:
         self._cached = [0] * len(job.prompts)
         self.prompt_tokens = sum(len(prompt.token_ids) for prompt in job.prompts)
         self.completion_tokens = 0
+        self.reasoning_tokens: int | None = None  # None: the model writes no reasoning
         record.prompt_tokens = self.prompt_tokens
         record.completion_tokens = 0
 
@@ -181,9 +188,12 @@ class Tally:
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's ``CompletionUsage``."""
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached)},
         }
+        if self.reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return usage

@@ -38,6 +38,7 @@ class Engine(Protocol):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> AsyncGenerator[RequestOutput, None]: ...
 
     def check_health(self) -> None: ...

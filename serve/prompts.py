@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from llmjax.parsing.choice import reads
 from llmjax.serve.context import Server
 from llmjax.serve.errors import ApiError
 from llmjax.serve.protocol.chat import ChatTemplateFields, template_messages
@@ -70,10 +71,36 @@ class Truncation:
         return EncodedPrompt(ids, server.tokenizer.decode(ids, skip_special_tokens=self.skip_special_tokens))
 
 
+def template_source(server: Server, body: ChatTemplateFields, *, with_tools: bool) -> str:
+    """The chat template that a request's prompt is made by.
+
+    Raises:
+        ApiError: an untrusted template, or no tokenizer.
+        TokenizerError: there is no template.
+    """
+    if body.chat_template is not None and not server.config.trust_request_chat_template:
+        raise ApiError(
+            "`chat_template` is refused: this server does not trust templates in requests "
+            "(--trust-request-chat-template)",
+            param="chat_template",
+            code="unsupported_parameter",
+        )
+    return server.tokenizer.template_source(body.chat_template, with_tools=with_tools)
+
+
 async def chat_prompt(
-    server: Server, body: ChatTemplateFields, *, truncation: Truncation | None = None
+    server: Server,
+    body: ChatTemplateFields,
+    *,
+    tools: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any] | None = None,
+    truncation: Truncation | None = None,
 ) -> EncodedPrompt:
     """Messages, rendered and encoded.
+
+    Args:
+        tools: checked; those of the request, if the model is to know them.
+        variables: of the template, where the request's own do not say otherwise.
 
     Raises:
         PromptTooLong: the text is longer than the context can hold, and not to be cut.
@@ -85,14 +112,12 @@ async def chat_prompt(
         raise ApiError(
             "add_generation_prompt and continue_final_message exclude each other", param="continue_final_message"
         )
-    if body.chat_template is not None and not server.config.trust_request_chat_template:
+    source = template_source(server, body, with_tools=bool(tools))
+    if tools and not reads(source, "tools"):
         raise ApiError(
-            "`chat_template` is refused: this server does not trust templates in requests "
-            "(--trust-request-chat-template)",
-            param="chat_template",
-            code="unsupported_parameter",
+            "`tools`: this model's chat template does not read them", param="tools", code="unsupported_parameter"
         )
-    kwargs = _template_kwargs(body.chat_template_kwargs)
+    kwargs = {**(variables or {}), **_template_kwargs(body.chat_template_kwargs)}
     messages = await off_loop(lambda: template_messages(body.messages), size=CHARS_PER_MESSAGE * len(body.messages))
     if body.continue_final_message and not messages[-1]["content"]:
         raise ApiError("continue_final_message needs a last message with content", param="continue_final_message")
@@ -101,6 +126,7 @@ async def chat_prompt(
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template=body.chat_template,
+        tools=tools,
         **kwargs,
     )
     text = await conversation.prompt_async()

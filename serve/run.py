@@ -16,6 +16,7 @@ import uvicorn
 
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.errors import ChatTemplateError
+from llmjax.serve.answers import OutputFormats
 from llmjax.serve.app import create_app
 from llmjax.serve.connection import BoundedConnection, IdleConnections
 from llmjax.serve.drain import Gate
@@ -36,11 +37,12 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         The exit status: 0, or that of an engine that died.
 
     Raises:
-        ConfigError: the port is busy or a TLS file is missing; known before the model is loaded.
+        ConfigError: the port is busy, a TLS file is missing or a parser is unknown; before the model is loaded.
         LLMJaxError: the model cannot be loaded.
     """
     _configure_logging(server_config.log_level)
     check_tls(server_config)
+    OutputFormats(None, server_config)  # says so if there is no parser of a name
     sock = bind(server_config)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -22,6 +22,7 @@ ORDER = (
     ("checkpoint",),
     ("quantization",),
     ("sampling", "outputs"),
+    ("parsing",),
     ("templating", "tokenizer"),
     ("parallel",),
     ("engine",),

@@ -145,11 +145,13 @@ class Frontend:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> EngineRequest:
         """Checks a request and remembers it.
 
         Args:
             name: its user's id; no other open request may have it.
+            shown: special tokens that are part of the text even where others are left out.
 
         Returns:
             What to send to the engine.
@@ -182,7 +184,7 @@ class Frontend:
             cache_salt=cache_salt,
             arrival_time=arrival,
         )
-        continuations = [self._continuation(index, request) for index in range(params.n)]
+        continuations = [self._continuation(index, request, shown) for index in range(params.n)]
         self._open[request.request_id] = _Open(name=name, request=request, prompt=text, continuations=continuations)
         self._names[name] = request.request_id
         self._num_unfinished += params.n
@@ -296,13 +298,14 @@ class Frontend:
                     found.append(tuple(ids))
         return tuple(dict.fromkeys(found))
 
-    def _continuation(self, index: int, request: EngineRequest) -> _Continuation:
+    def _continuation(self, index: int, request: EngineRequest, shown: frozenset[int]) -> _Continuation:
         params = request.params
         detokenizer = None
         if self.tokenizer is not None and params.detokenize:
             detokenizer = self.tokenizer.detokenizer(
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
+                shown=shown,
                 prompt_ids=request.prompt_token_ids,
             )
         return _Continuation(

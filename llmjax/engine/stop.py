@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmjax.parsing.scanner import MarkerScanner
+
 
 class StopMatcher:
     """Watches the text of one continuation.
@@ -14,8 +16,8 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool) -> None:
-        self._stops = tuple(stops)
-        self._longest = max((len(stop) for stop in self._stops), default=0)
+        self._scanner = MarkerScanner(stops) if stops else None
+        self._state = 0
         self._include = include
         self._held = ""  # text that may be the beginning of a stop string
         self.found: str | None = None  # the stop string that ended the text
@@ -26,32 +28,24 @@ class StopMatcher:
         Args:
             may_stop: False while ``min_tokens`` is not reached: a stop string counts as plain text.
         """
-        if not self._stops:
+        if self._scanner is None:
             return text
         if self.found is not None:
             return ""
         held = len(self._held)
         text = self._held + text
         self._held = ""
-        if may_stop:
-            # What ends in the held text came while nothing might stop, or it would have been found then.
-            hits = [(at, stop) for stop in self._stops if (at := text.find(stop, max(0, held + 1 - len(stop)))) >= 0]
-            if hits:
-                # The one that is complete first, as if the text had come character by character.
-                at, self.found = min(hits, key=lambda hit: (hit[0] + len(hit[1]), hit[0]))
-                return text[: at + len(self.found)] if self._include else text[:at]
-        return self._hold_back(text)
+        scan = self._scanner.scan(text, state=self._state, start=held)
+        while scan.marker is not None and not may_stop:
+            scan = self._scanner.scan(text, state=scan.state, start=scan.end)
+        self._state, self.found = scan.state, scan.marker
+        if self.found is not None:
+            return text[: scan.end if self._include else scan.end - len(self.found)]
+        shown = len(text) - self._scanner.held(scan.state)
+        self._held = text[shown:]
+        return text[:shown]
 
     def finish(self) -> str:
         """What was held back, at an end without a stop string."""
         held, self._held = self._held, ""
         return held
-
-    def _hold_back(self, text: str) -> str:
-        """Keeps the longest end of ``text`` that begins a stop string; returns the rest."""
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            tail = text[-length:]
-            if any(length < len(stop) and stop.startswith(tail) for stop in self._stops):
-                self._held = tail
-                return text[:-length]
-        return text

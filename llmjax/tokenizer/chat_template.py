@@ -147,14 +147,17 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: the template is too long.
         """
-        name = "tool_use" if variables.get("tools") and "tool_use" in self.sources else "default"
         request = RenderRequest(
-            source=_bounded(self.sources[name]),
+            source=_bounded(self.source(with_tools=bool(variables.get("tools")))),
             messages=list(messages),
             variables=variables,
             continue_final_message=continue_final_message,
         )
         return Conversation(self._pool, request)
+
+    def source(self, *, with_tools: bool) -> str:
+        """The template for requests with tools, or without."""
+        return self.sources["tool_use" if with_tools and "tool_use" in self.sources else "default"]
 
     def check(self) -> None:
         """Compiles the templates, which also makes the first rendering quick.

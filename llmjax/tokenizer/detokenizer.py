@@ -61,6 +61,7 @@ class IncrementalDetokenizer:
     Args:
         table: bytes of the tokens.
         skip_special_tokens: leave special tokens out.
+        shown: special tokens that are not left out.
         spaces_between_special_tokens: keep the space that word vocabularies put between neighboring special tokens.
         prompt_ids: tokens that come before; their text is not given out, but decides whether a leading space shows,
             and a character begun in them is finished here.
@@ -72,10 +73,11 @@ class IncrementalDetokenizer:
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
         prompt_ids: Sequence[int] = (),
     ) -> None:
         self._table = table
-        self._skip = table.special_ids if skip_special_tokens else frozenset[int]()
+        self._skip = table.special_ids - shown if skip_special_tokens else frozenset[int]()
         self._tight = table.special_ids if not spaces_between_special_tokens else frozenset[int]()
         self._after_special = False
         self._at_start = not any(i not in self._skip and table.exists(i) for i in prompt_ids)

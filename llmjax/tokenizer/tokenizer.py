@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -158,6 +158,7 @@ class Tokenizer:
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
         prompt_ids: Sequence[int] = (),
     ) -> IncrementalDetokenizer:
         """A fresh stream decoder; see ``IncrementalDetokenizer``."""
@@ -165,8 +166,19 @@ class Tokenizer:
             self._table,
             skip_special_tokens=skip_special_tokens,
             spaces_between_special_tokens=spaces_between_special_tokens,
+            shown=shown,
             prompt_ids=prompt_ids,
         )
+
+    def special_ids_in(self, texts: Iterable[str]) -> frozenset[int]:
+        """Special tokens whose text is in one of ``texts``."""
+        texts = tuple(texts)
+        tokens = ((id, self.id_to_token(id)) for id in self.all_special_ids)
+        return frozenset(id for id, token in tokens if token and any(token in text for text in texts))
+
+    def template_source(self, chat_template: str | None, *, with_tools: bool) -> str:
+        """The source of the chat template that ``conversation`` takes; raises what that raises."""
+        return self._template(chat_template).source(with_tools=with_tools)
 
     def id_to_token(self, id: int) -> str:
         """The vocabulary's own string of a token; empty where the id has none (padding rows of an embedding)."""

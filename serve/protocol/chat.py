@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 
 from llmjax.serve.errors import ApiError
 from llmjax.serve.protocol.common import ApiModel, GenerationRequest, at_most
+from llmjax.serve.protocol.tools import MAX_TOOLS, template_calls
 
 TEXT_PARTS = frozenset({"text", "input_text"})
 MAX_MESSAGES = 8192
@@ -33,14 +34,12 @@ class ChatMessage(ApiModel):
     reasoning_content: str | None = None
 
     tool_calls: Any = None
-    tool_call_id: Any = None
+    tool_call_id: str | None = None
     function_call: Any = None
     refusal: str | None = None
     audio: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "tool_calls": ([],),
-        "tool_call_id": (),
         "function_call": (),
         "audio": (),
     }
@@ -58,10 +57,10 @@ class ChatTemplateFields(ApiModel):
     add_special_tokens: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Any = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True), at_most(MAX_TOOLS)] | None = None
     mm_processor_kwargs: Any = None
 
-    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {"tools": ([],), "mm_processor_kwargs": ({},)}
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {"mm_processor_kwargs": ({},)}
 
 
 class ChatRequest(GenerationRequest, ChatTemplateFields):
@@ -69,7 +68,7 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    tool_choice: Any = None
+    tool_choice: str | dict[str, Any] | None = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -78,8 +77,8 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     prediction: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
-    reasoning_effort: Any = None
-    include_reasoning: Any = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = None
     verbosity: Any = None
     web_search_options: Any = None
     echo: Any = None
@@ -89,7 +88,6 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationRequest.neutral_values,
         **ChatTemplateFields.neutral_values,
-        "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
@@ -98,8 +96,6 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
         "prediction": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory",),
-        "reasoning_effort": (),
-        "include_reasoning": (True,),
         "verbosity": ("medium",),
         "web_search_options": (),
         "echo": (False,),
@@ -132,10 +128,18 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Messages as chat templates know them: no empty extras, of content parts the text alone.
 
+    The result of a call gets the name of the tool, which some templates want and the API does not ask for.
+
     Raises:
         ApiError: a message needs something other than text.
     """
-    return [_template_message(message, f"messages.{i}") for i, message in enumerate(messages)]
+    turns = [_template_message(message, f"messages.{i}") for i, message in enumerate(messages)]
+    names: dict[str, str] = {}
+    for turn in turns:
+        names |= {call["id"]: call["function"]["name"] for call in turn.get("tool_calls", ()) if "id" in call}
+        if turn["role"] == "tool" and (name := names.get(turn.get("tool_call_id", ""))) is not None:
+            turn.setdefault("name", name)
+    return turns
 
 
 def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
@@ -144,9 +148,9 @@ def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
             raise ApiError(
                 f"`{path}.{field}` is not supported yet", param=f"{path}.{field}", code="unsupported_parameter"
             )
-    if message.role in ("tool", "function"):
+    if message.role == "function":
         raise ApiError(
-            f"`{path}.role`: {message.role} messages are not supported yet",
+            f"`{path}.role`: function messages are not supported; results of calls have the role tool",
             param=f"{path}.role",
             code="unsupported_parameter",
         )
@@ -162,9 +166,11 @@ def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
             code="missing_required_parameter",
         )
     turn: dict[str, Any] = {"role": role, "content": _content(content, f"{path}.content")}
-    for field in ("name", "reasoning", "reasoning_content"):
+    for field in ("name", "reasoning", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, field)) is not None:
             turn[field] = value
+    if message.tool_calls:
+        turn["tool_calls"] = template_calls(message.tool_calls, f"{path}.tool_calls")
     return turn
 
 

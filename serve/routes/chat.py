@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
@@ -15,13 +16,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from llmjax.outputs import CompletionOutput, RequestOutput
+from llmjax.parsing.choice import reads
+from llmjax.serve.answers import AnswerFormat, AnswerReader
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, record_of, server_of
+from llmjax.serve.errors import ApiError
 from llmjax.serve.generation import Job, Tally, check_priority, collect, guarded, run_job
 from llmjax.serve.logprobs import TokenNames, chat_logprobs, num_logprobs, prompt_logprobs
-from llmjax.serve.prompts import Truncation, chat_prompt, off_loop, output_budget
+from llmjax.serve.prompts import EncodedPrompt, Truncation, chat_prompt, off_loop, output_budget, template_source
 from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.common import check_logprobs, check_stream, check_truncation, sampling_params
+from llmjax.serve.protocol.tools import calls_allowed, checked_tools
 from llmjax.serve.sse import EventStream, delta_event, event
 
 
@@ -29,9 +34,9 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
     server = server_of(request)
     config = server.config
     body = parse(await read_json(request), ChatRequest)
-    job = await _job(server, body, request)
+    job, form = await _job(server, body, request)
     answer = ChatAnswer(
-        server=server, body=body, job=job, tally=Tally(job, record_of(request)), created=int(time.time())
+        server=server, body=body, job=job, form=form, tally=Tally(job, record_of(request)), created=int(time.time())
     )
     if body.stream:
         return EventStream(answer.events(), keep_alive=config.sse_keep_alive_interval, timeout=config.request_timeout)
@@ -39,7 +44,7 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
     return Response(whole, media_type="application/json")
 
 
-async def _job(server: Server, body: ChatRequest, request: Request) -> Job:
+async def _job(server: Server, body: ChatRequest, request: Request) -> tuple[Job, AnswerFormat]:
     engine = server.engine
     server.check_model(body.model)
     logprobs = body.num_logprobs
@@ -51,19 +56,95 @@ async def _job(server: Server, body: ChatRequest, request: Request) -> Job:
     check_priority(engine, priority)
     asked = body.requested_tokens
     defaults = engine.info.default_sampling_params
-    prompt = await chat_prompt(server, body, truncation=Truncation.of(server, body, room=asked or 1))
+    tools = checked_tools(body.tools)
+    tools = tools if calls_allowed(body.tool_choice, tools) else []
+    source = template_source(server, body, with_tools=bool(tools))
+    prompt = await chat_prompt(
+        server,
+        body,
+        tools=tools,
+        variables=effort_variables(body.reasoning_effort, source),
+        truncation=Truncation.of(server, body, room=asked or 1),
+    )
+    form = answer_format(server, body, prompt, tools=tools, template=source)
     named = body.max_tokens_field
     default = defaults.get("max_tokens")
     budget = output_budget(server, prompt, asked=asked, default=default, field="messages", asked_field=named)
     params = sampling_params(
         body, defaults=defaults, max_tokens=budget, max_tokens_field=named, logprobs=logprobs, detokenize=True
     )
-    return Job(
+    job = Job(
         id=f"chatcmpl-{body.request_id or record_of(request).id}",
         prompts=[prompt],
         params=[params],
         priority=priority,
         cache_salt=cache_salt_of(request, body.cache_salt),
+        shown=frozenset() if form.grammar is None else server.formats.shown(form.grammar),
+    )
+    return job, form
+
+
+def effort_variables(effort: str | None, template: str) -> dict[str, Any]:
+    """``reasoning_effort`` as a template reads it: as such, or as a switch.
+
+    Raises:
+        ApiError: the template reads neither.
+    """
+    if effort is None:
+        return {}
+    if reads(template, "reasoning_effort"):
+        return {"reasoning_effort": effort}
+    for switch in ("enable_thinking", "thinking"):
+        if f"{switch} is defined" in template:
+            return {switch: effort != "none"}
+    raise ApiError(
+        "`reasoning_effort`: this model's chat template does not read it",
+        param="reasoning_effort",
+        code="unsupported_parameter",
+    )
+
+
+def answer_format(
+    server: Server, body: ChatRequest, prompt: EncodedPrompt, *, tools: list[dict[str, Any]], template: str
+) -> AnswerFormat:
+    """How the answers to a request are to be read.
+
+    Args:
+        tools: that the model may call.
+
+    Raises:
+        ApiError: it is not known how the model writes calls.
+    """
+    parsers = server.formats.parsers(template)
+    if tools and not server.config.enable_auto_tool_choice:
+        raise ApiError(
+            "`tools`: this server lets no model decide on calls (--no-enable-auto-tool-choice)",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    if tools and parsers.tools is None:
+        raise ApiError(
+            "`tools`: it is not known how this model writes its calls; the server needs a --tool-call-parser",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    grammar = parsers.grammar(with_tools=bool(tools), prompt=prompt.text or "")
+    tokenizer = server.tokenizer
+    detokenizer = None
+    if grammar is not None and parsers.reasoning is not None:
+        detokenizer = partial(
+            tokenizer.detokenizer,
+            skip_special_tokens=body.skip_special_tokens is not False,
+            spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
+            shown=server.formats.shown(grammar),
+            prompt_ids=prompt.token_ids,
+        )
+    return AnswerFormat(
+        grammar=grammar,
+        tools=tools,
+        parallel=body.parallel_tool_calls is not False,
+        include_reasoning=body.include_reasoning is not False,
+        detokenizer=detokenizer,
     )
 
 
@@ -74,6 +155,7 @@ class ChatAnswer:
     server: Server
     body: ChatRequest
     job: Job
+    form: AnswerFormat
     tally: Tally
     created: int
 
@@ -100,7 +182,8 @@ class ChatAnswer:
         """OpenAI's ``ChatCompletion`` as JSON."""
         (output,) = await collect(self.server.engine, self.job, self.tally)
         written = num_logprobs(output.prompt_logprobs, *(choice.logprobs for choice in output.outputs))
-        return await off_loop(lambda: orjson.dumps(self._answer(output)), size=4 * written)
+        read = 0 if self.form.grammar is None else sum(len(choice.text) for choice in output.outputs)
+        return await off_loop(lambda: orjson.dumps(self._answer(output)), size=4 * written + read)
 
     def _answer(self, output: RequestOutput) -> dict[str, Any]:
         choices = [self._choice(choice) for choice in sorted(output.outputs, key=lambda choice: choice.index)]
@@ -112,18 +195,26 @@ class ChatAnswer:
         return answer
 
     def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
+        reader = self.form.reader()
+        fields = reader.message(choice)
+        self._count_reasoning(reader.reasoning_tokens)
         entry = {
             "index": choice.index,
-            "message": {"role": self.server.config.response_role, "content": choice.text, "refusal": None},
+            "message": {"role": self.server.config.response_role, **fields, "refusal": None},
             "logprobs": self._logprobs(choice),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": reader.finish_reason(choice.finish_reason),
             "stop_reason": choice.stop_reason,
         }
         return {**entry, "token_ids": choice.token_ids} if self.body.return_token_ids else entry
 
+    def _count_reasoning(self, tokens: int) -> None:
+        if self.form.detokenizer is not None:
+            self.tally.reasoning_tokens = (self.tally.reasoning_tokens or 0) + tokens
+
     async def events(self) -> AsyncGenerator[bytes, None]:
         """OpenAI's ``ChatCompletionChunk``s: a role per choice, deltas, a finish per choice, then the usage."""
         first = True
+        readers = [self.form.reader() for _ in range(self.body.choices)]
         async with aclosing(run_job(self.server.engine, self.job)) as parts:
             async for part in parts:
                 self.tally.add_cached(part)
@@ -133,7 +224,7 @@ class ChatAnswer:
                         yield self._opening(index)
                 for choice in part.output.outputs:
                     self.tally.add_tokens(choice)
-                    for chunk in self._deltas(choice):
+                    for chunk in self._deltas(choice, readers[choice.index]):
                         yield chunk
         if self.body.include_usage:
             yield event({**self._envelope("chat.completion.chunk", []), "usage": self.tally.usage()})
@@ -154,17 +245,24 @@ class ChatAnswer:
             chunk["prompt_token_ids"] = self.job.prompts[0].token_ids
         return self._event(chunk)
 
-    def _deltas(self, choice: CompletionOutput) -> list[bytes]:
+    def _deltas(self, choice: CompletionOutput, reader: AnswerReader) -> list[bytes]:
         chunks = []
+        counted = reader.reasoning_tokens
+        deltas = reader.deltas(choice)
+        self._count_reasoning(reader.reasoning_tokens - counted)
         extra: dict[str, Any] = {}
         if self.body.logprobs and choice.logprobs:
             extra["logprobs"] = self._logprobs(choice)
         if self.body.return_token_ids and choice.token_ids:
             extra["token_ids"] = choice.token_ids
-        if choice.text or extra:
-            chunks.append(self._event(self._chunk(choice.index, {"content": choice.text}, **extra)))
+        if extra and not deltas:
+            deltas = [{"content": ""}]
+        for delta in deltas:
+            chunks.append(self._event(self._chunk(choice.index, delta, **extra)))
+            extra = {}  # tokens come with the first of what they say
         if choice.finish_reason is not None:
-            end = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+            reason = reader.finish_reason(choice.finish_reason)
+            end = {"finish_reason": reason, "stop_reason": choice.stop_reason}
             chunks.append(self._event(self._chunk(choice.index, {}, **end)))
         return chunks
 

@@ -1,0 +1,232 @@
+"""Which parsers a model's output needs: by the text of its chat template, or by name."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, replace
+
+from llmjax.errors import ConfigError
+from llmjax.parsing.families import CONTENT, TOOLS
+from llmjax.parsing.grammar import Grammar, Role, State
+from llmjax.parsing.reasoning import REASONING, ReasoningFamily
+from llmjax.settings import nearest
+
+AUTO, NONE = "auto", "none"
+HARMONY = "harmony"  # gpt-oss writes both in one language
+
+# What a template must hold, all of it, to be of a family; the first family that fits is taken.
+_TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (HARMONY, ("<|channel|>", "<|message|>")),
+    ("deepseek_v32", ("DSML",)),
+    ("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁sep｜>",)),
+    ("kimi_k2", ("<|tool_call_argument_begin|>",)),
+    ("minimax_m2", ("<minimax:tool_call>",)),
+    ("seed_oss", ("<seed:tool_call>",)),
+    ("longcat", ("<longcat_tool_call>",)),
+    ("glm45", ("<arg_key>",)),
+    ("qwen3_coder", ("<function=", "<parameter=")),
+    ("functionary", ("<function=",)),
+    ("functionary_v3", (">>>all",)),
+    ("gemma4", ("<|tool_call>",)),
+    ("functiongemma", ("<start_function_call>",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("lfm2", ("<|tool_call_start|>",)),
+    ("lfm2", ("<|tool_list_start|>",)),
+    ("internlm", ("<|action_start|>",)),
+    ("cohere", ("<|START_ACTION|>",)),
+    ("nemotron", ("<TOOLCALL>",)),
+    ("minimax", ("<tool_calls>",)),
+    ("olmo3", ("<function_calls>",)),
+    ("phi4", ("functools",)),
+    ("phi4", ("<|tool|>", "<|/tool|>")),
+    ("granite", ("<|tool_call|>",)),
+    ("granite", ("<function_call>",)),
+    ("hermes", ("<tool_call>",)),
+    ("pythonic", ("func_name1(",)),
+    ("xlam", ("func_name1", "arguments")),
+    ("llama4_pythonic", ("<|python_start|>",)),
+    ("llama4_pythonic", ("<|header_start|>", "tools")),
+    ("llama3_json", ("<|python_tag|>",)),
+    ("llama3_json", ("<|start_header_id|>", '"parameters"')),
+    ("glm4", ("<|observation|>",)),
+    ("gemma3", ("```tool_code",)),
+)
+_REASONING_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (HARMONY, ("<|channel|>", "<|message|>")),
+    ("mistral", ("[/THINK]",)),
+    ("seed_oss", ("</seed:think>",)),
+    ("cohere", ("<|END_THINKING|>",)),
+    ("gemma4", ("<|channel>",)),
+    ("kimi_vl", ("◁/think▷",)),
+    ("kimi_k2", ("</think>", "<|tool_calls_section_begin|>")),
+    ("think", ("</think>",)),
+    ("granite", ("Here is my response:",)),
+    ("exaone", ("</thought>",)),
+    ("apertus", ("<|inner_suffix|>",)),
+)
+
+# Names that vLLM and SGLang have for the same.
+TOOL_ALIASES = {
+    "openai": HARMONY,
+    "gpt_oss": HARMONY,
+    "gpt-oss": HARMONY,
+    "llama3": "llama3_json",
+    "llama4_json": "llama3_json",
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "qwen3_json": "hermes",
+    "granite4": "hermes",
+    "ernie45": "hermes",
+    "qwen3_xml": "qwen3_coder",
+    "step3p5": "qwen3_coder",
+    "mimo": "qwen3_coder",
+    "deepseekv3": "deepseek_v3",
+    "deepseekv31": "deepseek_v31",
+    "deepseekv32": "deepseek_v32",
+    "glm": "glm45",
+    "glm47": "glm45",
+    "granite-20b-fc": "granite",
+    "phi4_mini_json": "phi4",
+    "jamba": "minimax",
+    "hunyuan_a13b": "minimax",
+    "minimax-m2": "minimax_m2",
+    "cohere_command3": "cohere",
+    "cohere_command4": "cohere",
+    "gemma": "gemma3",
+    "nemotron_json": "nemotron",
+}
+REASONING_ALIASES = {
+    "openai_gptoss": HARMONY,
+    "gpt-oss": HARMONY,
+    "gpt_oss": HARMONY,
+    "deepseek-r1": "deepseek_r1",
+    "cohere_command3": "cohere",
+    "cohere_command4": "cohere",
+    **dict.fromkeys(
+        (
+            "qwen3",
+            "qwq",
+            "deepseek_v3",
+            "deepseek-v3",
+            "deepseek_v31",
+            "deepseek_v32",
+            "glm45",
+            "glm47",
+            "step3",
+            "step3p5",
+            "ernie45",
+            "hunyuan_a13b",
+            "minimax_m2",
+            "minimax_m2_append_think",
+            "nemotron_v3",
+            "nano_v3",
+            "olmo3",
+            "holo2",
+            "mimo",
+        ),
+        "think",
+    ),
+}
+
+
+def check_tool_parser(name: str) -> str:
+    """The parser's own name, ``auto`` or ``none``. Raises ``ConfigError``: there is no such parser."""
+    return _checked(name, known={*TOOLS}, aliases=TOOL_ALIASES, setting="tool_call_parser")
+
+
+def check_reasoning_parser(name: str) -> str:
+    """As ``check_tool_parser``, for reasoning."""
+    return _checked(name, known={*REASONING, HARMONY}, aliases=REASONING_ALIASES, setting="reasoning_parser")
+
+
+def _checked(name: str, *, known: set[str], aliases: dict[str, str], setting: str) -> str:
+    name = aliases.get(name, name)
+    if name not in known and name not in (AUTO, NONE):
+        names = ", ".join(sorted(known | aliases.keys()))
+        raise ConfigError(f"{setting} {name[:80]!r} is not known{nearest(name, known | aliases.keys())} ({names})")
+    return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parsers:
+    """The families of a model's output.
+
+    Args:
+        tools: how it writes calls; None: it is not known.
+        reasoning: how it writes what it thinks; None: it does not.
+    """
+
+    tools: str | None
+    reasoning: str | None
+
+    @staticmethod
+    def of(template: str, *, tools: str = AUTO, reasoning: str = AUTO) -> Parsers:
+        """The parsers for a chat template.
+
+        Args:
+            template: its source.
+            tools: a parser's checked name, ``auto`` or ``none``.
+            reasoning: likewise.
+        """
+        if tools == AUTO:
+            tools = _by_signs(template, _TOOL_SIGNS) if reads(template, "tools") else NONE
+        if reasoning == AUTO:
+            reasoning = _by_signs(template, _REASONING_SIGNS)
+        return Parsers(tools=None if tools == NONE else tools, reasoning=None if reasoning == NONE else reasoning)
+
+    def grammar(self, *, with_tools: bool, prompt: str) -> Grammar | None:
+        """The language of an answer; None: all of it is content.
+
+        Args:
+            with_tools: whether the answer may hold calls.
+            prompt: the text that it follows.
+        """
+        tools = self.tools if with_tools else None
+        if tools is None and self.reasoning is None:
+            return None
+        grammar = _grammar(tools, self.reasoning)
+        family = REASONING.get(self.reasoning or "")
+        if family is None:
+            return grammar
+        end = prompt[-256:].rstrip()
+        inside = end.endswith(family.start) or (family.open and not end.endswith(family.end))
+        return replace(grammar, initial="reasoning") if inside else grammar
+
+
+def reads(template: str, variable: str) -> bool:
+    """Whether a template knows a variable."""
+    return re.search(rf"\b{variable}\b", template) is not None
+
+
+def _by_signs(template: str, signs: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
+    return next((name for name, marks in signs if all(mark in template for mark in marks)), NONE)
+
+
+@functools.cache
+def _grammar(tools: str | None, reasoning: str | None) -> Grammar:
+    if reasoning == HARMONY and tools in (None, HARMONY):
+        return TOOLS[HARMONY] if tools else _without_calls(TOOLS[HARMONY])
+    grammar = TOOLS[tools] if tools else Grammar(states={"content": CONTENT})
+    return grammar if reasoning not in REASONING else _reasoning_before(grammar, REASONING[reasoning])
+
+
+def _reasoning_before(grammar: Grammar, family: ReasoningFamily) -> Grammar:
+    content = grammar.states["content"]
+    states = {
+        **grammar.states,
+        "opening": State(role=Role.START, edges={family.start: "reasoning"}, then=grammar.initial),
+        "reasoning": State(
+            role=Role.REASONING,
+            edges={family.end: grammar.initial},
+            kept={marker: "content" for marker in family.ended_by if marker in content.markers},
+        ),
+    }
+    return replace(grammar, states=states, initial="opening")
+
+
+def _without_calls(harmony: Grammar) -> Grammar:
+    header = harmony.states["header"]
+    routes = tuple((pattern, state) for pattern, state in header.routes if state != "arguments")
+    return replace(harmony, states={**harmony.states, "header": replace(header, routes=routes)})

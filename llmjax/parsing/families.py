@@ -1,0 +1,281 @@
+"""How families of models write tool calls. A family is data: where text stops being content, and what follows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from llmjax.parsing.grammar import Grammar, Role, State
+
+CONTENT = State(role=Role.CONTENT)
+
+
+def _content(edges: Mapping[str, str], *, kept: Mapping[str, str] | None = None) -> dict[str, State]:
+    return {"content": State(role=Role.CONTENT, edges=edges, kept=kept or {})}
+
+
+def _json(opening: tuple[str, ...], closing: tuple[str, ...] = ()) -> Grammar:
+    """Markers around JSON objects that hold name and arguments."""
+    edges = dict.fromkeys(opening, "calls")
+    return Grammar(
+        states={
+            **_content(edges),
+            "calls": State(role=Role.CALLS, then="after"),
+            "after": State(role=Role.BETWEEN, edges={**dict.fromkeys(closing, "content"), **edges}),
+        }
+    )
+
+
+def _xml(
+    *,
+    section: tuple[str, str],
+    call: tuple[str, str, str],
+    parameter: tuple[str, Mapping[str, str], str],
+    wrapped: bool = False,
+    bare_calls: bool = False,
+) -> Grammar:
+    """Elements: a section of calls, in each a name and parameters.
+
+    Args:
+        section: its beginning and end.
+        call: what stands before the name, behind it, and at the end.
+        parameter: what stands before the key; behind it, with the state of the value; and at the end.
+        bare_calls: calls may also stand outside of a section.
+    """
+    edges = {section[0]: "section"} | ({call[0]: "name"} if bare_calls else {})
+    return Grammar(
+        states={
+            **_content(edges),
+            "section": State(role=Role.BETWEEN, edges={call[0]: "name", section[1]: "content", section[0]: "section"}),
+            "name": State(role=Role.NAME, edges={call[1]: "parameters"}),
+            "parameters": State(
+                role=Role.PARAMETERS, edges={parameter[0]: "key", call[2]: "section", section[1]: "content"}
+            ),
+            "key": State(role=Role.KEY, edges=parameter[1]),
+            "value": State(role=Role.VALUE, edges={parameter[2]: "parameters"}),
+            "string": State(role=Role.VALUE, edges={parameter[2]: "parameters"}, string=True),
+        },
+        wrapped=wrapped,
+    )
+
+
+def _python(opening: tuple[str, ...], closing: tuple[str, ...]) -> Grammar:
+    """Markers around Python's calls."""
+    edges = dict.fromkeys(opening, "calls")
+    return Grammar(
+        states={
+            **_content(edges),
+            "calls": State(role=Role.PYTHON, then="after"),
+            "after": State(role=Role.BETWEEN, edges={**dict.fromkeys(closing, "content"), **edges}),
+        }
+    )
+
+
+def _gemma(opening: str, closing: str, *, quotes: str) -> Grammar:
+    return Grammar(
+        states={
+            **_content({opening: "call"}),
+            "call": State(role=Role.BETWEEN, edges={"call:": "name"}),
+            "name": State(role=Role.NAME, kept={"{": "arguments"}),
+            "arguments": State(role=Role.BARE, then="after"),
+            "after": State(role=Role.BETWEEN, edges={closing: "content", opening: "call"}),
+        },
+        quotes=quotes,
+    )
+
+
+def _unmarked(start: Mapping[str, str], *, kept: Mapping[str, str], role: Role, closing: tuple[str, ...]) -> Grammar:
+    """Calls that may be the whole answer, without a marker."""
+    return Grammar(
+        states={
+            **_content(start),
+            "start": State(role=Role.START, edges=start, kept=kept),
+            "calls": State(role=role, then="after"),
+            "after": State(role=Role.BETWEEN, edges={**dict.fromkeys(closing, "content"), **start}),
+        },
+        initial="start",
+        known_tools=True,
+    )
+
+
+_HARMONY_ENDS = {
+    "<|end|>": "next",
+    "<|return|>": "next",
+    "<|call|>": "next",
+    "<|start|>assistant": "message",
+    "<|channel|>": "header",
+}
+
+TOOLS: dict[str, Grammar] = {
+    "hermes": _json(("<tool_call>",), ("</tool_call>",)),
+    "llama3_json": _unmarked(
+        {"<|python_tag|>": "calls"}, kept={"{": "calls", "[{": "calls"}, role=Role.CALLS, closing=("<|eom_id|>",)
+    ),
+    "xlam": _unmarked(
+        {"```json": "calls", "[TOOL_CALLS]": "calls", "<tool_call>": "calls"},
+        kept={"[": "calls", "{": "calls"},
+        role=Role.CALLS,
+        closing=("</tool_call>",),
+    ),
+    "pythonic": _unmarked({}, kept={"[": "calls"}, role=Role.PYTHON, closing=()),
+    "llama4_pythonic": _unmarked(
+        {"<|python_start|>": "calls"}, kept={"[": "calls"}, role=Role.PYTHON, closing=("<|python_end|>",)
+    ),
+    "lfm2": _python(("<|tool_call_start|>",), ("<|tool_call_end|>",)),
+    "olmo3": _python(("<function_calls>",), ("</function_calls>",)),
+    "gemma3": _python(("```tool_code",), ()),
+    "mistral": Grammar(
+        states={
+            **_content({"[TOOL_CALLS]": "call"}),
+            "call": State(role=Role.BETWEEN, kept={"[": "calls", "{": "calls"}, then="name"),
+            "calls": State(role=Role.CALLS, then="after"),
+            "name": State(role=Role.NAME, edges={"[ARGS]": "arguments", "[CALL_ID]": "id"}, kept={"{": "arguments"}),
+            "id": State(role=Role.ID, edges={"[ARGS]": "arguments"}),
+            "arguments": State(role=Role.ARGUMENTS, then="after"),
+            "after": State(role=Role.BETWEEN, edges={"[TOOL_CALLS]": "call"}),
+        },
+        short_ids=True,
+    ),
+    "deepseek_v3": Grammar(
+        states={
+            **_content({"<｜tool▁calls▁begin｜>": "section"}),
+            "section": State(
+                role=Role.BETWEEN, edges={"<｜tool▁call▁begin｜>": "kind", "<｜tool▁calls▁end｜>": "content"}
+            ),
+            "kind": State(role=Role.PARAMETERS, edges={"<｜tool▁sep｜>": "name"}),
+            "name": State(role=Role.NAME, edges={"```json": "arguments"}, kept={"{": "arguments"}),
+            "arguments": State(role=Role.ARGUMENTS, then="after"),
+            "after": State(
+                role=Role.BETWEEN, edges={"<｜tool▁call▁end｜>": "section", "<｜tool▁calls▁end｜>": "content"}
+            ),
+        }
+    ),
+    "deepseek_v31": Grammar(
+        states={
+            **_content({"<｜tool▁calls▁begin｜>": "section"}),
+            "section": State(
+                role=Role.BETWEEN, edges={"<｜tool▁call▁begin｜>": "name", "<｜tool▁calls▁end｜>": "content"}
+            ),
+            "name": State(role=Role.NAME, edges={"<｜tool▁sep｜>": "arguments"}),
+            "arguments": State(role=Role.ARGUMENTS, then="after"),
+            "after": State(
+                role=Role.BETWEEN, edges={"<｜tool▁call▁end｜>": "section", "<｜tool▁calls▁end｜>": "content"}
+            ),
+        }
+    ),
+    "deepseek_v32": _xml(
+        section=("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
+        call=('<｜DSML｜invoke name="', '">', "</｜DSML｜invoke>"),
+        parameter=(
+            '<｜DSML｜parameter name="',
+            {'" string="true">': "string", '" string="false">': "value", '">': "value"},
+            "</｜DSML｜parameter>",
+        ),
+    ),
+    "qwen3_coder": _xml(
+        section=("<tool_call>", "</tool_call>"),
+        call=("<function=", ">", "</function>"),
+        parameter=("<parameter=", {">": "value"}, "</parameter>"),
+        wrapped=True,
+        bare_calls=True,
+    ),
+    "seed_oss": _xml(
+        section=("<seed:tool_call>", "</seed:tool_call>"),
+        call=("<function=", ">", "</function>"),
+        parameter=("<parameter=", {">": "value"}, "</parameter>"),
+        wrapped=True,
+    ),
+    "minimax_m2": _xml(
+        section=("<minimax:tool_call>", "</minimax:tool_call>"),
+        call=('<invoke name="', '">', "</invoke>"),
+        parameter=('<parameter name="', {'">': "value"}, "</parameter>"),
+    ),
+    "glm45": Grammar(
+        states={
+            **_content({"<tool_call>": "name"}),
+            "name": State(role=Role.NAME, edges={"<arg_key>": "key", "</tool_call>": "after"}),
+            "key": State(role=Role.KEY, edges={"</arg_key>": "between"}),
+            "between": State(role=Role.PARAMETERS, edges={"<arg_value>": "value"}),
+            "value": State(role=Role.VALUE, edges={"</arg_value>": "parameters"}),
+            "parameters": State(role=Role.PARAMETERS, edges={"<arg_key>": "key", "</tool_call>": "after"}),
+            "after": State(role=Role.BETWEEN, edges={"<tool_call>": "name"}),
+        }
+    ),
+    "glm4": Grammar(
+        states={
+            "content": CONTENT,
+            "start": State(role=Role.START, then="name"),
+            "name": State(role=Role.NAME, edges={"\n": "arguments"}),
+            "arguments": State(role=Role.ARGUMENTS),
+        },
+        initial="start",
+        known_tools=True,
+    ),
+    "kimi_k2": Grammar(
+        states={
+            **_content({"<|tool_calls_section_begin|>": "section"}),
+            "section": State(
+                role=Role.BETWEEN, edges={"<|tool_call_begin|>": "name", "<|tool_calls_section_end|>": "content"}
+            ),
+            "name": State(role=Role.NAME, edges={"<|tool_call_argument_begin|>": "arguments"}),
+            "arguments": State(role=Role.ARGUMENTS, then="after"),
+            "after": State(
+                role=Role.BETWEEN, edges={"<|tool_call_end|>": "section", "<|tool_calls_section_end|>": "content"}
+            ),
+        },
+        name=re.compile(r"(?P<id>(?:functions\.)?(?P<name>.+?)(?::\d+)?)"),
+        own_ids=True,
+    ),
+    "internlm": Grammar(
+        states={
+            **_content({"<|action_start|>": "plugin"}),
+            "plugin": State(role=Role.BETWEEN, edges={"<|plugin|>": "calls"}),
+            "calls": State(role=Role.CALLS, then="after"),
+            "after": State(role=Role.BETWEEN, edges={"<|action_end|>": "content"}),
+        }
+    ),
+    "phi4": _json(("functools[", "<|tool_call|>"), ("<|/tool_call|>",)),
+    "granite": _json(("<|tool_call|>", "<tool_call>", "<function_call>"), ("</tool_call>",)),
+    "minimax": _json(("<tool_calls>",), ("</tool_calls>",)),
+    "longcat": _json(("<longcat_tool_call>",), ("</longcat_tool_call>",)),
+    "nemotron": _json(("<TOOLCALL>",), ("</TOOLCALL>",)),
+    "cohere": _json(("<|START_ACTION|>",), ("<|END_ACTION|>",)),
+    "functionary": Grammar(
+        states={
+            **_content({"<function=": "name"}),
+            "name": State(role=Role.NAME, edges={">": "arguments"}),
+            "arguments": State(role=Role.ARGUMENTS, then="after"),
+            "after": State(role=Role.BETWEEN, edges={"</function>": "after", "<function=": "name"}),
+        }
+    ),
+    "functionary_v3": Grammar(
+        states={
+            **_content({">>>": "recipient"}),
+            "recipient": State(role=Role.START, edges={"all\n": "content", ">>>": "recipient"}, then="name"),
+            "name": State(role=Role.NAME, edges={"\n": "arguments"}),
+            "arguments": State(role=Role.ARGUMENTS, then="after"),
+            "after": State(role=Role.BETWEEN, edges={">>>": "recipient"}),
+        },
+        initial="recipient",
+        known_tools=True,
+    ),
+    "functiongemma": _gemma("<start_function_call>", "<end_function_call>", quotes="<escape>"),
+    "gemma4": _gemma("<|tool_call>", "<tool_call|>", quotes='<|"|>'),
+    "harmony": Grammar(
+        states={
+            "message": State(
+                role=Role.START, edges={"<|channel|>": "header", "<|message|>": "content"}, kept={"to=": "header"}
+            ),
+            "header": State(
+                role=Role.HEADER,
+                edges={"<|message|>": ""},
+                routes=((r"to=functions\.(?P<name>[\w.\-]+)", "arguments"), (r"^\s*analysis|to=", "reasoning")),
+            ),
+            **_content(_HARMONY_ENDS),
+            "reasoning": State(role=Role.REASONING, edges=_HARMONY_ENDS),
+            "arguments": State(role=Role.ARGUMENTS, then="next"),
+            "next": State(role=Role.BETWEEN, edges=_HARMONY_ENDS, silent=True),
+        },
+        initial="message",
+    ),
+}

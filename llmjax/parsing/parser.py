@@ -1,0 +1,315 @@
+"""The automaton that runs a grammar over streamed text."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Generator
+
+from llmjax.parsing.calls import MAX_NAME, Calls, escaped
+from llmjax.parsing.events import Content, Event, Reasoning, joined
+from llmjax.parsing.grammar import Grammar, Role, State
+from llmjax.parsing.scanner import scanner_of
+from llmjax.parsing.schemas import ToolSchemas
+from llmjax.parsing.source import SPACES, Reading, Search, Source
+
+_PUNCTUATION = re.compile(r"[\s\]}),;`]*")
+_NAME = re.compile(r"\s*[^\s<>\"{}\[\]()]*\s*")
+_STRING = frozenset({"string"})
+
+
+class OutputParser:
+    """Reads one output. Its events, joined, are the same however the text is cut, and take linear time.
+
+    Args:
+        grammar: of the model's family, beginning where the prompt has left it.
+        tools: those of the request.
+    """
+
+    def __init__(self, grammar: Grammar, tools: ToolSchemas | None = None) -> None:
+        self._grammar = grammar
+        self._source = Source()
+        self._events: list[Event] = []
+        self._calls = Calls(
+            tools or ToolSchemas(), self._events.append, known=grammar.known_tools, begun=self._call_begun
+        )
+        self._any_content = self._any_reasoning = self._any_call = False
+        self._spaces: list[str] = []  # at the end of the content, which may turn out to be followed by a call
+        self._name = ""  # that a call to come has
+        self._id: str | None = None
+        self._key = ""
+        self._turns: list[int] = []  # characters before each beginning and each end of reasoning, in turn
+        self._readers: dict[Role, Callable[[State], Reading[str | None]]] = {
+            Role.CONTENT: self._content,
+            Role.REASONING: self._reasoning,
+            Role.START: self._choice,
+            Role.BETWEEN: self._choice,
+            Role.NAME: self._call_name,
+            Role.ID: self._call_id,
+            Role.ARGUMENTS: self._by_itself,
+            Role.CALLS: self._by_itself,
+            Role.PYTHON: self._by_itself,
+            Role.BARE: self._by_itself,
+            Role.PARAMETERS: self._dropped,
+            Role.KEY: self._parameter_key,
+            Role.VALUE: self._parameter_value,
+            Role.HEADER: self._header,
+        }
+        self._run = self._states()
+        next(self._run)
+
+    def feed(self, text: str) -> list[Event]:
+        """The events that more text makes certain."""
+        self._source.push(text)
+        next(self._run)
+        return self._taken()
+
+    def finish(self) -> list[Event]:
+        """The rest: there is no more text."""
+        self._source.closed = True
+        next(self._run)
+        return self._taken()
+
+    @property
+    def position(self) -> int:
+        """Characters of the text that have been read for certain."""
+        return self._source.position
+
+    def reasons_at(self, position: int) -> bool:
+        """Whether the character at ``position`` of the text is part of reasoning, if it has been read."""
+        return bisect_right(self._turns, position) % 2 == 1
+
+    def _taken(self) -> list[Event]:
+        events = joined(self._events)
+        self._events.clear()
+        return events
+
+    def _states(self) -> Generator[None, None, None]:
+        yield  # for the first text
+        name: str | None = self._grammar.initial
+        while name is not None:
+            state = self._grammar.states[name]
+            self._enter(state)
+            name = yield from self._readers[state.role](state)
+        if state.role is Role.HEADER:
+            self._source.unmark()
+        self._give_back()
+        self._calls.cut()
+        if not self._any_call:
+            self._emit_content("")
+        while True:
+            yield
+
+    def _enter(self, state: State) -> None:
+        if self._name and state.role is not Role.ID:
+            name, self._name = self._name, ""
+            self._calls.begin(name, self._id)
+        if state.role in (Role.CONTENT, Role.REASONING, Role.BETWEEN):
+            self._calls.end()
+        if state.role in (Role.CONTENT, Role.REASONING) or state.silent:
+            self._source.unmark()  # what led here is not text
+
+    def _call_begun(self) -> None:
+        self._source.unmark()
+        self._spaces.clear()
+        self._any_call = True
+
+    def _give_back(self) -> None:
+        """What was read since the mark was not what it seemed."""
+        self._name = ""
+        self._say(self._source.unmark())
+
+    def _search(self, state: State, sink: Callable[[str], None]) -> Reading[str | None]:
+        """Gives ``sink`` the text before a marker, which is left unread; None: the text has ended."""
+        search = Search(self._source, scanner_of(state.markers))
+        while True:
+            if text := search.step():
+                sink(text)
+            if search.marker is not None or self._source.closed:
+                return search.marker
+            yield
+
+    def _follow(self, state: State, marker: str) -> str:
+        if marker in state.edges:
+            self._source.take(self._source.at + len(marker))
+        return state.target(marker)
+
+    # The roles of states. Each returns the name of the next state, or None where the text has ended before.
+
+    def _content(self, state: State) -> Reading[str | None]:
+        marker = yield from self._search(state, self._say)
+        if marker is None:
+            return None
+        self._source.mark()
+        return self._follow(state, marker)
+
+    def _say(self, text: str) -> None:
+        if not self._any_content and (self._any_reasoning or self._any_call):
+            text = text.lstrip()
+        if shown := text.rstrip():
+            self._emit_content(shown)
+        if len(shown) < len(text):
+            self._spaces.append(text[len(shown) :])
+
+    def _emit_content(self, text: str) -> None:
+        text = "".join(self._spaces) + text
+        self._spaces.clear()
+        if text:
+            self._any_content = True
+            self._events.append(Content(text))
+
+    def _reasoning(self, state: State) -> Reading[str | None]:
+        spaces: list[str] = ["\n"] if self._any_reasoning else []
+        begun = False
+
+        def think(text: str) -> None:
+            nonlocal begun
+            text = text if begun else text.lstrip()
+            if shown := text.rstrip():
+                self._events.append(Reasoning("".join(spaces) + shown))
+                spaces.clear()
+                begun = self._any_reasoning = True
+            if begun and len(shown) < len(text):
+                spaces.append(text[len(shown) :])
+
+        if not self._any_content:
+            self._spaces.clear()
+        self._turns.append(self._source.position)
+        marker = yield from self._search(state, think)
+        if marker is None:
+            return None
+        self._turns.append(self._source.position)
+        self._any_reasoning = True  # also where it is empty: what follows is trimmed
+        return self._follow(state, marker)
+
+    def _choice(self, state: State) -> Reading[str | None]:
+        source = self._source
+        skipped: list[str] = []
+        if state.role is Role.START:
+            source.mark()
+            yield from source.run(SPACES, skipped)
+        else:
+            yield from source.run(_PUNCTUATION, skipped)
+        marker = yield from source.anchored(state.markers)
+        states = self._grammar.states
+        if marker is not None:
+            if states[state.target(marker)].role not in (Role.CONTENT, Role.BETWEEN):
+                source.mark()
+            return self._follow(state, marker)
+        if states[state.then].role is Role.CONTENT:
+            self._say("" if source.marked else "".join(filter(str.isspace, "".join(skipped))))
+            self._give_back()
+        return state.then
+
+    def _call_name(self, state: State) -> Reading[str | None]:
+        source, written = self._source, ""
+        first = {marker[0] for marker in state.markers}
+        while True:
+            if not (char := (yield from source.peek())):
+                return None
+            if char in first and (marker := (yield from source.anchored(state.markers))) is not None:
+                break
+            following = written + char
+            if not self._may_begin_a_name(following):
+                self._give_back()
+                return "content"
+            source.take(source.at + 1)
+            written = following
+        match = self._grammar.name.fullmatch(written.strip())
+        if match is None or not self._calls.accepts(match["name"]):
+            self._give_back()
+            return "content"
+        self._name, self._id = match["name"], match["id"] if self._grammar.own_ids else None
+        return self._follow(state, marker)
+
+    def _may_begin_a_name(self, text: str) -> bool:
+        if len(text) > MAX_NAME or _NAME.fullmatch(text) is None:
+            return False
+        names = self._calls.known_names
+        return names is None or any(name.startswith(text.strip()) for name in names)
+
+    def _call_id(self, state: State) -> Reading[str | None]:
+        pieces: list[str] = []
+        marker = yield from self._search(state, pieces.append)
+        self._id = "".join(pieces).strip() or None
+        return None if marker is None else self._follow(state, marker)
+
+    def _by_itself(self, state: State) -> Reading[str | None]:
+        source, calls = self._source, self._calls
+        match state.role:
+            case Role.ARGUMENTS:
+                yield from calls.arguments(source)
+            case Role.CALLS:
+                yield from calls.objects(source)
+            case Role.PYTHON:
+                yield from calls.python(source)
+            case _:
+                yield from calls.bare(source, self._grammar.quotes)
+        if source.closed and source.at == len(source.text):
+            return None
+        if source.marked:
+            self._give_back()
+            return "content"
+        return state.then
+
+    def _dropped(self, state: State) -> Reading[str | None]:
+        marker = yield from self._search(state, lambda _: None)
+        return None if marker is None else self._follow(state, marker)
+
+    def _parameter_key(self, state: State) -> Reading[str | None]:
+        pieces: list[str] = []
+        marker = yield from self._search(state, pieces.append)
+        self._key = "".join(pieces).strip()
+        return None if marker is None else self._follow(state, marker)
+
+    def _parameter_value(self, state: State) -> Reading[str | None]:
+        if state.string or self._calls.types(self._key) == _STRING:
+            return (yield from self._string_value(state))
+        pieces: list[str] = []
+        marker = yield from self._search(state, pieces.append)
+        if marker is None:
+            return None  # of a value that was cut nothing is known
+        text = "".join(pieces)
+        if self._grammar.wrapped:
+            text = text.removeprefix("\n").removesuffix("\n")
+        self._calls.text_parameter(self._key, text)
+        return self._follow(state, marker)
+
+    def _string_value(self, state: State) -> Reading[str | None]:
+        """A string is given out as it comes."""
+        calls, wrapped = self._calls, self._grammar.wrapped
+        at_start, end = True, ""
+
+        def write(text: str) -> None:
+            nonlocal at_start, end
+            if wrapped:
+                if at_start:
+                    text = text.removeprefix("\n")
+                text = end + text
+                end = "\n" if text.endswith("\n") else ""
+                text = text.removesuffix("\n")
+            at_start = False
+            calls.argue(escaped(text))
+
+        calls.parameter(self._key)
+        calls.argue('"')
+        marker = yield from self._search(state, write)
+        if marker is None:
+            return None
+        calls.argue('"')
+        return self._follow(state, marker)
+
+    def _header(self, state: State) -> Reading[str | None]:
+        pieces: list[str] = []
+        marker = yield from self._search(state, pieces.append)
+        if marker is None:
+            return None
+        self._follow(state, marker)
+        header, target = "".join(pieces), state.then
+        for pattern, place in state.routes:
+            if match := re.search(pattern, header):
+                self._name, self._id, target = match.groupdict().get("name", ""), None, place
+                break
+        if self._any_content and self._grammar.states[target].role is Role.CONTENT:
+            self._spaces.append("\n")
+        return target

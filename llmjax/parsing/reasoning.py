@@ -1,0 +1,37 @@
+"""How families write what they think before they answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningFamily:
+    """Reasoning between two markers.
+
+    Args:
+        start: opens it; where the template writes it, the prompt ends with it.
+        end: closes it.
+        open: the output begins inside, whether the prompt shows ``start`` or not, unless it shows ``end``.
+        ended_by: markers of tool calls that end it too.
+    """
+
+    start: str
+    end: str
+    open: bool = False
+    ended_by: tuple[str, ...] = ()
+
+
+REASONING: dict[str, ReasoningFamily] = {
+    "think": ReasoningFamily(start="<think>", end="</think>"),
+    "deepseek_r1": ReasoningFamily(start="<think>", end="</think>", open=True),
+    "kimi_k2": ReasoningFamily(start="<think>", end="</think>", ended_by=("<|tool_calls_section_begin|>",)),
+    "mistral": ReasoningFamily(start="[THINK]", end="[/THINK]"),
+    "granite": ReasoningFamily(start="Here is my thought process:", end="Here is my response:"),
+    "seed_oss": ReasoningFamily(start="<seed:think>", end="</seed:think>"),
+    "cohere": ReasoningFamily(start="<|START_THINKING|>", end="<|END_THINKING|>"),
+    "gemma4": ReasoningFamily(start="<|channel>thought", end="<channel|>"),
+    "kimi_vl": ReasoningFamily(start="◁think▷", end="◁/think▷"),
+    "exaone": ReasoningFamily(start="<thought>", end="</thought>"),
+    "apertus": ReasoningFamily(start="<|inner_prefix|>", end="<|inner_suffix|>"),
+}

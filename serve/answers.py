@@ -1,0 +1,166 @@
+"""Reads what a model has written: reasoning, content and tool calls, each where OpenAI's messages have it."""
+
+from __future__ import annotations
+
+import secrets
+import string
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from llmjax.config import ServerConfig
+from llmjax.outputs import CompletionOutput
+from llmjax.parsing.choice import Parsers, check_reasoning_parser, check_tool_parser
+from llmjax.parsing.events import Arguments, CallBegun, Content, Event, Message, Reasoning
+from llmjax.parsing.grammar import Grammar
+from llmjax.parsing.parser import OutputParser
+from llmjax.parsing.schemas import ToolSchemas
+from llmjax.serve.logprobs import TextOffsets
+
+if TYPE_CHECKING:
+    from llmjax.tokenizer import IncrementalDetokenizer, Tokenizer
+
+_LETTERS = string.ascii_letters + string.digits
+
+
+class OutputFormats:
+    """How the server's model writes, under each of its templates.
+
+    Args:
+        tokenizer: None on a server without one.
+        config: names parsers, or leaves the choice to the template.
+
+    Raises:
+        ConfigError: there is no such parser.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, config: ServerConfig) -> None:
+        self._tokenizer = tokenizer
+        self._tools = check_tool_parser(config.tool_call_parser)
+        self._reasoning = check_reasoning_parser(config.reasoning_parser)
+        self._parsers = lru_cache(maxsize=16)(self._choose)
+        self._special_ids = lru_cache(maxsize=16)(self._find_special_ids)
+
+    def parsers(self, template: str) -> Parsers:
+        """The parsers for answers to prompts that ``template`` makes."""
+        return self._parsers(template)
+
+    def shown(self, grammar: Grammar) -> frozenset[int]:
+        """Special tokens that markers are made of; they are to stay in the text."""
+        return self._special_ids(frozenset(grammar.markers))
+
+    def _choose(self, template: str) -> Parsers:
+        return Parsers.of(template, tools=self._tools, reasoning=self._reasoning)
+
+    def _find_special_ids(self, markers: frozenset[str]) -> frozenset[int]:
+        return frozenset() if self._tokenizer is None else self._tokenizer.special_ids_in(markers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerFormat:
+    """How the answers to one request are to be read.
+
+    Args:
+        grammar: None: all is content.
+        tools: that the model may call.
+        parallel: several calls in one answer; otherwise those after the first are left out.
+        include_reasoning: show it.
+        detokenizer: makes one that gives the text of an answer; None: reasoning tokens are not counted.
+    """
+
+    grammar: Grammar | None = None
+    tools: Sequence[dict[str, Any]] = ()
+    parallel: bool = True
+    include_reasoning: bool = True
+    detokenizer: Callable[[], IncrementalDetokenizer] | None = None
+
+    def reader(self) -> AnswerReader:
+        return AnswerReader(self)
+
+
+class AnswerReader:
+    """Reads one choice of an answer."""
+
+    def __init__(self, form: AnswerFormat) -> None:
+        self._form = form
+        self._parser = None if form.grammar is None else OutputParser(form.grammar, ToolSchemas(form.tools))
+        self._offsets = None
+        if self._parser is not None and form.detokenizer is not None:
+            self._offsets = TextOffsets(form.detokenizer())
+        self._uncounted: deque[int] = deque()  # where tokens begin whose text has not been read for certain
+        self._calls = 0  # read
+        self._sent = 0
+        self.reasoning_tokens = 0
+
+    def read(self, choice: CompletionOutput) -> list[Event]:
+        """What is new in an output; a last one completes the answer."""
+        if self._parser is None:
+            return [Content(choice.text)] if choice.text else []
+        events = self._parser.feed(choice.text)
+        if choice.finish_reason is not None:
+            events += self._parser.finish()
+        self._count(choice)
+        return [event for event in events if self._is_shown(event)]
+
+    def message(self, choice: CompletionOutput) -> dict[str, Any]:
+        """The fields of OpenAI's message, from a whole output."""
+        if self._parser is None:
+            return {"content": choice.text}
+        found = Message.of(self.read(choice))
+        fields: dict[str, Any] = {"content": found.content or (None if found.calls or found.reasoning else "")}
+        if found.reasoning:
+            fields |= {"reasoning": found.reasoning, "reasoning_content": found.reasoning}
+        if found.calls:
+            fields["tool_calls"] = [
+                {
+                    "id": call.id or self._new_id(),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in found.calls
+            ]
+        return fields
+
+    def deltas(self, choice: CompletionOutput) -> list[dict[str, Any]]:
+        """The deltas of chunks, from what is new in an output."""
+        return [self._delta(event) for event in self.read(choice)]
+
+    def _delta(self, event: Event) -> dict[str, Any]:
+        match event:
+            case Content(text):
+                return {"content": text}
+            case Reasoning(text):
+                return {"reasoning": text, "reasoning_content": text}
+            case CallBegun(name, id):
+                self._sent += 1
+                call = {"id": id or self._new_id(), "type": "function", "function": {"name": name, "arguments": ""}}
+            case Arguments(text):
+                call = {"function": {"arguments": text}}
+        return {"tool_calls": [{"index": self._sent - 1, **call}]}
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """OpenAI's word for why the answer has ended."""
+        return "tool_calls" if reason == "stop" and self._calls else reason
+
+    def _is_shown(self, event: Event) -> bool:
+        if isinstance(event, Reasoning):
+            return self._form.include_reasoning
+        if isinstance(event, CallBegun):
+            self._calls += 1
+        return self._calls <= 1 or self._form.parallel or not isinstance(event, CallBegun | Arguments)
+
+    def _new_id(self) -> str:
+        if self._form.grammar is not None and self._form.grammar.short_ids:
+            return "".join(secrets.choice(_LETTERS) for _ in range(9))
+        return f"call_{uuid.uuid4().hex[:24]}"
+
+    def _count(self, choice: CompletionOutput) -> None:
+        if self._offsets is None or self._parser is None:
+            return
+        self._uncounted.extend(self._offsets.of(choice.token_ids))
+        ended = choice.finish_reason is not None
+        while self._uncounted and (ended or self._uncounted[0] < self._parser.position):
+            self.reasoning_tokens += self._parser.reasons_at(self._uncounted.popleft())

@@ -1,0 +1,191 @@
+"""Outputs of every family, whole and cut anywhere."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmjax.parsing.choice import HARMONY, Parsers
+from llmjax.parsing.events import Content, Event, Message
+from llmjax.parsing.families import TOOLS as FAMILIES
+from llmjax.parsing.parser import OutputParser
+from llmjax.parsing.reasoning import REASONING
+from llmjax.parsing.schemas import ToolSchemas
+from tests.parsing.golden import CASES, TOOLS
+
+SCHEMAS = ToolSchemas(TOOLS)
+
+
+def parser(tools: str | None, reasoning: str | None, prompt: str = "") -> OutputParser:
+    grammar = Parsers(tools=tools, reasoning=reasoning).grammar(with_tools=tools is not None, prompt=prompt)
+    assert grammar is not None
+    return OutputParser(grammar, SCHEMAS)
+
+
+def parsed(parser: OutputParser, pieces: Iterable[str]) -> Message:
+    events: list[Event] = []
+    for piece in pieces:
+        events += parser.feed(piece)
+    return Message.of([*events, *parser.finish()])
+
+
+def check(message: Message, case: Any) -> None:
+    calls = [(call.name, json.loads(call.arguments)) for call in message.calls]
+    assert calls == list(case.calls)
+    assert (message.content, message.reasoning) == (case.content, case.thought)
+    if case.ids:
+        assert [call.id for call in message.calls] == list(case.ids)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_golden(case: Any) -> None:
+    check(parsed(parser(case.tools, case.reasoning, case.prompt), [case.text]), case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_split(case: Any) -> None:
+    text = case.text
+    whole = parsed(parser(case.tools, case.reasoning, case.prompt), [text])
+    splits = [[text[:at], text[at:]] for at in range(len(text))]
+    for pieces in [list(text), [text[at : at + 3] for at in range(0, len(text), 3)], *splits]:
+        assert parsed(parser(case.tools, case.reasoning, case.prompt), pieces) == whole
+
+
+def test_every_family_has_a_golden_text() -> None:
+    assert {case.tools for case in CASES} - {None} == {*FAMILIES}
+    missing = {*REASONING, HARMONY} - {case.reasoning for case in CASES}
+    assert missing == {"kimi_vl", "exaone", "apertus"}  # between markers of their own, as "think" is
+
+
+WORDS = [
+    "{",
+    "}",
+    "[",
+    "]",
+    "(",
+    ")",
+    '"',
+    "'",
+    "\\",
+    ",",
+    ":",
+    "=",
+    "<",
+    ">",
+    "\n",
+    " ",
+    "a",
+    "1",
+    "now",
+    "get_weather",
+]
+WORDS += [
+    '{"name": "now", "arguments": {',
+    '"arguments": ',
+    '"name": "',
+    "now(",
+    "get_weather(days=",
+    "call:now{",
+    "```",
+]
+ALL = [(tools, reasoning) for tools in FAMILIES for reasoning in ("think", None)] + [(HARMONY, HARMONY)]
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+@pytest.mark.parametrize(("tools", "reasoning"), ALL)
+def test_any_text_in_any_pieces(tools: str, reasoning: str | None, data: st.DataObject) -> None:
+    grammar = FAMILIES[tools]
+    words = st.sampled_from([*WORDS, *sorted(set(grammar.markers)), "<think>", "</think>"])
+    pieces = data.draw(st.lists(words, max_size=24))
+    text = "".join(pieces)
+    whole = parsed(parser(tools, reasoning), [text])
+    assert parsed(parser(tools, reasoning), text) == whole
+    cut = data.draw(st.integers(0, len(text)))
+    assert parsed(parser(tools, reasoning), [text[:cut], text[cut:]]) == whole
+    for call in whole.calls:
+        assert call.name and call.arguments
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.calls], ids=str)
+def test_plain_text_is_not_touched(case: Any) -> None:
+    if not case.thought and case.reasoning != HARMONY and "</think>" not in case.text:
+        assert case.content == case.text
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    made = parser("hermes", None)
+    shown = [
+        event
+        for piece in ('<tool_call>{"name": "now", "arguments": {"a": "bc', "de", '"}}')
+        for event in made.feed(piece)
+    ]
+    assert [getattr(event, "text", "") for event in shown] == ["", '{"a": "bc', "de", '"}']
+    made = parser("qwen3_coder", None)
+    made.feed("<tool_call><function=get_weather><parameter=city>")
+    assert [event.text for event in [*made.feed("\nKö"), *made.feed("ln\n")]] == ["Kö", "ln"]
+
+
+def test_text_is_shown_as_soon_as_it_is_certain() -> None:
+    made = parser("hermes", "think")
+    assert made.feed("Hel") == [Content("Hel")]
+    assert made.feed("lo <") == [Content("lo")]
+    assert made.feed("b>") == [Content(" <b>")]
+
+
+def test_reasoning_has_places() -> None:
+    made = parser("hermes", "think")
+    text = "<think>ab</think>c"
+    parsed(made, text)
+    assert [at for at in range(len(text)) if made.reasons_at(at)] == [7, 8]
+    made = parser(HARMONY, HARMONY)
+    text = "<|channel|>analysis<|message|>ab<|end|><|start|>assistant<|channel|>final<|message|>c"
+    parsed(made, text)
+    assert [text[at] for at in range(len(text)) if made.reasons_at(at)] == ["a", "b"]
+
+
+ADVERSARIAL = {
+    "openings": ("hermes", "<tool_call>"),
+    "half markers": ("hermes", "<tool_cal"),
+    "objects without a name": ("hermes", '<tool_call>{"a": 1}'),
+    "deep": ("hermes", '<tool_call>{"name": "a", "arguments": ' + "[" * 1000),
+    "quotes": ("hermes", '<tool_call>{"x'),
+    "spaces": ("hermes", "          "),
+    "calls": ("hermes", '<tool_call>{"name": "a", "arguments": {}}</tool_call>'),
+    "keys": ("hermes", '<tool_call>{"name": "a", "b": 1, "b'),
+    "names": ("glm45", "<tool_call>" + "a" * 255),
+    "escapes": ("hermes", '<tool_call>{"name": "\\\\\\'),
+    "python": ("pythonic", "[now(a='"),
+    "python deep": ("lfm2", "<|tool_call_start|>[f(a=" + "[" * 500),
+    "python quotes": ("lfm2", "<|tool_call_start|>[f(a=''''''''"),
+    "parameters": ("qwen3_coder", "<function=f><parameter=a>1</parameter>"),
+    "values": ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>[1"),
+    "bare": ("gemma4", '<|tool_call>call:f{a:{b<|"|>'),
+    "headers": ("harmony", "<|channel|>analysis<|message|>a<|end|><|start|>assistant"),
+    "punctuation": ("kimi_k2", "<|tool_calls_section_begin|>)))"),
+    "unmarked": ("llama3_json", '{"name": "now"};'),
+}
+
+
+def seconds(tools: str, text: str, *, piece: int) -> float:
+    made = parser(tools, None)
+    start = time.process_time()
+    parsed(made, [text[at : at + piece] for at in range(0, len(text), piece)])
+    return time.process_time() - start
+
+
+@pytest.mark.parametrize("name", ADVERSARIAL)
+def test_a_megabyte_takes_linear_time(name: str) -> None:
+    tools, unit = ADVERSARIAL[name]
+    text = unit * (2**20 // len(unit))
+    seconds(tools, text[:1000], piece=1000)
+    small = min(seconds(tools, text[: 2**16], piece=2**16) for _ in range(2))
+    assert seconds(tools, text, piece=2**20) < 4 * (16 * small + 0.1)  # quadratic: 256 times as long
+    small = seconds(tools, text[: 2**11], piece=4)
+    assert seconds(tools, text[: 2**15], piece=4) < 4 * (16 * small + 0.1)

@@ -1,0 +1,403 @@
+"""Tools and reasoning as clients see them: a real server, and a model that says what a script says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
+
+from llmjax.config import EngineConfig, ServerConfig
+from llmjax.errors import ConfigError
+from llmjax.serve.answers import OutputFormats
+from tests.serve.scripted import write_scripted
+
+CHAT = "/v1/chat/completions"
+CONTEXT = 1024
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    },
+}
+SCRIPTS = {
+    "plain": "Nothing to <do> here, is there?",
+    "two calls": 'I look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm \\"S\\"", "days": 3}}\n'
+    '</tool_call>\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn"}}\n</tool_call>',
+    "thought and call": "<think>\nThe city is Paris, so get_weather fits.\n</think>\n\n<tool_call>\n"
+    '{"name": "get_weather", "arguments": {"city": "Paris, France"}}</tool_call>',
+    "[THINK]": "So they say hello. I shall greet.\n\n[/THINK] Good day to you!",
+    "mistral": 'One moment[TOOL_CALLS]get_weather[ARGS]{"city": "Rome", "days": 11}',
+    "llama": '{"name": "get_weather", "parameters": {"city": "Oslo"}}',
+    "coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nWien\n</parameter>\n<parameter=days>\n5\n"
+    "</parameter>\n</function>\n</tool_call>",
+    "wrong": '<tool_call>{"day": "Friday"}</tool_call> oh',
+}
+SPECIAL = ["[TOOL_CALLS]", "<think>", "[THINK]"]
+BODY = (
+    "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
+    "{% for m in messages %}{{ m.role }}|{{ m.name or '' }}|{{ m.tool_call_id or '' }}|{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}"
+    "({{ c.id }} {{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}"
+    "{{ '\n' }}{% endfor %}"
+)
+PLAY = "{{ '[[' ~ script ~ ']]' }}"
+# How a template shows its family is in a comment here; the script is named by the request.
+TEMPLATE = "{# <tool_call> <think></think> #}" + BODY + "{% if enable_thinking is defined %}{% endif %}" + PLAY
+
+
+def template(signs: str) -> dict[str, str]:
+    return {"chat_template": "{# " + signs + " #}" + BODY + PLAY}
+
+
+OTHERS = {
+    "mistral": template("[TOOL_CALLS]"),
+    "llama": template("<|python_tag|>"),
+    "coder": template("<function= <parameter="),
+    "[THINK]": {"chat_template": "{# [/THINK] <tool_call> #}" + BODY + "[THINK]"},
+}
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory, start_server: Any, compile_cache_dir: str) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("models") / "scripted"
+    folder.mkdir()
+    write_scripted(folder, SCRIPTS, special=SPECIAL, template=TEMPLATE, context=CONTEXT)
+    config = EngineConfig(
+        model=str(folder),
+        dtype="float32",
+        max_model_len=CONTEXT,
+        max_num_seqs=2,
+        max_num_batched_tokens=64,
+        page_size=16,
+        kv_cache_memory_bytes=8 * 2**20,
+        served_model_name="scripted",
+        compilation_cache_dir=compile_cache_dir,
+    )
+    running, stop = start_server(config, ServerConfig(port=0, trust_request_chat_template=True))
+    yield running
+    stop()
+
+
+@pytest.fixture
+def http(scripted: Any) -> Iterator[httpx.Client]:
+    with scripted.http() as http:
+        yield http
+
+
+@pytest.fixture
+def client(scripted: Any) -> Iterator[openai.OpenAI]:
+    with scripted.client() as client:
+        yield client
+
+
+def body(script: str, **more: Any) -> dict[str, Any]:
+    fields = {
+        "messages": [{"role": "user", "content": "Weather?"}],
+        "tools": [WEATHER],
+        "temperature": 0,
+        "chat_template_kwargs": {"script": script},
+        **OTHERS.get(script, {}),
+    }
+    return {**fields, **more}
+
+
+def answer(http: httpx.Client, script: str, **more: Any) -> dict[str, Any]:
+    response = http.post(CHAT, json=body(script, **more))
+    assert response.status_code == 200, response.text
+    ChatCompletion.model_validate_json(response.content, strict=True)
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def deltas(http: httpx.Client, script: str, **more: Any) -> list[dict[str, Any]]:
+    with http.stream("POST", CHAT, json=body(script, stream=True, **more)) as response:
+        assert response.status_code == 200, response.read()
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {")]
+    for line in lines:
+        ChatCompletionChunk.model_validate_json(line, strict=True)
+    return [json.loads(line) for line in lines]
+
+
+def calls_of(message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    calls = message.get("tool_calls", [])
+    assert all(call["type"] == "function" and call["id"] for call in calls)
+    assert len({call["id"] for call in calls}) == len(calls)
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+
+
+EXPECTED: dict[str, dict[str, Any]] = {
+    "plain": {"content": SCRIPTS["plain"], "calls": []},
+    "two calls": {
+        "content": "I look.",
+        "calls": [("get_weather", {"city": 'Ulm "S"', "days": 3}), ("get_weather", {"city": "Bonn"})],
+    },
+    "thought and call": {
+        "content": None,
+        "reasoning": "The city is Paris, so get_weather fits.",
+        "calls": [("get_weather", {"city": "Paris, France"})],
+    },
+    "[THINK]": {"content": "Good day to you!", "reasoning": "So they say hello. I shall greet.", "calls": []},
+    "mistral": {"content": "One moment", "calls": [("get_weather", {"city": "Rome", "days": 11})]},
+    "llama": {"content": None, "calls": [("get_weather", {"city": "Oslo"})]},
+    "coder": {"content": None, "calls": [("get_weather", {"city": "Wien", "days": 5})]},
+    "wrong": {"content": SCRIPTS["wrong"], "calls": []},
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_an_answer_has_its_parts(http: httpx.Client, script: str) -> None:
+    (choice,) = answer(http, script)["choices"]
+    message, expected = choice["message"], EXPECTED[script]
+    assert calls_of(message) == expected["calls"]
+    assert message["content"] == expected["content"]
+    assert message.get("reasoning") == message.get("reasoning_content") == expected.get("reasoning")
+    assert choice["finish_reason"] == ("tool_calls" if expected["calls"] else "stop")
+    if script == "mistral":
+        assert all(re.fullmatch("[a-zA-Z0-9]{9}", call["id"]) for call in message["tool_calls"])
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_a_stream_has_the_same_parts(http: httpx.Client, script: str, logprobs: bool) -> None:
+    chunks = deltas(http, script, logprobs=logprobs, return_token_ids=logprobs, n=2)
+    for index in range(2):
+        message: dict[str, Any] = {"content": "", "reasoning": "", "reasoning_content": "", "tool_calls": []}
+        tokens = scored = 0
+        reason = None
+        for choice in (choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index):
+            delta = choice["delta"]
+            for field in ("content", "reasoning", "reasoning_content"):
+                message[field] += delta.get(field) or ""
+            for call in delta.get("tool_calls", []):
+                if "id" in call:
+                    assert call["index"] == len(message["tool_calls"])
+                    message["tool_calls"].append(call)
+                else:
+                    place = message["tool_calls"][call["index"]]["function"]
+                    place["arguments"] += call["function"]["arguments"]
+            tokens += len(choice.get("token_ids", []))
+            scored += len((choice["logprobs"] or {}).get("content", []))
+            reason = choice["finish_reason"] or reason
+        expected = EXPECTED[script]
+        assert calls_of(message) == expected["calls"]
+        assert message["content"] == (expected["content"] or "")
+        assert message["reasoning"] == message["reasoning_content"] == expected.get("reasoning", "")
+        assert reason == ("tool_calls" if expected["calls"] else "stop")
+        assert (tokens > 3 and tokens == scored) if logprobs else tokens == 0
+
+
+def test_arguments_come_as_they_are_written(http: httpx.Client) -> None:
+    chunks = deltas(http, "two calls")
+    calls = [call for chunk in chunks for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", [])]
+    named = [call for call in calls if "id" in call]
+    assert [call["function"] for call in named] == [{"name": "get_weather", "arguments": ""}] * 2
+    assert len(calls) > 6
+
+
+class GetWeather(BaseModel):
+    """Weather of some days."""
+
+    city: str
+    days: int
+
+
+def extra(script: str) -> dict[str, Any]:
+    return {"chat_template_kwargs": {"script": script}, **OTHERS.get(script, {})}
+
+
+def test_openai_parses_calls(client: openai.OpenAI) -> None:
+    found = client.chat.completions.parse(
+        model="scripted",
+        messages=[{"role": "user", "content": "Weather?"}],
+        tools=[openai.pydantic_function_tool(GetWeather, name="get_weather")],
+        extra_body=extra("mistral"),
+        temperature=0,
+    )
+    calls = found.choices[0].message.tool_calls
+    assert calls is not None and calls[0].function.parsed_arguments == GetWeather(city="Rome", days=11)
+
+
+def test_openai_streams_calls(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(
+        model="scripted",
+        messages=[{"role": "user", "content": "Weather?"}],
+        tools=[WEATHER],  # type: ignore[list-item]
+        extra_body=extra("two calls"),
+        temperature=0,
+        stream_options={"include_usage": True},
+    ) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+        final = stream.get_final_completion()
+    assert [json.loads(event.arguments) for event in done] == [args for _, args in EXPECTED["two calls"]["calls"]]
+    assert final.choices[0].finish_reason == "tool_calls" and final.choices[0].message.content == "I look."
+    assert final.usage is not None and final.usage.completion_tokens > 10
+
+
+def test_parallel_calls_can_be_turned_off(http: httpx.Client) -> None:
+    (choice,) = answer(http, "two calls", parallel_tool_calls=False)["choices"]
+    assert calls_of(choice["message"]) == EXPECTED["two calls"]["calls"][:1]
+    chunks = deltas(http, "two calls", parallel_tool_calls=False)
+    indices = {call["index"] for chunk in chunks for c in chunk["choices"] for call in c["delta"].get("tool_calls", [])}
+    assert indices == {0}
+
+
+def test_without_tools_calls_are_text(http: httpx.Client) -> None:
+    for more in ({"tools": None}, {"tools": []}, {"tool_choice": "none"}):
+        (choice,) = answer(http, "two calls", **more)["choices"]
+        assert choice["message"]["content"] == SCRIPTS["two calls"] and "tool_calls" not in choice["message"]
+        assert choice["finish_reason"] == "stop"
+
+
+def test_reasoning_is_counted_and_can_be_left_out(http: httpx.Client) -> None:
+    found = answer(http, "thought and call", return_token_ids=True, include_reasoning=False)
+    usage = found["usage"]
+    assert "reasoning" not in found["choices"][0]["message"]
+    thought = EXPECTED["thought and call"]["reasoning"]
+    details = usage["completion_tokens_details"]["reasoning_tokens"]
+    assert len(thought) / 4 < details < len(thought) / 2, "tokens have about three characters"
+    assert details < usage["completion_tokens"]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = deltas(http, "thought and call", stream_options=options, include_reasoning=False)
+    counts = [chunk["usage"]["completion_tokens_details"]["reasoning_tokens"] for chunk in chunks[1:]]
+    assert counts == sorted(counts) and counts[-1] == details
+    assert not any("reasoning" in choice["delta"] for chunk in chunks for choice in chunk["choices"])
+    assert "completion_tokens_details" not in answer(http, "llama")["usage"], "a model that does not reason"
+
+
+def test_a_cut_answer_has_what_there_is(http: httpx.Client) -> None:
+    (choice,) = answer(http, "thought and call", max_tokens=6)["choices"]
+    assert choice["finish_reason"] == "length" and choice["message"]["content"] is None
+    assert EXPECTED["thought and call"]["reasoning"].startswith(choice["message"]["reasoning"])
+    (choice,) = answer(http, "llama", max_tokens=13)["choices"]
+    assert choice["finish_reason"] == "length"
+    (call,) = choice["message"]["tool_calls"]
+    assert '{"city": "Oslo"}'.startswith(call["function"]["arguments"])
+
+
+def prompt_of(http: httpx.Client, messages: list[dict[str, Any]], **more: Any) -> str:
+    response = http.post("/tokenize", json={"messages": messages, "chat_template_kwargs": {"script": "plain"}, **more})
+    assert response.status_code == 200, response.text
+    text: str = http.post("/detokenize", json={"tokens": response.json()["tokens"]}).json()["prompt"]
+    return text
+
+
+def test_history_with_calls(http: httpx.Client) -> None:
+    (choice,) = answer(http, "two calls")["choices"]
+    calls = choice["message"]["tool_calls"]
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        choice["message"],
+        *({"role": "tool", "tool_call_id": call["id"], "content": f"{i}°"} for i, call in enumerate(calls)),
+    ]
+    text = prompt_of(http, messages, tools=[WEATHER])
+    ids = [call["id"] for call in calls]
+    assert json.loads(text.splitlines()[0]) == WEATHER
+    assert text.splitlines()[2:5] == [
+        f'assistant|||I look.({ids[0]} get_weather {{"city": "Ulm \\"S\\"", "days": 3}})'
+        f'({ids[1]} get_weather {{"city": "Bonn"}})',
+        f"tool|get_weather|{ids[0]}|0°",
+        f"tool|get_weather|{ids[1]}|1°",
+    ]
+    assert answer(http, "plain", messages=messages)["choices"][0]["message"]["content"] == SCRIPTS["plain"]
+
+
+def test_content_beside_calls_may_be_null(http: httpx.Client) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert "assistant|||(c get_weather {})" in prompt_of(http, [{"role": "user", "content": "x"}, message])
+
+
+def test_effort_reaches_templates_that_read_it(http: httpx.Client) -> None:
+    effort = {"chat_template": "{# <|channel|><|message|> #}{{ reasoning_effort }}" + PLAY}
+    prompt = answer(http, "plain", tools=None, reasoning_effort="high", return_token_ids=True, **effort)
+    text = http.post("/detokenize", json={"tokens": prompt["prompt_token_ids"]}).json()["prompt"]
+    assert text == "high[[plain]]"
+    switch = {"chat_template": "{{ enable_thinking is defined and enable_thinking }}" + PLAY}
+    for effort_word, shown in (("none", "False"), ("low", "True")):
+        prompt = answer(http, "plain", tools=None, reasoning_effort=effort_word, return_token_ids=True, **switch)
+        text = http.post("/detokenize", json={"tokens": prompt["prompt_token_ids"]}).json()["prompt"]
+        assert text == f"{shown}[[plain]]"
+
+
+DEEP: dict[str, Any] = {}
+for _ in range(70):
+    DEEP = {"items": DEEP}
+
+
+def function(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": fields}]}
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"tool_choice": "required"}, "tool_choice", "constrained decoding"),
+    ({"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, "tool_choice", "constrained decoding"),
+    ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice", "not among"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice", "not among"),
+    ({"tool_choice": "sometimes"}, "tool_choice", "must be"),
+    ({"tool_choice": "required", "tools": []}, "tool_choice", "needs `tools`"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type", "only functions"),
+    ({"tools": [{"type": "function"}]}, "tools.0.function", "object"),
+    (function(name=""), "tools.0.function.name", "name"),
+    (function(name="a b"), "tools.0.function.name", "without spaces"),
+    (function(name="a" * 257), "tools.0.function.name", "256"),
+    (function(name="a", parameters=[]), "tools.0.function.parameters", "an object"),
+    (function(name="a", description=1), "tools.0.function.description", "a string"),
+    (function(name="a", strict="yes"), "tools.0.function.strict", "a boolean"),
+    (function(name="a", parameters=DEEP), "tools.0.function.parameters", "deeper than 64"),
+    (function(name="a", description="d" * 2**20), "tools", "bytes"),
+    ({"tools": [WEATHER, WEATHER]}, "tools", "two functions"),
+    ({"tools": [WEATHER] * 513}, "tools", "at most 512"),
+    ({"tools": "x"}, "tools", "list"),
+    ({"tools": [1]}, "tools.0", "dict"),
+    ({"chat_template": "{{ 1 }}"}, "tools", "does not read them"),
+    ({"chat_template": "{{ tools }}"}, "tools", "--tool-call-parser"),
+    ({"chat_template": "{{ 1 }}", "tools": None, "reasoning_effort": "low"}, "reasoning_effort", "does not read it"),
+    ({"reasoning_effort": "huge"}, "reasoning_effort", "none"),
+    ({"include_reasoning": 1}, "include_reasoning", "boolean"),
+    ({"messages": [{"role": "assistant", "tool_calls": 1}]}, "messages.0.tool_calls", "list"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0", "function"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": 1}}]}]},
+        "messages.0.tool_calls.0.function.arguments",
+        "JSON",
+    ),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}] * 1025}]}, "messages.0.tool_calls", "at most 1024"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]},
+        "messages",
+        "not JSON",
+    ),
+    ({"messages": [{"role": "tool", "tool_call_id": "x"}]}, "messages.0.content", "required"),
+    ({"messages": [{"role": "tool", "tool_call_id": 1, "content": "x"}]}, "messages.0.tool_call_id", "string"),
+    ({"messages": [{"role": "function", "name": "a", "content": "x"}]}, "messages.0.role", "tool"),
+]
+
+
+@pytest.mark.parametrize(("change", "param", "says"), BAD, ids=lambda value: str(value)[:40])
+def test_bad_field(http: httpx.Client, change: dict[str, Any], param: str, says: str) -> None:
+    response = http.post(CHAT, json=body("plain", **change))
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param and says in error["message"], error
+
+
+def test_parsers_can_be_named() -> None:
+    def parsers(template: str, **settings: Any) -> tuple[str | None, str | None]:
+        found = OutputFormats(None, ServerConfig(**settings)).parsers(template)
+        return found.tools, found.reasoning
+
+    assert parsers(TEMPLATE) == ("hermes", "think")
+    assert parsers(TEMPLATE, tool_call_parser="none", reasoning_parser="none") == (None, None)
+    assert parsers("", tool_call_parser="phi4_mini_json", reasoning_parser="openai_gptoss") == ("phi4", "harmony")
+    with pytest.raises(ConfigError, match="tool_call_parser 'hermis' is not known; did you mean hermes"):
+        OutputFormats(None, ServerConfig(tool_call_parser="hermis"))
+    with pytest.raises(ConfigError, match="reasoning_parser 'x' is not known"):
+        OutputFormats(None, ServerConfig(reasoning_parser="x"))
