@@ -25,6 +25,9 @@ PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet $(constrai
 # A process a core, each with whole files, so that fixtures and programs of a file are made once.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --max-worker-restart 2 --dist loadfile
 
+# Every process that starts would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: serve venv test test-slow check bench clean
 .DELETE_ON_ERROR:
 

@@ -15,21 +15,20 @@ from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
 from llmjax.evaluation.perplexity import text_tokens
 from llmjax.platforms import select_platform
-from llmjax.quantization.calibration.calibrate import calibrate
-from llmjax.quantization.calibration.methods import Calibrated
+from llmjax.quantization.calibration.calibrate import Calibrated, calibrate
 from llmjax.quantization.folder_export import check_target, copy_companions, export_folder
 from llmjax.quantization.gguf_export import Exported, export_gguf
 from llmjax.quantization.mixes import MIXES, mix_named
+from llmjax.quantization.plan import SavePlan
 from llmjax.quantization.report import QuantizationReport
 from llmjax.quantization.rounding import Result, round_to_nearest
-from llmjax.quantization.save_plan import SavePlan
 from llmjax.quantization.settings import ENGINE_SETTINGS, CalibrationSettings, SaveSettings
 from llmjax.settings import make_config, nearest, settings_of
 from llmjax.text_file import read_text
 from llmjax.tokenizer import load_tokenizer
 from llmjax.tokenizer.folder_export import write_tokenizer
 from llmjax.tokenizer.gguf_export import tokenizer_metadata
-from llmjax.weights.ggml.reference import SCHEMES
+from llmjax.weights.ggml.reference import QUANTIZERS
 from llmjax.weights.rows import FLOATS
 from llmjax.weights.uniform import SAVED_SCHEMES
 
@@ -37,7 +36,7 @@ GGUF = ".gguf"
 
 
 @dataclass(frozen=True)
-class Step:
+class Progress:
     """What has been written so far.
 
     Attributes:
@@ -52,7 +51,7 @@ class Step:
     error: str = ""
 
 
-Watch = Callable[[Step], None]
+Watch = Callable[[Progress], None]
 
 
 def quantize(
@@ -177,7 +176,7 @@ class _Job:
                 after=tensor.info.nbytes,
                 difference=tensor.difference,
             )
-            self.watch(Step(report.total.tensors, len(checkpoint.tensors), tensor.name))
+            self.watch(Progress(report.total.tensors, len(checkpoint.tensors), tensor.name))
 
         written = export_gguf(
             checkpoint,
@@ -247,7 +246,7 @@ class _Job:
                 report.add_calibrated(result.name, result.nearest, result.outputs)
                 error = f"output error {result.nearest.relative:.4f} → {result.outputs.relative:.4f}"
             done += 1
-            self.watch(Step(done, len(plan.layers), result.name, error))
+            self.watch(Progress(done, len(plan.layers), result.name, error))
 
     def _write_tokenizer(self, checkpoint: Checkpoint, folder: Path) -> None:
         if self.engine.skip_tokenizer_init:
@@ -276,7 +275,7 @@ def _is_gguf(scheme: str, target: Path) -> bool:
     try:
         mix_named(name)
     except ConfigError:
-        ours, theirs = ", ".join(SAVED_SCHEMES), ", ".join(dict.fromkeys((*MIXES, *SCHEMES, *FLOATS)))
+        ours, theirs = ", ".join(SAVED_SCHEMES), ", ".join(dict.fromkeys((*MIXES, *QUANTIZERS, *FLOATS)))
         message = f"scheme {scheme!r} is unknown; known are {ours} for safetensors and {theirs} for GGUF"
         raise ConfigError(message) from None
     return True

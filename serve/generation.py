@@ -38,7 +38,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Part:
+class JobOutput:
     """An output of one of the job's prompts."""
 
     prompt: int
@@ -54,7 +54,7 @@ def check_priority(engine: Engine, priority: int) -> None:
         )
 
 
-async def run_job(engine: Engine, job: Job) -> AsyncGenerator[Part, None]:
+async def run_job(engine: Engine, job: Job) -> AsyncGenerator[JobOutput, None]:
     """Outputs in the order they come; closing the generator aborts what is still running."""
     streams = [
         engine.generate(
@@ -71,7 +71,7 @@ async def run_job(engine: Engine, job: Job) -> AsyncGenerator[Part, None]:
     if len(streams) == 1:
         async with aclosing(streams[0]) as stream:
             async for output in stream:
-                yield _checked(Part(0, output))
+                yield _checked(JobOutput(0, output))
         return
     async with aclosing(_merged(streams)) as parts:
         async for part in parts:
@@ -90,14 +90,14 @@ async def collect(engine: Engine, job: Job, tally: Tally) -> list[RequestOutput]
     return [final[i] for i in range(len(job.prompts))]
 
 
-async def _merged(streams: list[AsyncGenerator[RequestOutput, None]]) -> AsyncGenerator[Part, None]:
-    arrived: asyncio.Queue[Part | Exception | None] = asyncio.Queue(maxsize=2 * len(streams))
+async def _merged(streams: list[AsyncGenerator[RequestOutput, None]]) -> AsyncGenerator[JobOutput, None]:
+    arrived: asyncio.Queue[JobOutput | Exception | None] = asyncio.Queue(maxsize=2 * len(streams))
 
     async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
         try:
             async with aclosing(stream):
                 async for output in stream:
-                    await arrived.put(Part(index, output))
+                    await arrived.put(JobOutput(index, output))
         except Exception as error:  # handed to the consumer, which raises it
             await arrived.put(error)
         else:
@@ -110,7 +110,7 @@ async def _merged(streams: list[AsyncGenerator[RequestOutput, None]]) -> AsyncGe
             match await arrived.get():
                 case None:
                     running -= 1
-                case Part() as part:
+                case JobOutput() as part:
                     yield part
                 case Exception() as error:
                     raise error
@@ -149,7 +149,7 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _checked(part: Part) -> Part:
+def _checked(part: JobOutput) -> JobOutput:
     """OpenAI knows no finish reason for a failure: a failed choice fails the request."""
     for choice in part.output.outputs:
         if choice.finish_reason == "abort":
@@ -176,7 +176,7 @@ class Tally:
         record.prompt_tokens = self.prompt_tokens
         record.completion_tokens = 0
 
-    def add_cached(self, part: Part) -> None:
+    def add_cached(self, part: JobOutput) -> None:
         """Notes how much of the part's prompt was in the prefix cache."""
         self._cached[part.prompt] = max(self._cached[part.prompt], part.output.num_cached_tokens)
 

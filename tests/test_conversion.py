@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import llmjax
 from llmjax.checkpoint import open_checkpoint
-from llmjax.conversion import Step
+from llmjax.conversion import Progress
 from llmjax.errors import ConfigError
 from llmjax.tokenizer import load_tokenizer
 
@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_folder(model: Path, tmp_path: Path) -> None:
-    steps: list[Step] = []
+    steps: list[Progress] = []
     report = llmjax.quantize(
         str(model),
         tmp_path / "out",
@@ -59,7 +59,7 @@ def test_a_matrix_without_numbers_stays_as_it_is(model: Path, tmp_path: Path) ->
 
 
 def test_a_gguf_file(model: Path, tmp_path: Path) -> None:
-    steps: list[Step] = []
+    steps: list[Progress] = []
     rules = {"v_proj": "none"}
     report = llmjax.quantize(
         str(model), str(tmp_path / "a"), scheme="q8_0", quantization_rules=rules, skip_tokenizer_init=True,

@@ -22,7 +22,7 @@ from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
 from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, ProductPlan
-from llmjax.kernels.cuda.products import Factor, Floats, Part, Records, levels_of
+from llmjax.kernels.cuda.products import Factor, Floats, Records, Share, levels_of
 from llmjax.kernels.cuda.ragged import Blocks, num_blocks
 from llmjax.kernels.cuda.tuned import Key, form_name
 from llmjax.kernels.qtensor import CHUNK, CUDA_TILE, QTensor
@@ -217,24 +217,24 @@ class _Kernel:
         expert, first, stop = (load(programs, (program, np.int32(i))) for i in range(3))
         busy = expert != NO_WORK
         expert = jnp.maximum(expert, 0)
-        part = Part.of(plan, self.size_out, stacks, levels, at=(expert,), busy=busy)
+        share = Share.of(plan, self.size_out, stacks, levels, at=(expert,), busy=busy)
 
         if plan.rows == 1:
             source, target = (load(rows, (first, np.int32(i))) for i in range(2))
-            sums = [total for (total,) in self.factor.vectors(x, [source], part)]
-            index: Any = (split, target, part.output)
-            where = part.inside & busy
+            sums = [total for (total,) in self.factor.vectors(x, [source], share)]
+            index: Any = (split, target, share.output)
+            where = share.inside & busy
         else:
             place = first + jnp.arange(plan.rows, dtype=jnp.int32)
             inside = place < stop
             source, target = (load(rows, (place, np.int32(i)), inside) for i in range(2))
-            sums = list(self.factor.tile(x, source, inside, part))
+            sums = list(self.factor.tile(x, source, inside, share))
             # Interpreted, a masked store writes back what it read: places that do not count must not name a row.
-            index = (split, jnp.where(inside, target, rows.shape[0])[:, None], part.output[None])
-            where = inside[:, None] & part.inside[None]
+            index = (split, jnp.where(inside, target, rows.shape[0])[:, None], share.output[None])
+            where = inside[:, None] & share.inside[None]
         for i, bias in enumerate(biases):
             if self.has_bias[i]:  # the first of those that share the columns adds it
-                added = load(bias, (expert, part.output), part.inside & (split == 0))
+                added = load(bias, (expert, share.output), share.inside & (split == 0))
                 sums[i] = sums[i] + (added if plan.rows == 1 else added[None])
         if self.activation is not None:
             sums = [ACTIVATIONS[self.activation](sums[0]) * sums[1]]

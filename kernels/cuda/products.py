@@ -23,8 +23,8 @@ from llmjax.kernels.qtensor import CHUNK, QTensor, RowFormat
 
 
 @dataclass(frozen=True)
-class Part:
-    """The part of a product that a program computes: some rows of matrices that are stored alike, some columns."""
+class Share:
+    """The share of a product that a program computes: some rows of matrices that are stored alike, some columns."""
 
     refs: tuple[Any, ...]  # the matrices, or the stacks
     at: tuple[Any, ...]  # which of a stack
@@ -45,7 +45,7 @@ class Part:
         *,
         at: tuple[Any, ...] = (),
         busy: jax.Array | None = None,
-    ) -> Part:
+    ) -> Share:
         """Of this program, whose place in the grid is (outputs, split, ...).
 
         Args:
@@ -67,7 +67,7 @@ class Factor(Protocol):
     def prepared(self, x: jax.Array) -> jax.Array:
         """x [T, in] as the kernel reads it."""
 
-    def vectors(self, x: Any, rows: Sequence[Any], part: Part) -> list[list[jax.Array]]:
+    def vectors(self, x: Any, rows: Sequence[Any], share: Share) -> list[list[jax.Array]]:
         """Sums f32 [N] for each matrix and each row.
 
         Args:
@@ -75,7 +75,7 @@ class Factor(Protocol):
             rows: i32, of x.
         """
 
-    def tile(self, x: Any, rows: jax.Array, inside: jax.Array, part: Part) -> tuple[jax.Array, ...]:
+    def tile(self, x: Any, rows: jax.Array, inside: jax.Array, share: Share) -> tuple[jax.Array, ...]:
         """Sums f32 [M, N] for each matrix.
 
         Args:
@@ -96,12 +96,12 @@ class Records:
     def prepared(self, x: jax.Array) -> jax.Array:
         return x if self.plan.rows <= MAX_VECTOR_ROWS else by_column_of_chunk(x.astype(self.dtype), self.plan)
 
-    def vectors(self, x: Any, rows: Sequence[Any], part: Part) -> list[list[jax.Array]]:
+    def vectors(self, x: Any, rows: Sequence[Any], share: Share) -> list[list[jax.Array]]:
         form, plan = self.form, self.plan
         shape = (plan.chunks, plan.outputs)
 
         def step(index: jax.Array, sums: list[list[jax.Array]]) -> list[list[jax.Array]]:
-            places = [place.further(index * plan.chunks) for place in self._places(part)]
+            places = [place.further(index * plan.chunks) for place in self._places(share)]
             for run in runs(form):
                 inner = [[jnp.zeros(shape, jnp.float32) for _ in rows] for _ in places]
                 input_sum = [jnp.zeros(plan.chunks, jnp.float32) for _ in rows]
@@ -111,7 +111,7 @@ class Records:
                     column = places[0].chunk * CHUNK + run.column(word, piece, byte)
                     values = [load(x, (row, column), column < form.size_in).astype(jnp.float32) for row in rows]
                     for total, words in zip(inner, codes, strict=True):
-                        numbers = code_floats(words[word - run.words.start], piece, byte, form.codes, part.levels)
+                        numbers = code_floats(words[word - run.words.start], piece, byte, form.codes, share.levels)
                         for i, value in enumerate(values):
                             total[i] += numbers * value[:, None]
                     input_sum = [total + value for total, value in zip(input_sum, values, strict=True)]
@@ -122,15 +122,15 @@ class Records:
                 ]
             return sums
 
-        start = [[jnp.zeros(shape, jnp.float32) for _ in rows] for _ in part.refs]
-        found = jax.lax.fori_loop(0, part.steps, step, start)
+        start = [[jnp.zeros(shape, jnp.float32) for _ in rows] for _ in share.refs]
+        found = jax.lax.fori_loop(0, share.steps, step, start)
         return [[total.sum(0) for total in totals] for totals in found]
 
-    def tile(self, x: Any, rows: jax.Array, inside: jax.Array, part: Part) -> tuple[jax.Array, ...]:
+    def tile(self, x: Any, rows: jax.Array, inside: jax.Array, share: Share) -> tuple[jax.Array, ...]:
         form, plan = self.form, self.plan
 
         def step(index: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            places = [place.further(index * plan.chunks) for place in self._places(part)]
+            places = [place.further(index * plan.chunks) for place in self._places(share)]
             for run in runs(form):
                 lines = [weight_line(place, form, run.half) for place in places]
 
@@ -142,7 +142,7 @@ class Records:
                         where = (run.column(word, piece, byte), rows[:, None], places[0].chunk[None])
                         inputs = load(x, where, inside[:, None])
                         weights = [
-                            code_floats(words, piece, byte, form.codes, part.levels) * gain + shift
+                            code_floats(words, piece, byte, form.codes, share.levels) * gain + shift
                             for words, (gain, shift) in zip(codes, lines, strict=True)
                         ]
                         sums = tuple(
@@ -153,14 +153,14 @@ class Records:
                 sums = jax.lax.fori_loop(run.words.start, run.words.stop, multiply, sums)
             return sums
 
-        start = tuple(jnp.zeros((len(rows), plan.outputs), jnp.float32) for _ in part.refs)
-        return jax.lax.fori_loop(0, part.steps, step, start)
+        start = tuple(jnp.zeros((len(rows), plan.outputs), jnp.float32) for _ in share.refs)
+        return jax.lax.fori_loop(0, share.steps, step, start)
 
-    def integers(self, x: Any, rows: jax.Array, inside: jax.Array, part: Part) -> jax.Array:
+    def integers(self, x: Any, rows: jax.Array, inside: jax.Array, share: Share) -> jax.Array:
         """Sums of products of codes, i32 [M, N], where x is int8 and codes are 8-bit integers in one group."""
         plan = self.plan
         (run,) = runs(self.form)
-        (place,) = self._places(part)
+        (place,) = self._places(share)
 
         def multiply(index: jax.Array, sums: jax.Array) -> jax.Array:
             step, word = jax.lax.div(index, np.int32(len(run.words))), jax.lax.rem(index, np.int32(len(run.words)))
@@ -172,11 +172,11 @@ class Records:
             return sums
 
         start = jnp.zeros((len(rows), plan.outputs), jnp.int32)
-        return jax.lax.fori_loop(0, part.steps * len(run.words), multiply, start)
+        return jax.lax.fori_loop(0, share.steps * len(run.words), multiply, start)
 
-    def _places(self, part: Part) -> list[Place]:
+    def _places(self, share: Share) -> list[Place]:
         chunks = self.form.num_chunks
-        return [Place(ref, part.at, part.output, part.inside, part.chunk, chunks) for ref in part.refs]
+        return [Place(ref, share.at, share.output, share.inside, share.chunk, chunks) for ref in share.refs]
 
 
 @dataclass(frozen=True)
@@ -190,41 +190,41 @@ class Floats:
     def prepared(self, x: jax.Array) -> jax.Array:
         return x.astype(self.dtype)
 
-    def vectors(self, x: Any, rows: Sequence[Any], part: Part) -> list[list[jax.Array]]:
+    def vectors(self, x: Any, rows: Sequence[Any], share: Share) -> list[list[jax.Array]]:
         shape = (self.plan.outputs, self.plan.chunks * CHUNK)
 
         def step(index: jax.Array, sums: list[list[jax.Array]]) -> list[list[jax.Array]]:
-            column = self._column(index, part)
+            column = self._column(index, share)
             within = column < self.size_in
-            weights = [self._rows(ref, column, within, part).astype(jnp.float32) for ref in part.refs]
+            weights = [self._rows(ref, column, within, share).astype(jnp.float32) for ref in share.refs]
             values = [load(x, (row, column), within).astype(jnp.float32) for row in rows]
             return [
                 [s + weight * value[None] for s, value in zip(total, values, strict=True)]
                 for total, weight in zip(sums, weights, strict=True)
             ]
 
-        start = [[jnp.zeros(shape, jnp.float32) for _ in rows] for _ in part.refs]
-        found = jax.lax.fori_loop(0, part.steps, step, start)
+        start = [[jnp.zeros(shape, jnp.float32) for _ in rows] for _ in share.refs]
+        found = jax.lax.fori_loop(0, share.steps, step, start)
         return [[total.sum(1) for total in totals] for totals in found]
 
-    def tile(self, x: Any, rows: jax.Array, inside: jax.Array, part: Part) -> tuple[jax.Array, ...]:
+    def tile(self, x: Any, rows: jax.Array, inside: jax.Array, share: Share) -> tuple[jax.Array, ...]:
         def step(index: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            column = self._column(index, part)
+            column = self._column(index, share)
             within = column < self.size_in
             inputs = load(x, (rows[:, None], column[None]), inside[:, None] & within[None])
             return tuple(
-                total + dot(inputs, self._rows(ref, column, within, part), transpose_b=True)
-                for total, ref in zip(sums, part.refs, strict=True)
+                total + dot(inputs, self._rows(ref, column, within, share), transpose_b=True)
+                for total, ref in zip(sums, share.refs, strict=True)
             )
 
-        start = tuple(jnp.zeros((len(rows), self.plan.outputs), jnp.float32) for _ in part.refs)
-        return jax.lax.fori_loop(0, part.steps, step, start)
+        start = tuple(jnp.zeros((len(rows), self.plan.outputs), jnp.float32) for _ in share.refs)
+        return jax.lax.fori_loop(0, share.steps, step, start)
 
-    def _column(self, index: jax.Array, part: Part) -> jax.Array:
-        return (part.first + index * self.plan.chunks) * CHUNK + jnp.arange(self.plan.chunks * CHUNK, dtype=jnp.int32)
+    def _column(self, index: jax.Array, share: Share) -> jax.Array:
+        return (share.first + index * self.plan.chunks) * CHUNK + jnp.arange(self.plan.chunks * CHUNK, dtype=jnp.int32)
 
-    def _rows(self, ref: Any, column: jax.Array, within: jax.Array, part: Part) -> jax.Array:
-        return load(ref, (*part.at, part.output[:, None], column[None]), part.inside[:, None] & within[None])
+    def _rows(self, ref: Any, column: jax.Array, within: jax.Array, share: Share) -> jax.Array:
+        return load(ref, (*share.at, share.output[:, None], column[None]), share.inside[:, None] & within[None])
 
 
 def levels_of(weight: QTensor) -> jax.Array:

@@ -18,7 +18,7 @@ import numpy as np
 
 from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, power_of_2, program_id, store
 from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, ProductPlan
-from llmjax.kernels.cuda.products import Part, Records, by_column_of_chunk, levels_of
+from llmjax.kernels.cuda.products import Records, Share, by_column_of_chunk, levels_of
 from llmjax.kernels.cuda.tuned import Key, form_name
 from llmjax.kernels.qtensor import CUDA_TILE, QTensor, group_scales
 
@@ -120,27 +120,27 @@ class _Kernel:
 
     def vectors(self, x: Any, words: Any, levels: Any, out: Any) -> None:
         """Few rows. x: [T, in]; out: f32 [splits, T, out]."""
-        part = self._part(words, levels)
-        (totals,) = self.factor.vectors(x, [np.int32(row) for row in range(self.factor.plan.rows)], part)
+        share = self._share(words, levels)
+        (totals,) = self.factor.vectors(x, [np.int32(row) for row in range(self.factor.plan.rows)], share)
         for row, total in enumerate(totals):
-            store(out, (program_id(1), np.int32(row), part.output), total, part.inside)
+            store(out, (program_id(1), np.int32(row), share.output), total, share.inside)
 
     def tiles(self, x: Any, words: Any, levels: Any, out: Any) -> None:
         """Blocks of rows. x: [32, T, chunks] in the weight's dtype; out: f32 [splits, T, out]."""
-        part, row = self._part(words, levels), self._row()
+        share, row = self._share(words, levels), self._row()
         inside = row < x.shape[1]
-        (sums,) = self.factor.tile(x, row, inside, part)
-        store(out, (program_id(1), row[:, None], part.output[None]), sums, inside[:, None] & part.inside[None])
+        (sums,) = self.factor.tile(x, row, inside, share)
+        store(out, (program_id(1), row[:, None], share.output[None]), sums, inside[:, None] & share.inside[None])
 
     def integers(self, x: Any, words: Any, out: Any) -> None:
         """Blocks of rows. x: int8 [32, T, chunks]; out: i32 [splits, T, out], sums of products of codes."""
-        part, row = self._part(words, None), self._row()
+        share, row = self._share(words, None), self._row()
         inside = row < x.shape[1]
-        sums = self.factor.integers(x, row, inside, part)
-        store(out, (program_id(1), row[:, None], part.output[None]), sums, inside[:, None] & part.inside[None])
+        sums = self.factor.integers(x, row, inside, share)
+        store(out, (program_id(1), row[:, None], share.output[None]), sums, inside[:, None] & share.inside[None])
 
-    def _part(self, words: Any, levels: Any) -> Part:
-        return Part.of(self.factor.plan, self.size_out, (words,), levels)
+    def _share(self, words: Any, levels: Any) -> Share:
+        return Share.of(self.factor.plan, self.size_out, (words,), levels)
 
     def _row(self) -> jax.Array:
         rows = self.factor.plan.rows

@@ -20,7 +20,7 @@ from llmjax.quantization.settings import ENGINE_SETTINGS, CalibrationSettings, S
 from llmjax.settings import settings_of
 
 if TYPE_CHECKING:
-    from llmjax.conversion import Step
+    from llmjax.conversion import Progress
 
 
 def main(argv: list[str]) -> int:
@@ -61,11 +61,11 @@ def main(argv: list[str]) -> int:
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[Step], None]]:
+def _bar() -> Iterator[Callable[[Progress], None]]:
     with progress_bar("Quantizing") as bar:
         task = bar.add_task("", total=None, note="")
 
-        def advance(step: Step) -> None:
+        def advance(step: Progress) -> None:
             done = f"{step.name.removeprefix('model.').removesuffix('.weight')} {step.error}"
             bar.update(task, completed=step.done, total=step.total, note=done)
 

@@ -35,7 +35,7 @@ from llmjax.engine.wire import (
     Question,
     Ready,
     Start,
-    Step,
+    StepMessage,
     Submit,
 )
 from llmjax.errors import EngineDead, LLMJaxError
@@ -185,7 +185,7 @@ class ProcessEngine(RunningEngine):
 
     def _take(self, message: Any) -> None:
         match message:
-            case Step():
+            case StepMessage():
                 for stats in message.stats:
                     for stat_logger in self.loggers:
                         stat_logger.record_step(stats)

@@ -25,7 +25,7 @@ from llmjax.engine.wire import (
     Question,
     Ready,
     Start,
-    Step,
+    StepMessage,
     Submit,
     ToEngine,
     printable,
@@ -116,7 +116,7 @@ class _Sender:
 
     def deliver(self, outputs: list[EngineOutput]) -> None:
         if outputs or self._stats:
-            self._channel.send(Step.of(outputs, self._stats))
+            self._channel.send(StepMessage.of(outputs, self._stats))
             self._stats = []
 
     def record_step(self, stats: StepStats) -> None:

@@ -192,7 +192,7 @@ class Last(Message):
     failure: Failure | None
 
 
-class Step(Message, tag="step"):
+class StepMessage(Message, tag="step"):
     """From the engine: what a step brought. Columns have one entry an output; what few outputs have goes by place."""
 
     request_ids: list[int]
@@ -211,7 +211,7 @@ class Step(Message, tag="step"):
     stats: list[StepStats]
 
     @classmethod
-    def of(cls, outputs: Sequence[EngineOutput], stats: list[StepStats]) -> Step:
+    def of(cls, outputs: Sequence[EngineOutput], stats: list[StepStats]) -> StepMessage:
         times = [output.times for output in outputs]
         return cls(
             request_ids=[output.request_id for output in outputs],
@@ -296,7 +296,7 @@ class Failed(Message, tag="failed"):
 
 
 ToEngine = Start | Submit | Abandon | Question | Leave
-FromEngine = Ready | Log | Step | Answer | Failed
+FromEngine = Ready | Log | StepMessage | Answer | Failed
 
 
 class Channel:

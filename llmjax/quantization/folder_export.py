@@ -18,8 +18,8 @@ from llmjax.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG
 from llmjax.checkpoint.formats.registry import CONFIG_KEYS
 from llmjax.checkpoint.safetensors import INDEX, SafetensorsWriter, open_safetensors_writer
 from llmjax.errors import CheckpointError, ConfigError
+from llmjax.quantization.plan import SavePlan, model_dtype
 from llmjax.quantization.rounding import Result
-from llmjax.quantization.save_plan import SavePlan, model_dtype
 from llmjax.weights.rows import QuantizedRows
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # fcntl.h, linux/fs.h

@@ -34,7 +34,7 @@ from llmjax.models import ModelConfig, abstract_model
 from llmjax.quantization.mixes import KEEP, NEVER, Choice, ModelShape, mix_named, tensor_scheme
 from llmjax.quantization.report import Difference
 from llmjax.quantization.schemes import SchemeRules
-from llmjax.weights.ggml.reference import SCHEMES, quantize
+from llmjax.weights.ggml.reference import QUANTIZERS, quantize
 from llmjax.weights.ggml.types import BlockType, dequantize
 from llmjax.weights.rows import FLOATS
 
@@ -120,7 +120,7 @@ class _Item:
             return values.astype(FLOATS[type_name], copy=False), None
         rows = values.reshape(-1, values.shape[-1])
         stored = quantize(rows, type_name)
-        return stored, _difference(stored, rows, SCHEMES[type_name].block)
+        return stored, _difference(stored, rows, QUANTIZERS[type_name].block)
 
 
 def export_gguf(
@@ -154,7 +154,7 @@ def export_gguf(
     """
     if scheme.lower() not in FLOATS:
         mix_named(scheme)
-    parsed = SchemeRules.parse(rules or {}, (*SCHEMES, KEEP))
+    parsed = SchemeRules.parse(rules or {}, (*QUANTIZERS, KEEP))
     model = checkpoint.model_config()
     plan = _gguf_items if checkpoint.gguf is not None else _hf_items
     items = list(plan(checkpoint, model, _Typing(scheme.lower(), ModelShape.of(model), parsed)))
@@ -217,7 +217,7 @@ class _Typing:
             choice = tensor_scheme(self.scheme, name=hf_name, shape=shape, model=self.shape, rule=rule)
             kept = source_type.lower()
             # A matrix that cannot be quantized, or shall not be, keeps its type if that is one of GGUF's.
-            type_name = choice.scheme or (kept if kept in FLOATS or kept in SCHEMES else "f32")
+            type_name = choice.scheme or (kept if kept in FLOATS or kept in QUANTIZERS else "f32")
         info = TensorInfo(name, tuple(shape), type_name.upper())
         return Exported(name, hf_name, source_type, tensor.nbytes, info, choice)
 

@@ -16,7 +16,7 @@ from llmjax.checkpoint.experts import ROUTER
 from llmjax.errors import ConfigError
 from llmjax.models import Attention, Experts, ModelConfig
 from llmjax.quantization.schemes import scheme_key
-from llmjax.weights.ggml.reference import SCHEMES
+from llmjax.weights.ggml.reference import QUANTIZERS
 
 KEEP = "none"
 """Instead of a scheme: leave the tensor as it is."""
@@ -228,7 +228,7 @@ class Choice:
     """What becomes of a tensor.
 
     Attributes:
-        scheme: a key of SCHEMES, or None: it stays as it is.
+        scheme: a key of QUANTIZERS, or None: it stays as it is.
         wanted: the scheme that was meant for it; another one than `scheme` where rows do not fill its blocks.
     """
 
@@ -249,9 +249,9 @@ def mix_named(name: str) -> Mix:
     if (mix := MIXES.get(name.lower())) is not None:
         return mix
     try:
-        scheme = scheme_key(name, SCHEMES)
+        scheme = scheme_key(name, QUANTIZERS)
     except ConfigError:
-        known = ", ".join(dict.fromkeys((*MIXES, *SCHEMES)))
+        known = ", ".join(dict.fromkeys((*MIXES, *QUANTIZERS)))
         raise ConfigError(f"quantization {name!r} is unknown; known are {known}") from None
     # The output too: a rule for it would have to name it.
     return Mix(base=scheme, embedding=scheme)
@@ -267,7 +267,7 @@ def tensor_scheme(mix: str, *, name: str, shape: Sequence[int], model: ModelShap
         name: Hugging Face name.
         shape: outermost dimension first; rows are what is cut into blocks.
         model: the model's shape.
-        rule: a key of SCHEMES, or KEEP, that the user asks for instead; None: nothing.
+        rule: a key of QUANTIZERS, or KEEP, that the user asks for instead; None: nothing.
 
     Raises:
         ConfigError: the mix is unknown.
@@ -287,7 +287,7 @@ def _mixed(mix: Mix, name: str, columns: int, model: ModelShape) -> str:
     layer = re.search(r"\.layers\.(\d+)\.", name)
     place = Place(int(layer[1]) if layer else 0, model)
     if category == "output" or (category == "embedding" and model.tied):
-        return "q8_0" if mix.base == "q8_0" or columns % SCHEMES[mix.base].block.elems else "q6_k"
+        return "q8_0" if mix.base == "q8_0" or columns % QUANTIZERS[mix.base].block.elems else "q6_k"
     if category == "embedding":
         return mix.embedding or mix.base
     if model.experts == 8 and category in ("values", "keys"):
@@ -309,6 +309,6 @@ def _first(cases: Cases, place: Place, default: str) -> str:
 def fitting(scheme: str, columns: int) -> Choice:
     """The scheme, its replacement, or none (llama.cpp: float16) where rows of `columns` fill no blocks."""
     for candidate in (scheme, FALLBACKS.get(scheme)):
-        if candidate is not None and columns % SCHEMES[candidate].block.elems == 0:
+        if candidate is not None and columns % QUANTIZERS[candidate].block.elems == 0:
             return Choice(candidate, scheme)
     return Choice(None, scheme)

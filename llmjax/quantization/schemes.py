@@ -26,18 +26,18 @@ class BlockScheme:
 
     def format(self, size_in: int) -> RowFormat:
         """See `UniformScheme`."""
-        form = reference.SCHEMES[self.name].block.row_format(size_in)
+        form = reference.QUANTIZERS[self.name].block.row_format(size_in)
         assert form is not None
         return form
 
     def quantize(self, rows: np.ndarray) -> QuantizedRows:
         """See `UniformScheme`."""
         raw = reference.quantize(rows, self.name, threads=1)
-        return reference.SCHEMES[self.name].block.quantized_rows(raw, self.format(rows.shape[1]))
+        return reference.QUANTIZERS[self.name].block.quantized_rows(raw, self.format(rows.shape[1]))
 
 
 SCHEMES: Mapping[str, UniformScheme] = MappingProxyType(
-    {**{name: BlockScheme(name) for name in reference.SCHEMES}, **uniform.SCHEMES}
+    {**{name: BlockScheme(name) for name in reference.QUANTIZERS}, **uniform.UNIFORM_SCHEMES}
 )
 """By name, as `scheme_key` finds it."""
 

@@ -39,6 +39,9 @@ CODE_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     }
 )
 
+E2M1_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""What a code of a 4-bit float stands for (OCP Microscaling Formats 1.0)."""
+
 
 @dataclass(frozen=True, eq=False)
 class QuantizedRows:

@@ -199,7 +199,7 @@ class Float8Scheme:
         return QuantizedRows(form, _to_e4m3(grouped.reshape(len(rows), -1)[:, : rows.shape[1]]), scales)
 
 
-SCHEMES: Mapping[str, IntegerScheme | Float8Scheme] = MappingProxyType(
+UNIFORM_SCHEMES: Mapping[str, IntegerScheme | Float8Scheme] = MappingProxyType(
     {
         scheme.name: scheme
         for scheme in (
@@ -216,7 +216,7 @@ SCHEMES: Mapping[str, IntegerScheme | Float8Scheme] = MappingProxyType(
 """By name: each row by itself, so that rows can be quantized while they are read."""
 
 SAVED_SCHEMES: Mapping[str, IntegerScheme | Float8Scheme] = MappingProxyType(
-    {**SCHEMES, "fp8_tensor": Float8Scheme("fp8_tensor", per_tensor=True)}
+    {**UNIFORM_SCHEMES, "fp8_tensor": Float8Scheme("fp8_tensor", per_tensor=True)}
 )
 """By name: those that files of safetensors can hold."""
 

@@ -19,7 +19,7 @@ from llmjax.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from llmjax.sampling.params import SamplingParams
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, record_of, server_of
-from llmjax.serve.generation import Job, Part, Tally, check_priority, collect, guarded, run_job
+from llmjax.serve.generation import Job, JobOutput, Tally, check_priority, collect, guarded, run_job
 from llmjax.serve.logprobs import (
     LegacyLogprobs,
     TextOffsets,
@@ -197,9 +197,9 @@ class _PromptScores:
     def __init__(self, *, needed: bool) -> None:
         self._needed = needed
         self._scores: dict[int, list[TokenLogprobs | None]] = {}
-        self._waiting: dict[int, list[Part]] = {}
+        self._waiting: dict[int, list[JobOutput]] = {}
 
-    def admit(self, part: Part) -> list[Part]:
+    def admit(self, part: JobOutput) -> list[JobOutput]:
         """The parts that can be shown now that ``part`` has come."""
         if part.output.prompt_logprobs is not None:
             self._scores[part.prompt] = part.output.prompt_logprobs

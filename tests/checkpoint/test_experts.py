@@ -23,9 +23,8 @@ from llmjax.errors import CheckpointError
 from llmjax.kernels.qtensor import QTensor
 from llmjax.quantization.folder_export import export_folder
 from llmjax.quantization.gguf_export import export_gguf
-from llmjax.quantization.plan import QuantizationPlan
+from llmjax.quantization.plan import QuantizationPlan, SavePlan
 from llmjax.quantization.rounding import round_to_nearest, rows_in_situ
-from llmjax.quantization.save_plan import SavePlan
 from llmjax.quantization.schemes import scheme_named
 from llmjax.weights.packing import put
 

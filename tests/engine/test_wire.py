@@ -15,7 +15,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.client import Control
 from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes
 from llmjax.engine.stats import StepStats
-from llmjax.engine.wire import Abandon, Channel, Failure, FromEngine, Question, Start, Step, Submit, ToEngine
+from llmjax.engine.wire import Abandon, Channel, Failure, FromEngine, Question, Start, StepMessage, Submit, ToEngine
 from llmjax.errors import CheckpointError, ConfigError, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import Logprob
 from llmjax.sampling.params import SamplingParams
@@ -68,7 +68,7 @@ STATS = StepStats(
 def test_outputs_of_a_step(outputs: list[EngineOutput], stop: int) -> None:
     for output in outputs:
         output.stop_reason = stop if output.finish_reason == "stop" else None
-    step = passed(Step.of(outputs, [STATS]), FromEngine)
+    step = passed(StepMessage.of(outputs, [STATS]), FromEngine)
     assert step.outputs() == outputs
     assert step.stats == [STATS]
 
@@ -79,7 +79,7 @@ def test_an_output_with_an_error_keeps_its_type() -> None:
     output = EngineOutput(
         request_id=1, index=0, times=times, new_token_ids=[], finish_reason="error", stop_reason=None, error=error
     )
-    (found,) = passed(Step.of([output], []), FromEngine).outputs()
+    (found,) = passed(StepMessage.of([output], []), FromEngine).outputs()
     assert type(found.error) is GenerationFailed and str(found.error) == str(error)
     assert found.finish_reason == "error"
 
@@ -146,7 +146,7 @@ def test_a_configuration() -> None:
 def test_errors_are_of_the_same_class(error: LLMJaxError, message: str) -> None:
     times = SequenceTimes(arrival=0.0)
     output = EngineOutput(request_id=1, index=0, times=times, new_token_ids=[], finish_reason="error", error=error)
-    assert str(passed(Step.of([output], []), FromEngine).outputs()[0].error) == message
+    assert str(passed(StepMessage.of([output], []), FromEngine).outputs()[0].error) == message
     found = Failure.of(error).error()
     assert type(found) is type(error) and str(found) == message
     assert {name: value for name, value in vars(found).items() if name != "__notes__"} == vars(error)

@@ -16,8 +16,8 @@ from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.quantization.folder_export import check_target, copy_companions, export_folder
 from llmjax.quantization.gguf_export import export_gguf
+from llmjax.quantization.plan import SavePlan
 from llmjax.quantization.rounding import Result, round_to_nearest
-from llmjax.quantization.save_plan import SavePlan
 from llmjax.weights.uniform import SAVED_SCHEMES
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"

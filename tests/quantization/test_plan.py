@@ -67,7 +67,7 @@ def kept_as(quantization: str | None, tensor: Plain, rules: dict[str, str] | Non
     return source.scheme.name if isinstance(source, InSituRows) else "plain"
 
 
-@pytest.mark.parametrize("scheme", sorted(reference.SCHEMES))
+@pytest.mark.parametrize("scheme", sorted(reference.QUANTIZERS))
 def test_weights_are_those_of_the_reference_quantizer(scheme: str) -> None:
     tensor = matrix()
     stored = reference.quantize(tensor.values, scheme)

@@ -134,7 +134,7 @@ def test_blocks_of_float8(tmp_path: Path, logits: Callable[[Any], np.ndarray]) -
 @pytest.mark.parametrize(
     ("quantization", "products", "atol"),
     [
-        ("int8", ALL, 0.02),
+        pytest.param("int8", ALL, 0.02, marks=SLOW),
         pytest.param("fp8", ALL, 0.2, marks=SLOW),
         pytest.param("int4", ALL, 0.2, marks=SLOW),
         pytest.param("q8_0", WIDE, 0.02, marks=SLOW),

@@ -12,7 +12,7 @@ import pytest
 from openai.types import Completion
 
 from llmjax.outputs import CompletionOutput, RequestOutput
-from llmjax.serve.generation import Part
+from llmjax.serve.generation import JobOutput
 from llmjax.serve.logprobs import TokenNames
 from llmjax.serve.routes.completions import _PromptScores
 
@@ -131,9 +131,9 @@ def test_echo_with_logprobs_when_continuations_start_in_different_steps(http: ht
 
 
 def test_what_comes_before_the_scores_of_an_echoed_prompt_waits_for_them() -> None:
-    def part(prompt: int, index: int, scores: Any = None) -> Part:
+    def part(prompt: int, index: int, scores: Any = None) -> JobOutput:
         said = CompletionOutput(index=index, text="x", token_ids=[1])
-        return Part(prompt, RequestOutput("r", None, [1], [said], False, prompt_logprobs=scores))
+        return JobOutput(prompt, RequestOutput("r", None, [1], [said], False, prompt_logprobs=scores))
 
     early, other, first, late = part(0, 1), part(1, 0, [None]), part(0, 0, [None, {}]), part(0, 1)
     scores = _PromptScores(needed=True)

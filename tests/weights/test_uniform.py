@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from llmjax.checkpoint.safetensors import open_safetensors
 from llmjax.errors import CheckpointError
-from llmjax.weights.uniform import SAVED_SCHEMES, SCHEMES, IntegerScheme
+from llmjax.weights.uniform import SAVED_SCHEMES, UNIFORM_SCHEMES, IntegerScheme
 
 GOLDEN = open_safetensors(Path(__file__).parent / "golden" / "uniform.safetensors")
 WEIGHT = GOLDEN["weight"].stored
@@ -27,7 +27,7 @@ def read(name: str, rows: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["int8", "int8_g128", "w8a8", "int4", "int4_g64", "fp8", "fp8_tensor"])
 def test_codes_and_scales_of_the_package(name: str) -> None:
-    scheme = SCHEMES.get(name) or SAVED_SCHEMES[name]
+    scheme = UNIFORM_SCHEMES.get(name) or SAVED_SCHEMES[name]
     found = scheme.quantize(WEIGHT)
     golden = "int8" if name == "w8a8" else name
     codes, scales = GOLDEN[f"{golden}.code"].stored, GOLDEN[f"{golden}.scale"].stored
@@ -56,7 +56,7 @@ def test_zero_points_of_the_package(bits: int) -> None:
 
 
 def test_what_activations_become() -> None:
-    assert {name: scheme.activations for name, scheme in SCHEMES.items() if scheme.activations != "auto"} == {
+    assert {name: scheme.activations for name, scheme in UNIFORM_SCHEMES.items() if scheme.activations != "auto"} == {
         "w8a8": "int8"
     }
 
@@ -72,20 +72,20 @@ def test_what_activations_become() -> None:
     ],
 )
 def test_formats(name: str, size_in: int, group: int, bits_per_weight: float) -> None:
-    form = SCHEMES[name].format(size_in)
+    form = UNIFORM_SCHEMES[name].format(size_in)
     assert form.size_in == size_in and form.group_size == group
     assert form.bits_per_weight == pytest.approx(bits_per_weight)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", UNIFORM_SCHEMES)
 def test_narrow_weights_are_those_numbers_in_f32(name: str, dtype: type) -> None:
     narrow: np.ndarray = WEIGHT.astype(dtype)
     assert np.array_equal(read(name, narrow), read(name, narrow.astype(np.float32)))
 
 
 @given(
-    name=st.sampled_from(sorted(SCHEMES)),
+    name=st.sampled_from(sorted(UNIFORM_SCHEMES)),
     rows=arrays.arrays(
         np.float32,
         st.tuples(st.integers(1, 3), st.integers(1, 150)),
@@ -94,7 +94,7 @@ def test_narrow_weights_are_those_numbers_in_f32(name: str, dtype: type) -> None
 )
 @settings(max_examples=60)
 def test_errors_are_at_most_a_step(name: str, rows: np.ndarray) -> None:
-    quantized = SCHEMES[name].quantize(rows)
+    quantized = UNIFORM_SCHEMES[name].quantize(rows)
     size = quantized.format.group_size
     scale = quantized.scales.astype(np.float32).repeat(size, axis=1)[:, : rows.shape[1]]
     error = np.abs(read(name, rows) - rows)
@@ -105,19 +105,19 @@ def test_errors_are_at_most_a_step(name: str, rows: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", UNIFORM_SCHEMES)
 def test_weights_that_are_no_numbers(name: str, value: float) -> None:
     rows = np.ones((3, 64), np.float32)
     rows[1, 5] = value
     with pytest.raises(CheckpointError, match=f"infinite or not a number cannot be quantized to {name}"):
-        SCHEMES[name].quantize(rows)
+        UNIFORM_SCHEMES[name].quantize(rows)
 
 
 def test_weights_beyond_float16_scales() -> None:
     with pytest.raises(
         CheckpointError, match=r"weights are too large for int4: a scale would be 1.33e\+05, beyond float16"
     ):
-        SCHEMES["int4"].quantize(np.full((1, 64), 1e6, np.float32))
+        UNIFORM_SCHEMES["int4"].quantize(np.full((1, 64), 1e6, np.float32))
     assert read("int8", np.full((1, 64), 3e38, np.float32)) == pytest.approx(np.full((1, 64), 3e38 / 127.5 * 127))
 
 
@@ -134,6 +134,6 @@ def test_float8_is_rounded_to_nearest_even() -> None:
     )
     numbers = np.concatenate([near, -near, rng.uniform(-448, 448, 5000), rng.normal(0, 0.01, 5000), [448.0]])
     rows = numbers.astype(np.float32)[None]  # the peak is 448, so the scale is 1
-    found = SCHEMES["fp8"].quantize(rows)
+    found = UNIFORM_SCHEMES["fp8"].quantize(rows)
     assert found.scales.item() == 1
     assert np.array_equal(found.codes.view(np.uint8), rows.astype(ml_dtypes.float8_e4m3fn).view(np.uint8))

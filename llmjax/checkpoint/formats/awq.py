@@ -15,9 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from llmjax.checkpoint.formats.layer_writer import I32, Part, SavedScheme, check_groups
 from llmjax.checkpoint.formats.layout import Layout, StoredRows, Unsigned, scale_type
-from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor, QuantSettings
+from llmjax.checkpoint.formats.quantized import (
+    I32,
+    Module,
+    Part,
+    QuantizedTensor,
+    QuantSettings,
+    SavedScheme,
+    check_groups,
+)
 from llmjax.errors import ConfigError
 from llmjax.weights.rows import QuantizedRows
 from llmjax.weights.uniform import IntegerScheme

@@ -25,9 +25,18 @@ import ml_dtypes
 import numpy as np
 
 from llmjax.checkpoint.formats.fp4 import MXFP4_GROUP, NVFP4_GROUP, MXFP4Planes, open_exponents, open_nvfp4
-from llmjax.checkpoint.formats.layer_writer import I32, Part, SavedScheme, check_groups, unsigned
 from llmjax.checkpoint.formats.layout import Layout, StoredRows, Unsigned, scale_type
-from llmjax.checkpoint.formats.quantized import Module, Planes, QuantizedTensor, QuantSettings
+from llmjax.checkpoint.formats.quantized import (
+    I32,
+    Module,
+    Part,
+    Planes,
+    QuantizedTensor,
+    QuantSettings,
+    SavedScheme,
+    check_groups,
+    unsigned,
+)
 from llmjax.checkpoint.formats.scaled import ONE_BYTE, ScaledPlanes, as_matrix, open_scaled
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.weights.bits import pack_bits, unpack_bits

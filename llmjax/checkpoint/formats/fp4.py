@@ -22,11 +22,11 @@ from llmjax.checkpoint.formats.layout import Layout, StoredRows
 from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor, QuantSettings
 from llmjax.kernels.qtensor import Codes
 from llmjax.weights.bits import unpack_bits
-from llmjax.weights.rows import NUMBER_DTYPES
+from llmjax.weights.rows import E2M1_LEVELS, NUMBER_DTYPES
 
 MXFP4_GROUP = 32
 E8M0_NAN = 255
-FP4 = Codes(4, levels=(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0))
+FP4 = Codes(4, levels=E2M1_LEVELS)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 
 from llmjax.checkpoint.experts import is_router
-from llmjax.checkpoint.formats.layer_writer import I32, Part, SavedScheme, unsigned
 from llmjax.checkpoint.formats.layout import Layout, StoredRows, Unsigned, scale_type
-from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor, QuantSettings
+from llmjax.checkpoint.formats.quantized import I32, Module, Part, QuantizedTensor, QuantSettings, SavedScheme, unsigned
 from llmjax.errors import ConfigError
 from llmjax.weights.bits import pack_bits, unpack_bits
 from llmjax.weights.rows import QuantizedRows

@@ -15,9 +15,14 @@ from llmjax.checkpoint.formats.bitsandbytes import BitsAndBytes
 from llmjax.checkpoint.formats.compressed_tensors import CompressedTensors, CompressedTensorsWriter
 from llmjax.checkpoint.formats.fp4 import MXFP4
 from llmjax.checkpoint.formats.gptq import GPTQ, GPTQWriter, Marlin
-from llmjax.checkpoint.formats.layer_writer import LayerWriter
 from llmjax.checkpoint.formats.modelopt import ModelOpt
-from llmjax.checkpoint.formats.quantized import LayerReader, QuantizedTensor, QuantSettings, quantized_tensors
+from llmjax.checkpoint.formats.quantized import (
+    LayerReader,
+    LayerWriter,
+    QuantizedTensor,
+    QuantSettings,
+    quantized_tensors,
+)
 from llmjax.checkpoint.formats.scaled import FP8, SmoothQuant
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.errors import CheckpointError

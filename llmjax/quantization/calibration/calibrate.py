@@ -1,11 +1,13 @@
-"""A model calibrated layer by layer: what a layer is given is what the quantized layers before it make.
+"""A model calibrated layer by layer with GPTQ or AWQ: what a layer is given is what the quantized layers
+before it make.
 
 In memory are one layer and the residual stream of all sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +15,188 @@ import numpy as np
 
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.models.config import ModelConfig
+from llmjax.models.layers.attention import Attention
+from llmjax.models.layers.context import Context
+from llmjax.models.layers.norm import RMS
 from llmjax.platforms import Platform
-from llmjax.quantization.calibration.layer import CalibratedLayer, alone, check_kinds
-from llmjax.quantization.calibration.methods import Calibration
+from llmjax.quantization.calibration.awq import RoundedMatrix, clipped, search_scales
+from llmjax.quantization.calibration.gptq import InverseHessian, gptq
+from llmjax.quantization.calibration.layer import CalibratedLayer, Half, InputStatistics, Stage, alone, check_kinds
+from llmjax.quantization.plan import SavePlan
+from llmjax.quantization.report import Difference
 from llmjax.quantization.rounding import FloatRows, Result, round_to_nearest
-from llmjax.quantization.save_plan import SavePlan
 from llmjax.quantization.settings import CalibrationSettings
 from llmjax.weights.uniform import IntegerScheme
 
 EMBEDDING = "model.embed_tokens.weight"
+NEVER_CLIPPED = ("q_proj", "k_proj")  # what is lost of queries meets what is lost of keys (AutoAWQ)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated(Result):
+    """A quantized projection.
+
+    Attributes:
+        nearest: difference of its outputs if it had been rounded to nearest.
+        outputs: difference of its outputs as it is.
+    """
+
+    nearest: Difference = field(default_factory=Difference)
+    outputs: Difference = field(default_factory=Difference)
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """Scales that have moved from what makes an input into the projections that take it.
+
+    Attributes:
+        columns: f32 [in], what the projections' columns are multiplied with.
+        rows: f32 [out of the source], what the rows of a source that is a projection were divided by.
+    """
+
+    columns: np.ndarray
+    rows: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A half of a layer that is to be calibrated, and everything that this depends on."""
+
+    plan: SavePlan
+    settings: CalibrationSettings
+    layer: CalibratedLayer
+    half: Half
+    hidden: Sequence[jax.Array]
+    context: Context
+
+    def results(self) -> Iterator[Result]:
+        """Quantizes the half's projections; the layer runs with what they become.
+
+        Yields:
+            Projections as `Calibrated`, and norms and biases that have changed.
+        """
+        return self._gptq() if self.settings.method == "gptq" else self._awq()
+
+    def _scheme(self, module: str) -> IntegerScheme | None:
+        """The scheme of a projection, if it can be calibrated."""
+        scheme = self.plan.layers.get(f"{self.layer.prefix}{module}.weight")
+        return scheme if isinstance(scheme, IntegerScheme) else None
+
+    def _modules(self, stage: Stage) -> Mapping[str, IntegerScheme]:
+        return {module: scheme for module in stage.modules if (scheme := self._scheme(module)) is not None}
+
+    def _gptq(self) -> Iterator[Result]:
+        for stage in self.half.stages:
+            modules = self._modules(stage)
+            if not modules:
+                continue
+            inputs = self.layer.inputs(stage, self.hidden, self.context)
+            inverse = InverseHessian.of(inputs.gram, damping=self.settings.damping, act_order=self.settings.act_order)
+            for module, scheme in modules.items():
+                weights = self.layer.values[f"{module}.weight"]
+                rows = gptq(weights, inverse, scheme, static_groups=self.settings.static_groups)
+                found = np.empty(weights.shape, np.float32)
+                rows.dequantize(found)
+                nearest = RoundedMatrix(weights, scheme).rounded(weights)
+                total = inputs.energy(weights)
+                self.layer.put(f"{module}.weight", found)
+                yield Calibrated(
+                    f"{self.layer.prefix}{module}.weight",
+                    rows,
+                    Difference.between(found, weights),
+                    nearest=Difference(inputs.energy(nearest - weights), total),
+                    outputs=Difference(inputs.energy(found - weights), total),
+                )
+
+    def _awq(self) -> Iterator[Result]:
+        original = {m: self.layer.values[f"{m}.weight"] for stage in self.half.stages for m in self._modules(stage)}
+        before = {stage: self.layer.inputs(stage, self.hidden, self.context) for stage in self.half.stages}
+        rows: dict[str, np.ndarray] = {}  # what the rows of a projection were divided by
+        columns: dict[Stage, np.ndarray] = {}
+        for stage, inputs in before.items():
+            projections = [RoundedMatrix(self.layer.values[f"{m}.weight"], s) for m, s in self._modules(stage).items()]
+            fold = yield from self._fold(stage, projections, inputs)
+            if fold.rows is not None:
+                assert stage.source is not None
+                rows[stage.source] = fold.rows
+            columns[stage] = fold.columns
+            for module in stage.modules:
+                self.layer.put(f"{module}.weight", self.layer.values[f"{module}.weight"] * fold.columns)
+        for stage, inputs in before.items():
+            divided = inputs.divided(columns[stage])
+            for module, scheme in self._modules(stage).items():
+                weights = self.layer.values[f"{module}.weight"]
+                each = RoundedMatrix(weights, scheme)
+                clip = self.settings.clip and not module.endswith(NEVER_CLIPPED)
+                quantized = scheme.quantize(clipped(each, divided) if clip else weights)
+                found = np.empty(weights.shape, np.float32)
+                quantized.dequantize(found)
+                self.layer.put(f"{module}.weight", found)
+                unfolded = found / columns[stage]
+                if module in rows:
+                    unfolded *= rows[module][:, None]
+                old = original[module]
+                total = inputs.energy(old)
+                yield Calibrated(
+                    f"{self.layer.prefix}{module}.weight",
+                    quantized,
+                    Difference.between(found, weights),
+                    nearest=Difference(inputs.energy(RoundedMatrix(old, scheme).rounded(old) - old), total),
+                    outputs=Difference(inputs.energy(unfolded - old), total),
+                )
+
+    def _fold(
+        self, stage: Stage, projections: list[RoundedMatrix], inputs: InputStatistics
+    ) -> Generator[Result, None, Fold]:
+        """Divides the channels of the stage's input by scales, where they are made; where they cannot be, by 1.
+
+        Yields:
+            What has changed of tensors that are not quantized.
+        """
+        if len(projections) == len(stage.modules):  # a projection that stays as it is cannot be scaled
+            if stage.source is not None and stage.source.endswith("norm"):
+                return (yield from self._fold_norm(stage.source, search_scales(projections, inputs)))
+            if stage.source is not None and self._scheme(stage.source) is not None:
+                return (yield from self._fold_projection(stage.source, projections, inputs))
+        return Fold(np.ones(len(inputs.magnitude), np.float32))
+
+    def _fold_norm(self, norm: str, scales: np.ndarray) -> Generator[Result, None, Fold]:
+        name = f"{norm}.weight"
+        spec = self.layer.spec.norm
+        assert isinstance(spec, RMS)  # see `check_kinds`
+        one = np.float32(spec.plus_one)
+        stored = self.layer.values[name]
+        dtype = self.plan.plain_dtype(self.layer.prefix + name)
+        new = ((one + stored) / scales - one).astype(dtype).astype(np.float32)
+        # What the stored type rounds off is not lost: columns are multiplied with the scales that the norm really has.
+        usable = (one + stored != 0) & (one + new != 0) & np.isfinite(new)
+        new = np.where(usable, new, stored)
+        scales = np.divide(one + stored, one + new, out=np.ones_like(new), where=usable)
+        self.layer.put(name, new)
+        yield Result(self.layer.prefix + name, new, None)
+        return Fold(scales)
+
+    def _fold_projection(
+        self, module: str, projections: list[RoundedMatrix], inputs: InputStatistics
+    ) -> Generator[Result, None, Fold]:
+        """Into the rows of a projection that is quantized later; heads that share values share scales."""
+        weights = self.layer.values[f"{module}.weight"]
+        shared = len(inputs.magnitude) // len(weights)
+        attention = self.layer.spec.mixer
+        assert isinstance(attention, Attention)
+        size = attention.head_dim if shared > 1 else 1
+        by_head = inputs.magnitude.reshape(-1, shared, size)
+        magnitude = by_head.mean(axis=1, keepdims=True).repeat(shared, axis=1).reshape(-1)
+        scales = search_scales(projections, inputs, magnitude=magnitude)
+        rows = scales.reshape(-1, shared, size)[:, 0].reshape(-1)
+        self.layer.put(f"{module}.weight", weights / rows[:, None])
+        bias = f"{module}.bias"
+        if bias in self.layer.values:
+            dtype = self.plan.plain_dtype(self.layer.prefix + bias)
+            new = (self.layer.values[bias] / rows).astype(dtype).astype(np.float32)
+            self.layer.put(bias, new)
+            yield Result(self.layer.prefix + bias, new, None)
+        return Fold(scales, rows)
 
 
 def calibrate(

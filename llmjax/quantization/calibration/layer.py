@@ -1,11 +1,13 @@
-"""One decoder layer while it is calibrated: its weights on the host, and on the device as the model runs with them.
+"""One decoder layer while it is calibrated: the order in which that is done, its weights on the host, and on the device
+as the model runs with them.
 
-Of what projections are given sums over all tokens are kept, so that memory does not grow with them.
+`halves_of` is all that calibration knows of models; whatever is a `DecoderLayer` can be calibrated. Of what projections
+are given sums over all tokens are kept, so that memory does not grow with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,10 +23,90 @@ from llmjax.errors import CheckpointError
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.models import RMS, ModelConfig, NormedParts, Parallel, PostNorm
 from llmjax.models.layers.context import Context
-from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.layer import DecoderLayer, LayerSpec
+from llmjax.models.layers.residual import normed
 from llmjax.models.layers.rope import rotation
 from llmjax.platforms import Platform
-from llmjax.quantization.calibration.stages import Computation, Half, Stage, halves_of
+
+PAGE = 64  # tokens
+
+Computation = Callable[[DecoderLayer, jax.Array, Context], jax.Array]
+"""Something that a layer computes from the residual stream [T, D]."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Projections with the same input.
+
+    Attributes:
+        modules: below the layer.
+        inputs: computes their input, [T, in].
+        source: the module whose outputs it is, channel by channel, so that scales can be folded into it; None: there
+            is none.
+    """
+
+    modules: tuple[str, ...]
+    inputs: Computation
+    source: str | None
+
+
+@dataclass(frozen=True)
+class Half:
+    """Half a layer.
+
+    Attributes:
+        stages: in order.
+        outputs: computes the residual stream behind it.
+    """
+
+    stages: tuple[Stage, ...]
+    outputs: Computation
+
+
+def halves_of(layer: DecoderLayer) -> tuple[Half, ...]:
+    """Attention and MLP."""
+    norms = layer.spec.residual
+    attention = Half(
+        (
+            Stage(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), _attention_input, norms.before_mixer),
+            Stage(("self_attn.o_proj",), _heads, "self_attn.v_proj"),
+        ),
+        _attention_output,
+    )
+    mlp = Half(
+        (
+            Stage(("mlp.gate_proj", "mlp.up_proj"), _mlp_input, norms.before_feed_forward),
+            Stage(("mlp.down_proj",), _inner, "mlp.up_proj"),
+        ),
+        _mlp_output,
+    )
+    return attention, mlp
+
+
+def _attention_input(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+    return normed(x, layer.norm(layer.spec.residual.before_mixer))
+
+
+def _heads(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+    heads: jax.Array = layer.mixer.heads(_attention_input(layer, x, context), context)[0]
+    return heads
+
+
+def _attention_output(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+    return layer.mix(x, context)[0]
+
+
+def _mlp_input(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+    return normed(x, layer.norm(layer.spec.residual.before_feed_forward))
+
+
+def _inner(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+    inner: jax.Array = layer.part.inner(_mlp_input(layer, x, context))
+    return inner
+
+
+def _mlp_output(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+    return layer.feed_forward(x, context)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +155,6 @@ def _sums(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 F32 = np.dtype(np.float32)
-PAGE = 64  # tokens
 
 
 def check_kinds(config: ModelConfig, path: Path) -> None:

@@ -415,7 +415,7 @@ _FILLS: Mapping[str, Fill] = {
 }
 _BY_NAME = {block.name.lower(): block for block in GGML_TYPES.values()}
 
-SCHEMES: Mapping[str, BlockQuantizer] = MappingProxyType(
+QUANTIZERS: Mapping[str, BlockQuantizer] = MappingProxyType(
     {name: BlockQuantizer(_BY_NAME[name], fill) for name, fill in _FILLS.items()}
 )
 """Schemes by ggml's name in lower case."""
@@ -427,7 +427,7 @@ def quantize(weights: np.ndarray, scheme: str, *, threads: int | None = None) ->
     Args:
         weights: float [rows, columns]; columns a multiple of the scheme's block (32, 256 for K-quants, iq4_xs and the
             ternary types). Other types than f32 are converted first, tile by tile.
-        scheme: a key of SCHEMES.
+        scheme: a key of QUANTIZERS.
         threads: how many; None: one for each core that this process may use.
 
     Returns:
@@ -437,7 +437,7 @@ def quantize(weights: np.ndarray, scheme: str, *, threads: int | None = None) ->
         CheckpointError: columns do not fill blocks; a weight is infinite or not a number, or beyond what the scheme's
             scales can hold.
     """
-    block = SCHEMES[scheme].block
+    block = QUANTIZERS[scheme].block
     rows, columns = weights.shape
     if columns % block.elems:
         raise CheckpointError(f"rows of {columns} weights cannot be quantized to {scheme} in blocks of {block.elems}")
@@ -473,8 +473,8 @@ def fill_blocks(weights: np.ndarray, scheme: str, blocks: np.ndarray) -> None:
 
     Args:
         weights: finite f32 [n, elems].
-        scheme: a key of SCHEMES.
+        scheme: a key of QUANTIZERS.
         blocks: structured array [n] of the scheme's layout, to be filled.
     """
     with np.errstate(all="ignore"):
-        SCHEMES[scheme].fill(weights, blocks)
+        QUANTIZERS[scheme].fill(weights, blocks)

@@ -23,7 +23,7 @@ from importlib import resources
 
 import numpy as np
 
-from llmjax.weights.rows import CODE_DTYPES, NUMBER_DTYPES
+from llmjax.weights.rows import CODE_DTYPES, E2M1_LEVELS, NUMBER_DTYPES
 
 Fields = dict[str, np.ndarray]
 """Arrays of `QuantizedRows` by name, a row for each block."""
@@ -31,7 +31,7 @@ Fields = dict[str, np.ndarray]
 IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 """What a code of IQ4_NL and IQ4_XS stands for (``kvalues_iq4nl``)."""
 
-FP4_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+FP4_DOUBLED = 2 * np.array(E2M1_LEVELS, np.float32) + 0
 """Twice the values of E2M1, as ggml has them: code 8 is 0 and not -0."""
 
 

@@ -12,7 +12,7 @@ import pytest
 from llmjax.checkpoint.formats.awq import AWQWriter
 from llmjax.checkpoint.formats.compressed_tensors import CompressedTensorsWriter
 from llmjax.checkpoint.formats.gptq import GPTQWriter
-from llmjax.checkpoint.formats.layer_writer import LayerWriter
+from llmjax.checkpoint.formats.quantized import LayerWriter
 from llmjax.checkpoint.formats.registry import plain_tensors
 from llmjax.checkpoint.safetensors import SafetensorsTensor, open_safetensors
 from llmjax.errors import ConfigError

@@ -21,13 +21,12 @@ from llmjax.errors import CheckpointError, ConfigError
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.platforms import Platform, select_platform
-from llmjax.quantization.calibration.calibrate import calibrate
+from llmjax.quantization.calibration.calibrate import Calibrated, calibrate
 from llmjax.quantization.calibration.layer import CalibratedLayer, alone
-from llmjax.quantization.calibration.methods import Calibrated
 from llmjax.quantization.folder_export import export_folder
+from llmjax.quantization.plan import SavePlan
 from llmjax.quantization.report import Difference
 from llmjax.quantization.rounding import round_to_nearest
-from llmjax.quantization.save_plan import SavePlan
 from llmjax.quantization.settings import CalibrationSettings
 
 GOLDEN = Path(__file__).parents[2] / "models" / "golden"

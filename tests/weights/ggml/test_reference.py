@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llmjax.errors import CheckpointError
 from llmjax.weights.ggml import reference
-from llmjax.weights.ggml.reference import SCHEMES, fill_blocks, quantize
+from llmjax.weights.ggml.reference import QUANTIZERS, fill_blocks, quantize
 from llmjax.weights.ggml.types import dequantize
 
 GOLDEN = Path(__file__).parent / "golden" / "ggml.npz"
@@ -22,7 +22,7 @@ IN_PACKAGE = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "tq1_0", "tq2_0"]
 
 def filled(weights: np.ndarray, scheme: str) -> np.ndarray:
     """uint8 [n, bytes of a block]."""
-    block = SCHEMES[scheme].block
+    block = QUANTIZERS[scheme].block
     numbers = weights.reshape(-1, block.elems)
     blocks = np.zeros(len(numbers), block.layout)
     fill_blocks(numbers, scheme, blocks)
@@ -34,7 +34,7 @@ def package(weights: np.ndarray, scheme: str) -> np.ndarray:
         return gguf.quants.quantize(weights, gguf.GGMLQuantizationType[scheme.upper()])
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", QUANTIZERS)
 def test_ordinary_and_extreme_blocks_as_ggml_writes_them(scheme: str) -> None:
     with np.load(GOLDEN) as golden:
         weights, expected = golden["weights"], golden[scheme]
@@ -43,13 +43,13 @@ def test_ordinary_and_extreme_blocks_as_ggml_writes_them(scheme: str) -> None:
     assert np.array_equal(weights, before)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", QUANTIZERS)
 def test_blocks_do_not_depend_on_their_neighbors(scheme: str) -> None:
     with np.load(GOLDEN) as golden:
         weights = golden["weights"][::7]
     together = filled(weights, scheme).reshape(len(weights), -1)
     before = weights.copy()
-    one_by_one = [filled(row[None, : SCHEMES[scheme].block.elems], scheme)[0] for row in weights]
+    one_by_one = [filled(row[None, : QUANTIZERS[scheme].block.elems], scheme)[0] for row in weights]
     assert np.array_equal(weights, before)
     assert np.array_equal(together[:, : len(one_by_one[0])], one_by_one)
 
@@ -76,13 +76,13 @@ ERRORS = {
 """Root mean square error of normal weights that each scheme stays below, relative to their spread."""
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", QUANTIZERS)
 def test_bfloat16_weights_and_the_way_back(scheme: str) -> None:
     weights = np.random.default_rng(1).standard_normal((4, 512)).astype(ml_dtypes.bfloat16)
     raw = quantize(weights, scheme)
     exact = weights.astype(np.float32)
     assert np.array_equal(raw, quantize(exact, scheme))
-    back = dequantize(raw, SCHEMES[scheme].block, np.dtype(np.float32))
+    back = dequantize(raw, QUANTIZERS[scheme].block, np.dtype(np.float32))
     error = float(np.sqrt(np.mean(np.square(back - exact))))
     assert ERRORS[scheme] / 2 < error < ERRORS[scheme]
 

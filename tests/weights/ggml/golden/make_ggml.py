@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from llmjax.weights.ggml.reference import SCHEMES
+from llmjax.weights.ggml.reference import QUANTIZERS
 
 # ggml-quants.c asks for sizes only to return the number of bytes written.
 SHIM = """
@@ -42,7 +42,7 @@ def library(llama_cpp: Path) -> ctypes.CDLL:
 
 
 def quantized(ggml: ctypes.CDLL, weights: np.ndarray, scheme: str) -> np.ndarray:
-    block = SCHEMES[scheme].block
+    block = QUANTIZERS[scheme].block
     numbers = np.ascontiguousarray(weights.reshape(-1, block.elems))
     result = np.zeros((len(numbers), block.nbytes), np.uint8)
     function = getattr(ggml, "quantize_" + scheme.replace("_k", "_K"))
@@ -87,5 +87,5 @@ def weights() -> np.ndarray:
 if __name__ == "__main__":
     ggml = library(Path(sys.argv[1]))
     numbers = weights()
-    golden: dict[str, Any] = {scheme: quantized(ggml, numbers, scheme) for scheme in SCHEMES}
+    golden: dict[str, Any] = {scheme: quantized(ggml, numbers, scheme) for scheme in QUANTIZERS}
     np.savez_compressed(Path(__file__).with_name("ggml.npz"), weights=numbers, **golden)
