@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from llmjax.config import EngineConfig
@@ -135,7 +136,8 @@ def _bind_cores(cores: frozenset[int]) -> None:
         )
     if sys.platform == "linux":
         for task in os.listdir("/proc/self/task"):  # libraries have started threads already
-            os.sched_setaffinity(int(task), cores)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.sched_setaffinity(int(task), cores)
 
 
 def _bind_memory(node: int) -> None:
@@ -169,5 +171,5 @@ def _start_backend(threads: int) -> None:
 def _thread_name(task: Path) -> str:
     try:
         return (task / "comm").read_text().strip()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return ""  # it has just ended

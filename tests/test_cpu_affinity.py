@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.config import EngineConfig
-from llmjax.cpu_affinity import NODES, bind_process, format_cpu_list, node_cores, parse_cpu_list
+from llmjax.cpu_affinity import NODES, bind_process, format_cpu_list, node_cores, parse_cpu_list, pool_threads
 from llmjax.errors import ConfigError
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
@@ -99,6 +100,16 @@ def test_numbers_out_of_range(field: str, value: Any) -> None:
 def test_lists_are_read_as_written(cores: frozenset[int]) -> None:
     assert parse_cpu_list(format_cpu_list(cores), source="test") == cores
     assert format_cpu_list(frozenset({0, 1, 2, 3, 8})) == "0-3,8"
+
+
+@LINUX
+@pytest.mark.parametrize("error", [FileNotFoundError, ProcessLookupError])
+def test_threads_that_end_meanwhile_are_not_counted(monkeypatch: pytest.MonkeyPatch, error: type[OSError]) -> None:
+    def gone(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr(Path, "read_text", gone)
+    assert pool_threads() == 0
 
 
 LIMITED = """

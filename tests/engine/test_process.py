@@ -93,7 +93,7 @@ def alive(pid: int) -> bool:
     """Whether the process runs; one that nobody has waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

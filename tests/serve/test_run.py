@@ -157,7 +157,10 @@ def test_a_second_signal_ends_the_process_at_once(engine_config: EngineConfig) -
 
 def children(pid: int) -> list[int]:
     """Processes that a process has started, those of the engine alone."""
-    found = [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # threads end
+            found += map(int, path.read_text().split())
     return [child for child in found if b"engine.process_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
