@@ -7,17 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from llmjax.parsing.choice import reads
+from llmjax.parsing.choice import reads, tools_variable
 from llmjax.serve.context import Server
+from llmjax.serve.described_tools import with_calls_as_text, with_tools
 from llmjax.serve.errors import ApiError
 from llmjax.serve.protocol.chat import ChatTemplateFields, template_messages
 from llmjax.serve.protocol.common import GenerationRequest
+from llmjax.serve.protocol.tools import checked_tools
 
 T = TypeVar("T")
 
 # Work on longer texts would hold up every other request's stream; it goes to a thread.
 INLINE_CHARS = 4096
 CHARS_PER_MESSAGE = 32  # the work that a message is beside its text
+
+NO_SYSTEM = "ystem role not supported"  # what templates of Gemma and others say of such a message
 
 RESERVED_KWARGS = frozenset(
     {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
@@ -88,6 +92,13 @@ def template_source(server: Server, body: ChatTemplateFields, *, with_tools: boo
     return server.tokenizer.template_source(body.chat_template, with_tools=with_tools)
 
 
+async def read_tools(body: ChatTemplateFields) -> list[dict[str, Any]]:
+    """The tools of a request, checked; raises ``ApiError``."""
+    if not body.tools:
+        return []
+    return await asyncio.to_thread(checked_tools, body.tools)  # their schemas may be large, however few they are
+
+
 async def chat_prompt(
     server: Server,
     body: ChatTemplateFields,
@@ -113,12 +124,12 @@ async def chat_prompt(
             "add_generation_prompt and continue_final_message exclude each other", param="continue_final_message"
         )
     source = template_source(server, body, with_tools=bool(tools))
-    if tools and not reads(source, "tools"):
-        raise ApiError(
-            "`tools`: this model's chat template does not read them", param="tools", code="unsupported_parameter"
-        )
     kwargs = {**(variables or {}), **_template_kwargs(body.chat_template_kwargs)}
-    messages = await off_loop(lambda: template_messages(body.messages), size=CHARS_PER_MESSAGE * len(body.messages))
+    messages = await off_loop(
+        lambda: _messages(body, source, tools), size=CHARS_PER_MESSAGE * (len(body.messages) + len(tools))
+    )
+    if tools and (name := tools_variable(source)) is not None:
+        kwargs[name] = tools
     if body.continue_final_message and not messages[-1]["content"]:
         raise ApiError("continue_final_message needs a last message with content", param="continue_final_message")
     conversation = server.tokenizer.conversation(
@@ -126,7 +137,6 @@ async def chat_prompt(
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template=body.chat_template,
-        tools=tools,
         **kwargs,
     )
     text = await conversation.prompt_async()
@@ -135,6 +145,16 @@ async def chat_prompt(
         lambda: _encoded(server, text, add_special_tokens=special, truncation=truncation, field="messages"),
         size=len(text),
     )
+
+
+def _messages(body: ChatTemplateFields, template: str, tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with what the template does not know written out."""
+    messages = template_messages(body.messages)
+    if not reads(template, "tool_calls"):
+        messages = with_calls_as_text(messages, tool_role=reads(template, "tool"))
+    if tools and tools_variable(template) is None:
+        messages = with_tools(messages, tools, system_role=NO_SYSTEM not in template)
+    return messages
 
 
 def _encoded(

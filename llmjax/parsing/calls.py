@@ -108,18 +108,22 @@ class Calls:
         else:
             yield from json_value(source, self.argue)
 
-    def objects(self, source: Source) -> Reading[None]:
-        """Calls as JSON objects, one after another or in a list. An object that is not a call stays marked."""
+    def objects(self, source: Source, *, keyed: bool) -> Reading[None]:
+        """Calls as JSON objects, one after another or in a list. An object that is not a call stays marked.
+
+        Args:
+            keyed: each has the name as its only key.
+        """
         while True:
             yield from source.run(_LIST)
             if (yield from source.peek()) != "{":
                 return
             source.mark()
-            yield from self._object(source)
+            yield from self._object(source, keyed=keyed)
             if source.marked:
                 return
 
-    def _object(self, source: Source) -> Reading[None]:
+    def _object(self, source: Source, *, keyed: bool) -> Reading[None]:
         source.take(source.at + 1)
         named = argued = False
         early: list[str] = []  # arguments that came before the name
@@ -141,7 +145,11 @@ class Calls:
                 return
             source.take(source.at + 1)
             char = yield from source.spaces()
-            if not named and key in NAME_KEYS and char == '"':
+            if keyed and not named and self.accepts(key):
+                named = argued = True
+                self.begin(key)
+                yield from self.arguments(source)
+            elif not named and key in NAME_KEYS and char == '"':
                 name = yield from json_string(source)
                 if not self.accepts(name):
                     return

@@ -13,12 +13,14 @@ from llmjax.parsing.reasoning import REASONING, ReasoningFamily
 from llmjax.settings import nearest
 
 AUTO, NONE = "auto", "none"
+DESCRIBED = "hermes"  # how a model is asked to write calls if its template knows no tools
 HARMONY = "harmony"  # gpt-oss writes both in one language
 
 # What a template must hold, all of it, to be of a family; the first family that fits is taken.
 _TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
-    ("deepseek_v32", ("DSML",)),
+    ("deepseek_v32", ("DSML", "function_calls")),
+    ("deepseek_v4", ("DSML",)),
     ("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁sep｜>",)),
     ("kimi_k2", ("<|tool_call_argument_begin|>",)),
@@ -34,7 +36,10 @@ _TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mistral", ("[TOOL_CALLS]",)),
     ("lfm2", ("<|tool_call_start|>",)),
     ("lfm2", ("<|tool_list_start|>",)),
+    ("lfm2", ("List of tools: [",)),
     ("internlm", ("<|action_start|>",)),
+    ("apertus", ("<|tools_prefix|>",)),
+    ("gigachat3", ("function call", "<|role_sep|>")),
     ("cohere", ("<|START_ACTION|>",)),
     ("nemotron", ("<TOOLCALL>",)),
     ("minimax", ("<tool_calls>",)),
@@ -61,7 +66,10 @@ _REASONING_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gemma4", ("<|channel>",)),
     ("kimi_vl", ("◁/think▷",)),
     ("kimi_k2", ("</think>", "<|tool_calls_section_begin|>")),
+    ("granite33", ("</think>", "</response>")),
+    ("hunyuan", ("</think>", "</answer>")),
     ("think", ("</think>",)),
+    ("apriel", ("[BEGIN FINAL RESPONSE]",)),
     ("granite", ("Here is my response:",)),
     ("exaone", ("</thought>",)),
     ("apertus", ("<|inner_suffix|>",)),
@@ -104,6 +112,7 @@ REASONING_ALIASES = {
     "deepseek-r1": "deepseek_r1",
     "cohere_command3": "cohere",
     "cohere_command4": "cohere",
+    "hunyuan_a13b": "hunyuan",
     **dict.fromkeys(
         (
             "qwen3",
@@ -117,7 +126,6 @@ REASONING_ALIASES = {
             "step3",
             "step3p5",
             "ernie45",
-            "hunyuan_a13b",
             "minimax_m2",
             "minimax_m2_append_think",
             "nemotron_v3",
@@ -171,7 +179,7 @@ class Parsers:
             reasoning: likewise.
         """
         if tools == AUTO:
-            tools = _by_signs(template, _TOOL_SIGNS) if reads(template, "tools") else NONE
+            tools = _by_signs(template, _TOOL_SIGNS) if tools_variable(template) else DESCRIBED
         if reasoning == AUTO:
             reasoning = _by_signs(template, _REASONING_SIGNS)
         return Parsers(tools=None if tools == NONE else tools, reasoning=None if reasoning == NONE else reasoning)
@@ -200,6 +208,11 @@ def reads(template: str, variable: str) -> bool:
     return re.search(rf"\b{variable}\b", template) is not None
 
 
+def tools_variable(template: str) -> str | None:
+    """The variable in which a template wants tools; None: it knows none."""
+    return next((name for name in ("tools", "xml_tools") if reads(template, name)), None)
+
+
 def _by_signs(template: str, signs: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
     return next((name for name, marks in signs if all(mark in template for mark in marks)), NONE)
 
@@ -216,6 +229,7 @@ def _reasoning_before(grammar: Grammar, family: ReasoningFamily) -> Grammar:
     content = grammar.states["content"]
     states = {
         **grammar.states,
+        "content": replace(content, edges={**content.edges, **dict.fromkeys(family.dropped, "content")}),
         "opening": State(role=Role.START, edges={family.start: "reasoning"}, then=grammar.initial),
         "reasoning": State(
             role=Role.REASONING,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from llmjax.parsing.grammar import Grammar, Role, State
 
@@ -56,6 +57,19 @@ def _xml(
             "string": State(role=Role.VALUE, edges={parameter[2]: "parameters"}, string=True),
         },
         wrapped=wrapped,
+    )
+
+
+def _dsml(section: str) -> Grammar:
+    """DeepSeek's elements, whose parameters say whether they are strings."""
+    return _xml(
+        section=(f"<｜DSML｜{section}>", f"</｜DSML｜{section}>"),
+        call=('<｜DSML｜invoke name="', '">', "</｜DSML｜invoke>"),
+        parameter=(
+            '<｜DSML｜parameter name="',
+            {'" string="true">': "string", '" string="false">': "value", '">': "value"},
+            "</｜DSML｜parameter>",
+        ),
     )
 
 
@@ -163,15 +177,8 @@ TOOLS: dict[str, Grammar] = {
             ),
         }
     ),
-    "deepseek_v32": _xml(
-        section=("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
-        call=('<｜DSML｜invoke name="', '">', "</｜DSML｜invoke>"),
-        parameter=(
-            '<｜DSML｜parameter name="',
-            {'" string="true">': "string", '" string="false">': "value", '">': "value"},
-            "</｜DSML｜parameter>",
-        ),
-    ),
+    "deepseek_v32": _dsml("function_calls"),
+    "deepseek_v4": _dsml("tool_calls"),
     "qwen3_coder": _xml(
         section=("<tool_call>", "</tool_call>"),
         call=("<function=", ">", "</function>"),
@@ -239,6 +246,10 @@ TOOLS: dict[str, Grammar] = {
     "minimax": _json(("<tool_calls>",), ("</tool_calls>",)),
     "longcat": _json(("<longcat_tool_call>",), ("</longcat_tool_call>",)),
     "nemotron": _json(("<TOOLCALL>",), ("</TOOLCALL>",)),
+    "gigachat3": _json(
+        ("function call<|role_sep|>", "<|message_sep|>\n\nfunction call<|role_sep|>"), ("<|message_sep|>",)
+    ),
+    "apertus": replace(_json(("<|tools_prefix|>",), ("<|tools_suffix|>",)), keyed=True),
     "cohere": _json(("<|START_ACTION|>",), ("<|END_ACTION|>",)),
     "functionary": Grammar(
         states={

@@ -75,6 +75,7 @@ class Grammar:
         name: what of a written name is the tool's.
         quotes: what stands on either side of strings (``Role.BARE``).
         wrapped: values stand on lines of their own, whose ends do not belong to them.
+        keyed: a call in JSON is an object with the name as its only key, and the arguments as its value.
         short_ids: ids of calls have nine letters and digits, or the template refuses them.
     """
 
@@ -85,6 +86,7 @@ class Grammar:
     name: re.Pattern[str] = NAME
     quotes: str = '"'
     wrapped: bool = False
+    keyed: bool = False
     short_ids: bool = False
 
     @property

@@ -240,7 +240,7 @@ class OutputParser:
             case Role.ARGUMENTS:
                 yield from calls.arguments(source)
             case Role.CALLS:
-                yield from calls.objects(source)
+                yield from calls.objects(source, keyed=self._grammar.keyed)
             case Role.PYTHON:
                 yield from calls.python(source)
             case _:

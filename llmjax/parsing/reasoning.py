@@ -14,12 +14,14 @@ class ReasoningFamily:
         end: closes it.
         open: the output begins inside, whether the prompt shows ``start`` or not, unless it shows ``end``.
         ended_by: markers of tool calls that end it too.
+        dropped: markers around the answer, which do not belong to it.
     """
 
     start: str
     end: str
     open: bool = False
     ended_by: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
 
 REASONING: dict[str, ReasoningFamily] = {
@@ -27,9 +29,14 @@ REASONING: dict[str, ReasoningFamily] = {
     "deepseek_r1": ReasoningFamily(start="<think>", end="</think>", open=True),
     "kimi_k2": ReasoningFamily(start="<think>", end="</think>", ended_by=("<|tool_calls_section_begin|>",)),
     "mistral": ReasoningFamily(start="[THINK]", end="[/THINK]"),
+    "granite33": ReasoningFamily(start="<think>", end="</think>", dropped=("<response>", "</response>")),
+    "hunyuan": ReasoningFamily(start="<think>", end="</think>", dropped=("<answer>", "</answer>")),
+    "apriel": ReasoningFamily(start="Here are my reasoning steps:", end="[BEGIN FINAL RESPONSE]"),
     "granite": ReasoningFamily(start="Here is my thought process:", end="Here is my response:"),
     "seed_oss": ReasoningFamily(start="<seed:think>", end="</seed:think>"),
-    "cohere": ReasoningFamily(start="<|START_THINKING|>", end="<|END_THINKING|>"),
+    "cohere": ReasoningFamily(
+        start="<|START_THINKING|>", end="<|END_THINKING|>", dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    ),
     "gemma4": ReasoningFamily(start="<|channel>thought", end="<channel|>"),
     "kimi_vl": ReasoningFamily(start="◁think▷", end="◁/think▷"),
     "exaone": ReasoningFamily(start="<thought>", end="</thought>"),

@@ -7,7 +7,9 @@ wherever the template takes it so, as in transformers, and is converted only els
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,7 @@ _TOOL = {
     },
 }
 _USER = {"role": "user", "content": "Hi"}
+_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _ROLES = ("user", "system", "assistant", "tool")
 
 
@@ -36,21 +39,27 @@ class Forms:
         parts: roles whose content may be one. A role that was not probed goes like ``user``.
         null: whether content may be None beside tool calls.
         text_arguments: whether the arguments of tool calls must be a string of JSON.
+        single_calls: whether a message may hold one call only.
+        short_ids: whether ids of calls must have nine letters and digits.
     """
 
     only_parts: frozenset[str] = frozenset()
     parts: frozenset[str] = frozenset()
     null: bool = False
     text_arguments: bool = False
+    single_calls: bool = False
+    short_ids: bool = False
 
     def fitted(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Checked messages in the forms that the template takes."""
-        return [self._fitted(message) for message in messages]
+        return [self._fitted(message) for message in (_one_by_one(messages) if self.single_calls else messages)]
 
     def _fitted(self, message: dict[str, Any]) -> dict[str, Any]:
         calls = message.get("tool_calls")
         if calls and self.text_arguments:
             message = {**message, "tool_calls": [_with_text_arguments(call) for call in calls]}
+        if self.short_ids:
+            message = _with_short_ids(message)
         role = message["role"] if message["role"] in _ROLES else "user"
         content = message["content"]
         if content is None:
@@ -76,6 +85,8 @@ def forms_of(template: jinja2.Template) -> Forms:
     null = any(calls[None, text] is not None for text in (False, True))
     content = None if null else ""
     text_arguments = _shows_json(calls[content, True]) and not _shows_object(calls[content, False])
+    one_call = calls[content, text_arguments] is not None
+    single_calls = one_call and _rendered(template, _with_two_calls(content, text=text_arguments)) is None
     only_parts, parts = set(), set()
     for role in _ROLES:
         strings = _rendered(template, _conversation(role, _TEXT, null=null, text=text_arguments))
@@ -91,7 +102,38 @@ def forms_of(template: jinja2.Template) -> Forms:
         elif role != "user":  # a role that the template does not know
             only_parts |= {role} if "user" in only_parts else set()
             parts |= {role} if "user" in parts else set()
-    return Forms(only_parts=frozenset(only_parts), parts=frozenset(parts), null=null, text_arguments=text_arguments)
+    return Forms(
+        only_parts=frozenset(only_parts),
+        parts=frozenset(parts),
+        null=null,
+        text_arguments=text_arguments,
+        single_calls=single_calls,
+        short_ids=one_call and _rendered(template, _with_long_ids(content, text=text_arguments)) is None,
+    )
+
+
+def _one_by_one(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with several calls as one message a call, each followed by its result."""
+    turns: list[dict[str, Any]] = []
+    queue = list(reversed(messages))
+    while queue:
+        message = queue.pop()
+        calls = message.get("tool_calls") or []
+        if len(calls) < 2:
+            turns.append(message)
+            continue
+        results = []
+        while queue and queue[-1]["role"] == "tool":
+            results.append(queue.pop())
+        given: set[int] = set()
+        by_id = {one.get("tool_call_id"): one for one in results}
+        for place, call in enumerate(calls):
+            turns.append({**message, "content": message["content"] if place == 0 else "", "tool_calls": [call]})
+            if (own := by_id.pop(call.get("id"), None)) is not None:
+                turns.append(own)
+                given.add(id(own))
+        turns += [one for one in results if id(one) not in given]
+    return turns
 
 
 def _conversation(role: str, content: Any, *, null: bool, text: bool) -> list[dict[str, Any]]:
@@ -113,6 +155,38 @@ def _with_call(result: dict[str, Any], content: str | None, *, text: bool) -> li
         {"role": "assistant", "content": content, "tool_calls": [call]},
         {**result, "name": "probe", "tool_call_id": "probe1234"},
     ]
+
+
+def _with_two_calls(content: str | None, *, text: bool) -> list[dict[str, Any]]:
+    user, message, result = _with_call({"role": "tool", "content": "1"}, content, text=text)
+    (call,) = message["tool_calls"]
+    other = "probe5678"
+    calls = [call, {**call, "id": other}]
+    return [user, {**message, "tool_calls": calls}, result, {**result, "tool_call_id": other}]
+
+
+def _with_long_ids(content: str | None, *, text: bool) -> list[dict[str, Any]]:
+    user, message, result = _with_call({"role": "tool", "content": "1"}, content, text=text)
+    (call,) = message["tool_calls"]
+    long = "call_0123456789abcdef"
+    return [user, {**message, "tool_calls": [{**call, "id": long}]}, {**result, "tool_call_id": long}]
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    changed = dict(message)
+    if isinstance(of := message.get("tool_call_id"), str):
+        changed["tool_call_id"] = _short_id(of)
+    if calls := message.get("tool_calls"):
+        changed["tool_calls"] = [
+            {**call, "id": _short_id(call["id"])} if isinstance(call.get("id"), str) else call for call in calls
+        ]
+    return changed
+
+
+def _short_id(text: str) -> str:
+    if _SHORT_ID.fullmatch(text):
+        return text
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:

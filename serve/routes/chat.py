@@ -16,17 +16,25 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from llmjax.outputs import CompletionOutput, RequestOutput
-from llmjax.parsing.choice import reads
+from llmjax.parsing.choice import DESCRIBED, reads, tools_variable
 from llmjax.serve.answers import AnswerFormat, AnswerReader
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, record_of, server_of
 from llmjax.serve.errors import ApiError
 from llmjax.serve.generation import Job, Tally, check_priority, collect, guarded, run_job
 from llmjax.serve.logprobs import TokenNames, chat_logprobs, num_logprobs, prompt_logprobs
-from llmjax.serve.prompts import EncodedPrompt, Truncation, chat_prompt, off_loop, output_budget, template_source
+from llmjax.serve.prompts import (
+    EncodedPrompt,
+    Truncation,
+    chat_prompt,
+    off_loop,
+    output_budget,
+    read_tools,
+    template_source,
+)
 from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.common import check_logprobs, check_stream, check_truncation, sampling_params
-from llmjax.serve.protocol.tools import calls_allowed, checked_tools
+from llmjax.serve.protocol.tools import calls_allowed
 from llmjax.serve.sse import EventStream, delta_event, event
 
 
@@ -56,7 +64,7 @@ async def _job(server: Server, body: ChatRequest, request: Request) -> tuple[Job
     check_priority(engine, priority)
     asked = body.requested_tokens
     defaults = engine.info.default_sampling_params
-    tools = checked_tools(body.tools)
+    tools = await read_tools(body)
     tools = tools if calls_allowed(body.tool_choice, tools) else []
     source = template_source(server, body, with_tools=bool(tools))
     prompt = await chat_prompt(
@@ -92,11 +100,15 @@ def effort_variables(effort: str | None, template: str) -> dict[str, Any]:
     """
     if effort is None:
         return {}
+    variables: dict[str, Any] = {}
     if reads(template, "reasoning_effort"):
-        return {"reasoning_effort": effort}
-    for switch in ("enable_thinking", "thinking"):
-        if f"{switch} is defined" in template:
-            return {switch: effort != "none"}
+        variables["reasoning_effort"] = effort
+    if reads(template, "enable_thinking"):
+        variables["enable_thinking"] = effort != "none"
+    elif "thinking is defined" in template:
+        variables["thinking"] = effort != "none"
+    if variables:
+        return variables
     raise ApiError(
         "`reasoning_effort`: this model's chat template does not read it",
         param="reasoning_effort",
@@ -119,6 +131,13 @@ def answer_format(
     if tools and not server.config.enable_auto_tool_choice:
         raise ApiError(
             "`tools`: this server lets no model decide on calls (--no-enable-auto-tool-choice)",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    if tools and parsers.tools not in (None, DESCRIBED) and tools_variable(template) is None:
+        raise ApiError(
+            f"`tools`: this model's chat template does not read them, and the parser {parsers.tools} is not the one "
+            f"for tools described in words, which is {DESCRIBED}",
             param="tools",
             code="unsupported_parameter",
         )

@@ -9,9 +9,8 @@ from starlette.routing import Route
 
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import server_of
-from llmjax.serve.prompts import chat_prompt, check_ids, completion_prompts, off_loop
+from llmjax.serve.prompts import chat_prompt, check_ids, completion_prompts, off_loop, read_tools
 from llmjax.serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
-from llmjax.serve.protocol.tools import checked_tools
 
 
 async def tokenize(request: Request) -> Response:
@@ -21,7 +20,7 @@ async def tokenize(request: Request) -> Response:
     if "messages" in data:
         chat = parse(data, TokenizeChatRequest)
         server.check_model(chat.model)
-        prompt, with_names = await chat_prompt(server, chat, tools=checked_tools(chat.tools)), chat.return_token_strs
+        prompt, with_names = await chat_prompt(server, chat, tools=await read_tools(chat)), chat.return_token_strs
     else:
         text = parse(data, TokenizeTextRequest)
         server.check_model(text.model)

@@ -223,6 +223,37 @@ CASES = [
     Case(tools="longcat", text=f"<longcat_tool_call>{named(W)}</longcat_tool_call>", calls=ONE),
     Case(tools="nemotron", text=f"<TOOLCALL>[{TWO}]</TOOLCALL>", calls=BOTH),
     Case(
+        reasoning="cohere",
+        text="<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>",
+        thought="a",
+        content="b",
+    ),
+    Case(reasoning="granite33", text="<think>a</think>\n<response>b</response>", thought="a", content="b"),
+    Case(reasoning="hunyuan", text="<think>\na\n</think>\n<answer>\nb\n</answer>", thought="a", content="b\n"),
+    Case(
+        reasoning="apriel",
+        prompt="Here are my reasoning steps:\n",
+        text="a\n[BEGIN FINAL RESPONSE]\nb",
+        thought="a",
+        content="b",
+    ),
+    Case(
+        tools="apertus",
+        text=f'<|tools_prefix|>[{{"get_weather": {W}}}, {{"get_weather": {T}}}]<|tools_suffix|>',
+        calls=BOTH,
+    ),
+    Case(
+        tools="gigachat3",
+        text=f"a<|message_sep|>\n\nfunction call<|role_sep|>\n{named(W)}<|message_sep|>\n\n",
+        content="a",
+        calls=ONE,
+    ),
+    Case(
+        tools="deepseek_v4",
+        text='<｜DSML｜tool_calls>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        calls=NOW,
+    ),
+    Case(
         tools="cohere",
         reasoning="cohere",
         text='<|START_THINKING|>a<|END_THINKING|><|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_weather", '

@@ -57,7 +57,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"cache_salt": "s" * 1025}, "cache_salt", "at most 1024 characters"),
     ({"temprature": 1}, "temprature", "did you mean `temperature`?"),
     ({"stream_options": {"x": 1}}, "stream_options.x", "unknown field"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "does not read them"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name", "must be a name"),
     ({"tool_choice": "required"}, "tool_choice", "needs `tools`"),
     ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
     ({"modalities": ["text", "audio"]}, "modalities", "not supported yet"),

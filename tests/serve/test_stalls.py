@@ -65,6 +65,19 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "metadata": (CHAT, lambda: numbered(USER + b'"x"}], "metadata": {', b'"%d": "a"', b"}}", count=500_000)),
     "schema": (CHAT, lambda: fill(USER + b'"x"}], "tools": [', b'{"a": {"b": []}}', b"]}")),
     "model name": (TEXT, lambda: PROMPT + b'"model": "' + b"m" * (LIMIT - 100) + b'"}'),
+    "tool schemas": (
+        CHAT,
+        lambda: (
+            USER
+            + b'"x"}], "max_tokens": 1, "tools": [{"type": "function", "function": {"name": "f", "parameters": {"p": ['
+            + b",".join([b'{"a": []}'] * 9_000)
+            + b"]}}}]}"
+        ),
+    ),
+    "tools": (
+        CHAT,
+        lambda: fill(USER + b'"x"}], "tools": [', b'{"type": "function", "function": {"name": "f"}}', b"]}"),
+    ),
     # Within the limits: these are taken.
     "many allowed_token_ids": (TEXT, lambda: numbered(PROMPT + b'"allowed_token_ids": [', b"%d", b"]}", count=49_000)),
     "many biases": (TEXT, lambda: numbered(PROMPT + b'"logit_bias": {', b'"%d": 1', b"}}", count=10_000)),

@@ -315,6 +315,30 @@ def test_content_beside_calls_may_be_null(http: httpx.Client) -> None:
     assert "assistant|||(c get_weather {})" in prompt_of(http, [{"role": "user", "content": "x"}, message])
 
 
+PLAIN = {"chat_template": "{% for m in messages %}{{ m.role }}|{{ m.content }};{% endfor %}" + PLAY}
+
+
+def test_a_model_without_tools_in_its_template_is_told_in_words(http: httpx.Client) -> None:
+    (choice,) = answer(http, "two calls", **PLAIN)["choices"]
+    assert calls_of(choice["message"]) == EXPECTED["two calls"]["calls"]
+    calls = choice["message"]["tool_calls"]
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        choice["message"],
+        *({"role": "tool", "tool_call_id": call["id"], "content": f"{i} C"} for i, call in enumerate(calls)),
+    ]
+    found = answer(http, "plain", messages=messages, return_token_ids=True, **PLAIN)
+    text = http.post("/detokenize", json={"tokens": found["prompt_token_ids"]}).json()["prompt"]
+    system, *rest = text.split(";")
+    assert system.startswith("system|") and json.dumps(WEATHER["function"]) in system
+    assert rest[:3] == [
+        "user|Weather?",
+        'assistant|I look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm \\"S\\"", "days": 3}}\n'
+        '</tool_call>\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn"}}\n</tool_call>',
+        "user|<tool_response>\n0 C\n</tool_response>\n<tool_response>\n1 C\n</tool_response>",
+    ]
+
+
 def test_effort_reaches_templates_that_read_it(http: httpx.Client) -> None:
     effort = {"chat_template": "{# <|channel|><|message|> #}{{ reasoning_effort }}" + PLAY}
     prompt = answer(http, "plain", tools=None, reasoning_effort="high", return_token_ids=True, **effort)
@@ -357,7 +381,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [WEATHER] * 513}, "tools", "at most 512"),
     ({"tools": "x"}, "tools", "list"),
     ({"tools": [1]}, "tools.0", "dict"),
-    ({"chat_template": "{{ 1 }}"}, "tools", "does not read them"),
     ({"chat_template": "{{ tools }}"}, "tools", "--tool-call-parser"),
     ({"chat_template": "{{ 1 }}", "tools": None, "reasoning_effort": "low"}, "reasoning_effort", "does not read it"),
     ({"reasoning_effort": "huge"}, "reasoning_effort", "none"),

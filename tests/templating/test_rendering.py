@@ -227,3 +227,39 @@ def test_what_is_not_plain_data() -> None:
 def test_data_arrives_as_it_was_sent(value: Any) -> None:
     request = RenderRequest(source="x", messages=[value], variables={"value": value}, continue_final_message=True)
     assert RenderRequest.from_bytes(request.to_bytes()) == request
+
+
+def call(id: str, value: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": "f", "arguments": {"x": value}}}
+
+
+CALLS: list[dict[str, Any]] = [
+    *USER,
+    {"role": "assistant", "content": "Let me see", "tool_calls": [call("call_1", "a"), call("call_2", "b")]},
+    {"role": "tool", "tool_call_id": "call_2", "content": "B"},
+    {"role": "tool", "tool_call_id": "call_1", "content": "A"},
+    {"role": "tool", "tool_call_id": "call_3", "content": "C"},
+]
+
+
+def test_several_calls_become_messages_of_one_call_where_the_template_wants_that() -> None:
+    source = (
+        "{% for m in messages %}{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}{{ raise_exception('one') }}"
+        "{% endif %}{{ m.content ~ '(' ~ m.tool_calls[0].function.arguments.x ~ ')' }}"
+        "{% else %}{{ m.role[0] + ':' + m.content }}{% endif %};{% endfor %}"
+    )
+    assert compile_template(source).forms.single_calls
+    assert shown(source, CALLS) == "u:Hi;Let me see(a);t:A;(b);t:B;t:C;"
+    assert not compile_template(STRINGS).forms.single_calls
+
+
+def test_ids_are_made_short_where_the_template_wants_that() -> None:
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('9') }}"
+        "{% endif %}{{ c.id + ' ' }}{% endfor %}{{ m.tool_call_id or '' }} {% endfor %}"
+    )
+    assert compile_template(source).forms.short_ids
+    first, second, *of = shown(source, CALLS).split()
+    assert of[:2] == [second, first] and first != second and len({first, second, *of}) == 3
+    own = [*USER, {"role": "assistant", "content": "", "tool_calls": [call("abcdefgh1", "a")]}]
+    assert shown(source, own).split() == ["abcdefgh1"]
