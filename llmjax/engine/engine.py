@@ -220,7 +220,7 @@ class Engine:
             self.runner.close(wait=wait)
             self.compilations.close()
 
-    def _process(self, pending: PendingStep, tokens: list[list[int]], times: _StepTimes) -> list[EngineOutput]:
+    def _process(self, pending: PendingStep, tokens: list[tuple[int, ...]], times: _StepTimes) -> list[EngineOutput]:
         rows = pending.plan.rows
         logprobs = prompt_logprobs = None
         if any(row.samples and row.sequence.request.params.logprobs is not None for row in rows):
@@ -229,34 +229,33 @@ class Engine:
             prompt_logprobs = HostLogprobs.read(pending.output.prompt_logprobs)
             self._take_prompt_logprobs(rows, prompt_logprobs)
         outputs: list[EngineOutput] = []
-        for i, row in enumerate(rows):
+        for i, (row, brought) in enumerate(zip(rows, tokens, strict=True)):
             sequence = row.sequence
             if row.samples and sequence.status is not Status.FINISHED:
                 sequence.in_flight -= row.steps
-                brought = tokens[i]
                 if len(brought) < row.steps and sequence.status is Status.RUNNING:
                     self.kv.fall_short(sequence, row.steps - len(brought))
-                before = len(sequence.tokens)
-                self._take_tokens(sequence, brought, outputs, logprobs, i)
-                times.take(sequence.times, len(sequence.tokens) - before)
+                times.take(sequence.times, self._take_tokens(sequence, brought, outputs, logprobs, i))
         return outputs
 
     def _take_tokens(
         self,
         sequence: Sequence,
-        tokens: list[int],
+        tokens: tuple[int, ...],
         outputs: list[EngineOutput],
         logprobs: HostLogprobs | None,
         row: int,
-    ) -> None:
+    ) -> int:
         """Adds the row's tokens to the sequence, up to the one that ends it.
 
         Args:
             outputs: gets one more; one for each token if there are stop strings, so that where one ended is known.
+
+        Returns:
+            How many it has added.
         """
-        request = sequence.request
-        params, known, stops = request.params, sequence.tokens, request.stop_token_ids
-        no_stop = sequence.num_prompt_tokens + params.min_tokens  # tokens of which none ends it as a stop
+        request, known, before = sequence.request, sequence.tokens, len(sequence.tokens)
+        params, stops = request.params, request.stop_token_ids
         output: EngineOutput | None = None
         for step, token in enumerate(tokens):
             if token == NOT_FINITE:
@@ -272,7 +271,7 @@ class Engine:
                 output.new_logprobs = [*(output.new_logprobs or ()), entry]
             if sequence.prompt_logprobs is not None and len(known) == sequence.num_prompt_tokens + 1:
                 output.prompt_logprobs = sequence.prompt_logprobs
-            if token in stops and len(known) > no_stop:
+            if token in stops and len(known) > sequence.num_prompt_tokens + params.min_tokens:
                 output.finish_reason = "stop"
                 output.stop_reason = token if token in params.stop_token_ids else None
             elif len(known) >= sequence.end:
@@ -281,6 +280,7 @@ class Engine:
                 continue
             self._finish(sequence)
             break
+        return len(known) - before
 
     def _take_prompt_logprobs(self, rows: list[Row], logprobs: HostLogprobs) -> None:
         at = 0
@@ -309,7 +309,7 @@ class Engine:
             del self._sequences[sequence.request.request_id]
 
     def _record(
-        self, plan: StepPlan, tokens: list[list[int]], times: _StepTimes, *, clock: _HostClock, read_at: float
+        self, plan: StepPlan, tokens: list[tuple[int, ...]], times: _StepTimes, *, clock: _HostClock, read_at: float
     ) -> None:
         compiled = self.compilations.count
         first_admitted = [s for s in plan.admitted if not s.times.num_preemptions]
@@ -330,7 +330,7 @@ class Engine:
             num_waiting=self.scheduler.num_waiting,
             kv_usage=self.kv.stats().usage,
             step_tokens=[
-                sum(count > step for count in times.counts) + (prompt_tokens if step == 0 else 0)
+                sum([count > step for count in times.counts]) + (prompt_tokens if step == 0 else 0)
                 for step in range(steps)
             ],
             num_prompt_tokens=prompt_tokens,

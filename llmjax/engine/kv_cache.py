@@ -141,7 +141,7 @@ class KVCache:
         be read in the same step, for it is written first; what may not be, `LayerStates.find` does not find.
         """
         sequence.num_computed += num_tokens
-        if sequence.num_certain >= (sequence.num_committed + 1) * self.page_size:
+        if len(sequence.tokens) >= (sequence.num_committed + 1) * self.page_size:
             self._commit(sequence, len(sequence.tokens))
 
     def fall_short(self, sequence: Sequence, num_tokens: int) -> None:

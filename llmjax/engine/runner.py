@@ -45,10 +45,13 @@ class PendingStep:
     plan: StepPlan
     output: StepOutput
 
-    def tokens(self) -> list[list[int]]:
+    def tokens(self) -> list[tuple[int, ...]]:
         """Waits for the tokens that each row sampled."""
-        rows = np.asarray(self.output.tokens).T.tolist()
-        return [[token for token in row if token != NO_TOKEN] for row in rows]
+        tokens = np.asarray(self.output.tokens)[:, : len(self.plan.rows)]
+        rows = list(zip(*tokens.tolist(), strict=True))
+        if (tokens == NO_TOKEN).any():
+            rows = [tuple([token for token in row if token != NO_TOKEN]) for row in rows]
+        return rows
 
 
 class Runner:
@@ -64,7 +67,8 @@ class Runner:
         self._layouts = compiler.layouts
         self._weights = compiler.weights
         self._state = compiler.make_state()
-        if compiler.platform.is_cpu:
+        self._on_host = compiler.platform.is_cpu  # where results are without being copied
+        if self._on_host:
             keep_freed_blocks()
         self._threads = CompileThreads(compile_threads or usable_cores())
         self._slot_editor = self._threads.submit(SlotEditor(self._state.sampler, cache=compiler.cache).compiled)
@@ -119,7 +123,8 @@ class Runner:
             page_tables = self._table_editor.result().write(self._state.rows.page_tables, chunk)
             self._state = replace(self._state, rows=replace(self._state.rows, page_tables=page_tables))
         self._state, output = program.executable(self._weights, self._state, layout.pack(plan, new=new, tables=last))
-        output.tokens.copy_to_host_async()
+        if not self._on_host:
+            output.tokens.copy_to_host_async()
         return PendingStep(plan=plan, output=output)
 
     def close(self, *, wait: bool = True) -> None:

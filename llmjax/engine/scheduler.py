@@ -8,12 +8,13 @@ from bisect import insort
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import msgspec
+
 from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.request import Sequence, Status
 
 
-@dataclass(slots=True)  # a frozen one takes three times as long to make, and each plan makes one for each sequence
-class Row:
+class Row(msgspec.Struct, gc=False):  # as EngineOutput: each plan makes one for each sequence
     """One sequence's part of a dispatch: its tokens ``start : start + count``, and with ``steps`` above 1 those that
     it samples but the last."""
 
@@ -60,7 +61,8 @@ class StepPlan:
     @cached_property
     def decode_only(self) -> bool:
         """One token a row, none of which scores its prompt: what the decode family can run."""
-        return self.num_tokens == len(self.rows) and not any(row.scores_prompt for row in self.rows)
+        prompts = [row for row in self.rows if row.start < row.sequence.num_prompt_tokens]
+        return self.num_tokens == len(self.rows) and not any(row.scores_prompt for row in prompts)
 
 
 @dataclass(frozen=True)
@@ -132,17 +134,19 @@ class Scheduler:
             max_steps: decode steps it may take; it takes more than one only if nobody waits for it to end.
         """
         self.kv.begin_plan()
-        missing = [(sequence, sequence.missing) for sequence in self.running]
-        decodes = [each for each in missing if each[1] == 1]
-        chunks = [each for each in missing if each[1] > 1]
+        decodes: list[Sequence] = []
+        chunks: list[Sequence] = []
+        for sequence in self.running:
+            if missing := sequence.missing:
+                (decodes if missing == 1 else chunks).append(sequence)
         budget, preempted = self.max_num_batched_tokens, 0
         counts: dict[Sequence, int] = {}
-        for sequence, count in (*decodes, *chunks) if chunks else decodes:
+        for sequence in (*decodes, *chunks):
             if sequence.status is not Status.RUNNING:
                 continue  # preempted for one before it
-            count = min(count, budget)
-            if count <= 0:
-                continue
+            if budget <= 0:
+                break
+            count = min(sequence.missing, budget) if chunks else 1
             fits = sequence.num_computed + count <= sequence.room or self.kv.reserve(sequence, count)
             while not fits and not self.kv.waits_for_step(sequence):
                 victim = self.running[-1]
@@ -158,8 +162,9 @@ class Scheduler:
         steps = 1 if preempted or chunks else self._steps(counts, max_steps)
         rows = []
         for sequence, count in counts.items():  # only now: until here a row could still be preempted
-            start, steps_now = sequence.num_computed, min(steps, sequence.steps_left) if steps > 1 else 1
-            rows.append(Row(sequence, start, count, start + count == sequence.num_tokens, steps_now))
+            start, known = sequence.num_computed, len(sequence.tokens) + sequence.in_flight
+            steps_now = min(steps, sequence.steps_left) if steps > 1 else 1
+            rows.append(Row(sequence, start, count, start + count == known, steps_now))
             self.kv.advance(sequence, count + steps_now - 1)
         admitted = self._admit(budget, rows) if not preempted else []
         if chunks or admitted:
