@@ -100,7 +100,7 @@ def main(argv: list[str]) -> int:
     """
     plan = parse(argv)
     check_writable(plan.report.output_json)
-    result = asyncio.run(_run(plan))
+    result = asyncio.run(run(plan))
     return 0 if result.completed else 1
 
 
@@ -131,7 +131,12 @@ def parse(argv: list[str]) -> BenchmarkPlan:
     )
 
 
-async def _run(plan: BenchmarkPlan) -> Result:
+async def run(plan: BenchmarkPlan) -> Result:
+    """Measures the server and publishes what was seen.
+
+    Raises:
+        LLMJaxError: the server cannot be started or reached.
+    """
     if plan.load.url is not None:
         return await _measure(plan, plan.load.url, plan.model)
     async with own_server(plan.engine, seconds=plan.load.ready_check_timeout_sec) as url:
