@@ -15,7 +15,7 @@ from llmjax.config import ServerConfig
 from llmjax.outputs import CompletionOutput
 from llmjax.parsing.choice import Parsers, check_reasoning_parser, check_tool_parser
 from llmjax.parsing.events import Arguments, CallBegun, Content, Event, Message, Reasoning
-from llmjax.parsing.grammar import Grammar
+from llmjax.parsing.grammar import Grammar, Role
 from llmjax.parsing.parser import OutputParser
 from llmjax.parsing.schemas import ToolSchemas
 from llmjax.serve.logprobs import TextOffsets
@@ -77,6 +77,11 @@ class AnswerFormat:
     include_reasoning: bool = True
     detokenizer: Callable[[], IncrementalDetokenizer] | None = None
 
+    @property
+    def begins_with_reasoning(self) -> bool:
+        """The prompt has opened it."""
+        return self.grammar is not None and self.grammar.states[self.grammar.initial].role is Role.REASONING
+
     def reader(self) -> AnswerReader:
         return AnswerReader(self)
 
@@ -94,6 +99,11 @@ class AnswerReader:
         self._calls = 0  # read
         self._sent = 0
         self.reasoning_tokens = 0
+
+    @property
+    def reasons(self) -> bool:
+        """Whether what was read has stopped inside of reasoning."""
+        return self._parser is not None and self._parser.reasons
 
     def read(self, choice: CompletionOutput) -> list[Event]:
         """What is new in an output; a last one completes the answer."""

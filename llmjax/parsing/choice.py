@@ -184,6 +184,14 @@ class Parsers:
             reasoning = _by_signs(template, _REASONING_SIGNS)
         return Parsers(tools=None if tools == NONE else tools, reasoning=None if reasoning == NONE else reasoning)
 
+    @property
+    def reasoning_marks(self) -> tuple[str, str] | None:
+        """What opens reasoning, and what closes it so that the answer follows; None: the model does not reason."""
+        if self.reasoning == HARMONY:
+            return "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
+        family = REASONING.get(self.reasoning or "")
+        return None if family is None else (family.start, family.end)
+
     def grammar(self, *, with_tools: bool, prompt: str) -> Grammar | None:
         """The language of an answer; None: all of it is content.
 

@@ -75,6 +75,11 @@ class OutputParser:
         """Characters of the text that have been read for certain."""
         return self._source.position
 
+    @property
+    def reasons(self) -> bool:
+        """Whether the text has stopped inside of reasoning."""
+        return len(self._turns) % 2 == 1
+
     def reasons_at(self, position: int) -> bool:
         """Whether the character at ``position`` of the text is part of reasoning, if it has been read."""
         return bisect_right(self._turns, position) % 2 == 1

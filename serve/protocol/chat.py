@@ -79,6 +79,7 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     prompt_cache_retention: Any = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     verbosity: Any = None
     web_search_options: Any = None
     echo: Any = None
@@ -86,7 +87,7 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     media_io_kwargs: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **GenerationRequest.neutral_values,
+        **{name: ok for name, ok in GenerationRequest.neutral_values.items() if name != "thinking_token_budget"},
         **ChatTemplateFields.neutral_values,
         "functions": ([],),
         "function_call": ("none", "auto"),

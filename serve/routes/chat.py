@@ -36,15 +36,22 @@ from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.common import check_logprobs, check_stream, check_truncation, sampling_params
 from llmjax.serve.protocol.tools import calls_allowed
 from llmjax.serve.sse import EventStream, delta_event, event
+from llmjax.serve.thinking import ThinkingBudget, collect_within, run_within
 
 
 async def chat_completions(request: Request) -> Response | ASGIApp:
     server = server_of(request)
     config = server.config
     body = parse(await read_json(request), ChatRequest)
-    job, form = await _job(server, body, request)
+    job, form, budget = await _job(server, body, request)
     answer = ChatAnswer(
-        server=server, body=body, job=job, form=form, tally=Tally(job, record_of(request)), created=int(time.time())
+        server=server,
+        body=body,
+        job=job,
+        form=form,
+        budget=budget,
+        tally=Tally(job, record_of(request)),
+        created=int(time.time()),
     )
     if body.stream:
         return EventStream(answer.events(), keep_alive=config.sse_keep_alive_interval, timeout=config.request_timeout)
@@ -52,7 +59,41 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
     return Response(whole, media_type="application/json")
 
 
-async def _job(server: Server, body: ChatRequest, request: Request) -> tuple[Job, AnswerFormat]:
+def thinking_budget(server: Server, body: ChatRequest, form: AnswerFormat, *, template: str) -> ThinkingBudget | None:
+    """``thinking_token_budget``; None: there is none.
+
+    Raises:
+        ApiError: the model does not reason, or the request asks for what an answer in two parts cannot have.
+    """
+    tokens = body.thinking_token_budget
+    if tokens is None:
+        return None
+    marks = server.formats.parsers(template).reasoning_marks
+    if marks is None:
+        raise ApiError(
+            "`thinking_token_budget`: it is not known how this model marks its reasoning (--reasoning-parser)",
+            param="thinking_token_budget",
+            code="unsupported_parameter",
+        )
+    asked = {
+        "n": body.choices > 1,
+        "logprobs": bool(body.logprobs),
+        "presence_penalty": bool(body.presence_penalty),
+        "frequency_penalty": bool(body.frequency_penalty),
+    }
+    if clash := next((name for name, given in asked.items() if given), None):
+        raise ApiError(
+            f"`thinking_token_budget` cannot be combined with `{clash}` yet",
+            param="thinking_token_budget",
+            code="unsupported_parameter",
+        )
+    start, end = marks
+    if not form.begins_with_reasoning:
+        tokens += len(server.tokenizer.encode(start, add_special_tokens=False))
+    return ThinkingBudget(tokens=tokens, end=end, end_ids=server.tokenizer.encode(end, add_special_tokens=False))
+
+
+async def _job(server: Server, body: ChatRequest, request: Request) -> tuple[Job, AnswerFormat, ThinkingBudget | None]:
     engine = server.engine
     server.check_model(body.model)
     logprobs = body.num_logprobs
@@ -89,7 +130,7 @@ async def _job(server: Server, body: ChatRequest, request: Request) -> tuple[Job
         cache_salt=cache_salt_of(request, body.cache_salt),
         shown=frozenset() if form.grammar is None else server.formats.shown(form.grammar),
     )
-    return job, form
+    return job, form, thinking_budget(server, body, form, template=source)
 
 
 def effort_variables(effort: str | None, template: str) -> dict[str, Any]:
@@ -175,6 +216,7 @@ class ChatAnswer:
     body: ChatRequest
     job: Job
     form: AnswerFormat
+    budget: ThinkingBudget | None
     tally: Tally
     created: int
 
@@ -199,7 +241,11 @@ class ChatAnswer:
 
     async def whole(self) -> bytes:
         """OpenAI's ``ChatCompletion`` as JSON."""
-        (output,) = await collect(self.server.engine, self.job, self.tally)
+        engine = self.server.engine
+        if self.budget is not None:
+            output = await collect_within(engine, self.job, self.form, self.budget, self.tally)
+        else:
+            (output,) = await collect(engine, self.job, self.tally)
         written = num_logprobs(output.prompt_logprobs, *(choice.logprobs for choice in output.outputs))
         read = 0 if self.form.grammar is None else sum(len(choice.text) for choice in output.outputs)
         return await off_loop(lambda: orjson.dumps(self._answer(output)), size=4 * written + read)
@@ -234,7 +280,12 @@ class ChatAnswer:
         """OpenAI's ``ChatCompletionChunk``s: a role per choice, deltas, a finish per choice, then the usage."""
         first = True
         readers = [self.form.reader() for _ in range(self.body.choices)]
-        async with aclosing(run_job(self.server.engine, self.job)) as parts:
+        engine = self.server.engine
+        if self.budget is not None:
+            running = run_within(engine, self.job, self.form, self.budget)
+        else:
+            running = run_job(engine, self.job)
+        async with aclosing(running) as parts:
             async for part in parts:
                 self.tally.add_cached(part)
                 if first:

@@ -40,7 +40,7 @@ SCRIPTS = {
     "</parameter>\n</function>\n</tool_call>",
     "wrong": '<tool_call>{"day": "Friday"}</tool_call> oh',
 }
-SPECIAL = ["[TOOL_CALLS]", "<think>", "[THINK]"]
+SPECIAL = ["[TOOL_CALLS]", "<think>", "[THINK]", "[/THINK]"]
 BODY = (
     "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
     "{% for m in messages %}{{ m.role }}|{{ m.name or '' }}|{{ m.tool_call_id or '' }}|{{ m.content or '' }}"
@@ -282,6 +282,46 @@ def test_a_cut_answer_has_what_there_is(http: httpx.Client) -> None:
     assert '{"city": "Oslo"}'.startswith(call["function"]["arguments"])
 
 
+@pytest.mark.parametrize("budget", [0, 1, 5, 40])
+def test_thinking_ends_at_its_budget(http: httpx.Client, budget: int) -> None:
+    unbounded = answer(http, "[THINK]", return_token_ids=True)
+    (free,) = unbounded["choices"]
+    found = answer(http, "[THINK]", thinking_token_budget=budget, return_token_ids=True)
+    (choice,) = found["choices"]
+    thought = EXPECTED["[THINK]"]["reasoning"]
+    assert choice["message"]["content"] == EXPECTED["[THINK]"]["content"] and choice["finish_reason"] == "stop"
+    tokens = found["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert found["usage"]["completion_tokens"] == len(choice["token_ids"])
+    assert found["usage"]["prompt_tokens"] == unbounded["usage"]["prompt_tokens"]
+    if budget == 40:
+        assert choice["token_ids"] == free["token_ids"] and choice["message"]["reasoning"] == thought
+    else:
+        assert tokens == budget and thought.startswith(choice["message"].get("reasoning", ""))
+        assert choice["token_ids"][:budget] == free["token_ids"][:budget]
+    chunks = deltas(http, "[THINK]", thinking_token_budget=budget, return_token_ids=True)
+    pieces = [c for chunk in chunks for c in chunk["choices"]]
+    assert [i for c in pieces for i in c.get("token_ids", [])] == choice["token_ids"]
+    assert "".join(c["delta"].get("content") or "" for c in pieces) == choice["message"]["content"]
+    assert "".join(c["delta"].get("reasoning") or "" for c in pieces) == choice["message"].get("reasoning", "")
+    assert [c["finish_reason"] for c in pieces if c["finish_reason"]] == ["stop"]
+
+
+def test_a_budget_above_what_may_be_said(http: httpx.Client) -> None:
+    for budget in (2, 3, 4, 9):
+        (choice,) = answer(http, "[THINK]", thinking_token_budget=budget, max_tokens=4, return_token_ids=True)[
+            "choices"
+        ]
+        assert len(choice["token_ids"]) == 4 and choice["finish_reason"] == "length"
+
+
+def test_a_budget_for_reasoning_that_the_model_opens(http: httpx.Client) -> None:
+    found = answer(http, "thought and call", thinking_token_budget=4)
+    assert 0 < found["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 5
+    assert EXPECTED["thought and call"]["reasoning"].startswith(found["choices"][0]["message"]["reasoning"])
+    (choice,) = answer(http, "two calls", thinking_token_budget=4)["choices"]
+    assert calls_of(choice["message"]) == EXPECTED["two calls"]["calls"], "who does not think is not interrupted"
+
+
 def prompt_of(http: httpx.Client, messages: list[dict[str, Any]], **more: Any) -> str:
     response = http.post("/tokenize", json={"messages": messages, "chat_template_kwargs": {"script": "plain"}, **more})
     assert response.status_code == 200, response.text
@@ -383,6 +423,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [1]}, "tools.0", "dict"),
     ({"chat_template": "{{ tools }}"}, "tools", "--tool-call-parser"),
     ({"chat_template": "{{ 1 }}", "tools": None, "reasoning_effort": "low"}, "reasoning_effort", "does not read it"),
+    ({"thinking_token_budget": -1}, "thinking_token_budget", "greater than or equal to 0"),
+    ({"thinking_token_budget": 5, "n": 2}, "thinking_token_budget", "`n`"),
+    ({"thinking_token_budget": 5, "logprobs": True}, "thinking_token_budget", "`logprobs`"),
+    ({"thinking_token_budget": 5, "frequency_penalty": 1}, "thinking_token_budget", "`frequency_penalty`"),
+    ({"thinking_token_budget": 5, **template("<tool_call>")}, "thinking_token_budget", "--reasoning-parser"),
     ({"reasoning_effort": "huge"}, "reasoning_effort", "none"),
     ({"include_reasoning": 1}, "include_reasoning", "boolean"),
     ({"messages": [{"role": "assistant", "tool_calls": 1}]}, "messages.0.tool_calls", "list"),

@@ -1,0 +1,100 @@
+"""A budget of reasoning tokens: what thinks longer is told that it has ended, and goes on with the answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from llmjax.outputs import CompletionOutput, RequestOutput
+from llmjax.sampling.params import RequestOutputKind, SamplingParams
+from llmjax.serve.answers import AnswerFormat
+from llmjax.serve.generation import Job, JobOutput, Tally, run_job
+from llmjax.serve.interfaces import Engine
+from llmjax.serve.prompts import EncodedPrompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThinkingBudget:
+    """How long a model may think.
+
+    Args:
+        tokens: that an answer may have before its reasoning must be over, with those that open it.
+        end: what closes the reasoning.
+        end_ids: its tokens.
+    """
+
+    tokens: int
+    end: str
+    end_ids: list[int]
+
+
+async def run_within(
+    engine: Engine, job: Job, form: AnswerFormat, budget: ThinkingBudget
+) -> AsyncGenerator[JobOutput, None]:
+    """Deltas of one continuation, in two engine requests: the second goes on where the first has used up the budget,
+    with the end of reasoning put in between if it was not over. Its prompt is in the prefix cache.
+
+    The seed's noise depends on positions, so that an answer that was not cut is the one of a single request.
+    """
+    (prompt,), (params,) = job.prompts, job.params
+    most = params.max_tokens or 1
+    limit = min(budget.tokens, most)
+    said: list[int] = []
+    if limit:
+        reader = form.reader()
+        first = params.clone(**_share(params, before=0, tokens=limit))
+        async with aclosing(run_job(engine, replace(job, params=[first]))) as parts:
+            async for part in parts:
+                (choice,) = part.output.outputs
+                said += choice.token_ids
+                if choice.finish_reason == "length" and len(said) < most:
+                    choice.finish_reason = None
+                reader.read(choice)
+                yield part
+        if choice.finish_reason is not None:
+            return
+        reasons = reader.reasons
+    else:
+        reasons = form.begins_with_reasoning
+    if reasons:
+        end_ids = budget.end_ids[: most - len(said)]
+        said += end_ids
+        end = CompletionOutput(index=0, text=budget.end, token_ids=end_ids)
+        if len(said) == most:
+            end.finish_reason = "length"
+        yield JobOutput(0, RequestOutput(job.id, None, [], [end], finished=len(said) == most))
+    if len(said) < most:
+        second = params.clone(**_share(params, before=len(said), tokens=most - len(said)), prompt_logprobs=None)
+        rest = replace(job, prompts=[EncodedPrompt(prompt.token_ids + said)], params=[second])
+        async with aclosing(run_job(engine, rest)) as parts:
+            async for part in parts:
+                part.output.num_cached_tokens = 0  # of the request's own prompt the first has told
+                yield part
+
+
+async def collect_within(
+    engine: Engine, job: Job, form: AnswerFormat, budget: ThinkingBudget, tally: Tally
+) -> RequestOutput:
+    """The whole of what ``run_within`` gives."""
+    whole: RequestOutput | None = None
+    async with aclosing(run_within(engine, job, form, budget)) as parts:
+        async for part in parts:
+            tally.add_cached(part)
+            (choice,) = part.output.outputs
+            tally.add_tokens(choice)
+            if whole is None:
+                whole = part.output
+                continue
+            (said,) = whole.outputs
+            said.text += choice.text
+            said.token_ids += choice.token_ids
+            said.finish_reason, said.stop_reason = choice.finish_reason, choice.stop_reason
+    assert whole is not None
+    return whole
+
+
+def _share(params: SamplingParams, *, before: int, tokens: int) -> dict[str, object]:
+    """What changes in the parameters for ``tokens`` tokens behind ``before`` others."""
+    least = min(max(params.min_tokens - before, 0), tokens)
+    return {"max_tokens": tokens, "min_tokens": least, "output_kind": RequestOutputKind.DELTA}
