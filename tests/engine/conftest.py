@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from llmjax.kernels.attention import RaggedBatch
 CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
 CHARACTERS = Path(__file__).parent / "golden" / "characters"
 CONTEXT = 64  # of the golden checkpoints
+SOON = {"xla_backend_optimization_level": 0}  # compiled sooner; engines' own programs are optimized
 
 
 class Plain:
@@ -36,7 +37,7 @@ class Plain:
         self.params = {name: jnp.asarray(checkpoint.tensors[name].read(np.dtype("float32"))) for name in shapes}
         self.vocab_size = config.vocab_size
 
-        @jax.jit
+        @partial(jax.jit, compiler_options=SOON)
         def logits(params: Any, tokens: jax.Array, length: jax.Array, prompt_len: jax.Array) -> jax.Array:
             kv = tuple(
                 spec.mixer.state.make(num_pages=2, page_size=CONTEXT, dtype=jnp.dtype("float32"))
