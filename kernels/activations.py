@@ -7,6 +7,7 @@ from functools import partial
 from types import MappingProxyType
 
 import jax
+import jax.numpy as jnp
 
 _tanh_gelu = partial(jax.nn.gelu, approximate=True)
 
@@ -23,3 +24,21 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
     }
 )
 """By the names that config.json uses."""
+
+CLAMPED_SWIGLU = "clamped_swiglu"
+"""gpt-oss's way to gate, which changes what is gated too."""
+CLAMPED_AT, CLAMPED_SLOPE = 7.0, 1.702
+
+
+def gated(activation: str, gate: jax.Array, up: jax.Array) -> jax.Array:
+    """``activation(gate) * up``.
+
+    Args:
+        activation: a key of ACTIVATIONS, or CLAMPED_SWIGLU: ``g sigmoid(1.702 g) (u + 1)``, where g is the gate up to
+            7, and u is ``up`` between -7 and 7 (formula: Hugging Face's ``GptOssExperts``).
+        gate, up: of one shape.
+    """
+    if activation != CLAMPED_SWIGLU:
+        return ACTIVATIONS[activation](gate) * up
+    gate, up = jnp.minimum(gate, CLAMPED_AT), jnp.clip(up, -CLAMPED_AT, CLAMPED_AT)
+    return gate * jax.nn.sigmoid(CLAMPED_SLOPE * gate) * (up + 1)

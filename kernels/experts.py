@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.activations import gated
 from llmjax.kernels.blocks import ExpertWeights
 from llmjax.kernels.cpu import experts as cpu
 from llmjax.kernels.cpu.library import library
@@ -28,7 +28,7 @@ def experts(
         x: [T, D].
         chosen: i32 [T, K], the expert of each choice, 0 to E - 1.
         shares: f32 [T, K]; a choice with share 0 adds nothing, and its expert need not be read.
-        activation: a key of ACTIVATIONS.
+        activation: as in ``llmjax.kernels.activations.gated``.
 
     Returns:
         [T, D] in x's dtype.
@@ -51,8 +51,8 @@ def experts_by_blocks(
         expert, rows, used = blocks.at(i)
         tokens = rows // choices
         own = _one(weights, expert)
-        gated, raised = (linear(wide[tokens], p.weight, p.bias) for p in (own.gate, own.up))
-        made = linear(ACTIVATIONS[activation](gated) * raised, own.down.weight, own.down.bias)
+        lower, upper = (linear(wide[tokens], p.weight, p.bias) for p in (own.gate, own.up))
+        made = linear(gated(activation, lower, upper), own.down.weight, own.down.bias)
         return out.at[tokens].add(jnp.where(used[:, None], made * flat_shares[rows, None], 0))
 
     wide = x.astype(jnp.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.activations import gated
 from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.qtensor import QTensor
 
@@ -17,7 +17,7 @@ def experts_reference(
     wide, out = np.asarray(x, np.float32), np.zeros(x.shape, np.float32)
     stacks = zip(*(_matrices(stack) for stack in (weights.gate, weights.up, weights.down)), strict=True)
     for expert, (gate, up, down) in enumerate(stacks):
-        inner = np.asarray(ACTIVATIONS[activation](_product(wide, *gate))) * _product(wide, *up)
+        inner = np.asarray(gated(activation, _product(wide, *gate), _product(wide, *up)))
         share = np.where(np.asarray(chosen) == expert, shares, 0).sum(axis=1, keepdims=True)
         out += share * _product(inner, *down)
     return out

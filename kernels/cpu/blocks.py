@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmjax.kernels.activations import CLAMPED_SWIGLU
 from llmjax.kernels.attention.types import KVPages, RaggedBatch
 from llmjax.kernels.blocks import AttentionRules, AttentionWeights, MLPWeights, Projection
 from llmjax.kernels.cpu import attention as cpu_attention
@@ -23,7 +24,7 @@ from llmjax.kernels.rope import Rotation
 
 # Activations by their number in src/kernels.h; others go operation by operation.
 ACTIVATION_NUMBERS: Mapping[str, int] = MappingProxyType(
-    {"silu": 0, "swish": 0, "gelu_new": 1, "gelu_fast": 1, "gelu_pytorch_tanh": 1, "quick_gelu": 2}
+    {"silu": 0, "swish": 0, "gelu_new": 1, "gelu_fast": 1, "gelu_pytorch_tanh": 1, "quick_gelu": 2, CLAMPED_SWIGLU: 3}
 )
 
 PAGES_ARGUMENT = 7  # of an attention block, its result 1

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.activations import gated
 from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
 from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, ProductPlan
@@ -194,7 +194,7 @@ def _product(
     if fused:
         return [found[0][0]]
     sums = [each.sum(0) if plan.splits > 1 else each[0] for each in found]
-    return sums if activation is None else [(ACTIVATIONS[activation](sums[0]) * sums[1]).astype(x.dtype)]
+    return sums if activation is None else [gated(activation, *sums).astype(x.dtype)]
 
 
 def _kind(stack: Projection) -> Any:
@@ -237,6 +237,6 @@ class _Kernel:
                 added = load(bias, (expert, share.output), share.inside & (split == 0))
                 sums[i] = sums[i] + (added if plan.rows == 1 else added[None])
         if self.activation is not None:
-            sums = [ACTIVATIONS[self.activation](sums[0]) * sums[1]]
+            sums = [gated(self.activation, *sums)]
         for result, values in zip(results, sums, strict=True):
             store(result, index, values.astype(result.dtype), where)

@@ -3,7 +3,8 @@
 Published are one tensor an expert and projection (``mlp.experts.7.gate_proj.weight``; Mixtral:
 ``block_sparse_moe.experts.7.w1.weight``), or stacks, in which gate and up may be one (``mlp.experts.gate_up_proj``,
 Transformers 5; Granite: ``block_sparse_moe.input_linear.weight``). Models have ``mlp.experts.gate_proj.weight``
-[experts, out, in]. Stacks with biases are gpt-oss's, which interleaves the rows of gate and up, and stay as they are.
+[experts, out, in]. Stacks with biases are gpt-oss's, which interleaves the rows of gate and up, and stores matrices
+transposed where they are not quantized.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from llmjax.checkpoint.rows import ColumnsOf, RowsOf
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.checkpoint.stored_tensor import StoredStack, StoredTensor
 from llmjax.errors import CheckpointError
@@ -31,6 +33,7 @@ STACK = re.compile(
     r"(?P<layer>.*)\.(?:mlp\.experts\.(?P<projection>gate_proj|up_proj|down_proj|gate_up_proj)"
     r"|block_sparse_moe\.(?P<granite>input_linear|output_linear))(?:\.weight)?"
 )
+BIAS = re.compile(r"(?P<module>.*\.mlp\.experts)\.(?P<projection>gate_up_proj|down_proj)_bias")
 MIXTRAL_ROUTER = re.compile(r"(?P<layer>.*)\.block_sparse_moe\.(?:gate\.|router\.layer\.)?(?P<suffix>\w+)")
 ROUTER = r"(?:mlp|block_sparse_moe)\.gate|shared_expert_gate|router(?:\.layer)?"
 """Pattern of the modules that choose experts, at the end of a name."""
@@ -119,13 +122,16 @@ def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict
             single.setdefault(f"{one['layer']}.mlp.experts.{projection}.weight", {})[int(one["expert"])] = tensor
         elif router := MIXTRAL_ROUTER.fullmatch(name):
             found[f"{router['layer']}.mlp.gate.{router['suffix']}"] = tensor
-        elif (stack := STACK.fullmatch(name)) and len(tensor.shape) == 3 and f"{name}_bias" not in tensors:
+        elif (stack := STACK.fullmatch(name)) and len(tensor.shape) == 3:
             _check_plain(tensor, tensors, path)
             projection = stack["projection"] or GRANITE_PROJECTIONS[stack["granite"]]
-            for own in _cut(tensor, f"{stack['layer']}.mlp.experts", projection, path):
+            cut = _cut_interleaved if f"{name}_bias" in tensors else _cut
+            for own in cut(tensor, f"{stack['layer']}.mlp.experts", projection, path):
                 if own.name in found:
                     raise CheckpointError(f"{path}: tensor {own.name!r} is there twice, once in {tensor.name!r}")
                 found[own.name] = own
+        elif (bias := BIAS.fullmatch(name)) and len(tensor.shape) == 2:
+            found |= {own.name: own for own in _cut_bias(tensor, bias["module"], bias["projection"])}
         else:
             found[name] = tensor
     for name, experts in single.items():
@@ -181,6 +187,33 @@ def _cut(tensor: StoredStack, module: str, projection: str, path: Path) -> Itera
         own = slice(i * each, (i + 1) * each)
         matrices = (tensor.matrix(e, own, f"{module}.{e}.{one}.weight") for e in range(experts))
         yield ExpertStack(f"{module}.{one}.weight", tuple(matrices))
+
+
+def _cut_interleaved(tensor: StoredStack, module: str, projection: str, path: Path) -> Iterator[ExpertStack]:
+    """As `_cut`, where rows of gate and up take turns, and plain matrices are [in, out]."""
+    transposed = isinstance(tensor, SafetensorsTensor)
+    experts, rows = tensor.shape[0], tensor.shape[2 if transposed else 1]
+    if 0 in tensor.shape:
+        raise CheckpointError(f"{path}: tensor {tensor.name!r} is empty: its shape is {list(tensor.shape)}")
+    for one, first, step in _turns(projection):
+        matrices = []
+        for e in range(experts):
+            name = f"{module}.{e}.{one}.weight"
+            whole = tensor.matrix(e, slice(0, tensor.shape[1]), name)
+            if isinstance(whole, SafetensorsTensor):
+                whole = whole.transposed()
+            matrices.append(whole if step == 1 else RowsOf(name, whole, np.arange(first, rows, step)))
+        yield ExpertStack(f"{module}.{one}.weight", tuple(matrices))
+
+
+def _cut_bias(tensor: StoredTensor, module: str, projection: str) -> Iterator[StoredTensor]:
+    for one, first, step in _turns(projection):
+        yield ColumnsOf(f"{module}.{one}.bias", tensor, slice(first, None, step))
+
+
+def _turns(projection: str) -> tuple[tuple[str, int, int], ...]:
+    """The projections that a stack holds, with the first of their rows and how many rows on the next one is."""
+    return (("gate_proj", 0, 2), ("up_proj", 1, 2)) if projection == "gate_up_proj" else ((projection, 0, 1),)
 
 
 def _stack(name: str, experts: Mapping[int, StoredTensor], path: Path) -> ExpertStack:

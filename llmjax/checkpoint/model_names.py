@@ -3,98 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from llmjax.checkpoint.rows import RowsOf
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
-from llmjax.kernels.qtensor import RowFormat
 from llmjax.models import Attention, ModelConfig
 from llmjax.models.names import QKV, Names
-from llmjax.weights.packing import RowSource, RowStack
-from llmjax.weights.rows import QuantizedRows
 
 FUSED = re.compile(
     r"(?P<layer>model\.layers\.(?P<index>\d+))\.(?P<module>self_attn\.qkv_proj|mlp\.(?:\w+\.)?gate_up_proj)"
 )
-
-
-@dataclass(frozen=True, eq=False)
-class RowsOf:
-    """Some rows of a matrix, or elements of a vector, as a tensor of their own (a `StoredTensor`).
-
-    Attributes:
-        name: in the model.
-        source: the whole.
-        rows: intp [n], which.
-    """
-
-    name: str
-    source: StoredTensor
-    rows: np.ndarray
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self.rows), *self.source.shape[1:])
-
-    @property
-    def nbytes(self) -> int:
-        return self.source.nbytes * len(self.rows) // self.source.shape[0]
-
-    @property
-    def type_name(self) -> str:
-        return self.source.type_name
-
-    def row_source(self) -> RowSource | None:
-        """Codes and scales of a quantized matrix."""
-        source = self.source.row_source()
-        assert not isinstance(source, RowStack)
-        return None if source is None else _ChosenRows(source, self.rows)
-
-    def read(self, dtype: np.dtype) -> np.ndarray:
-        """The values; see `StoredTensor.read`."""
-        if isinstance(self.source, SafetensorsTensor):
-            return self.source.taken(self.rows).read(dtype)
-        return self.source.read(dtype)[self.rows]
-
-
-@dataclass(frozen=True, eq=False)
-class _ChosenRows:
-    """Some rows of a quantized matrix (a `RowSource`)."""
-
-    source: RowSource
-    rows: np.ndarray  # intp [n]
-
-    @property
-    def format(self) -> RowFormat:
-        return self.source.format
-
-    @property
-    def columns(self) -> np.ndarray | None:
-        return self.source.columns
-
-    @property
-    def size_out(self) -> int:
-        return len(self.rows)
-
-    @property
-    def row_step(self) -> int:
-        return 1
-
-    def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
-        chosen = self.rows[start:stop]
-        runs = np.split(chosen, np.flatnonzero(np.diff(chosen) != 1) + 1)
-        return _joined([self._run(int(run[0]), int(run[-1]) + 1) for run in runs])
-
-    def _run(self, start: int, stop: int) -> QuantizedRows:
-        first = start - start % self.source.row_step
-        found = self.source.quantized_rows(first, stop)
-        return replace(found, **{name: array[start - first :] for name, array in _arrays(found).items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,16 +164,3 @@ def _qkv_rows(attention: Attention, order: QKV) -> dict[str, np.ndarray]:
         return {"q": grouped[:, :-2].reshape(-1), "k": grouped[:, -2].reshape(-1), "v": grouped[:, -1].reshape(-1)}
     q, k, v = np.split(rows, [heads * size, (heads + kv_heads) * size])
     return {"q": q, "k": k, "v": v}
-
-
-def _arrays(rows: QuantizedRows) -> dict[str, Any]:
-    found = {field.name: getattr(rows, field.name) for field in fields(rows)}
-    return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
-
-
-def _joined(parts: Sequence[QuantizedRows]) -> QuantizedRows:
-    if len(parts) == 1:
-        return parts[0]
-    arrays = [_arrays(part) for part in parts]
-    joined: dict[str, Any] = {name: np.concatenate([part[name] for part in arrays]) for name in arrays[0]}
-    return replace(parts[0], **joined)

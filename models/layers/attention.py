@@ -18,6 +18,7 @@ from llmjax.kernels.sharding import CallAxes, parts
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import RMS, NormModule, NormSpec, kernel_norm
+from llmjax.models.layers.parameter import parameter
 from llmjax.models.layers.residual import mixed, mixer_axes
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.layers.state import PagedKV
@@ -41,6 +42,7 @@ class Attention:
     o_bias: bool = False
     clip: float | None = None  # entries of q, k and v are at most so far from 0
     slopes: tuple[float, ...] | None = None  # of each head: what a logit loses a token of distance (ALiBi)
+    sinks: bool = False  # each head's softmax has a logit of its own more, which has no value
     gated: bool = False  # what a head has found is multiplied by a sigmoid of what q_proj brings beside its query
 
     name: ClassVar[str] = "self_attn"
@@ -56,7 +58,7 @@ class Attention:
         normed = self.qk_norm is None or (
             isinstance(self.qk_norm, RMS) and self.qk_norm_over == "head" and self.qk_norm_first
         )
-        return normed and not self.gated and self.clip is None and self.slopes is None
+        return normed and not self.gated and not self.sinks and self.clip is None and self.slopes is None
 
     def build(self, size: int, *, dtype: jnp.dtype) -> AttentionModule:
         """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
@@ -82,8 +84,8 @@ def _axes(x: jax.Array, attention: AttentionModule, *arguments: Any, **options: 
     if parts("kv_heads") != parts("heads"):
         raise NotImplementedError("queries divided over more devices than their keys")
     spec = attention.spec
-    if parts("heads") > 1 and (spec.slopes is not None or spec.qk_norm_over != "head"):
-        raise NotImplementedError("heads with slopes or norms of their own, divided over devices")
+    if parts("heads") > 1 and (spec.slopes is not None or spec.qk_norm_over != "head" or spec.sinks):
+        raise NotImplementedError("heads with slopes, norms or sinks of their own, divided over devices")
     return mixer_axes(x, attention, *arguments, **options)
 
 
@@ -108,6 +110,7 @@ class AttentionModule(nnx.Module):
         self.k_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
         self.v_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
         self.o_proj = Linear(q_size, size, bias=spec.o_bias, dtype=dtype, axes=("hidden", "heads"))
+        self.sinks = parameter((spec.heads,), jnp.float32, axes=(None,)) if spec.sinks else None
         self.q_norm = _norm_of(spec, spec.heads)
         self.k_norm = _norm_of(spec, spec.kv_heads)
 
@@ -143,6 +146,7 @@ class AttentionModule(nnx.Module):
             scale=spec.scale,
             window=spec.window,
             softcap=spec.softcap,
+            sinks=None if self.sinks is None else self.sinks.get_value(),
             slopes=None if spec.slopes is None else jnp.asarray(spec.slopes, jnp.float32),
         )
         out = out.reshape(len(n), -1)
@@ -184,7 +188,7 @@ class AttentionModule(nnx.Module):
 
 
 class SteppedAttentionModule(AttentionModule):
-    """Attention that the fused kernels do not have: with a gate, clipped entries, ALiBi or other norms of q and k."""
+    """Attention that the fused kernels do not have: gates, sinks, clipped entries, ALiBi or other norms of q and k."""
 
     half: ClassVar[Operation] = Operation("attention half", (Implementation("in steps", mixed),), axes=_axes)
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from llmjax.kernels.blocks import ExpertWeights, Projection
-from llmjax.kernels.linear import linear
 from llmjax.kernels.offloading import experts_anywhere
 from llmjax.kernels.registry import Implementation, Operation
 from llmjax.kernels.sharding import CallAxes, parts
@@ -50,13 +49,14 @@ class Experts:
     count: int
     per_token: int
     inner: int  # intermediate size of an expert
-    activation: str  # a key of ACTIVATIONS
+    activation: str  # as in llmjax.kernels.activations.gated
     normalize: bool  # whether the shares of a token's experts add up to one
     score: Literal["softmax", "sigmoid"] = "softmax"  # over all experts, or of each by itself
     corrected: bool = False  # whether each expert's score is corrected when it is compared, but not in its share
     scaling: float = 1.0  # of the shares, normalized or not
     groups: ExpertGroups | None = None
     shared: SharedExpert | None = None
+    bias: bool = False  # of the router, and of each expert's projections
 
     name: ClassVar[str] = "mlp"
 
@@ -66,8 +66,8 @@ class Experts:
 
 
 def _axes(x: jax.Array, experts: ExpertsModule, *arguments: Any, **options: Any) -> CallAxes:
-    if parts("experts") > 1:
-        raise NotImplementedError("experts divided over devices")
+    if parts("experts") > 1 or (parts("inner") > 1 and experts.spec.bias):
+        raise NotImplementedError("experts, or those with biases, divided over devices")
     return feed_forward_axes(x, experts, *arguments, **options)
 
 
@@ -139,7 +139,7 @@ class Router(Linear):
     """Scores experts, [T, D] to [T, E], in f32."""
 
     def __init__(self, size: int, spec: Experts) -> None:
-        super().__init__(size, spec.count, bias=False, dtype=jnp.dtype(jnp.float32))
+        super().__init__(size, spec.count, bias=spec.bias, dtype=jnp.dtype(jnp.float32))
         self.e_score_correction_bias = parameter((spec.count,), jnp.float32, axes=(None,)) if spec.corrected else None
 
     def corrected(self, scores: jax.Array) -> jax.Array:
@@ -151,9 +151,9 @@ class Stacks(nnx.Module):
     """The experts of a layer, stacked; checkpoints hold them one by one or stacked."""
 
     def __init__(self, size: int, spec: Experts, *, dtype: jnp.dtype) -> None:
-        self.gate_proj = Stack(spec.count, size, spec.inner, dtype=dtype, axes=("inner", "hidden"))
-        self.up_proj = Stack(spec.count, size, spec.inner, dtype=dtype, axes=("inner", "hidden"))
-        self.down_proj = Stack(spec.count, spec.inner, size, dtype=dtype, axes=("hidden", "inner"))
+        self.gate_proj = Stack(spec, size, spec.inner, dtype=dtype, axes=("inner", "hidden"))
+        self.up_proj = Stack(spec, size, spec.inner, dtype=dtype, axes=("inner", "hidden"))
+        self.down_proj = Stack(spec, spec.inner, size, dtype=dtype, axes=("hidden", "inner"))
 
     @property
     def weights(self) -> ExpertWeights:
@@ -162,16 +162,18 @@ class Stacks(nnx.Module):
 
 
 class Stack(nnx.Module):
-    """A weight [count, out, in]; ``axes``: names of the last two."""
+    """A weight [count, out, in], and maybe a bias [count, out]; ``axes``: names of the last two."""
 
-    def __init__(self, count: int, size_in: int, size_out: int, *, dtype: jnp.dtype, axes: tuple[str, str]) -> None:
-        self.weight = parameter((count, size_out, size_in), dtype, axes=("experts", *axes))
+    def __init__(self, spec: Experts, size_in: int, size_out: int, *, dtype: jnp.dtype, axes: tuple[str, str]) -> None:
+        self.weight = parameter((spec.count, size_out, size_in), dtype, axes=("experts", *axes))
+        of_bias = ("experts", axes[0])
+        self.bias = parameter((spec.count, size_out), jnp.float32, axes=of_bias, plain=True) if spec.bias else None
 
     @property
     def projection(self) -> Projection:
         """As kernels take it."""
-        return Projection(self.weight.get_value())
+        return Projection(self.weight.get_value(), None if self.bias is None else self.bias.get_value())
 
 
 def _in_f32(x: jax.Array, router: Linear) -> jax.Array:
-    return linear(x.astype(jnp.float32), router.weight.get_value())
+    return router(x.astype(jnp.float32))

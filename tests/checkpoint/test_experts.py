@@ -15,7 +15,7 @@ import pytest
 
 from llmjax import models
 from llmjax.checkpoint import open_checkpoint
-from llmjax.checkpoint.experts import ExpertStack, with_separate_experts, with_stacked_experts
+from llmjax.checkpoint.experts import with_separate_experts, with_stacked_experts
 from llmjax.checkpoint.formats.registry import plain_tensors
 from llmjax.checkpoint.gguf.file import GGUFTensor
 from llmjax.checkpoint.safetensors import SafetensorsTensor, TensorSpec, open_safetensors_writer
@@ -102,15 +102,52 @@ def test_published_one_by_one_and_stacked() -> None:
         }
 
 
-def test_routers_of_mixtral_are_renamed_and_biased_stacks_left_alone() -> None:
-    router = "model.layers.3.block_sparse_moe.gate.weight"
-    biased = {
-        f"{EXPERTS}.gate_up_proj": np.zeros((2, 4, 6), F32),
-        f"{EXPERTS}.gate_up_proj_bias": np.zeros((2, 6), F32),
+def test_routers_of_mixtral_granite_and_minimax_are_renamed() -> None:
+    block = "model.layers.3.block_sparse_moe"
+    for name in ("gate.weight", "router.layer.weight"):
+        assert set(stacked({f"{block}.{name}": np.zeros((4, 8), F32)})) == {"model.layers.3.mlp.gate.weight"}
+    bias = "e_score_correction_bias"
+    assert set(stacked({f"{block}.{bias}": np.zeros(4, F32)})) == {f"model.layers.3.mlp.gate.{bias}"}
+
+
+def test_experts_of_gpt_oss_take_turns_and_are_transposed() -> None:
+    rng = np.random.default_rng(0)
+    both, down = rng.random((3, 4, 10), np.float32), rng.random((3, 5, 4), np.float32)
+    biases = {"gate_up_proj_bias": rng.random((3, 10), np.float32), "down_proj_bias": rng.random((3, 4), np.float32)}
+    arrays = {"gate_up_proj": both, "down_proj": down, **biases}
+    found = stacked({f"{EXPERTS}.{name}": array for name, array in arrays.items()})
+    expected = {
+        "gate_proj.weight": both[:, :, ::2].swapaxes(1, 2),
+        "up_proj.weight": both[:, :, 1::2].swapaxes(1, 2),
+        "down_proj.weight": down.swapaxes(1, 2),
+        "gate_proj.bias": biases["gate_up_proj_bias"][:, ::2],
+        "up_proj.bias": biases["gate_up_proj_bias"][:, 1::2],
+        "down_proj.bias": biases["down_proj_bias"],
     }
-    found = stacked({router: np.zeros((4, 8), F32), **biased})
-    assert set(found) == {"model.layers.3.mlp.gate.weight", *biased}
-    assert not any(isinstance(one, ExpertStack) for one in found.values())
+    assert set(found) == {f"{EXPERTS}.{name}" for name in expected}
+    for name, values in expected.items():
+        one = found[f"{EXPERTS}.{name}"]
+        assert one.shape == values.shape and one.nbytes == values.nbytes
+        np.testing.assert_array_equal(one.read(F32), values)
+    with pytest.raises(CheckpointError, match="is empty"):
+        stacked({f"{EXPERTS}.down_proj": np.zeros((3, 0, 4), F32), f"{EXPERTS}.down_proj_bias": np.zeros((3, 4), F32)})
+
+
+def test_mxfp4_of_gpt_oss_stays_quantized_where_rows_take_turns(caplog: pytest.LogCaptureFixture) -> None:
+    biases = {
+        f"{EXPERTS}.{name}_bias": np.zeros((3, rows), F32) for name, rows in (("gate_up_proj", 12), ("down_proj", 32))
+    }
+    stored = {name: tensor(name, array) for name, array in (mxfp4() | biases).items()}
+    plain = plain_tensors(stored, {"quantization_config": {"quant_method": "mxfp4"}}, Path("here"))
+    found = with_stacked_experts(plain, Path("here"))
+    whole = plain[f"{EXPERTS}.gate_up_proj"].read(F32)
+    for part, rows in (("gate", slice(0, None, 2)), ("up", slice(1, None, 2))):
+        stack = found[f"{EXPERTS}.{part}_proj.weight"]
+        np.testing.assert_array_equal(stack.read(F32), whole[:, rows])
+        np.testing.assert_array_equal(dequantized(stack.row_source()), whole[:, rows])
+    down = found[f"{EXPERTS}.down_proj.weight"]
+    np.testing.assert_array_equal(dequantized(down.row_source()), plain[f"{EXPERTS}.down_proj"].read(F32))
+    assert [record.message for record in caplog.records if "dequantized" in record.message] == []
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llmjax.kernels.activations import CLAMPED_SWIGLU
 from llmjax.kernels.cpu import experts as cpu
 from llmjax.kernels.cpu.library import Library, library
 from llmjax.kernels.experts import EXPERTS
@@ -51,6 +52,17 @@ def test_against_the_reference(isa: str, kind: str, rows: int, choices: int, act
     arguments, expected = specified(kind, rows, choices, activation, bias)
     run = jax.jit(partial(cpu.experts, activation=activation, native=native(), isa=isa))
     check(run(*arguments), expected)
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("kind", ["q4", "bfloat16"])
+def test_clamped_gates(isa: str, kind: str) -> None:
+    """Inputs so large that most gates, and what they gate, are clamped."""
+    make = maker(kind)
+    arguments = 10 * make.tokens(20), *make.choice(20, 2), make.weights(bias=True)
+    run = jax.jit(partial(cpu.experts, activation=CLAMPED_SWIGLU, native=native(), isa=isa))
+    expected = experts_reference(*arguments, activation=CLAMPED_SWIGLU)
+    np.testing.assert_allclose(np.asarray(run(*arguments)), expected, rtol=2e-3, atol=0.1)
 
 
 @lru_cache(maxsize=1)

@@ -20,7 +20,7 @@ from llmjax.engine.device_state import DeviceState
 from llmjax.engine.graphs import LAUNCHES
 from llmjax.engine.rows import make_row_state
 from llmjax.engine.step import step
-from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.activations import ACTIVATIONS, CLAMPED_SWIGLU
 from llmjax.kernels.attention import RaggedBatch, attend, make_pages
 from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.cuda import attention as cuda
@@ -185,7 +185,7 @@ def test_lowers_for(name: str, card: Card) -> None:
     assert count == number_of_kernels(name)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, CLAMPED_SWIGLU])
 def test_experts_lower_with_every_activation(activation: str) -> None:
     lowered = lower_for(A100, partial(EXPERTS, activation=activation), *experts_of(None, 16))
     assert lowered.as_text().count("xla.gpu.triton") == 2

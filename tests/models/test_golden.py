@@ -70,6 +70,7 @@ MORE = [
     "glm4-moe",
     "ernie4_5-moe",
     "minimax-m2",
+    "gpt-oss",
 ]
 # What these are made of is in those above.
 VARIANTS = [

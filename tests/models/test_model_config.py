@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from llmjax.kernels.activations import CLAMPED_SWIGLU
 from llmjax.models import (
     FAMILIES,
     MLP,
@@ -68,6 +69,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "MiniCPM3ForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
     "DeepseekV2ForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "num_experts_per_tok": 2},
     "GPTBigCodeForCausalLM": {"num_key_value_heads": 1},
+    "GptOssForCausalLM": {"rope_scaling": {"rope_type": "default"}},
     "GPTJForCausalLM": {"num_key_value_heads": 4, "rotary_dim": 8},
     **{
         family: {"num_key_value_heads": 4}
@@ -524,6 +526,18 @@ def test_which_layers_have_experts() -> None:
     assert (got.ropes[0].rotary_dim, got.layers[0].mixer.qk_norm_over) == (64, "all heads")
     got = config("HunYuanMoEV1ForCausalLM", num_experts=[8] * 4, moe_topk=[2] * 4, num_shared_expert=[1] * 4)
     assert (got.layers[0].feed_forward.per_token, got.layers[0].feed_forward.shared.inner) == (2, 96)
+
+
+def test_gpt_oss() -> None:
+    got = model_config({"model_type": "gpt_oss", "num_hidden_layers": 4, "num_local_experts": 32, "swiglu_limit": 7.0})
+    assert windows_of(got) == [128, None, 128, None]
+    assert got.max_position == 131072 and got.ropes[0].attention_factor == pytest.approx(1 + 0.1 * np.log(32))
+    layer = got.layers[0]
+    assert (layer.mixer.sinks, layer.mixer.qkv_bias, layer.mixer.o_bias) == (True, True, True)
+    experts = layer.feed_forward
+    assert (experts.activation, experts.bias, experts.normalize, experts.count) == (CLAMPED_SWIGLU, True, True, 32)
+    with pytest.raises(UnsupportedModel, match="swiglu_limit = 8 is not supported"):
+        config("GptOssForCausalLM", swiglu_limit=8)
 
 
 def test_slopes_of_heads_that_are_no_power_of_two() -> None:

@@ -19,15 +19,20 @@ inline Vec coarse_sigmoid(Vec x) {
 }
 #endif
 
+// activation(x) * up
 template <class Sigmoid>
-inline Vec activate(Activation activation, Vec x, const Sigmoid& sigmoid) {
+inline Vec gated(Activation activation, Vec x, Vec up, const Sigmoid& sigmoid) {
   switch (activation) {
-    case Activation::kSilu: return x * sigmoid(x);
-    case Activation::kQuickGelu: return x * sigmoid(splat(1.702f) * x);
+    case Activation::kSilu: return x * sigmoid(x) * up;
+    case Activation::kQuickGelu: return x * sigmoid(splat(1.702f) * x) * up;
+    case Activation::kClampedSwiGLU: {  // gpt-oss; the second argument is what comes out where one is not a number
+      const Vec low = vmin(splat(7.0f), x);
+      return low * sigmoid(splat(1.702f) * low) * (vmax(splat(-7.0f), vmin(splat(7.0f), up)) + splat(1.0f));
+    }
     case Activation::kTanhGelu: break;
   }
   // (1 + tanh(z)) / 2 is sigmoid(2z); Hendrycks and Gimpel 2016, arXiv:1606.08415.
-  return x * sigmoid(x * (splat(1.5957691216057308f) + splat(1.5957691216057308f * 0.044715f) * x * x));
+  return x * sigmoid(x * (splat(1.5957691216057308f) + splat(1.5957691216057308f * 0.044715f) * x * x)) * up;
 }
 
 }  // namespace

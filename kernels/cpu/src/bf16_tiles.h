@@ -132,7 +132,7 @@ class GatedOutputs {
         columns_((1u << imin(kTile, gate.size_out - tile * kTile)) - 1),
         fills_up_(tile + 1 == gate.tiles() && gate.tiles() % 2 != 0) {}
   void put(int row, Vec gate, Vec up) const {
-    const Vec product = activate(activation_, gate + gate_bias_, coarse_sigmoid) * (up + up_bias_);
+    const Vec product = gated(activation_, gate + gate_bias_, up + up_bias_, coarse_sigmoid);
     __m256i* const to = reinterpret_cast<__m256i*>(to_ + row / kTile * of_block_ + row % kTile * kChunk);
     _mm256_store_si256(to, (__m256i)_mm512_maskz_cvtneps_pbh(columns_, (__m512)product));
     if (fills_up_) _mm256_store_si256(to + 1, _mm256_setzero_si256());

@@ -60,7 +60,7 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
                        int32_t activation, bool adds, int32_t isa) {
   const auto dims = x.dimensions();
   if (dims.size() != 2 || weights.size() != 6 || !has_shape(*out, {dims[0], dims[1]}) || inner < 1 || activation < 0 ||
-      activation > static_cast<int>(Activation::kQuickGelu)) {
+      activation > static_cast<int>(Activation::kClampedSwiGLU)) {
     return invalid("mlp: arguments do not fit each other");
   }
   const int rows = static_cast<int>(dims[0]), size = static_cast<int>(dims[1]);

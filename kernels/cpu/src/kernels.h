@@ -74,7 +74,7 @@ struct Norm {
   bool plus_one;
 };
 
-enum class Activation : int { kSilu, kTanhGelu, kQuickGelu };
+enum class Activation : int { kSilu, kTanhGelu, kQuickGelu, kClampedSwiGLU };
 
 // Rotary position embedding of `heads` heads of a token (contract: kernels/rope.py), each normed before.
 struct Rotation {

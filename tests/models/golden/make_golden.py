@@ -506,6 +506,17 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek-moe": ("LlamaForCausalLM", {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        {
+            "num_hidden_layers": 2,
+            "head_dim": 12,
+            "intermediate_size": 40,
+            "sliding_window": 9,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+        },
+    ),
 }
 STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.activations import ACTIVATIONS, CLAMPED_SWIGLU, gated
 from llmjax.kernels.norm import layer_norm
 from llmjax.models.layers.embedding import Embedding
 from llmjax.models.layers.norm import RMS
@@ -71,6 +71,17 @@ FORMULAS: dict[str, Callable[[float], float]] = {
     "relu": lambda x: max(x, 0.0),
     "quick_gelu": lambda x: x * sigmoid(1.702 * x),
 }
+
+
+def test_clamped_gates() -> None:
+    gate = np.array([-9.0, -1.0, 0.0, 2.0, 7.0, 9.0], np.float32)
+    up = np.array([-8.0, 0.5, 3.0, 8.0, 7.0, -7.0], np.float32)
+    low, near = np.array([-9.0, -1.0, 0.0, 2.0, 7.0, 7.0]), np.array([-7.0, 0.5, 3.0, 7.0, 7.0, -7.0])
+    expected = (near + 1) * low / (1 + np.exp(-1.702 * low))
+    np.testing.assert_allclose(
+        gated(CLAMPED_SWIGLU, jnp.asarray(gate), jnp.asarray(up)), expected, rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(gated("relu", jnp.asarray(gate), jnp.asarray(up)), np.maximum(gate, 0) * up)
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))

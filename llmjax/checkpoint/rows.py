@@ -1,0 +1,137 @@
+"""Some rows of a stored matrix, or columns, as a tensor of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from llmjax.checkpoint.safetensors import SafetensorsTensor
+from llmjax.checkpoint.stored_tensor import StoredTensor
+from llmjax.kernels.qtensor import RowFormat
+from llmjax.weights.packing import RowSource, RowStack
+from llmjax.weights.rows import QuantizedRows
+
+
+@dataclass(frozen=True, eq=False)
+class RowsOf:
+    """Some rows of a matrix, or elements of a vector, as a tensor of their own (a `StoredTensor`).
+
+    Attributes:
+        name: in the model.
+        source: the whole.
+        rows: intp [n], which.
+    """
+
+    name: str
+    source: StoredTensor
+    rows: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.rows), *self.source.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes * len(self.rows) // self.source.shape[0]
+
+    @property
+    def type_name(self) -> str:
+        return self.source.type_name
+
+    def row_source(self) -> RowSource | None:
+        """Codes and scales of a quantized matrix."""
+        source = self.source.row_source()
+        assert not isinstance(source, RowStack)
+        return None if source is None else _ChosenRows(source, self.rows)
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        """The values; see `StoredTensor.read`."""
+        if isinstance(self.source, SafetensorsTensor):
+            return self.source.taken(self.rows).read(dtype)
+        return self.source.read(dtype)[self.rows]
+
+
+@dataclass(frozen=True, eq=False)
+class _ChosenRows:
+    """Some rows of a quantized matrix (a `RowSource`)."""
+
+    source: RowSource
+    rows: np.ndarray  # intp [n]
+
+    @property
+    def format(self) -> RowFormat:
+        return self.source.format
+
+    @property
+    def columns(self) -> np.ndarray | None:
+        return self.source.columns
+
+    @property
+    def size_out(self) -> int:
+        return len(self.rows)
+
+    @property
+    def row_step(self) -> int:
+        return 1
+
+    def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
+        chosen = self.rows[start:stop]
+        # Rows that take turns with others are read with them, which is faster than one by one.
+        runs = np.split(chosen, np.flatnonzero(~np.isin(np.diff(chosen), (1, 2))) + 1)
+        return _joined([self._run(run) for run in runs])
+
+    def _run(self, rows: np.ndarray) -> QuantizedRows:
+        first = int(rows[0]) - int(rows[0]) % self.source.row_step
+        found = self.source.quantized_rows(first, int(rows[-1]) + 1)
+        return replace(found, **{name: array[rows - first] for name, array in _arrays(found).items()})
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnsOf:
+    """Some columns of a plain matrix (a `StoredTensor`).
+
+    Attributes:
+        name: in the model.
+        source: the whole.
+        columns: which.
+    """
+
+    name: str
+    source: StoredTensor
+    columns: slice
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, columns = self.source.shape
+        return rows, len(range(columns)[self.columns])
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes * self.shape[1] // self.source.shape[1]
+
+    @property
+    def type_name(self) -> str:
+        return self.source.type_name
+
+    def row_source(self) -> None:
+        """They are plain numbers."""
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        """The values; see `StoredTensor.read`."""
+        return np.ascontiguousarray(self.source.read(dtype)[:, self.columns])
+
+
+def _arrays(rows: QuantizedRows) -> dict[str, Any]:
+    found = {field.name: getattr(rows, field.name) for field in fields(rows)}
+    return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
+
+
+def _joined(parts: Sequence[QuantizedRows]) -> QuantizedRows:
+    if len(parts) == 1:
+        return parts[0]
+    arrays = [_arrays(part) for part in parts]
+    joined: dict[str, Any] = {name: np.concatenate([part[name] for part in arrays]) for name in arrays[0]}
+    return replace(parts[0], **joined)
