@@ -17,6 +17,7 @@ import numpy as np
 
 from llmjax.checkpoint.checkpoint import Checkpoint
 from llmjax.checkpoint.experts import ExpertStack
+from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
 from llmjax.checkpoint.gguf.file import GGUFTensor, stored_metadata
 from llmjax.checkpoint.gguf.metadata import (
     architecture_metadata,
@@ -25,7 +26,6 @@ from llmjax.checkpoint.gguf.metadata import (
     rope_tensors,
     token_metadata,
 )
-from llmjax.checkpoint.gguf.model import ARCHITECTURES
 from llmjax.checkpoint.gguf.names import END_KEYS, FILE_TYPES, SHARED_GATE, gguf_names, hf_name
 from llmjax.checkpoint.gguf.writer import TensorInfo, open_gguf_writer
 from llmjax.checkpoint.stored_tensor import StoredTensor

@@ -12,7 +12,14 @@ from llmjax.checkpoint.gguf.names import ROUTER
 from llmjax.errors import CheckpointError
 from llmjax.models import Experts, ModelConfig
 
-NORMALIZED = MappingProxyType({"MixtralForCausalLM": True, "Qwen2MoeForCausalLM": False, "Qwen3MoeForCausalLM": True})
+NORMALIZED = MappingProxyType(
+    {
+        "MixtralForCausalLM": True,
+        "OlmoeForCausalLM": False,
+        "Qwen2MoeForCausalLM": False,
+        "Qwen3MoeForCausalLM": True,
+    }
+)
 """Whether llama.cpp makes the shares of a token's experts add up to one; no key has to say so."""
 
 

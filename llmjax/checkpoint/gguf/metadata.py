@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
 from llmjax.checkpoint.gguf.experts import expert_metadata
-from llmjax.checkpoint.gguf.model import ARCHITECTURES
 from llmjax.checkpoint.gguf.names import END_KEYS, SAMPLING_KEYS
 from llmjax.checkpoint.gguf.rope import DIVISORS, LONG, SHORT
 from llmjax.errors import CheckpointError

@@ -7,28 +7,23 @@ entry of ARCHITECTURES. Every ``<arch>.*`` key must be understood: one that is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from llmjax.checkpoint.gguf.experts import mixtral_experts, qwen_experts
+from llmjax.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from llmjax.checkpoint.gguf.file import GGUFFile, GGUFTensor
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys
 from llmjax.checkpoint.gguf.names import (
     END_KEYS,
-    EXPERT_TENSORS,
     FUSED_QKV,
     GATE,
-    GEMMA_NORMS,
-    HEAD_NORMS,
     LAYER_TENSOR,
-    LLAMA_LAYER,
     SAMPLING_KEYS,
-    SHARED_EXPERT_TENSORS,
     SHARED_GATE,
+    SINKS,
     UP,
     hf_name,
     layer_stem,
@@ -36,45 +31,6 @@ from llmjax.checkpoint.gguf.names import (
 from llmjax.checkpoint.gguf.rope import ROPE_TENSORS, rope_config
 from llmjax.errors import CheckpointError
 from llmjax.weights.packing import RowSource
-
-
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """How one ``general.architecture`` maps to Hugging Face.
-
-    Attributes:
-        hf_class: name for config.json's ``architectures``.
-        model_type: config.json's ``model_type``.
-        layer_tensors: stem of ``blk.N.<stem>`` to the module below ``model.layers.N``.
-        permuted_qk: query and key rows are stored for interleaved rotary embedding.
-        norm_offset: what the converter added to weights ending in ``norm.weight``.
-        bias_keys: whether config.json says which projections have biases (else the class knows).
-        variants: by a stem that only some files have: modules that differ in these.
-        fused_gate: ``ffn_up`` holds the gate too, before what it is multiplied with.
-        eps: key of the norms' eps in the file, and in config.json.
-        activation: config key and value of the MLP's activation.
-        specialize: keys of this family only, taking what is known of the config so far, and the file.
-    """
-
-    hf_class: str
-    model_type: str
-    layer_tensors: Mapping[str, str]
-    permuted_qk: bool = False
-    norm_offset: float = 0.0
-    bias_keys: bool = True
-    variants: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    fused_gate: bool = False
-    eps: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
-    activation: tuple[str, str] = ("hidden_act", "silu")
-    specialize: Callable[[ArchitectureKeys, dict[str, Any], GGUFFile], dict[str, Any]] = lambda keys, config, gguf: {}
-
-    def modules(self, gguf: GGUFFile) -> Mapping[str, str]:
-        """Those of a layer by stem, as a file has them."""
-        found = dict(self.layer_tensors)
-        for stem, differences in self.variants.items():
-            if _in_first_layer(gguf, f"{stem}.weight"):
-                found |= differences
-        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,238 +89,6 @@ class ConvertedTensor:
                 f"{self.source.path}: tensor {self.source.name!r} has {rows} rows, not an even number for {heads} heads"
             )
         return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(rows)
-
-
-def _llama(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    # Mistral shares llama's GGUF architecture and differs by its window alone, Mixtral by its experts.
-    window = keys.integer("attention.sliding_window", 0, least=0)
-    windowed = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
-    return (windowed if window else {}) | mixtral_experts(keys, config, gguf)
-
-
-def _gemma3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    layers, head_dim = config["num_hidden_layers"], config["head_dim"]
-    # 27B, told by its depth, scales by hidden size over heads; no key carries query_pre_attn_scalar.
-    scaled_by = config["hidden_size"] // config["num_attention_heads"] if layers == 62 else head_dim
-    scale = keys.number("attention.scale", scaled_by**-0.5)
-    found: dict[str, Any] = {
-        "query_pre_attn_scalar": round(scale**-2, 3),
-        "sliding_window": keys.integer("attention.sliding_window"),
-        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10000.0),
-        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 0.0) or None,
-        "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
-    }
-    pattern = keys.value("attention.sliding_window_pattern", 6)
-    if isinstance(pattern, np.ndarray):
-        if pattern.shape != (layers,):
-            keys.fail("attention.sliding_window_pattern", f"has {pattern.size} elements for {layers} layers")
-        found["layer_types"] = ["sliding_attention" if sliding else "full_attention" for sliding in pattern.tolist()]
-    else:
-        found["sliding_window_pattern"] = keys.integer("attention.sliding_window_pattern", 6)
-    for key in ("attention.key_length_swa", "attention.value_length_swa"):
-        keys.only(key, head_dim)
-    return found
-
-
-def _window(keys: ArchitectureKeys) -> int | None:
-    return keys.integer("attention.sliding_window", 0, least=0) or None
-
-
-def _phi3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    return {"sliding_window": _window(keys), "original_max_position_embeddings": None}
-
-
-def _in_first_layer(gguf: GGUFFile, name: str) -> bool:
-    return f"blk.0.{name}" in gguf.tensors
-
-
-def _stablelm(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    # Converters have written use_parallel_residual for models that are not parallel; readers look at the tensors.
-    keys.value("use_parallel_residual", False)
-    return {
-        "use_qkv_bias": _in_first_layer(gguf, "attn_q.bias") or _in_first_layer(gguf, f"{FUSED_QKV}.bias"),
-        "qk_layernorm": _in_first_layer(gguf, "attn_q_norm.weight"),
-        "use_parallel_residual": not _in_first_layer(gguf, "ffn_norm.weight"),
-    }
-
-
-def _gptneox(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    parallel = keys.value("use_parallel_residual", True)
-    return {"use_parallel_residual": parallel, "attention_bias": _in_first_layer(gguf, f"{FUSED_QKV}.bias")}
-
-
-def _gpt2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    return {"n_inner": config["intermediate_size"]}
-
-
-def _starcoder(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    return {"n_inner": config["intermediate_size"], "multi_query": config["num_key_value_heads"] == 1}
-
-
-def _falcon(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    kv_heads, norms = config["num_key_value_heads"], 2 if _in_first_layer(gguf, "attn_norm_2.weight") else 1
-    return {
-        "ffn_hidden_size": config["intermediate_size"],
-        "bias": _in_first_layer(gguf, f"{FUSED_QKV}.bias"),
-        "new_decoder_architecture": kv_heads > 1 or norms == 2,
-        "num_kv_heads": kv_heads,
-        "num_ln_in_parallel_attn": norms,
-    }
-
-
-def _bloom(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    keys.only("feed_forward_length", 4 * config["hidden_size"])
-    return {}
-
-
-def _mpt(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    for name in ("position_embd.weight", "blk.0.attn_q_norm.weight", f"blk.0.{FUSED_QKV}.bias"):
-        if name in gguf.tensors:
-            raise CheckpointError(f"{gguf.path}: tensor {name!r} is not supported with architecture 'mpt'")
-    inner, hidden = config["intermediate_size"], config["hidden_size"]
-    if inner % hidden:
-        keys.fail("feed_forward_length", f"is {inner}, not a multiple of embedding_length = {hidden}")
-    keys.value("attention.max_alibi_bias", 0.0)
-    attention = {
-        "alibi": keys.number("attention.max_alibi_bias", 0.0) > 0,
-        "alibi_bias_max": keys.number("attention.max_alibi_bias", 0.0),
-        "clip_qkv": keys.number("attention.clamp_kqv", 0.0) or None,
-    }
-    return {"expansion_ratio": inner // hidden, "attn_config": attention}
-
-
-def _starcoder2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    return {"sliding_window": _window(keys), "use_bias": _in_first_layer(gguf, "attn_output.bias")}
-
-
-_LAYER_NORM = "attention.layer_norm_epsilon"
-
-ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
-    {
-        "llama": Architecture(
-            hf_class="LlamaForCausalLM",
-            model_type="llama",
-            layer_tensors=LLAMA_LAYER | EXPERT_TENSORS,
-            permuted_qk=True,
-            specialize=_llama,
-        ),
-        "qwen2": Architecture(
-            hf_class="Qwen2ForCausalLM",
-            model_type="qwen2",
-            layer_tensors=LLAMA_LAYER,
-            bias_keys=False,
-        ),
-        "qwen3": Architecture(hf_class="Qwen3ForCausalLM", model_type="qwen3", layer_tensors=LLAMA_LAYER | HEAD_NORMS),
-        "qwen2moe": Architecture(
-            hf_class="Qwen2MoeForCausalLM",
-            model_type="qwen2_moe",
-            layer_tensors=LLAMA_LAYER | EXPERT_TENSORS | SHARED_EXPERT_TENSORS,
-            bias_keys=False,
-            specialize=qwen_experts,
-        ),
-        "qwen3moe": Architecture(
-            hf_class="Qwen3MoeForCausalLM",
-            model_type="qwen3_moe",
-            layer_tensors=LLAMA_LAYER | HEAD_NORMS | EXPERT_TENSORS,
-            specialize=qwen_experts,
-        ),
-        "gemma3": Architecture(
-            hf_class="Gemma3ForCausalLM",
-            model_type="gemma3_text",
-            layer_tensors=LLAMA_LAYER | HEAD_NORMS | GEMMA_NORMS,
-            norm_offset=1.0,
-            activation=("hidden_activation", "gelu_pytorch_tanh"),
-            specialize=_gemma3,
-        ),
-        "phi2": Architecture(
-            hf_class="PhiForCausalLM",
-            model_type="phi",
-            layer_tensors=LLAMA_LAYER,
-            bias_keys=False,
-            eps=(_LAYER_NORM, "layer_norm_eps"),
-            activation=("hidden_act", "gelu_new"),
-        ),
-        "phi3": Architecture(
-            hf_class="Phi3ForCausalLM",
-            model_type="phi3",
-            layer_tensors=LLAMA_LAYER,
-            fused_gate=True,
-            specialize=_phi3,
-        ),
-        "stablelm": Architecture(
-            hf_class="StableLmForCausalLM",
-            model_type="stablelm",
-            layer_tensors=LLAMA_LAYER | HEAD_NORMS,
-            bias_keys=False,
-            eps=(_LAYER_NORM, "layer_norm_eps"),
-            specialize=_stablelm,
-        ),
-        "gptneox": Architecture(
-            hf_class="GPTNeoXForCausalLM",
-            model_type="gpt_neox",
-            layer_tensors=LLAMA_LAYER,
-            bias_keys=False,
-            eps=(_LAYER_NORM, "layer_norm_eps"),
-            activation=("hidden_act", "gelu"),
-            specialize=_gptneox,
-        ),
-        "gpt2": Architecture(
-            hf_class="GPT2LMHeadModel",
-            model_type="gpt2",
-            layer_tensors=LLAMA_LAYER,
-            bias_keys=False,
-            eps=(_LAYER_NORM, "layer_norm_epsilon"),
-            activation=("activation_function", "gelu_new"),
-            specialize=_gpt2,
-        ),
-        "starcoder": Architecture(
-            hf_class="GPTBigCodeForCausalLM",
-            model_type="gpt_bigcode",
-            layer_tensors=LLAMA_LAYER,
-            bias_keys=False,
-            eps=(_LAYER_NORM, "layer_norm_epsilon"),
-            activation=("activation_function", "gelu_pytorch_tanh"),
-            specialize=_starcoder,
-        ),
-        "falcon": Architecture(
-            hf_class="FalconForCausalLM",
-            model_type="falcon",
-            layer_tensors=LLAMA_LAYER,
-            # The converter calls the norm of the attention half the second one.
-            variants={"attn_norm_2": {"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}},
-            bias_keys=False,
-            eps=(_LAYER_NORM, "layer_norm_epsilon"),
-            activation=("activation", "gelu"),
-            specialize=_falcon,
-        ),
-        "bloom": Architecture(
-            hf_class="BloomForCausalLM",
-            model_type="bloom",
-            layer_tensors=LLAMA_LAYER,
-            bias_keys=False,
-            eps=(_LAYER_NORM, "layer_norm_epsilon"),
-            specialize=_bloom,
-        ),
-        "mpt": Architecture(
-            hf_class="MptForCausalLM",
-            model_type="mpt",
-            layer_tensors=LLAMA_LAYER,
-            bias_keys=False,
-            eps=(_LAYER_NORM, "layer_norm_epsilon"),
-            specialize=_mpt,
-        ),
-        "starcoder2": Architecture(
-            hf_class="Starcoder2ForCausalLM",
-            model_type="starcoder2",
-            layer_tensors=LLAMA_LAYER,
-            bias_keys=False,
-            eps=(_LAYER_NORM, "norm_epsilon"),
-            activation=("hidden_act", "gelu_pytorch_tanh"),
-            specialize=_starcoder2,
-        ),
-    }
-)
-"""Supported values of ``general.architecture``."""
 
 
 def architecture_of(gguf: GGUFFile) -> Architecture:
@@ -451,6 +175,8 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
         if tensor.name.endswith(".scale") and weight in gguf.tensors:
             raise CheckpointError(f"{tensor.path}: tensor {tensor.name!r} scales {weight!r}, which is not supported")
         name, stem = hf_name(tensor.name, modules), layer_stem(tensor.name)
+        if stem == SINKS:  # which models have without a suffix
+            name = name.removesuffix(".weight")
         if name in tensors:
             raise CheckpointError(
                 f"{tensor.path}: tensors {tensors[name].source.name!r} and {tensor.name!r} are both {name!r}"

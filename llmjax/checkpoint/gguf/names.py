@@ -46,6 +46,19 @@ GEMMA_NORMS = MappingProxyType(
         "post_ffw_norm": "post_feedforward_layernorm",
     }
 )
+GLM4_NORMS = MappingProxyType(
+    {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    }
+)
+NORMS_BEHIND = MappingProxyType(
+    {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+)
+NORM_BEFORE_MLP = MappingProxyType({"post_attention_norm": "post_attention_layernorm"})
+SINKS = "attn_sinks"
+SINK_TENSORS = MappingProxyType({SINKS: "self_attn.sinks"})
 ROUTER = "ffn_gate_inp"
 SHARED_GATE = "ffn_gate_inp_shexp"
 EXPERT_TENSORS = MappingProxyType(

@@ -39,17 +39,116 @@ class Conversion:
     changed: Callable[[str, np.ndarray, Config], np.ndarray] = lambda name, values, config: values
     extra: Callable[[Config], dict[str, np.ndarray]] = lambda config: {}
     differences: dict[str, Any] = field(default_factory=dict)
+    by_model_names: bool = False  # what is fused or stacked in the source is so no longer, or no more, in the file
 
 
 def common(config: Config) -> dict[str, Any]:
-    return {
+    found = {
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config.get("num_key_value_heads", config["num_attention_heads"]),
+        **dict.fromkeys(("attention.key_length", "attention.value_length"), config.get("head_dim")),
     }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def like_llama(config: Config) -> dict[str, Any]:
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return common(config) | {
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", 1e-6),
+        "rope.freq_base": float(config.get("rope_theta", 1e4)),
+        "rope.dimension_count": int(head_dim * config.get("partial_rotary_factor", 1.0)),
+    }
+
+
+def gemma2(config: Config) -> dict[str, Any]:
+    return like_llama(config) | {
+        "attention.scale": config["query_pre_attn_scalar"] ** -0.5,
+        "attention.sliding_window": config["sliding_window"],
+        "attn_logit_softcapping": config["attn_logit_softcapping"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+    }
+
+
+def granite(config: Config) -> dict[str, Any]:
+    return like_llama(config) | {
+        "attention.scale": config["attention_multiplier"],
+        "embedding_scale": config["embedding_multiplier"],
+        "residual_scale": config["residual_multiplier"],
+        "logit_scale": config["logits_scaling"],
+    }
+
+
+def yarn(config: Config) -> dict[str, Any]:
+    scaling = config["rope_scaling"]
+    return {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": scaling["factor"],
+        "rope.scaling.original_context_length": scaling["original_max_position_embeddings"],
+    }
+
+
+def olmo2(config: Config) -> dict[str, Any]:
+    keys = like_llama(config) | {"attention.layer_norm_rms_epsilon": 1e-5}
+    if "sliding_window" not in config:
+        return keys
+    factor = config["rope_scaling"]["attention_factor"] / (1 + 0.1 * np.log(config["rope_scaling"]["factor"]))
+    windows = {"attention.sliding_window": config["sliding_window"], "rope.scaling.attn_factor": float(factor)}
+    return keys | yarn(config) | windows | {"attention.sliding_window_pattern": [True, True, True, False]}
+
+
+def olmoe(config: Config) -> dict[str, Any]:
+    experts = {"expert_count": config["num_experts"], "expert_used_count": config["num_experts_per_tok"]}
+    return like_llama(config) | {"attention.layer_norm_rms_epsilon": 1e-5} | experts
+
+
+def glm(config: Config) -> dict[str, Any]:
+    return like_llama(config) | {"attention.layer_norm_rms_epsilon": 1.5625e-7}
+
+
+def cohere(config: Config) -> dict[str, Any]:
+    keys = {"attention.layer_norm_epsilon": 1e-5, "logit_scale": config["logit_scale"], "rope.scaling.type": "none"}
+    if "sliding_window" in config:
+        return common(config) | keys | {"attention.sliding_window": config["sliding_window"], "vocab_size": 96}
+    return common(config) | keys | {"rope.freq_base": 500000.0}
+
+
+def exaone(config: Config) -> dict[str, Any]:
+    own = {"num_hidden_layers": config["num_layers"], "rms_norm_eps": config["layer_norm_epsilon"]}
+    return like_llama({**config, **own})
+
+
+def exaone4(config: Config) -> dict[str, Any]:
+    keys = {"attention.layer_norm_rms_epsilon": 1e-5, "attention.sliding_window": config["sliding_window"]}
+    return like_llama(config) | keys | {"attention.sliding_window_pattern": [True, True, True, False]}
+
+
+def gpt_oss(config: Config) -> dict[str, Any]:
+    return like_llama({**config, "rms_norm_eps": 1e-5, "rope_theta": 150000.0}) | {
+        "attention.sliding_window": config["sliding_window"],
+        "expert_count": config["num_local_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 32.0,
+        "rope.scaling.original_context_length": 4096,
+    }
+
+
+def one_more(name: str, values: np.ndarray, config: Config) -> np.ndarray:
+    return values + 1 if name.endswith("norm.weight") else values
+
+
+def permuted(name: str, values: np.ndarray, config: Config) -> np.ndarray:
+    """Rows of queries and keys as they are rotated in neighboring pairs."""
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    count = heads.get(name.split(".")[-2])
+    if count is None:
+        return values
+    return values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
 def starcoder2(config: Config) -> dict[str, Any]:
@@ -172,6 +271,22 @@ CONVERSIONS = {
     "falcon-11b": Conversion(gguf.MODEL_ARCH.FALCON, falcon, in_turn),
     "bloom": Conversion(gguf.MODEL_ARCH.BLOOM, bloom, in_turn),
     "mpt": Conversion(gguf.MODEL_ARCH.MPT, mpt),
+    "gemma": Conversion(gguf.MODEL_ARCH.GEMMA, like_llama, one_more),
+    "gemma2": Conversion(gguf.MODEL_ARCH.GEMMA2, gemma2, one_more),
+    "smollm3": Conversion(gguf.MODEL_ARCH.SMOLLM3, like_llama, permuted),
+    "granite": Conversion(gguf.MODEL_ARCH.GRANITE, granite, permuted),
+    "olmo2": Conversion(gguf.MODEL_ARCH.OLMO2, olmo2),
+    "olmo3": Conversion(gguf.MODEL_ARCH.OLMO2, olmo2),
+    "olmoe": Conversion(gguf.MODEL_ARCH.OLMOE, olmoe, by_model_names=True),
+    "glm": Conversion(gguf.MODEL_ARCH.CHATGLM, glm),
+    "glm4": Conversion(gguf.MODEL_ARCH.GLM4, glm),
+    "cohere": Conversion(gguf.MODEL_ARCH.COMMAND_R, cohere),
+    "cohere2": Conversion(gguf.MODEL_ARCH.COHERE2, cohere),
+    "internlm2": Conversion(gguf.MODEL_ARCH.INTERNLM2, like_llama, permuted, by_model_names=True),
+    "exaone": Conversion(gguf.MODEL_ARCH.EXAONE, exaone),
+    "exaone4": Conversion(gguf.MODEL_ARCH.EXAONE4, exaone4),
+    "seed-oss": Conversion(gguf.MODEL_ARCH.SEED_OSS, like_llama),
+    "gpt-oss": Conversion(gguf.MODEL_ARCH.GPT_OSS, gpt_oss, by_model_names=True),
 }
 
 
@@ -182,11 +297,14 @@ def converted(name: str, path: Path) -> Checkpoint:
     names = gguf.get_tensor_name_map(conversion.arch, keys["block_count"])
     tensors = conversion.extra(config)
     stacks: dict[str, list[np.ndarray]] = {}
-    for stored, tensor in sorted(stored_tensors(folder).items()):
+    source = open_checkpoint(folder).tensors if conversion.by_model_names else stored_tensors(folder)
+    for stored, tensor in sorted(source.items()):
         if ".norms." in stored:  # which the converter stacks
             stacks.setdefault(stored.split(".norms.")[0] + ".weight", []).append(tensor.read(F32))
             continue
-        new = names.get_name(stored, try_suffixes=(".weight", ".bias"))
+        # Without a suffix in the source, with one in the file.
+        named = f"{stored}.weight" if stored.endswith(".sinks") else stored
+        new = names.get_name(named, try_suffixes=(".weight", ".bias"))
         new = new or names.get_name(stored.removeprefix("transformer."), try_suffixes=(".weight", ".bias"))
         assert new is not None, stored
         tensors[new] = np.ascontiguousarray(conversion.changed(stored, tensor.read(F32), config))
