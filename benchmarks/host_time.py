@@ -1,10 +1,11 @@
 """What the host does for a decode step while the device computes: CPU time of the engine's thread, by what it did.
 
-    python -m benchmarks.host_time [--points 16x32,256x32768] [--steps 1,8] [--runs 3]
+    python -m benchmarks.host_time [--shape least] [--points 16x32,256x32768] [--steps 1,8] [--runs 3]
 
-The model is the smallest with random weights, so that there is little beside the host's own time. A point is so many
-streams after so many tokens. All have one prompt, which is computed once: their page tables are full without a cache of
-terabytes. Flags that set the engine (--page-size, --kv-cache-dtype, …) are passed on.
+The model has random weights and is the smallest, so that there is little beside the host's own time; a larger
+``--shape`` shows what more weights cost. A point is so many streams after so many tokens. All have one prompt, which is
+computed once: their page tables are full without a cache of terabytes. Flags that set the engine (--page-size,
+--kv-cache-dtype, …) are passed on.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from benchmarks.random_model import SHAPES, write_random_model
 from llmjax.bench.options import options_of
 from llmjax.bench.report import check_writable, write_json
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
-from llmjax.config import EngineConfig, setting
+from llmjax.config import EngineConfig, check_choices, setting
 from llmjax.engine.build import build_engine
 from llmjax.engine.engine import Engine
 from llmjax.engine.request import EngineRequest
@@ -37,7 +38,6 @@ from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.sampling.params import SamplingParams
 from llmjax.settings import settings_of
 
-SHAPE = "least"
 PARTS = tuple(part.name for part in dataclasses.fields(HostTime))
 
 
@@ -65,7 +65,8 @@ class Point:
 class HostTimeOptions:
     """What is measured."""
 
-    points: Sequence[str] = setting(("16x32", "256x32768"), "STREAMSxCONTEXT: streams, tokens of each", section="host")
+    shape: str = setting("least", "random weights of this shape", choices=tuple(SHAPES), section="host")
+    points: Sequence[str] = setting(("16x32", "256x32768"), "STREAMSxCONTEXT: streams, tokens of each")
     steps: Sequence[int] = setting((1, 8), "decode steps that a dispatch takes at most")
     dispatches: int = setting(32, "dispatches that are measured")
     runs: int = setting(3, "measurements of each figure; the fastest counts")
@@ -73,6 +74,7 @@ class HostTimeOptions:
     output_json: str | None = setting(None, "file for all figures as JSON")
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for name in ("dispatches", "runs"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name} must be at least 1, not {getattr(self, name)}")
@@ -125,8 +127,8 @@ def main(argv: list[str]) -> int:
     values = parser.parse(argv)
     options = options_of(HostTimeOptions, values)
     check_writable(options.output_json)
-    folder = Path(options.work_dir) / SHAPE
-    write_random_model(folder, SHAPES[SHAPE], max_position_embeddings=1 << 20)
+    folder = Path(options.work_dir) / options.shape
+    write_random_model(folder, SHAPES[options.shape], max_position_embeddings=1 << 20)
     base = configs_of(values, model=str(folder)).engine
     figures = [
         measure(engine_config(base, point, options, steps=steps), point, options)
@@ -206,7 +208,7 @@ def report(figures: Sequence[Figure], options: HostTimeOptions) -> None:
         ConfigError: the file cannot be written.
     """
     machine, date = this_machine(), datetime.now(UTC).date().isoformat()
-    table = Table(title=f"host time; {machine}; {date}", title_justify="left", box=box.MARKDOWN)
+    table = Table(title=f"host time; {options.shape} model; {machine}; {date}", title_justify="left", box=box.MARKDOWN)
     for column in ("streams", "context", "steps a dispatch", *(f"{part}, ms" for part in PARTS)):
         table.add_column(column, justify="right")
     for column in ("ms a dispatch", "ms a step", "whole step, ms"):
@@ -225,6 +227,7 @@ def report(figures: Sequence[Figure], options: HostTimeOptions) -> None:
         content = {
             "date": date,
             "machine": dataclasses.asdict(machine),
+            "shape": options.shape,
             "figures": [{**dataclasses.asdict(figure), "host_per_step": figure.per_step} for figure in figures],
         }
         write_json(Path(options.output_json), content)

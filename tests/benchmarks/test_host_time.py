@@ -20,18 +20,22 @@ def test_wrong_points_are_refused() -> None:
         HostTimeOptions(runs=0)
     with pytest.raises(ConfigError, match="--steps must be at least 1 each, not 0"):
         HostTimeOptions(steps=(1, 0))
+    with pytest.raises(ConfigError, match="shape must be one of least, tiny"):
+        HostTimeOptions(shape="huge")
 
 
 @pytest.mark.slow
 def test_the_host_time_of_a_tiny_model(
     tmp_path: Path, compile_cache_dir: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = "--points 2x40 --steps 1,3 --dispatches 4 --runs 1 --max-num-batched-tokens 16"
+    flags = "--shape tiny --points 2x40 --steps 1,3 --dispatches 4 --runs 1 --max-num-batched-tokens 16"
     files = ["--work-dir", str(tmp_path), "--output-json", str(tmp_path / "host.json")]
     assert main([*flags.split(), *files, "--compilation-cache-dir", compile_cache_dir]) == 0
     shown = capsys.readouterr().out
     assert "plan, ms" in shown and "deliver, ms" in shown
-    one, three = json.loads((tmp_path / "host.json").read_text())["figures"]
+    written = json.loads((tmp_path / "host.json").read_text())
+    one, three = written["figures"]
+    assert written["shape"] == "tiny"
     assert one["steps"] == 1 and 2 < three["steps"] <= 3
     for figure in (one, three):
         assert figure["point"] == {"streams": 2, "context": 40}
