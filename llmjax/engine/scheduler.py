@@ -14,7 +14,7 @@ from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.request import Sequence, Status
 
 
-class Row(msgspec.Struct, gc=False):  # as EngineOutput: each plan makes one for each sequence
+class Row(msgspec.Struct, gc=False):  # a plan makes one for each sequence; nothing that it has leads back to it
     """One sequence's part of a dispatch: its tokens ``start : start + count``, and with ``steps`` above 1 those that
     it samples but the last."""
 
