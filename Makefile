@@ -36,8 +36,9 @@ serve: $(serve_stamp)
 
 venv: $(dev_stamp)
 
+# In the order of their names: files with the most tests first would leave a few long tests for the end, on one core.
 test: $(dev_stamp)
-	$(PYTEST) -m 'not slow' $(TESTS) $(ARGS)
+	$(PYTEST) --no-loadscope-reorder -m 'not slow' $(TESTS) $(ARGS)
 
 # Status 5: TESTS holds none of them.
 test-slow: $(dev_stamp)
