@@ -83,51 +83,46 @@ struct GroupScales {
       : scale(reinterpret_cast<float*>(memory)), offset(scale + floats(w)), super(offset + floats(w)) {}
 };
 
-// Multiplies values by those of their super group.
-__attribute__((noinline)) void times_super(const QuantizedMatrix& w, const uint32_t* tile, const NumberField& field, float* values,
-                        float* super, int part) {
-  if (field.count == 0) return;
-  read_field(tile, field, [&](int i, Vec v) { store(super + i * llmjax::kTileRows + part, v); });
-  const int groups = w.groups(), per_super = w.super_size / w.group_size;
-  for (int i = 0, g = 0; g < groups; ++i) {
-    const Vec above = load(super + i * llmjax::kTileRows + part);
-    for (const int end = imin(groups, g + per_super); g < end; ++g) {
-      float* value = values + g * llmjax::kTileRows + part;
-      store(value, load(value) * above);
-    }
+// The numbers of groups, times those of their super groups.
+__attribute__((noinline)) void read_numbers(const QuantizedMatrix& w, const uint32_t* tile, const NumberField& field,
+                                            const NumberField& super_field, float* values, float* super) {
+  if (super_field.count == 0) {
+    return read_field(tile, field, [values](int i, Vec v) { store(values + i * llmjax::kTileRows, v); });
   }
+  read_field(tile, super_field, [super](int i, Vec v) { store(super + i * llmjax::kTileRows, v); });
+  const int per_super = w.super_size / w.group_size;
+  int left = per_super;
+  Vec above = load(super);
+  read_field(tile, field, [&](int i, Vec v) {
+    if (left == 0) super += llmjax::kTileRows, above = load(super), left = per_super;
+    --left;
+    store(values + i * llmjax::kTileRows, v * above);
+  });
 }
 
 // `factor` is what codes were multiplied by, `bias` what was then added to them.
 __attribute__((noinline)) void read_scales(const QuantizedMatrix& w, const uint32_t* tile, const GroupScales& to, float factor, float bias) {
   const int groups = w.groups();
+  const float per_code = 1.0f / factor, shift = w.zero + bias * per_code;
+  const bool minima = w.minima.count != 0;
   for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
     const uint32_t* from = tile + part;
     float *scale = to.scale + part, *offset = to.offset + part;
-    const auto put = [](float* values) {
-      return [values](int i, Vec v) { store(values + i * llmjax::kTileRows, v); };
-    };
-    read_field(from, w.scales, put(scale));
-    times_super(w, from, w.super_scales, to.scale, to.super, part);
-    if (w.minima.count != 0) {
-      read_field(from, w.minima, put(offset));
-      times_super(w, from, w.super_minima, to.offset, to.super, part);
-    } else {
-      for (int g = 0; g < groups; ++g) store(offset + g * llmjax::kTileRows, Vec{});
+    read_numbers(w, from, w.scales, w.super_scales, scale, to.super + part);
+    if (minima) read_numbers(w, from, w.minima, w.super_minima, offset, to.super + part);
+    if (!minima || factor != 1.0f || shift != 0.0f) {
+      for (int g = 0; g < groups; ++g) {
+        float *s = scale + g * llmjax::kTileRows, *o = offset + g * llmjax::kTileRows;
+        const Vec of_codes = load(s), shifted = of_codes * splat(shift);
+        store(o, minima ? load(o) + shifted : shifted);
+        if (factor != 1.0f) store(s, of_codes * splat(per_code));
+      }
     }
     if (w.zeros.count != 0) {
       read_field(from, w.zeros, [&](int i, Vec v) {
         float* at = offset + i * llmjax::kTileRows;
-        store(at, load(at) + load(scale + i * llmjax::kTileRows) * v);
+        store(at, load(at) + load(scale + i * llmjax::kTileRows) * splat(factor) * v);
       });
-    }
-    const float per_code = 1.0f / factor, shift = w.zero + bias * per_code;
-    if (factor != 1.0f || shift != 0.0f) {
-      for (int g = 0; g < groups; ++g) {
-        float *s = scale + g * llmjax::kTileRows, *o = offset + g * llmjax::kTileRows;
-        store(o, load(o) + load(s) * splat(shift));
-        store(s, load(s) * splat(per_code));
-      }
     }
     for (int g = groups; g < groups + 2; ++g) {
       store(scale + g * llmjax::kTileRows, Vec{});
