@@ -39,7 +39,9 @@ class RunningPhase {
   void work(size_t thread) {
     for (size_t other = 0; other < threads_; ++other) {
       const size_t t = (thread + other) % threads_, end = begin(t + 1);
-      for (size_t i; (i = ranges_[t].next.fetch_add(1, std::memory_order_relaxed)) < end;) {
+      // Looks before it takes: a range that is done stays in all caches, instead of moving to each thread that asks.
+      std::atomic<size_t>& next = ranges_[t].next;
+      for (size_t i; next.load(std::memory_order_relaxed) < end && (i = next.fetch_add(1, std::memory_order_relaxed)) < end;) {
         phase_.task(i);
         done_.fetch_add(1, std::memory_order_release);
       }
