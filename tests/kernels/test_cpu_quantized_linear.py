@@ -151,6 +151,34 @@ def test_rows_and_columns_in_parts(method: str, size_out: int, isa: str) -> None
         assert relative_error(out - added, x, weight) < LIMITS[method]
 
 
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize(
+    "codes", [Codes(1), Codes(2), Codes(3), Codes(4), Codes(5), Codes(6), Codes(8, "int")], ids=str
+)
+def test_integer_sums_hold_the_largest_codes_and_inputs(codes: Codes, isa: str) -> None:
+    """All inputs are the peaks of their blocks, so that they round to 127 or -127 without an error."""
+    smallest = -128 if codes.kind == "int" else 0
+    largest = (1 << codes.bits) - 1 + smallest
+    rows = [
+        np.full(192, largest),
+        np.full(192, smallest),
+        np.tile([largest, smallest], 96),
+        np.tile([smallest] * 2 + [largest] * 2, 48),
+    ]
+    values = np.stack([row.astype(CODE_DTYPES[codes.kind]) for row in rows * 4])
+    for group in (16, 32, 192):
+        form = RowFormat(192, codes, group, "f32", minimum="f32" if codes.kind == "uint" else "")
+        parts = {name: np.ones((16, entry.count), np.float32) for name, entry in form.fields.items()}
+        words = pack(Stored(QuantizedRows(form, values, **parts)), tile=16)
+        weight = QTensor(jnp.asarray(words), None, form, 16, jnp.dtype(jnp.float32), "int8")
+        dense = np.asarray(weight.dequantize(), np.float64)
+        signs = np.stack([np.ones(192), -np.ones(192), np.tile([1, -1], 96), np.tile([-1, -1, 1, 1], 48)] * 5)
+        x = signs[:17].astype(np.float32)
+        found = products([x, x[:1], x[1:4]], weight, [None] * 3, isa=isa, method="int8 vectors")
+        for out, given in zip(found or [], (x, x[:1], x[1:4]), strict=True):
+            np.testing.assert_allclose(out, given @ dense.T, rtol=1e-5, atol=1e-2)
+
+
 def both(x: jax.Array, weight: QTensor, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The platform's product and the portable one."""
     return QUANTIZED_LINEAR(x, weight, bias), linear_by_dequantizing(x, weight, bias)

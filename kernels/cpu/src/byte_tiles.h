@@ -110,8 +110,8 @@ inline void multiply_byte_panel(const QuantizedMatrix& w, const QuantizedInput& 
         kChunks == 2 && piece + 1 < pieces ? block * kChunk : 0);
   };
   const auto multiply_all = [&](int step) {
-    multiply(RowCount<0>(), step);
-    multiply(RowCount<1>(), step + 1);
+    multiply(Count<0>(), step);
+    multiply(Count<1>(), step + 1);
     int32_t(*to)[kRows * llmjax::kTileRows] = products + step % (2 * kBatch);
     store_products<0>(to[0]);
     store_products<1>(to[1]);

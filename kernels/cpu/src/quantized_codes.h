@@ -138,44 +138,101 @@ inline void unpack_bytes(const uint32_t* words, const ByteTable& table, bool uns
   }
 }
 
-// sum + four products of bytes in each lane; x: four int8 from -127 to 127.
-template <bool kSigned>
-inline Int dot(Int sum, Bits codes, const int8_t* x) {
+inline int32_t four_bytes(const int8_t* x) {
   int32_t four;
-  std::memcpy(&four, x, 4);
-#if defined(__AVX512VNNI__)
-  return (Int)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(four));
-#elif defined(__AVXVNNI__)
-  return (Int)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, _mm256_set1_epi32(four));
-#elif defined(__AVX512F__)
-  __m512i bytes = _mm512_set1_epi32(four), magnitude = (__m512i)codes;
-  if constexpr (kSigned) {  // the sign moves over to x, so that pairs of products fit into 16 bits
-    bytes = _mm512_mask_sub_epi8(bytes, _mm512_movepi8_mask(magnitude), _mm512_setzero_si512(), bytes);
-    magnitude = _mm512_abs_epi8(magnitude);
-  }
-  const __m512i pairs = _mm512_maddubs_epi16(magnitude, bytes);
-  return sum + (Int)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
-#elif defined(__AVX2__)
-  __m256i bytes = _mm256_set1_epi32(four), magnitude = (__m256i)codes;
-  if constexpr (kSigned) {
-    bytes = _mm256_sign_epi8(bytes, magnitude);
-    magnitude = _mm256_abs_epi8(magnitude);
-  }
-  const __m256i pairs = _mm256_maddubs_epi16(magnitude, bytes);
-  return sum + (Int)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-#elif defined(__ARM_FEATURE_DOTPROD)
-  return (Int)vdotq_s32((int32x4_t)sum, (int8x16_t)codes, vreinterpretq_s8_s32(vdupq_n_s32(four)));
+  std::memcpy(&four, x, sizeof(four));
+  return four;
+}
+
+// Sums of products of bytes while they are added up: `add` a vector of codes times four int8 of x from -127 to 127, the same
+// for all lanes. kTerms of them fit, then `total` brings them into 32 bits.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+// In 16 bits, two products a time: kTerms * 2 * 127 * (the largest magnitude of a code) < 2^15.
+template <class Codes>
+struct ByteSums {
+  static constexpr int kLargest = Codes::kSigned ? 128 : (1 << Codes::kBits) - 1;
+  static constexpr int kFit = 32767 / (2 * 127 * kLargest), kTerms = kFit < kQuads ? kFit : kQuads;
+  static_assert(kTerms >= 1, "two products fit");
+#if defined(__AVX512F__)
+  typedef __m512i Pairs;
 #else
-  // Two 16-bit lanes at a time: even and odd bytes; products of codes and x fit.
-  typedef int16_t Short __attribute__((vector_size(kLanes * 4)));
-  const Short both = bit_cast<Short>(codes);
-  const Short even = kSigned ? (Short)(both << 8) >> 8 : both & 0xff;
-  const Short odd = kSigned ? both >> 8 : (both >> 8) & 0xff;
-  const Short xs_even = bit_cast<Short>(Int{} + ((x[0] & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(x[2]) << 16)));
-  const Short xs_odd = bit_cast<Short>(Int{} + ((x[1] & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(x[3]) << 16)));
-  const Int first = bit_cast<Int>(even * xs_even), second = bit_cast<Int>(odd * xs_odd);
-  return sum + ((first << 16) >> 16) + (first >> 16) + ((second << 16) >> 16) + (second >> 16);
+  typedef __m256i Pairs;
 #endif
+  Pairs pairs;
+
+  void add(Bits codes, const int8_t* x, bool first) {
+#if defined(__AVX512F__)
+    Pairs bytes = _mm512_set1_epi32(four_bytes(x)), magnitude = (Pairs)codes;
+    if constexpr (Codes::kSigned) {  // the sign moves over to x
+      bytes = _mm512_mask_sub_epi8(bytes, _mm512_movepi8_mask(magnitude), _mm512_setzero_si512(), bytes);
+      magnitude = _mm512_abs_epi8(magnitude);
+    }
+    const Pairs products = _mm512_maddubs_epi16(magnitude, bytes);
+    pairs = first ? products : _mm512_add_epi16(pairs, products);
+#else
+    Pairs bytes = _mm256_set1_epi32(four_bytes(x)), magnitude = (Pairs)codes;
+    if constexpr (Codes::kSigned) {
+      bytes = _mm256_sign_epi8(bytes, magnitude);
+      magnitude = _mm256_abs_epi8(magnitude);
+    }
+    const Pairs products = _mm256_maddubs_epi16(magnitude, bytes);
+    pairs = first ? products : _mm256_add_epi16(pairs, products);
+#endif
+  }
+  Int total() const {
+#if defined(__AVX512F__)
+    return (Int)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#else
+    return (Int)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#endif
+  }
+};
+#else
+template <class Codes>
+struct ByteSums {
+  static constexpr int kTerms = kQuads;
+  Int sum;
+
+  void add(Bits codes, const int8_t* x, bool first) { sum = add_products(first ? Int{} : sum, codes, x); }
+  Int total() const { return sum; }
+
+ private:
+  static Int add_products(Int sum, Bits codes, const int8_t* x) {
+#if defined(__AVX512VNNI__)
+    return (Int)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(four_bytes(x)));
+#elif defined(__AVXVNNI__)
+    return (Int)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, _mm256_set1_epi32(four_bytes(x)));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return (Int)vdotq_s32((int32x4_t)sum, (int8x16_t)codes, vreinterpretq_s8_s32(vdupq_n_s32(four_bytes(x))));
+#else
+    // Two 16-bit lanes at a time: even and odd bytes; products of codes and x fit.
+    typedef int16_t Short __attribute__((vector_size(kLanes * 4)));
+    const Short both = bit_cast<Short>(codes);
+    const Short even = Codes::kSigned ? (Short)(both << 8) >> 8 : both & 0xff;
+    const Short odd = Codes::kSigned ? both >> 8 : (both >> 8) & 0xff;
+    const Short xs_even = bit_cast<Short>(Int{} + ((x[0] & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(x[2]) << 16)));
+    const Short xs_odd = bit_cast<Short>(Int{} + ((x[1] & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(x[3]) << 16)));
+    const Int first = bit_cast<Int>(even * xs_even), second = bit_cast<Int>(odd * xs_odd);
+    return sum + ((first << 16) >> 16) + (first >> 16) + ((second << 16) >> 16) + (second >> 16);
+#endif
+  }
+};
+#endif
+
+// Dot products of kCount vectors of codes with 4 * kCount int8 of x.
+template <class Codes, int kCount>
+inline Int dot(const Bits* codes, const int8_t* x) {
+  constexpr int kTerms = ByteSums<Codes>::kTerms < kCount ? ByteSums<Codes>::kTerms : kCount;
+  static_assert(kCount % kTerms == 0, "no rest");
+  Int total{};
+#pragma GCC unroll 8
+  for (int begin = 0; begin < kCount; begin += kTerms) {
+    ByteSums<Codes> sums;
+#pragma GCC unroll 8
+    for (int i = 0; i < kTerms; ++i) sums.add(codes[begin + i], x + 4 * (begin + i), i == 0);
+    total += sums.total();
+  }
+  return total;
 }
 
 // ---- f32 ----

@@ -126,10 +126,10 @@ inline void bf16_panels(const QuantizedMatrix& w, const QuantizedInput& in, int 
       multiply_pairs<decltype(rows)::value>(x + row * kChunk, panel, chunks, to + row * kPanelOutputs);
       row += decltype(rows)::value;
     };
-    while (row + 6 <= passing) next(RowCount<6>());
-    if (row + 4 <= passing) next(RowCount<4>());
-    if (row + 2 <= passing) next(RowCount<2>());
-    if (row < passing) next(RowCount<1>());
+    while (row + 6 <= passing) next(Count<6>());
+    if (row + 4 <= passing) next(Count<4>());
+    if (row + 2 <= passing) next(Count<2>());
+    if (row < passing) next(Count<1>());
   };
   each_panel(w, begin, end, workspace, [&](const PanelOutputs& outputs, const auto& for_parts) {
     const auto fill = [&](int column, int count) {

@@ -3,6 +3,7 @@
 #ifndef LLMJAX_QUANTIZED_VECTORS_H_
 #define LLMJAX_QUANTIZED_VECTORS_H_
 
+#include "gemm.h"
 #include "quantized_input.h"
 
 namespace {
@@ -100,12 +101,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
       const Vec scale = load(group.scale), offset = load(group.offset);
 #pragma GCC unroll 4
       for (int m = 0; m < kRows; ++m) {
-        Int products{};
-#pragma GCC unroll 8
-        for (int q = 0; q < kQuadsOfSegment; ++q) {
-          const int quad = segment * kQuadsOfSegment + q;
-          products = dot<Codes::kSigned>(products, codes[quad], x + m * kChunk + quad * 4);
-        }
+        const Int products = dot<Codes, kQuadsOfSegment>(codes + segment * kQuadsOfSegment, x + m * kChunk + segment * kSegment);
         const float sum = x_sum[(kSegments == 2 ? segment : 2) * block + m];
         sums[m] += __builtin_convertvector(products, Vec) * splat(x_scale[m]) * scale;
         sums[m] -= offset * splat(sum);
@@ -120,6 +116,92 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
 #pragma GCC unroll 4
   for (int m = 0; m < kRows; ++m) put_outputs(w, tile, part, row + m, sums[m]);
 }
+
+#if !defined(__AVX512F__)
+
+// With 16 registers: both parts of a tile meet each number of x, and the sums of rows stay in memory from chunk to chunk.
+constexpr int kRowsOfBytes = 4;
+
+// kRows rows of x [kRows][kChunk] with some columns of the codes of a chunk [quads][kParts]: sums [kRows][kTileRows].
+template <class Codes, int kSegment, int kRows>
+inline void multiply_segment(const Bits* codes, const int8_t* x, const float* x_scale, const float* x_sum, const GroupCursor& group,
+                             float* sums) {
+  constexpr int kCount = kSegment / 4, kTerms = ByteSums<Codes>::kTerms < kCount ? ByteSums<Codes>::kTerms : kCount;
+  Int totals[kRows][kParts] = {};
+#pragma GCC unroll 1
+  for (int begin = 0; begin < kCount; begin += kTerms) {
+    ByteSums<Codes> products[kRows][kParts] = {};
+#pragma GCC unroll 1
+    for (int i = 0; i < kTerms; ++i, codes += kParts, x += 4) {
+#pragma GCC unroll 4
+      for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kParts; ++v) products[m][v].add(codes[v], x + m * kChunk, false);
+      }
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kParts; ++v) totals[m][v] += products[m][v].total();
+    }
+  }
+#pragma GCC unroll 4
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kParts; ++v) {
+      float* const sum = sums + m * llmjax::kTileRows + v * kLanes;
+      Vec all = load(sum);
+      all += __builtin_convertvector(totals[m][v], Vec) * splat(x_scale[m]) * load(group.scale + v * kLanes);
+      all -= load(group.offset + v * kLanes) * splat(x_sum[m]);
+      store(sum, all);
+    }
+  }
+}
+
+// Rows `row` .. `row` + `rows` of x, all of a block, with a tile.
+template <class Codes, int kSegment>
+inline void multiply_int8_rows(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words, const GroupScales& scales,
+                               TileFetch& fetch, int tile, int row, int rows) {
+  constexpr int kSegments = kChunk / kSegment;
+  const ByteTable table(w, kUnsignedBytes);
+  const int chunks = in.chunks(), block = in.block;
+  const size_t at = static_cast<size_t>(row / block) * chunks * block;
+  alignas(64) float sums[llmjax::kTileRows * llmjax::kTileRows] = {};
+  GroupCursor group(w, scales, 0);
+  for (int c = 0; c < chunks; ++c, words += Codes::kBits * llmjax::kTileRows) {
+    Bits codes[kQuads * kParts];
+    for (int v = 0; v < kParts; ++v) {
+      Bits part[kQuads];
+      unpack_bytes<Codes>(words + v * kLanes, table, kUnsignedBytes, part);
+#pragma GCC unroll 8
+      for (int q = 0; q < kQuads; ++q) codes[q * kParts + v] = part[q];
+    }
+    for (int v = 0; v < kParts; ++v) fetch.next<Codes::kBits / kParts>();
+    const int8_t* x = in.bytes + (at + static_cast<size_t>(c) * block) * kChunk;
+    const float* x_scale = in.byte_scales + at + static_cast<size_t>(c) * block;
+    const float* x_sum = in.byte_sums + (at + static_cast<size_t>(c) * block) * 3;
+    for (int segment = 0; segment < kSegments; ++segment, group.advance(kSegment)) {
+      const float* const sum = x_sum + (kSegments == 2 ? segment : 2) * block;
+      int m = 0;
+      const auto next = [&](auto count) {
+        multiply_segment<Codes, kSegment, decltype(count)::value>(codes + segment * (kSegment / 4) * kParts,
+                                                                  x + m * kChunk + segment * kSegment, x_scale + m, sum + m, group,
+                                                                  sums + m * llmjax::kTileRows);
+        m += decltype(count)::value;
+      };
+      while (m + kRowsOfBytes <= rows) next(Count<kRowsOfBytes>());
+      if (m + 2 <= rows) next(Count<2>());
+      if (m < rows) next(Count<1>());
+    }
+  }
+  for (int m = 0; m < rows; ++m) {
+    for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
+      put_outputs(w, tile, part, row + m, load(sums + m * llmjax::kTileRows + part));
+    }
+  }
+}
+
+#endif
 
 // The same in f32.
 template <class Codes, int kRows>
@@ -169,16 +251,12 @@ inline void multiply_floats(const QuantizedMatrix& w, const QuantizedInput& in, 
 }
 
 // Calls body(rows, first row) for all rows of x, `rows` (1, 2 or 4) as a type.
-template <int kRows>
-struct RowCount {
-  static constexpr int value = kRows;
-};
 template <class Body>
 inline void for_rows(const QuantizedInput& in, const Body& body) {
   int m = 0;
-  for (; m + 4 <= in.rows; m += 4) body(RowCount<4>(), m);
-  if (in.rows - m >= 2) body(RowCount<2>(), m), m += 2;
-  if (in.rows > m) body(RowCount<1>(), m);
+  for (; m + 4 <= in.rows; m += 4) body(Count<4>(), m);
+  if (in.rows - m >= 2) body(Count<2>(), m), m += 2;
+  if (in.rows > m) body(Count<1>(), m);
 }
 
 template <class Codes>
@@ -187,15 +265,23 @@ inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const 
   TileFetch fetch = fetch_ahead(w, words);
   read_scales(w, words, scales, Codes::kMeaning == Meaning::kTable ? w.level_factor : 1,
               Codes::kSigned && kUnsignedBytes ? 128 : 0);
-  for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
-    for_rows(in, [&](auto rows, int m) {
-      if (w.group_size % kChunk == 0) {
-        multiply_int8<Codes, kChunk, decltype(rows)::value>(w, in, words, scales, fetch, tile, part, m);
-      } else {
-        multiply_int8<Codes, kChunk / 2, decltype(rows)::value>(w, in, words, scales, fetch, tile, part, m);
+  const auto multiply = [&](auto segment) {
+    constexpr int kSegment = decltype(segment)::value;
+#if !defined(__AVX512F__)
+    if (in.rows > kRowsOfBytes) {
+      for (int m = 0; m < in.rows; m += in.block) {
+        multiply_int8_rows<Codes, kSegment>(w, in, words, scales, fetch, tile, m, imin(in.block, in.rows - m));
       }
-    });
-  }
+      return;
+    }
+#endif
+    for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
+      for_rows(in, [&](auto rows, int m) {
+        multiply_int8<Codes, kSegment, decltype(rows)::value>(w, in, words, scales, fetch, tile, part, m);
+      });
+    }
+  };
+  w.group_size % kChunk == 0 ? multiply(Count<kChunk>()) : multiply(Count<kChunk / 2>());
 }
 
 template <class Codes>
