@@ -9,8 +9,6 @@ from typing import Any
 
 import jax
 
-from llmjax.kernels.sharding import CallAxes, active, on_parts
-
 DEVICE_PLATFORMS = {"gpu": "cuda"}  # devices and lowering have different names for one platform
 
 
@@ -57,30 +55,18 @@ class Implementation:
 
 @dataclass(frozen=True)
 class Operation:
-    """A documented operation with its implementations, the best first; the last one takes everything everywhere.
-
-    Attributes:
-        axes: called with the operation's arguments, says how they and the results may be divided over devices; None:
-            the operation is always part of a larger one, or the compiler may divide it as it likes.
-    """
+    """A documented operation with its implementations, the best first; the last one takes everything everywhere."""
 
     name: str
     implementations: tuple[Implementation, ...]
-    axes: Callable[..., CallAxes] | None = None
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Runs the implementation for the platform that the program is lowered for, on each device of a mesh its part.
+        """Runs the implementation for the platform that the program is lowered for.
 
         Args:
             arguments: arrays, or pytrees of them.
             options: static settings.
         """
-        if self.axes is None or (sharding := active()) is None:
-            return self._run(*arguments, **options)
-        axes = self.axes(*arguments, **options)
-        return on_parts(partial(self._run, **options), axes, arguments, sharding)
-
-    def _run(self, *arguments: Any, **options: Any) -> Any:
         default = self.pick(None, *arguments, **options)
         platforms = {i.platform for i in self.implementations if i.platform is not None}
         special = {p: self.pick(p, *arguments, **options) for p in sorted(platforms)}

@@ -1,7 +1,8 @@
-"""Operations over several devices: which axis of which array is divided, and kernels that see their own part alone.
+"""Programs for several devices: which axis of which array is divided, and where devices add up.
 
 Models name the axes of their arrays by what they are ("heads", "inner"); a table says along which axis of the mesh each
-is divided. Within `sharded`, an `Operation` that knows the axes of its arguments runs under ``jax.shard_map``.
+is divided. A program is then one for each device (``jax.shard_map``): it sees its own part of every array and so runs
+the same kernels as on one device, and asks here for the few things that need the others.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+Tree = TypeVar("Tree")
 
 
 @dataclass(frozen=True)
@@ -21,11 +24,9 @@ class Axes:
 
     Attributes:
         names: fields of ShardingRules; None, or fewer names than dimensions: not divided.
-        summed: of a result, the axis whose parts each device has summed over; their sum is what is returned.
     """
 
     names: tuple[str | None, ...] = ()
-    summed: str | None = None
 
 
 WHOLE = Axes()  # the same on all devices
@@ -39,6 +40,7 @@ class ShardingRules:
     hidden: str | None = None
     heads: str | None = "tensor"
     kv_heads: str | None = "tensor"
+    channels: str | None = "tensor"  # of a convolution, which are those of a device's heads
     inner: str | None = "tensor"
     experts: str | None = None
 
@@ -63,77 +65,65 @@ class Sharding:
         axis = getattr(self.rules, name)
         return 1 if axis is None else int(self.mesh.shape[axis])
 
+    def program(self, run: Callable[..., Any], *, arguments: Any, results: Any) -> Callable[..., Any]:
+        """``run`` on every device, with its part of the arguments.
 
-@dataclass(frozen=True)
-class CallAxes:
-    """Of an operation's call: a prefix of the tree of its arguments, and one of its results, with Axes as leaves."""
+        Args:
+            arguments, results: prefixes of their trees, with PartitionSpecs as leaves.
+        """
 
-    arguments: tuple[Any, ...]
-    results: Any
+        def on_one(*given: Any) -> Any:
+            with sharded(self):
+                return run(*given)
+
+        # Pallas and FFI calls do not say over which axes their results vary, so that it cannot be checked.
+        mapped: Callable[..., Any] = jax.shard_map(
+            on_one, mesh=self.mesh, in_specs=arguments, out_specs=results, check_vma=False
+        )
+        return mapped
 
 
-# Functions that are traced within them are traced again outside of them.
+# Functions that are traced within it are traced again outside of it.
 _active = jax.make_user_context(default_value=None)
-_divided = jax.make_user_context(default_value=None)  # on one of its devices
 
 
 def sharded(sharding: Sharding | None) -> AbstractContextManager[Any]:
-    """A block within which operations are traced for several devices; None: for one."""
+    """A block within which a program is traced that is one device's of several; None: that of one device."""
     context: AbstractContextManager[Any] = _active(sharding)
     return context
 
 
-def active() -> Sharding | None:
-    """What the innermost `sharded` was given."""
-    found: Sharding | None = _active.value
-    return found
+def devices() -> int:
+    """Devices that run the program which is being traced."""
+    sharding: Sharding | None = _active.value
+    return 1 if sharding is None else int(sharding.mesh.size)
 
 
 def parts(name: str) -> int:
     """How many parts a logical axis is divided into here."""
-    sharding = active()
+    sharding: Sharding | None = _active.value
     return 1 if sharding is None else sharding.parts(name)
 
 
+def mesh_axis(name: str) -> str:
+    """The axis of the mesh, for JAX's collectives, of a logical axis that is divided here."""
+    axis: str = getattr(_active.value.rules, name)
+    return axis
+
+
+def all_sum(partial: Tree, name: str) -> Tree:
+    """The sum over the devices among which a logical axis is divided, of arrays that each of them has its own of."""
+    return partial if parts(name) == 1 else jax.lax.psum(partial, mesh_axis(name))
+
+
+def own_number(name: str) -> jax.Array | int:
+    """Which part of a logical axis this device has, i32 []."""
+    return 0 if parts(name) == 1 else jax.lax.axis_index(mesh_axis(name))
+
+
 def own_part(x: jax.Array, name: str) -> jax.Array:
-    """This device's part of an array that all devices have all of: its first axis is the logical axis ``name``.
-
-    For arrays whose parts are not what a device has of an array that is divided, such as one of several behind each
-    other. Where nothing is divided, and so outside of an `Operation`, it is all of it.
-    """
-    sharding: Sharding | None = _divided.value
-    if sharding is None or sharding.parts(name) == 1:
+    """This device's part of an array that all devices have all of, whose first axis is the logical axis ``name``."""
+    if parts(name) == 1:
         return x
-    size = len(x) // sharding.parts(name)
-    number = jax.lax.axis_index(getattr(sharding.rules, name))
-    return jax.lax.dynamic_slice_in_dim(x, number * size, size)
-
-
-def on_parts(run: Callable[..., Any], axes: CallAxes, arguments: tuple[Any, ...], sharding: Sharding) -> Any:
-    """Calls ``run`` on every device with its part of the arguments, and adds up what results are sums of."""
-
-    def specs(tree: Any) -> Any:
-        return jax.tree.map(sharding.spec, tree, is_leaf=_is_axes)
-
-    def whole(axes: Axes, result: Any) -> Any:
-        if axes.summed is None or sharding.parts(axes.summed) == 1:
-            return result
-        return jax.lax.psum(result, getattr(sharding.rules, axes.summed))
-
-    def on_one(*arguments: Any) -> Any:
-        with sharded(None), _divided(sharding):
-            return jax.tree.map(whole, axes.results, run(*arguments), is_leaf=_is_axes)
-
-    # Pallas and FFI calls do not say over which axes their results vary, so that it cannot be checked.
-    mapped = jax.shard_map(
-        on_one,
-        mesh=sharding.mesh,
-        in_specs=specs(axes.arguments),
-        out_specs=specs(axes.results),
-        check_vma=False,
-    )
-    return mapped(*arguments)
-
-
-def _is_axes(x: Any) -> bool:
-    return isinstance(x, Axes)
+    size = len(x) // parts(name)
+    return jax.lax.dynamic_slice_in_dim(x, own_number(name) * size, size)

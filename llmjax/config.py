@@ -181,7 +181,17 @@ class EngineConfig:
         aliases=("--platform", Alias("--cpu", value="cpu")),
         section="device and compilation",
     )
-    device_ids: str | None = setting(None, "devices to use, for example 0,1", aliases=("--d",))
+    device_ids: str | None = setting(
+        None,
+        "devices to use, for example 0,1; more than one divide the model (see tensor_parallel_size)",
+        aliases=("--d",),
+    )
+    tensor_parallel_size: int | None = setting(
+        None,
+        "number of devices that divide the model, each with its part of every layer; any number of them (default: as "
+        "many as device_ids names, else 1)",
+        aliases=("--tp",),
+    )
     threads: int = setting(0, "threads that a CPU computes on; 0: one per core")
     cpu_list: str | None = setting(None, "cores to pin the process to, for example 0-3,8 (Linux)")
     numa: int | None = setting(None, "the one NUMA node whose cores and memory are used (Linux)")
@@ -209,6 +219,20 @@ class EngineConfig:
     def replace(self, **changes: Any) -> EngineConfig:
         return dataclasses.replace(self, **changes)
 
+    @property
+    def device_numbers(self) -> tuple[int, ...]:
+        """Of the devices to use."""
+        if self.device_ids is None or not self.device_ids.strip():
+            return tuple(range(self.tensor_parallel_size or 1))
+        parts = [part.strip() for part in self.device_ids.strip().removesuffix(",").split(",")]
+        if not all(part.isascii() and part.isdecimal() and len(part) <= 6 for part in parts):
+            raise ConfigError(f"device_ids must be numbers of devices such as 0,1, not {self.device_ids!r}")
+        numbers = tuple(map(int, parts))
+        twice = next((number for number in numbers if numbers.count(number) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"device_ids names device {twice} twice: {self.device_ids!r}")
+        return numbers
+
     def __post_init__(self) -> None:
         for name, low in (
             ("max_num_seqs", 1),
@@ -222,6 +246,8 @@ class EngineConfig:
         ):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, not {getattr(self, name)}")
+        if self.tensor_parallel_size is not None and self.tensor_parallel_size < 1:
+            raise ConfigError(f"tensor_parallel_size must be at least 1, not {self.tensor_parallel_size}")
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"max_model_len must be at least 1, not {self.max_model_len}")
         if self.numa is not None and self.numa < 0:
@@ -231,6 +257,8 @@ class EngineConfig:
         if self.kv_cache_memory_bytes is not None and self.kv_cache_memory_bytes < 1:
             raise ConfigError(f"kv_cache_memory_bytes must be at least 1, not {self.kv_cache_memory_bytes}")
         check_choices(self)
+        if len(numbers := self.device_numbers) != (size := self.tensor_parallel_size or len(numbers)):
+            raise ConfigError(f"tensor_parallel_size is {size}, but device_ids names {len(numbers)} devices")
         if self.quantization_param_path is not None and self.kv_cache_dtype not in ("int8", "fp8", "fp8_e4m3"):
             raise ConfigError(
                 "quantization_param_path holds scales for a kv_cache_dtype of int8 or fp8_e4m3, not of "

@@ -140,6 +140,8 @@ class _Job:
     ) -> _Job:
         """Raises ConfigError: the scheme is unknown, or settings do not go together."""
         assert saved.scheme is not None
+        if len(engine.device_numbers) > 1:
+            raise ConfigError(f"device_ids {engine.device_ids!r}: a model is quantized on one device")
         path = Path(target).expanduser()
         is_gguf = _is_gguf(saved.scheme, path)
         if is_gguf:

@@ -14,13 +14,16 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax._src import xla_bridge  # whether the backends are open is said nowhere else
+from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from llmjax.config import EngineConfig
 from llmjax.cpu_affinity import bind_process, check_threads
 from llmjax.errors import ConfigError
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.qtensor import CPU_TILE, CUDA_TILE, INT8_DECODES
+from llmjax.kernels.sharding import WHOLE, Sharding
 
 logger = logging.getLogger(__name__)
 
@@ -30,18 +33,39 @@ CUDA_NAMES = ("cuda", "gpu")
 POOL_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 POOL_SHARE = 0.75  # of a card, where nothing is said to JAX
 CPUINFO = Path("/proc/cpuinfo")
+MOST_CPU_DEVICES = 64
 BFLOAT16_ISAS = ("avx512vnni", "avx512bf16", "amx")  # of kernels; CPUs with AVX-512 BF16 or AMX have them
 
 
 @dataclass(frozen=True)
 class Platform:
-    """The device that runs the model, and the types it runs it in."""
+    """The devices that run the model, and the types they run it in."""
 
-    device: jax.Device
+    device: jax.Device  # the first
     dtype: jnp.dtype  # of weights
     activation_dtype: jnp.dtype  # between layers
     cache_dtype: jnp.dtype  # of keys and values, unless the configuration names one
     quantized_activations: str  # of products with quantized matrices that do not say, as `QTensor` has them
+    others: tuple[jax.Device, ...] = ()  # that divide the model with the first
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """All of them."""
+        return (self.device, *self.others)
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """How arrays lie on several devices; None: there is one."""
+        if not self.others:
+            return None
+        return Sharding(Mesh(np.array(self.devices), ("tensor",), axis_types=(AxisType.Auto,)))
+
+    @property
+    def everywhere(self) -> jax.sharding.Sharding:
+        """Where an array lies that every device has all of."""
+        if (sharding := self.sharding) is not None:
+            return sharding.placed(WHOLE)
+        return SingleDeviceSharding(self.device)
 
     @property
     def is_cpu(self) -> bool:
@@ -65,32 +89,34 @@ class Platform:
         return {"cpu": CPU_TILE, "gpu": CUDA_TILE}.get(self.device.platform, 1)
 
     def free_memory(self) -> int:
-        """Bytes that are free on the device (on a CPU: in the machine)."""
+        """Bytes that are free on each device (on a CPU: its part of what is free in the machine)."""
         if self.is_cpu:
-            return _free_host_memory()
-        stats = self._memory_stats()
-        return stats["bytes_limit"] - stats["bytes_in_use"]
+            return _free_host_memory() // len(self.devices)
+        return self.available_memory(1.0)
 
     def available_memory(self, utilization: float) -> int:
-        """Bytes that may still be taken of an accelerator if all in all that share of its memory may be used."""
-        stats = self._memory_stats()
+        """Bytes that may still be taken of each accelerator if all in all that share of its memory may be used."""
         # On an NVIDIA GPU the limit is that of JAX's pool, which is the share already (`_size_pool`).
-        limit = stats["bytes_limit"] if self.is_cuda else int(stats["bytes_limit"] * utilization)
-        return limit - stats["bytes_in_use"]
+        share = 1.0 if self.is_cuda else utilization
+        found = (_memory_stats(device) for device in self.devices)
+        return min(int(stats["bytes_limit"] * share) - stats["bytes_in_use"] for stats in found)
 
-    def _memory_stats(self) -> dict[str, int]:
-        stats: dict[str, int] = self.device.memory_stats() or {}
-        if "bytes_limit" not in stats:
-            raise ConfigError(f"{self.device} does not say how much memory it has; set kv_cache_memory_bytes")
-        return stats
+
+def _memory_stats(device: jax.Device) -> dict[str, int]:
+    stats: dict[str, int] = device.memory_stats() or {}
+    if "bytes_limit" not in stats:
+        raise ConfigError(f"{device} does not say how much memory it has; set kv_cache_memory_bytes")
+    return stats
 
 
 def select_platform(config: EngineConfig) -> Platform:
-    """Finds the device that the configuration asks for; ties the process to cores and memory first.
+    """Finds the devices that the configuration asks for; ties the process to cores and memory first.
 
     Raises:
         ConfigError: no such platform, device, core or NUMA node.
     """
+    numbers = config.device_numbers
+    _divide_cpu(config, len(numbers))
     bind_process(config)
     _size_pool(config)
     name = {"auto": None, "cuda": "gpu"}.get(config.device, config.device)
@@ -98,17 +124,11 @@ def select_platform(config: EngineConfig) -> Platform:
         devices = jax.devices(name) if name else jax.devices()
     except (RuntimeError, AssertionError) as error:  # the latter where JAX_PLATFORMS names what finds no device
         raise ConfigError(_not_there(config.device, str(error))) from error
-    index = 0
-    if config.device_ids:
-        if "," in config.device_ids.strip(","):
-            raise ConfigError(f"device_ids {config.device_ids!r}: more than one device is not supported yet")
-        number = config.device_ids.strip(",").strip()
-        if not number.isdecimal():
-            raise ConfigError(f"device_ids must be a device's number, not {config.device_ids!r}")
-        index = int(number)
-        if index >= len(devices):
-            raise ConfigError(f"device_ids names device {index}; there are {len(devices)}")
-    device = devices[index]
+    if (last := max(numbers)) >= len(devices):
+        wanted = f"device_ids names device {last}" if config.device_ids else f"tensor_parallel_size is {len(numbers)}"
+        why = "; JAX has opened the CPU as so many in this process" if devices[0].platform == "cpu" else ""
+        raise ConfigError(f"{wanted}; there {'are' if len(devices) > 1 else 'is'} {len(devices)}{why}")
+    device, *others = (devices[number] for number in numbers)
     if device.platform == "gpu" and (share := pool_share()) not in (None, config.gpu_memory_utilization):
         logger.warning(
             "gpu_memory_utilization %g has no effect: JAX has already opened the card in this process, with a pool of "
@@ -125,12 +145,23 @@ def select_platform(config: EngineConfig) -> Platform:
         dtype = jnp.dtype(config.dtype)
     return Platform(
         device=device,
+        others=tuple(others),
         dtype=dtype,
         # Small operations on a CPU are faster in f32 and cost no bandwidth there, so only what is kept is narrow.
         activation_dtype=jnp.dtype(jnp.float32) if cpu else dtype,
         cache_dtype=jnp.dtype(jnp.bfloat16) if config.dtype == "auto" else dtype,
         quantized_activations=_quantized_activations(config, cpu=cpu),
     )
+
+
+def _divide_cpu(config: EngineConfig, count: int) -> None:
+    """Makes JAX see so many devices in the CPU, if it has not opened it and nobody has said how many."""
+    unsaid = jax.config.jax_num_cpu_devices == -1
+    if count == 1 or config.device not in ("auto", "cpu") or xla_bridge.backends_are_initialized() or not unsaid:
+        return
+    if count > MOST_CPU_DEVICES:
+        raise ConfigError(f"tensor_parallel_size {count}: a CPU can be {MOST_CPU_DEVICES} devices at most")
+    jax.config.update("jax_num_cpu_devices", count)
 
 
 def _quantized_activations(config: EngineConfig, *, cpu: bool) -> str:

@@ -10,14 +10,11 @@ from flax import nnx
 
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.linear import linear
-from llmjax.kernels.registry import Implementation, Operation
-from llmjax.kernels.sharding import WHOLE, Axes, CallAxes
 from llmjax.models.config import ModelConfig
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.embedding import Embedding
 from llmjax.models.layers.layer import DecoderLayer
 from llmjax.models.layers.linear import Linear
-from llmjax.models.layers.parameter import tree_of_axes
 from llmjax.models.layers.residual import normed
 from llmjax.models.layers.rope import rotation
 from llmjax.models.layers.state import LayerState
@@ -72,18 +69,6 @@ class Decoder(nnx.Module):
         return x if self.project_out is None else self.project_out(x)
 
 
-def _head(x: jax.Array, head: Linear | Embedding) -> jax.Array:
-    return head(x) if isinstance(head, Linear) else linear(x, head.weight.get_value())
-
-
-def _head_axes(x: jax.Array, head: Linear | Embedding) -> CallAxes:
-    return CallAxes((WHOLE, tree_of_axes(head)), Axes((None, "vocab")))
-
-
-# Positional: x, the module with the matrix [V, D].
-HEAD = Operation("head", (Implementation("linear", _head),), axes=_head_axes)
-
-
 class CausalLM(nnx.Module):
     """A decoder with its language-model head.
 
@@ -134,11 +119,12 @@ class CausalLM(nnx.Module):
             hidden: [N, D], rows of ``Hidden.hidden``.
 
         Returns:
-            f32 [N, V].
+            f32 [N, V]; where the vocabulary is divided over devices, of this device's part of it.
         """
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         # f32 in, f32 out: a bf16 model's logits are not rounded to bf16.
-        logits = HEAD(self.model.finish(hidden).astype(jnp.float32), head)
+        x = self.model.finish(hidden).astype(jnp.float32)
+        tied = self.model.embed_tokens.weight.get_value()
+        logits = linear(x, tied) if self.lm_head is None else self.lm_head(x)
         if self.config.logit_scale != 1:
             logits = logits * self.config.logit_scale
         cap = self.config.final_softcap

@@ -39,7 +39,7 @@ def build_engine(config: EngineConfig) -> Engine:
         calibrated=model.kv_calibration is not None,
     )
     max_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
-    kv_plan = plan_kv(config, model.config, platform, layout=layout)
+    kv_plan = plan_kv(config, model.graph.config, platform, layout=layout)
     check_memory(config, model.config, platform, kv_plan)
     compiler = StepCompiler(
         model=model,
@@ -53,7 +53,8 @@ def build_engine(config: EngineConfig) -> Engine:
         cache=ProgramCache.of(cache_dir, platform.device),
     )
     if not platform.is_cpu and config.kv_cache_memory_bytes is None:
-        kv_plan = plan_kv(config, model.config, platform, layout=layout, reserved=compiler.bytes_beside_kv())
+        reserved = compiler.bytes_beside_kv()
+        kv_plan = plan_kv(config, model.graph.config, platform, layout=layout, reserved=reserved)
         compiler = replace(compiler, kv_plan=kv_plan)
     compiler = with_graphs(compiler, config, decode_steps=config.decode_steps or DECODE_STEPS)
     kv = KVCache(

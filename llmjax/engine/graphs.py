@@ -73,6 +73,8 @@ def check_graphs(config: EngineConfig, platform: Platform) -> None:
     """
     if config.cuda_graphs == "on" and not platform.is_cuda:
         raise ConfigError(f"cuda_graphs on needs an NVIDIA GPU, and the device is {platform.device}")
+    if config.cuda_graphs == "on" and platform.others:
+        raise ConfigError(f"cuda_graphs on: steps that {len(platform.devices)} devices divide cannot be graphs yet")
 
 
 def with_graphs(compiler: StepCompiler, config: EngineConfig, *, decode_steps: int) -> StepCompiler:
@@ -85,7 +87,7 @@ def with_graphs(compiler: StepCompiler, config: EngineConfig, *, decode_steps: i
     if not compiler.platform.is_cuda:
         return compiler
     launches = replace(compiler, options=LAUNCHES)
-    if config.cuda_graphs == "off":
+    if config.cuda_graphs == "off" or compiler.platform.others:
         return launches
     graphs = replace(compiler, options=GRAPHS, decode_steps=decode_steps)
     if config.cuda_graphs == "auto" and (why := difference(graphs, replace(graphs, options=LAUNCHES))):
@@ -168,7 +170,7 @@ def _set_up(compiler: StepCompiler, layout: BatchLayout) -> DeviceState:
     # Where there are few pages, a single row overwrites its own.
     pages = min(group.num_pages for group in plan.groups) - 1
     tables[:, : test.rows, : test.span] = 1 + np.arange(test.rows * test.span).reshape(test.rows, -1) % pages
-    page_tables = jax.device_put(tables, compiler.platform.device)
+    page_tables = jax.device_put(tables, compiler.platform.everywhere)
     return replace(state, rows=replace(state.rows, page_tables=page_tables), sampler=sampler)
 
 

@@ -7,6 +7,7 @@ them, they are two dispatches, with the hidden states as the first one's result 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +15,11 @@ import jax.numpy as jnp
 from llmjax.engine.batch import StepBatch
 from llmjax.engine.device_state import NO_TOKEN, NOT_FINITE, DeviceState
 from llmjax.engine.rows import ENDED
+from llmjax.kernels.sharding import all_sum, parts
 from llmjax.models import CausalLM
 from llmjax.sampling import sampler
 from llmjax.sampling.logprobs import LogprobArrays, no_logprobs, token_logprobs
+from llmjax.sampling.whole_rows import on_whole_rows
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits exist at once
 
@@ -50,7 +53,7 @@ def sample(
     asked = replace(batch.sampling, samples=samples, position=batch.kv_len)
     logits = model.logits(hidden if batch.decode else hidden[batch.last])
     found, slots = sampler.sample(logits, state.sampler, asked, last_token=last_token, max_logprobs=max_logprobs)
-    finite = jnp.all(jnp.isfinite(logits), axis=1)
+    finite = _finite(logits)
     tokens = jnp.where(finite, found.tokens, NOT_FINITE)
     stopped = jnp.any(tokens[:, None] == batch.stops, axis=1) & (batch.kv_len >= batch.min_len)
     nobody = rows.length.shape[0]
@@ -65,13 +68,22 @@ def sample(
     return new_state, Sampled(jnp.where(samples, tokens, NO_TOKEN), found.logprobs)
 
 
-def score(model: CausalLM, hidden: jax.Array, batch: StepBatch, *, max_logprobs: int) -> LogprobArrays:
+def _finite(logits: jax.Array) -> jax.Array:
+    """Which rows have no NaN or infinity among their logits, bool [R]."""
+    finite = jnp.all(jnp.isfinite(logits), axis=1)
+    if parts("vocab") == 1:
+        return finite
+    return all_sum((~finite).astype(jnp.int32), "vocab") == 0
+
+
+def score(model: CausalLM, hidden: jax.Array, batch: StepBatch, *, vocab_size: int, max_logprobs: int) -> LogprobArrays:
     """Log-probabilities of the prompt token behind each position, a block of logits at a time.
 
     Args:
         model: with its weights.
         hidden: [T, D], from ``forward``.
         batch: of that ``forward``, in the mixed family.
+        vocab_size: of the whole model.
         max_logprobs: top alternatives that are reported.
 
     Returns:
@@ -82,12 +94,15 @@ def score(model: CausalLM, hidden: jax.Array, batch: StepBatch, *, max_logprobs:
     tokens = targets.shape[0]
     block = min(LOGPROB_BLOCK, tokens)
 
+    scored = partial(token_logprobs, max_logprobs=max_logprobs)
+
     def all_blocks(found: LogprobArrays) -> LogprobArrays:
         def put(i: jax.Array, found: LogprobArrays) -> LogprobArrays:
             # A gather, and no slice: XLA does not take a slice by a loop's counter into a CUDA graph.
             at = i * block + jnp.arange(block)
             rows = jnp.minimum(at, tokens - 1)
-            new = token_logprobs(model.logits(hidden[rows]), targets[rows], max_logprobs=max_logprobs)
+            logits = model.logits(hidden[rows])
+            new = on_whole_rows(scored, logits, targets[rows], vocab_size=vocab_size)
             return jax.tree.map(lambda all, part: all.at[at].set(part, mode="drop"), found, new)
 
         return jax.lax.fori_loop(0, -(-tokens // block), put, found)

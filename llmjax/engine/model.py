@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -27,6 +26,8 @@ from llmjax.kernels.offloading import SplitStack
 from llmjax.kernels.qtensor import QTensor
 from llmjax.models import Experts
 from llmjax.models.config import ModelConfig
+from llmjax.models.functional import ModelGraph
+from llmjax.parallel.division import Division
 from llmjax.platforms import Platform
 from llmjax.quantization.plan import Kept, QuantizationPlan
 
@@ -48,7 +49,7 @@ class LoadedModel:
     """What the runner needs of a model."""
 
     config: ModelConfig
-    graph: Any  # the model's graph definition
+    graph: ModelGraph  # of the model that each device runs
     params: dict[str, jax.Array | QTensor | SplitStack]  # by Hugging Face name
     checkpoint: Checkpoint
     path: Path
@@ -76,9 +77,12 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
     started = time.monotonic()
     checkpoint = open_checkpoint(path, overrides=config.hf_overrides)
     model_config = checkpoint.model_config(max_model_len=config.max_model_len)
-    graph, shapes = models.abstract_model(
-        model_config, dtype=platform.dtype, activation_dtype=platform.activation_dtype
-    )
+    division = Division(model_config, len(platform.devices))
+    if division.devices > 1 and config.num_experts_offload_per_rank:
+        raise ConfigError("num_experts_offload_per_rank: experts of a model that several devices divide stay on these")
+    types = {"dtype": platform.dtype, "activation_dtype": platform.activation_dtype}
+    whole, shapes = models.abstract_model(model_config, **types)
+    graph = whole if division.devices == 1 else models.abstract_model(division.local, **types)[0]
     _check_tensors(checkpoint, shapes)
     calibration = kv_calibration(
         checkpoint,
@@ -102,17 +106,26 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
     # Standard output belongs to generated text.
     console = Console(stderr=True)
     progress = track(
-        shapes.items(), "Loading weights", console=console, transient=True, disable=not console.is_terminal
+        list(zip(whole.names, whole.axes, strict=True)),
+        "Loading weights",
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     )
-    for name, shape in progress:
-        tensor = checkpoint.tensors[name]
+    for name, axes in progress:
+        tensor, shape = checkpoint.tensors[name], shapes[name]
         kept = plan.keep(tensor) if len(shape.shape) > 1 and name not in graph.plain else Kept(None)
         if kept.misfit:
             misfits.setdefault(kept.misfit, []).append(name)
-        params[name] = placer.place(name, tensor, kept, shape)
+        params[name] = placer.place(name, tensor, kept, shape, cut=division.cut(name, axes, shape.shape))
     jax.block_until_ready(params)
     for misfit, names in misfits.items():
         logger.warning("rows of %d matrices, for example %s, do not fill blocks of %s", len(names), names[0], misfit)
+    if names := placer.dequantized:
+        logger.warning(
+            "%d matrices, for example %s, are dequantized: %d devices would have to divide groups of their columns",
+            *(len(names), names[0], division.devices),
+        )
     _warn_of_slow_products(params, platform)
     seconds = time.monotonic() - started
     return LoadedModel(

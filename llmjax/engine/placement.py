@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import ConfigError
 from llmjax.kernels.offloading import HOST_MEMORY, SplitStack
 from llmjax.kernels.qtensor import QTensor
+from llmjax.parallel.division import Cut
+from llmjax.parallel.shards import cut_array, cut_source
 from llmjax.platforms import Platform
 from llmjax.quantization.plan import Kept
 from llmjax.weights.packing import RowSource, RowStack, put
@@ -20,10 +24,10 @@ TRANSFERS = 2  # weights on their way to the device at a time: the host holds th
 
 
 class Placer:
-    """Puts weights on a device.
+    """Puts weights on one or several devices.
 
     Args:
-        platform: the device, and how it wants quantized matrices.
+        platform: the devices, and how they want quantized matrices.
         activations: what products with quantized matrices round activations to, unless a matrix says.
         offloaded: the last so many experts of each stack go to the host's memory instead.
 
@@ -33,7 +37,7 @@ class Placer:
 
     def __init__(self, platform: Platform, *, activations: str, offloaded: int = 0) -> None:
         self._platform = platform
-        self._device = jax.sharding.SingleDeviceSharding(platform.device)
+        self._device = platform.everywhere
         if offloaded and HOST_MEMORY not in {memory.kind for memory in platform.device.addressable_memories()}:
             raise ConfigError(f"num_experts_offload_per_rank: {platform.device} cannot read the host's memory")
         kind = HOST_MEMORY if offloaded else None
@@ -41,9 +45,10 @@ class Placer:
         self._activations = activations
         self._offloaded = offloaded
         self._under_way: deque[jax.Array | QTensor | SplitStack] = deque()
+        self.dequantized: list[str] = []  # names of matrices that cannot be cut as they are quantized
 
     def place(
-        self, name: str, tensor: StoredTensor, kept: Kept, shape: jax.ShapeDtypeStruct
+        self, name: str, tensor: StoredTensor, kept: Kept, shape: jax.ShapeDtypeStruct, *, cut: Cut | None = None
     ) -> jax.Array | QTensor | SplitStack:
         """Reads a tensor and starts its way to the device; waits for those before the last ones.
 
@@ -51,10 +56,13 @@ class Placer:
             name: in the model.
             kept: what becomes of it.
             shape: that the model wants, with its dtype.
+            cut: which part of it each device has; None: all of it.
         """
         weight: jax.Array | QTensor | SplitStack
         if self._offloaded and ".experts." in name and len(shape.shape) == 3:
             weight = self._split(tensor, kept, shape)
+        elif cut is not None:
+            weight = self._divided(name, tensor, kept, shape, cut)
         elif kept.source is None:
             weight = jax.device_put(tensor.read(np.dtype(shape.dtype)), self._device)
         else:
@@ -63,6 +71,38 @@ class Placer:
         if len(self._under_way) > TRANSFERS:
             jax.block_until_ready(self._under_way.popleft())
         return weight
+
+    def _divided(
+        self, name: str, tensor: StoredTensor, kept: Kept, shape: jax.ShapeDtypeStruct, cut: Cut
+    ) -> jax.Array | QTensor:
+        devices = self._platform.devices
+        if kept.source is not None:
+            parts = [cut_source(kept.source, cut, number) for number in range(len(devices))]
+            whole = [part for part in parts if part is not None]
+            if len(whole) == len(parts):
+                matrices = (self._put(part, kept, shape.dtype, d) for part, d in zip(whole, devices, strict=True))
+                return self._joined_matrices(list(matrices), by_row=cut.axis == len(shape.shape) - 2)
+            self.dequantized.append(name)
+        values = tensor.read(np.dtype(shape.dtype))
+        arrays = [jax.device_put(cut_array(values, cut, number), d) for number, d in enumerate(devices)]
+        return self._joined(arrays, cut.axis)
+
+    def _joined_matrices(self, parts: list[QTensor], *, by_row: bool) -> QTensor:
+        """What describes the matrix is what describes each part: programs see one."""
+        words, columns = parts[0].words, parts[0].columns
+        axis = words.ndim - (3 if by_row else 2)  # tiles, or words of a record
+        if columns is not None:
+            columns = jax.device_put(columns, self._device)
+        return replace(parts[0], words=self._joined([part.words for part in parts], axis), columns=columns)
+
+    def _joined(self, parts: list[jax.Array], axis: int) -> jax.Array:
+        """The array whose parts lie on the devices."""
+        sharding = self._platform.sharding
+        assert sharding is not None
+        shape = list(parts[0].shape)
+        shape[axis] *= len(parts)
+        place = NamedSharding(sharding.mesh, PartitionSpec(*[None] * axis, *sharding.mesh.axis_names))
+        return jax.make_array_from_single_device_arrays(tuple(shape), place, parts)
 
     def _split(self, tensor: StoredTensor, kept: Kept, shape: jax.ShapeDtypeStruct) -> SplitStack:
         resident = shape.shape[0] - self._offloaded
@@ -78,7 +118,9 @@ class Placer:
             self._put(here, kept, shape.dtype, self._device), self._put(there, kept, shape.dtype, self._host)
         )
 
-    def _put(self, source: RowSource | RowStack, kept: Kept, dtype: jnp.dtype, place: jax.sharding.Sharding) -> QTensor:
+    def _put(
+        self, source: RowSource | RowStack, kept: Kept, dtype: jnp.dtype, place: jax.sharding.Sharding | jax.Device
+    ) -> QTensor:
         return put(
             source,
             tile=self._platform.weight_tile,

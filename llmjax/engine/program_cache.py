@@ -27,8 +27,10 @@ from typing import Any
 import jax
 from jax._src import config  # a setting for one thread is made nowhere else
 from jax.experimental import serialize_executable
+from jax.sharding import NamedSharding, PartitionSpec
 
 from llmjax.engine.signature import SourcesChanged, digest, environment_digest, sources_digest
+from llmjax.kernels.sharding import Sharding
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,9 @@ class ProgramSpec:
         static: its keyword arguments.
         donated: positions of arguments whose memory the results take.
         options: XLA's compiler options.
+        sharding: where several devices run it, each with its part of the arguments; these then say where they lie, or
+            are the same everywhere.
+        results: of such a program, a prefix of their tree with PartitionSpecs as leaves.
     """
 
     function: Callable[..., Any]
@@ -64,6 +69,13 @@ class ProgramSpec:
     static: Mapping[str, Any] = field(default_factory=dict)
     donated: tuple[int, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
+    sharding: Sharding | None = None
+    results: Any = field(default_factory=PartitionSpec)
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        """All that run it."""
+        return [self.device] if self.sharding is None else self.sharding.mesh.devices.ravel().tolist()
 
     def lower(self, name: str) -> Any:
         """Traces and lowers it, under a name that JAX's cache will tell it by."""
@@ -71,11 +83,22 @@ class ProgramSpec:
         def program(*arguments: Any) -> Any:
             return self.function(*arguments, **self.static)
 
+        if self.sharding is not None:
+            parts = jax.tree.map(_spec_of, self.arguments)
+            program = self.sharding.program(program, arguments=parts, results=self.results)
         program.__name__ = name
         # Kernels look at the default device while they are lowered (`llmjax.kernels.cuda.tuned`).
         with jax.default_device(self.device):
             # What is lowered says all of a program only if it takes all arguments, used or not.
             return jax.jit(program, donate_argnums=self.donated, keep_unused=True).lower(*self.arguments)
+
+
+def _spec_of(shape: jax.ShapeDtypeStruct) -> PartitionSpec:
+    return shape.sharding.spec if isinstance(shape.sharding, NamedSharding) else PartitionSpec()
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, PartitionSpec)
 
 
 class ProgramCache:
@@ -115,7 +138,8 @@ class ProgramCache:
         try:
             arguments = [self._digest(argument) for argument in spec.arguments]
             static = {name: self._digest(value) for name, value in spec.static.items()}
-            return digest(sources_digest(), spec.function, arguments, static, spec.donated, spec.options)
+            placed = None if spec.sharding is None else (spec.sharding, jax.tree.leaves(spec.results, is_leaf=_is_spec))
+            return digest(sources_digest(), spec.function, arguments, static, spec.donated, spec.options, placed)
         except (TypeError, SourcesChanged, OSError) as why:
             logger.debug("a program is traced at every start: %s", why)
             return None
@@ -179,7 +203,7 @@ class ProgramCache:
                 jax.tree.structure((spec.arguments, {})),
                 out_tree,
                 backend=spec.device.client,
-                execution_devices=[spec.device],
+                execution_devices=spec.devices,
             )
         except Exception as error:  # whatever is wrong with it, the program can be compiled again
             self._refuse(name, error)

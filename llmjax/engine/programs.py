@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from llmjax.engine.batch import BatchLayout, Bucket, make_buckets
 from llmjax.engine.compile_threads import CompileThreads
@@ -26,6 +28,7 @@ from llmjax.engine.scheduler import StepPlan
 from llmjax.engine.step import step
 from llmjax.errors import CompileError, ConfigError
 from llmjax.host_memory import give_back
+from llmjax.kernels.sharding import Axes
 from llmjax.models.config import ModelConfig
 from llmjax.platforms import Platform
 from llmjax.sampling.state import make_sampler_state
@@ -36,12 +39,14 @@ QUIET = 1.0  # seconds without a step after which nobody minds that programs are
 
 
 def new_state(
-    scales: jax.Array | None, *, config: ModelConfig, plan: KVPlan, num_slots: int, as_bits: bool
+    scales: jax.Array | None, *, config: ModelConfig, vocab_size: int, plan: KVPlan, num_slots: int, as_bits: bool
 ) -> DeviceState:
     """No key, no token, nothing seen.
 
     Args:
         scales: `LoadedModel.kv_calibration`.
+        config: of the model that a device runs.
+        vocab_size: of the whole model.
         as_bits: as in ``llmjax.kernels.attention.make_pages``.
     """
     kv = tuple(
@@ -54,7 +59,7 @@ def new_state(
         )
         for layer, spec in enumerate(config.layers)
     )
-    sampler = make_sampler_state(num_slots=num_slots, vocab_size=config.vocab_size)
+    sampler = make_sampler_state(num_slots=num_slots, vocab_size=vocab_size)
     rows = make_row_state(num_slots=num_slots, num_groups=len(plan.groups), pages_per_sequence=plan.pages_per_sequence)
     return DeviceState(kv=kv, rows=rows, sampler=sampler)
 
@@ -120,30 +125,63 @@ class StepCompiler:
 
     @cached_property
     def _state_program(self) -> Any:
-        scales = self.model.kv_calibration
         spec = ProgramSpec(
             function=new_state,
-            arguments=(None if scales is None else jax.ShapeDtypeStruct(scales.shape, scales.dtype),),
+            arguments=self._state_arguments,
             device=self.platform.device,
-            static={
-                "config": self.model.config,
-                "plan": self.kv_plan,
-                "num_slots": self.max_num_seqs,
-                "as_bits": self.platform.is_cpu,
-            },
+            static=self._state_settings,
+            sharding=self.platform.sharding,
+            results=self.state_specs,
         )
         return self.cache.get(spec)
+
+    @property
+    def _state_arguments(self) -> tuple[jax.ShapeDtypeStruct | None]:
+        scales = self.model.kv_calibration
+        return (None if scales is None else jax.ShapeDtypeStruct(scales.shape, scales.dtype),)
+
+    @property
+    def _state_settings(self) -> dict[str, Any]:
+        return {
+            "config": self.model.graph.config,
+            "vocab_size": self.model.config.vocab_size,
+            "plan": self.kv_plan,
+            "num_slots": self.max_num_seqs,
+            "as_bits": self.platform.is_cpu,
+        }
+
+    @cached_property
+    def state_specs(self) -> Any:
+        """How the state lies on several devices, as a prefix of its tree."""
+        sharding = self.platform.sharding
+        if sharding is None:
+            return PartitionSpec()
+        shapes: DeviceState = jax.eval_shape(partial(new_state, **self._state_settings), *self._state_arguments)
+        layers = zip(self.model.graph.config.layers, shapes.kv, strict=True)
+        axes: Any = tuple(layer.mixer.state.axes(pages) for layer, pages in layers)  # type: ignore[arg-type]
+        kv = jax.tree.map(sharding.spec, axes, is_leaf=lambda x: isinstance(x, Axes))
+        return DeviceState(kv=kv, rows=PartitionSpec(), sampler=PartitionSpec())
 
     @cached_property
     def state_shapes(self) -> DeviceState:
         """The state as ``jax.ShapeDtypeStruct``s; nothing is allocated."""
-        shapes: DeviceState = jax.tree.map(self._placed, self._state_program.out_info)
-        return shapes
+        found, sharding = self._state_program.out_info, self.platform.sharding
+        if sharding is None:
+            whole: DeviceState = jax.tree.map(self._placed, found)
+            return whole
+
+        def placed(spec: PartitionSpec, part: Any) -> Any:
+            place = NamedSharding(sharding.mesh, spec)
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), part)
+
+        divided: DeviceState = jax.tree.map(placed, self.state_specs, found)
+        return divided
 
     @property
     def state_bytes(self) -> int:
-        """Of the state, KV pages included."""
-        return sum(shape.size * shape.dtype.itemsize for shape in jax.tree.leaves(self.state_shapes))
+        """Of the state on each device, KV pages included."""
+        shapes = jax.tree.leaves(self.state_shapes)
+        return sum(prod(shape.sharding.shard_shape(shape.shape)) * shape.dtype.itemsize for shape in shapes)
 
     def spec(self, bucket: Bucket) -> ProgramSpec:
         """What the program of a bucket is compiled from."""
@@ -161,6 +199,8 @@ class StepCompiler:
             },
             donated=(1,),
             options=self.options,
+            sharding=self.platform.sharding,
+            results=(self.state_specs, PartitionSpec()),
         )
 
     # One object each for all buckets: their digests are worked out once.
@@ -200,8 +240,7 @@ class StepCompiler:
         return largest.total + self.state_bytes - self.kv_plan.num_bytes
 
     def _placed(self, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        sharding = jax.sharding.SingleDeviceSharding(self.platform.device)
-        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=self.platform.everywhere)
 
 
 @dataclass(frozen=True)

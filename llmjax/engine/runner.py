@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -71,8 +72,9 @@ class Runner:
         if self._on_host:
             keep_freed_blocks()
         self._threads = CompileThreads(compile_threads or usable_cores())
-        self._slot_editor = self._threads.submit(SlotEditor(self._state.sampler, cache=compiler.cache).compiled)
-        tables = TableEditor(self._state.rows.page_tables, cache=compiler.cache)
+        where: Mapping[str, Any] = {"cache": compiler.cache, "sharding": compiler.platform.sharding}
+        self._slot_editor = self._threads.submit(SlotEditor(self._state.sampler, **where).compiled)
+        tables = TableEditor(self._state.rows.page_tables, **where)
         self._table_editor = self._threads.submit(tables.compiled)
         buckets = list(self._layouts)
         kept = [bucket for bucket in buckets if compiler.keeps(bucket)]

@@ -138,6 +138,11 @@ def _parts(value: Any) -> tuple[str, list[bytes]]:
         case jax.ShapeDtypeStruct():
             place = (value.shape, np.dtype(value.dtype), bool(value.weak_type), _sharding(value.sharding))
             return "shape", [_encoded(part) for part in place]
+        case jax.sharding.PartitionSpec():
+            return "spec", [_encoded(part) for part in value]
+        case jax.sharding.Mesh():
+            places = [_encoded((device.platform, device.id)) for device in value.devices.ravel().tolist()]
+            return "mesh", [_encoded(tuple(value.shape.items())), *places]
         case type():
             return "type", [_name(value).encode()]
         case FunctionType() if value.__closure__ is None and "<" not in value.__qualname__:
@@ -166,4 +171,6 @@ def _sharding(sharding: Any) -> tuple[Any, ...]:
     if isinstance(sharding, jax.sharding.SingleDeviceSharding):
         (device,) = sharding.device_set
         return device.platform, device.id, sharding.memory_kind
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        return sharding.mesh, sharding.spec, sharding.memory_kind
     return (repr(sharding),)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from llmjax.engine.program_cache import ProgramCache, ProgramSpec
 from llmjax.engine.rows import TABLE_CHUNK, TableChanges, write_pages
+from llmjax.kernels.sharding import Sharding
 from llmjax.sampling import state as edits
 from llmjax.sampling.settings import MAX_BANS, Feature, RequestSampling
 from llmjax.sampling.state import SamplerState
@@ -26,10 +27,14 @@ class TableEditor:
     Args:
         page_tables: their shape, [G, S, P].
         cache: where the program is kept.
+        sharding: the devices, where several have them.
     """
 
-    def __init__(self, page_tables: jax.Array, *, cache: ProgramCache | None = None) -> None:
+    def __init__(
+        self, page_tables: jax.Array, *, cache: ProgramCache | None = None, sharding: Sharding | None = None
+    ) -> None:
         self._cache = cache or ProgramCache()
+        self._sharding = sharding
         self._shape = _shape_of(page_tables)
 
     def compiled(self) -> TableEditor:
@@ -46,10 +51,19 @@ class TableEditor:
 
     @cached_property
     def _write(self) -> Callable[..., jax.Array]:
-        (device,) = self._shape.sharding.device_set
         chunk = jax.ShapeDtypeStruct((TABLE_CHUNK,), np.int32)
-        spec = ProgramSpec(function=write_pages, arguments=(self._shape, chunk, chunk), device=device, donated=(0,))
+        spec = ProgramSpec(
+            function=write_pages,
+            arguments=(self._shape, chunk, chunk),
+            device=_first_device(self._shape),
+            donated=(0,),
+            sharding=self._sharding,
+        )
         return self._cache.get(spec)
+
+
+def _first_device(shape: jax.ShapeDtypeStruct) -> jax.Device:
+    return min(shape.sharding.device_set, key=lambda device: device.id)
 
 
 def _shape_of(array: jax.Array) -> jax.ShapeDtypeStruct:
@@ -62,10 +76,14 @@ class SlotEditor:
     Args:
         state: shapes of the sampler's state.
         cache: where the programs are kept.
+        sharding: the devices, where several have it.
     """
 
-    def __init__(self, state: SamplerState, *, cache: ProgramCache | None = None) -> None:
+    def __init__(
+        self, state: SamplerState, *, cache: ProgramCache | None = None, sharding: Sharding | None = None
+    ) -> None:
         self._cache = cache or ProgramCache()
+        self._sharding = sharding
         self._shapes = jax.tree.map(_shape_of, state)
         self._vocab_size = state.vocab_size
 
@@ -126,9 +144,14 @@ class SlotEditor:
             yield chunk
 
     def _program(self, edit: Callable[..., SamplerState], *arguments: Any) -> Callable[..., SamplerState]:
-        (device,) = self._shapes.prompt_seen.sharding.device_set
         shapes = (jax.ShapeDtypeStruct(argument.shape, argument.dtype) for argument in arguments)
-        spec = ProgramSpec(function=edit, arguments=(self._shapes, *shapes), device=device, donated=(0,))
+        spec = ProgramSpec(
+            function=edit,
+            arguments=(self._shapes, *shapes),
+            device=_first_device(self._shapes.prompt_seen),
+            donated=(0,),
+            sharding=self._sharding,
+        )
         return self._cache.get(spec)
 
     @cached_property

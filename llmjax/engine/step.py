@@ -64,7 +64,7 @@ def step(
         return state, StepOutput(
             tokens=sampled.tokens[None],
             logprobs=jax.tree.map(lambda x: x[None], sampled.logprobs),
-            prompt_logprobs=score(model, hidden, batch, max_logprobs=max_logprobs),
+            prompt_logprobs=score(model, hidden, batch, vocab_size=state.sampler.vocab_size, max_logprobs=max_logprobs),
         )
 
     def once(loop: _Loop) -> _Loop:

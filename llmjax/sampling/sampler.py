@@ -17,13 +17,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from llmjax.kernels.argmax import argmax
+from llmjax.kernels.sharding import parts
 from llmjax.sampling.draw import draw
 from llmjax.sampling.logprobs import LogprobArrays, no_logprobs, token_logprobs
 from llmjax.sampling.noise import row_keys
 from llmjax.sampling.settings import SETTINGS, SETTINGS_WORDS, Feature
 from llmjax.sampling.state import SamplerState
+from llmjax.sampling.whole_rows import argmax_of_parts, on_whole_rows
 
 Uses = Callable[[Feature], jax.Array]  # whether some sampling row of the step has one of these features: bool []
+EDITS = Feature.PENALTY | Feature.BIAS | Feature.BAN  # what may change which token is the most likely
 
 
 @jax.tree_util.register_dataclass
@@ -80,33 +83,58 @@ def sample(
     sampled (every logit -inf, or NaN among the logits) gives token 0.
 
     Args:
-        logits: float [R, V].
+        logits: float [R, V]; where the vocabulary is divided over devices, this device's columns of them.
         state: slots; comes back with the sampled tokens counted for rows with penalties.
         batch: what each row asks for.
         last_token: i32 [R], the token before the one being sampled.
         max_logprobs: static number of top log-probabilities.
     """
     logits = logits.astype(jnp.float32)
-    features = jnp.bitwise_or.reduce(jnp.where(batch.samples, batch.features, 0))
 
-    def uses(feature: Feature) -> jax.Array:
-        return (features & int(feature)) != 0
+    def chosen(logits: jax.Array, own: tuple[SamplingBatch, jax.Array]) -> SampleOutput:
+        batch, last_token = own
+        return _choose(logits, state, batch, last_token=last_token, max_logprobs=max_logprobs)
+
+    if parts("vocab") == 1:
+        found = chosen(logits, (batch, last_token))
+    else:
+        vocab_size = state.vocab_size
+        found = lax.cond(
+            _uses(batch)(EDITS | Feature.RANDOM | Feature.LOGPROBS),
+            lambda: on_whole_rows(chosen, logits, (batch, last_token), vocab_size=vocab_size),
+            lambda: SampleOutput(
+                argmax_of_parts(logits, vocab_size=vocab_size),
+                no_logprobs(logits.shape[0], max_logprobs=max_logprobs),
+            ),
+        )
+    return found, _count(state, batch, found.tokens)
+
+
+def _uses(batch: SamplingBatch) -> Uses:
+    features = jnp.bitwise_or.reduce(jnp.where(batch.samples, batch.features, 0))
+    return lambda feature: (features & int(feature)) != 0
+
+
+def _choose(
+    logits: jax.Array, state: SamplerState, batch: SamplingBatch, *, last_token: jax.Array, max_logprobs: int
+) -> SampleOutput:
+    """`sample` of whole rows, without the state."""
+    uses = _uses(batch)
 
     def full() -> jax.Array:
         # One condition for all edits: each one that is not taken copies the logits on an accelerator.
         edited = lax.cond(
-            uses(edits), lambda x: _edit(x, state, batch, last_token=last_token, uses=uses), _same, logits
+            uses(EDITS), lambda x: _edit(x, state, batch, last_token=last_token, uses=uses), _same, logits
         )
         return lax.cond(uses(Feature.RANDOM), lambda: _draw(edited, batch), lambda: argmax(edited))
 
-    edits = Feature.PENALTY | Feature.BIAS | Feature.BAN
-    tokens = lax.cond(uses(edits | Feature.RANDOM), full, lambda: argmax(logits))
+    tokens = lax.cond(uses(EDITS | Feature.RANDOM), full, lambda: argmax(logits))
     logprobs = lax.cond(
         uses(Feature.LOGPROBS),
         lambda: token_logprobs(logits, tokens, max_logprobs=max_logprobs),
         lambda: no_logprobs(logits.shape[0], max_logprobs=max_logprobs),
     )
-    return SampleOutput(tokens, logprobs), _count(state, batch, tokens)
+    return SampleOutput(tokens, logprobs)
 
 
 def _edit(x: jax.Array, state: SamplerState, batch: SamplingBatch, *, last_token: jax.Array, uses: Uses) -> jax.Array:

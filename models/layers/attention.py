@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,12 @@ from llmjax.kernels.blocks import AttentionRules, AttentionWeights
 from llmjax.kernels.cpu import blocks as cpu
 from llmjax.kernels.registry import Implementation, Operands, Operation
 from llmjax.kernels.rope import Rotation, rotate
-from llmjax.kernels.sharding import CallAxes, parts
+from llmjax.kernels.sharding import own_part
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import RMS, NormModule, NormSpec, kernel_norm
 from llmjax.models.layers.parameter import parameter
-from llmjax.models.layers.residual import mixed, mixer_axes
+from llmjax.models.layers.residual import mixed
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.layers.state import PagedKV
 
@@ -41,7 +41,8 @@ class Attention:
     qkv_bias: bool = False
     o_bias: bool = False
     clip: float | None = None  # entries of q, k and v are at most so far from 0
-    slopes: tuple[float, ...] | None = None  # of each head: what a logit loses a token of distance (ALiBi)
+    slopes: tuple[float, ...] | None = None  # of each head: what a logit loses a token of distance (ALiBi); of a
+    # device's attention those of all devices' heads
     sinks: bool = False  # each head's softmax has a logit of its own more, which has no value
     gated: bool = False  # what a head has found is multiplied by a sigmoid of what q_proj brings beside its query
 
@@ -80,19 +81,8 @@ def _operands(
     return Operands(x, weights, by, context.state, context.batch, rules=attention.rules, **options)
 
 
-def _axes(x: jax.Array, attention: AttentionModule, *arguments: Any, **options: Any) -> CallAxes:
-    if parts("kv_heads") != parts("heads"):
-        raise NotImplementedError("queries divided over more devices than their keys")
-    spec = attention.spec
-    if parts("heads") > 1 and (spec.slopes is not None or spec.qk_norm_over != "head" or spec.sinks):
-        raise NotImplementedError("heads with slopes, norms or sinks of their own, divided over devices")
-    return mixer_axes(x, attention, *arguments, **options)
-
-
 # Positional: x, module, before, after, context. Static: residual.
-ATTENTION_HALF = Operation(
-    "attention half", (cpu.ATTENTION_BLOCK.taking(_operands), Implementation("in steps", mixed)), axes=_axes
-)
+ATTENTION_HALF = Operation("attention half", (cpu.ATTENTION_BLOCK.taking(_operands), Implementation("in steps", mixed)))
 
 
 class AttentionModule(nnx.Module):
@@ -110,9 +100,9 @@ class AttentionModule(nnx.Module):
         self.k_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
         self.v_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
         self.o_proj = Linear(q_size, size, bias=spec.o_bias, dtype=dtype, axes=("hidden", "heads"))
-        self.sinks = parameter((spec.heads,), jnp.float32, axes=(None,)) if spec.sinks else None
-        self.q_norm = _norm_of(spec, spec.heads)
-        self.k_norm = _norm_of(spec, spec.kv_heads)
+        self.sinks = parameter((spec.heads,), jnp.float32, axes=("heads",)) if spec.sinks else None
+        self.q_norm = _norm_of(spec, spec.heads, "heads")
+        self.k_norm = _norm_of(spec, spec.kv_heads, "kv_heads")
 
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
         """[T, D] to [T, D], and the pages with the tokens' keys and values stored."""
@@ -147,7 +137,7 @@ class AttentionModule(nnx.Module):
             window=spec.window,
             softcap=spec.softcap,
             sinks=None if self.sinks is None else self.sinks.get_value(),
-            slopes=None if spec.slopes is None else jnp.asarray(spec.slopes, jnp.float32),
+            slopes=None if spec.slopes is None else own_part(jnp.asarray(spec.slopes, jnp.float32), "heads"),
         )
         out = out.reshape(len(n), -1)
         return out if gate is None else out * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(out.dtype), pages
@@ -190,14 +180,15 @@ class AttentionModule(nnx.Module):
 class SteppedAttentionModule(AttentionModule):
     """Attention that the fused kernels do not have: gates, sinks, clipped entries, ALiBi or other norms of q and k."""
 
-    half: ClassVar[Operation] = Operation("attention half", (Implementation("in steps", mixed),), axes=_axes)
+    half: ClassVar[Operation] = Operation("attention half", (Implementation("in steps", mixed),))
 
 
-def _norm_of(spec: Attention, heads: int) -> NormModule | None:
+def _norm_of(spec: Attention, heads: int, axis: str) -> NormModule | None:
     if spec.qk_norm is None:
         return None
-    shapes = {"head": (spec.head_dim,), "each head": (heads, spec.head_dim), "all heads": (heads * spec.head_dim,)}
-    return spec.qk_norm.build(*shapes[spec.qk_norm_over])
+    if spec.qk_norm_over == "each head":
+        return spec.qk_norm.build(heads, spec.head_dim, axes=(axis, None))
+    return spec.qk_norm.build(spec.head_dim if spec.qk_norm_over == "head" else heads * spec.head_dim)
 
 
 def _normed(x: jax.Array, norm: NormModule | None, spec: Attention) -> jax.Array:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from llmjax.kernels.linear import take_rows
+from llmjax.kernels.sharding import all_sum, own_number, parts
 from llmjax.models.layers.parameter import parameter
 
 
@@ -28,7 +29,14 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """i32 [T] to [T, D]; ids outside the vocabulary (padding) read some row."""
-        rows = take_rows(self.weight.get_value(), tokens).astype(self.activation_dtype)
+        weight = self.weight.get_value()
+        if parts("vocab") == 1:
+            rows = take_rows(weight, tokens)
+        else:  # a token's row is one device's; the others have zeros
+            own = tokens - own_number("vocab") * weight.shape[0]
+            is_here = (own >= 0) & (own < weight.shape[0])
+            rows = all_sum(jnp.where(is_here[:, None], take_rows(weight, own), 0), "vocab")
+        rows = rows.astype(self.activation_dtype)
         return rows if self.scale == 1 else rows * jnp.asarray(self.scale, self.activation_dtype)
 
 

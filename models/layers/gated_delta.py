@@ -14,12 +14,11 @@ from llmjax.kernels.norm import rms_norm
 from llmjax.kernels.recurrent.convolution import causal_convolution
 from llmjax.kernels.recurrent.gated_delta import gated_delta
 from llmjax.kernels.registry import Implementation, Operation
-from llmjax.kernels.sharding import own_part
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import RMS
 from llmjax.models.layers.parameter import parameter
-from llmjax.models.layers.residual import mixed, mixer_axes
+from llmjax.models.layers.residual import mixed
 from llmjax.models.layers.state import Recurrent, RecurrentState
 
 L2_EPS = 1e-6  # added to the squared length of queries and keys
@@ -65,7 +64,7 @@ class GatedDeltaModule(nnx.Module):
     """
 
     # Positional: x, module, before, after, context. Static: residual.
-    half: ClassVar[Operation] = Operation("gated delta half", (Implementation("in steps", mixed),), axes=mixer_axes)
+    half: ClassVar[Operation] = Operation("gated delta half", (Implementation("in steps", mixed),))
     divided: ClassVar[str] = "heads"  # the columns of ``out_proj``
     last_bias: ClassVar[None] = None
 
@@ -93,7 +92,7 @@ class GatedDeltaModule(nnx.Module):
 
         heads = q.shape[1]  # of this device
         x = jnp.concatenate([part.reshape(tokens, -1) for part in (q, k, v)], axis=-1).astype(jnp.float32)
-        x, recent = causal_convolution(x, self.kernel, state.recent, batch, page_size=state.page_size)
+        x, recent = causal_convolution(x, self.conv1d.kernel, state.recent, batch, page_size=state.page_size)
         keys = heads * spec.key_dim
         q, k, v = _split(ACTIVATIONS[spec.activation](x), (keys, keys, x.shape[-1] - 2 * keys))
         q, k = (_normed(part.reshape(tokens, heads, -1)) for part in (q, k))
@@ -118,19 +117,13 @@ class GatedDeltaModule(nnx.Module):
         """`__call__`, which ends in a product without a bias."""
         return self(n, context)
 
-    @property
-    def kernel(self) -> jax.Array:
-        """The convolution of this device's heads, f32 [channels, width]: queries of all of them, keys, values."""
-        keys = self.spec.key_heads * self.spec.key_dim
-        parts = jnp.split(self.conv1d.kernel, (keys, 2 * keys))
-        return jnp.concatenate([own_part(part, "heads") for part in parts])
-
 
 class Convolution(nnx.Module):
-    """The weight of a convolution of each channel by itself, f32 [channels, 1, width]."""
+    """The weight of a convolution of each channel by itself, f32 [channels, 1, width]: queries of all heads, keys,
+    values."""
 
     def __init__(self, channels: int, width: int) -> None:
-        self.weight = parameter((channels, 1, width), jnp.float32, axes=(None, None, None), plain=True)
+        self.weight = parameter((channels, 1, width), jnp.float32, axes=("channels", None, None), plain=True)
 
     @property
     def kernel(self) -> jax.Array:

@@ -15,7 +15,7 @@ from llmjax.kernels.rope import rotate
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import RMS
-from llmjax.models.layers.residual import mixed, mixer_axes
+from llmjax.models.layers.residual import mixed
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.layers.state import PagedKV, latent_kv
 
@@ -55,9 +55,7 @@ class LatentAttentionModule(nnx.Module):
     """
 
     # Positional: x, module, before, after, context. Static: residual.
-    half: ClassVar[Operation] = Operation(
-        "latent attention half", (Implementation("in steps", mixed),), axes=mixer_axes
-    )
+    half: ClassVar[Operation] = Operation("latent attention half", (Implementation("in steps", mixed),))
     divided: ClassVar[str] = "heads"  # the columns of ``o_proj``
 
     def __init__(self, spec: LatentAttention, size: int, *, dtype: jnp.dtype) -> None:

@@ -16,7 +16,7 @@ from llmjax.kernels.registry import Implementation, Operands, Operation
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import NormModule, kernel_norm
-from llmjax.models.layers.residual import fed_forward, feed_forward_axes
+from llmjax.models.layers.residual import fed_forward
 
 
 class InnerModule(nnx.Module):
@@ -66,9 +66,7 @@ def _operands(
 
 
 # Positional: x, module, before, after, context. Static: residual.
-GATED_MLP_HALF = Operation(
-    "gated MLP", (cpu.MLP.taking(_operands), Implementation("in steps", fed_forward)), axes=feed_forward_axes
-)
+GATED_MLP_HALF = Operation("gated MLP", (cpu.MLP.taking(_operands), Implementation("in steps", fed_forward)))
 
 
 class GatedMLPModule(InnerModule):
@@ -116,7 +114,7 @@ class MLP:
 class MLPModule(InnerModule):
     """``down(activation(up(n)))``; the activation is computed in f32."""
 
-    half: ClassVar[Operation] = Operation("MLP", (Implementation("in steps", fed_forward),), axes=feed_forward_axes)
+    half: ClassVar[Operation] = Operation("MLP", (Implementation("in steps", fed_forward),))
 
     def __init__(self, spec: MLP, size: int, *, dtype: jnp.dtype) -> None:
         self.spec = spec

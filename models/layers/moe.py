@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,12 @@ from flax import nnx
 from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.offloading import experts_anywhere
 from llmjax.kernels.registry import Implementation, Operation
-from llmjax.kernels.sharding import CallAxes, parts
+from llmjax.kernels.sharding import own_number, parts
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.mlp import GatedMLP
 from llmjax.models.layers.parameter import parameter
-from llmjax.models.layers.residual import fed_forward, feed_forward_axes
+from llmjax.models.layers.residual import fed_forward
 
 SCORES = MappingProxyType({"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid})
 NO_SHARE = 1e-20  # keeps shares that are all zero from being divided by zero
@@ -65,12 +65,6 @@ class Experts:
         return ExpertsModule(self, size, dtype=dtype)
 
 
-def _axes(x: jax.Array, experts: ExpertsModule, *arguments: Any, **options: Any) -> CallAxes:
-    if parts("experts") > 1 or (parts("inner") > 1 and experts.spec.bias):
-        raise NotImplementedError("experts, or those with biases, divided over devices")
-    return feed_forward_axes(x, experts, *arguments, **options)
-
-
 class ExpertsModule(nnx.Module):
     """``sum of share * expert(n) + sigmoid(shared_expert_gate(n)) * shared_expert(n)``.
 
@@ -80,7 +74,7 @@ class ExpertsModule(nnx.Module):
     """
 
     # Positional: x, module, before, after, context. Static: residual.
-    half: ClassVar[Operation] = Operation("mixture of experts", (Implementation("in steps", fed_forward),), axes=_axes)
+    half: ClassVar[Operation] = Operation("mixture of experts", (Implementation("in steps", fed_forward),))
     divided: ClassVar[str] = "inner"  # the columns of each expert's ``down_proj``
     last_bias: ClassVar[None] = None
 
@@ -158,7 +152,10 @@ class Stacks(nnx.Module):
     @property
     def weights(self) -> ExpertWeights:
         """As kernels take them."""
-        return ExpertWeights(self.gate_proj.projection, self.up_proj.projection, self.down_proj.projection)
+        down = self.down_proj.projection
+        if parts("inner") > 1 and down.bias is not None:  # one device brings it to the sum
+            down = Projection(down.weight, jnp.where(own_number("inner") == 0, down.bias, 0))
+        return ExpertWeights(self.gate_proj.projection, self.up_proj.projection, down)
 
 
 class Stack(nnx.Module):

@@ -19,9 +19,13 @@ class RMS:
     eps: float
     plus_one: bool = False  # weights are stored as w, applied as 1 + w, product in f32 (Gemma)
 
-    def build(self, *shape: int) -> RMSNorm:
-        """Over a last axis of so many entries; axes before it have weights of their own."""
-        return RMSNorm(self, shape)
+    def build(self, *shape: int, axes: tuple[str | None, ...] = ()) -> RMSNorm:
+        """Over a last axis of so many entries; axes before it have weights of their own.
+
+        Args:
+            axes: logical names of the weight's axes; none: not divided.
+        """
+        return RMSNorm(self, shape, axes)
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,9 @@ class Layer:
     eps: float
     bias: bool = True
 
-    def build(self, *shape: int) -> LayerNorm:
-        """Over a last axis of so many entries; axes before it have weights of their own."""
-        return LayerNorm(self, shape)
+    def build(self, *shape: int, axes: tuple[str | None, ...] = ()) -> LayerNorm:
+        """As `RMS.build`."""
+        return LayerNorm(self, shape, axes)
 
 
 NormSpec = RMS | Layer
@@ -42,9 +46,9 @@ NormSpec = RMS | Layer
 class RMSNorm(nnx.Module):
     """``x / rms(x) * weight``."""
 
-    def __init__(self, spec: RMS, shape: tuple[int, ...]) -> None:
+    def __init__(self, spec: RMS, shape: tuple[int, ...], axes: tuple[str | None, ...] = ()) -> None:
         self.spec = spec
-        self.weight = _vector(shape)
+        self.weight = _vector(shape, axes)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return rms_norm(x, self.norm)
@@ -58,10 +62,10 @@ class RMSNorm(nnx.Module):
 class LayerNorm(nnx.Module):
     """``(x - mean(x)) / std(x) * weight + bias``."""
 
-    def __init__(self, spec: Layer, shape: tuple[int, ...]) -> None:
+    def __init__(self, spec: Layer, shape: tuple[int, ...], axes: tuple[str | None, ...] = ()) -> None:
         self.spec = spec
-        self.weight = _vector(shape)
-        self.bias = _vector(shape) if spec.bias else None
+        self.weight = _vector(shape, axes)
+        self.bias = _vector(shape, axes) if spec.bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         bias = None if self.bias is None else self.bias.get_value()
@@ -84,6 +88,6 @@ def kernel_norm(norm: NormModule | None) -> Norm | None:
     return norm.norm
 
 
-def _vector(shape: tuple[int, ...]) -> nnx.Param:
+def _vector(shape: tuple[int, ...], axes: tuple[str | None, ...]) -> nnx.Param:
     # A few kilobytes: f32 keeps them exact whatever the matrices' dtype is.
-    return parameter(shape, jnp.float32, axes=(None,) * len(shape), plain=len(shape) > 1)
+    return parameter(shape, jnp.float32, axes=axes or (None,) * len(shape), plain=len(shape) > 1)

@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from llmjax.kernels.sharding import WHOLE, Axes, parts
-
 
 def parameter(shape: Sequence[int], dtype: Any, *, axes: Sequence[str | None], plain: bool = False) -> nnx.Param:
     """A parameter that is only declared.
@@ -38,21 +36,3 @@ def axes_of(parameter: nnx.Variable) -> tuple[str | None, ...]:
 def is_plain(parameter: nnx.Variable) -> bool:
     """Whether it was declared as ``plain``."""
     return bool(parameter.get_metadata().get("plain"))
-
-
-def tree_of_axes(module: Any) -> Any:
-    """The module with an Axes in place of each parameter.
-
-    Raises:
-        NotImplementedError: a weight that is not an array is divided.
-    """
-
-    def of(parameter: nnx.Variable) -> Axes:
-        names, value = axes_of(parameter), parameter.get_value()
-        if all(parts(name) == 1 for name in names if name is not None):
-            return WHOLE
-        if not hasattr(value, "ndim"):
-            raise NotImplementedError(f"{type(value).__name__} weights cannot be divided over devices")
-        return Axes(names)
-
-    return jax.tree.map(of, module, is_leaf=lambda x: isinstance(x, nnx.Variable))

@@ -4,7 +4,7 @@ A part either mixes tokens, ``part(n, context) -> (out, state)``, or takes each 
 out``. What stands here is the portable way. Parts with kernels that fuse all of it list them in their ``half``.
 
 Where ``part.divided`` is divided over devices, each of them has a part of the last product's columns: a half is then
-the product (``part.partial``), a sum over devices, and `added`.
+the product (``part.partial``), the sum over devices, and `added`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any
 
 import jax
 
-from llmjax.kernels.sharding import WHOLE, Axes, CallAxes, parts
+from llmjax.kernels.sharding import all_sum, parts
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.norm import NormModule, is_fused
-from llmjax.models.layers.parameter import tree_of_axes
 from llmjax.models.layers.state import LayerState
 
 
@@ -149,7 +148,7 @@ def add_mixed(
         return whole
     n, before = (x, before) if is_fused(before) else (normed(x, before), None)
     product, state = mixer.half(n, mixer, before, None, context, residual=False)
-    return added(x, product, mixer.last_bias, after, scale=scale), state
+    return added(x, all_sum(product, mixer.divided), mixer.last_bias, after, scale=scale), state
 
 
 def add_fed_forward(
@@ -167,7 +166,7 @@ def add_fed_forward(
         return whole
     n, before = (x, before) if is_fused(before) else (normed(x, before), None)
     product = part.half(n, part, before, None, context, residual=False)
-    return added(x, product, part.last_bias, after, scale=scale)
+    return added(x, all_sum(product, part.divided), part.last_bias, after, scale=scale)
 
 
 def add_both(
@@ -190,8 +189,8 @@ def add_both(
     m = n if before is None else before(x)
     mixed_product, state = mixer.half(n, mixer, None, None, context, residual=False)
     fed_product = part.half(m, part, None, None, context, residual=False)
-    x = added(x, mixed_product, mixer.last_bias, None, scale=scale)
-    return added(x, fed_product, part.last_bias, None, scale=scale), state
+    x = added(x, all_sum(mixed_product, mixer.divided), mixer.last_bias, None, scale=scale)
+    return added(x, all_sum(fed_product, part.divided), part.last_bias, None, scale=scale), state
 
 
 def added(
@@ -206,32 +205,3 @@ def added(
 def normed(x: jax.Array, norm: NormModule | None) -> jax.Array:
     """``norm(x)``, or x."""
     return x if norm is None else norm(x)
-
-
-def mixer_axes(
-    x: jax.Array,
-    mixer: Any,
-    before: NormModule | None,
-    after: NormModule | None,
-    context: Context,
-    *,
-    residual: bool = True,
-) -> CallAxes:
-    """How a mixer and its state are divided over devices."""
-    state = mixer.spec.state.axes(context.state)
-    own = Context(rotation=WHOLE, state=state, batch=WHOLE)  # type: ignore[arg-type]
-    out = Axes(summed=None if residual else mixer.divided)
-    return CallAxes((WHOLE, tree_of_axes(mixer), WHOLE, WHOLE, own), (out, state))
-
-
-def feed_forward_axes(
-    x: jax.Array,
-    part: Any,
-    before: NormModule | None,
-    after: NormModule | None,
-    context: Context,
-    *,
-    residual: bool = True,
-) -> CallAxes:
-    """How a feed-forward half is divided over devices."""
-    return CallAxes((WHOLE, tree_of_axes(part), WHOLE, WHOLE, WHOLE), Axes(summed=None if residual else part.divided))

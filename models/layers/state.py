@@ -135,7 +135,7 @@ class Recurrent:
 
         A device's channels are those of its heads, so that the order of all channels depends on the number of devices.
         """
-        return replace(state, recent=Axes((None, None, "heads")), memory=Axes((None, "heads")))
+        return replace(state, recent=Axes((None, None, "channels")), memory=Axes((None, "heads")))
 
     def page_bytes(self, layout: KVLayout) -> int:
         """Bytes of one state, whatever the ``layout`` of pages is."""

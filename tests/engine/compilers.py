@@ -31,7 +31,7 @@ def compiler_of(name: str, *, decode_steps: int = 1, **settings: Any) -> StepCom
     return StepCompiler(
         model=model,
         platform=platform,
-        kv_plan=plan_kv(config, model.config, platform, layout=layout),
+        kv_plan=plan_kv(config, model.graph.config, platform, layout=layout),
         max_num_seqs=4,
         max_num_batched_tokens=16,
         max_logprobs=TOP,

@@ -49,7 +49,11 @@ class Split:
         def second(weights: Any, state: DeviceState, hidden: jax.Array, packed: jax.Array) -> Any:
             model = merged(weights)
             state, batch = begin(state, packed, layout=layout)
-            scores = None if layout.bucket.decode else score(model, hidden, batch, max_logprobs=TOP)
+            scores = (
+                None
+                if layout.bucket.decode
+                else score(model, hidden, batch, vocab_size=state.sampler.vocab_size, max_logprobs=TOP)
+            )
             return *sample(model, state, hidden, batch, max_logprobs=TOP), scores
 
         self.first, self.second = first, second

@@ -1,4 +1,4 @@
-"""Checkpoints on a mesh of devices; run as a module by test_sharding.py, since a process has one number of devices.
+"""Checkpoints divided over devices; run as a module by test_sharding.py, since a process has one number of devices.
 
     python -m tests.models.on_devices COUNT FOLDER…
 
@@ -18,15 +18,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from llmjax.checkpoint import open_checkpoint
 from llmjax.kernels.attention import RaggedBatch
-from llmjax.kernels.sharding import Axes, Sharding, sharded
+from llmjax.kernels.sharding import WHOLE, Axes, Sharding
 from llmjax.models import ModelConfig, abstract_model, init_random, merge, model_config
+from llmjax.parallel.division import Division
+from llmjax.parallel.shards import cut_array
 
 F32 = jnp.dtype(jnp.float32)
 PAGE = 8
+VOCAB = Axes((None, "vocab"))
 
 
 @dataclass(frozen=True)
@@ -35,40 +38,44 @@ class Run:
 
     logits: np.ndarray[Any, Any]  # [T, V]
     sums: int  # over devices, in the first step
-    params: dict[str, jax.Array]
-    kv: tuple[Any, ...]
+    params: dict[str, tuple[int, ...]]  # shapes on a device
+    states: list[list[tuple[int, ...]]]
 
 
 def run(
-    config: ModelConfig,
-    arrays: dict[str, Any],
-    tokens: np.ndarray[Any, Any],
-    sharding: Sharding | None,
-    *,
-    decodes: int = 0,
+    config: ModelConfig, arrays: dict[str, Any], tokens: np.ndarray[Any, Any], sharding: Sharding, *, decodes: int = 0
 ) -> Run:
     """The last tokens, as many as ``decodes``, come one by one."""
-    graph, _ = abstract_model(config, dtype=F32, activation_dtype=F32)
-
-    def placed(axes: Axes, x: Any) -> Any:
-        return x if sharding is None else jax.device_put(x, sharding.placed(axes))
-
+    number = sharding.mesh.size
+    division = Division(config, number)
+    graph, _ = abstract_model(division.local, dtype=F32, activation_dtype=F32)
     axes = dict(zip(graph.names, graph.axes, strict=True))
-    params = {name: placed(Axes(axes[name]), array) for name, array in arrays.items()}
+    params = {}
+    for name, array in arrays.items():
+        cut = division.cut(name, axes[name], array.shape)
+        if cut is not None:
+            array = np.concatenate([cut_array(array, cut, device) for device in range(number)], cut.axis)
+        params[name] = jax.device_put(array, sharding.placed(WHOLE if cut is None else Axes(axes[name])))
     count = -(-len(tokens) // PAGE)
-    states = [layer.mixer.state for layer in config.layers]
-    made = [state.make(num_pages=1 + count, page_size=PAGE, dtype=F32) for state in states]
-    kv = tuple(
-        jax.tree.map(placed, state.axes(pages), pages, is_leaf=lambda x: isinstance(x, Axes))
-        for state, pages in zip(states, made, strict=True)
-    )
+    states = [layer.mixer.state for layer in division.local.layers]
 
-    @jax.jit
+    def make() -> Any:
+        return tuple(state.make(num_pages=1 + count, page_size=PAGE, dtype=F32) for state in states)
+
+    kinds: Any = tuple(state.axes(pages) for state, pages in zip(states, jax.eval_shape(make), strict=True))
+    places = jax.tree.map(sharding.spec, kinds, is_leaf=lambda x: isinstance(x, Axes))
+    kv = jax.jit(sharding.program(make, arguments=(), results=places))()
+
     def step(params: Any, kv: Any, tokens: jax.Array, position: jax.Array, batch: RaggedBatch) -> Any:
         model = merge(graph, params)
         result = model(tokens, position, kv, (batch,) * len(config.spans))
         return model.logits(result.hidden), result.kv
 
+    where = jax.tree.map(lambda x: x.sharding.spec, params)
+    whole = PartitionSpec()
+    program = jax.jit(
+        sharding.program(step, arguments=(where, places, whole, whole, whole), results=(sharding.spec(VOCAB), places))
+    )
     found, sums = [], []
     ends = range(len(tokens) - decodes, len(tokens) + 1)
     for start, end in itertools.pairwise((0, *ends)):
@@ -79,47 +86,54 @@ def run(
             kv_index=PAGE + jnp.arange(start, end, dtype=jnp.int32),
             decode=end - start == 1,
         )
-        arguments = (params, kv, jnp.asarray(tokens[start:end]), jnp.arange(start, end), batch)
-        with sharded(sharding):
-            lowered = step.lower(*arguments)
+        lowered = program.lower(params, kv, jnp.asarray(tokens[start:end]), jnp.arange(start, end), batch)
         sums.append(lowered.as_text().count("stablehlo.all_reduce"))
-        logits, kv = lowered.compile()(*arguments)
-        found.append(np.asarray(logits))
-    return Run(np.concatenate(found), sums[0], params, kv)
+        logits, kv = lowered.compile()(params, kv, jnp.asarray(tokens[start:end]), jnp.arange(start, end), batch)
+        found.append(np.asarray(logits)[:, : config.vocab_size])
+
+    def shape(x: jax.Array) -> tuple[int, ...]:
+        return tuple(x.addressable_shards[0].data.shape)
+
+    return Run(
+        logits=np.concatenate(found),
+        sums=sums[0],
+        params={name: shape(x) for name, x in params.items()},
+        states=[[shape(x) for x in jax.tree.leaves(state)] for state in kv],
+    )
 
 
-def report(folder: Path, sharding: Sharding) -> dict[str, Any]:
+def report(folder: Path, count: int) -> dict[str, Any]:
+    decodes = 0
     if (folder / "golden.npz").exists():
         checkpoint = open_checkpoint(folder)
         config = checkpoint.model_config()
         names = abstract_model(config, dtype=F32, activation_dtype=F32)[0].names
         arrays = {name: checkpoint.tensors[name].read(np.dtype(F32)) for name in names}
         with np.load(folder / "golden.npz") as archive:
-            tokens, expected, decodes = archive["long/tokens"], archive["long/logits"], 0
+            tokens, expected = archive["long/tokens"], archive["long/logits"]
     else:
         config = model_config(json.loads((folder / "config.json").read_text()))
         arrays = {name: np.asarray(x) for name, x in init_random(config, jax.random.key(0), dtype=F32).items()}
         tokens = np.random.default_rng(0).integers(0, config.vocab_size, 21).astype(np.int32)
         decodes = 1
-        expected = run(config, arrays, tokens, None, decodes=decodes).logits
-    found = run(config, arrays, tokens, sharding, decodes=decodes)
-
-    def shape(x: jax.Array) -> tuple[int, ...]:
-        return tuple(x.addressable_shards[0].data.shape)
-
+        expected = run(config, arrays, tokens, mesh_of(1), decodes=decodes).logits
+    found = run(config, arrays, tokens, mesh_of(count), decodes=decodes)
     return {
         "difference": float(np.abs(found.logits - expected).max()),
         "sums": found.sums,
-        "params": {name: shape(x) for name, x in found.params.items()},
-        "states": [[shape(x) for x in jax.tree.leaves(state)] for state in found.kv],
+        "params": found.params,
+        "states": found.states,
     }
+
+
+def mesh_of(count: int) -> Sharding:
+    return Sharding(Mesh(np.array(jax.devices()[:count]), ("tensor",), axis_types=(AxisType.Auto,)))
 
 
 def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
-    sharding = Sharding(Mesh(np.array(jax.devices()), ("tensor",), axis_types=(AxisType.Auto,)))
-    print(json.dumps({folder: report(Path(folder), sharding) for folder in sys.argv[2:]}))
+    print(json.dumps({folder: report(Path(folder), int(sys.argv[1])) for folder in sys.argv[2:]}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""How a model is divided over several devices."""

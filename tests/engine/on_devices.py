@@ -1,0 +1,85 @@
+"""Engines on one and on several devices; run as a module by test_tensor_parallel.py, since a process has one number of
+devices.
+
+    python -m tests.engine.on_devices CASE…
+
+A case is JSON: a model, the number of devices, settings. Prints for each what both engines generate, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+import jax
+
+from llmjax import LLM, SamplingParams
+
+PROMPTS = [[1, 5, 9, 2, 7, 3, 8, 4, 6, 11, 1, 5, 9, 2, 7, 3, 8, 4], [3, 2, 1]]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+EVERYTHING = SamplingParams(
+    temperature=0.9,
+    seed=5,
+    top_k=20,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.2,
+    presence_penalty=0.3,
+    frequency_penalty=0.2,
+    logit_bias={5: 2.0, 7: -3.0},
+    min_tokens=3,
+    max_tokens=6,
+    logprobs=2,
+    prompt_logprobs=2,
+)
+
+
+def generated(model: str, devices: int, settings: dict[str, Any]) -> dict[str, Any]:
+    options = {
+        "dtype": "float32",
+        "activations": "float",
+        "skip_tokenizer_init": True,
+        "page_size": 4,
+        "max_model_len": 64,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 16,
+        "decode_steps": 1,
+        "kv_cache_memory_bytes": 2**20,
+        "compilation_cache_dir": "off",
+    }
+    llm = LLM(model, **options, **settings, tensor_parallel_size=devices)
+    prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    # The greedy ones once more: their prefixes are found in the cache.
+    outputs = [llm.generate(prompts, params) for params in (GREEDY, EVERYTHING, GREEDY)]
+    found = {"tokens": [[list(output.outputs[0].token_ids) for output in of_one] for of_one in outputs]}
+    answers = [output.outputs[0].logprobs or [] for output in outputs[1]]
+    scores = [(output.prompt_logprobs or [])[1:] for output in outputs[1]]
+    found["logprobs"] = [
+        [(token, logprob.logprob) for position in sequence for token, logprob in sorted(position.items())]
+        for sequence in (*answers, *scores)
+    ]
+    engine = llm.engine
+    text = next(program for program in engine.runner.programs.ready if program.bucket.decode).executable.as_text()
+    pages = jax.tree.leaves(engine.runner._state.kv)[0].addressable_shards[0].data
+    shape = ",".join(map(str, pages.shape))
+    found["page_copies"] = len(re.findall(rf"\[{shape}\]\S* copy\(", text))
+    found["page_mentions"] = len(re.findall(rf"\[{shape}\]", text))
+    llm.close()
+    return found
+
+
+def main() -> None:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 4)
+    cases = [json.loads(case) for case in sys.argv[1:]]
+    found = []
+    for case in cases:
+        counts = (1, case["devices"])
+        found.append([generated(case["model"], count, case.get("settings", {})) for count in counts])
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

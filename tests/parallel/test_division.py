@@ -1,0 +1,61 @@
+"""The model of one device of several, and which models cannot be divided."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from llmjax.errors import ConfigError
+from llmjax.models import Attention, Experts, ModelConfig, abstract_model, model_config
+from llmjax.parallel.division import Division
+
+GOLDEN = Path(__file__).parents[1] / "models" / "golden"
+FAMILIES = ("llama-bias", "qwen2-moe", "deepseek-v2", "qwen3-next", "mpt", "stablelm-2-12b", "gpt-bigcode")
+
+
+def config_of(name: str) -> ModelConfig:
+    return model_config(json.loads((GOLDEN / name / "config.json").read_text()))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_parts_of_parameters_are_those_of_a_devices_model(name: str, devices: int) -> None:
+    division = Division(config_of(name), devices)
+    graph, whole = abstract_model(division.config, dtype=jnp.float32, activation_dtype=jnp.float32)
+    _, local = abstract_model(division.local, dtype=jnp.float32, activation_dtype=jnp.float32)
+    for parameter, axes in zip(graph.names, graph.axes, strict=True):
+        shape = list(whole[parameter].shape)
+        cut = division.cut(parameter, axes, shape)
+        if cut is not None:
+            assert len(cut.entries) == devices
+            shape[cut.axis] = cut.entries.shape[1]
+        assert shape == list(local[parameter].shape), parameter
+
+
+def test_one_device_has_the_model_itself() -> None:
+    config = config_of("qwen2-moe")
+    assert Division(config, 1).local is config
+
+
+def test_sizes_of_a_devices_model() -> None:
+    local = Division(config_of("qwen2-moe"), 2).local
+    mixer, half = local.layers[0].mixer, local.layers[0].feed_forward
+    assert isinstance(mixer, Attention) and isinstance(half, Experts)
+    assert (mixer.heads, mixer.kv_heads, half.count) == (2, 1, 6)
+    assert local.vocab_size == config_of("qwen2-moe").vocab_size // 2
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "message"),
+    [
+        ("llama", 9, "tensor_parallel_size 9: the model has 4 heads in a layer, and each device needs one"),
+        ("olmo2", 2, "tensor_parallel_size 2: attention with norms over all heads cannot be divided yet"),
+    ],
+)
+def test_what_cannot_be_divided(name: str, devices: int, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Division(config_of(name), devices)
+    assert str(caught.value) == message
