@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 GOLDEN, CHARACTERS = ROOT / "tests" / "models" / "golden" / "llama", ROOT / "tests" / "engine" / "golden" / "characters"
 NEIGHBORS = ("transformers", "kernels")
 KINDS = ("wheel", "sdist", "editable")
-NOT_COPIED = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info", "*.so")
+NOT_COPIED = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info")
 
 USER_FILES = {
     "models/__init__.py": "mine = 'models'\n",
@@ -125,7 +125,8 @@ def installed(
     tmp_path_factory: pytest.TempPathFactory,
     compile_cache_dir: str,
 ) -> Iterator[Environment]:
-    """An environment for each way to install; only the wheel is built with a C++ compiler, which takes a minute."""
+    """An environment for each way to install; only the wheel is built with a C++ compiler, which takes two
+    minutes where the checkout has no library that fits."""
     kind = request.param
     path = tmp_path_factory.mktemp(kind) / "environment"
     venv.create(path, with_pip=False)

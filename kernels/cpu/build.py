@@ -6,6 +6,7 @@ Installing the package does it; in a checkout run ``python -m llmjax.kernels.cpu
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import os
 import platform
@@ -22,6 +23,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCES = HERE / "src"
 LIBRARY = HERE / "libllmjax_cpu.so"
+FFI_HEADERS = Path("xla", "ffi", "api")
 
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
@@ -58,6 +60,15 @@ class _Compiler:
     def compile(self, source: Path, target: Path, flags: tuple[str, ...]) -> None:
         self.run(*self.flags, *flags, "-isystem", str(self.include), "-c", str(source), "-o", str(target))
 
+    def digest(self, isas: dict[str, tuple[str, ...]]) -> str:
+        """Of all that decides what the library holds."""
+        version = subprocess.run([*self.command, "--version"], capture_output=True, text=True, check=False).stdout
+        found = hashlib.sha256(repr((self.command, version, self.flags, _link_flags(), isas)).encode())
+        for folder in (SOURCES, self.include / FFI_HEADERS):
+            for path in sorted(folder.iterdir()):
+                found.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
+        return found.hexdigest()
+
     def run(self, *arguments: str) -> None:
         result = subprocess.run([*self.command, *arguments], capture_output=True, text=True, check=False)
         if result.returncode != 0:
@@ -65,7 +76,7 @@ class _Compiler:
 
 
 def build(target: Path = LIBRARY, *, sanitize: str | None = None) -> Path:
-    """Compiles and links the library.
+    """Compiles and links the library, unless the file is what would come out of it.
 
     Args:
         target: the file to write.
@@ -79,7 +90,10 @@ def build(target: Path = LIBRARY, *, sanitize: str | None = None) -> Path:
     machine = platform.machine().lower()
     extensions = X86 if machine in ("x86_64", "amd64") else ARM if machine in ("aarch64", "arm64") else {}
     isas |= {isa: flags for isa, flags in extensions.items() if compiler.accepts(flags)}
-    have = tuple(f"-DLLMJAX_HAVE_{isa.upper()}" for isa in isas)
+    digest = compiler.digest(isas)
+    if target.exists() and digest.encode() in target.read_bytes():
+        return target
+    have = (*(f"-DLLMJAX_HAVE_{isa.upper()}" for isa in isas), f'-DLLMJAX_DIGEST="{digest}"')
     with tempfile.TemporaryDirectory() as directory:
         jobs = [
             (SOURCES / f"{name}.cc", f"{name}_{isa}.o", (*flags, f"-DLLMJAX_ISA={isa}"))
@@ -122,7 +136,7 @@ def _find_headers() -> Path:
     if found is None or found.origin is None:
         raise BuildError("jaxlib, whose headers are needed, is not installed")
     include = Path(found.origin).parent / "include"
-    if not (include / "xla" / "ffi" / "api" / "ffi.h").exists():
+    if not (include / FFI_HEADERS / "ffi.h").exists():
         raise BuildError(f"{include} does not hold XLA's FFI headers")
     return include
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -79,3 +80,36 @@ def test_a_missing_compiler_is_an_error_that_names_it(monkeypatch: pytest.Monkey
     with pytest.raises(build.BuildError, match="no C\\+\\+ compiler"):
         build.build(tmp_path / "library.so")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_what_is_there_already_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiled: list[str] = []
+
+    def compile_nothing(self: build._Compiler, source: Path, target: Path, flags: tuple[str, ...]) -> None:
+        compiled.append(source.name)
+        target.write_text(" ".join(flags))  # the digest is among them
+
+    def join(self: build._Compiler, *arguments: str) -> None:
+        parts = [Path(name).read_bytes() for name in arguments if name.endswith(".o")]
+        Path(arguments[arguments.index("-o") + 1]).write_bytes(b"".join(parts))
+
+    monkeypatch.setattr(build._Compiler, "compile", compile_nothing)
+    monkeypatch.setattr(build._Compiler, "run", join)
+    sources = tmp_path / "src"
+    shutil.copytree(build.SOURCES, sources)
+    monkeypatch.setattr(build, "SOURCES", sources)
+    target = tmp_path / "library.so"
+
+    def count(command: str = "c++") -> int:
+        monkeypatch.setenv("CXX", command)
+        compiled.clear()
+        assert build.build(target) == target
+        return len(compiled)
+
+    assert count() > 7
+    assert count() == 0
+    (sources / "simd.h").write_text((sources / "simd.h").read_text() + "// another line\n")
+    assert count() > 7
+    assert count("c++ -fno-plt") > 7
+    assert count("c++ -fno-plt") == 0

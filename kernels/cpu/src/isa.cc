@@ -10,6 +10,12 @@
 #include <sys/auxv.h>
 #endif
 
+// What the library was made from: build.py looks for it.
+extern "C" {
+extern const char llmjax_digest[] __attribute__((visibility("default")));
+const char llmjax_digest[] = LLMJAX_DIGEST;
+}
+
 namespace llmjax {
 
 extern const Kernels kernels_generic;
