@@ -66,7 +66,7 @@ OTHERS = {
 
 
 @pytest.fixture(scope="module")
-def scripted(tmp_path_factory: pytest.TempPathFactory, start_server: Any, compile_cache_dir: str) -> Iterator[Any]:
+def running(tmp_path_factory: pytest.TempPathFactory, start_server: Any, compile_cache_dir: str) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("models") / "scripted"
     folder.mkdir()
     write_scripted(folder, SCRIPTS, special=SPECIAL, template=TEMPLATE, context=CONTEXT)
@@ -81,21 +81,9 @@ def scripted(tmp_path_factory: pytest.TempPathFactory, start_server: Any, compil
         served_model_name="scripted",
         compilation_cache_dir=compile_cache_dir,
     )
-    running, stop = start_server(config, ServerConfig(port=0, trust_request_chat_template=True))
-    yield running
+    server, stop = start_server(config, ServerConfig(port=0, trust_request_chat_template=True))
+    yield server
     stop()
-
-
-@pytest.fixture
-def http(scripted: Any) -> Iterator[httpx.Client]:
-    with scripted.http() as http:
-        yield http
-
-
-@pytest.fixture
-def client(scripted: Any) -> Iterator[openai.OpenAI]:
-    with scripted.client() as client:
-        yield client
 
 
 def body(script: str, **more: Any) -> dict[str, Any]:
