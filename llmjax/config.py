@@ -160,7 +160,8 @@ class EngineConfig:
     )
     kv_cache_memory_bytes: int | None = setting(
         None,
-        "size of the KV cache (default: from gpu_memory_utilization; on a CPU 25 % of the free memory, at most 4 GiB)",
+        "size of the KV cache on each device (default: from gpu_memory_utilization; on a CPU 25 % of the free memory, "
+        "at most 4 GiB)",
         unit="bytes",
         aliases=(Alias("--mem", unit=2**20), Alias("--kvcache-mem-gpu", unit=2**20)),
     )
