@@ -14,6 +14,7 @@ from typing import cast
 
 import uvicorn
 
+from llmjax.collector import permanent, put_aside
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.errors import ChatTemplateError
 from llmjax.serve.answers import OutputFormats
@@ -55,14 +56,16 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
 
 async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket.socket) -> int:
     # Not before the port is known to be free: the imports alone take seconds.
-    from llmjax import AsyncLLM
-    from llmjax.engine.report import print_startup
+    with permanent():
+        from llmjax import AsyncLLM
+        from llmjax.engine.report import print_startup
 
     engine = AsyncLLM.from_config(engine_config)
     server = DrainingServer(engine, config, sock=sock)
     try:
         await engine.wait_ready()
         print_startup(engine.info, await engine.programs())
+        put_aside()
         await server.serve(sockets=[sock])
     finally:
         await server.stop_engine()

@@ -13,6 +13,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from llmjax.collector import permanent, put_aside
+from llmjax.engine.client import Control
 from llmjax.engine.stats import RequestStats, StepStats
 from llmjax.engine.wire import (
     Abandon,
@@ -59,9 +61,10 @@ def main() -> None:
 
 
 def _serve(start: Start, channel: Channel, ready: Future[EngineLoop]) -> None:
-    from llmjax.engine.build import build_engine
-    from llmjax.engine.description import info_of
-    from llmjax.engine.loop import EngineLoop, log_end
+    with permanent():
+        from llmjax.engine.build import build_engine
+        from llmjax.engine.description import info_of
+        from llmjax.engine.loop import EngineLoop, log_end
 
     engine = build_engine(start.config)
     sender = _Sender(channel)
@@ -102,6 +105,8 @@ def _answer(loop: EngineLoop, question: Question, channel: Channel) -> None:
         if error is not None:
             channel.send(Answer(question.number, failure=Failure.of(error)))
         else:
+            if question.control is Control.WAIT_READY:
+                put_aside()
             channel.send(Answer(question.number, result=future.result()))
 
     loop.ask(question.control).add_done_callback(answer)

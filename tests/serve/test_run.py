@@ -245,6 +245,31 @@ def test_a_server_that_hangs_ends_by_the_clock(engine_config: EngineConfig) -> N
         assert server.wait(60) == -signal.SIGALRM
 
 
+COUNTING = """
+import gc, os, sys
+from llmjax import AsyncLLM
+from llmjax.serve.__main__ import main
+
+shutdown = AsyncLLM.shutdown
+
+async def count(*args, **kwargs):
+    print(f"{gc.get_freeze_count()} of {gc.get_freeze_count() + len(gc.get_objects())} are put aside", flush=True)
+    await shutdown(*args, **kwargs)
+
+AsyncLLM.shutdown = count
+sys.exit(main())
+"""
+
+
+def test_what_was_built_at_start_is_never_searched_for_garbage(engine_config: EngineConfig) -> None:
+    with process(engine_config, program=("-c", COUNTING)) as (server, _):
+        server.send_signal(signal.SIGTERM)
+        assert server.stdout is not None
+        counts = re.search(r"(\d+) of (\d+) are put aside", server.stdout.read())
+        assert server.wait(60) == 0
+    assert counts is not None and int(counts[1]) > int(counts[2]) / 2
+
+
 def test_busy_port_is_one_line_before_the_model_is_touched(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
