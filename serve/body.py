@@ -19,6 +19,7 @@ from llmjax.serve.protocol.common import ApiModel
 
 # Slower than any real line, and it ends a body that comes byte by byte.
 MIN_BYTES_PER_SECOND = 1000
+LARGE_BYTES = 32 * 1024  # a millisecond's work at most
 
 M = TypeVar("M", bound=ApiModel)
 
@@ -37,10 +38,12 @@ async def read_json(request: Request) -> dict[str, Any]:
         raise ApiError(f"Content-Type must be application/json, not {media_type or 'absent'}", status=415)
     server = server_of(request)
     raw = await _read(request, server.limits, patience=server.config.read_timeout)
+    await _let_others(raw)
     try:
         data = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    await _let_others(raw)  # the caller makes objects of it next
     if not isinstance(data, dict):
         raise ApiError("the body must be a JSON object", code="invalid_json")
     return data
@@ -98,6 +101,12 @@ async def _read(request: Request, limits: BodyLimits, *, patience: float) -> byt
         ) from None
     gauge.check()
     return b"".join(chunks)
+
+
+async def _let_others(raw: bytes) -> None:
+    """Between two pieces of work on a large body every stream gets a turn."""
+    if len(raw) > LARGE_BYTES:
+        await asyncio.sleep(0)
 
 
 def _explain(error: ValidationError, model: type[ApiModel]) -> ApiError:

@@ -11,7 +11,7 @@ from llmjax.parsing.choice import reads, tools_variable
 from llmjax.serve.context import Server
 from llmjax.serve.described_tools import with_calls_as_text, with_tools
 from llmjax.serve.errors import ApiError
-from llmjax.serve.protocol.chat import ChatTemplateFields, template_messages
+from llmjax.serve.protocol.chat import ChatTemplateFields, num_parts, template_messages
 from llmjax.serve.protocol.common import GenerationRequest
 from llmjax.serve.protocol.tools import checked_tools
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 # Work on longer texts would hold up every other request's stream; it goes to a thread.
 INLINE_CHARS = 4096
-CHARS_PER_MESSAGE = 32  # the work that a message is beside its text
+CHARS_PER_PART = 32  # the work that a message, or a part of one, is beside its text
 
 NO_SYSTEM = "ystem role not supported"  # what templates of Gemma and others say of such a message
 
@@ -126,7 +126,7 @@ async def chat_prompt(
     source = template_source(server, body, with_tools=bool(tools))
     kwargs = {**(variables or {}), **_template_kwargs(body.chat_template_kwargs)}
     messages = await off_loop(
-        lambda: _messages(body, source, tools), size=CHARS_PER_MESSAGE * (len(body.messages) + len(tools))
+        lambda: _messages(body, source, tools), size=CHARS_PER_PART * (num_parts(body.messages) + len(tools))
     )
     if tools and (name := tools_variable(source)) is not None:
         kwargs[name] = tools

@@ -126,6 +126,11 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+def num_parts(messages: Sequence[ChatMessage]) -> int:
+    """How many texts the messages hold, of which one alone is a part too."""
+    return sum(len(m.content) if isinstance(m.content, list) else 1 for m in messages)
+
+
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Messages as chat templates know them: no empty extras, of content parts the text alone.
 

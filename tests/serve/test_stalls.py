@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.alone]
 LIMIT = MOST_BYTES  # what a server with a long context takes by default; this one is told to take as much
 CONTEXT = 2048
 TIMES = 5  # the median gap: what another client may at most notice
-TRIES = 8  # the machine may be busy with something else
+TRIES = 4  # the machine may be busy with something else
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
