@@ -16,7 +16,7 @@ LAYERS = ("kernels", "models", "llmjax", "serve")  # each may import itself and 
 ORDER = (
     ("kernels",),
     ("models",),
-    ("errors", "version", "system", "config", "settings", "config_file", "text_file", "progress"),
+    ("errors", "version", "system", "collector", "config", "settings", "config_file", "text_file", "progress"),
     ("host_memory", "cpu_affinity", "platforms"),
     ("weights",),
     ("checkpoint",),
