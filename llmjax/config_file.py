@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,8 @@ import yaml
 
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.errors import ConfigError
-from llmjax.settings import collect, settings_of
+from llmjax.migration.tables import collect_known
+from llmjax.settings import settings_of
 from llmjax.text_file import read_text
 
 
@@ -37,7 +39,9 @@ def load_configs(config: str | None = None, overrides: Mapping[str, Any] | None 
     values: dict[str, Any] = {}
     if config is not None:
         path = find_config(config)
-        values = collect([*engine.values(), *server.values()], read_yaml(path), source=str(path))
+        values, notes = collect_known({**engine, **server}, read_yaml(path), source=str(path))
+        for note in notes:
+            print(f"llmjax: note: {note}", file=sys.stderr)
     values |= overrides or {}
     return Configs(
         engine=EngineConfig(**{name: values[name] for name in engine if name in values}),

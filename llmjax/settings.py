@@ -31,6 +31,9 @@ class Setting:
         optional: None is allowed.
         unit: "bytes" or "tokens" where 4GiB or 8k may be written.
         separator: what separates the items of a list in text; None: nothing does.
+        several: items of a list may follow one flag.
+        joined: a list of integers is taken as its items with commas between them.
+        words: other ways to write some of its values.
         section: heading of ``--help`` that starts with this setting.
     """
 
@@ -44,11 +47,20 @@ class Setting:
     choices: tuple[str, ...] | None = None
     unit: str | None = None
     separator: str | None = ","
+    several: bool = False
+    joined: bool = False
+    words: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     section: str | None = None
 
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+    def switched(self, alias: Alias, *, on: bool) -> Any:
+        """What an alias that stands for one value means, and what it means when it is turned off."""
+        if on:
+            return alias.value
+        return not alias.value if self.kind is bool else self.default
 
     @property
     def expected(self) -> str:
@@ -105,6 +117,8 @@ def parse_text(setting: Setting, text: str, *, source: str) -> Any:
     Raises:
         ConfigError: the text is not a value of the setting.
     """
+    if text.strip().lower() in setting.words:
+        return setting.words[text.strip().lower()]
     if setting.optional and setting.kind in (int, float) and text.lower() == "none":
         return None
     if setting.kind is list and not text.lstrip().startswith("["):
@@ -126,6 +140,8 @@ def check_value(setting: Setting, value: Any, *, source: str) -> Any:
     """
     if value is None and setting.optional:
         return None
+    if setting.words and (word := str(value).strip().lower()) in setting.words:
+        return setting.words[word]
     try:
         result = _converted(setting, value)
     except (ValueError, OverflowError):  # OverflowError: an integer too large for a float
@@ -137,12 +153,11 @@ def check_value(setting: Setting, value: Any, *, source: str) -> Any:
 
 def spellings(settings: Iterable[Setting]) -> dict[str, tuple[Setting, Alias]]:
     """Every key that YAML or keyword arguments may use, with the setting it means and the unit of its numbers."""
-    keys: dict[str, tuple[Setting, Alias]] = {}
-    for setting in settings:
-        for alias in (Alias(setting.flag), *setting.aliases):
-            if alias.value is None:
-                keys[alias.flag.removeprefix("--").replace("-", "_")] = (setting, alias)
-    return keys
+    return {
+        alias.flag.removeprefix("--").replace("-", "_"): (setting, alias)
+        for setting in settings
+        for alias in (Alias(setting.flag), *setting.aliases)
+    }
 
 
 def collect(settings: Iterable[Setting], values: Mapping[str, Any], *, source: str) -> dict[str, Any]:
@@ -163,6 +178,11 @@ def collect(settings: Iterable[Setting], values: Mapping[str, Any], *, source: s
         setting, alias = keys[normal]
         if setting.name in collected:
             raise ConfigError(f"{source}: {setting.name} is given twice, the second time as {key!r}")
+        if alias.value is not None:
+            if not isinstance(value, bool):
+                raise ConfigError(f"{source}: {key} must be true or false, not {value!r}")
+            collected[setting.name] = setting.switched(alias, on=value)
+            continue
         checked = check_value(setting, value, source=f"{source}: {key}")
         collected[setting.name] = checked if checked is None or alias.unit == 1 else checked * alias.unit
     return collected
@@ -177,9 +197,13 @@ def make_config(cls: type[Config], values: Mapping[str, Any], *, source: str) ->
     return cls(**collect(settings_of(cls).values(), values, source=source))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an error message about an unknown word: the most similar known one, if any is similar."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+def nearest(word: str, known: Iterable[str], *, similarity: float = 0.5) -> str:
+    """The end of an error message about an unknown word: the most similar known one, if any is similar.
+
+    Args:
+        similarity: of the two words, at least; from 0 to 1.
+    """
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=similarity)
     return f"; did you mean {found[0]}?" if found else ""
 
 
@@ -249,6 +273,8 @@ def _converted(setting: Setting, value: Any) -> Any:
         if setting.item is int:  # JSON has no integer keys
             return {_scalar(int, _number_or_text(str(key), int), unit=None): value[key] for key in value}
         return {_scalar(str, key, unit=None): value[key] for key in value}
+    if setting.joined and isinstance(value, list | tuple) and set(map(type, value)) == {int}:
+        return ",".join(map(str, value))
     return _scalar(setting.kind, value, unit=setting.unit)
 
 

@@ -15,7 +15,7 @@ from llmjax.serve.context import server_of
 from llmjax.serve.errors import MAX_NAME_CHARS, ApiError, ClientDisconnected, cut, unsupported
 from llmjax.serve.json_gauge import JsonGauge
 from llmjax.serve.limits import BodyLimits
-from llmjax.serve.protocol.common import ApiModel
+from llmjax.serve.protocol.common import ApiModel, IgnoredFields
 
 # Slower than any real line, and it ends a body that comes byte by byte.
 MIN_BYTES_PER_SECOND = 1000
@@ -49,10 +49,14 @@ async def read_json(request: Request) -> dict[str, Any]:
     return data
 
 
-def parse(data: dict[str, Any], model: type[M]) -> M:
-    """Validate a decoded body; a missing, unknown, ill-typed or unsupported field is an ``ApiError`` naming it."""
+def parse(data: dict[str, Any], model: type[M], *, ignored: list[str] | None = None) -> M:
+    """Validate a decoded body; a missing, unknown, ill-typed or unsupported field is an ``ApiError`` naming it.
+
+    Args:
+        ignored: takes the names of unknown fields, which are left out then; see ``ignored_fields``.
+    """
     try:
-        body = model.model_validate(data)
+        body = model.model_validate(data, context=None if ignored is None else IgnoredFields(ignored))
     except ValidationError as error:
         raise _explain(error, model) from None
     for field, neutral in model.neutral_values.items():

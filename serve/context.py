@@ -42,13 +42,13 @@ class Server:
     model_root: str = ""
 
     def check_model(self, name: str | None) -> None:
-        """Raises ``ApiError`` (404) unless ``name`` is absent or the served model's.
+        """Raises ``ApiError`` (404) unless ``name`` is absent, empty or the served model's.
 
         A server that was started on a folder and given no other name may be called by that folder too.
         """
         config = self.engine.config
-        known = {self.engine.info.model_name, config.served_model_name or config.model}
-        if name is not None and name not in known:
+        known = {self.engine.info.model_name, *(config.served_names or (config.model,))}
+        if name and not config.any_name and name not in known:
             raise ApiError(
                 f"the model `{name[:200]}` does not exist; this server has `{self.engine.info.model_name}`",
                 status=404,
@@ -79,7 +79,11 @@ def model_root(engine: Engine) -> str:
 
 @dataclass(kw_only=True)
 class RequestRecord:
-    """One HTTP request as the access log sees it; routes fill in the tokens."""
+    """One HTTP request as the access log sees it; routes fill in the tokens.
+
+    Attributes:
+        ignored: fields that had no effect, which the response names too.
+    """
 
     id: str
     started: float
@@ -87,6 +91,7 @@ class RequestRecord:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     error: str | None = None
+    ignored: list[str] = field(default_factory=list)
 
 
 def new_id(headers: Mapping[str, Any]) -> str:
@@ -103,6 +108,11 @@ def server_of(request: Request) -> Server:
 def record_of(request: Request) -> RequestRecord:
     record: RequestRecord = request.scope["state"]["record"]
     return record
+
+
+def ignored_fields(request: Request) -> list[str] | None:
+    """Where the names of unknown fields go, if they are to be ignored."""
+    return record_of(request).ignored if server_of(request).config.ignore_unknown_fields else None
 
 
 def cache_salt_of(request: Request, own: str | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from datetime import UTC, datetime
+from urllib.parse import quote
 
 import orjson
 from starlette.datastructures import Headers, MutableHeaders
@@ -42,6 +43,8 @@ class RequestLog:
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
+                if record.ignored:
+                    MutableHeaders(scope=message)["x-ignored-fields"] = _header(record.ignored)
                 if self._id_header:
                     MutableHeaders(scope=message)["x-request-id"] = record.id
             await send(message)
@@ -59,6 +62,11 @@ class RequestLog:
                 access_log.log(logging.DEBUG if quiet else logging.INFO, _line(scope, record))
 
 
+def _header(names: list[str]) -> str:
+    """Names of fields as the value of a header."""
+    return ",".join(quote(name, safe=".") for name in names)
+
+
 def _line(scope: Scope, record: RequestRecord) -> str:
     fields = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -70,6 +78,7 @@ def _line(scope: Scope, record: RequestRecord) -> str:
         "ms": round(1000 * (time.perf_counter() - record.started), 1),
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,
+        "ignored": record.ignored or None,
         "error": record.error,
     }
     return orjson.dumps({name: value for name, value in fields.items() if value is not None}).decode()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, TypeVar
 
+from llmjax.config import TEMPLATE_FIELDS
 from llmjax.parsing.choice import reads, tools_variable
 from llmjax.serve.context import Server
 from llmjax.serve.described_tools import with_calls_as_text, with_tools
-from llmjax.serve.errors import ApiError
+from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.protocol.chat import ChatTemplateFields, num_parts, template_messages
-from llmjax.serve.protocol.common import GenerationRequest
+from llmjax.serve.protocol.common import MAX_IGNORED, GenerationRequest
 from llmjax.serve.protocol.tools import checked_tools
 
 T = TypeVar("T")
@@ -22,10 +24,6 @@ INLINE_CHARS = 4096
 CHARS_PER_PART = 32  # the work that a message, or a part of one, is beside its text
 
 NO_SYSTEM = "ystem role not supported"  # what templates of Gemma and others say of such a message
-
-RESERVED_KWARGS = frozenset(
-    {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
-)
 
 
 @dataclass(frozen=True)
@@ -99,6 +97,12 @@ async def read_tools(body: ChatTemplateFields) -> list[dict[str, Any]]:
     return await asyncio.to_thread(checked_tools, body.tools)  # their schemas may be large, however few they are
 
 
+def unread_variables(body: ChatTemplateFields, source: str) -> list[str]:
+    """Variables that a request sets and its template does not read, as many as are told."""
+    names = (name for name in body.chat_template_kwargs or {} if name.isidentifier() and not reads(source, name))
+    return [f"chat_template_kwargs.{cut(name)}" for name in islice(names, MAX_IGNORED)]
+
+
 async def chat_prompt(
     server: Server,
     body: ChatTemplateFields,
@@ -124,7 +128,8 @@ async def chat_prompt(
             "add_generation_prompt and continue_final_message exclude each other", param="continue_final_message"
         )
     source = template_source(server, body, with_tools=bool(tools))
-    kwargs = {**(variables or {}), **_template_kwargs(body.chat_template_kwargs)}
+    own = _template_kwargs(body.chat_template_kwargs)
+    kwargs = {**server.config.default_chat_template_kwargs, **(variables or {}), **own}
     messages = await off_loop(
         lambda: _messages(body, source, tools), size=CHARS_PER_PART * (num_parts(body.messages) + len(tools))
     )
@@ -281,7 +286,7 @@ async def off_loop(work: Callable[[], T], *, size: int) -> T:
 
 
 def _template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    clash = RESERVED_KWARGS & (kwargs or {}).keys()
+    clash = TEMPLATE_FIELDS & (kwargs or {}).keys()
     if clash:
         name = min(clash)
         raise ApiError(f"chat_template_kwargs may not hold `{name}`", param="chat_template_kwargs")

@@ -53,7 +53,7 @@ class EventStream:
 
     Args:
         events: complete server-sent events, without the final ``[DONE]``.
-        keep_alive: seconds of silence after which a comment is sent.
+        keep_alive: seconds of silence after which a comment is sent; 0: never.
         timeout: seconds the whole stream may take, or None.
     """
 
@@ -90,7 +90,7 @@ class EventStream:
             alive.cancel()
 
     async def _stay_alive(self, writer: _Writer) -> None:
-        while True:
+        while self._keep_alive:
             silence = writer.now() - writer.last_write
             if silence >= self._keep_alive:
                 await writer.write(KEEP_ALIVE)

@@ -16,7 +16,8 @@ LAYERS = ("kernels", "models", "llmjax", "serve")  # each may import itself and 
 ORDER = (
     ("kernels",),
     ("models",),
-    ("errors", "version", "system", "collector", "config", "settings", "config_file", "text_file", "progress"),
+    ("errors", "version", "system", "collector", "text_file", "progress"),
+    ("config", "settings", "migration", "config_file"),
     ("host_memory", "cpu_affinity", "platforms"),
     ("weights",),
     ("checkpoint",),

@@ -145,8 +145,33 @@ def test_one_setting_under_two_names_is_refused() -> None:
 
 def test_make_config_from_keyword_arguments() -> None:
     assert make_config(EngineConfig, {"block_size": 16}, source="LLM()").page_size == 16
-    with pytest.raises(ConfigError, match=r"LLM\(\): unknown key 'enforce_eager'"):
-        make_config(EngineConfig, {"enforce_eager": True}, source="LLM()")
+    with pytest.raises(ConfigError, match=r"LLM\(\): unknown key 'enforce_eagerly'"):
+        make_config(EngineConfig, {"enforce_eagerly": True}, source="LLM()")
+
+
+def test_aliases_that_stand_for_a_value_are_switches() -> None:
+    def made(**values: object) -> EngineConfig:
+        return make_config(EngineConfig, values, source="s")
+
+    assert made(enforce_eager=True).cuda_graphs == "off"
+    assert made(enforce_eager=False).cuda_graphs == "auto"
+    assert made(disable_prefix_cache=True).enable_prefix_caching is False
+    assert made(disable_prefix_cache=False).enable_prefix_caching is True
+    with pytest.raises(ConfigError, match="s: enforce_eager must be true or false, not 'yes'"):
+        made(enforce_eager="yes")
+
+
+def test_other_ways_to_write_a_value() -> None:
+    values = {"dtype": "HALF", "kv_cache_dtype": "bf16", "max_model_len": -1, "device_ids": [0, 1], "hf_token": True}
+    assert collect(ENGINE.values(), values, source="s") == {
+        "dtype": "float16",
+        "kv_cache_dtype": "bfloat16",
+        "max_model_len": None,
+        "device_ids": "0,1",
+        "hf_token": None,
+    }
+    assert parse_text(ENGINE["max_model_len"], "auto", source="s") is None
+    assert parse_text(ENGINE["served_model_name"], "a,b", source="s") == ["a,b"]
 
 
 def test_precedence_is_flag_over_yaml_over_default(tmp_path: Path) -> None:

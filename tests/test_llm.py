@@ -12,7 +12,7 @@ import pytest
 import llmjax
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
-from llmjax.engine.description import sampling_defaults
+from llmjax.engine.generation_config import check_generation_config, generation_config, sampling_defaults
 from llmjax.errors import CheckpointError, ConfigError, InvalidRequest, PromptTooLong
 
 GOLDEN = Path(__file__).parent / "models" / "golden" / "llama"
@@ -255,6 +255,41 @@ def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
     assert sampling_defaults({"num_beams": 4, "no_repeat_ngram_size": 3, "top_k": 2}) == {"top_k": 2}
     assert "generation_config: num_beams, no_repeat_ngram_size have no effect here" in caplog.text
+
+
+def test_generation_config_is_the_models_none_or_a_folders(tmp_path: Path) -> None:
+    own = {"temperature": 0.6, "top_k": 20}
+    (tmp_path / "generation_config.json").write_text('{"top_p": 0.5}')
+    changes = {"temperature": 0.1}
+    for config, expected in (
+        (EngineConfig(), own),
+        (EngineConfig(generation_config="none"), {}),
+        (EngineConfig(generation_config=str(tmp_path)), {"top_p": 0.5}),
+        (EngineConfig(override_generation_config=changes), {**own, **changes}),
+        (EngineConfig(generation_config="none", override_generation_config=changes), changes),
+    ):
+        check_generation_config(config)
+        assert generation_config(config, own) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"generation_config": "/nowhere"}, "generation_config must be auto, none or a folder"),
+        (
+            {"override_generation_config": {"heat": 1}},
+            "override_generation_config has 'heat'; defaults of requests are",
+        ),
+        (
+            {"override_generation_config": {"temperature": "hot"}},
+            "override_generation_config: temperature must be a num",
+        ),
+        ({"override_generation_config": {"max_new_tokens": 0}}, "override_generation_config: max_tokens must be an"),
+    ],
+)
+def test_wrong_defaults_end_the_start_before_a_model_is_loaded(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM("/no/model", **settings)
 
 
 def test_a_folder_is_known_by_its_name_and_not_by_its_path(llm: LLM) -> None:

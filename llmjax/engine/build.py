@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from llmjax.config import EngineConfig
 from llmjax.engine.engine import Engine
+from llmjax.engine.generation_config import check_generation_config
 from llmjax.engine.graphs import check_graphs, with_graphs
 from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.memory import check_memory, plan_kv
@@ -29,6 +30,7 @@ def build_engine(config: EngineConfig) -> Engine:
         CompileError: XLA refuses a program that is needed to know how much memory steps take.
         ConfigError: a setting does not fit the device, its memory or the model.
     """
+    check_generation_config(config)
     cache_dir = use_compilation_cache(config.compilation_cache_dir)
     platform = select_platform(config)
     check_graphs(config, platform)

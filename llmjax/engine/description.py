@@ -4,56 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from llmjax.config import EngineConfig
 from llmjax.engine.client import Control
 from llmjax.engine.engine import Engine
+from llmjax.engine.generation_config import generation_config, sampling_defaults
 from llmjax.engine.info import EngineInfo, ProgramInfo
 from llmjax.engine.memory import ProgramMemory
 from llmjax.kernels.cpu.library import describe
 
 logger = logging.getLogger(__name__)
 
-# Keys of generation_config.json that are defaults for requests, as in vLLM, with their names in SamplingParams.
-SAMPLING_DEFAULTS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
-
-# Keys that would change what is generated, and have no counterpart here, with the values that change nothing.
-WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    "num_beams": (1,),
-    "no_repeat_ngram_size": (0,),
-    "typical_p": (1.0,),
-    "epsilon_cutoff": (0.0,),
-    "eta_cutoff": (0.0,),
-    "penalty_alpha": (0.0,),
-    "guidance_scale": (1.0,),
-    "min_length": (0,),
-    "min_new_tokens": (0,),
-    "suppress_tokens": ([],),
-    "begin_suppress_tokens": ([],),
-    "bad_words_ids": ([],),
-    "sequence_bias": ({},),
-    "stop_strings": ([],),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-}
-
 
 def info_of(engine: Engine) -> EngineInfo:
     """What an engine is."""
     config, model, plan, platform = engine.config, engine.model, engine.kv_plan, engine.platform
-    generation = model.checkpoint.generation_config
+    generation = generation_config(config, model.checkpoint.generation_config)
     return EngineInfo(
-        model_name=config.served_model_name or _model_name(config, model.path),
+        model_name=next(iter(config.served_names), None) or _model_name(config, model.path),
         model_path=str(model.path),
         architecture=model.config.architecture,
         num_layers=model.config.num_layers,
@@ -106,21 +77,6 @@ def obey(engine: Engine, control: Control) -> Any:
             return engine.runner.wait_ready()
         case Control.WARM_UP:
             return engine.runner.warm_up()
-
-
-def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of ``SamplingParams`` that a model's makers recommend.
-
-    ``do_sample: false`` means greedy, as in transformers, whatever temperature stands beside it. Where the key is
-    absent the numbers count, as in vLLM, although transformers would be greedy then too.
-    """
-    ignored = [k for k, neutral in WITHOUT_EFFECT.items() if generation_config.get(k) not in (None, *neutral)]
-    if ignored:
-        logger.warning("generation_config: %s have no effect here", ", ".join(ignored))
-    found = {
-        field: value for key, field in SAMPLING_DEFAULTS.items() if (value := generation_config.get(key)) is not None
-    }
-    return {**found, "temperature": 0.0} if generation_config.get("do_sample") is False else found
 
 
 def _model_name(config: EngineConfig, path: Path) -> str:

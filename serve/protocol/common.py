@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.params import RequestOutputKind, SamplingParams
-from llmjax.serve.errors import MAX_NAME_CHARS, ApiError, cut
+from llmjax.serve.errors import ApiError, cut
 
 # One bad element ends the check: a list of 10^6 wrong ones must not make 10^6 error objects.
 Ints = Annotated[list[int], Field(fail_fast=True)]
@@ -40,8 +42,21 @@ def object_of(*types: type) -> PlainValidator:
     return PlainValidator(check)
 
 
+MAX_IGNORED = 16  # unknown fields of a request that are named where they are ignored
+
+
+@dataclass
+class IgnoredFields:
+    """Names of fields that a request has and nobody reads, as many as are told."""
+
+    names: list[str] = field(default_factory=list)
+
+
 class ApiModel(BaseModel):
-    """A request body. Unknown fields are errors, numbers in strings are not numbers."""
+    """A request body. Unknown fields with a value are errors, numbers in strings are not numbers.
+
+    The context of a validation may be an ``IgnoredFields``, which takes unknown fields instead.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
@@ -50,19 +65,19 @@ class ApiModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _few_unknown_fields(cls, data: Any) -> Any:
-        """Of too many fields to be all known, only one unknown one is left: pydantic makes an error object of each.
-
-        Names are cut, because it also copies them.
-        """
-        if not isinstance(data, dict):
+    def _at_most_one_unknown_field(cls, data: Any, info: ValidationInfo) -> Any:
+        """Of unknown fields those without a value go, and all but one of the others: pydantic makes an error object of
+        each, with its name, which is therefore cut."""
+        if not isinstance(data, dict) or data.keys() <= cls.model_fields.keys():
             return data
-        if max(map(len, data), default=0) > MAX_NAME_CHARS:
-            data = {cut(name): value for name, value in data.items()}
-        if len(data) <= len(cls.model_fields):
-            return data
-        unknown = next(name for name in data if name not in cls.model_fields)
-        return {name: data[name] for name in (*cls.model_fields, unknown) if name in data}
+        known = {name: value for name, value in data.items() if name in cls.model_fields}
+        unknown = (name for name, value in data.items() if name not in cls.model_fields and value is not None)
+        if isinstance(info.context, IgnoredFields):
+            if cls.model_config.get("extra") == "forbid":
+                info.context.names += [cut(name) for name in islice(unknown, MAX_IGNORED - len(info.context.names))]
+        elif (name := next(unknown, None)) is not None:
+            known[cut(name)] = data[name]
+        return known
 
 
 class StreamOptions(ApiModel):

@@ -19,7 +19,7 @@ from llmjax.outputs import CompletionOutput, RequestOutput
 from llmjax.parsing.choice import DESCRIBED, reads, tools_variable
 from llmjax.serve.answers import AnswerFormat, AnswerReader
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import Server, cache_salt_of, record_of, server_of
+from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_of, server_of
 from llmjax.serve.errors import ApiError
 from llmjax.serve.generation import Job, Tally, check_priority, collect, guarded, run_job
 from llmjax.serve.logprobs import TokenNames, chat_logprobs, num_logprobs, prompt_logprobs
@@ -31,6 +31,7 @@ from llmjax.serve.prompts import (
     output_budget,
     read_tools,
     template_source,
+    unread_variables,
 )
 from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.common import check_logprobs, check_stream, check_truncation, sampling_params
@@ -42,7 +43,7 @@ from llmjax.serve.thinking import ThinkingBudget, collect_within, run_within
 async def chat_completions(request: Request) -> Response | ASGIApp:
     server = server_of(request)
     config = server.config
-    body = parse(await read_json(request), ChatRequest)
+    body = parse(await read_json(request), ChatRequest, ignored=ignored_fields(request))
     job, form, budget = await _job(server, body, request)
     answer = ChatAnswer(
         server=server,
@@ -108,6 +109,7 @@ async def _job(server: Server, body: ChatRequest, request: Request) -> tuple[Job
     tools = await read_tools(body)
     tools = tools if calls_allowed(body.tool_choice, tools) else []
     source = template_source(server, body, with_tools=bool(tools))
+    record_of(request).ignored += unread_variables(body, source)
     prompt = await chat_prompt(
         server,
         body,

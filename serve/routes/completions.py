@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from llmjax.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from llmjax.sampling.params import SamplingParams
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import Server, cache_salt_of, record_of, server_of
+from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_of, server_of
 from llmjax.serve.generation import Job, JobOutput, Tally, check_priority, collect, guarded, run_job
 from llmjax.serve.logprobs import (
     LegacyLogprobs,
@@ -42,7 +42,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 async def completions(request: Request) -> Response | ASGIApp:
     server = server_of(request)
     config = server.config
-    body = parse(await read_json(request), CompletionRequest)
+    body = parse(await read_json(request), CompletionRequest, ignored=ignored_fields(request))
     job = await _job(server, body, request)
     tally = Tally(job, record_of(request), count_completion=not body.prompt_only)
     answer = CompletionAnswer(server=server, body=body, job=job, tally=tally, created=int(time.time()))

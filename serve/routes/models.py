@@ -12,10 +12,10 @@ from starlette.routing import Route
 from llmjax.serve.context import Server, server_of
 
 
-def _card(server: Server) -> dict[str, Any]:
+def _card(server: Server, name: str) -> dict[str, Any]:
     engine = server.engine
     return {
-        "id": engine.info.model_name,
+        "id": name,
         "object": "model",
         "created": server.created,
         "owned_by": "llmjax",
@@ -26,14 +26,18 @@ def _card(server: Server) -> dict[str, Any]:
 
 
 async def list_models(request: Request) -> Response:
-    body = {"object": "list", "data": [_card(server_of(request))]}
+    server = server_of(request)
+    names = server.engine.config.served_names or (server.engine.info.model_name,)
+    body = {"object": "list", "data": [_card(server, name) for name in names]}
     return Response(orjson.dumps(body), media_type="application/json")
 
 
 async def get_model(request: Request) -> Response:
     server = server_of(request)
-    server.check_model(request.path_params["model_id"])
-    return Response(orjson.dumps(_card(server)), media_type="application/json")
+    name = request.path_params["model_id"]
+    server.check_model(name)
+    known = name if name in server.engine.config.served_names else server.engine.info.model_name
+    return Response(orjson.dumps(_card(server, known)), media_type="application/json")
 
 
 # Model ids may hold slashes.

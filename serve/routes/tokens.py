@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import server_of
+from llmjax.serve.context import ignored_fields, server_of
 from llmjax.serve.prompts import chat_prompt, check_ids, completion_prompts, off_loop, read_tools
 from llmjax.serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
@@ -18,11 +18,11 @@ async def tokenize(request: Request) -> Response:
     server = server_of(request)
     data = await read_json(request)
     if "messages" in data:
-        chat = parse(data, TokenizeChatRequest)
+        chat = parse(data, TokenizeChatRequest, ignored=ignored_fields(request))
         server.check_model(chat.model)
         prompt, with_names = await chat_prompt(server, chat, tools=await read_tools(chat)), chat.return_token_strs
     else:
-        text = parse(data, TokenizeTextRequest)
+        text = parse(data, TokenizeTextRequest, ignored=ignored_fields(request))
         server.check_model(text.model)
         (prompt,) = await completion_prompts(
             server, [text.prompt], add_special_tokens=text.add_special_tokens, echo=False
@@ -45,7 +45,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special ones included."""
     server = server_of(request)
-    body = parse(await read_json(request), DetokenizeRequest)
+    body = parse(await read_json(request), DetokenizeRequest, ignored=ignored_fields(request))
     server.check_model(body.model)
     check_ids(server, body.tokens, field="tokens")
     tokenizer = server.tokenizer

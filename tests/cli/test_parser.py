@@ -75,7 +75,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     [
         ("--prot 1", "unknown flag --prot; did you mean --port? (see --help)"),
         ("--max-modellen=1", "unknown flag --max-modellen; did you mean --max-model-len? (see --help)"),
-        ("--speculative-model", "unknown flag --speculative-model"),
+        ("--superfluous-thing", "unknown flag --superfluous-thing"),
         ("a b", "unknown argument b (see --help)"),
         ("a --model b", "the model is given twice: a and --model b"),
         ("--port", "--port/--p: expected one argument"),

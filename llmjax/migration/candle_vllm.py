@@ -1,0 +1,82 @@
+"""Flags of candle-vLLM and Candle-vLLM-GCU: those of today, and those of the versions that took a model's type last."""
+
+from __future__ import annotations
+
+from llmjax.migration.answers import ForeignFlag, Takes
+from llmjax.migration.rows import PARALLEL, accepted, alias, means, ours, refused
+
+NOTHING = Takes.NOTHING
+MCP = "tools are called by the client; give it the MCP servers"
+
+# What older versions want after the other arguments. Here the model's files say it.
+MODEL_TYPES = frozenset(
+    [
+        "llama",
+        "llama2",
+        "llama3",
+        "llama4",
+        "phi2",
+        "phi3",
+        "phi4",
+        "qwen2",
+        "qwen3",
+        "qwen2-moe",
+        "qwen3-moe",
+        "qwen2moe",
+        "qwen3moe",
+        "qwen35",
+        "qwen3-5",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "mistral",
+        "yi",
+        "stable-lm",
+        "stablelm",
+        "deep-seek",
+        "deepseek",
+        "deepseek2",
+        "glm4",
+        "qwq",
+    ]
+)
+
+PARSERS = {
+    "qwen_coder": "qwen3_coder",
+    "json": "llama3_json",
+    "llama": "llama3_json",
+    "deepseek": "deepseek_v3",
+    "glm47_moe": "glm45",
+    "passthrough": "none",
+}
+
+FLAGS: tuple[ForeignFlag, ...] = (
+    *ours("--h --p --port --m --model-id --w --weight-path --f --weight-file --hf-token --dtype --isq --quant --cpu"),
+    *ours("--d --device-ids --mem --kvcache-mem-gpu --kv-fraction --kvcache-dtype --block-size --disable-prefix-cache"),
+    *ours("--max-num-seqs --prefill-chunk-size --max-model-len --num-experts-offload-per-rank --batch --verbose --log"),
+    *refused("--hf-token-path", "give the token itself (--hf-token or HF_TOKEN), or log in with hf auth login"),
+    *refused("--yarn-scaling-factor", """use --hf-overrides '{"rope_scaling": {"rope_type": "yarn", "factor": 4}}'"""),
+    *accepted("--multithread|--multi-process", "one process drives all devices (--engine-process)", takes=NOTHING),
+    *accepted("--mamba-fraction", "recurrent states get what max_num_seqs sequences need"),
+    *accepted("--kvcache-mem-cpu", "preempted requests are computed again, so none are swapped", neutral="0"),
+    *accepted("--prefix-cache-max-tokens", "the prefix cache takes the pages that are free, and gives them back"),
+    *accepted("--holding-time", "requests join the next step; none has to wait for others"),
+    *means("--disable-cuda-graph", "cuda_graphs", "off"),
+    *alias("--temperature", "override_generation_config", key="temperature"),
+    *alias("--top-p", "override_generation_config", key="top_p"),
+    *alias("--min-p", "override_generation_config", key="min_p"),
+    *alias("--top-k", "override_generation_config", key="top_k"),
+    *alias("--frequency-penalty", "override_generation_config", key="frequency_penalty"),
+    *alias("--presence-penalty", "override_generation_config", key="presence_penalty"),
+    *alias("--penalty --repeat-penalty --repetition-penalty", "override_generation_config", key="repetition_penalty"),
+    *alias("--max-gen-tokens", "override_generation_config", key="max_new_tokens"),
+    *accepted("--repeat-last-n", "--penalty counts all tokens of prompt and answer", neutral="-1"),
+    *means("--thinking", "default_chat_template_kwargs", '{"enable_thinking": true}', off='{"enable_thinking": false}'),
+    *alias("--enforce-parser", "tool_call_parser", words=PARSERS),
+    *refused("--mcp-command|--mcp-args|--mcp-config", MCP),
+    *refused("--record-conversation", "conversations are not kept; send all messages with each request", takes=NOTHING),
+    *accepted("--ui-server", "there is no web page; llmjax chat talks in a terminal", takes=NOTHING),
+    *refused("--num-nodes|--num-shards", PARALLEL, neutral="1"),
+    *refused("--node-rank", PARALLEL, neutral="0"),
+    *accepted("--master-addr|--master-port", "one machine is used, so there is nobody to meet"),
+)  # fmt: skip

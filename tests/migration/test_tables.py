@@ -1,0 +1,304 @@
+"""Command lines and arguments of other programs: each flag of the recorded lists has the answer that the docs give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmjax.cli.serve import parse, serve_parser, settings
+from llmjax.config import EngineConfig, ServerConfig
+from llmjax.config_file import load_configs
+from llmjax.errors import ConfigError
+from llmjax.llm import LLM
+from llmjax.llm import _config as llm_config
+from llmjax.migration import page
+from llmjax.migration.answers import plain
+from llmjax.migration.candle_vllm import MODEL_TYPES
+from llmjax.migration.tables import FLAGS, PROGRAMS
+from llmjax.settings import settings_of
+
+HERE = Path(__file__).parent
+DOCS = HERE.parents[1] / "docs" / "flags.md"
+PARSER = serve_parser()
+FILES = ("vllm_flags.tsv", "candle_vllm_flags.tsv", "llama_server_flags.tsv")
+
+
+def recorded(name: str) -> Iterator[tuple[list[str], str, str]]:
+    """Spellings, kind and default of each flag in a list."""
+    for line in (HERE / name).read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            names, kind, default = line.split("\t")
+            yield names.split(), kind, default
+
+
+def answer_to(*argv: str) -> str:
+    """ "" or why the command line is refused."""
+    try:
+        settings(PARSER, list(argv))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_spelling_of_the_lists_is_known(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Accepted, or told in one line why not; underscores, = and the forms with no- too."""
+    known = {name: flag for flag in reversed(FLAGS) for name in flag.spellings}
+    for names, kind, default in recorded(file):
+        for name in names:
+            example = default or "1"
+            flagged = kind in ("switch", "store_true")
+            lines = [[name] if flagged else [name, example]]
+            if name.startswith("--"):
+                spelled = name[2:].replace("-", "_")
+                lines += [[f"--{spelled}"]] if flagged else [[f"--{spelled}={example}"]]
+                lines += [[f"--no-{name[2:]}"]] if kind == "switch" and not name.startswith("--no-") else []
+            for line in lines:
+                said = answer_to(*line)
+                assert "unknown" not in said and "expected" not in said and "did you mean" not in said, (line, said)
+                assert "\n" not in said
+                flag = known.get(name)
+                if said and flag is not None and flag.refusal:
+                    assert said == f"{line[0].partition('=')[0].replace('_', '-')}: {flag.refusal}"
+    for line in capsys.readouterr().err.splitlines():
+        assert re.match(r"llmjax: note: --?[\w-]+: \S", line)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_flag_with_its_own_default_is_accepted(file: str) -> None:
+    ambiguous = {"-n", "-r"}  # two programs mean different things by them
+    refused = {}
+    for names, kind, default in recorded(file):
+        for name in names:
+            line: list[str] = []
+            if kind in ("value", "list", "optional") and default and name not in ambiguous:
+                line = [name, default]
+            elif kind == "switch" and default == "False" and name.startswith("--"):
+                line = [f"--no-{name[2:]}"]
+            if said := answer_to(*line):
+                refused[name] = said
+    assert refused == {}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_flag_of_the_lists_stands_in_the_docs(file: str) -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    missing = [name for names, _, _ in recorded(file) for name in names if f"`{name}`" not in text]
+    assert [name for name in missing if not name.startswith("--no-")] == []
+
+
+def test_the_docs_are_what_the_tables_say() -> None:
+    assert DOCS.read_text(encoding="utf-8") == page.page(), "python -m llmjax.migration.page > docs/flags.md"
+
+
+def test_the_tables_hold_together() -> None:
+    known = {**settings_of(EngineConfig), **settings_of(ServerConfig)}
+    shown = set(PARSER._option_string_actions)
+    for program, flags in PROGRAMS.items():
+        names = [name for flag in flags for name in flag.spellings]
+        assert sorted(names) == sorted(set(names)), program
+        for flag in flags:
+            assert flag.setting is None or flag.setting in known, flag
+            assert sum(map(bool, (flag.setting, flag.note, flag.refusal))) <= 1, flag
+            assert set(flag.spellings) <= shown, flag
+            for text in (flag.note, flag.refusal):
+                assert not text.endswith(".") and "\n" not in text
+
+
+def values_of(*argv: str) -> dict[str, Any]:
+    """What a command line changes of the defaults."""
+    made = settings(PARSER, list(argv))
+    defaults = {**vars(EngineConfig()), **vars(ServerConfig())}
+    return {
+        name: value for name, value in {**vars(made.engine), **vars(made.server)}.items() if value != defaults[name]
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--served-model-name a b", {"served_model_name": ["a", "b"]}),
+        ("--api-key k1 k2 --port 9", {"api_key": ["k1", "k2"], "port": 9}),
+        ("--api-key k1 --api-key k2,3", {"api_key": ["k1", "k2,3"]}),
+        ("""--allowed-origins ["*"]""", {"allowed_origins": ["*"]}),
+        ("--allowed-origins=a,b", {"allowed_origins": ["a", "b"]}),
+        ("--max-model-len auto", {}),
+        ("--max-model-len -1", {}),
+        ("--max_model_len 32k", {"max_model_len": 32_000}),
+        ("--max-model-len=1M", {"max_model_len": 2**20}),
+        ("--dtype half", {"dtype": "float16"}),
+        ("--dtype bf16 --kvcache-dtype f16", {"dtype": "bfloat16", "kv_cache_dtype": "float16"}),
+        ("--dtype float", {"dtype": "float32"}),
+        ("-tp 2 -q awq", {"tensor_parallel_size": 2, "quantization": "awq"}),
+        ("-pp 1 --nnodes 1 --disable-log-requests --load-format auto", {}),
+        ("--enforce-eager --no-enable-prefix-caching", {"cuda_graphs": "off", "enable_prefix_caching": False}),
+        ("--no-enforce-eager --no-disable-prefix-cache", {}),
+        ("--enable-chunked-prefill --async-scheduling", {}),
+        ("--rope-theta 1e6", {"hf_overrides": {"rope_theta": 1e6}}),
+        (
+            '--rope-scaling {"rope_type":"yarn"} --hf-overrides {"a":1}',
+            {"hf_overrides": {"rope_scaling": {"rope_type": "yarn"}, "a": 1}},
+        ),
+        (
+            "--hf-overrides.rope_scaling.factor=4 --hf_overrides.n_layer 2",
+            {"hf_overrides": {"rope_scaling": {"factor": 4}, "n_layer": 2}},
+        ),
+        ("--generation-config vllm", {"generation_config": "none"}),
+        ("""--override-generation-config {"top_k":5}""", {"override_generation_config": {"top_k": 5}}),
+        (
+            """--default-chat-template-kwargs {"enable_thinking":false}""",
+            {"default_chat_template_kwargs": {"enable_thinking": False}},
+        ),
+        ("--uvicorn-log-level critical", {"log_level": "error"}),
+        ("--sse-keep-alive-interval 0", {"sse_keep_alive_interval": 0.0}),
+        (
+            "--tool-call-parser hermes --reasoning-parser qwen3",
+            {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"},
+        ),
+        (
+            "--weight-path /m llama3 --quant q4k --penalty 1.1 --temperature 0.",
+            {
+                "model": "/m",
+                "quantization": "q4k",
+                "override_generation_config": {"repetition_penalty": 1.1, "temperature": 0.0},
+            },
+        ),
+        (
+            "--model-id Qwen/QwQ-32B --dtype bf16 --weight-path ./ --weight-file q.gguf qwen2 --quant gguf",
+            {"model": "./", "gguf_file": "q.gguf", "dtype": "bfloat16", "quantization": "gguf"},
+        ),
+        (
+            "--max-gen-tokens 64 --top-k 40 --top-p 0.9 --thinking",
+            {
+                "override_generation_config": {"max_new_tokens": 64, "top_k": 40, "top_p": 0.9},
+                "default_chat_template_kwargs": {"enable_thinking": True},
+            },
+        ),
+        (
+            "--kvcache-mem-gpu 8192 --multi-process --device-ids 0,1",
+            {"kv_cache_memory_bytes": 2**33, "device_ids": "0,1"},
+        ),
+        ("--enforce-parser qwen_coder --disable-cuda-graph", {"tool_call_parser": "qwen3_coder", "cuda_graphs": "off"}),
+        (
+            "-m x.gguf -c 8192 -np 4 -t 8 -ngl 99 -fa on --jinja",
+            {"model": "x.gguf", "max_model_len": 8192, "max_num_seqs": 4, "threads": 8},
+        ),
+        ("-c 0 -t -1 --no-webui --metrics", {}),
+        (
+            "-hf org/name:Q4_K_M -a name -ctk q8_0 --temp 0.1",
+            {
+                "model": "org/name:Q4_K_M",
+                "served_model_name": ["name"],
+                "kv_cache_dtype": "int8",
+                "override_generation_config": {"temperature": 0.1},
+            },
+        ),
+        ("-v", {"log_level": "debug"}),
+        ("--device gcu", {"device": "gcu"}),
+    ],
+)
+def test_what_command_lines_come_to(line: str, expected: dict[str, Any]) -> None:
+    assert values_of(*line.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--pipeline-parallel-size 2", "--pipeline-parallel-size: not supported yet; --tensor-parallel-size N divides"),
+        ("-pp 2", "-pp: not supported yet"),
+        ("--enable-lora", "--enable-lora: adapters are not supported yet; merge"),
+        ("--lora-modules a=b c=d", "--lora-modules: adapters are not supported yet"),
+        ("--num-gpu-blocks-override 5", "--num-gpu-blocks-override: size the KV cache with --kv-cache-memory-bytes"),
+        ("--no-enable-chunked-prefill", "--no-enable-chunked-prefill: prompts are always computed in chunks"),
+        ("--speculative-config.model x", "--speculative-config: speculative decoding is not supported yet"),
+        ("--middleware a.b c.d", "--middleware: code is not loaded into the server"),
+        ("--mcp-command x", "--mcp-command: tools are called by the client"),
+        ("-n 5", "-n: vLLM means --nnodes by it and llama-server --n-predict"),
+        ("--cpu-offload-gb 4", "--cpu-offload-gb: of a mixture of experts --num-experts-offload-per-rank"),
+        ("--uvicorn-log-level loud", "--log-level must be one of debug, info, warning, error, not 'loud'"),
+    ],
+)
+def test_what_is_refused_says_what_to_use(line: str, message: str) -> None:
+    assert answer_to(*line.split()).startswith(message)
+
+
+def test_notes_say_why_nothing_comes_of_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    parse(["--trust-remote-code", "--enable-chunked-prefill", "--weight-path", "/m", "llama3"])
+    assert capsys.readouterr().err.splitlines() == [
+        "llmjax: note: --trust-remote-code: no code that comes with a model is run, and none is needed",
+        "llmjax: note: llama3: the model's files say what it is",
+    ]
+    assert {"llama", "llama3", "qwen2", "phi3", "mistral", "deep-seek", "gemma3", "yi", "stable-lm"} <= MODEL_TYPES
+
+
+def test_yaml_files_may_have_other_programs_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "vllm.yaml"
+    path.write_text(
+        "model: m\ntensor-parallel-size: 1\npipeline-parallel-size: 1\nenforce-eager: true\ntrust-remote-code: true\n"
+        "temperature: 0.5\nserved-model-name: [a, b]\nmax-model-len: auto\n"
+    )
+    made = load_configs(str(path))
+    assert made.engine.override_generation_config == {"temperature": 0.5}
+    assert (made.engine.cuda_graphs, made.engine.served_names, made.engine.max_model_len) == ("off", ("a", "b"), None)
+    assert "trust-remote-code: no code" in capsys.readouterr().err
+    path.write_text("pipeline-parallel-size: 2\n")
+    with pytest.raises(ConfigError, match=f"{path}: pipeline-parallel-size: not supported yet"):
+        load_configs(str(path))
+
+
+def defaults_of_vllm() -> dict[str, Any]:
+    """Every engine argument of vLLM with its default as Python has it."""
+    frontend = [names[0] for names, _, _ in recorded("vllm_flags.tsv")].index("--lora-modules")
+    words = {"": None, "True": True, "False": False, "[]": [], "{}": {}}
+    found = {}
+    for names, _, default in list(recorded("vllm_flags.tsv"))[:frontend]:
+        found[names[0][2:].replace("-", "_")] = words.get(default, default)
+    return found
+
+
+def test_arguments_of_llm() -> None:
+    given = {name: int(v) if isinstance(v, str) and v.isdigit() else v for name, v in defaults_of_vllm().items()}
+    assert len(given) > 200
+    sized = {
+        name: given[name] for name in ("model", "max_num_batched_tokens", "gpu_memory_utilization", "max_num_seqs")
+    }
+    sized["gpu_memory_utilization"] = float(sized["gpu_memory_utilization"])
+    made = llm_config({**given, **sized, "max_num_batched_tokens": 2048, "prefix_caching_hash_algo": "sha256"})
+    assert made == EngineConfig(**{**sized, "max_num_batched_tokens": 2048}, tensor_parallel_size=1)
+
+
+def test_settings_of_servers_are_noted(caplog: pytest.LogCaptureFixture) -> None:
+    assert llm_config({"model": "m", "reasoning_parser": "qwen3", "tool_call_parser": ""}) == EngineConfig(model="m")
+    assert caplog.messages == ["LLM(): reasoning_parser is a setting of `llmjax serve`, and has no effect here"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"pipeline_parallel_size": 2}, r"^LLM\(\): pipeline_parallel_size: not supported yet"),
+        ({"thinking": True}, r"^LLM\(\): thinking: default_chat_template_kwargs is a setting of `llmjax serve`"),
+        ({"gpu_memory_utilisatoin": 0.5}, r"^LLM\(\): unknown key 'gpu_memory_utilisatoin'; did you mean gpu_memory_u"),
+    ],
+)
+def test_arguments_that_llm_refuses(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM("m", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ((1, 1.0, "1", " 1.0 "), "1"),
+        ((False, "false", "False"), "false"),
+        (({}, "{}", "{ }"), "{}"),
+        (([], (), set(), "[]"), "[]"),
+        ((None, "null", ""), ""),
+        (("Auto",), "auto"),
+    ],
+)
+def test_plain_text_of_values(values: tuple[Any, ...], text: str) -> None:
+    assert {plain(value) for value in values} == {text}
