@@ -5,10 +5,12 @@ from llmjax.models.decoder import CausalLM, Hidden
 from llmjax.models.errors import UnsupportedModel
 from llmjax.models.functional import abstract_model, init_random, merge
 from llmjax.models.layers.attention import Attention
+from llmjax.models.layers.convolution import ShortConvolution
 from llmjax.models.layers.embedding import LearnedPositions
 from llmjax.models.layers.gated_delta import GatedDelta
 from llmjax.models.layers.latent import LatentAttention
 from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.mamba2 import Mamba2
 from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import ExpertGroups, Experts, SharedExpert
 from llmjax.models.layers.norm import RMS, Layer
@@ -32,6 +34,7 @@ __all__ = [
     "Layer",
     "LayerSpec",
     "LearnedPositions",
+    "Mamba2",
     "ModelConfig",
     "NormedParts",
     "Parallel",
@@ -40,6 +43,7 @@ __all__ = [
     "RopeConfig",
     "Sandwich",
     "SharedExpert",
+    "ShortConvolution",
     "UnsupportedModel",
     "abstract_model",
     "has_unit_head",

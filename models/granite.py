@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types, rms
-from llmjax.models.layers.layer import FeedForward, LayerSpec
+from llmjax.models.layers.layer import FeedForward, LayerSpec, Mixer
 from llmjax.models.layers.residual import PreNorm
+from llmjax.models.mamba2 import state_space
 
 # What Hugging Face's GraniteConfig means by a missing key.
 DEFAULTS = {
@@ -30,9 +31,20 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
 
 
 def granite_config(
-    fields: Fields, feed_forward: FeedForward, *, architecture: str, max_model_len: int | None, rotary: bool = True
+    fields: Fields,
+    feed_forward: FeedForward,
+    *,
+    architecture: str,
+    max_model_len: int | None,
+    rotary: bool = True,
+    mamba: Sequence[bool] | None = None,
 ) -> ModelConfig:
-    """Layers that are all alike, with the factors that the config has; without ``rotary`` no layer knows positions."""
+    """Layers that are all alike but for their mixers, with the factors that the config has.
+
+    Args:
+        rotary: False: no layer knows positions.
+        mamba: whether a layer has a state space in place of attention; None: none has.
+    """
     kinds, norm, bias = layer_types(fields, kinds=("full_attention",)), rms(fields), fields.flag("attention_bias")
     attention = attention_by_kind(
         fields,
@@ -45,11 +57,14 @@ def granite_config(
         o_bias=bias,
     )
     residual = PreNorm(scale=fields.number("residual_multiplier"))
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=feed_forward, norm=norm, residual=residual)
+    mixers: list[Mixer] = [attention[kinds[0]]] * len(kinds)
+    if mamba is not None and any(mamba):
+        recurrent = state_space(fields, norm=norm)
+        mixers = [recurrent if one else attention[kinds[0]] for one in mamba]
     return decoder_config(
         fields,
         architecture=architecture,
-        layers=[layer] * len(kinds),
+        layers=[LayerSpec(mixer=each, feed_forward=feed_forward, norm=norm, residual=residual) for each in mixers],
         norm=norm,
         embedding_scale=fields.number("embedding_multiplier"),
         logit_scale=1 / fields.number("logits_scaling"),

@@ -1,5 +1,5 @@
 """Granite 3 with experts: Granite with a router in every layer, and in some checkpoints an expert that every token goes
-through; Granite 4 without state spaces, which has that one alone."""
+through; Granite 4, with state spaces in some or most layers, and that one alone in some checkpoints."""
 
 from __future__ import annotations
 
@@ -7,17 +7,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from llmjax.models import granite
+from llmjax.models import granite, mamba2
 from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, gated_mlp, layer_types, softmax_experts
-from llmjax.models.layers.moe import SharedExpert
+from llmjax.models.layers.layer import FeedForward
+from llmjax.models.layers.moe import Experts, SharedExpert
 from llmjax.models.names import Names
 
 # What Hugging Face's GraniteMoeConfig means by a missing key.
 DEFAULTS = {**granite.DEFAULTS, "num_local_experts": 8, "num_experts_per_tok": 2}
 SHARED_DEFAULTS = {**DEFAULTS, "shared_intermediate_size": 0}
-HYBRID_DEFAULTS = {**DEFAULTS, "shared_intermediate_size": 1024}
+HYBRID_DEFAULTS = {**DEFAULTS, **mamba2.MAMBA_DEFAULTS, "shared_intermediate_size": 1024, "layer_types": None}
+HYBRID_ALIASES = {"layer_types": ("layers_block_type",)}
+KINDS = {
+    "mamba": "mamba",
+    "linear_attention": "mamba",
+    "attention": "full_attention",
+    "full_attention": "full_attention",
+}
 SHARED = "shared_mlp"
 SHARED_NAMES = Names(
     modules={
@@ -25,7 +33,7 @@ SHARED_NAMES = Names(
         f"model.layers.*.{SHARED}.output_linear": f"model.layers.*.mlp.{SHARED}.down_proj",
     }
 )
-HYBRID_NAMES = Names(
+DENSE_NAMES = Names(
     modules={
         f"model.layers.*.{SHARED}.input_linear": "model.layers.*.mlp.gate_up_proj",
         f"model.layers.*.{SHARED}.output_linear": "model.layers.*.mlp.down_proj",
@@ -44,29 +52,47 @@ def shared_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = Non
 
 
 def hybrid_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """`from_hf` for GraniteMoeHybrid whose layers all have attention, and no experts."""
-    fields = Fields(config, HYBRID_DEFAULTS)
+    """`from_hf` for GraniteMoeHybrid: state spaces in some layers, and maybe no experts but the shared one."""
+    fields = Fields(config, HYBRID_DEFAULTS, aliases=HYBRID_ALIASES)
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    if "mamba" in layer_types(fields, ["mamba"] * count, kinds=("attention", "full_attention")):
-        raise fields.error("layer_types", "means state spaces, which are not supported")
-    fields.require("num_local_experts", 0)
+    kinds = [KINDS[kind] for kind in layer_types(fields, ["mamba"] * count, kinds=tuple(KINDS))]
     fields.require("position_embedding_type", "rope", "nope")
-    mlp = replace(gated_mlp(fields), inner=fields.integer("shared_intermediate_size"))
+    if _has_experts(config):
+        half: FeedForward = _experts(fields)
+    else:
+        half = replace(gated_mlp(fields), inner=fields.integer("shared_intermediate_size"))
     return granite.granite_config(
-        replace(fields, values={**config, "layer_types": None}),
-        mlp,
+        replace(
+            fields,
+            values={key: value for key, value in config.items() if key not in ("layer_types", "layers_block_type")},
+        ),
+        half,
         architecture="GraniteMoeHybridForCausalLM",
         max_model_len=max_model_len,
         rotary=fields.get("position_embedding_type") == "rope",
+        mamba=[kind == "mamba" for kind in kinds],
     )
+
+
+def hybrid_names(config: Mapping[str, Any]) -> Names:
+    """What files call the MLP that every token goes through, which stands beside experts or alone."""
+    return SHARED_NAMES if _has_experts(config) else DENSE_NAMES
+
+
+def _has_experts(config: Mapping[str, Any]) -> bool:
+    return config.get("num_local_experts", DEFAULTS["num_local_experts"]) not in (0, None)
 
 
 def _with_experts(fields: Fields, architecture: str, max_model_len: int | None) -> ModelConfig:
     fields.require("mlp_bias", False)
+    return granite.granite_config(fields, _experts(fields), architecture=architecture, max_model_len=max_model_len)
+
+
+def _experts(fields: Fields) -> Experts:
     # The router's softmax is over a token's experts alone, which is as if shares over all were normalized.
     experts = softmax_experts(fields, inner="intermediate_size", normalize=True)
     if "shared_intermediate_size" in fields.defaults and (
         inner := fields.integer("shared_intermediate_size", minimum=0)
     ):
         experts = replace(experts, shared=SharedExpert(inner=inner, name=SHARED, gated=False))
-    return granite.granite_config(fields, experts, architecture=architecture, max_model_len=max_model_len)
+    return experts

@@ -22,8 +22,8 @@ class Names:
     """How the tensors of files become those of a model, which has Llama's names.
 
     Attributes:
-        modules: those of files with those of the model; ``*`` stands for a layer's number. A second ``*`` on the left
-            numbers vectors that are stacked. Others keep their names.
+        modules: those of files with those of the model; ``*`` stands for a layer's number, unless the number itself is
+            there. A second ``*`` on the left numbers vectors that are stacked. Others keep their names.
         prefix: of modules in files, which is left out in the table, and by some files.
         qkv: order of rows of what becomes ``self_attn.qkv_proj``, which is then taken apart, as is
             ``mlp.gate_up_proj``, gate first.
@@ -40,6 +40,8 @@ class Names:
     def in_model(self, module: str) -> tuple[str, int | None]:
         """A module of a file as the model calls it, and its number in a stack; None: it is not part of one."""
         own = module.removeprefix(self.prefix)
+        if own in self.modules:
+            return self.modules[own], None
         if (known := self.modules.get(NUMBER.sub("*", own))) is None:
             return module, None
         numbers = [int(number) for number in NUMBER.findall(own)]

@@ -8,7 +8,14 @@ from typing import Any
 
 from llmjax.models.registry import MODEL_TYPES
 
-MULTIMODAL = frozenset({"Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration"})
+MULTIMODAL = frozenset(
+    {
+        "Gemma3ForConditionalGeneration",
+        "Mistral3ForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    }
+)
 """Classes whose text model is read on its own."""
 TEXT = "text_config"
 # What multimodal models say for their text model too, if it does not.

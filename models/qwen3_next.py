@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmjax.kernels.activations import ACTIVATIONS
@@ -18,7 +18,7 @@ from llmjax.models.hf_config import (
     softmax_experts,
 )
 from llmjax.models.layers.gated_delta import GatedDelta
-from llmjax.models.layers.layer import LayerSpec, Mixer
+from llmjax.models.layers.layer import FeedForward, LayerSpec, Mixer
 from llmjax.models.layers.norm import RMS
 
 # What Hugging Face's Qwen3NextConfig means by a missing key.
@@ -48,12 +48,26 @@ KINDS = ("full_attention", "linear_attention")
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS)
+    experts = softmax_experts(
+        fields,
+        inner="moe_intermediate_size",
+        normalize=fields.flag("norm_topk_prob"),
+        shared="shared_expert_intermediate_size",
+    )
+    halves = qwen2_moe.feed_forwards(fields, experts)
+    return hybrid(fields, halves, "Qwen3NextForCausalLM", max_model_len, in_turn=False)
+
+
+def hybrid(
+    fields: Fields, halves: Sequence[FeedForward], architecture: str, max_model_len: int | None, *, in_turn: bool
+) -> ModelConfig:
+    """Gated delta nets and gated attention, each before one of ``halves``; ``in_turn``: see ``GatedDelta``."""
     fields.require("mlp_bias", False)
     count, interval = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), fields.integer("full_attention_interval")
     default = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(count)]
     kinds, norm = layer_types(fields, default, kinds=KINDS), rms(fields, plus_one=True)
     bias = fields.flag("attention_bias")
-    mixers: dict[str, Mixer] = {"linear_attention": _delta_net(fields)}
+    mixers: dict[str, Mixer] = {"linear_attention": _delta_net(fields, in_turn=in_turn)}
     mixers |= attention_by_kind(
         fields,
         ("full_attention",),
@@ -65,20 +79,13 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         qk_norm=norm,
         gated=True,
     )
-    experts = softmax_experts(
-        fields,
-        inner="moe_intermediate_size",
-        normalize=fields.flag("norm_topk_prob"),
-        shared="shared_expert_intermediate_size",
-    )
     layers = [
-        LayerSpec(mixer=mixers[kind], feed_forward=feed_forward, norm=norm)
-        for kind, feed_forward in zip(kinds, qwen2_moe.feed_forwards(fields, experts), strict=True)
+        LayerSpec(mixer=mixers[kind], feed_forward=half, norm=norm) for kind, half in zip(kinds, halves, strict=True)
     ]
-    return decoder_config(fields, architecture="Qwen3NextForCausalLM", layers=layers, norm=norm)
+    return decoder_config(fields, architecture=architecture, layers=layers, norm=norm)
 
 
-def _delta_net(fields: Fields) -> GatedDelta:
+def _delta_net(fields: Fields, *, in_turn: bool) -> GatedDelta:
     key_heads, value_heads = fields.integer("linear_num_key_heads"), fields.integer("linear_num_value_heads")
     if value_heads % key_heads:
         raise fields.error("linear_num_value_heads", f"is not divisible by linear_num_key_heads = {key_heads}")
@@ -90,4 +97,5 @@ def _delta_net(fields: Fields) -> GatedDelta:
         width=fields.integer("linear_conv_kernel_dim", minimum=2),
         activation=fields.choice("hidden_act", ACTIVATIONS),
         norm=RMS(fields.number("rms_norm_eps")),
+        in_turn=in_turn,
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from llmjax.models import (
     baichuan,
+    bamba,
     bloom,
     chatglm,
     cohere,
@@ -35,12 +36,15 @@ from llmjax.models import (
     granite_moe,
     hunyuan,
     internlm,
+    lfm2,
     llama,
+    mamba2,
     minicpm,
     minimax_m2,
     mistral,
     mixtral,
     mpt,
+    nemotron_h,
     olmo2,
     olmoe,
     opt,
@@ -49,6 +53,7 @@ from llmjax.models import (
     qwen2,
     qwen2_moe,
     qwen3,
+    qwen3_5,
     qwen3_moe,
     qwen3_next,
     seed_oss,
@@ -71,6 +76,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "BaiChuanForCausalLM": baichuan.from_hf,
         "BaichuanForCausalLM": baichuan.by_size_from_hf,
+        "BambaForCausalLM": bamba.from_hf,
         "BloomForCausalLM": bloom.from_hf,
         "ChatGLMForConditionalGeneration": chatglm.from_hf,
         "ChatGLMModel": chatglm.from_hf,
@@ -104,14 +110,18 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "HunYuanMoEV1ForCausalLM": hunyuan.moe_from_hf,
         "InternLM2ForCausalLM": internlm.from_hf,
         "InternLM3ForCausalLM": internlm.internlm3_from_hf,
+        "Lfm2ForCausalLM": lfm2.from_hf,
+        "Lfm2MoeForCausalLM": lfm2.moe_from_hf,
         "LlamaForCausalLM": llama.from_hf,
         "MPTForCausalLM": mpt.from_hf,
+        "Mamba2ForCausalLM": mamba2.from_hf,
         "MiniCPM3ForCausalLM": minicpm.minicpm3_from_hf,
         "MiniCPMForCausalLM": minicpm.from_hf,
         "MiniMaxM2ForCausalLM": minimax_m2.from_hf,
         "MistralForCausalLM": mistral.from_hf,
         "MixtralForCausalLM": mixtral.from_hf,
         "MptForCausalLM": mpt.from_hf,
+        "NemotronHForCausalLM": nemotron_h.from_hf,
         "OPTForCausalLM": opt.from_hf,
         "Olmo2ForCausalLM": olmo2.from_hf,
         "Olmo3ForCausalLM": olmo2.olmo3_from_hf,
@@ -123,6 +133,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Qwen3ForCausalLM": qwen3.from_hf,
         "Qwen3MoeForCausalLM": qwen3_moe.from_hf,
         "Qwen3NextForCausalLM": qwen3_next.from_hf,
+        "Qwen3_5ForCausalLM": qwen3_5.from_hf,
+        "Qwen3_5MoeForCausalLM": qwen3_5.moe_from_hf,
         "SeedOssForCausalLM": seed_oss.from_hf,
         "SmolLM3ForCausalLM": smollm3.from_hf,
         "StableLMEpochForCausalLM": stablelm.from_hf,
@@ -137,6 +149,7 @@ NAMES: Mapping[str, Names] = MappingProxyType(
     {
         "BaiChuanForCausalLM": baichuan.NAMES,
         "BaichuanForCausalLM": baichuan.NAMES,
+        "BambaForCausalLM": bamba.NAMES,
         "BloomForCausalLM": bloom.NAMES,
         "ChatGLMForConditionalGeneration": chatglm.NAMES,
         "ChatGLMModel": chatglm.NAMES,
@@ -150,12 +163,14 @@ NAMES: Mapping[str, Names] = MappingProxyType(
         "Glm4ForCausalLM": glm.NAMES,
         "GlmForCausalLM": glm.NAMES,
         "GptOssForCausalLM": gpt_oss.NAMES,
-        "GraniteMoeHybridForCausalLM": granite_moe.HYBRID_NAMES,
         "GraniteMoeSharedForCausalLM": granite_moe.SHARED_NAMES,
         "HunYuanDenseV1ForCausalLM": hunyuan.NAMES,
         "HunYuanMoEV1ForCausalLM": hunyuan.NAMES,
         "InternLM2ForCausalLM": internlm.NAMES,
+        "Lfm2ForCausalLM": lfm2.NAMES,
+        "Lfm2MoeForCausalLM": lfm2.NAMES,
         "MPTForCausalLM": mpt.NAMES,
+        "Mamba2ForCausalLM": mamba2.NAMES,
         "MptForCausalLM": mpt.NAMES,
         "OPTForCausalLM": opt.NAMES,
         "Phi3ForCausalLM": phi3.NAMES,
@@ -167,6 +182,11 @@ NAMES: Mapping[str, Names] = MappingProxyType(
     }
 )
 
+# Of families whose names depend on the config.
+NAMES_BY_CONFIG: Mapping[str, Callable[[Mapping[str, Any]], Names]] = MappingProxyType(
+    {"GraniteMoeHybridForCausalLM": granite_moe.hybrid_names, "NemotronHForCausalLM": nemotron_h.names}
+)
+
 # Of families in which the head of a model with this vocabulary has rows that are to be made one long.
 UNIT_HEADS: Mapping[str, int] = MappingProxyType({"BaichuanForCausalLM": baichuan.UNIT_HEAD_VOCABULARY})
 
@@ -175,6 +195,7 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "Yi": "YiForCausalLM",
         "baichuan": "BaichuanForCausalLM",
+        "bamba": "BambaForCausalLM",
         "bloom": "BloomForCausalLM",
         "chatglm": "ChatGLMModel",
         "cohere": "CohereForCausalLM",
@@ -208,13 +229,17 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "internlm2": "InternLM2ForCausalLM",
         "internlm3": "InternLM3ForCausalLM",
         "kimi_k2": "DeepseekV3ForCausalLM",
+        "lfm2": "Lfm2ForCausalLM",
+        "lfm2_moe": "Lfm2MoeForCausalLM",
         "llama": "LlamaForCausalLM",
+        "mamba2": "Mamba2ForCausalLM",
         "minicpm": "MiniCPMForCausalLM",
         "minicpm3": "MiniCPM3ForCausalLM",
         "minimax_m2": "MiniMaxM2ForCausalLM",
         "mistral": "MistralForCausalLM",
         "mixtral": "MixtralForCausalLM",
         "mpt": "MptForCausalLM",
+        "nemotron_h": "NemotronHForCausalLM",
         "olmo2": "Olmo2ForCausalLM",
         "olmo3": "Olmo3ForCausalLM",
         "olmoe": "OlmoeForCausalLM",
@@ -224,6 +249,8 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "qwen2": "Qwen2ForCausalLM",
         "qwen2_moe": "Qwen2MoeForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
+        "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+        "qwen3_5_text": "Qwen3_5ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "qwen3_next": "Qwen3NextForCausalLM",
         "seed_oss": "SeedOssForCausalLM",
@@ -254,7 +281,9 @@ def model_config(config: Mapping[str, Any], *, max_model_len: int | None = None)
 def tensor_names(config: Mapping[str, Any]) -> Names | None:
     """What checkpoints of a model's family call its tensors; None: what the model does, or the family is unknown."""
     try:
-        return NAMES.get(_architecture(config))
+        architecture = _architecture(config)
+        by_config = NAMES_BY_CONFIG.get(architecture)
+        return NAMES.get(architecture) if by_config is None else by_config(config)
     except UnsupportedModel:
         return None
 

@@ -27,16 +27,20 @@ from llmjax.weights.packing import RowSource, RowStack, aligned_empty
 logger = logging.getLogger(__name__)
 
 ONE = re.compile(
-    r"(?P<layer>.*)\.(?:mlp|block_sparse_moe)\.experts\.(?P<expert>0|[1-9][0-9]{0,8})\.(?P<projection>\w+)\.weight"
+    r"(?P<layer>.*)\.(?:mlp|block_sparse_moe|feed_forward)\.experts\.(?P<expert>0|[1-9][0-9]{0,8})\.(?P<projection>\w+)\.weight"
 )
 STACK = re.compile(
     r"(?P<layer>.*)\.(?:mlp\.experts\.(?P<projection>gate_proj|up_proj|down_proj|gate_up_proj)"
     r"|block_sparse_moe\.(?P<granite>input_linear|output_linear))(?:\.weight)?"
 )
 BIAS = re.compile(r"(?P<module>.*\.mlp\.experts)\.(?P<projection>gate_up_proj|down_proj)_bias")
-MIXTRAL_ROUTER = re.compile(r"(?P<layer>.*)\.block_sparse_moe\.(?:gate\.|router\.layer\.)?(?P<suffix>\w+)")
-ROUTER = r"(?:mlp|block_sparse_moe)\.gate|shared_expert_gate|router(?:\.layer)?"
+OTHER_ROUTER = re.compile(
+    r"(?P<layer>.*)\.(?:block_sparse_moe|feed_forward)\.(?:gate\.|router\.layer\.)?(?P<suffix>\w+)"
+)
+ROUTER = r"(?:mlp|block_sparse_moe|feed_forward)\.gate|shared_expert_gate|router(?:\.layer)?"
 """Pattern of the modules that choose experts, at the end of a name."""
+CORRECTIONS = MappingProxyType({"expert_bias": "e_score_correction_bias"})
+"""Of scores, by LFM2's name."""
 MIXTRAL_PROJECTIONS = MappingProxyType({"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"})
 """By Mixtral's names."""
 GRANITE_PROJECTIONS = MappingProxyType({"input_linear": "gate_up_proj", "output_linear": "down_proj"})
@@ -120,8 +124,9 @@ def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict
         if one := ONE.fullmatch(name):
             projection = MIXTRAL_PROJECTIONS.get(one["projection"], one["projection"])
             single.setdefault(f"{one['layer']}.mlp.experts.{projection}.weight", {})[int(one["expert"])] = tensor
-        elif router := MIXTRAL_ROUTER.fullmatch(name):
-            found[f"{router['layer']}.mlp.gate.{router['suffix']}"] = tensor
+        elif router := OTHER_ROUTER.fullmatch(name):
+            suffix = CORRECTIONS.get(router["suffix"], router["suffix"])
+            found[f"{router['layer']}.mlp.gate.{suffix}"] = tensor
         elif (stack := STACK.fullmatch(name)) and len(tensor.shape) == 3:
             _check_plain(tensor, tensors, path)
             projection = stack["projection"] or GRANITE_PROJECTIONS[stack["granite"]]

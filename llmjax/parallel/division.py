@@ -14,7 +14,18 @@ from functools import cached_property
 import numpy as np
 
 from llmjax.errors import ConfigError
-from llmjax.models import MLP, Attention, Experts, GatedDelta, GatedMLP, LatentAttention, LayerSpec, ModelConfig
+from llmjax.models import (
+    MLP,
+    Attention,
+    Experts,
+    GatedDelta,
+    GatedMLP,
+    LatentAttention,
+    LayerSpec,
+    Mamba2,
+    ModelConfig,
+    ShortConvolution,
+)
 from llmjax.models.layers.layer import FeedForward, Mixer
 from llmjax.parallel.shares import NOTHING, HeadShares, Share, even_share, inner_share, of_entries
 
@@ -51,7 +62,9 @@ class Division:
         said = f"tensor_parallel_size {self.devices}"
         if any(isinstance(mixer, Attention) and mixer.qk_norm_over == "all heads" for mixer in mixers):
             raise ConfigError(f"{said}: attention with norms over all heads cannot be divided yet")
-        most = max(mixer.key_heads if isinstance(mixer, GatedDelta) else mixer.heads for mixer in mixers)
+        if any(isinstance(mixer, Mamba2 | ShortConvolution) for mixer in mixers):
+            raise ConfigError(f"{said}: state spaces and short convolutions cannot be divided yet")
+        most = max(_count(mixer) for mixer in mixers)
         if self.devices > most:
             raise ConfigError(f"{said}: the model has {most} heads in a layer, and each device needs one")
 
@@ -103,7 +116,7 @@ class Division:
             shares = self._attention(mixer)
             return (shares.share_of_keys, mixer.kv_heads) if keys else (shares.share_of_queries, mixer.heads)
         assert not keys
-        count = mixer.key_heads if isinstance(mixer, GatedDelta) else mixer.heads
+        count = _count(mixer)
         return even_share(count, self.devices), count
 
     def _channels(self, mixer: GatedDelta) -> Share:
@@ -129,12 +142,15 @@ class Division:
         if isinstance(mixer, GatedDelta):
             shared = mixer.value_heads // mixer.key_heads
             return replace(mixer, key_heads=share.shape[1], value_heads=shared * share.shape[1])
+        assert isinstance(mixer, Attention)
         slopes = mixer.slopes
         if slopes is not None:  # of all devices, one after another
             slopes = tuple(0.0 if head == NOTHING else slopes[head] for head in share.ravel().tolist())
         return replace(mixer, heads=share.shape[1], kv_heads=self._attention(mixer).pieces, slopes=slopes)
 
-    def _feed_forward(self, half: FeedForward) -> FeedForward:
+    def _feed_forward(self, half: FeedForward | None) -> FeedForward | None:
+        if half is None:
+            return None
         inner = inner_share(half.inner, self.devices).shape[1]
         match half:
             case GatedMLP() | MLP():
@@ -145,3 +161,9 @@ class Division:
                 assert shared is not None
                 own = inner_share(shared.inner, self.devices).shape[1]
                 return replace(half, inner=inner, shared=replace(shared, inner=own))
+
+
+def _count(mixer: Mixer) -> int:
+    """Heads that can be divided."""
+    assert not isinstance(mixer, Mamba2 | ShortConvolution)
+    return mixer.key_heads if isinstance(mixer, GatedDelta) else mixer.heads

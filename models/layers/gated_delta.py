@@ -11,10 +11,10 @@ from flax import nnx
 
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.kernels.norm import rms_norm
-from llmjax.kernels.recurrent.convolution import causal_convolution
 from llmjax.kernels.recurrent.gated_delta import gated_delta
 from llmjax.kernels.registry import Implementation, Operation
 from llmjax.models.layers.context import Context
+from llmjax.models.layers.convolution import Convolution
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import RMS
 from llmjax.models.layers.parameter import parameter
@@ -36,6 +36,7 @@ class GatedDelta:
     width: int  # of the causal convolution over q, k and v: tokens, its own included
     activation: str  # behind the convolution, a key of ACTIVATIONS
     norm: RMS  # of what a head reads, before the gate
+    in_turn: bool = False  # products before the convolution are one each, of all heads; else two, key head by key head
 
     name: ClassVar[str] = "linear_attn"
     rope: ClassVar[None] = None
@@ -72,9 +73,14 @@ class GatedDeltaModule(nnx.Module):
         self.spec = spec
         values, f32 = spec.value_heads * spec.value_dim, jnp.float32
         by_head = ("heads", "hidden")  # key heads, each with its value heads
-        # A key head's query, key, values and gates follow each other, and then come the next one's.
-        self.in_proj_qkvz = Linear(size, spec.channels + values, bias=False, dtype=dtype, axes=by_head)
-        self.in_proj_ba = Linear(size, 2 * spec.value_heads, bias=False, dtype=dtype, axes=by_head)
+        if spec.in_turn:
+            self.in_proj_qkv = Linear(size, spec.channels, bias=False, dtype=dtype, axes=("channels", "hidden"))
+            self.in_proj_z = Linear(size, values, bias=False, dtype=dtype, axes=by_head)
+            self.in_proj_b = Linear(size, spec.value_heads, bias=False, dtype=dtype, axes=by_head)
+            self.in_proj_a = Linear(size, spec.value_heads, bias=False, dtype=dtype, axes=by_head)
+        else:  # a key head's query, key, values and gates follow each other, and then come the next one's
+            self.in_proj_qkvz = Linear(size, spec.channels + values, bias=False, dtype=dtype, axes=by_head)
+            self.in_proj_ba = Linear(size, 2 * spec.value_heads, bias=False, dtype=dtype, axes=by_head)
         self.conv1d = Convolution(spec.channels, spec.width)
         self.dt_bias = parameter((spec.value_heads,), f32, axes=("heads",))
         self.A_log = parameter((spec.value_heads,), f32, axes=("heads",))
@@ -85,14 +91,11 @@ class GatedDeltaModule(nnx.Module):
         """[T, D] to [T, D], and the state with the tokens taken in."""
         spec, batch, tokens = self.spec, context.batch, len(n)
         state: RecurrentState = context.state
+        assert state.memory is not None
         shared = spec.value_heads // spec.key_heads
-        sizes = (spec.key_dim, spec.key_dim, shared * spec.value_dim, shared * spec.value_dim)
-        q, k, v, z = _split(self.in_proj_qkvz(n).reshape(tokens, -1, sum(sizes)), sizes)
-        b, a = _split(self.in_proj_ba(n).reshape(tokens, -1, 2 * shared).astype(jnp.float32), (shared, shared))
-
-        heads = q.shape[1]  # of this device
-        x = jnp.concatenate([part.reshape(tokens, -1) for part in (q, k, v)], axis=-1).astype(jnp.float32)
-        x, recent = causal_convolution(x, self.conv1d.kernel, state.recent, batch, page_size=state.page_size)
+        x, z, b, a = self._projected(n)
+        heads = x.shape[-1] // (2 * spec.key_dim + shared * spec.value_dim)  # of this device
+        x, recent = self.conv1d(x, state, batch)
         keys = heads * spec.key_dim
         q, k, v = _split(ACTIVATIONS[spec.activation](x), (keys, keys, x.shape[-1] - 2 * keys))
         q, k = (_normed(part.reshape(tokens, heads, -1)) for part in (q, k))
@@ -113,23 +116,23 @@ class GatedDeltaModule(nnx.Module):
         out = self.out_proj(read.astype(n.dtype).reshape(tokens, -1))
         return out, RecurrentState(recent, memory, state.page_size)
 
+    def _projected(self, n: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """What the convolution is given, f32 [T, channels], gates [T, heads x value size], and of each value head how
+        much is written and what decays, f32 [T, heads] before their functions."""
+        spec, tokens, f32 = self.spec, len(n), jnp.float32
+        if spec.in_turn:
+            b, a = self.in_proj_b(n).astype(f32), self.in_proj_a(n).astype(f32)
+            return self.in_proj_qkv(n).astype(f32), self.in_proj_z(n), b, a
+        shared = spec.value_heads // spec.key_heads
+        sizes = (spec.key_dim, spec.key_dim, shared * spec.value_dim, shared * spec.value_dim)
+        q, k, v, z = _split(self.in_proj_qkvz(n).reshape(tokens, -1, sum(sizes)), sizes)
+        b, a = _split(self.in_proj_ba(n).reshape(tokens, -1, 2 * shared).astype(f32), (shared, shared))
+        x = jnp.concatenate([part.reshape(tokens, -1) for part in (q, k, v)], axis=-1).astype(f32)
+        return x, z, b, a
+
     def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         """`__call__`, which ends in a product without a bias."""
         return self(n, context)
-
-
-class Convolution(nnx.Module):
-    """The weight of a convolution of each channel by itself, f32 [channels, 1, width]: queries of all heads, keys,
-    values."""
-
-    def __init__(self, channels: int, width: int) -> None:
-        self.weight = parameter((channels, 1, width), jnp.float32, axes=("channels", None, None), plain=True)
-
-    @property
-    def kernel(self) -> jax.Array:
-        """f32 [channels, width], the newest token's weight last."""
-        weight: jax.Array = self.weight.get_value()
-        return weight[:, 0]
 
 
 def _split(x: jax.Array, sizes: tuple[int, ...]) -> list[jax.Array]:

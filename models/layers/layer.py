@@ -11,8 +11,10 @@ from flax import nnx
 
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.context import Context
+from llmjax.models.layers.convolution import ShortConvolution
 from llmjax.models.layers.gated_delta import GatedDelta
 from llmjax.models.layers.latent import LatentAttention
+from llmjax.models.layers.mamba2 import Mamba2
 from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import Experts
 from llmjax.models.layers.norm import NormModule, NormSpec
@@ -28,7 +30,7 @@ from llmjax.models.layers.residual import (
 )
 from llmjax.models.layers.state import LayerState
 
-Mixer = Attention | LatentAttention | GatedDelta
+Mixer = Attention | LatentAttention | GatedDelta | Mamba2 | ShortConvolution
 FeedForward = GatedMLP | MLP | Experts
 
 
@@ -37,7 +39,7 @@ class LayerSpec:
     """What one layer is made of; layers with equal specs are traced and compiled once."""
 
     mixer: Mixer
-    feed_forward: FeedForward
+    feed_forward: FeedForward | None  # None: the mixer is all, and ``residual`` has no norms for a second half
     norm: NormSpec
     residual: Residual = field(default_factory=PreNorm)
 
@@ -57,7 +59,8 @@ class DecoderLayer(nnx.Module):
         for name in spec.residual.norms:
             setattr(self, name, spec.norm.build(size))
         setattr(self, spec.mixer.name, spec.mixer.build(size, dtype=dtype))
-        setattr(self, spec.feed_forward.name, spec.feed_forward.build(size, dtype=dtype))
+        if spec.feed_forward is not None:
+            setattr(self, spec.feed_forward.name, spec.feed_forward.build(size, dtype=dtype))
 
     def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
         """[T, D] to [T, D], and what the mixer keeps."""
@@ -78,8 +81,10 @@ class DecoderLayer(nnx.Module):
         return add_mixed(x, self.mixer, before, after, context, scale=names.scale)
 
     def feed_forward(self, x: jax.Array, context: Context) -> jax.Array:
-        """The second half."""
+        """The second half, if there is one."""
         names = self.spec.residual
+        if self.spec.feed_forward is None:
+            return x
         before, after = self.norm(names.before_feed_forward), self.norm(names.after_feed_forward)
         if isinstance(names, PostNorm):
             return normed(add_fed_forward(x, self.part, None, None, context, scale=names.scale), after)
@@ -93,6 +98,7 @@ class DecoderLayer(nnx.Module):
     @property
     def part(self) -> Any:
         """What each token goes through by itself."""
+        assert self.spec.feed_forward is not None
         return getattr(self, self.spec.feed_forward.name)
 
     def norm(self, name: str | None) -> NormModule | None:

@@ -56,6 +56,7 @@ class Experts:
     scaling: float = 1.0  # of the shares, normalized or not
     groups: ExpertGroups | None = None
     shared: SharedExpert | None = None
+    no_share: float = NO_SHARE  # added to the sum that shares are divided by
     bias: bool = False  # of the router, and of each expert's projections
 
     name: ClassVar[str] = "mlp"
@@ -125,7 +126,7 @@ class ExpertsModule(nnx.Module):
         _, chosen = jax.lax.top_k(compared, spec.per_token)
         shares = jnp.take_along_axis(scores, chosen, axis=-1)
         if spec.normalize:
-            shares = shares / (shares.sum(axis=-1, keepdims=True) + NO_SHARE)
+            shares = shares / (shares.sum(axis=-1, keepdims=True) + spec.no_share)
         return chosen.astype(jnp.int32), shares * spec.scaling
 
 

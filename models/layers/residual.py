@@ -48,6 +48,16 @@ class PreNorm(Residual):
 
 
 @dataclass(frozen=True)
+class MixerAlone(Residual):
+    """``x + mixer(norm(x))``, of layers without a second half."""
+
+    before_mixer: str = "input_layernorm"
+    after_mixer: None = None
+    before_feed_forward: None = None
+    after_feed_forward: None = None
+
+
+@dataclass(frozen=True)
 class Sandwich(Residual):
     """``x + norm(mixer(norm(x)))``, then ``x + norm(feed_forward(norm(x)))``."""
 

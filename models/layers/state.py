@@ -116,8 +116,8 @@ class RecurrentState:
     of a page reads the entry of the page before, and a full page's entry stays as the snapshot at its end.
     """
 
-    recent: jax.Array  # f32 [N, tokens, channels], the last inputs of a convolution
-    memory: jax.Array  # f32 [N, H, key size, value size]
+    recent: jax.Array | None  # f32 [N, tokens, channels], the last inputs of a convolution; None: there is none
+    memory: jax.Array | None  # f32 [N, H, key size, value size]; None: the convolution is all
     page_size: int = field(metadata={"static": True})  # tokens
 
 
@@ -125,8 +125,8 @@ class RecurrentState:
 class Recurrent:
     """A state of fixed size, rewritten by each token: shapes of RecurrentState's arrays without their first axis."""
 
-    recent: tuple[int, int]
-    memory: tuple[int, int, int]
+    recent: tuple[int, int] | None = None
+    memory: tuple[int, int, int] | None = None
 
     span: ClassVar[Span] = LastState()
 
@@ -135,11 +135,12 @@ class Recurrent:
 
         A device's channels are those of its heads, so that the order of all channels depends on the number of devices.
         """
-        return replace(state, recent=Axes((None, None, "channels")), memory=Axes((None, "heads")))
+        recent = None if state.recent is None else Axes((None, None, "channels"))
+        return replace(state, recent=recent, memory=None if state.memory is None else Axes((None, "heads")))
 
     def page_bytes(self, layout: KVLayout) -> int:
         """Bytes of one state, whatever the ``layout`` of pages is."""
-        return 4 * (prod(self.recent) + prod(self.memory))
+        return 4 * sum(prod(shape) for shape in (self.recent, self.memory) if shape is not None)
 
     def make(
         self,
@@ -157,11 +158,11 @@ class Recurrent:
             page_size: tokens after which another entry takes the state.
             dtype, as_bits, calibration: of keys and values; states are always f32.
         """
-        return RecurrentState(
-            recent=jnp.zeros((num_pages, *self.recent), jnp.float32),
-            memory=jnp.zeros((num_pages, *self.memory), jnp.float32),
-            page_size=page_size,
-        )
+
+        def zeros(shape: tuple[int, ...] | None) -> jax.Array | None:
+            return None if shape is None else jnp.zeros((num_pages, *shape), jnp.float32)
+
+        return RecurrentState(recent=zeros(self.recent), memory=zeros(self.memory), page_size=page_size)
 
 
 LayerState = KVPages | RecurrentState

@@ -28,8 +28,10 @@ KV_BYTES = {  # 20 to 28 pages of full attention: less than two requests of 64 t
     "qwen3-moe": 28 * 2304,
     "deepseek-v2": 28 * 1152,
     "qwen3-next": 28 * 1024 + 13 * 24192,  # recurrent states of three layers: 4 * 16 * 24 + 3 * 160 floats each
+    "mamba2": 13 * 13248,  # states alone: 8 * 12 * 8 + 3 * 112 floats in each of three layers
+    "granite4": 28 * 512 + 13 * 8832,  # two layers with such states
 }
-STATE_SHARE = 0.92  # of the memory of qwen3-next, for few pages and more states than a prompt has pages
+STATE_SHARE = 0.92  # of the memory of hybrids, for few pages and more states than a prompt has pages
 # In all buckets, or in the one that is compiled first, which compiles sooner.
 FAST = {"llama": True, "gemma3": True, "qwen3-next": False}
 SLOW = {"qwen3-next": True, **{name: False for name in KV_BYTES if name not in FAST}}

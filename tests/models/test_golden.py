@@ -71,6 +71,13 @@ MORE = [
     "ernie4_5-moe",
     "minimax-m2",
     "gpt-oss",
+    "lfm2",
+    "lfm2-moe",
+    "mamba2",
+    "granite4",
+    "bamba",
+    "nemotron-h",
+    "qwen3_5",
 ]
 # What these are made of is in those above.
 VARIANTS = [
@@ -90,6 +97,7 @@ VARIANTS = [
     "dots1",
     "hunyuan-moe",
     "minicpm3",
+    "qwen3_5-moe",
 ]
 ROPES = [
     ("llama", "rope-linear"),

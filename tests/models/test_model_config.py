@@ -25,14 +25,17 @@ from llmjax.models import (
     Layer,
     LayerSpec,
     LearnedPositions,
+    Mamba2,
     Parallel,
     PostNorm,
     PreNorm,
     Sandwich,
     SharedExpert,
+    ShortConvolution,
     UnsupportedModel,
     has_unit_head,
     model_config,
+    text_config,
 )
 from llmjax.models.layers.alibi import alibi_slopes
 from llmjax.models.layers.rope_lengths import LongFrequencies
@@ -56,6 +59,9 @@ NEEDED: dict[str, dict[str, Any]] = {
     "BaichuanForCausalLM": {"num_key_value_heads": 4},
     "ChatGLMForConditionalGeneration": CHATGLM,
     "ChatGLMModel": CHATGLM,
+    "BambaForCausalLM": {"mamba_n_heads": 8},
+    "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 16},
+    "NemotronHForCausalLM": {"hybrid_override_pattern": "M-*-"},
     "GraniteMoeHybridForCausalLM": {
         "layer_types": ["attention"] * 4,
         "num_local_experts": 0,
@@ -683,13 +689,22 @@ def test_unknown_models(keys: dict[str, Any], message: str) -> None:
             "= True is not supported",
         ),
         ("GraniteForCausalLM", {"residual_multiplier": 0}, "residual_multiplier = 0 must be a positive number"),
-        ("GraniteMoeHybridForCausalLM", {"num_local_experts": 0}, "layer_types = None means state spaces"),
-        ("GraniteMoeHybridForCausalLM", {"layer_types": ["mamba"] * 4}, "layer_types = 'mamba' is not supported"),
+        ("GraniteMoeHybridForCausalLM", {"layer_types": ["rwkv"] * 4}, "layer_types = 'rwkv' is not supported"),
+        ("GraniteMoeHybridForCausalLM", {"mamba_n_heads": 100}, "mamba_n_heads = 100 does not divide 128"),
+        ("GraniteMoeHybridForCausalLM", {"position_embedding_type": "alibi"}, "position_embedding_type = 'alibi'"),
+        ("Mamba2ForCausalLM", {"head_dim": 32}, "head_dim = 32 times mamba_n_heads = 128 is not 128"),
+        ("Mamba2ForCausalLM", {"num_heads": 4, "n_groups": 3}, "n_groups = 3 does not divide mamba_n_heads = 4"),
         (
-            "GraniteMoeHybridForCausalLM",
-            {"layer_types": ["attention"] * 4, "num_local_experts": 4},
-            "num_local_experts = 4 is not supported",
+            "BambaForCausalLM",
+            {"mamba_n_heads": 8, "num_key_value_heads": 2, "time_step_limit": [2, 1]},
+            "must be two numbers, the smaller one first",
         ),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M*-E"}, "has blocks with experts"),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M--"}, "has an MLP that does not follow a mixer"),
+        ("NemotronHForCausalLM", {"layers_block_type": ["rwkv"]}, "has blocks of an unknown kind, 'rwkv'"),
+        ("NemotronHForCausalLM", {}, "must say what each block is"),
+        ("Lfm2ForCausalLM", {"layer_types": ["mamba"] * 4}, "layer_types = 'mamba' is not supported"),
+        ("Qwen3_5ForCausalLM", {"attn_output_gate": False}, "attn_output_gate = False is not supported"),
         ("DeepseekV3ForCausalLM", {"topk_method": "greedy"}, "topk_method = 'greedy' is not supported"),
         ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func = 'softmax' is not supported"),
         ("DeepseekV3ForCausalLM", {"n_group": 256}, "n_group = 256 leaves 1 of 256 experts in a group, less than 2"),
@@ -807,8 +822,72 @@ def test_qwen3_next() -> None:
         config("Qwen3NextForCausalLM", layer_types=["sliding_attention"] * 4)
 
 
+def test_state_spaces_of_mamba2() -> None:
+    got = model_config({"model_type": "mamba2"})
+    state_space = Mamba2(
+        heads=128, head_dim=64, groups=8, state_dim=128, width=4, activation="silu", norm=RMS(1e-5), steps=(0, np.inf)
+    )
+    assert {layer.mixer for layer in got.layers} == {state_space} and len(got.layers) == 64
+    assert got.layers[0].feed_forward is None and got.spans == (LastState(),) and got.windows == ()
+    assert state_space.state.recent == (3, 8192 + 2 * 8 * 128) and state_space.state.memory == (128, 128, 64)
+    limits = model_config({"model_type": "mamba2", "time_step_limit": [0.5, {"__float__": "Infinity"}]})
+    assert limits.layers[0].mixer.steps == (0.5, np.inf)
+
+
+def test_hybrids_with_state_spaces() -> None:
+    granite = model_config({"model_type": "granitemoehybrid", "num_hidden_layers": 2})
+    assert granite.layers[1].mixer == Mamba2(
+        heads=128, head_dim=64, groups=1, state_dim=256, width=4, activation="silu", norm=RMS(1e-6)
+    )
+    assert granite.layers[1].feed_forward.shared == SharedExpert(inner=1024, name="shared_mlp", gated=False)
+    bamba = model_config({"model_type": "bamba", "num_hidden_layers": 3, "attn_layer_indices": [1]})
+    assert [type(layer.mixer) for layer in bamba.layers] == [Mamba2, Attention, Mamba2]
+    assert bamba.layers[1].mixer.rope.rotary_dim == 64  # half of a head
+    nemotron = model_config({"model_type": "nemotron_h", "hybrid_override_pattern": "MM-*-M"})
+    assert [type(layer.mixer) for layer in nemotron.layers] == [Mamba2, Mamba2, Attention, Mamba2]
+    assert [layer.feed_forward for layer in nemotron.layers] == [
+        None,
+        MLP(inner=21504, activation="relu2", bias=False),
+        MLP(inner=21504, activation="relu2", bias=False),
+        None,
+    ]
+    assert nemotron.layers[0].mixer.steps == (0.001, np.inf) and nemotron.layers[2].mixer.rope is None
+    listed = ["mamba", "mamba", "mlp", "attention", "mlp", "mamba"]
+    assert model_config({"model_type": "nemotron_h", "layers_block_type": listed}) == nemotron
+
+
+def test_lfm2() -> None:
+    got = model_config({"model_type": "lfm2", "num_hidden_layers": 3, "full_attn_idxs": [1]})
+    assert [type(layer.mixer) for layer in got.layers] == [ShortConvolution, Attention, ShortConvolution]
+    assert got.layers[0].mixer == ShortConvolution(size=2560, width=3) and got.tie_word_embeddings
+    assert got.layers[0].feed_forward.inner == 8192  # two thirds of 12288
+    odd = {"model_type": "lfm2", "block_ff_dim": 1000, "block_ffn_dim_multiplier": 1.3, "tie_embedding": False}
+    assert model_config(odd).layers[0].feed_forward.inner == 1024 and not model_config(odd).tie_word_embeddings
+    moe = model_config({"model_type": "lfm2_moe", "num_hidden_layers": 3, "layer_types": ["conv"] * 3})
+    assert [type(layer.feed_forward) for layer in moe.layers] == [GatedMLP, GatedMLP, Experts]
+    experts = moe.layers[2].feed_forward
+    assert (experts.score, experts.corrected, experts.normalize, experts.no_share) == ("sigmoid", True, True, 1e-6)
+
+
+def test_qwen3_5() -> None:
+    got = model_config({"model_type": "qwen3_5_text"})
+    assert got.layers[0].mixer.in_turn and type(got.layers[0].feed_forward) is GatedMLP
+    assert [layer.mixer.state.span for layer in got.layers[:4]] == [LastState()] * 3 + [AllTokens()]
+    moe = model_config({"model_type": "qwen3_5_moe_text"})
+    experts = moe.layers[0].feed_forward
+    assert (len(moe.layers), experts.count, experts.per_token, experts.normalize) == (40, 256, 8, True)
+    # As published: a model of images whose text model knows sections of positions, which are all alike in text.
+    rope = {"rope_type": "default", "rope_theta": 1e7, "mrope_section": [11, 11, 10], "mrope_interleaved": True}
+    text = {"model_type": "qwen3_5_text", "rope_parameters": rope | {"partial_rotary_factor": 0.25}}
+    nested = text_config({"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text})
+    assert nested is not None and model_config(nested).ropes[0].rotary_dim == 64
+
+
 # Families that rotate a part of each head.
 PARTIAL = {
+    "BambaForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
     "ChatGLMForConditionalGeneration",
     "ChatGLMModel",
     "Glm4ForCausalLM",
@@ -824,9 +903,17 @@ PARTIAL = {
     "StableLmForCausalLM",
 }
 # Families with layers that do not know positions.
-PARTLY_ROTATED = {"Cohere2ForCausalLM", "Exaone4ForCausalLM", "GraniteMoeHybridForCausalLM", "SmolLM3ForCausalLM"}
+PARTLY_ROTATED = {
+    "Cohere2ForCausalLM",
+    "Exaone4ForCausalLM",
+    "GraniteMoeHybridForCausalLM",
+    "NemotronHForCausalLM",
+    "SmolLM3ForCausalLM",
+}
 # Families with positions elsewhere.
 ROPELESS = {
+    "Mamba2ForCausalLM",
+    "NemotronHForCausalLM",
     "BaichuanForCausalLM",  # of this size
     "BloomForCausalLM",
     "GPT2LMHeadModel",
@@ -870,6 +957,8 @@ def test_any_config_is_read_or_refused(family: str, keys: Any, scaling: Any, max
     for attention in (layer.mixer for layer in got.layers):
         if isinstance(attention, GatedDelta):
             assert attention.value_heads % attention.key_heads == 0
+            continue
+        if isinstance(attention, Mamba2 | ShortConvolution):
             continue
         rope, latent = attention.rope, isinstance(attention, LatentAttention)
         assert latent or attention.heads % attention.kv_heads == 0

@@ -35,6 +35,7 @@ UNEVEN = (
     "qwen2-moe",
     "deepseek-v2",
     "qwen3-next",  # two key heads: a device has none
+    "qwen3_5",
 )
 # Of qwen3-next, with heads that three devices can share; each key head has two value heads.
 THREE = {

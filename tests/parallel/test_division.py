@@ -13,7 +13,7 @@ from llmjax.models import Attention, Experts, ModelConfig, abstract_model, model
 from llmjax.parallel.division import Division
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
-FAMILIES = ("llama-bias", "qwen2-moe", "deepseek-v2", "qwen3-next", "mpt", "stablelm-2-12b", "gpt-bigcode")
+FAMILIES = ("llama-bias", "qwen2-moe", "deepseek-v2", "qwen3-next", "qwen3_5", "mpt", "stablelm-2-12b", "gpt-bigcode")
 
 
 def config_of(name: str) -> ModelConfig:
@@ -52,6 +52,7 @@ def test_sizes_of_a_devices_model() -> None:
     ("name", "devices", "message"),
     [
         ("llama", 9, "tensor_parallel_size 9: the model has 4 heads in a layer, and each device needs one"),
+        ("granite4", 2, "tensor_parallel_size 2: state spaces and short convolutions cannot be divided yet"),
         ("olmo2", 2, "tensor_parallel_size 2: attention with norms over all heads cannot be divided yet"),
     ],
 )

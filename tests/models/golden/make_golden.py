@@ -70,6 +70,25 @@ _DEEPSEEK_EXPERTS = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 16,
 }
+_MAMBA = {
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
+_DELTA_NET = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "partial_rotary_factor": 0.25,
+    "rope_theta": 1e4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
 _GLM = {"num_hidden_layers": 2, "head_dim": 12, "partial_rotary_factor": 0.5, "pad_token_id": 0}
 
 # Heads times head size differs from the hidden size wherever the family allows it.
@@ -517,6 +536,89 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
         },
     ),
+    "lfm2": (
+        "Lfm2ForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "conv_L_cache": 3,
+            "intermediate_size": 60,
+            "block_multiple_of": 8,
+            "block_ffn_dim_multiplier": 1.1,
+            "rope_theta": 1e4,
+        },
+    ),
+    "lfm2-moe": (
+        "Lfm2MoeForCausalLM",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "num_dense_layers": 1,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "routed_scaling_factor": 1.5,
+            "rope_theta": 1e4,
+        },
+    ),
+    "mamba2": (
+        "Mamba2ForCausalLM",
+        {
+            **_WITHOUT,
+            "num_hidden_layers": 3,
+            "num_heads": 8,
+            "head_dim": 8,
+            "n_groups": 2,
+            "state_size": 12,
+            "conv_kernel": 4,
+            "expand": 2,
+            "chunk_size": 8,
+            "use_bias": True,
+        },
+    ),
+    "granite4": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            **_GRANITE_MOE,
+            **_MAMBA,
+            "num_hidden_layers": 3,
+            "intermediate_size": 16,
+            "shared_intermediate_size": 24,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "position_embedding_type": "nope",
+        },
+    ),
+    "bamba": (
+        "BambaForCausalLM",
+        {**_MAMBA, "attn_layer_indices": [2], "mamba_proj_bias": True, "time_step_limit": [0.2, 1.5]},
+    ),
+    "nemotron-h": (
+        "NemotronHForCausalLM",
+        {
+            "num_hidden_layers": 7,
+            "hybrid_override_pattern": "M-MM*-M",
+            "head_dim": 12,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "n_groups": 2,
+            "ssm_state_size": 12,
+            "time_step_min": 0.2,
+        },
+    ),
+    "qwen3_5": ("Qwen3_5ForCausalLM", {**_DELTA_NET, "tie_word_embeddings": True}),
+    "qwen3_5-moe": (
+        "Qwen3_5MoeForCausalLM",
+        {
+            **_DELTA_NET,
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_hidden_layers": 2,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
 }
 STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published
 
@@ -591,8 +693,10 @@ def build(architecture: str, config: dict) -> torch.nn.Module:
 def randomize(model: torch.nn.Module, seed: int) -> None:
     """Weights with enough spread that every operation shows in the logits, rounded to bf16."""
     generator = torch.Generator().manual_seed(seed)
-    plus_one = type(model).__name__.startswith(("Gemma", "Qwen3Next"))  # norms with weights of about zero
-    corrections = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias")]
+    plus_one = type(model).__name__.startswith(("Gemma", "Qwen3Next", "Qwen3_5"))  # norms with weights of about zero
+    corrections = [
+        (name, buffer) for name, buffer in model.named_buffers() if name.endswith(("correction_bias", "expert_bias"))
+    ]
     for name, parameter in [*model.named_parameters(), *corrections]:
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith(".weight") and parameter.ndim == 1:

@@ -1,0 +1,134 @@
+"""LFM2: short convolutions, with attention every few layers, and experts in some checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.models import llama
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import (
+    MAX_LAYERS,
+    attention_by_kind,
+    decoder_config,
+    experts_per_token,
+    gated_mlp,
+    layer_types,
+)
+from llmjax.models.layers.convolution import ShortConvolution
+from llmjax.models.layers.layer import FeedForward, LayerSpec, Mixer
+from llmjax.models.layers.moe import Experts
+from llmjax.models.layers.norm import RMS
+from llmjax.models.names import Names
+
+# What Hugging Face's Lfm2Config means by a missing key.
+DEFAULTS = {
+    **llama.DEFAULTS,
+    "vocab_size": 65536,
+    "hidden_size": 2560,
+    "intermediate_size": 12288,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128_000,
+    "rope_theta": 1e6,
+    "norm_eps": 1e-5,
+    "conv_bias": False,
+    "conv_L_cache": 3,
+    "block_multiple_of": 256,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": True,
+    "tie_word_embeddings": True,
+}
+MOE_DEFAULTS = {
+    **DEFAULTS,
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "moe_intermediate_size": 1792,
+    "block_auto_adjust_ff_dim": False,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "use_expert_bias": True,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+}
+ALIASES = {"tie_word_embeddings": ("tie_embedding",), "intermediate_size": ("block_ff_dim",)}
+MOE_ALIASES = {"tie_word_embeddings": ("tie_embedding",)}
+KINDS = ("conv", "full_attention")
+NAMES = Names(
+    modules={
+        "model.embedding_norm": "model.norm",
+        "model.layers.*.operator_norm": "model.layers.*.input_layernorm",
+        "model.layers.*.ffn_norm": "model.layers.*.post_attention_layernorm",
+        "model.layers.*.self_attn.out_proj": "model.layers.*.self_attn.o_proj",
+        "model.layers.*.self_attn.q_layernorm": "model.layers.*.self_attn.q_norm",
+        "model.layers.*.self_attn.k_layernorm": "model.layers.*.self_attn.k_norm",
+        "model.layers.*.feed_forward.w1": "model.layers.*.mlp.gate_proj",
+        "model.layers.*.feed_forward.w3": "model.layers.*.mlp.up_proj",
+        "model.layers.*.feed_forward.w2": "model.layers.*.mlp.down_proj",
+    }
+)
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+    count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    full = range(count) if fields.get("full_attn_idxs") is None else fields.indices("full_attn_idxs")
+    kinds = layer_types(fields, [KINDS[i in full] for i in range(count)], kinds=KINDS)
+    halves = [replace(gated_mlp(fields), inner=_inner(fields))] * count
+    return _lfm2(fields, kinds, halves, "Lfm2ForCausalLM", max_model_len)
+
+
+def moe_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """`from_hf` for LFM2 with experts behind the first layers."""
+    fields = Fields(config, MOE_DEFAULTS, aliases=MOE_ALIASES)
+    kinds = layer_types(fields, kinds=KINDS)
+    dense = fields.integer("num_dense_layers", minimum=0)
+    mlp, experts = gated_mlp(fields), _experts(fields)
+    halves = [mlp if i < dense else experts for i in range(len(kinds))]
+    return _lfm2(fields, kinds, halves, "Lfm2MoeForCausalLM", max_model_len)
+
+
+def _lfm2(
+    fields: Fields, kinds: tuple[str, ...], halves: list[Any], architecture: str, max_model_len: int | None
+) -> ModelConfig:
+    fields.require("attention_bias", False)
+    fields.require("use_pos_enc", True)
+    norm, size = RMS(fields.number("norm_eps")), fields.integer("hidden_size")
+    mixers: dict[str, Mixer] = dict(
+        attention_by_kind(fields, ("full_attention",), window=None, max_model_len=max_model_len, qk_norm=norm)
+    )
+    width = fields.integer("conv_L_cache", minimum=2)
+    mixers["conv"] = ShortConvolution(size=size, width=width, bias=fields.flag("conv_bias"))
+    layers = [
+        LayerSpec(mixer=mixers[kind], feed_forward=half, norm=norm) for kind, half in zip(kinds, halves, strict=True)
+    ]
+    return decoder_config(fields, architecture=architecture, layers=layers, norm=norm)
+
+
+def _inner(fields: Fields) -> int:
+    """The size of the MLP, which the keys say in a roundabout way."""
+    inner = fields.integer("intermediate_size")
+    if not fields.flag("block_auto_adjust_ff_dim"):
+        return inner
+    multiple, factor = fields.integer("block_multiple_of"), fields.optional_number("block_ffn_dim_multiplier")
+    inner = int(2 * inner / 3)
+    return inner if factor is None else -(-int(factor * inner) // multiple) * multiple
+
+
+def _experts(fields: Fields) -> FeedForward:
+    count = fields.integer("num_experts")
+    return Experts(
+        count=count,
+        per_token=experts_per_token(fields, count),
+        inner=fields.integer("moe_intermediate_size"),
+        activation=fields.choice("hidden_act", ACTIVATIONS),
+        normalize=fields.flag("norm_topk_prob"),
+        score="sigmoid",
+        corrected=fields.flag("use_expert_bias"),
+        scaling=fields.number("routed_scaling_factor"),
+        no_share=1e-6,
+    )

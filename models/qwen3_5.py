@@ -1,0 +1,58 @@
+"""Qwen3.5: Qwen3-Next with a product each for what it has fused, and a plain MLP in some checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.models import qwen3_next
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import MAX_LAYERS, gated_mlp, softmax_experts
+
+# What Hugging Face's Qwen3_5TextConfig means by a missing key.
+DEFAULTS = {
+    **{key: value for key, value in qwen3_next.DEFAULTS.items() if "expert" not in key},
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+}
+# What its Qwen3_5MoeTextConfig does.
+MOE_DEFAULTS = {
+    **{key: value for key, value in qwen3_next.DEFAULTS.items() if key != "mlp_only_layers"},
+    "vocab_size": 248320,
+    "num_hidden_layers": 40,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+}
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(_of_text(config), DEFAULTS)
+    fields.require("attn_output_gate", True)
+    halves = [gated_mlp(fields)] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    return qwen3_next.hybrid(fields, halves, "Qwen3_5ForCausalLM", max_model_len, in_turn=True)
+
+
+def moe_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """`from_hf` for Qwen3.5 with experts in all layers."""
+    fields = Fields(_of_text(config), MOE_DEFAULTS)
+    fields.require("attn_output_gate", True)
+    fields.require("mlp_only_layers", [])
+    experts = softmax_experts(
+        fields, inner="moe_intermediate_size", normalize=True, shared="shared_expert_intermediate_size"
+    )
+    halves = [experts] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    return qwen3_next.hybrid(fields, halves, "Qwen3_5MoeForCausalLM", max_model_len, in_turn=True)
+
+
+def _of_text(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what places images and videos: the three positions of a token of text are the same."""
+    found = dict(config)
+    for key in ("rope_parameters", "rope_scaling"):
+        if isinstance(rope := config.get(key), Mapping):
+            found[key] = {name: value for name, value in rope.items() if not name.startswith("mrope_")}
+    return found
