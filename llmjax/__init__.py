@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from llmjax.async_llm import AsyncLLM
     from llmjax.config import EngineConfig, ServerConfig
     from llmjax.conversion import quantize
+    from llmjax.inputs import TextPrompt, TokensPrompt
     from llmjax.llm import LLM, generate
     from llmjax.outputs import CompletionOutput, Logprob, RequestOutput
     from llmjax.sampling.params import RequestOutputKind, SamplingParams
@@ -26,6 +27,8 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "ServerConfig",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
     "generate",
     "quantize",
@@ -42,6 +45,8 @@ _MODULES = {
     "RequestOutputKind": "llmjax.sampling.params",
     "SamplingParams": "llmjax.sampling.params",
     "ServerConfig": "llmjax.config",
+    "TextPrompt": "llmjax.inputs",
+    "TokensPrompt": "llmjax.inputs",
     "generate": "llmjax.llm",
     "quantize": "llmjax.conversion",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llmjax.config import DEFAULT_MODEL, EngineConfig, ServerConfig
@@ -82,8 +82,9 @@ class LLM(LoadedLLM):
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
-        priority: Sequence[int] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        priority: int | Sequence[int] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Generates for every prompt.
 
@@ -92,7 +93,8 @@ class LLM(LoadedLLM):
                 bring a ``cache_salt``, and only prompts with the same one share cached prefixes.
             sampling_params: for all, or one for each prompt.
             use_tqdm: show a progress bar.
-            priority: one for each prompt, smaller first; needs ``scheduling_policy="priority"``.
+            priority: for all, or one for each prompt, smaller first; needs ``scheduling_policy="priority"``.
+            others: arguments of vLLM's that are not supported; None, as by default, is accepted.
 
         Returns:
             One output for each prompt, in order. One that failed has an ``error``; a line of the log says so.
@@ -100,13 +102,16 @@ class LLM(LoadedLLM):
         Raises:
             InvalidRequest: a prompt or parameter cannot be served; nothing has been generated then.
         """
+        _check_others(others)
         batch = _as_list(prompts)
+        if isinstance(priority, int):
+            priority = [priority] * len(batch)
         params = self._params(sampling_params, len(batch))
         if priority is not None and len(priority) != len(batch):
             raise InvalidRequest(f"{len(batch)} prompts and {len(priority)} priorities", field="priority")
         requests = self._open_all(batch, params, priority or [0] * len(batch))
         try:
-            outputs = self._run(requests, progress=use_tqdm)
+            outputs = self._run(requests, progress=bool(use_tqdm))
         except BaseException:
             # Interrupted or failed: nothing of this call may stay behind in the engine.
             for request in requests.values():
@@ -123,14 +128,28 @@ class LLM(LoadedLLM):
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
+        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
-        """Answers one conversation or a list of them; messages in OpenAI's form."""
+        """Answers one conversation or a list of them; messages in OpenAI's form.
+
+        Args:
+            chat_template_content_format: as in vLLM; which form of content a template takes is read from it.
+            others: see ``generate``.
+        """
+        _check_others(others)
+        if chat_template_content_format not in ("auto", "string", "openai"):
+            raise InvalidRequest(
+                f"chat_template_content_format must be auto, string or openai, not {chat_template_content_format!r}",
+                field="chat_template_content_format",
+            )
         if self.tokenizer is None:
             raise InvalidRequest("chat needs a tokenizer", field="messages")
         conversations: list[Any] = list(messages)
@@ -148,7 +167,7 @@ class LLM(LoadedLLM):
             )
             ids = self._frontend.encode(text, add_special_tokens=False)
             prompts.append({"prompt": text, "prompt_token_ids": ids})
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
 
     def warm_up(self) -> None:
         """Waits until every step program is compiled."""
@@ -261,6 +280,25 @@ class _KeptModel:
 
 _kept = _KeptModel()
 atexit.register(_kept.close)
+
+
+# Arguments of vLLM's generate and chat that are accepted as None, with what to do instead.
+OTHER_ARGUMENTS = {
+    "lora_request": "adapters are not supported yet; merge the adapter into the model's weights",
+    "prompt_adapter_request": "adapters are not supported yet",
+    "guided_options_request": "not supported",
+    "tokenization_kwargs": "give token ids instead",
+    "mm_processor_kwargs": "models read text only",
+    "prompt_token_ids": 'give prompts of the form {"prompt_token_ids": …}',
+}
+
+
+def _check_others(others: Mapping[str, Any]) -> None:
+    for name, value in others.items():
+        if name not in OTHER_ARGUMENTS:
+            raise TypeError(f"unexpected argument {name!r}{nearest(name, OTHER_ARGUMENTS)}")
+        if value is not None and value != {}:
+            raise InvalidRequest(f"{name}: {OTHER_ARGUMENTS[name]}", field=name)
 
 
 def _config(arguments: Mapping[str, Any]) -> EngineConfig:

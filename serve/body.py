@@ -63,7 +63,7 @@ def parse(data: dict[str, Any], model: type[M], *, ignored: list[str] | None = N
         value = getattr(body, field)
         # Type too: in Python False == 0 and True == 1.
         if not any(type(value) is type(ok) and value == ok for ok in (None, *neutral)):
-            raise unsupported(field)
+            raise unsupported(field, model.reasons.get(field, "is not supported yet"))
     return body
 
 

@@ -23,6 +23,7 @@ from llmjax.serve.limits import BodyLimits
 from llmjax.version import __version__
 
 if TYPE_CHECKING:
+    from llmjax.serve.protocol.common import GenerationRequest
     from llmjax.tokenizer import Tokenizer
 
 KEY_SALT = "key_salt"  # where a request's state holds the salt of its API key
@@ -92,6 +93,16 @@ class RequestRecord:
     completion_tokens: int | None = None
     error: str | None = None
     ignored: list[str] = field(default_factory=list)
+    user: str | None = None
+    session: str | None = None
+    metadata: dict[str, str] | None = None
+
+    def note(self, body: GenerationRequest) -> None:
+        """Keeps what a request says of itself."""
+        self.user = body.safety_identifier or body.user
+        self.session = body.session_id
+        self.metadata = body.metadata
+        self.ignored += body.without_effect()
 
 
 def new_id(headers: Mapping[str, Any]) -> str:

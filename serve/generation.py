@@ -27,6 +27,7 @@ class Job:
 
     Args:
         shown: special tokens that are part of the text.
+        keep: the best of each prompt's continuations that are answered; None: all.
     """
 
     id: str
@@ -35,6 +36,7 @@ class Job:
     priority: int = 0
     cache_salt: str | None = None
     shown: frozenset[int] = frozenset()
+    keep: int | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,22 @@ async def collect(engine: Engine, job: Job, tally: Tally) -> list[RequestOutput]
             for choice in part.output.outputs:
                 tally.add_tokens(choice)
             final[part.prompt] = part.output
+    if job.keep is not None:
+        for output in final.values():
+            output.outputs = _best(output.outputs, job.keep)
     return [final[i] for i in range(len(job.prompts))]
+
+
+def _best(choices: list[CompletionOutput], count: int) -> list[CompletionOutput]:
+    """Those of the highest log-probability per token, the best first."""
+
+    def score(choice: CompletionOutput) -> float:
+        return (choice.cumulative_logprob or 0.0) / max(len(choice.token_ids), 1)
+
+    best = sorted(choices, key=score, reverse=True)[:count]
+    for index, choice in enumerate(best):
+        choice.index = index
+    return best
 
 
 async def _merged(streams: list[AsyncGenerator[RequestOutput, None]]) -> AsyncGenerator[JobOutput, None]:

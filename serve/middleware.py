@@ -78,6 +78,9 @@ def _line(scope: Scope, record: RequestRecord) -> str:
         "ms": round(1000 * (time.perf_counter() - record.started), 1),
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,
+        "user": record.user,
+        "session": record.session,
+        "metadata": record.metadata,
         "ignored": record.ignored or None,
         "error": record.error,
     }

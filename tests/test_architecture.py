@@ -17,7 +17,7 @@ ORDER = (
     ("kernels",),
     ("models",),
     ("errors", "version", "system", "collector", "text_file", "progress"),
-    ("config", "settings", "migration", "config_file"),
+    ("config", "settings", "migration", "config_file", "inputs"),
     ("host_memory", "cpu_affinity", "platforms"),
     ("weights",),
     ("checkpoint",),

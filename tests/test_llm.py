@@ -257,6 +257,27 @@ def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert "generation_config: num_beams, no_repeat_ngram_size have no effect here" in caplog.text
 
 
+def test_arguments_of_vllm_are_accepted_empty_and_refused_else(llm: LLM) -> None:
+    empty: dict[str, Any] = {"lora_request": None, "tokenization_kwargs": None, "mm_processor_kwargs": {}}
+    params = SamplingParams(temperature=0, max_tokens=3)
+    prompt = llmjax.TokensPrompt(prompt_token_ids=[1, 2, 3], prompt="abc")
+    (output,) = llm.generate(prompt, params, use_tqdm=lambda: None, priority=0, **empty)
+    assert output.prompt == "abc" and len(output.outputs[0].token_ids) == 3
+    (told,) = llm.generate(llmjax.TextPrompt(prompt="Hello", cache_salt="x"), params, use_tqdm=False)
+    assert told.prompt == "Hello"
+    for name, says in (("lora_request", "merge the adapter"), ("tokenization_kwargs", "token ids")):
+        with pytest.raises(InvalidRequest, match=f"{name}: .*{says}"):
+            llm.generate("Hello", params, use_tqdm=False, **{name: object()})
+    with pytest.raises(TypeError, match="unexpected argument 'lora_reqest'; did you mean lora_request"):
+        llm.generate("Hello", params, lora_reqest=None)
+
+
+def test_minus_one_log_probabilities_are_all_that_the_setting_allows(llm: LLM) -> None:
+    size = llm.info.vocab_size
+    with pytest.raises(InvalidRequest, match=f"logprobs is {size}; the server allows at most"):
+        llm.generate("Hello", SamplingParams(logprobs=-1), use_tqdm=False)
+
+
 def test_generation_config_is_the_models_none_or_a_folders(tmp_path: Path) -> None:
     own = {"temperature": 0.6, "top_k": 20}
     (tmp_path / "generation_config.json").write_text('{"top_p": 0.5}')

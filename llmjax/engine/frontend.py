@@ -167,6 +167,7 @@ class Frontend:
         text, token_ids = self._tokens(prompt)
         if isinstance(prompt, Mapping) and prompt.get("cache_salt") is not None:
             cache_salt = _salt(prompt["cache_salt"], cache_salt)
+        params = self._expanded(params)
         self._check(token_ids, params)
         room = self._max_model_len - len(token_ids)
         bad_words = self._bad_words(params.bad_words)
@@ -261,6 +262,11 @@ class Frontend:
             raise InvalidRequest("there is no tokenizer: give token ids instead of text", field="prompt")
         self.tokenizer.check_length(text, max_tokens=self._max_model_len)
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _expanded(self, params: SamplingParams) -> SamplingParams:
+        """With -1 log-probabilities as those of the whole vocabulary."""
+        names = [name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) == -1]
+        return params.clone(**dict.fromkeys(names, self._vocab_size)) if names else params
 
     def _check(self, token_ids: list[int], params: SamplingParams) -> None:
         if not token_ids:

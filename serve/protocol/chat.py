@@ -13,6 +13,7 @@ from llmjax.serve.protocol.tools import MAX_TOOLS, template_calls
 
 TEXT_PARTS = frozenset({"text", "input_text"})
 MAX_MESSAGES = 8192
+TEXT_ONLY = "is not supported: models read and write text only"
 
 
 Parts = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
@@ -77,6 +78,8 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     prediction: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
+    thinking: bool | None = None
+    enable_thinking: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool | None = None
     thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
@@ -103,6 +106,26 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
         "documents": ([],),
         "media_io_kwargs": ({},),
     }
+    reasons: ClassVar[Mapping[str, str]] = {
+        **GenerationRequest.reasons,
+        "mm_processor_kwargs": TEXT_ONLY,
+        "media_io_kwargs": TEXT_ONLY,
+        "modalities": TEXT_ONLY,
+        "audio": TEXT_ONLY,
+        "prediction": "is not supported; leave it out, for it changes no answer",
+        "web_search_options": "is not supported: the server does not search; give it a tool that does",
+        "moderation": "is not supported: answers are not judged",
+        "verbosity": "is not supported; say it in a message",
+        "prompt_cache_options": "is not supported: prefixes are cached by themselves",
+        "prompt_cache_retention": "is not supported: prefixes are cached while there is room",
+        "echo": "is not supported in chats; /v1/completions has it",
+        "documents": "is not supported; put them into a message",
+    }
+
+    @property
+    def switches_thinking(self) -> bool | None:
+        """candle-vLLM's switch, under either of its names."""
+        return self.enable_thinking if self.thinking is None else self.thinking
 
     @property
     def max_tokens_field(self) -> str:

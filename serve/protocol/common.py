@@ -7,11 +7,20 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from llmjax.errors import InvalidRequest
-from llmjax.sampling.params import RequestOutputKind, SamplingParams
+from llmjax.sampling.params import MAX_N, RequestOutputKind, SamplingParams
 from llmjax.serve.errors import ApiError, cut
 
 # One bad element ends the check: a list of 10^6 wrong ones must not make 10^6 error objects.
@@ -60,8 +69,9 @@ class ApiModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
-    # Fields that are known but not supported yet, with the values that change nothing (None always is one).
+    # Fields that are known but not supported, with the values that change nothing (None always is one), and why not.
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    reasons: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -78,6 +88,27 @@ class ApiModel(BaseModel):
         elif (name := next(unknown, None)) is not None:
             known[cut(name)] = data[name]
         return known
+
+
+MAX_METADATA = 16  # entries, of keys of at most 64 and values of at most 512 characters, as OpenAI has it
+
+Name = Annotated[str, Field(max_length=512)]
+
+
+def _few_short_texts(value: dict[str, str]) -> dict[str, str]:
+    if len(value) > MAX_METADATA or any(len(key) > 64 or len(text) > 512 for key, text in value.items()):
+        raise PydanticCustomError(
+            "metadata",
+            f"takes at most {MAX_METADATA} entries, keys of 64 and values of 512 characters",
+        )
+    return value
+
+
+def _stop_of_candle(value: Any) -> Any:
+    """``{"Single": "x"}`` and ``{"Multi": ["x"]}``, as candle-vLLM writes them."""
+    if isinstance(value, dict) and len(value) == 1 and (kind := next(iter(value))) in ("Single", "Multi"):
+        return value[kind]
+    return value
 
 
 class StreamOptions(ApiModel):
@@ -104,7 +135,7 @@ class GenerationRequest(ApiModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | Strings | None = None
+    stop: Annotated[str | Strings | None, BeforeValidator(_stop_of_candle)] = None
     stop_token_ids: Ints | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -123,17 +154,23 @@ class GenerationRequest(ApiModel):
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
 
-    # Accepted and without effect on the answer.
-    user: str | None = None
-    metadata: Annotated[dict[str, str], object_of(str)] | None = None
-    service_tier: str | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     parallel_tool_calls: bool | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
-    session_id: str | None = None
 
-    # Known, not supported yet.
-    store: Any = None
+    # Written to the access log.
+    user: Name | None = None
+    safety_identifier: Name | None = None
+    session_id: Name | None = None
+    metadata: Annotated[dict[str, str], object_of(str), AfterValidator(_few_short_texts)] | None = None
+
+    # Accepted, and without effect on the answer: ``without_effect`` names those that ask for one.
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    prompt_cache_key: Name | None = None
+    store: bool | None = None
+    stream_interval: Annotated[int, Field(ge=1)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
+
+    # Known, not supported.
     response_format: Any = None
     structured_outputs: Any = None
     use_beam_search: Any = None
@@ -142,12 +179,11 @@ class GenerationRequest(ApiModel):
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
     repetition_detection: Any = None
-    stream_interval: Any = None
+    skip_reading_prefix_cache: Any = None
     return_prompt_text: Any = None
     thinking_token_budget: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "store": (False,),
         "response_format": ({"type": "text"},),
         "structured_outputs": (),
         "use_beam_search": (False,),
@@ -156,14 +192,59 @@ class GenerationRequest(ApiModel):
         "kv_transfer_params": (),
         "vllm_xargs": ({},),
         "repetition_detection": (),
-        "stream_interval": (1,),
+        "skip_reading_prefix_cache": (False,),
         "return_prompt_text": (False,),
         "thinking_token_budget": (),
+    }
+
+    reasons: ClassVar[Mapping[str, str]] = {
+        "use_beam_search": "is not supported; n and best_of give several answers",
+        "length_penalty": "belongs to beam search, which is not supported",
+        "logprob_token_ids": "is not supported; logprobs has the most probable tokens",
+        "kv_transfer_params": "is not supported: keys and values are not moved to other servers",
+        "vllm_xargs": "is not supported: there are no extensions that would read it",
+        "repetition_detection": "is not supported; repetition_penalty and frequency_penalty work against repetition",
+        "skip_reading_prefix_cache": "is not supported; a cache_salt of its own keeps a request from cached prefixes",
+        "return_prompt_text": "is not supported; return_token_ids gives the prompt's tokens, /detokenize their text",
     }
 
     @property
     def choices(self) -> int:
         return 1 if self.n is None else self.n
+
+    @property
+    def continuations(self) -> int:
+        """How many are generated, of which ``choices`` are answered."""
+        return self.choices if self.best_of is None else self.best_of
+
+    def check_best_of(self) -> None:
+        """Raises ``ApiError`` for a ``best_of`` that cannot be."""
+        if self.best_of is None or self.best_of == self.choices:
+            return
+        if self.best_of < self.choices:
+            raise ApiError(f"best_of is {self.best_of}, below n = {self.choices}", param="best_of")
+        if self.stream:
+            raise ApiError("best_of above n cannot be streamed: the best is known at the end", param="best_of")
+
+    def without_effect(self) -> list[str]:
+        """Fields that are accepted although nothing comes of what they ask for."""
+        asked = {
+            "store": bool(self.store),
+            "stream_interval": (self.stream_interval or 1) > 1,
+            "repeat_last_n": self.repeat_last_n not in (None, -1),
+        }
+        return [name for name, given in asked.items() if given]
+
+    @property
+    def tier(self) -> dict[str, str]:
+        """The tier that an answer names, if the request does."""
+        return {} if self.service_tier is None else {"service_tier": "default"}
+
+    def expand_logprobs(self, vocab_size: int) -> None:
+        """-1 log-probabilities are those of the whole vocabulary."""
+        for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+            if (value := getattr(self, name, None)) == -1 and type(value) is int:
+                setattr(self, name, vocab_size)
 
     @property
     def include_usage(self) -> bool:
@@ -234,6 +315,9 @@ def sampling_params(
     given = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
     if body.logit_bias is not None:
         given["logit_bias"] = _token_keys(body.logit_bias)
+    if body.best_of is not None:
+        given["n"] = body.continuations
+        logprobs = logprobs or 0  # the best are chosen by them
     fixed = {
         "max_tokens": max_tokens,
         "logprobs": logprobs,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from llmjax.serve.errors import ApiError, unsupported
+from llmjax.serve.errors import ApiError
 from llmjax.serve.protocol.common import GenerationRequest, Ints, Strings
 
 IntLists = Annotated[list[Ints], Field(fail_fast=True)]
@@ -17,7 +17,6 @@ class CompletionRequest(GenerationRequest):
     prompt: str | Strings | Ints | IntLists
     echo: bool = False
     logprobs: int | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
     add_special_tokens: bool = True
 
     suffix: Any = None
@@ -27,6 +26,10 @@ class CompletionRequest(GenerationRequest):
         **GenerationRequest.neutral_values,
         "suffix": ("",),
         "prompt_embeds": (),
+    }
+    reasons: ClassVar[Mapping[str, str]] = {
+        **GenerationRequest.reasons,
+        "prompt_embeds": "is not supported: prompts are text or token ids",
     }
 
     @property
@@ -49,7 +52,3 @@ class CompletionRequest(GenerationRequest):
     def scores_echo(self) -> bool:
         """The answer shows the prompt with its log-probabilities."""
         return self.echo and self.logprobs is not None
-
-    def check(self) -> None:
-        if self.best_of is not None and self.best_of != self.choices:
-            raise unsupported("best_of", "other than n is not supported")

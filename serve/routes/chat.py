@@ -78,6 +78,7 @@ def thinking_budget(server: Server, body: ChatRequest, form: AnswerFormat, *, te
         )
     asked = {
         "n": body.choices > 1,
+        "best_of": body.continuations > 1,
         "logprobs": bool(body.logprobs),
         "presence_penalty": bool(body.presence_penalty),
         "frequency_penalty": bool(body.frequency_penalty),
@@ -97,6 +98,9 @@ def thinking_budget(server: Server, body: ChatRequest, form: AnswerFormat, *, te
 async def _job(server: Server, body: ChatRequest, request: Request) -> tuple[Job, AnswerFormat, ThinkingBudget | None]:
     engine = server.engine
     server.check_model(body.model)
+    body.check_best_of()
+    body.expand_logprobs(engine.info.vocab_size)
+    record_of(request).note(body)
     logprobs = body.num_logprobs
     check_logprobs(logprobs, field="top_logprobs", limit=engine.config.max_logprobs)
     check_logprobs(body.prompt_logprobs, field="prompt_logprobs", limit=engine.config.max_logprobs)
@@ -110,11 +114,15 @@ async def _job(server: Server, body: ChatRequest, request: Request) -> tuple[Job
     tools = tools if calls_allowed(body.tool_choice, tools) else []
     source = template_source(server, body, with_tools=bool(tools))
     record_of(request).ignored += unread_variables(body, source)
+    thinking: dict[str, Any] = {}
+    if body.switches_thinking is not None:
+        thinking = dict.fromkeys(switches_of_thinking(source), body.switches_thinking)
+        record_of(request).ignored += [] if thinking else ["thinking"]
     prompt = await chat_prompt(
         server,
         body,
         tools=tools,
-        variables=effort_variables(body.reasoning_effort, source),
+        variables={**thinking, **effort_variables(body.reasoning_effort, source)},
         truncation=Truncation.of(server, body, room=asked or 1),
     )
     form = answer_format(server, body, prompt, tools=tools, template=source)
@@ -131,8 +139,16 @@ async def _job(server: Server, body: ChatRequest, request: Request) -> tuple[Job
         priority=priority,
         cache_salt=cache_salt_of(request, body.cache_salt),
         shown=frozenset() if form.grammar is None else server.formats.shown(form.grammar),
+        keep=None if body.best_of is None else body.choices,
     )
     return job, form, thinking_budget(server, body, form, template=source)
+
+
+def switches_of_thinking(template: str) -> list[str]:
+    """The variable by which a template is told whether the model is to think, if there is one."""
+    if reads(template, "enable_thinking"):
+        return ["enable_thinking"]
+    return ["thinking"] if "thinking is defined" in template else []
 
 
 def effort_variables(effort: str | None, template: str) -> dict[str, Any]:
@@ -146,10 +162,7 @@ def effort_variables(effort: str | None, template: str) -> dict[str, Any]:
     variables: dict[str, Any] = {}
     if reads(template, "reasoning_effort"):
         variables["reasoning_effort"] = effort
-    if reads(template, "enable_thinking"):
-        variables["enable_thinking"] = effort != "none"
-    elif "thinking is defined" in template:
-        variables["thinking"] = effort != "none"
+    variables |= dict.fromkeys(switches_of_thinking(template), effort != "none")
     if variables:
         return variables
     raise ApiError(
@@ -234,6 +247,7 @@ class ChatAnswer:
             "model": self.server.engine.info.model_name,
             "system_fingerprint": self.server.fingerprint,
             "choices": choices,
+            **self.body.tier,
         }
 
     def _logprobs(self, choice: CompletionOutput) -> dict[str, Any] | None:

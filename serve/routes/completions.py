@@ -55,14 +55,16 @@ async def completions(request: Request) -> Response | ASGIApp:
 async def _job(server: Server, body: CompletionRequest, request: Request) -> Job:
     engine = server.engine
     server.check_model(body.model)
-    body.check()
+    body.check_best_of()
+    body.expand_logprobs(engine.info.vocab_size)
+    record_of(request).note(body)
     check_logprobs(body.logprobs, field="logprobs", limit=engine.config.max_logprobs)
     check_logprobs(body.prompt_logprobs, field="prompt_logprobs", limit=engine.config.max_logprobs)
     check_stream(body)
     check_truncation(body)
     priority = body.priority or 0
     check_priority(engine, priority)
-    check_queue(server, prompts=len(body.prompts), choices=body.choices)
+    check_queue(server, prompts=len(body.prompts), choices=body.continuations)
     asked = 1 if body.prompt_only else body.max_tokens
     prompts = await completion_prompts(
         server,
@@ -79,6 +81,7 @@ async def _job(server: Server, body: CompletionRequest, request: Request) -> Job
         params=params,
         priority=priority,
         cache_salt=cache_salt_of(request, body.cache_salt),
+        keep=None if body.best_of is None else body.choices,
     )
 
 
@@ -119,6 +122,7 @@ class CompletionAnswer:
             "model": self.server.engine.info.model_name,
             "system_fingerprint": self.server.fingerprint,
             "choices": choices,
+            **self.body.tier,
         }
 
     async def whole(self) -> bytes:

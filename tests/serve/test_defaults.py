@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,10 +19,16 @@ BODY: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
 TEMPLATE = "{{ enable_thinking }}/{{ style }}/{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
+def vocab_size(config: EngineConfig) -> int:
+    size: int = json.loads((Path(config.model) / "config.json").read_text())["vocab_size"]
+    return size
+
+
 @pytest.fixture(scope="module")
 def own(engine_config: EngineConfig, start_server: Callable[..., Any]) -> Iterator[httpx.Client]:
     engine = engine_config.replace(
         served_model_name=("first", "second", "*"),
+        max_logprobs=vocab_size(engine_config),
         chat_template=TEMPLATE,
         override_generation_config={"temperature": 0.0, "max_new_tokens": 3, "frequency_penalty": 0.5},
     )
@@ -105,6 +113,26 @@ def test_an_unknown_field_without_a_value_is_no_error(http: httpx.Client) -> Non
     bodies = [json.dumps({**BODY, **{f"unknown{i}": None for i in range(n)}}) for n in (1, 3000)]
     headers = {"content-type": "application/json"}
     assert {http.post("/v1/chat/completions", content=body, headers=headers).status_code for body in bodies} == {200}
+
+
+def test_the_switch_of_thinking_reaches_the_template(own: httpx.Client) -> None:
+    for field in ("thinking", "enable_thinking"):
+        body = {**BODY, field: False, "return_token_ids": True}
+        answer = own.post("/v1/chat/completions", json=body)
+        ids = answer.json()["prompt_token_ids"]
+        assert own.post("/detokenize", json={"tokens": ids}).json()["prompt"] == "False/plain/the"
+        assert "x-ignored-fields" not in answer.headers
+
+
+def test_log_probabilities_of_all_tokens(own: httpx.Client, engine_config: EngineConfig) -> None:
+    size = vocab_size(engine_config)
+    body = {**BODY, "logprobs": True, "top_logprobs": -1, "prompt_logprobs": -1}
+    answer = own.post("/v1/chat/completions", json=body).json()
+    first = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    assert len(first) == len(answer["prompt_logprobs"][1]) == size
+    assert sum(math.exp(entry["logprob"]) for entry in first) == pytest.approx(1, abs=1e-4)
+    text = own.post("/v1/completions", json={"prompt": [1, 2], "max_tokens": 1, "logprobs": -1}).json()
+    assert sum(map(math.exp, text["choices"][0]["logprobs"]["top_logprobs"][0].values())) > 0.9
 
 
 def test_defaults_may_not_replace_messages() -> None:

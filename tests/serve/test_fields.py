@@ -1,0 +1,173 @@
+"""Fields beyond OpenAI's core: each has its effect, is said to have none, or is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import httpx
+import pytest
+
+from llmjax.serve.protocol.chat import ChatRequest
+from llmjax.serve.protocol.completions import CompletionRequest
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "Hello the world"}]
+BODY: dict[str, Any] = {"messages": HELLO, "max_tokens": 6, "ignore_eos": True}
+
+# vLLM's fields beyond OpenAI's, and candle-vLLM's.
+VLLM = [
+    "max_completion_tokens",
+    "response_format",
+    "seed",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "top_k",
+    "min_p",
+    "thinking_token_budget",
+    "include_reasoning",
+    "use_beam_search",
+    "repetition_penalty",
+    "length_penalty",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "min_tokens",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
+    "echo",
+    "truncation_side",
+    "prompt_logprobs",
+    "logprob_token_ids",
+    "allowed_token_ids",
+    "bad_words",
+    "add_generation_prompt",
+    "documents",
+    "priority",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "structured_outputs",
+    "request_id",
+    "session_id",
+    "return_tokens_as_token_ids",
+    "return_token_ids",
+    "return_prompt_text",
+    "cache_salt",
+    "kv_transfer_params",
+    "vllm_xargs",
+    "repetition_detection",
+    "stream_interval",
+    "stream_options",
+]
+CANDLE = [
+    "messages",
+    "top_p",
+    "best_of",
+    "repeat_last_n",
+    "logit_bias",
+    "user",
+    "logprobs",
+    "thinking",
+    "enable_thinking",
+    "tool_choice",
+]
+
+
+def test_every_field_of_the_others_is_known() -> None:
+    assert set(VLLM + CANDLE) - ChatRequest.model_fields.keys() == set()
+    assert {"suffix", "echo", "best_of", "prompt_embeds", "logprobs"} <= CompletionRequest.model_fields.keys()
+
+
+REASONS = [(CHAT, ChatRequest, name) for name in ChatRequest.reasons]
+REASONS += [(TEXT, CompletionRequest, name) for name in CompletionRequest.reasons.keys() - ChatRequest.reasons.keys()]
+
+
+@pytest.mark.parametrize(("path", "model", "field"), REASONS, ids=lambda value: str(value)[:40])
+def test_what_is_refused_says_why(http: httpx.Client, path: str, model: Any, field: str) -> None:
+    body = {**BODY, field: "x"} if path == CHAT else {"prompt": "x", field: "x"}
+    error = http.post(path, json=body).json()["error"]
+    assert (error["param"], error["code"]) == (field, "unsupported_parameter")
+    assert error["message"] == f"`{field}` {model.reasons[field]}"
+    for neutral in (None, *model.neutral_values[field]):
+        assert http.post(path, json={**body, field: neutral, "max_tokens": 1}).status_code == 200
+
+
+def mean(choice: dict[str, Any]) -> float:
+    scores = choice["logprobs"]["token_logprobs"]
+    return float(sum(scores) / len(scores))
+
+
+def test_best_of_gives_the_likeliest(http: httpx.Client) -> None:
+    body = {"prompt": "the", "max_tokens": 6, "temperature": 1.5, "seed": 3, "ignore_eos": True, "logprobs": 0}
+    all_of_them = http.post(TEXT, json={**body, "n": 4}).json()["choices"]
+    ranked = sorted(all_of_them, key=mean, reverse=True)
+    answer = http.post(TEXT, json={**body, "n": 2, "best_of": 4}).json()
+    assert [choice["text"] for choice in answer["choices"]] == [choice["text"] for choice in ranked[:2]]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert answer["usage"]["completion_tokens"] == 24
+    del body["logprobs"]
+    unscored = http.post(TEXT, json={**body, "best_of": 4}).json()["choices"]
+    assert [(choice["text"], choice["logprobs"]) for choice in unscored] == [(ranked[0]["text"], None)]
+
+
+def test_best_of_in_a_chat(http: httpx.Client) -> None:
+    body = {**BODY, "temperature": 1.5, "seed": 3, "best_of": 3}
+    answer = http.post(CHAT, json=body).json()
+    (choice,) = answer["choices"]
+    assert choice["logprobs"] is None and answer["usage"]["completion_tokens"] == 18
+    error = http.post(CHAT, json={**body, "stream": True}).json()["error"]
+    assert error["param"] == "best_of" and "cannot be streamed" in error["message"]
+    same = {**body, "best_of": 1, "stream": True}
+    with http.stream("POST", CHAT, json=same) as stream:
+        chunks = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+    assert all(choice["logprobs"] is None for chunk in chunks for choice in chunk["choices"])
+
+
+def test_a_tier_is_echoed(http: httpx.Client) -> None:
+    assert http.post(CHAT, json={**BODY, "service_tier": "flex"}).json()["service_tier"] == "default"
+    assert "service_tier" not in http.post(CHAT, json=BODY).json()
+    assert http.post(TEXT, json={"prompt": "x", "service_tier": "auto"}).json()["service_tier"] == "default"
+
+
+def test_what_has_no_effect_is_named(http: httpx.Client) -> None:
+    fields = {"store": True, "stream_interval": 4, "repeat_last_n": 64, "thinking": True}
+    answer = http.post(CHAT, json={**BODY, **fields})
+    assert answer.status_code == 200
+    assert answer.headers["x-ignored-fields"] == "store,stream_interval,repeat_last_n,thinking"
+    neutral = {"store": False, "stream_interval": 1, "repeat_last_n": None, "thinking": None}
+    assert "x-ignored-fields" not in http.post(CHAT, json={**BODY, **neutral}).headers
+
+
+def test_who_asks_is_logged(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    fields = {"user": "u", "safety_identifier": "hash", "session_id": "s", "metadata": {"team": "blue"}}
+    with caplog.at_level(logging.INFO, logger="llmjax.serve.access"):
+        http.post(CHAT, json={**BODY, **fields}, headers={"X-Request-Id": "who-asks"})
+        http.get("/v1/models")  # answered later: the line of the first has been written
+    (line,) = [line for message in caplog.messages if (line := json.loads(message))["request_id"] == "who-asks"]
+    assert (line["user"], line["session"], line["metadata"]) == ("hash", "s", {"team": "blue"})
+
+
+@pytest.mark.parametrize("stop", [{"Single": "e"}, {"Multi": ["e", "zz"]}])
+def test_stops_as_candle_writes_them(http: httpx.Client, stop: Any) -> None:
+    body = {**BODY, "temperature": 0, "max_tokens": 40}
+    assert (
+        http.post(CHAT, json={**body, "stop": stop}).json()["choices"]
+        == (http.post(CHAT, json={**body, "stop": "e" if "Single" in stop else ["e", "zz"]}).json()["choices"])
+    )
+
+
+def test_the_chat_script_of_candle(http: httpx.Client) -> None:
+    """What its examples/chat.py sends."""
+    extra = dict.fromkeys(("top_k", "min_p", "frequency_penalty", "presence_penalty", "thinking", "repeat_last_n"))
+    body = {"model": "", "messages": HELLO, "stream": True, "max_tokens": 4, "temperature": None, "top_p": None}
+    with http.stream("POST", CHAT, json={**body, **extra, "session_id": None}) as stream:
+        assert stream.status_code == 200
+        assert [line for line in stream.iter_lines() if line][-1] == "data: [DONE]"
