@@ -406,6 +406,11 @@ class ServerConfig:
         words={"": "auto"},
     )
     enable_auto_tool_choice: bool = setting(True, "let the model decide whether to call the tools of a request")
+    docs: bool = setting(
+        True,
+        "answer /docs and /openapi.json, which describe the endpoints",
+        aliases=(Alias("--disable-fastapi-docs", value=False),),
+    )
     enable_request_id_headers: bool = setting(True, "answer with X-Request-Id")
     log_level: str = setting(
         "info",

@@ -6,6 +6,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute
 
 from llmjax.config import ServerConfig
 from llmjax.errors import LLMJaxError
@@ -19,6 +20,7 @@ from llmjax.serve.limits import BodyLimits
 from llmjax.serve.listen import on_loopback
 from llmjax.serve.metrics import EngineMetrics, registry
 from llmjax.serve.middleware import DrainGate, RequestLog
+from llmjax.serve.openapi import docs_routes
 from llmjax.serve.routes.chat import CHAT_ROUTES
 from llmjax.serve.routes.completions import COMPLETION_ROUTES
 from llmjax.serve.routes.models import MODEL_ROUTES
@@ -42,8 +44,12 @@ def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None
         Middleware(DrainGate, gate=gate, retry_after=config.shutdown_timeout),
     ]
     errors = (ApiError, ClientDisconnected, LLMJaxError, HTTPException)
+    routes: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *MODEL_ROUTES, *TOKEN_ROUTES]
+    routes += ops_routes(registry(metrics))
+    if config.docs:
+        routes += docs_routes(routes, keys=bool(config.api_key))
     app = Starlette(
-        routes=[*CHAT_ROUTES, *COMPLETION_ROUTES, *MODEL_ROUTES, *TOKEN_ROUTES, *ops_routes(registry(metrics))],
+        routes=routes,
         middleware=middleware,
         exception_handlers=dict.fromkeys(errors, handle_error),
     )

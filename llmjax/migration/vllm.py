@@ -399,7 +399,8 @@ FRONTEND = [
     *refused("--ssl-cert-reqs", "put a reverse proxy in front for client certificates", neutral="0"),
     *refused("--enable-ssl-refresh", "restart the server after a change of its certificate", takes=SWITCH),
     *refused("--middleware", "code is not loaded into the server; put a reverse proxy in front", takes=VALUES),
-    *accepted("--disable-fastapi-docs|--enable-offline-docs", "", neutral="true false", takes=SWITCH),
+    *ours("--disable-fastapi-docs"),
+    *accepted("--enable-offline-docs", "", neutral="true false", takes=SWITCH),
     *accepted(
         "--tokenizer-pool-size|--tokenizer-pool-type|--tokenizer-pool-extra-config",
         "long prompts are tokenized on threads",

@@ -41,6 +41,7 @@ from llmjax.serve.thinking import ThinkingBudget, collect_within, run_within
 
 
 async def chat_completions(request: Request) -> Response | ASGIApp:
+    """An answer to a conversation, whole or as a stream."""
     server = server_of(request)
     config = server.config
     body = parse(await read_json(request), ChatRequest, ignored=ignored_fields(request))

@@ -40,6 +40,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
 async def completions(request: Request) -> Response | ASGIApp:
+    """Continuations of one or more prompts, whole or as a stream."""
     server = server_of(request)
     config = server.config
     body = parse(await read_json(request), CompletionRequest, ignored=ignored_fields(request))

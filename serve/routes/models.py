@@ -26,6 +26,7 @@ def _card(server: Server, name: str) -> dict[str, Any]:
 
 
 async def list_models(request: Request) -> Response:
+    """The names under which the model is served."""
     server = server_of(request)
     names = server.engine.config.served_names or (server.engine.info.model_name,)
     body = {"object": "list", "data": [_card(server, name) for name in names]}
@@ -33,6 +34,7 @@ async def list_models(request: Request) -> Response:
 
 
 async def get_model(request: Request) -> Response:
+    """One of them."""
     server = server_of(request)
     name = request.path_params["model_id"]
     server.check_model(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.requests import Request
@@ -23,16 +25,51 @@ async def health(request: Request) -> Response:
 
 
 async def version(_: Request) -> Response:
+    """The version of this program."""
     return Response(orjson.dumps({"version": __version__}), media_type="application/json")
 
 
+async def load(request: Request) -> Response:
+    """How many requests are being answered."""
+    return Response(orjson.dumps({"server_load": server_of(request).gate.active}), media_type="application/json")
+
+
+# Settings that hold secrets or say where things are on this machine.
+PRIVATE = frozenset(
+    {"model", "tokenizer", "hf_token", "api_key", "chat_template", "download_dir", "compilation_cache_dir", "uds"}
+    | {"ssl_keyfile", "ssl_certfile", "quantization_param_path", "generation_config", "gguf_file"}
+)
+
+
+async def server_info(request: Request) -> Response:
+    """The versions, the engine and the settings of this server, without its secrets and paths."""
+    server = server_of(request)
+    engine = server.engine
+    body = {
+        "version": __version__,
+        "jax": metadata.version("jax"),
+        "model": server.model_root,
+        "engine": {name: value for name, value in vars(engine.info).items() if name != "model_path"},
+        "settings": {
+            name: value
+            for config in (engine.config, server.config)
+            for name, value in vars(config).items()
+            if name not in PRIVATE
+        },
+    }
+    options = orjson.OPT_NON_STR_KEYS
+    return Response(orjson.dumps(body, default=sorted, option=options), media_type="application/json")
+
+
 async def hint(request: Request) -> Response:
+    """What this is."""
     model = server_of(request).engine.info.model_name
     return PlainTextResponse(f"llmjax {__version__} serves {model} with OpenAI's API under /v1\n")
 
 
 def ops_routes(collectors: CollectorRegistry) -> list[Route]:
     async def metrics(_: Request) -> Response:
+        """Counters and times, for Prometheus."""
         return Response(generate_latest(collectors), headers={"content-type": CONTENT_TYPE_LATEST})
 
     return [
@@ -40,5 +77,7 @@ def ops_routes(collectors: CollectorRegistry) -> list[Route]:
         Route("/health", health, methods=["GET"]),
         Route("/ping", health, methods=["GET", "POST"]),
         Route("/version", version, methods=["GET"]),
+        Route("/load", load, methods=["GET"]),
+        Route("/server_info", server_info, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
     ]

@@ -53,7 +53,27 @@ async def detokenize(request: Request) -> Response:
     return Response(orjson.dumps({"prompt": text}), media_type="application/json")
 
 
+async def tokenizer_info(request: Request) -> Response:
+    """The tokenizer: its size, its special tokens and its chat template."""
+    server = server_of(request)
+    tokenizer = server.tokenizer
+    named = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
+    template = tokenizer.chat_template
+    body = {
+        "tokenizer_class": type(tokenizer).__name__,
+        "vocab_size": tokenizer.vocab_size,
+        "model_max_length": server.engine.info.max_model_len,
+        **{f"{name}_token": None if id is None else tokenizer.id_to_token(id) for name, id in named.items()},
+        **{f"{name}_token_id": id for name, id in named.items()},
+        "eos_token_ids": sorted(tokenizer.eos_token_ids),
+        "all_special_ids": sorted(tokenizer.all_special_ids),
+        "chat_template": None if template is None else tokenizer.template_source(None, with_tools=False),
+    }
+    return Response(orjson.dumps(body), media_type="application/json")
+
+
 TOKEN_ROUTES = [
+    Route("/tokenizer_info", tokenizer_info, methods=["GET"]),
     Route("/tokenize", tokenize, methods=["POST"]),
     Route("/detokenize", detokenize, methods=["POST"]),
 ]
