@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -12,16 +13,27 @@ import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.serve.app import create_app
+from llmjax.serve.drain import Gate
 from llmjax.serve.openapi import BODIES, describe
 from llmjax.serve.routes.chat import CHAT_ROUTES
 
 
-def test_load_is_the_number_of_requests_in_progress(http: httpx.Client, running: Any) -> None:
-    running.wait_idle()
-    body = {"prompt": "the", "max_tokens": 400, "ignore_eos": True, "stream": True}
-    with http.stream("POST", "/v1/completions", json=body) as stream:
-        next(stream.iter_lines())
-        assert http.get("/load").json() == {"server_load": 1}
+def test_load_is_the_number_of_requests_in_progress(running: Any) -> None:
+    gate = Gate()
+    app = create_app(running.engine, ServerConfig(), gate=gate)
+
+    async def loads() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+
+            async def load() -> int:
+                value: int = (await client.get("/load")).json()["server_load"]
+                return value
+
+            with gate.passing(), gate.passing():
+                busy = await load()
+            return [busy, await load()]
+
+    assert asyncio.run(loads()) == [2, 0]
 
 
 def test_server_info_has_settings_without_secrets_and_paths(http: httpx.Client, engine_config: EngineConfig) -> None:
