@@ -240,6 +240,12 @@ class EngineConfig:
     compilation_cache_dir: str | None = setting(
         None, "where compiled programs are kept (default: ~/.cache/llmjax/xla); 'off' keeps none"
     )
+    packed_weights_bytes: int = setting(
+        16 * 2**30,
+        "packed weights that are kept on disk beside compiled programs, so that a later start need not pack them; 0 "
+        "keeps none",
+        unit="bytes",
+    )
     cuda_graphs: str = setting(
         "auto",
         "run each dispatch as one CUDA graph; auto: on NVIDIA GPUs, if a test at start finds the tokens of plain "
@@ -302,6 +308,7 @@ class EngineConfig:
             ("page_size", 1),
             ("max_num_queued_reqs", 1),
             ("max_logprobs", 0),
+            ("packed_weights_bytes", 0),
         ):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, not {getattr(self, name)}")

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 import jax
 import jax.numpy as jnp
 
+from llmjax.kernels.zeros import zeros
+
 LEAST_AMAX = 1e-30  # a row of zeros still has a normal scale: some devices flush subnormals
 
 
@@ -193,4 +195,4 @@ def make_pages(
     elif stored.itemsize == 2 and as_bits:
         stored = jnp.dtype(jnp.uint16)
     shape = (num_pages, layout.parts, num_kv_heads, layout.rows(head_dim), head_dim)
-    return KVPages(data=jnp.zeros(shape, stored), calibration=calibration, layout=layout)
+    return KVPages(data=zeros(shape, stored), calibration=calibration, layout=layout)

@@ -20,6 +20,7 @@ TARGETS = (
     "llmjax_experts",
     "llmjax_mlp",
     "llmjax_sample",
+    "llmjax_zeros",
 )
 ISA_VARIABLE = "LLMJAX_CPU_ISA"  # for tests and bug reports: an instruction set by name, or "none" for portable kernels
 

@@ -34,15 +34,15 @@ def build_engine(config: EngineConfig) -> Engine:
     cache_dir = use_compilation_cache(config.compilation_cache_dir)
     platform = select_platform(config)
     check_graphs(config, platform)
-    model = load_model(config, platform)
+    model = load_model(config, platform, cache_dir=cache_dir)
     layout = KVLayout.of(
         platform.kv_dtype(config.kv_cache_dtype),
         page_size=config.page_size,
         calibrated=model.kv_calibration is not None,
     )
     max_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
-    kv_plan = plan_kv(config, model.graph.config, platform, layout=layout)
-    check_memory(config, model.config, platform, kv_plan)
+    kv_plan = plan_kv(config, model.graph.config, platform, layout=layout, reserved=model.mapped_bytes)
+    check_memory(config, model.config, platform, kv_plan, reserved=model.mapped_bytes)
     compiler = StepCompiler(
         model=model,
         platform=platform,

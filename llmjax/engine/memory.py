@@ -98,7 +98,8 @@ def plan_kv(
 
     Args:
         layout: how a layer's pages are stored.
-        reserved: bytes of an accelerator that are for other things than weights, which are there already, and KV.
+        reserved: bytes of the free memory that are for other things than KV. Weights are there already, but for those
+            that are mapped from a file.
 
     Raises:
         ConfigError: not even one request of ``max_model_len`` fits, or two pages.
@@ -139,8 +140,13 @@ def plan_kv(
     return KVPlan(groups=groups, layout=layout, max_model_len=longest, num_bytes=used)
 
 
-def check_memory(config: EngineConfig, model: ModelConfig, platform: Platform, plan: KVPlan) -> None:
-    """Compares what the settings ask for with what is free, before any of it is allocated; weights are there already.
+def check_memory(
+    config: EngineConfig, model: ModelConfig, platform: Platform, plan: KVPlan, *, reserved: int = 0
+) -> None:
+    """Compares what the settings ask for with what is free, before any of it is allocated.
+
+    Args:
+        reserved: as in `plan_kv`.
 
     Raises:
         ConfigError: it does not fit; names the setting to lower.
@@ -152,7 +158,7 @@ def check_memory(config: EngineConfig, model: ModelConfig, platform: Platform, p
             *(_size(given), _size(plan.num_bytes), config.max_num_seqs, plan.max_model_len),
         )
     try:
-        free = platform.free_memory()
+        free = max(0, platform.free_memory() - reserved)
     except ConfigError:  # the device does not say
         return
     sampler = sampler_state_bytes(num_slots=config.max_num_seqs, vocab_size=model.vocab_size)
@@ -180,7 +186,7 @@ def page_bytes_by_span(model: ModelConfig, layout: KVLayout) -> dict[Span, int]:
 
 def _default_budget(config: EngineConfig, platform: Platform, one_request: int, reserved: int) -> int:
     if platform.is_cpu:
-        share = int(platform.free_memory() * CPU_SHARE)
+        share = max(0, int((platform.free_memory() - reserved) * CPU_SHARE))
         wanted = max(CPU_DEFAULT_BYTES, min(one_request, CPU_MAX_BYTES))
         return min(_rounded(share, steps=4), wanted)
     available = platform.available_memory(config.gpu_memory_utilization) - reserved

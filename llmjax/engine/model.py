@@ -16,9 +16,11 @@ from rich.progress import track
 
 from llmjax import models
 from llmjax.checkpoint import Checkpoint, open_checkpoint
+from llmjax.checkpoint.identity import identity
 from llmjax.checkpoint.kv_scales import is_kv_scale, kv_calibration
 from llmjax.checkpoint.resolve import resolve_model
 from llmjax.config import EngineConfig
+from llmjax.engine.packed_weights import PackedWeights
 from llmjax.engine.placement import Placer
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.kernels.cpu.library import library
@@ -54,6 +56,7 @@ class LoadedModel:
     checkpoint: Checkpoint
     path: Path
     load_seconds: float
+    mapped_bytes: int = 0  # of weights that take memory only when a step reads them
     kv_calibration: npt.NDArray[np.float32] | None = None  # see `quantization.kv_scales.kv_calibration`
 
     @property
@@ -67,14 +70,18 @@ class LoadedModel:
         return sum(weight.offloaded.nbytes for weight in self.params.values() if isinstance(weight, SplitStack))
 
 
-def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
+def load_model(config: EngineConfig, platform: Platform, *, cache_dir: Path | None = None) -> LoadedModel:
     """Resolves, opens, checks and loads the model that the configuration names.
+
+    Args:
+        cache_dir: where packed weights are kept from start to start; None: nowhere.
 
     Raises:
         CheckpointError: a file, key or tensor is missing or wrong; raised before weights are read where possible.
     """
     path = resolve_model(config)
     started = time.monotonic()
+    files = identity(path)
     checkpoint = open_checkpoint(path, overrides=config.hf_overrides)
     model_config = checkpoint.model_config(max_model_len=config.max_model_len)
     division = Division(model_config, len(platform.devices))
@@ -96,10 +103,12 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
         model_config,
         stored=checkpoint.quantization,
     )
+    packed = PackedWeights.of(cache_dir, config, checkpoint, platform, files=files)
     placer = Placer(
         platform,
         activations=platform.quantized_activations,
         offloaded=_offloaded_experts(config, model_config),
+        packed=packed,
     )
     params: dict[str, jax.Array | QTensor | SplitStack] = {}
     misfits: dict[str, list[str]] = {}
@@ -119,6 +128,7 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
             misfits.setdefault(kept.misfit, []).append(name)
         params[name] = placer.place(name, tensor, kept, shape, cut=division.cut(name, axes, shape.shape))
     jax.block_until_ready(params)
+    packed.keep() if identity(path) == files else packed.discard()
     for misfit, names in misfits.items():
         logger.warning("rows of %d matrices, for example %s, do not fill blocks of %s", len(names), names[0], misfit)
     if names := placer.dequantized:
@@ -135,6 +145,7 @@ def load_model(config: EngineConfig, platform: Platform) -> LoadedModel:
         checkpoint=checkpoint,
         path=path,
         load_seconds=seconds,
+        mapped_bytes=packed.mapped_bytes if platform.is_cpu else 0,
         kv_calibration=calibration,
     )
 

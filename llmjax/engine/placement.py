@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from llmjax.checkpoint.stored_tensor import StoredTensor
+from llmjax.engine.packed_weights import PackedWeights
 from llmjax.errors import ConfigError
 from llmjax.kernels.offloading import HOST_MEMORY, SplitStack
 from llmjax.kernels.qtensor import QTensor
@@ -30,12 +31,15 @@ class Placer:
         platform: the devices, and how they want quantized matrices.
         activations: what products with quantized matrices round activations to, unless a matrix says.
         offloaded: the last so many experts of each stack go to the host's memory instead.
+        packed: where packed matrices are kept from start to start.
 
     Raises:
         ConfigError: the device cannot read that.
     """
 
-    def __init__(self, platform: Platform, *, activations: str, offloaded: int = 0) -> None:
+    def __init__(
+        self, platform: Platform, *, activations: str, offloaded: int = 0, packed: PackedWeights | None = None
+    ) -> None:
         self._platform = platform
         self._device = platform.everywhere
         if offloaded and HOST_MEMORY not in {memory.kind for memory in platform.device.addressable_memories()}:
@@ -44,6 +48,7 @@ class Placer:
         self._host = jax.sharding.SingleDeviceSharding(platform.device, memory_kind=kind)
         self._activations = activations
         self._offloaded = offloaded
+        self._packed = PackedWeights() if packed is None else packed
         self._under_way: deque[jax.Array | QTensor | SplitStack] = deque()
         self.dequantized: list[str] = []  # names of matrices that cannot be cut as they are quantized
 
@@ -60,13 +65,13 @@ class Placer:
         """
         weight: jax.Array | QTensor | SplitStack
         if self._offloaded and ".experts." in name and len(shape.shape) == 3:
-            weight = self._split(tensor, kept, shape)
+            weight = self._split(name, tensor, kept, shape)
         elif cut is not None:
             weight = self._divided(name, tensor, kept, shape, cut)
         elif kept.source is None:
             weight = jax.device_put(tensor.read(np.dtype(shape.dtype)), self._device)
         else:
-            weight = self._put(kept.source, kept, shape.dtype, self._device)
+            weight = self._put(name, kept.source, kept, shape.dtype, self._device)
         self._under_way.append(weight)
         if len(self._under_way) > TRANSFERS:
             jax.block_until_ready(self._under_way.popleft())
@@ -80,7 +85,10 @@ class Placer:
             parts = [cut_source(kept.source, cut, number) for number in range(len(devices))]
             whole = [part for part in parts if part is not None]
             if len(whole) == len(parts):
-                matrices = (self._put(part, kept, shape.dtype, d) for part, d in zip(whole, devices, strict=True))
+                matrices = (
+                    self._put(f"{name} on {number}", part, kept, shape.dtype, device)
+                    for number, (part, device) in enumerate(zip(whole, devices, strict=True))
+                )
                 return self._joined_matrices(list(matrices), by_row=cut.axis == len(shape.shape) - 2)
             self.dequantized.append(name)
         values = tensor.read(np.dtype(shape.dtype))
@@ -104,7 +112,7 @@ class Placer:
         place = NamedSharding(sharding.mesh, PartitionSpec(*[None] * axis, *sharding.mesh.axis_names))
         return jax.make_array_from_single_device_arrays(tuple(shape), place, parts)
 
-    def _split(self, tensor: StoredTensor, kept: Kept, shape: jax.ShapeDtypeStruct) -> SplitStack:
+    def _split(self, name: str, tensor: StoredTensor, kept: Kept, shape: jax.ShapeDtypeStruct) -> SplitStack:
         resident = shape.shape[0] - self._offloaded
         source = kept.source
         if source is None:
@@ -115,15 +123,21 @@ class Placer:
         matrix = source.matrix
         here, there = RowStack(resident, matrix), RowStack(self._offloaded, lambda index: matrix(resident + index))
         return SplitStack(
-            self._put(here, kept, shape.dtype, self._device), self._put(there, kept, shape.dtype, self._host)
+            self._put(name, here, kept, shape.dtype, self._device),
+            self._put(f"{name} on the host", there, kept, shape.dtype, self._host),
         )
 
     def _put(
-        self, source: RowSource | RowStack, kept: Kept, dtype: jnp.dtype, place: jax.sharding.Sharding | jax.Device
+        self,
+        name: str,
+        source: RowSource | RowStack,
+        kept: Kept,
+        dtype: jnp.dtype,
+        place: jax.sharding.Sharding | jax.Device,
     ) -> QTensor:
         return put(
             source,
-            tile=self._platform.weight_tile,
+            self._packed.words(name, source, tile=self._platform.weight_tile),
             dtype=dtype,
             activations=self._activations if kept.activations == "auto" else kept.activations,
             device=place,

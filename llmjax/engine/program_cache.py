@@ -16,7 +16,6 @@ import math
 import os
 import pickle
 import shutil
-import stat
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -29,6 +28,7 @@ from jax._src import config  # a setting for one thread is made nowhere else
 from jax.experimental import serialize_executable
 from jax.sharding import NamedSharding, PartitionSpec
 
+from llmjax.engine.kept_files import Damaged, check_owner, line
 from llmjax.engine.signature import SourcesChanged, digest, environment_digest, sources_digest
 from llmjax.kernels.sharding import Sharding
 
@@ -41,10 +41,6 @@ HEADER_BYTES = len(MAGIC) + 2 * hashlib.sha256().digest_size
 FOLDER = "programs"
 KEPT_APART = "kept_apart"  # what JAX calls these programs
 ENVIRONMENTS = 8  # folders that are kept: of machines that share a disk, and of versions before
-
-
-class Damaged(Exception):
-    """A file does not hold the program that it is named after."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,10 +225,10 @@ class ProgramCache:
         except OSError as error:  # that nothing can be written there has been said when the cache was set up
             logger.debug("%s is not kept: %s", name, error)
         except Exception as error:
-            self._warn(f"a program is not kept: {_line(error)}")
+            self._warn(f"a program is not kept: {line(error)}")
 
     def _refuse(self, name: str, error: Exception) -> None:
-        self._warn(f"{self._folder}/{name} is not used, and its program is compiled again: {_line(error)}")
+        self._warn(f"{self._folder}/{name} is not used, and its program is compiled again: {line(error)}")
 
     def _warn(self, message: str) -> None:
         """Once: what is wrong with one file is wrong with others too."""
@@ -270,7 +266,7 @@ def _checked_content(path: Path) -> bytes:
         Damaged: it is not whole, not of this name, or somebody else's.
     """
     with path.open("rb") as file:
-        _check_owner(os.fstat(file.fileno()))
+        check_owner(os.fstat(file.fileno()))
         content = file.read()
     payload = content[HEADER_BYTES:]
     if content[:HEADER_BYTES] != _header(path.name, payload):
@@ -280,15 +276,6 @@ def _checked_content(path: Path) -> bytes:
 
 def _header(name: str, payload: bytes) -> bytes:
     return MAGIC + bytes.fromhex(name) + hashlib.sha256(payload).digest()
-
-
-def _check_owner(status: os.stat_result) -> None:
-    if not hasattr(os, "geteuid"):
-        return
-    if status.st_uid not in (0, os.geteuid()):
-        raise Damaged(f"it belongs to another user ({status.st_uid})")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise Damaged("others than its owner may write to it")
 
 
 def _make_folder(folder: Path) -> None:
@@ -320,8 +307,3 @@ def _replace(path: Path, content: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(file.name)
             raise
-
-
-def _line(error: Exception) -> str:
-    text = str(error) if isinstance(error, Damaged) else f"{type(error).__name__}: {error}"
-    return text.splitlines()[0]

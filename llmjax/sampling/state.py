@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
+from llmjax.kernels.zeros import zeros
 from llmjax.sampling.settings import MAX_BANS
 
 
@@ -36,9 +37,9 @@ class SamplerState:
 def make_sampler_state(*, num_slots: int, vocab_size: int, max_bans: int = MAX_BANS) -> SamplerState:
     """Slots that forbid nothing and have seen nothing: 7 bytes a slot and token."""
     return SamplerState(
-        prompt_seen=jnp.zeros((num_slots, vocab_size), bool),
-        output_count=jnp.zeros((num_slots, vocab_size), jnp.uint16),
-        logit_bias=jnp.zeros((num_slots, vocab_size), jnp.float32),
+        prompt_seen=zeros((num_slots, vocab_size), bool),
+        output_count=zeros((num_slots, vocab_size), jnp.uint16),
+        logit_bias=zeros((num_slots, vocab_size), jnp.float32),
         ban_previous=jnp.full((num_slots, max_bans), -1, jnp.int32),
         ban_token=jnp.full((num_slots, max_bans), vocab_size, jnp.int32),
     )

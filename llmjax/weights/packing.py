@@ -90,20 +90,20 @@ def pack(source: RowSource | RowStack, *, tile: int) -> np.ndarray:
     Returns:
         u32 [tiles, words of a record, tile]; of a stack [count, tiles, words of a record, tile].
     """
-    if not isinstance(source, RowStack):
-        words = _words(source, (), tile)
-        with ThreadPoolExecutor(usable_cores()) as threads:
-            _fill(source, words, threads)
-        return words
-    words = _words(source.first, (source.count,), tile)
+    words = aligned_empty(words_shape(source, tile=tile), np.dtype(np.uint32))
     with ThreadPoolExecutor(usable_cores()) as threads:
+        if not isinstance(source, RowStack):
+            _fill(source, words, threads)
+            return words
         for index in range(source.count):
             _fill(source.matrix(index), words[index], threads)
     return words
 
 
-def _words(source: RowSource, outer: tuple[int, ...], tile: int) -> np.ndarray:
-    return aligned_empty((*outer, -(-source.size_out // tile), source.format.num_words, tile), np.dtype(np.uint32))
+def words_shape(source: RowSource | RowStack, *, tile: int) -> tuple[int, ...]:
+    """Of what `pack` makes of a matrix or a stack."""
+    outer = (source.count,) if isinstance(source, RowStack) else ()
+    return (*outer, -(-source.size_out // tile), source.format.num_words, tile)
 
 
 def _fill(source: RowSource, words: np.ndarray, threads: ThreadPoolExecutor) -> None:
@@ -129,16 +129,18 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return memory[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def put(source: RowSource | RowStack, *, tile: int, dtype: jnp.dtype, activations: str, device: jax.Device) -> QTensor:
+def put(
+    source: RowSource | RowStack, words: np.ndarray, *, dtype: jnp.dtype, activations: str, device: jax.Device
+) -> QTensor:
     """The matrix or stack on a device.
 
     Args:
-        tile: see `pack`.
+        words: what `pack` has made of it.
         dtype, activations: see `QTensor`.
     """
     columns = source.columns
     return QTensor(
-        words=jax.device_put(pack(source, tile=tile), device),
+        words=jax.device_put(words, device),
         columns=None if columns is None else jax.device_put(columns.astype(np.int32), device),
         format=source.format,
         size_out=source.size_out,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from llmjax.kernels.attention import KVLayout, KVPages, make_pages
 from llmjax.kernels.sharding import WHOLE, Axes
+from llmjax.kernels.zeros import zeros
 
 
 @dataclass(frozen=True)
@@ -159,10 +160,10 @@ class Recurrent:
             dtype, as_bits, calibration: of keys and values; states are always f32.
         """
 
-        def zeros(shape: tuple[int, ...] | None) -> jax.Array | None:
-            return None if shape is None else jnp.zeros((num_pages, *shape), jnp.float32)
+        def entries(shape: tuple[int, ...] | None) -> jax.Array | None:
+            return None if shape is None else zeros((num_pages, *shape), jnp.float32)
 
-        return RecurrentState(recent=zeros(self.recent), memory=zeros(self.memory), page_size=page_size)
+        return RecurrentState(recent=entries(self.recent), memory=entries(self.memory), page_size=page_size)
 
 
 LayerState = KVPages | RecurrentState

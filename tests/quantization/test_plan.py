@@ -17,7 +17,7 @@ from llmjax.quantization.rounding import InSituRows
 from llmjax.quantization.schemes import SCHEMES, scheme_named
 from llmjax.weights.ggml import reference
 from llmjax.weights.ggml.types import GGML_TYPES, dequantize
-from llmjax.weights.packing import RowSource, put
+from llmjax.weights.packing import RowSource, pack, put
 
 MODEL = model_config(
     {
@@ -72,7 +72,7 @@ def test_weights_are_those_of_the_reference_quantizer(scheme: str) -> None:
     tensor = matrix()
     stored = reference.quantize(tensor.values, scheme)
     source = InSituRows(tensor, scheme_named(scheme))
-    packed = put(source, tile=16, dtype=jnp.float32, activations="float", device=jax.devices("cpu")[0])
+    packed = put(source, pack(source, tile=16), dtype=jnp.float32, activations="float", device=jax.devices("cpu")[0])
     expected = dequantize(stored, BLOCKS[scheme], np.dtype(np.float32))
     np.testing.assert_array_equal(packed.dequantize(), expected)
     np.testing.assert_array_equal(expected, gguf.quants.dequantize(stored, gguf.GGMLQuantizationType[scheme.upper()]))
@@ -83,7 +83,9 @@ def test_uniform_schemes_are_as_exact_as_their_bits(scheme: str) -> None:
     tensor = matrix()
     kept = plan(scheme).keep(tensor)
     assert kept.source is not None
-    packed = put(kept.source, tile=1, dtype=jnp.float32, activations="float", device=jax.devices("cpu")[0])
+    packed = put(
+        kept.source, pack(kept.source, tile=1), dtype=jnp.float32, activations="float", device=jax.devices("cpu")[0]
+    )
     error = np.abs(np.asarray(packed.dequantize()) - tensor.values).max()
     assert 0 < error < {"int4": 0.4, "int4_g64": 0.4, "fp8": 0.25}.get(scheme, 0.02)
     assert kept.activations == ("int8" if scheme == "w8a8" else "auto")

@@ -1,0 +1,30 @@
+"""Files that one start leaves for the next one: whose they must be, and how they are said to be wrong."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+
+class Damaged(Exception):
+    """A file does not hold what it is named after."""
+
+
+def check_owner(status: os.stat_result) -> None:
+    """That nobody but its user, or root, can have written a file.
+
+    Raises:
+        Damaged: somebody else may have.
+    """
+    if not hasattr(os, "geteuid"):
+        return
+    if status.st_uid not in (0, os.geteuid()):
+        raise Damaged(f"it belongs to another user ({status.st_uid})")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Damaged("others than its owner may write to it")
+
+
+def line(error: Exception) -> str:
+    """An error in one line."""
+    text = str(error) if isinstance(error, Damaged) else f"{type(error).__name__}: {error}"
+    return text.splitlines()[0]
