@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -35,8 +35,10 @@ STACK = re.compile(
 )
 BIAS = re.compile(r"(?P<module>.*\.mlp\.experts)\.(?P<projection>gate_up_proj|down_proj)_bias")
 OTHER_ROUTER = re.compile(
-    r"(?P<layer>.*)\.(?:block_sparse_moe|feed_forward)\.(?:gate\.|router\.layer\.)?(?P<suffix>\w+)"
+    r"(?P<layer>.*)\.(?:block_sparse_moe|feed_forward)\.(?:gate\.|router\.(?:layer\.)?)?(?P<suffix>\w+)"
 )
+LLAMA4 = re.compile(r"(?P<layer>.*)\.feed_forward\.experts\.(?P<projection>gate_up_proj|down_proj)")
+DBRX = re.compile(r"(?P<module>.*\.ffn)\.experts\.mlp\.(?P<projection>w1|v1|w2)")
 ROUTER = r"(?:mlp|block_sparse_moe|feed_forward)\.gate|shared_expert_gate|router(?:\.layer)?"
 """Pattern of the modules that choose experts, at the end of a name."""
 CORRECTIONS = MappingProxyType({"expert_bias": "e_score_correction_bias"})
@@ -45,6 +47,8 @@ MIXTRAL_PROJECTIONS = MappingProxyType({"w1": "gate_proj", "w3": "up_proj", "w2"
 """By Mixtral's names."""
 GRANITE_PROJECTIONS = MappingProxyType({"input_linear": "gate_up_proj", "output_linear": "down_proj"})
 """By Granite's names of stacks."""
+DBRX_PROJECTIONS = MappingProxyType({"w1": "gate_proj", "v1": "up_proj", "w2": "down_proj"})
+"""By DBRX's names."""
 MIXTRAL_NAMES = MappingProxyType({projection: name for name, projection in MIXTRAL_PROJECTIONS.items()})
 
 
@@ -135,6 +139,14 @@ def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict
                 if own.name in found:
                     raise CheckpointError(f"{path}: tensor {own.name!r} is there twice, once in {tensor.name!r}")
                 found[own.name] = own
+        elif (stack := LLAMA4.fullmatch(name)) and len(tensor.shape) == 3 and isinstance(tensor, SafetensorsTensor):
+            _check_plain(tensor, tensors, path)
+            for own in _cut_columns(tensor, f"{stack['layer']}.mlp.experts", stack["projection"], path):
+                found[own.name] = own
+        elif (stack := DBRX.fullmatch(name)) and len(tensor.shape) == 2 and isinstance(tensor, SafetensorsTensor):
+            beside = tensors.get(f"{stack['module']}.router.layer.weight")
+            own = _cut_rows(tensor, f"{stack['module']}.experts", stack["projection"], beside, path)
+            found[own.name] = own
         elif (bias := BIAS.fullmatch(name)) and len(tensor.shape) == 2:
             found |= {own.name: own for own in _cut_bias(tensor, bias["module"], bias["projection"])}
         else:
@@ -209,6 +221,38 @@ def _cut_interleaved(tensor: StoredStack, module: str, projection: str, path: Pa
                 whole = whole.transposed()
             matrices.append(whole if step == 1 else RowsOf(name, whole, np.arange(first, rows, step)))
         yield ExpertStack(f"{module}.{one}.weight", tuple(matrices))
+
+
+def _cut_columns(tensor: SafetensorsTensor, module: str, projection: str, path: Path) -> Iterator[ExpertStack]:
+    """As `_cut`, where matrices are [in, out] (Llama 4)."""
+    projections = ("gate_proj", "up_proj") if projection == "gate_up_proj" else (projection,)
+    experts, rows, columns = tensor.shape
+    if 0 in tensor.shape:
+        raise CheckpointError(f"{path}: tensor {tensor.name!r} is empty: its shape is {list(tensor.shape)}")
+    if columns % len(projections):
+        raise CheckpointError(f"{path}: tensor {tensor.name!r} has {columns} columns, not an even number")
+    each = columns // len(projections)
+    for i, one in enumerate(projections):
+        own = np.arange(i * each, (i + 1) * each)
+        whole = (tensor.matrix(e, slice(0, rows), f"{module}.{e}.{one}.weight").transposed() for e in range(experts))
+        yield ExpertStack(f"{module}.{one}.weight", tuple(RowsOf(matrix.name, matrix, own) for matrix in whole))
+
+
+def _cut_rows(
+    tensor: SafetensorsTensor, module: str, projection: str, router: StoredTensor | None, path: Path
+) -> ExpertStack:
+    """The projection of all experts whose rows follow each other, ``w2`` transposed (DBRX)."""
+    if router is None:
+        raise CheckpointError(f"{path}: tensor {tensor.name!r} is of experts, whose number the router would say")
+    experts, rows = router.shape[0], tensor.shape[0]
+    if 0 in tensor.shape or not experts or rows % experts:
+        raise CheckpointError(f"{path}: tensor {tensor.name!r} has {rows} rows, which {experts} experts cannot share")
+    one, each = DBRX_PROJECTIONS[projection], rows // experts
+    matrices = []
+    for e in range(experts):
+        matrix = replace(tensor.taken(np.arange(e * each, (e + 1) * each)), name=f"{module}.{e}.{one}.weight")
+        matrices.append(matrix.transposed() if projection == "w2" else matrix)
+    return ExpertStack(f"{module}.{one}.weight", tuple(matrices))
 
 
 def _cut_bias(tensor: StoredTensor, module: str, projection: str) -> Iterator[StoredTensor]:

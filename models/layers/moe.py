@@ -51,9 +51,13 @@ class Experts:
     inner: int  # intermediate size of an expert
     activation: str  # as in llmjax.kernels.activations.gated
     normalize: bool  # whether the shares of a token's experts add up to one
-    score: Literal["softmax", "sigmoid"] = "softmax"  # over all experts, or of each by itself
+    score: Literal["softmax", "sigmoid", "sparse mixer"] = (
+        "softmax"  # over all experts, of each by itself, `sparse_mixer`
+    )
+    margin: float = 0.0  # of the sparse mixer
     corrected: bool = False  # whether each expert's score is corrected when it is compared, but not in its share
     scaling: float = 1.0  # of the shares, normalized or not
+    scaled_inputs: bool = False  # a share is of what the expert is given, not of what it returns
     groups: ExpertGroups | None = None
     shared: SharedExpert | None = None
     no_share: float = NO_SHARE  # added to the sum that shares are divided by
@@ -95,7 +99,14 @@ class ExpertsModule(nnx.Module):
         # Tokens of padding all choose alike: they would make one group of choices as large as all others.
         real = jnp.arange(len(n)) < context.batch.query_start[-1]
         shares = jnp.where(real[:, None], shares, 0)
-        out = experts_anywhere(n, chosen, shares, self.experts.weights, activation=self.spec.activation)
+        given = n
+        if self.spec.scaled_inputs:  # each of a token's experts is given another multiple of it
+            given = (n[:, None] * shares[..., None]).astype(n.dtype).reshape(-1, n.shape[1])
+            chosen = chosen.reshape(-1, 1)
+            shares = jnp.repeat(real, self.spec.per_token)[:, None].astype(jnp.float32)
+        out = experts_anywhere(given, chosen, shares, self.experts.weights, activation=self.spec.activation)
+        if self.spec.scaled_inputs:
+            out = out.reshape(len(n), -1, n.shape[1]).sum(axis=1)
         if (shared := self.spec.shared) is not None:
             added = getattr(self, shared.name)(n)
             if shared.gated:
@@ -115,7 +126,10 @@ class ExpertsModule(nnx.Module):
             n: [T, D].
         """
         spec = self.spec
-        scores = SCORES[spec.score](_in_f32(n, self.gate))
+        logits = _in_f32(n, self.gate)
+        if spec.score == "sparse mixer":
+            return sparse_mixer(logits, spec.margin)
+        scores = SCORES[spec.score](logits)
         compared = self.gate.corrected(scores)
         if (groups := spec.groups) is not None:
             by_group = compared.reshape(len(n), groups.count, -1)
@@ -171,6 +185,29 @@ class Stack(nnx.Module):
     def projection(self) -> Projection:
         """As kernels take it."""
         return Projection(self.weight.get_value(), None if self.bias is None else self.bias.get_value())
+
+
+def sparse_mixer(logits: jax.Array, margin: float) -> tuple[jax.Array, jax.Array]:
+    """Two experts, each the best of those that are left, with its share among the ones that come near it.
+
+    Formula: SparseMixer-v2 (Liu et al. 2024, arXiv:2409.12136) as Hugging Face's ``sparsemixer`` has it, without noise.
+
+    Args:
+        logits: f32 [T, E].
+        margin: how much less than the best one an expert's logit may be, as a part of the larger of the two, for it to
+            have a share.
+
+    Returns:
+        i32 [T, 2], and shares f32 [T, 2], which do not add up to one.
+    """
+    left, chosen, shares = logits, [], []
+    for _ in range(2):
+        best = left.max(axis=-1, keepdims=True)
+        is_near = (best - logits) <= margin * jnp.maximum(jnp.abs(logits), best)
+        chosen.append(left.argmax(axis=-1))
+        shares.append(1 / jnp.where(is_near, jnp.exp(left - best), 0).sum(axis=-1))
+        left = jnp.where(jax.nn.one_hot(chosen[-1], logits.shape[1], dtype=bool), -jnp.inf, left)
+    return jnp.stack(chosen, axis=-1).astype(jnp.int32), jnp.stack(shares, axis=-1)
 
 
 def _in_f32(x: jax.Array, router: Linear) -> jax.Array:

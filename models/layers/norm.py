@@ -18,6 +18,7 @@ class RMS:
 
     eps: float
     plus_one: bool = False  # weights are stored as w, applied as 1 + w, product in f32 (Gemma)
+    weighted: bool = True
 
     def build(self, *shape: int, axes: tuple[str | None, ...] = ()) -> RMSNorm:
         """Over a last axis of so many entries; axes before it have weights of their own.
@@ -47,8 +48,8 @@ class RMSNorm(nnx.Module):
     """``x / rms(x) * weight``."""
 
     def __init__(self, spec: RMS, shape: tuple[int, ...], axes: tuple[str | None, ...] = ()) -> None:
-        self.spec = spec
-        self.weight = _vector(shape, axes)
+        self.spec, self.size = spec, shape[-1]
+        self.weight = _vector(shape, axes) if spec.weighted else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return rms_norm(x, self.norm)
@@ -56,7 +57,8 @@ class RMSNorm(nnx.Module):
     @property
     def norm(self) -> Norm:
         """As kernels take it."""
-        return Norm(self.weight.get_value(), self.spec.eps, self.spec.plus_one)
+        weight = jnp.ones(self.size, jnp.float32) if self.weight is None else self.weight.get_value()
+        return Norm(weight, self.spec.eps, self.spec.plus_one)
 
 
 class LayerNorm(nnx.Module):

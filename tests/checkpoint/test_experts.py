@@ -110,6 +110,31 @@ def test_routers_of_mixtral_granite_and_minimax_are_renamed() -> None:
     assert set(stacked({f"{block}.{bias}": np.zeros(4, F32)})) == {f"model.layers.3.mlp.gate.{bias}"}
 
 
+def test_matrices_of_llama4_are_transposed() -> None:
+    rng = np.random.default_rng(4)
+    both, down = rng.random((3, 4, 10), np.float32), rng.random((3, 5, 4), np.float32)
+    module = "model.layers.0.feed_forward"
+    found = stacked({f"{module}.experts.gate_up_proj": both, f"{module}.experts.down_proj": down})
+    np.testing.assert_array_equal(found[f"{EXPERTS}.gate_proj.weight"].read(F32), both[..., :5].swapaxes(1, 2))
+    np.testing.assert_array_equal(found[f"{EXPERTS}.up_proj.weight"].read(F32), both[..., 5:].swapaxes(1, 2))
+    np.testing.assert_array_equal(found[f"{EXPERTS}.down_proj.weight"].read(F32), down.swapaxes(1, 2))
+    names = set(stacked({f"{module}.router.weight": both[0], f"{module}.expert_bias": both[0, 0]}))
+    assert names == {"model.layers.0.mlp.gate.weight", "model.layers.0.mlp.gate.e_score_correction_bias"}
+
+
+def test_experts_of_dbrx_follow_each_other_by_rows() -> None:
+    rng = np.random.default_rng(5)
+    w1, v1, w2 = rng.random((3, 3 * 5, 4), np.float32)
+    module = "transformer.blocks.0.ffn"
+    arrays = {f"{module}.router.layer.weight": np.zeros((3, 4), F32)}
+    arrays |= {f"{module}.experts.mlp.{name}": one for name, one in (("w1", w1), ("v1", v1), ("w2", w2))}
+    found = stacked(arrays)
+    np.testing.assert_array_equal(found[f"{module}.experts.gate_proj.weight"].read(F32), w1.reshape(3, 5, 4))
+    np.testing.assert_array_equal(found[f"{module}.experts.up_proj.weight"].read(F32), v1.reshape(3, 5, 4))
+    down = found[f"{module}.experts.down_proj.weight"].read(F32)
+    np.testing.assert_array_equal(down, w2.reshape(3, 5, 4).swapaxes(1, 2))
+
+
 def test_experts_of_gpt_oss_take_turns_and_are_transposed() -> None:
     rng = np.random.default_rng(0)
     both, down = rng.random((3, 4, 10), np.float32), rng.random((3, 5, 4), np.float32)
@@ -184,6 +209,18 @@ def test_mxfp4_of_gpt_oss_stays_quantized_where_rows_take_turns(caplog: pytest.L
         (
             {f"{EXPERTS}.gate_up_proj": np.zeros((1 << 40, 2, 0), F32)},
             r"its shape is \[1099511627776, 2, 0\]",
+        ),
+        (
+            {"model.layers.0.feed_forward.experts.gate_up_proj": np.zeros((2, 4, 5), F32)},
+            "has 5 columns, not an even number",
+        ),
+        ({"transformer.blocks.0.ffn.experts.mlp.w1": np.zeros((6, 4), F32)}, "whose number the router would say"),
+        (
+            {
+                "transformer.blocks.0.ffn.experts.mlp.w1": np.zeros((7, 4), F32),
+                "transformer.blocks.0.ffn.router.layer.weight": np.zeros((2, 4), F32),
+            },
+            "has 7 rows, which 2 experts cannot share",
         ),
         ({f"{EXPERTS}.down_proj": np.zeros((0, 2, 4), F32)}, r"is empty: its shape is \[0, 2, 4\]"),
     ],

@@ -78,6 +78,9 @@ MORE = [
     "bamba",
     "nemotron-h",
     "qwen3_5",
+    "phimoe",
+    "dbrx",
+    "llama4",
 ]
 # What these are made of is in those above.
 VARIANTS = [

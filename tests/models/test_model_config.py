@@ -60,6 +60,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "ChatGLMForConditionalGeneration": CHATGLM,
     "ChatGLMModel": CHATGLM,
     "BambaForCausalLM": {"mamba_n_heads": 8},
+    "DbrxForCausalLM": {"num_key_value_heads": 2},
     "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 16},
     "NemotronHForCausalLM": {"hybrid_override_pattern": "M-*-"},
     "GraniteMoeHybridForCausalLM": {
@@ -704,6 +705,19 @@ def test_unknown_models(keys: dict[str, Any], message: str) -> None:
         ("NemotronHForCausalLM", {"layers_block_type": ["rwkv"]}, "has blocks of an unknown kind, 'rwkv'"),
         ("NemotronHForCausalLM", {}, "must say what each block is"),
         ("Lfm2ForCausalLM", {"layer_types": ["mamba"] * 4}, "layer_types = 'mamba' is not supported"),
+        ("PhimoeForCausalLM", {"num_key_value_heads": 2, "num_experts_per_tok": 3}, "num_experts_per_tok = 3 is not"),
+        ("PhimoeForCausalLM", {"rope_scaling": {"short_mscale": 1, "long_mscale": 2}}, "must be short_mscale"),
+        (
+            "DbrxForCausalLM",
+            {"ffn_config": {"moe_top_k": 9}},
+            "ffn_config: moe_top_k = 9 is more than there are experts, 4",
+        ),
+        (
+            "DbrxForCausalLM",
+            {"ffn_config": {"moe_normalize_expert_weights": 2}},
+            "ffn_config: moe_normalize_expert_weights = 2 is not supported",
+        ),
+        ("Llama4ForCausalLM", {"num_key_value_heads": 2, "no_rope_layers": [1]}, "must have a 0 or a 1 for each of 4"),
         ("Qwen3_5ForCausalLM", {"attn_output_gate": False}, "attn_output_gate = False is not supported"),
         ("DeepseekV3ForCausalLM", {"topk_method": "greedy"}, "topk_method = 'greedy' is not supported"),
         ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func = 'softmax' is not supported"),
@@ -869,6 +883,40 @@ def test_lfm2() -> None:
     assert (experts.score, experts.corrected, experts.normalize, experts.no_share) == ("sigmoid", True, True, 1e-6)
 
 
+def test_llama4() -> None:
+    got = model_config({"model_type": "llama4_text"})
+    rotated, plain = got.layers[0].mixer, got.layers[3].mixer
+    assert [layer.mixer for layer in got.layers] == 12 * [rotated, rotated, rotated, plain]
+    assert rotated.rope.interleaved and rotated.qk_norm == RMS(1e-5, weighted=False) and not rotated.qk_norm_first
+    assert plain.rope is None and plain.qk_norm is None
+    experts = got.layers[0].feed_forward
+    assert (experts.score, experts.scaled_inputs, experts.normalize, experts.inner) == ("sigmoid", True, False, 8192)
+    assert experts.shared == SharedExpert(inner=8192, gated=False)
+    # Sequences for which chunks and temperatures make no difference.
+    assert got.max_position == 8191
+    assert model_config({"model_type": "llama4_text", "attn_temperature_tuning": False}).max_position == 8192
+    assert model_config({"model_type": "llama4_text"}, max_model_len=8191) == got
+    with pytest.raises(
+        UnsupportedModel, match="floor_scale = 8192 supports sequences of at most 8191 tokens here, not"
+    ):
+        model_config({"model_type": "llama4_text"}, max_model_len=8192)
+    interleaved = model_config({"model_type": "llama4_text", "interleave_moe_layer_step": 2, "num_hidden_layers": 4})
+    assert [layer.feed_forward.inner for layer in interleaved.layers] == [16384, 8192, 16384, 8192]
+    assert [type(layer.feed_forward) for layer in interleaved.layers] == [GatedMLP, Experts] * 2
+
+
+def test_phimoe_and_dbrx() -> None:
+    phi = model_config({"model_type": "phimoe"})
+    experts = phi.layers[0].feed_forward
+    assert (experts.count, experts.score, experts.margin, experts.normalize) == (16, "sparse mixer", 0.02, False)
+    assert phi.norm == Layer(1e-5) and not phi.head_bias
+    inner = {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 5e5}
+    dbrx = model_config({"model_type": "dbrx", "attn_config": inner, "ffn_config": {"moe_top_k": 4}})
+    assert (dbrx.layers[0].mixer.clip, dbrx.layers[0].mixer.kv_heads, dbrx.norm) == (8.0, 8, Layer(1e-5, bias=False))
+    assert dbrx.layers[0].mixer.rope == config("LlamaForCausalLM", head_dim=128, rope_theta=5e5).ropes[0]
+    assert (dbrx.layers[0].feed_forward.per_token, dbrx.layers[0].feed_forward.normalize) == (4, True)
+
+
 def test_qwen3_5() -> None:
     got = model_config({"model_type": "qwen3_5_text"})
     assert got.layers[0].mixer.in_turn and type(got.layers[0].feed_forward) is GatedMLP
@@ -907,6 +955,7 @@ PARTLY_ROTATED = {
     "Cohere2ForCausalLM",
     "Exaone4ForCausalLM",
     "GraniteMoeHybridForCausalLM",
+    "Llama4ForCausalLM",
     "NemotronHForCausalLM",
     "SmolLM3ForCausalLM",
 }

@@ -619,6 +619,58 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 24,
         },
     ),
+    "phimoe": (
+        "PhimoeForCausalLM",
+        {
+            "num_hidden_layers": 2,
+            "intermediate_size": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "router_jitter_noise": 0.2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "original_max_position_embeddings": 64,
+            "max_position_embeddings": 128,
+            "rope_theta": 1e4,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.1, 1.3, 1.7],
+                "long_factor": [1.2, 2.5, 6.0, 9.5],
+                "short_mscale": 1.2,
+                "long_mscale": 1.2,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "dbrx": (
+        "DbrxForCausalLM",
+        {
+            **_WITHOUT,
+            "hidden_size": None,
+            "d_model": 32,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_seq_len": 64,
+            "rope_theta": 5000.0,
+            "attn_config": {"clip_qkv": 1.5, "kv_n_heads": 2, "rope_theta": 5000.0},
+            "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 6, "moe_top_k": 3},
+        },
+    ),
+    "llama4": (
+        "Llama4ForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "intermediate_size": 16,
+            "intermediate_size_mlp": 40,
+            "head_dim": 12,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 64,
+            "floor_scale": 64,
+            "rope_theta": 5000.0,
+        },
+    ),
 }
 STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published
 

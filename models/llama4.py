@@ -1,0 +1,144 @@
+"""Llama 4 (text): layers with and without positions, queries and keys of one length, and experts that are given what
+their scores leave of a token.
+
+Layers with positions see the chunk of ``attention_chunk_size`` tokens that a token is in, and those without sharpen
+their queries from ``floor_scale`` tokens on. A sequence that ends before either knows nothing of it; longer ones are
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.models import llama
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import (
+    MAX_LAYERS,
+    attention_by_kind,
+    decoder_config,
+    experts_per_token,
+    gated_mlp,
+    layer_types,
+    rms,
+)
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.moe import Experts, SharedExpert
+from llmjax.models.layers.norm import RMS
+from llmjax.models.names import Names
+
+# What Hugging Face's Llama4TextConfig means by a missing key.
+DEFAULTS = {
+    **llama.DEFAULTS,
+    "vocab_size": 202048,
+    "hidden_size": 5120,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "num_experts_per_tok": 1,
+    "num_local_experts": 16,
+    "moe_layers": None,
+    "interleave_moe_layer_step": 1,
+    "use_qk_norm": True,
+    "no_rope_layers": None,
+    "no_rope_layer_interval": 4,
+    "attention_chunk_size": 8192,
+    "attn_temperature_tuning": True,
+    "floor_scale": 8192,
+}
+FEED_FORWARD = "model.layers.*.feed_forward"
+NAMES = Names(
+    modules={
+        f"{FEED_FORWARD}.{expert}{part}": f"model.layers.*.mlp.{expert}{part}"
+        for expert in ("", "shared_expert.")
+        for part in ("gate_proj", "up_proj", "down_proj")
+    }
+)
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(config, DEFAULTS)
+    fields.require("mlp_bias", False)
+    count, norm, bias = (
+        fields.integer("num_hidden_layers", maximum=MAX_LAYERS),
+        rms(fields),
+        fields.flag("attention_bias"),
+    )
+    rotated, sparse = _rotated(fields, count), _sparse(fields, count)
+    layer_types(fields, kinds=("chunked_attention", "full_attention"))  # which differ beyond a chunk
+    longest = _longest(fields, max_model_len)
+    (attention,) = attention_by_kind(
+        fields,
+        ("full_attention",),
+        window=None,
+        max_model_len=max_model_len,
+        interleaved=True,
+        qkv_bias=bias,
+        o_bias=bias,
+    ).values()
+    plain = replace(attention, rope=None)
+    if fields.flag("use_qk_norm"):
+        attention = replace(attention, qk_norm=RMS(norm.eps, weighted=False), qk_norm_first=False)
+    experts, mlp = _experts(fields), replace(gated_mlp(fields), inner=fields.integer("intermediate_size_mlp"))
+    layers = [
+        LayerSpec(mixer=attention if i in rotated else plain, feed_forward=experts if i in sparse else mlp, norm=norm)
+        for i in range(count)
+    ]
+    whole = decoder_config(fields, architecture="Llama4ForCausalLM", layers=layers, norm=norm)
+    return replace(whole, max_position=min(whole.max_position, longest))
+
+
+def _rotated(fields: Fields, count: int) -> set[int]:
+    """Layers with positions, which are those that a key called for the others marks."""
+    if not (marks := fields.get("no_rope_layers")):
+        interval = fields.integer("no_rope_layer_interval")
+        return {i for i in range(count) if (i + 1) % interval}
+    if not isinstance(marks, list | tuple) or len(marks) < count or any(mark not in (0, 1) for mark in marks):
+        raise fields.error("no_rope_layers", f"must have a 0 or a 1 for each of {count} layers")
+    return {i for i in range(count) if marks[i]}
+
+
+def _sparse(fields: Fields, count: int) -> set[int]:
+    """Layers with experts."""
+    if fields.get("moe_layers") is not None:
+        return set(fields.indices("moe_layers"))
+    step = fields.integer("interleave_moe_layer_step")
+    return set(range(step - 1, count, step))
+
+
+def _longest(fields: Fields, max_model_len: int | None) -> int:
+    """Tokens of the longest sequence for which chunks and sharper queries make no difference."""
+    limits = {"attention_chunk_size": fields.optional_integer("attention_chunk_size")}
+    if fields.flag("attn_temperature_tuning"):
+        limits["floor_scale"] = fields.integer("floor_scale", minimum=2) - 1
+    known = {key: limit for key, limit in limits.items() if limit is not None}
+    key = min(known, key=lambda key: known[key], default=None)
+    if key is None:
+        return 2**31 - 1
+    if max_model_len is not None and max_model_len > known[key]:
+        raise fields.error(key, f"supports sequences of at most {known[key]} tokens here, not {max_model_len}")
+    return known[key]
+
+
+def _experts(fields: Fields) -> Experts:
+    count, inner = fields.integer("num_local_experts"), fields.integer("intermediate_size")
+    return Experts(
+        count=count,
+        per_token=experts_per_token(fields, count),
+        inner=inner,
+        activation=fields.choice("hidden_act", ACTIVATIONS),
+        normalize=False,
+        score="sigmoid",
+        scaled_inputs=True,
+        shared=SharedExpert(inner=inner, gated=False),
+    )
