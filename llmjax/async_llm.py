@@ -10,8 +10,9 @@ from functools import partial
 
 from llmjax.config import EngineConfig
 from llmjax.engine.client import Control, RunningEngine
+from llmjax.engine.data_parallel import DataParallelEngine
 from llmjax.engine.frontend import PromptInput
-from llmjax.engine.info import ProgramInfo
+from llmjax.engine.info import EngineState, ProgramInfo
 from llmjax.engine.process import ProcessEngine
 from llmjax.engine.report import ThroughputLog
 from llmjax.engine.request import EngineOutput
@@ -59,10 +60,15 @@ class AsyncLLM(LoadedLLM):
     def num_waiting(self) -> int:
         """Continuations, of all requests, beyond those that can run at once. Counted on this side of the
         engine, so that requests that have left count no more."""
-        return max(0, self._frontend.num_unfinished - self.config.max_num_seqs)
+        return max(0, self._frontend.num_unfinished - self.info.max_num_seqs)
+
+    @property
+    def states(self) -> tuple[EngineState, ...]:
+        """How each engine is: one, or ``data_parallel_size`` of them."""
+        return self.client.states
 
     def check_health(self) -> None:
-        """Raises EngineDead when the engine has stopped or hangs."""
+        """Raises EngineDead when the engine has stopped or hangs; of several engines, when none serves."""
         self.client.check_health()
 
     async def wait_ready(self) -> None:
@@ -123,7 +129,7 @@ class AsyncLLM(LoadedLLM):
         self._streams[request_id] = stream
         scores: list[TokenLogprobs | None] = []
         try:
-            self.client.submit(request)
+            self._frontend.sent(request.request_id, engine=self.client.submit(request))
             # If the engine has died by now, it may not have known whom to tell; if it dies later, it tells this stream.
             self.client.check_health()
             while True:
@@ -221,8 +227,12 @@ class AsyncLLM(LoadedLLM):
 
 
 def _client(config: EngineConfig) -> RunningEngine:
+    if config.data_parallel_size > 1:
+        return DataParallelEngine(config)
     if config.engine_process == "process":
-        return ProcessEngine(config)
+        engine = ProcessEngine(config)
+        engine.wait_loaded()
+        return engine
     # Where the engine is in a process of its own, this one does not need JAX.
     from llmjax.engine.build import build_engine
     from llmjax.engine.loop import ThreadEngine

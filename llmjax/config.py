@@ -234,7 +234,15 @@ class EngineConfig:
         "many as device_ids names, else 1)",
         aliases=("--tp",),
     )
-    threads: int = setting(0, "threads that a CPU computes on; 0: one per core", words={"-1": 0})
+    data_parallel_size: int = setting(
+        1,
+        "number of engines behind one server, each with all of the model, in a process and on devices of its own; on "
+        "CPUs they divide cores, threads and memory (device_ids then names the devices of all, engine by engine)",
+        aliases=("--dp",),
+    )
+    threads: int = setting(
+        0, "threads that a CPU computes on, those of all engines together; 0: one per core", words={"-1": 0}
+    )
     cpu_list: str | None = setting(None, "cores to pin the process to, for example 0-3,8 (Linux)")
     numa: int | None = setting(None, "the one NUMA node whose cores and memory are used (Linux)")
     compilation_cache_dir: str | None = setting(
@@ -286,9 +294,9 @@ class EngineConfig:
 
     @property
     def device_numbers(self) -> tuple[int, ...]:
-        """Of the devices to use."""
+        """Of the devices to use, those of all engines one after another."""
         if self.device_ids is None or not self.device_ids.strip():
-            return tuple(range(self.tensor_parallel_size or 1))
+            return tuple(range((self.tensor_parallel_size or 1) * self.data_parallel_size))
         parts = [part.strip() for part in self.device_ids.strip().removesuffix(",").split(",")]
         if not all(part.isascii() and part.isdecimal() and len(part) <= 6 for part in parts):
             raise ConfigError(f"device_ids must be numbers of devices such as 0,1, not {self.device_ids!r}")
@@ -304,6 +312,7 @@ class EngineConfig:
             ("max_num_batched_tokens", 1),
             ("decode_steps", 0),
             ("num_experts_offload_per_rank", 0),
+            ("data_parallel_size", 1),
             ("threads", 0),
             ("page_size", 1),
             ("max_num_queued_reqs", 1),
@@ -323,13 +332,25 @@ class EngineConfig:
         if self.kv_cache_memory_bytes is not None and self.kv_cache_memory_bytes < 1:
             raise ConfigError(f"kv_cache_memory_bytes must be at least 1, not {self.kv_cache_memory_bytes}")
         check_choices(self)
-        if len(numbers := self.device_numbers) != (size := self.tensor_parallel_size or len(numbers)):
-            raise ConfigError(f"tensor_parallel_size is {size}, but device_ids names {len(numbers)} devices")
+        self._check_devices()
         if self.quantization_param_path is not None and self.kv_cache_dtype not in ("int8", "fp8", "fp8_e4m3"):
             raise ConfigError(
                 "quantization_param_path holds scales for a kv_cache_dtype of int8 or fp8_e4m3, not of "
                 f"{self.kv_cache_dtype}"
             )
+
+    def _check_devices(self) -> None:
+        """Raises ConfigError unless devices, engines and threads come out even."""
+        named, size, engines = len(self.device_numbers), self.tensor_parallel_size, self.data_parallel_size
+        if size is None and named % engines:
+            raise ConfigError(f"device_ids names {named} devices, which data_parallel_size {engines} does not divide")
+        if size is not None and named != size * engines:
+            both = f" and data_parallel_size {engines}" if engines > 1 else ""
+            raise ConfigError(f"tensor_parallel_size is {size}{both}, but device_ids names {named} devices")
+        if engines > 1 and self.engine_process == "thread":
+            raise ConfigError(f"data_parallel_size {engines}: several engines run in processes, not on threads")
+        if 0 < self.threads < engines:
+            raise ConfigError(f"threads is {self.threads}: data_parallel_size {engines} needs one for each engine")
 
 
 # What a chat template gets from fields of their own.

@@ -14,17 +14,22 @@ from pathlib import Path
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
 from llmjax.kernels.cpu.cores import usable_cores
+from llmjax.machine_share import WHOLE_MACHINE, MachineShare
 
 POOL_THREAD = "tf_XLAEigen"  # what Linux calls the threads that XLA computes on
 # XLA's CPU client takes the size of its pool from here, else from the affinity mask; there is no option for it.
 POOL_VARIABLE = "NPROC"
 NODES = Path("/sys/devices/system/node")
+CORES = Path("/sys/devices/system/cpu")
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # system call numbers; the C library does not export it
 MPOL_BIND = 2  # linux/mempolicy.h: this node's memory only
 
 
-def bind_process(config: EngineConfig) -> None:
+def bind_process(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> None:
     """Ties this process to the cores and the memory that the configuration names, and sizes XLA's thread pool.
+
+    Args:
+        share: of cores and threads, where several engines divide them.
 
     Raises:
         ConfigError: there is no such core or node, or this system cannot do it.
@@ -44,16 +49,23 @@ def bind_process(config: EngineConfig) -> None:
         _bind_cores(cores)
     # XLA sees the affinity mask, but not a limit on the cores' time.
     limited = sys.platform == "linux" and usable_cores() < len(_allowed())
-    if config.threads or limited:
-        _start_backend(config.threads or usable_cores())
+    threads = config.threads or (usable_cores() if limited or not share.is_whole else 0)
+    if not share.is_whole and sys.platform == "linux":
+        _bind_cores(frozenset(share.part(_in_order(_allowed()))))
+    if threads:
+        _start_backend(len(share.part(range(threads))))
 
 
-def check_threads(config: EngineConfig) -> None:
-    """Raises ConfigError if the backend runs with another number of threads: it was started before."""
-    running = pool_threads()
-    if config.threads and running is not None and running != config.threads:
+def check_threads(config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, devices: int = 1) -> None:
+    """Raises ConfigError if the backend runs with another number of threads: it was started before.
+
+    Args:
+        devices: that the CPU is to JAX; XLA has a thread for each, at least.
+    """
+    running, wanted = pool_threads(), len(share.part(range(config.threads)))
+    if config.threads and running is not None and running != max(wanted, devices):
         raise ConfigError(
-            f"threads is {config.threads}, but JAX's CPU backend is already running in this process, with {running}"
+            f"threads is {wanted}, but JAX's CPU backend is already running in this process, with {running}"
         )
 
 
@@ -72,8 +84,7 @@ def describe() -> str:
         parts.append(f"limited to the time of {cores}")
     if threads := pool_threads():
         parts.append(f"{threads} threads")
-    nodes = sorted(int(node.name.removeprefix("node")) for node in NODES.glob("node[0-9]*"))
-    if len(nodes) > 1:
+    if len(nodes := _nodes()) > 1:
         parts += [f"NUMA node {node}: {format_cpu_list(node_cores(node))}" for node in nodes]
     return "; ".join(parts)
 
@@ -86,8 +97,8 @@ def node_cores(node: int) -> frozenset[int]:
     """
     path = NODES / f"node{node}" / "cpulist"
     if not path.exists():
-        there = sorted(found.name.removeprefix("node") for found in NODES.glob("node[0-9]*"))
-        raise ConfigError(f"numa: this machine has no NUMA node {node} (there is: {', '.join(there) or 'none'})")
+        there = ", ".join(map(str, _nodes())) or "none"
+        raise ConfigError(f"numa: this machine has no NUMA node {node} (there is: {there})")
     text = path.read_text().strip()
     return parse_cpu_list(text, source=str(path)) if text else frozenset()
 
@@ -126,6 +137,23 @@ def _allowed() -> frozenset[int]:
     if sys.platform != "linux":
         raise ConfigError("cpu_list and numa need Linux")
     return frozenset(os.sched_getaffinity(0))
+
+
+def _nodes() -> list[int]:
+    """The machine's NUMA nodes, if its kernel shows them."""
+    return sorted(int(node.name.removeprefix("node")) for node in NODES.glob("node[0-9]*"))
+
+
+def _in_order(cores: frozenset[int]) -> list[int]:
+    """Cores such that those that share a NUMA node, and within it the threads of one physical core, are neighbors."""
+    nodes = {core: node for node in _nodes() for core in node_cores(node)}
+
+    def place(core: int) -> tuple[int, int, int]:
+        siblings = CORES / f"cpu{core}" / "topology" / "thread_siblings_list"
+        first = min(parse_cpu_list(siblings.read_text().strip(), source=str(siblings))) if siblings.exists() else core
+        return nodes.get(core, 0), first, core
+
+    return sorted(cores, key=place)
 
 
 def _bind_cores(cores: frozenset[int]) -> None:

@@ -1,12 +1,40 @@
-"""What glibc's allocator keeps and gives back. Elsewhere than on Linux with glibc nothing happens."""
+"""The machine's memory: what is free, what this process has, and what glibc's allocator keeps and gives back (elsewhere
+than on Linux with glibc nothing happens)."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 BLOCK = 1 << 30  # bytes; a larger block is mapped afresh each time
+PROC = Path("/proc")
+
+
+def free_memory(proc: Path = PROC) -> int:
+    """Bytes of the machine's memory that are free, or would be if something else needed them.
+
+    Args:
+        proc: what Linux shows of memory; elsewhere half of all counts as free.
+    """
+    found = _sizes(proc / "meminfo").get("MemAvailable")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if found is None else found
+
+
+def own_memory(proc: Path = PROC) -> int:
+    """Bytes that this process alone has in memory; 0 where Linux does not say. Pages of files are not its own."""
+    sizes = _sizes(proc / "self" / "status")
+    return sizes.get("RssAnon", 0) + sizes.get("RssShmem", 0)
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """Bytes by name, from lines such as ``MemFree: 12 kB``."""
+    if not path.exists():
+        return {}
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {line[0].removesuffix(":"): int(line[1]) * 1024 for line in lines if len(line) == 3 and line[2] == "kB"}
 
 
 def give_back() -> None:

@@ -58,6 +58,8 @@ class LLM(LoadedLLM):
     def _start(self, config: EngineConfig) -> None:
         if config.engine_process == "process":
             raise ConfigError("engine_process is for servers and AsyncLLM; LLM runs in its user's process")
+        if config.data_parallel_size > 1:
+            raise ConfigError("data_parallel_size is for servers and AsyncLLM; LLM runs in its user's process")
         super().__init__(config, InlineEngine(build_engine(config)))
         self._requests = 0
 

@@ -21,9 +21,11 @@ from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 from llmjax.config import EngineConfig
 from llmjax.cpu_affinity import bind_process, check_threads
 from llmjax.errors import ConfigError
+from llmjax.host_memory import free_memory, own_memory
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.qtensor import CPU_TILE, CUDA_TILE, INT8_DECODES
 from llmjax.kernels.sharding import WHOLE, Sharding
+from llmjax.machine_share import WHOLE_MACHINE, MachineShare
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class Platform:
     cache_dtype: jnp.dtype  # of keys and values, unless the configuration names one
     quantized_activations: str  # of products with quantized matrices that do not say, as `QTensor` has them
     others: tuple[jax.Device, ...] = ()  # that divide the model with the first
+    host_memory: int | None = None  # bytes of the machine's memory that this process may take; None: what is free
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
@@ -91,7 +94,10 @@ class Platform:
     def free_memory(self) -> int:
         """Bytes that are free on each device (on a CPU: its part of what is free in the machine)."""
         if self.is_cpu:
-            return _free_host_memory() // len(self.devices)
+            free = free_memory()
+            if self.host_memory is not None:
+                free = max(0, min(free, self.host_memory - own_memory()))
+            return free // len(self.devices)
         return self.available_memory(1.0)
 
     def available_memory(self, utilization: float) -> int:
@@ -109,36 +115,44 @@ def _memory_stats(device: jax.Device) -> dict[str, int]:
     return stats
 
 
-def select_platform(config: EngineConfig) -> Platform:
+def select_platform(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> Platform:
     """Finds the devices that the configuration asks for; ties the process to cores and memory first.
+
+    Args:
+        share: of the machine, where several engines divide it.
 
     Raises:
         ConfigError: no such platform, device, core or NUMA node.
     """
-    numbers = config.device_numbers
+    numbers = share.part(config.device_numbers)
     _divide_cpu(config, len(numbers))
-    bind_process(config)
     _size_pool(config)
+    if not share.is_whole:
+        # An engine takes memory of every card that it sees.
+        jax.config.update("jax_cuda_visible_devices", ",".join(map(str, numbers)))
+    bind_process(config, share)  # may open the backends
     name = {"auto": None, "cuda": "gpu"}.get(config.device, config.device)
     try:
         devices = jax.devices(name) if name else jax.devices()
     except (RuntimeError, AssertionError) as error:  # the latter where JAX_PLATFORMS names what finds no device
         raise ConfigError(_not_there(config.device, str(error))) from error
+    if not share.is_whole and devices[0].platform in ("cpu", "gpu"):
+        numbers = range(len(numbers))  # it sees no others
     if (last := max(numbers)) >= len(devices):
         wanted = f"device_ids names device {last}" if config.device_ids else f"tensor_parallel_size is {len(numbers)}"
         why = "; JAX has opened the CPU as so many in this process" if devices[0].platform == "cpu" else ""
         raise ConfigError(f"{wanted}; there {'are' if len(devices) > 1 else 'is'} {len(devices)}{why}")
     device, *others = (devices[number] for number in numbers)
-    if device.platform == "gpu" and (share := pool_share()) not in (None, config.gpu_memory_utilization):
+    if device.platform == "gpu" and (pool := pool_share()) not in (None, config.gpu_memory_utilization):
         logger.warning(
             "gpu_memory_utilization %g has no effect: JAX has already opened the card in this process, with a pool of "
             "%g of its memory",
             config.gpu_memory_utilization,
-            share,
+            pool,
         )
     cpu = device.platform == "cpu"
     if cpu:
-        check_threads(config)
+        check_threads(config, share, devices=len(devices))
     if config.dtype == "auto":
         dtype = jnp.dtype(jnp.bfloat16 if not cpu or cpu_is_fast_at_bfloat16() else jnp.float32)
     else:
@@ -151,6 +165,7 @@ def select_platform(config: EngineConfig) -> Platform:
         activation_dtype=jnp.dtype(jnp.float32) if cpu else dtype,
         cache_dtype=jnp.dtype(jnp.bfloat16) if config.dtype == "auto" else dtype,
         quantized_activations=_quantized_activations(config, cpu=cpu),
+        host_memory=share.host_memory,
     )
 
 
@@ -285,12 +300,3 @@ def cpu_is_fast_at_bfloat16() -> bool:
         if line.startswith("flags"):
             return not {"amx_bf16", "avx512_bf16"}.isdisjoint(line.split())
     return False
-
-
-def _free_host_memory() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

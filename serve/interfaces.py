@@ -11,7 +11,7 @@ from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import SamplingParams
 
 if TYPE_CHECKING:  # importing it takes a while, and a busy port should be reported at once
-    from llmjax.engine.info import EngineInfo
+    from llmjax.engine.info import EngineInfo, EngineState
     from llmjax.tokenizer import Tokenizer
 
 
@@ -40,6 +40,9 @@ class Engine(Protocol):
         cache_salt: str | None = None,
         shown: frozenset[int] = frozenset(),
     ) -> AsyncGenerator[RequestOutput, None]: ...
+
+    @property
+    def states(self) -> tuple[EngineState, ...]: ...
 
     def check_health(self) -> None: ...
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -20,6 +21,8 @@ from llmjax.engine.stats import REJECTIONS, RequestStats, StepStats
 from llmjax.serve.interfaces import Engine
 
 LABELS = ("model_name", "engine")
+
+Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 
 TTFT = (
     0.001,
@@ -127,11 +130,22 @@ def _histograms(max_model_len: int) -> dict[str, Histogram]:
     }
 
 
+class _Numbers:
+    """What one engine has been heard of."""
+
+    def __init__(self, max_model_len: int) -> None:
+        self.gauges = dict.fromkeys(GAUGES, 0.0)
+        self.counters = dict.fromkeys((*COUNTERS, *OWN_COUNTERS), 0.0)
+        self.finished = Counter[str]({"stop": 0, "length": 0, "abort": 0, "error": 0})
+        self.histograms = _histograms(max_model_len)
+
+
 class EngineMetrics(Collector):
-    """A ``StatLogger`` and the Prometheus collector of what it was told."""
+    """A ``StatLogger`` and the Prometheus collector of what it was told, by engine."""
 
     def __init__(self, engine: Engine) -> None:
-        self._labels = [engine.info.model_name, "0"]
+        self._engine = engine
+        self._model = engine.info.model_name
         self._cache_config = {
             "block_size": str(engine.config.page_size),
             "cache_dtype": engine.config.kv_cache_dtype,
@@ -139,17 +153,15 @@ class EngineMetrics(Collector):
             "gpu_memory_utilization": str(engine.config.gpu_memory_utilization),
         }
         self._max_model_len = engine.info.max_model_len
-        self._gauges = dict.fromkeys(GAUGES, 0.0)
-        self._counters = dict.fromkeys((*COUNTERS, *OWN_COUNTERS), 0.0)
-        self._finished = Counter[str]({"stop": 0, "length": 0, "abort": 0, "error": 0})
         self._rejected = Counter[str](dict.fromkeys(REJECTIONS, 0))
-        self._histograms = _histograms(engine.info.max_model_len)
+        self._engines = [_Numbers(self._max_model_len) for _ in engine.states]
 
     def record_step(self, stats: StepStats) -> None:
-        self._gauges["num_requests_running"] = stats.num_running
-        self._gauges["num_requests_waiting"] = stats.num_waiting
-        self._gauges["kv_cache_usage_perc"] = stats.kv_usage
-        counters = self._counters
+        numbers = self._engines[stats.engine]
+        numbers.gauges["num_requests_running"] = stats.num_running
+        numbers.gauges["num_requests_waiting"] = stats.num_waiting
+        numbers.gauges["kv_cache_usage_perc"] = stats.kv_usage
+        counters = numbers.counters
         counters["prefix_cache_queries"] += stats.prefix_cache_queries
         counters["prefix_cache_hits"] += stats.prefix_cache_hits
         counters["num_preemptions"] += stats.num_preempted
@@ -159,13 +171,14 @@ class EngineMetrics(Collector):
         counters["steps"] += stats.num_steps
         counters["compilations"] += stats.compilations
         counters["step_host_seconds"] += stats.host.total
-        self._histograms["iteration_tokens_total"].observe(*stats.step_tokens)
-        self._histograms["time_to_first_token_seconds"].observe(*stats.time_to_first_tokens)
-        self._histograms["inter_token_latency_seconds"].observe(*stats.inter_token_latencies)
+        numbers.histograms["iteration_tokens_total"].observe(*stats.step_tokens)
+        numbers.histograms["time_to_first_token_seconds"].observe(*stats.time_to_first_tokens)
+        numbers.histograms["inter_token_latency_seconds"].observe(*stats.inter_token_latencies)
 
     def record_request(self, stats: RequestStats) -> None:
-        self._finished[stats.finish_reason] += 1
-        self._counters["prompt_tokens_cached"] += stats.num_cached_tokens
+        numbers = self._engines[stats.engine]
+        numbers.finished[stats.finish_reason] += 1
+        numbers.counters["prompt_tokens_cached"] += stats.num_cached_tokens
         per_choice = stats.num_generation_tokens / stats.n
         longest = self._max_model_len - stats.num_prompt_tokens
         seen = {
@@ -186,48 +199,79 @@ class EngineMetrics(Collector):
         if per_choice > 1:
             seen["request_time_per_output_token_seconds"] = stats.decode_seconds / (per_choice - 1)
         for name, value in seen.items():
-            self._histograms[name].observe(value)
+            numbers.histograms[name].observe(value)
 
     def record_rejection(self, reason: str) -> None:
         self._rejected[reason] += 1
 
     def collect(self) -> Iterator[Metric]:
+        states = self._engine.states
+        for number, state in enumerate(states):
+            if not state.serving:  # it cannot say that it does nothing
+                self._engines[number].gauges = dict.fromkeys(GAUGES, 0.0)
         for name, help in GAUGES.items():
-            gauge = GaugeMetricFamily(f"vllm:{name}", help, labels=LABELS)
-            gauge.add_metric(self._labels, self._gauges[name])
-            yield gauge
+            yield self._gauge(f"vllm:{name}", help, [numbers.gauges[name] for numbers in self._engines])
         waiting = GaugeMetricFamily(
             "vllm:num_requests_waiting_by_reason",
             "Waiting requests: for capacity, or deferred by something that will pass (never here).",
             labels=(*LABELS, "reason"),
         )
-        waiting.add_metric([*self._labels, "capacity"], self._gauges["num_requests_waiting"])
-        waiting.add_metric([*self._labels, "deferred"], 0)
+        for labels, numbers in self._labelled():
+            waiting.add_metric([*labels, "capacity"], numbers.gauges["num_requests_waiting"])
+            waiting.add_metric([*labels, "deferred"], 0)
         yield waiting
         for prefix, table in (("vllm", COUNTERS), ("llmjax", OWN_COUNTERS)):
             for name, help in table.items():
-                counter = CounterMetricFamily(f"{prefix}:{name}", help, labels=LABELS)
-                counter.add_metric(self._labels, self._counters[name])
-                yield counter
-        yield self._by_label("vllm:request_success", "Finished requests.", "finished_reason", self._finished)
-        yield self._by_label(
-            "vllm:admission_rejections", "Requests refused with 503, by the limit they met.", "reason", self._rejected
+                yield self._counter(f"{prefix}:{name}", help, [numbers.counters[name] for numbers in self._engines])
+        yield self._gauge("llmjax:engine_up", "1 where the engine takes requests.", [s.serving for s in states])
+        yield self._counter(
+            "llmjax:engine_restarts",
+            "Times that another process took a dead engine's place.",
+            [s.restarts for s in states],
         )
+        success = CounterMetricFamily("vllm:request_success", "Finished requests.", labels=(*LABELS, "finished_reason"))
+        for labels, numbers in self._labelled():
+            for reason, count in dict(numbers.finished).items():
+                success.add_metric([*labels, reason], count)
+        yield success
+        rejections = CounterMetricFamily(
+            "vllm:admission_rejections",
+            "Requests refused with 503, by the limit they met; no engine has seen them, so all are the first one's.",
+            labels=(*LABELS, "reason"),
+        )
+        for reason, count in dict(self._rejected).items():
+            rejections.add_metric([self._model, "0", reason], count)
+        yield rejections
         cache = GaugeMetricFamily(
             "vllm:cache_config_info", "The KV cache's settings.", labels=("engine", *self._cache_config)
         )
-        cache.add_metric([self._labels[1], *self._cache_config.values()], 1)
+        for number in range(len(self._engines)):
+            cache.add_metric([str(number), *self._cache_config.values()], 1)
         yield cache
-        for name, histogram in self._histograms.items():
+        for name, histogram in self._engines[0].histograms.items():
             family = HistogramMetricFamily(f"vllm:{name}", histogram.help, labels=LABELS)
-            family.add_metric(self._labels, histogram.buckets(), histogram.sum)
+            for labels, numbers in self._labelled():
+                found = numbers.histograms[name]
+                family.add_metric(labels, found.buckets(), found.sum)
             yield family
 
-    def _by_label(self, name: str, help: str, label: str, counts: Counter[str]) -> CounterMetricFamily:
-        family = CounterMetricFamily(name, help, labels=(*LABELS, label))
-        for value, count in dict(counts).items():
-            family.add_metric([*self._labels, value], count)
-        return family
+    def _labelled(self) -> Iterator[tuple[list[str], _Numbers]]:
+        """Each engine's numbers with the labels of all its metrics."""
+        for number, numbers in enumerate(self._engines):
+            yield [self._model, str(number)], numbers
+
+    def _gauge(self, name: str, help: str, values: Iterable[float]) -> GaugeMetricFamily:
+        return _by_engine(GaugeMetricFamily(name, help, labels=LABELS), self._model, values)
+
+    def _counter(self, name: str, help: str, values: Iterable[float]) -> CounterMetricFamily:
+        return _by_engine(CounterMetricFamily(name, help, labels=LABELS), self._model, values)
+
+
+def _by_engine(family: Family, model: str, values: Iterable[float]) -> Family:
+    """The family with a value for each engine."""
+    for number, value in enumerate(values):
+        family.add_metric([model, str(number)], value)
+    return family
 
 
 def registry(metrics: EngineMetrics) -> CollectorRegistry:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmjax import cpu_affinity
 from llmjax.config import EngineConfig
 from llmjax.cpu_affinity import NODES, bind_process, format_cpu_list, node_cores, parse_cpu_list, pool_threads
 from llmjax.errors import ConfigError
@@ -134,3 +135,63 @@ def test_a_limit_on_the_time_of_cores_sizes_xlas_pool() -> None:
     assert done.returncode == 0, done.stderr
     threads, _, line = done.stdout.strip().partition(" ")
     assert threads == "1" and "limited to the time of 1; 1 threads" in line
+
+
+SHARES = """
+import json, os, sys
+from llmjax.config import EngineConfig
+from llmjax.cpu_affinity import pool_threads
+from llmjax.machine_share import MachineShare
+from llmjax.platforms import select_platform
+rank, settings = json.loads(sys.argv[1])
+share = MachineShare(rank=rank, count=2, host_memory=2**50)
+platform = select_platform(EngineConfig(data_parallel_size=2, **settings), share)
+masks = {tuple(sorted(os.sched_getaffinity(int(task)))) for task in os.listdir("/proc/self/task")}
+print(json.dumps([pool_threads(), sorted(masks), [device.id for device in platform.devices]]))
+"""
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("settings", "threads", "devices"),
+    [({}, None, 1), ({"threads": 3}, 3, 1), ({"device_ids": "4,5,0,1", "threads": 2}, 2, 2)],
+)
+def test_two_engines_divide_cores_and_threads(settings: dict[str, Any], threads: int | None, devices: int) -> None:
+    """What each has to run on; their devices are in the CPU, which each of them has for itself."""
+    found = []
+    for rank in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", SHARES, json.dumps([rank, settings])],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    allowed = os.sched_getaffinity(0)
+    (first, (mine,), ids), (second, (its,), others) = found
+    assert set(mine) | set(its) <= allowed and mine and its
+    if len(allowed) > 1:
+        assert set(mine) | set(its) == allowed and not set(mine) & set(its)
+    if threads is not None:
+        assert max(first, devices) + max(second, devices) == max(threads, 2 * devices)  # XLA has one for each device
+    assert ids == others == list(range(devices))
+
+
+def test_threads_of_a_core_and_cores_of_a_node_stay_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes of two cores of two threads each, numbered as Linux does on many machines."""
+    cores, nodes = tmp_path / "cpu", tmp_path / "node"
+    for core in range(8):
+        topology = cores / f"cpu{core}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
+    for node, listed in enumerate(("0,2,4,6", "1,3,5,7")):
+        (nodes / f"node{node}").mkdir(parents=True)
+        (nodes / f"node{node}" / "cpulist").write_text(listed + "\n")
+    monkeypatch.setattr(cpu_affinity, "CORES", cores)
+    monkeypatch.setattr(cpu_affinity, "NODES", nodes)
+    assert cpu_affinity._in_order(frozenset(range(8))) == [0, 4, 2, 6, 1, 5, 3, 7]
+    assert cpu_affinity._in_order(frozenset({7, 6, 3})) == [6, 3, 7]
+    monkeypatch.setattr(cpu_affinity, "CORES", tmp_path / "nothing")
+    monkeypatch.setattr(cpu_affinity, "NODES", tmp_path / "nothing")
+    assert cpu_affinity._in_order(frozenset({3, 1, 2})) == [1, 2, 3]

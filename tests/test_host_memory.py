@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from llmjax.host_memory import free_memory, own_memory
 
 SCRIPT = """
 import ctypes, resource
@@ -36,3 +39,21 @@ def test_a_kept_block_costs_no_page_faults() -> None:
     result = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     mapped, kept, after = map(int, result.stdout.split())
     assert mapped >= kept + 8 and after >= kept + 8, result.stdout
+
+
+def test_free_and_own_memory(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "meminfo").write_text(
+        "MemTotal:  100 kB\nMemFree:   10 kB\nMemAvailable:   60 kB\nHugePages_Total: 0\n"
+    )
+    (tmp_path / "self" / "status").write_text("Name:\tx 1 kB\nRssAnon:\t  7 kB\nRssFile:\t  9 kB\nRssShmem:\t  2 kB\n")
+    assert (free_memory(tmp_path), own_memory(tmp_path)) == (60 * 1024, 9 * 1024)
+    assert free_memory(tmp_path / "self") > 0 == own_memory(tmp_path / "nowhere")  # elsewhere than on Linux
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+def test_own_memory_grows_with_what_is_written() -> None:
+    before = own_memory()
+    block = bytearray(b"x") * 2**26
+    assert own_memory() >= before + 2**25  # what else there is may come and go
+    assert len(block) == 2**26

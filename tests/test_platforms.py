@@ -264,3 +264,11 @@ def test_a_read_only_compilation_cache_is_read(
     assert jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir == str(tmp_path)
     (record,) = caplog.records
     assert record.getMessage().endswith("programs are read, but new ones are not kept: Read-only file system")
+
+
+def test_an_engine_takes_no_more_than_its_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platforms, "free_memory", lambda: 100)
+    monkeypatch.setattr(platforms, "own_memory", lambda: 30)
+    whole = select_platform(EngineConfig(device="cpu"))
+    shares = [replace(whole, host_memory=bytes) for bytes in (None, 50, 500, 10)]
+    assert [share.free_memory() for share in shares] == [100, 20, 100, 0]

@@ -17,13 +17,17 @@ from llmjax.engine.programs import CompileCounter, StepCompiler
 from llmjax.engine.runner import Runner
 from llmjax.engine.scheduler import Scheduler
 from llmjax.kernels.attention import KVLayout
+from llmjax.machine_share import WHOLE_MACHINE, MachineShare
 from llmjax.platforms import select_platform, use_compilation_cache
 
 DECODE_STEPS = 8  # in one dispatch at most: an eighth of its host cost is little beside any step
 
 
-def build_engine(config: EngineConfig) -> Engine:
+def build_engine(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> Engine:
     """Loads the model and starts to compile its step programs.
+
+    Args:
+        share: of the machine, where several engines divide it; the first of them shows how far loading has got.
 
     Raises:
         CheckpointError: the model cannot be found or read.
@@ -32,9 +36,9 @@ def build_engine(config: EngineConfig) -> Engine:
     """
     check_generation_config(config)
     cache_dir = use_compilation_cache(config.compilation_cache_dir)
-    platform = select_platform(config)
+    platform = select_platform(config, share)
     check_graphs(config, platform)
-    model = load_model(config, platform, cache_dir=cache_dir)
+    model = load_model(config, platform, cache_dir=cache_dir, progress=share.rank == 0)
     layout = KVLayout.of(
         platform.kv_dtype(config.kv_cache_dtype),
         page_size=config.page_size,

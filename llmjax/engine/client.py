@@ -1,5 +1,5 @@
 """What the rest sees of an engine: ``InlineEngine`` works on the caller's thread, ``ThreadEngine`` on one of its own,
-``ProcessEngine`` in a process of its own."""
+``ProcessEngine`` in a process of its own; ``DataParallelEngine`` is several of the latter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from llmjax.engine.info import EngineInfo
+from llmjax.engine.info import EngineInfo, EngineState
 from llmjax.engine.request import EngineOutput, EngineRequest
 from llmjax.engine.stats import EngineTotals, StatLogger
 from llmjax.errors import EngineDead
@@ -39,7 +39,7 @@ class Control(enum.Enum):
 
 
 class EngineClient(ABC):
-    """One engine as its users see it.
+    """One engine as its users see it, or several that are used as one.
 
     Attributes:
         info: what it is.
@@ -58,9 +58,18 @@ class EngineClient(ABC):
         """An id for a request; no two are equal."""
         return next(self._ids)
 
+    @property
     @abstractmethod
-    def submit(self, request: EngineRequest) -> None:
-        """Queues a request that has been checked; its outputs come as the engine's kind says."""
+    def states(self) -> tuple[EngineState, ...]:
+        """How each engine is, by its number: one, or several that are used as one."""
+
+    @abstractmethod
+    def submit(self, request: EngineRequest) -> int:
+        """Queues a request that has been checked; its outputs come as the engine's kind says.
+
+        Returns:
+            The number of the engine that it goes to.
+        """
 
     @abstractmethod
     def abort(self, request_id: int, index: int | None = None) -> None:
@@ -95,6 +104,10 @@ class RunningEngine(EngineClient):
             deliver: receives outputs, on another thread; must not block.
             died: called once, on another thread, if the engine ends by an error.
         """
+
+    @property
+    def states(self) -> tuple[EngineState, ...]:
+        return (EngineState(serving=self.running),)
 
     @abstractmethod
     def stop(self) -> None:

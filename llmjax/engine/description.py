@@ -12,7 +12,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.client import Control
 from llmjax.engine.engine import Engine
 from llmjax.engine.generation_config import generation_config, sampling_defaults
-from llmjax.engine.info import EngineInfo, ProgramInfo
+from llmjax.engine.info import CONTEXTS, EngineInfo, ProgramInfo
 from llmjax.engine.memory import ProgramMemory
 from llmjax.kernels.cpu.library import describe
 
@@ -44,7 +44,7 @@ def info_of(engine: Engine) -> EngineInfo:
         kv_dtype=plan.layout.dtype.name,
         kv_calibrated=model.kv_calibration is not None,
         page_size=plan.page_size,
-        longest_contexts={n: plan.longest_context(n) for n in (1, 2, 4, 8) if n <= config.max_num_seqs},
+        longest_contexts={n: plan.longest_context(n) for n in CONTEXTS if n <= config.max_num_seqs},
         sampler_bytes=engine.runner.sampler_bytes,
     )
 

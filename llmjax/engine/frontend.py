@@ -79,6 +79,7 @@ class _Open:
     request: EngineRequest
     prompt: str | None
     continuations: list[_Continuation]
+    engine: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
     error: LLMJaxError | None = None
@@ -190,6 +191,11 @@ class Frontend:
         self._names[name] = request.request_id
         self._num_unfinished += params.n
         return request
+
+    def sent(self, request_id: int, *, engine: int) -> None:
+        """The open request went to the engine of that number."""
+        if (found := self._open.get(request_id)) is not None:
+            found.engine = engine
 
     def id_of(self, name: str) -> int | None:
         """The engine's id of the open request that its user calls so."""
@@ -452,6 +458,7 @@ def _stats(request: _Open) -> RequestStats:
     reasons = [c.finish_reason or "abort" for c in request.continuations]
     params = request.request.params
     return RequestStats(
+        engine=request.engine,
         request_id=request.name,
         finish_reason=next((r for r in ("error", "abort", "length") if r in reasons), "stop"),
         num_prompt_tokens=len(request.request.prompt_token_ids),

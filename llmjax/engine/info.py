@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+CONTEXTS = (1, 2, 4, 8)  # numbers of equal requests whose longest contexts are of interest
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineInfo:
@@ -51,6 +53,19 @@ class EngineInfo:
     page_size: int
     longest_contexts: dict[int, int]
     sampler_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineState:
+    """How an engine is.
+
+    Attributes:
+        serving: it takes requests.
+        restarts: how often another process has taken the place of one that had died.
+    """
+
+    serving: bool
+    restarts: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

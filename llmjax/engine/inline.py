@@ -8,6 +8,7 @@ from typing import Any
 from llmjax.engine.client import Control, EngineClient
 from llmjax.engine.description import info_of, obey
 from llmjax.engine.engine import Engine
+from llmjax.engine.info import EngineState
 from llmjax.engine.request import EngineOutput, EngineRequest
 
 
@@ -25,8 +26,13 @@ class InlineEngine(EngineClient):
         """There will be no outputs before the next request."""
         return self.engine.idle
 
-    def submit(self, request: EngineRequest) -> None:
+    @property
+    def states(self) -> tuple[EngineState, ...]:
+        return (EngineState(serving=True),)
+
+    def submit(self, request: EngineRequest) -> int:
         self.engine.add(request)
+        return 0
 
     def abort(self, request_id: int, index: int | None = None) -> None:
         """As everywhere, but who calls it is not told of the end again."""

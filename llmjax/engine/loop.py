@@ -152,8 +152,9 @@ class ThreadEngine(RunningEngine):
         self._thread = threading.Thread(target=self._run, args=(deliver, died), name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: EngineRequest) -> None:
+    def submit(self, request: EngineRequest) -> int:
         self._loop.send(request)
+        return 0
 
     def abort(self, request_id: int, index: int | None = None) -> None:
         self._loop.send(Abort(request_id, index))

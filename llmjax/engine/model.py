@@ -70,11 +70,14 @@ class LoadedModel:
         return sum(weight.offloaded.nbytes for weight in self.params.values() if isinstance(weight, SplitStack))
 
 
-def load_model(config: EngineConfig, platform: Platform, *, cache_dir: Path | None = None) -> LoadedModel:
+def load_model(
+    config: EngineConfig, platform: Platform, *, cache_dir: Path | None = None, progress: bool = True
+) -> LoadedModel:
     """Resolves, opens, checks and loads the model that the configuration names.
 
     Args:
         cache_dir: where packed weights are kept from start to start; None: nowhere.
+        progress: show people in a terminal how far it has got.
 
     Raises:
         CheckpointError: a file, key or tensor is missing or wrong; raised before weights are read where possible.
@@ -114,14 +117,14 @@ def load_model(config: EngineConfig, platform: Platform, *, cache_dir: Path | No
     misfits: dict[str, list[str]] = {}
     # Standard output belongs to generated text.
     console = Console(stderr=True)
-    progress = track(
+    parameters = track(
         list(zip(whole.names, whole.axes, strict=True)),
         "Loading weights",
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not (progress and console.is_terminal),
     )
-    for name, axes in progress:
+    for name, axes in parameters:
         tensor, shape = checkpoint.tensors[name], shapes[name]
         kept = plan.keep(tensor) if len(shape.shape) > 1 and name not in graph.plain else Kept(None)
         if kept.misfit:

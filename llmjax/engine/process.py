@@ -39,6 +39,7 @@ from llmjax.engine.wire import (
     Submit,
 )
 from llmjax.errors import EngineDead, LLMJaxError
+from llmjax.machine_share import WHOLE_MACHINE, MachineShare
 from llmjax.system import python_path
 
 logger = logging.getLogger(__name__)
@@ -48,18 +49,21 @@ ANSWERS: dict[Control, Any] = {Control.PROGRAMS: list[ProgramInfo], Control.KV_S
 
 
 class ProcessEngine(RunningEngine):
-    """An engine in a process that is started for it and ends with this one.
+    """An engine in a process that is started for it and ends with this one. ``wait_loaded`` says when it can be used.
 
     Args:
         config: everything; the process loads the model and compiles.
+        share: of the machine, where several engines divide it; log lines then name the engine.
 
-    Raises:
-        LLMJaxError: what the process raised while it loaded the model; other errors come as they are, too.
-        EngineDead: it ended and did not say why.
+    Attributes:
+        loaded: done when the model is there, or with why it is not.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    loaded: Future[EngineInfo]
+
+    def __init__(self, config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> None:
         super().__init__()
+        self._name = None if share.is_whole else share.name
         self.totals = EngineTotals()
         self.loggers = [self.totals]
         self._deliver: Deliver | None = None
@@ -71,18 +75,27 @@ class ProcessEngine(RunningEngine):
         self._questions: dict[int, tuple[Control, Future[Any]]] = {}
         self._ended = False
         self._numbers = itertools.count()
-        self._ready: Future[EngineInfo] = Future()
+        self.loaded = Future()
+        self.loaded.set_running_or_notify_cancel()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         connection, self._process = _start_process()
         self._end = weakref.finalize(self, _kill, connection, self._process)  # at exit, too
         self._channel = Channel(connection, FromEngine)
-        self._send(Start(config, logging.getLogger().getEffectiveLevel()))
+        self._send(Start(config, share, logging.getLogger().getEffectiveLevel()))
         self._reader = threading.Thread(target=self._read, name="from-engine", daemon=True)
         self._writer = threading.Thread(target=self._write, name="to-engine", daemon=True)
         self._reader.start()
         self._writer.start()
+
+    def wait_loaded(self) -> None:
+        """Returns when the model is there; if it cannot be loaded, or the wait is interrupted, the process is ended.
+
+        Raises:
+            LLMJaxError: what the process raised while it loaded the model; other errors come as they are, too.
+            EngineDead: it ended and did not say why.
+        """
         try:
-            self.info = self._ready.result()
+            self.info = self.loaded.result()
         except BaseException:
             self._end()
             raise
@@ -99,8 +112,9 @@ class ProcessEngine(RunningEngine):
         if ended and self._error is not None:  # it did not live to see this
             died(self._error)
 
-    def submit(self, request: EngineRequest) -> None:
+    def submit(self, request: EngineRequest) -> int:
         self._send(Submit.of(request))
+        return 0
 
     def abort(self, request_id: int, index: int | None = None) -> None:
         self._send(Abandon(request_id, index))
@@ -120,6 +134,10 @@ class ProcessEngine(RunningEngine):
     def stop(self) -> None:
         self._stopping = True
         self._send(Leave())
+
+    def kill(self) -> None:
+        """Ends the process at once, as if it had died."""
+        self._process.kill()
 
     def close(self) -> None:
         """Ends the process, by force if it does not end by itself in a few seconds."""
@@ -173,13 +191,13 @@ class ProcessEngine(RunningEngine):
             died = self._died
         for _, answer in questions.values():
             answer.set_exception(EngineDead("the engine is not running"))
-        if not self._ready.done():
-            self._ready.set_exception(
+        if not self.loaded.done():
+            self.loaded.set_exception(
                 self._failed or EngineDead(f"the engine's process {_how(code)} before the model was loaded")
             )
         elif self._error is not None:
             if self._failed is None:
-                logger.error("the engine stopped: %s", self._error, exc_info=broken)
+                logger.error("%s stopped: %s", self._name or "the engine", self._error, exc_info=broken)
             if died is not None:
                 died(self._error)
 
@@ -199,9 +217,9 @@ class ProcessEngine(RunningEngine):
                 else:
                     answer.set_result(msgspec.convert(message.result, ANSWERS.get(control, type(None))))
             case Log():
-                _log(message)
+                _log(message, self._name)
             case Ready():
-                self._ready.set_result(message.info)
+                self.loaded.set_result(message.info)
             case Failed():
                 self._failed = message.failure.error()
 
@@ -244,10 +262,11 @@ def _how(code: int) -> str:
     return f"was killed by {name}{' (out of memory?)' if -code == signal.SIGKILL else ''}"
 
 
-def _log(message: Log) -> None:
+def _log(message: Log, engine: str | None) -> None:
     """As if the record had been made here: this process knows which ones are wanted, and how they look."""
     to = logging.getLogger(message.name)
     if to.isEnabledFor(message.level):
-        record = to.makeRecord(message.name, message.level, message.path, message.line, message.message, (), None)
+        text = message.message if engine is None else f"{engine}: {message.message}"
+        record = to.makeRecord(message.name, message.level, message.path, message.line, text, (), None)
         record.exc_text = message.trace
         to.handle(record)

@@ -66,7 +66,7 @@ def _serve(start: Start, channel: Channel, ready: Future[EngineLoop]) -> None:
         from llmjax.engine.description import info_of
         from llmjax.engine.loop import EngineLoop, log_end
 
-    engine = build_engine(start.config)
+    engine = build_engine(start.config, start.share)
     sender = _Sender(channel)
     engine.loggers.append(sender)
     loop = EngineLoop(engine)

@@ -63,8 +63,10 @@ class ThroughputLog:
     def __init__(self) -> None:
         self._since = time.monotonic()
         self._prompt = self._generated = self._queries = self._hits = 0
+        self._last: dict[int, StepStats] = {}  # by engine
 
     def record_step(self, stats: StepStats) -> None:
+        self._last[stats.engine] = stats
         self._prompt += stats.num_prompt_tokens
         self._generated += stats.num_generation_tokens
         self._queries += stats.prefix_cache_queries
@@ -72,14 +74,15 @@ class ThroughputLog:
         elapsed = time.monotonic() - self._since
         if elapsed < LOG_INTERVAL:
             return
+        last = self._last.values()
         logger.info(
             "Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, Running: %d reqs, "
             "Waiting: %d reqs, KV cache usage: %.1f%%, Prefix cache hit rate: %.1f%%",
             self._prompt / elapsed,
             self._generated / elapsed,
-            stats.num_running,
-            stats.num_waiting,
-            100 * stats.kv_usage,
+            sum(step.num_running for step in last),
+            sum(step.num_waiting for step in last),
+            100 * sum(step.kv_usage for step in last) / len(last),
             100 * self._hits / self._queries if self._queries else 0.0,
         )
         self._since = time.monotonic()

@@ -32,6 +32,7 @@ class HostTime:
 class StepStats:
     """One dispatch. Times in seconds."""
 
+    engine: int = 0  # the number of the engine that it ran on
     num_running: int
     num_waiting: int
     kv_usage: float  # share of the pages that are held, 0 to 1
@@ -57,6 +58,7 @@ class StepStats:
 class RequestStats:
     """One finished request. Times in seconds."""
 
+    engine: int = 0  # the number of the engine that it went to
     request_id: str
     finish_reason: str
     num_prompt_tokens: int
@@ -77,7 +79,8 @@ REJECTIONS = (QUEUE_FULL,)  # the limits that requests are refused by, for now
 
 
 class StatLogger(Protocol):
-    """Receives the counts: steps on the engine's thread, the rest on its users'. Be quick, do not block or raise."""
+    """Receives the counts: steps on the engine's thread (of several engines, on one at a time), the rest on its users'.
+    Be quick, do not block or raise."""
 
     def record_step(self, stats: StepStats) -> None: ...
 

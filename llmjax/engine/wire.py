@@ -24,6 +24,7 @@ from llmjax.engine.info import EngineInfo
 from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes
 from llmjax.engine.stats import StepStats
 from llmjax.errors import GenerationFailed, LLMJaxError
+from llmjax.machine_share import MachineShare
 from llmjax.outputs import Logprob, TokenLogprobs
 from llmjax.sampling.params import SamplingParams
 
@@ -75,6 +76,7 @@ class Start(Message, tag="start"):
     """To the engine, first."""
 
     config: EngineConfig
+    share: MachineShare  # of the machine
     log_level: int  # of the least severe log record to send
 
 

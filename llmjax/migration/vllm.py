@@ -77,10 +77,11 @@ LOADING = [
 ]
 
 PARALLELISM = [
-    *ours("--tensor-parallel-size --device-ids"),
+    *ours("--tensor-parallel-size --data-parallel-size --device-ids"),
     *alias("-tp", "tensor_parallel_size"),
+    *alias("-dp", "data_parallel_size"),
     *refused("--pipeline-parallel-size -pp", PARALLEL, neutral="1"),
-    *refused("--data-parallel-size -dp|--data-parallel-size-local -dpl", PARALLEL, neutral="1"),
+    *refused("--data-parallel-size-local -dpl", "every engine is on this machine; leave the flag out", neutral="1"),
     *refused("--data-parallel-rank -dpn|--data-parallel-start-rank -dpr", PARALLEL, neutral="0"),
     *refused("--data-parallel-address -dpa|--data-parallel-rpc-port -dpp", PARALLEL),
     *accepted("--data-parallel-backend -dpb", "there is one process", neutral="mp"),

@@ -27,6 +27,12 @@ def test_no_flags_give_the_defaults() -> None:
     assert (configs.engine, configs.server) == (EngineConfig(), ServerConfig())
 
 
+@pytest.mark.parametrize("flag", ["--data-parallel-size", "--dp", "-dp"])
+def test_vllms_short_flags(flag: str) -> None:
+    engine = parse([flag, "2", "-tp", "3"]).engine
+    assert (engine.data_parallel_size, engine.tensor_parallel_size) == (2, 3)
+
+
 def test_flags_of_every_kind() -> None:
     line = "some/model --max-model-len 8K --page_size=16 --no-enable-prefix-caching --gpu-memory-utilization 0.5"
     line += " --allowed-origins https://a,https://b --allowed-origins https://c --api-key a,b --api-key c --port 0"

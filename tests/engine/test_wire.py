@@ -17,6 +17,7 @@ from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes
 from llmjax.engine.stats import StepStats
 from llmjax.engine.wire import Abandon, Channel, Failure, FromEngine, Question, Start, StepMessage, Submit, ToEngine
 from llmjax.errors import CheckpointError, ConfigError, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
+from llmjax.machine_share import MachineShare
 from llmjax.outputs import Logprob
 from llmjax.sampling.params import SamplingParams
 
@@ -129,7 +130,9 @@ def test_texts_of_a_request_stay_but_the_engine_knows_that_somebody_looks_for_th
 
 def test_a_configuration() -> None:
     config = EngineConfig(model="m", hf_overrides={"rope": {"a": [1, None]}}, kv_cache_memory_bytes=2**40)
-    assert passed(Start(config, 20), ToEngine).config == config
+    share = MachineShare(rank=1, count=3, host_memory=2**34)
+    start = passed(Start(config, share, 20), ToEngine)
+    assert (start.config, start.share) == (config, share)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.engine.info import EngineState
 from llmjax.errors import ConfigError
 from llmjax.serve.app import create_app
 from llmjax.serve.routes.models import _card
@@ -21,6 +22,7 @@ class Idle:
     """An engine that is asked for nothing."""
 
     tokenizer = None
+    states = (EngineState(serving=True),)
 
     def __init__(self, model: str = "m", name: str = "m") -> None:
         self.config = EngineConfig(model=model)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.engine.info import EngineState
 from llmjax.errors import EngineDead, GenerationFailed, QueueFull
 from llmjax.serve.app import create_app
 from llmjax.serve.drain import Gate
@@ -25,6 +26,7 @@ class FailingEngine:
     info = SimpleNamespace(vocab_size=100, max_model_len=64, model_name="m", default_sampling_params={})
     tokenizer = None
     num_requests = 0
+    states = (EngineState(serving=False),)
 
     def __init__(self, error: Exception) -> None:
         self.error = error

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as Reference
 
 from llmjax.config import EngineConfig
+from llmjax.engine.info import EngineState
 from llmjax.engine.stats import QUEUE_FULL, StepStats
 from llmjax.serve.metrics import TOKEN_LATENCY, EngineMetrics, Histogram, one_two_five
 
@@ -37,7 +38,9 @@ def test_one_two_five() -> None:
 
 def test_waiting_by_reason_rejections_and_steps() -> None:
     engine: Any = SimpleNamespace(
-        config=EngineConfig(model="m"), info=SimpleNamespace(model_name="m", max_model_len=64)
+        config=EngineConfig(model="m"),
+        info=SimpleNamespace(model_name="m", max_model_len=64),
+        states=(EngineState(serving=True),),
     )
     metrics = EngineMetrics(engine)
     # A dispatch of three steps: two rows, one of which ends after the first.

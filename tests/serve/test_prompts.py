@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.engine.info import EngineState
 from llmjax.serve.app import create_app
 from llmjax.serve.listen import bind
 from llmjax.serve.run import DrainingServer
@@ -24,6 +25,8 @@ BUSY = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% end
 
 class Tokenizing:
     """An engine that has a tokenizer and computes nothing."""
+
+    states = (EngineState(serving=True),)
 
     def __init__(self, folder: Path, chat_template: str | None) -> None:
         self.config = EngineConfig(model=str(folder))
