@@ -129,7 +129,12 @@ def test_texts_of_a_request_stay_but_the_engine_knows_that_somebody_looks_for_th
 
 
 def test_a_configuration() -> None:
-    config = EngineConfig(model="m", hf_overrides={"rope": {"a": [1, None]}}, kv_cache_memory_bytes=2**40)
+    config = EngineConfig(
+        model="m",
+        hf_overrides={"rope": {"a": [1, None]}},
+        kv_cache_memory_bytes=2**40,
+        served_model_name=["a", "b"],  # sequences come as lists
+    )
     share = MachineShare(rank=1, count=3, host_memory=2**34)
     start = passed(Start(config, share, 20), ToEngine)
     assert (start.config, start.share) == (config, share)
