@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from llmjax.checkpoint.gguf.experts import mixtral_experts, qwen_experts
+from llmjax.checkpoint.gguf.experts import deepseek_experts, mixtral_experts, qwen_experts, same_experts
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys
 from llmjax.checkpoint.gguf.names import (
+    CORRECTION_TENSORS,
     EXPERT_TENSORS,
     FUSED_QKV,
     GEMMA_NORMS,
@@ -22,6 +23,8 @@ from llmjax.checkpoint.gguf.names import (
     NORM_BEFORE_MLP,
     NORMS_BEHIND,
     SHARED_EXPERT_TENSORS,
+    SHARED_EXPERTS_TENSORS,
+    SHARED_MLP_TENSORS,
     SINK_TENSORS,
 )
 from llmjax.errors import CheckpointError
@@ -256,6 +259,67 @@ def _gpt_oss(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> 
     }
 
 
+def _deepseek(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    found = deepseek_experts(keys, config, gguf, gating=1, normalize=False)
+    for key in ("n_group", "topk_group"):
+        del found[key]
+    return found
+
+
+def _dots1(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    return {"sliding_window": None, **deepseek_experts(keys, config, gguf, gating=2, normalize=False)}
+
+
+def _glm4_moe(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    experts = deepseek_experts(keys, config, gguf, gating=2, normalize=True)
+    return {"use_qk_norm": _in_first_layer(gguf, "attn_q_norm.weight"), **_glm(keys, config, gguf), **experts}
+
+
+def _ernie(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    return {"use_bias": _in_first_layer(gguf, "attn_output.bias")}
+
+
+def _ernie_moe(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    experts = deepseek_experts(keys, config, gguf, gating=1, normalize=True)
+    return _ernie(keys, config, gguf) | {
+        "moe_num_experts": experts["n_routed_experts"],
+        "moe_k": experts["num_experts_per_tok"],
+        "moe_intermediate_size": experts["moe_intermediate_size"],
+        "moe_num_shared_experts": experts["n_shared_experts"] or 0,
+        "moe_layer_start_index": experts["first_k_dense_replace"],
+        "moe_layer_interval": keys.integer("interleave_moe_layer_step", 1),
+    }
+
+
+def _hunyuan_moe(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    keys.only("expert_shared_count", 1)
+    keys.only("expert_shared_feed_forward_length", config["intermediate_size"])
+    found = same_experts(keys, config, gguf)
+    return {"num_experts": found["num_local_experts"], "moe_topk": found["num_experts_per_tok"]}
+
+
+def _granite_moe(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    found = _granite(keys, config, gguf) | same_experts(keys, config, gguf)
+    if shared := keys.integer("expert_shared_feed_forward_length", 0, least=0):
+        found |= {"architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared"}
+        found["shared_intermediate_size"] = shared
+    return found
+
+
+def _minimax_m2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    return _glm(keys, config, gguf) | same_experts(keys, config, gguf, gating=2)
+
+
+def _minicpm(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    depth, hidden = config["num_hidden_layers"], config["hidden_size"]
+    # The first files have none of these keys, and are of the first models.
+    return {
+        "scale_emb": keys.number("embedding_scale", 12.0),
+        "scale_depth": keys.number("residual_scale", 1.4 / depth**0.5) * depth**0.5,
+        "dim_model_base": round(hidden / keys.number("logit_scale", hidden / 256)),
+    }
+
+
 _LAYER_NORM = "attention.layer_norm_epsilon"
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
@@ -474,6 +538,81 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             model_type="gpt_oss",
             layer_tensors=LLAMA_LAYER | NORM_BEFORE_MLP | EXPERT_TENSORS | SINK_TENSORS,
             specialize=_gpt_oss,
+        ),
+        "deepseek": Architecture(
+            hf_class="DeepseekForCausalLM",
+            model_type="deepseek",
+            layer_tensors=LLAMA_LAYER | EXPERT_TENSORS | SHARED_EXPERTS_TENSORS,
+            permuted_qk=True,
+            specialize=_deepseek,
+        ),
+        "dots1": Architecture(
+            hf_class="Dots1ForCausalLM",
+            model_type="dots1",
+            layer_tensors=LLAMA_LAYER | HEAD_NORMS | EXPERT_TENSORS | SHARED_EXPERTS_TENSORS | CORRECTION_TENSORS,
+            specialize=_dots1,
+        ),
+        "glm4moe": Architecture(
+            hf_class="Glm4MoeForCausalLM",
+            model_type="glm4_moe",
+            layer_tensors=LLAMA_LAYER
+            | HEAD_NORMS
+            | NORM_BEFORE_MLP
+            | EXPERT_TENSORS
+            | SHARED_EXPERTS_TENSORS
+            | CORRECTION_TENSORS,
+            specialize=_glm4_moe,
+        ),
+        "ernie4_5": Architecture(
+            hf_class="Ernie4_5ForCausalLM",
+            model_type="ernie4_5",
+            layer_tensors=LLAMA_LAYER,
+            bias_keys=False,
+            specialize=_ernie,
+        ),
+        "ernie4_5-moe": Architecture(
+            hf_class="Ernie4_5_MoeForCausalLM",
+            model_type="ernie4_5_moe",
+            layer_tensors=LLAMA_LAYER | EXPERT_TENSORS | SHARED_EXPERTS_TENSORS | CORRECTION_TENSORS,
+            bias_keys=False,
+            specialize=_ernie_moe,
+        ),
+        "hunyuan-dense": Architecture(
+            hf_class="HunYuanDenseV1ForCausalLM",
+            model_type="hunyuan_v1_dense",
+            layer_tensors=LLAMA_LAYER | HEAD_NORMS,
+        ),
+        "hunyuan-moe": Architecture(
+            hf_class="HunYuanMoEV1ForCausalLM",
+            model_type="hunyuan_v1_moe",
+            layer_tensors=LLAMA_LAYER | HEAD_NORMS | EXPERT_TENSORS | SHARED_MLP_TENSORS,
+            specialize=_hunyuan_moe,
+        ),
+        "granitemoe": Architecture(
+            hf_class="GraniteMoeForCausalLM",
+            model_type="granitemoe",
+            layer_tensors=LLAMA_LAYER | EXPERT_TENSORS | SHARED_MLP_TENSORS,
+            permuted_qk=True,
+            specialize=_granite_moe,
+        ),
+        "minimax-m2": Architecture(
+            hf_class="MiniMaxM2ForCausalLM",
+            model_type="minimax_m2",
+            layer_tensors=LLAMA_LAYER | HEAD_NORMS | EXPERT_TENSORS | CORRECTION_TENSORS,
+            specialize=_minimax_m2,
+        ),
+        "minicpm": Architecture(
+            hf_class="MiniCPMForCausalLM",
+            model_type="minicpm",
+            layer_tensors=LLAMA_LAYER,
+            permuted_qk=True,
+            specialize=_minicpm,
+        ),
+        "baichuan": Architecture(
+            hf_class="BaichuanForCausalLM",
+            model_type="baichuan",
+            layer_tensors=LLAMA_LAYER,
+            permuted_qk=True,
         ),
     }
 )

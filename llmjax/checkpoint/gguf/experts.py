@@ -69,6 +69,50 @@ def mixtral_experts(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFi
     }
 
 
+def deepseek_experts(
+    keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile, *, gating: int, normalize: bool
+) -> dict[str, Any]:
+    """Keys of config.json, in DeepSeek's words.
+
+    Args:
+        gating: what ``expert_gating_func`` has to be, if the file has it: 1 is softmax, 2 sigmoid.
+        normalize: whether shares add up to one where the file does not say.
+
+    Raises:
+        CheckpointError: a key is missing or asks for another router.
+    """
+    keys.only("expert_gating_func", gating)
+    keys.value("expert_shared_feed_forward_length", 0)  # follows from the others
+    shared = keys.integer("expert_shared_count", 0, least=0)
+    return {
+        "n_routed_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "n_shared_experts": shared or None,
+        "first_k_dense_replace": keys.integer("leading_dense_block_count", 0, least=0),
+        "n_group": keys.integer("expert_group_count", 1),
+        "topk_group": keys.integer("expert_group_used_count", 1),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0) or 1.0,
+        "norm_topk_prob": bool(keys.value("expert_weights_norm", normalize)),
+    }
+
+
+def same_experts(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile, *, gating: int = 1) -> dict[str, Any]:
+    """Keys of config.json where all layers have experts of the dense size, whose shares add up to one.
+
+    Args:
+        gating: as for `deepseek_experts`.
+
+    Raises:
+        CheckpointError: a key is missing or asks for another router.
+    """
+    keys.only("expert_gating_func", gating)
+    keys.only("expert_weights_scale", 1.0)
+    keys.only("expert_weights_norm", True)
+    keys.only("expert_feed_forward_length", config["intermediate_size"])
+    return {"num_local_experts": keys.integer("expert_count"), "num_experts_per_tok": keys.integer("expert_used_count")}
+
+
 def expert_metadata(model: ModelConfig, path: Path) -> dict[str, Any]:
     """The keys below the architecture that say the same.
 

@@ -23,7 +23,6 @@ ONLY = {
     "attention.clamp_kqv": 0,
     "expert_count": 0,
     "expert_used_count": 0,
-    "nextn_predict_layers": 0,
     "pooling_type": 0,
     "use_parallel_residual": False,
 }

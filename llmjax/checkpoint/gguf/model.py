@@ -17,9 +17,11 @@ from llmjax.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from llmjax.checkpoint.gguf.file import GGUFFile, GGUFTensor
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys
 from llmjax.checkpoint.gguf.names import (
+    CORRECTION,
     END_KEYS,
     FUSED_QKV,
     GATE,
+    LAYER_NUMBER,
     LAYER_TENSOR,
     SAMPLING_KEYS,
     SHARED_GATE,
@@ -118,8 +120,11 @@ def hf_config(gguf: GGUFFile) -> dict[str, Any]:
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None:
         raise CheckpointError(f"{gguf.path}: tensor 'token_embd.weight' is missing")
-    layers = keys.integer("block_count")
-    _check_layers(gguf, layers)
+    blocks = keys.integer("block_count")
+    _check_layers(gguf, blocks)
+    layers = blocks - keys.integer("nextn_predict_layers", 0, least=0)  # the last ones guess further tokens
+    if layers < 1:
+        keys.fail("nextn_predict_layers", f"leaves no layer of {blocks}")
     hidden = keys.integer("embedding_length")
     heads = keys.integer("attention.head_count")
     if "attention.key_length" not in keys and hidden % heads:
@@ -171,12 +176,17 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
     for tensor in _split_fused(gguf, config, fused_gate=architecture.fused_gate):
         if tensor.name in ROPE_TENSORS:  # part of the config by now
             continue
+        block = LAYER_NUMBER.match(tensor.name)
+        if block is not None and int(block["layer"]) >= config["num_hidden_layers"]:  # guesses further tokens
+            continue
         weight = f"{tensor.name.removesuffix('.scale')}.weight"
         if tensor.name.endswith(".scale") and weight in gguf.tensors:
             raise CheckpointError(f"{tensor.path}: tensor {tensor.name!r} scales {weight!r}, which is not supported")
         name, stem = hf_name(tensor.name, modules), layer_stem(tensor.name)
-        if stem == SINKS:  # which models have without a suffix
-            name = name.removesuffix(".weight")
+        if stem in (SINKS, CORRECTION):  # which models have without a suffix
+            name = name.rpartition(".")[0]
+        if stem == CORRECTION and len(tensor.shape) == 2 and tensor.shape[0] == 1:
+            tensor = replace(tensor, shape=tensor.shape[1:])
         if name in tensors:
             raise CheckpointError(
                 f"{tensor.path}: tensors {tensors[name].source.name!r} and {tensor.name!r} are both {name!r}"

@@ -78,6 +78,13 @@ SHARED_EXPERT_TENSORS = MappingProxyType(
         "ffn_down_shexp": "mlp.shared_expert.down_proj",
     }
 )
+CORRECTION = "exp_probs_b"
+SHARED_EXPERTS_TENSORS, SHARED_MLP_TENSORS = (
+    MappingProxyType({f"ffn_{part}_shexp": f"mlp.{module}.{part}_proj" for part in ("gate", "up", "down")})
+    for module in ("shared_experts", "shared_mlp")
+)
+"""Experts that every token goes through, and which have no gate."""
+CORRECTION_TENSORS = MappingProxyType({CORRECTION: "mlp.gate.e_score_correction_bias"})
 LAYER_TENSOR = re.compile(r"blk\.(?P<layer>[0-9]+)\.(?P<stem>\w+)(?:\.(?P<expert>[0-9]+))?\.(?P<suffix>weight|bias)")
 
 KEYS: Mapping[str, str] = MappingProxyType(
@@ -123,6 +130,9 @@ FILE_TYPES: Mapping[int, str] = MappingProxyType(
     }
 )
 """Names of ``general.file_type`` (llama.cpp's ``llama_ftype``), the mix that a file was quantized to."""
+
+
+LAYER_NUMBER = re.compile(r"blk\.(?P<layer>[0-9]+)\.")
 
 
 def layer_stem(name: str) -> str:

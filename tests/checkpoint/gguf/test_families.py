@@ -39,6 +39,7 @@ class Conversion:
     changed: Callable[[str, np.ndarray, Config], np.ndarray] = lambda name, values, config: values
     extra: Callable[[Config], dict[str, np.ndarray]] = lambda config: {}
     differences: dict[str, Any] = field(default_factory=dict)
+    without: tuple[str, ...] = ()  # keys of config.json that files do not keep
     by_model_names: bool = False  # what is fused or stacked in the source is so no longer, or no more, in the file
 
 
@@ -138,13 +139,101 @@ def gpt_oss(config: Config) -> dict[str, Any]:
     }
 
 
+def many_experts(config: Config) -> dict[str, Any]:
+    """Of families with DeepSeek's keys; some files leave out what is as readers assume."""
+    return like_llama(config) | {
+        "expert_count": config["n_routed_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["n_shared_experts"],
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "expert_weights_scale": float(config.get("routed_scaling_factor", 1.0)),
+    }
+
+
+def dots1(config: Config) -> dict[str, Any]:
+    return many_experts(config) | {"expert_weights_norm": True}
+
+
+def glm4_moe(config: Config) -> dict[str, Any]:
+    keys = many_experts({"rms_norm_eps": 1e-5, **config}) | {"expert_weights_norm": True, "expert_gating_func": 2}
+    # With a layer more, which guesses further tokens.
+    return keys | {"block_count": config["num_hidden_layers"] + 1, "nextn_predict_layers": 1}
+
+
+def further_layer(config: Config) -> dict[str, np.ndarray]:
+    layer, size = f"blk.{config['num_hidden_layers']}", config["hidden_size"]
+    found = dict.fromkeys((f"{layer}.attn_norm.weight", f"{layer}.nextn.enorm.weight"), np.ones(size, F32))
+    return found | {f"{layer}.nextn.eh_proj.weight": np.ones((size, 2 * size), F32)}
+
+
+def ernie(config: Config) -> dict[str, Any]:
+    return like_llama({"rms_norm_eps": 1e-5, "rope_theta": 500000.0, **config})
+
+
+def ernie_moe(config: Config) -> dict[str, Any]:
+    return ernie(config) | {
+        "expert_count": config["moe_num_experts"],
+        "expert_used_count": config["moe_k"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["moe_num_shared_experts"],
+        "expert_shared_feed_forward_length": config["intermediate_size"] // config["num_key_value_heads"],
+        "leading_dense_block_count": config["moe_layer_start_index"],
+        "interleave_moe_layer_step": 1,
+    }
+
+
+def hunyuan(config: Config) -> dict[str, Any]:
+    scaling, size = config.get("rope_scaling"), config["head_dim"]
+    theta = 10000.0 if scaling is None else 10000.0 * scaling["alpha"] ** (size / (size - 2))
+    keys = {"rope.scaling.type": "none", "rope.scaling.factor": 1.0, "rope.scaling.original_context_length": 262144}
+    return like_llama({"rms_norm_eps": 1e-5, **config, "rope_theta": theta}) | ({} if scaling is None else keys)
+
+
+def hunyuan_moe(config: Config) -> dict[str, Any]:
+    inner = config["intermediate_size"]
+    return hunyuan(config) | {
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["moe_topk"],
+        "expert_feed_forward_length": inner,
+        "expert_shared_feed_forward_length": inner,
+        "expert_shared_count": 1,
+    }
+
+
+def granite_moe(config: Config) -> dict[str, Any]:
+    keys = {"expert_count": config["num_local_experts"], "expert_used_count": config["num_experts_per_tok"]}
+    if "shared_intermediate_size" in config:
+        keys["expert_shared_feed_forward_length"] = config["shared_intermediate_size"]
+    return granite(config) | keys
+
+
+def minimax_m2(config: Config) -> dict[str, Any]:
+    return like_llama({"rope_theta": 5e6, **config}) | {
+        "rope.dimension_count": config["rotary_dim"],
+        "expert_count": config["num_local_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "expert_gating_func": 2,
+    }
+
+
+def minicpm(config: Config) -> dict[str, Any]:
+    return like_llama(config) | {
+        "embedding_scale": float(config["scale_emb"]),
+        "residual_scale": config["scale_depth"] / config["num_hidden_layers"] ** 0.5,
+        "logit_scale": config["hidden_size"] / config["dim_model_base"],
+    }
+
+
 def one_more(name: str, values: np.ndarray, config: Config) -> np.ndarray:
     return values + 1 if name.endswith("norm.weight") else values
 
 
 def permuted(name: str, values: np.ndarray, config: Config) -> np.ndarray:
     """Rows of queries and keys as they are rotated in neighboring pairs."""
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    count = config["num_attention_heads"]
+    heads = {"q_proj": count, "k_proj": config.get("num_key_value_heads", count)}
     count = heads.get(name.split(".")[-2])
     if count is None:
         return values
@@ -287,6 +376,20 @@ CONVERSIONS = {
     "exaone4": Conversion(gguf.MODEL_ARCH.EXAONE4, exaone4),
     "seed-oss": Conversion(gguf.MODEL_ARCH.SEED_OSS, like_llama),
     "gpt-oss": Conversion(gguf.MODEL_ARCH.GPT_OSS, gpt_oss, by_model_names=True),
+    "deepseek-moe": Conversion(gguf.MODEL_ARCH.DEEPSEEK, many_experts, permuted, by_model_names=True),
+    "dots1": Conversion(
+        gguf.MODEL_ARCH.DOTS1, dots1, without=("sliding_window", "max_window_layers"), by_model_names=True
+    ),
+    "glm4-moe": Conversion(gguf.MODEL_ARCH.GLM4_MOE, glm4_moe, extra=further_layer, by_model_names=True),
+    "ernie4_5": Conversion(gguf.MODEL_ARCH.ERNIE4_5, ernie),
+    "ernie4_5-moe": Conversion(gguf.MODEL_ARCH.ERNIE4_5_MOE, ernie_moe, by_model_names=True),
+    "hunyuan": Conversion(gguf.MODEL_ARCH.HUNYUAN_DENSE, hunyuan, by_model_names=True),
+    "hunyuan-moe": Conversion(gguf.MODEL_ARCH.HUNYUAN_MOE, hunyuan_moe, by_model_names=True),
+    "granite-moe": Conversion(gguf.MODEL_ARCH.GRANITE_MOE, granite_moe, permuted, by_model_names=True),
+    "granite-moe-shared": Conversion(gguf.MODEL_ARCH.GRANITE_MOE, granite_moe, permuted, by_model_names=True),
+    "minimax-m2": Conversion(gguf.MODEL_ARCH.MINIMAXM2, minimax_m2, by_model_names=True),
+    "minicpm": Conversion(gguf.MODEL_ARCH.MINICPM, minicpm, permuted),
+    "baichuan-13b": Conversion(gguf.MODEL_ARCH.BAICHUAN, like_llama, permuted, by_model_names=True),
 }
 
 
@@ -304,6 +407,7 @@ def converted(name: str, path: Path) -> Checkpoint:
             continue
         # Without a suffix in the source, with one in the file.
         named = f"{stored}.weight" if stored.endswith(".sinks") else stored
+        named = named.replace("e_score_correction_bias", "e_score_correction.bias")
         new = names.get_name(named, try_suffixes=(".weight", ".bias"))
         new = new or names.get_name(stored.removeprefix("transformer."), try_suffixes=(".weight", ".bias"))
         assert new is not None, stored
@@ -324,6 +428,8 @@ def comparable(model: ModelConfig, **differences: Any) -> ModelConfig:
 def test_gguf_of_a_family(name: str, tmp_path: Path) -> None:
     source, found = open_checkpoint(GOLDEN / name), converted(name, tmp_path)
     differences = CONVERSIONS[name].differences
+    kept = {key: value for key, value in source.config.items() if key not in CONVERSIONS[name].without}
+    source = replace(source, config=kept | dict.fromkeys(CONVERSIONS[name].without))
     expected, got = comparable(source.model_config(), **differences), comparable(found.model_config(), **differences)
     assert _rounded(got) == _rounded(expected)
     assert found.tensors.keys() == source.tensors.keys()
@@ -343,7 +449,14 @@ def _rounded(model: ModelConfig) -> ModelConfig:
         inv_freq = tuple(float(f"{x:.5e}") for x in own.inv_freq)
         return replace(own, inv_freq=inv_freq, attention_factor=float(f"{own.attention_factor:.5e}"), by_length=by)
 
-    layers = tuple(replace(one, mixer=replace(one.mixer, rope=rope(one.mixer.rope))) for one in model.layers)
+    layers = tuple(
+        replace(
+            one,
+            mixer=replace(one.mixer, rope=rope(one.mixer.rope)),
+            residual=replace(one.residual, scale=float(f"{one.residual.scale:.6e}")),
+        )
+        for one in model.layers
+    )
     return replace(model, layers=layers)
 
 
@@ -368,3 +481,10 @@ def test_fused_gate_of_wrong_size(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", "phi3", phi3(config) | {"block_count": 1}, tensors | phi3_factors(config))
     with pytest.raises(CheckpointError, match=r"'blk.0.ffn_up.weight' has 95 rows, not 96 for gate and up"):
         open_checkpoint(path)
+
+
+def test_a_file_of_nothing_but_layers_that_guess_further_tokens(tmp_path: Path) -> None:
+    tensors = {"token_embd.weight": np.zeros((96, 24), F32), "blk.0.attn_norm.weight": np.ones(24, F32)}
+    keys = {"block_count": 1, "nextn_predict_layers": 1}
+    with pytest.raises(CheckpointError, match="nextn_predict_layers' leaves no layer of 1"):
+        open_checkpoint(write(tmp_path / "some.gguf", "glm4moe", keys, tensors))
