@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from llmjax.collector import paused
 from llmjax.system import check_system
 from llmjax.version import __version__
 
@@ -56,4 +57,6 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'llmjax' has no attribute {name!r}")
     check_system()
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    with paused():
+        module = importlib.import_module(_MODULES[name])
+    return getattr(module, name)

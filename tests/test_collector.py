@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from llmjax.collector import permanent
+from llmjax.collector import paused, permanent
 
 
 class Node:
@@ -39,3 +39,12 @@ def test_an_import_that_fails_leaves_the_collector_on() -> None:
         assert gc.isenabled()
     finally:
         gc.unfreeze()
+
+
+def test_a_pause_ends_with_the_outermost() -> None:
+    assert gc.isenabled()
+    with paused():
+        with paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from llmjax.collector import paused
 from llmjax.config import EngineConfig
 from llmjax.engine.engine import Engine
 from llmjax.engine.generation_config import check_generation_config
@@ -23,6 +24,7 @@ from llmjax.platforms import select_platform, use_compilation_cache
 DECODE_STEPS = 8  # in one dispatch at most: an eighth of its host cost is little beside any step
 
 
+@paused()
 def build_engine(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> Engine:
     """Loads the model and starts to compile its step programs.
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
-from rich.progress import track
 
 from llmjax import models
 from llmjax.checkpoint import Checkpoint, open_checkpoint
@@ -34,6 +34,8 @@ from llmjax.platforms import Platform
 from llmjax.quantization.plan import Kept, QuantizationPlan
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Buffers that old checkpoints carry and that are computed here.
 IGNORED_SUFFIXES = (
@@ -115,16 +117,8 @@ def load_model(
     )
     params: dict[str, jax.Array | QTensor | SplitStack] = {}
     misfits: dict[str, list[str]] = {}
-    # Standard output belongs to generated text.
-    console = Console(stderr=True)
-    parameters = track(
-        list(zip(whole.names, whole.axes, strict=True)),
-        "Loading weights",
-        console=console,
-        transient=True,
-        disable=not (progress and console.is_terminal),
-    )
-    for name, axes in parameters:
+    parameters = list(zip(whole.names, whole.axes, strict=True))
+    for name, axes in _shown(parameters) if progress else parameters:
         tensor, shape = checkpoint.tensors[name], shapes[name]
         kept = plan.keep(tensor) if len(shape.shape) > 1 and name not in graph.plain else Kept(None)
         if kept.misfit:
@@ -151,6 +145,16 @@ def load_model(
         mapped_bytes=packed.mapped_bytes if platform.is_cpu else 0,
         kv_calibration=calibration,
     )
+
+
+def _shown(weights: Sequence[T]) -> Iterable[T]:
+    """With a progress bar, if people see it; standard output belongs to generated text."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return weights
+    from rich.progress import track
+
+    return track(weights, "Loading weights", console=console, transient=True)
 
 
 def _offloaded_experts(config: EngineConfig, model: ModelConfig) -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import sentencepiece
 import tokenizers
 
 from llmjax.tokenizer.cutter import TokenCutter
+
+if TYPE_CHECKING:
+    import sentencepiece
 
 
 class Backend(Protocol):

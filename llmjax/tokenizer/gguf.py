@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
-import sentencepiece
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -364,6 +363,8 @@ def _sentencepiece(
             charsmap=vocabulary.charsmap(),
         ),
     )
+    import sentencepiece  # most models have tokenizers of another kind
+
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(serialized)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -273,7 +272,7 @@ def _sentencepiece(path: Path, config: TokenizerConfig, template: ChatTemplate |
     if prefixed and not config.flag("legacy", True):
         # Only the start of a text gets a space then, not what follows a special token.
         override = proto.normalizer(add_dummy_prefix=False)
-        inner = sentencepiece.SentencePieceProcessor(model_proto=processor.serialized_model_proto() + override)
+        inner = type(processor)(model_proto=processor.serialized_model_proto() + override)
     return Tokenizer(
         SentencePieceBackend(processor, rules, inner=inner),
         SpacePieces(strip_first=int(prefixed)),
@@ -283,6 +282,8 @@ def _sentencepiece(path: Path, config: TokenizerConfig, template: ChatTemplate |
 
 
 def _load_model(path: Path) -> Any:
+    import sentencepiece  # most models have tokenizers of another kind
+
     try:
         data = path.read_bytes()
         first = data.split(b"\n", 1)[0].split()

@@ -1,0 +1,97 @@
+"""What a start imports: a warm one takes about as long as its imports, so nothing heavy may slip in.
+
+Read from ``sys.modules`` of a fresh process; no clock decides.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+
+import pytest
+
+from llmjax.system import python_path
+
+# What people install beside llmjax, or what only other commands and other devices need.
+NEVER = frozenset(
+    {
+        "IPython",
+        "datasets",
+        "gguf",
+        "huggingface_hub",
+        "jinja2",
+        "llmjax.bench",
+        "llmjax.evaluation",
+        "llmjax.kernels.cpu.build",
+        "llmjax.quantization.calibration",
+        "llmjax.quantization.folder_export",
+        "llmjax.quantization.gguf_export",
+        "matplotlib",
+        "modelscope",
+        "pandas",
+        "requests",
+        "scipy",
+        "sentencepiece",  # some tokenizers'
+        "sympy",
+        "tensorflow",
+        "torch",
+        "tqdm",
+        "transformers",
+        "triton",
+    }
+)
+LIBRARIES = frozenset(
+    {"flax", "jax", "jaxlib", "llmjax.models", "numpy", "pydantic", "rich", "starlette", "tokenizers"}
+)
+
+
+def imported(code: str) -> set[str]:
+    """Names of all modules that a fresh process has imported after it."""
+    code = f"{code}\nimport json, sys\nprint(json.dumps(list(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": python_path(), "PATH": "", "JAX_PLATFORMS": "cpu", "PYTHONNOUSERSITE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def of(packages: Iterable[str], modules: set[str]) -> set[str]:
+    return {name for name in packages if name in modules}
+
+
+@pytest.mark.parametrize("code", ["import llmjax", "import llmjax.config"])
+def test_settings_need_no_jax(code: str) -> None:
+    found = imported(code)
+    assert not of(NEVER | {"flax", "jax", "llmjax.models"}, found)
+    if code == "import llmjax":
+        assert not of(LIBRARIES, found)
+
+
+@pytest.mark.parametrize("code", ["from llmjax import LLM", "from llmjax import AsyncLLM\nimport llmjax.serve.run"])
+def test_a_start_imports_nothing_that_it_has_no_use_for(code: str) -> None:
+    found = imported(code)
+    assert "jax" in found
+    assert not of(NEVER, found)
+
+
+def test_collections_wait_until_imports_are_done() -> None:
+    """And go on afterwards, unless nobody wanted any."""
+    code = """
+import gc, sys
+seen = []
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "llmjax.llm":
+            seen.append(gc.isenabled())
+sys.meta_path.insert(0, Finder())
+from llmjax import LLM
+assert seen == [False] and gc.isenabled(), seen
+gc.disable()
+from llmjax import quantize
+assert not gc.isenabled()
+"""
+    imported(code)
