@@ -23,7 +23,7 @@ from llmjax.engine.model import load_model
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import select_platform
-from llmjax.weights.packing import put
+from llmjax.weights.packing import pack, put
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -73,7 +73,7 @@ class Packed:
         source = tensor.row_source()
         if source is None:
             return None
-        weight = put(source, tile=16, dtype=F32, activations="float", device=jax.devices()[0])
+        weight = put(source, pack(source, tile=16), dtype=F32, activations="float", device=jax.devices()[0])
         found, expected = np.asarray(self._dequantize(weight)), tensor.read(F32)
         tiny = np.float32(np.finfo(np.float32).smallest_normal)
         same = (found == expected) | (np.isnan(found) & np.isnan(expected))

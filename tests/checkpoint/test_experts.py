@@ -26,7 +26,7 @@ from llmjax.quantization.gguf_export import export_gguf
 from llmjax.quantization.plan import QuantizationPlan, SavePlan
 from llmjax.quantization.rounding import round_to_nearest, rows_in_situ
 from llmjax.quantization.schemes import scheme_named
-from llmjax.weights.packing import put
+from llmjax.weights.packing import pack, put
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 F32 = np.dtype(np.float32)
@@ -46,7 +46,7 @@ def stacked(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def dequantized(source: Any, *, tile: int = 16) -> np.ndarray:
-    weight = put(source, tile=tile, dtype=F32, activations="float", device=jax.devices()[0])
+    weight = put(source, pack(source, tile=tile), dtype=F32, activations="float", device=jax.devices()[0])
     return np.asarray(jax.jit(QTensor.dequantize)(weight))
 
 

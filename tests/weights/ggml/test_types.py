@@ -15,7 +15,7 @@ from llmjax.errors import CheckpointError
 from llmjax.kernels.qtensor import RowFormat
 from llmjax.weights.ggml.types import GGML_TYPES, TILE, BlockType, dequantize
 from llmjax.weights.ggml.unpack import grid
-from llmjax.weights.packing import put
+from llmjax.weights.packing import pack, put
 from llmjax.weights.rows import QuantizedRows
 
 BY_NAME = {block.name: (type_id, block) for type_id, block in GGML_TYPES.items()}
@@ -136,7 +136,7 @@ def test_packed_matrices_stand_for_the_same_values(name: str) -> None:
         [random_rows(name, 8, (19, 3)), extreme[: len(extreme) // 3 * 3].reshape(-1, 3 * block.nbytes)]
     )
     source = Blocks(block, raw)
-    tensor = put(source, tile=16, dtype=F32, activations="float", device=jax.devices("cpu")[0])
+    tensor = put(source, pack(source, tile=16), dtype=F32, activations="float", device=jax.devices("cpu")[0])
     values, exact = np.asarray(tensor.dequantize()), expected(raw, name)
     # XLA takes subnormal numbers for zero: values, and the least scale of MXFP4.
     tiny = np.abs(exact) < (2**-124 if name == "MXFP4" else np.finfo(np.float32).tiny)
