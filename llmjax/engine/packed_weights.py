@@ -8,13 +8,13 @@ out of date, only unused, and the files that have not been used for longest go f
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import mmap
 import os
 import shutil
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -162,23 +162,35 @@ def _arrays(memory: mmap.mmap, key: bytes) -> Iterator[tuple[str, np.ndarray]]:
 
 
 class _Writer:
-    """A file that others see whole or not at all, written matrix by matrix."""
+    """A file that others see whole or not at all, written matrix by matrix, by one process at a time."""
 
-    def __init__(self, file: BinaryIO, path: Path, limit: int) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, unfinished: Path, path: Path, limit: int) -> None:
+        self._file = file  # locked while it is open
+        self._unfinished = unfinished
         self._path = path
         self._limit = limit
         self._index: dict[str, Any] = {}
 
     @classmethod
     def begin(cls, path: Path, limit: int) -> _Writer | None:
+        """None: it cannot be written, or another process is writing it."""
+        unfinished = path.with_name(UNFINISHED + path.name)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            opened = tempfile.NamedTemporaryFile(dir=path.parent, prefix=UNFINISHED, delete=False)  # noqa: SIM115
+            file = os.fdopen(os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
         except OSError as error:
             logger.debug("packed weights are not kept: %s", error)
             return None
-        return cls(opened, path, limit)  # type: ignore[arg-type]
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(file.fileno()), unfinished.stat()):
+                raise FileExistsError("another process has just finished it")
+            file.truncate(0)  # of what a process has left that was killed
+        except OSError as error:
+            logger.debug("packed weights are not kept by this process: %s", error)
+            file.close()
+            return None
+        return cls(file, unfinished, path, limit)
 
     def add(self, name: str, words: np.ndarray) -> bool:
         """Whether there was room for it; else nothing is kept."""
@@ -211,8 +223,8 @@ class _Writer:
             self._file.write(HEADER.pack(MAGIC, bytes.fromhex(self._path.name), start, len(index)))
             self._file.flush()
             os.fsync(self._file.fileno())  # a crash must not leave a file of this name with holes in it
+            os.replace(self._unfinished, self._path)
             self._file.close()
-            os.replace(self._file.name, self._path)
         except OSError as error:
             logger.debug("packed weights are not kept: %s", error)
             self.discard()
@@ -221,9 +233,9 @@ class _Writer:
 
     def discard(self) -> None:
         with contextlib.suppress(OSError):
-            self._file.close()
+            self._unfinished.unlink()
         with contextlib.suppress(OSError):
-            os.unlink(self._file.name)
+            self._file.close()
 
     def _next(self) -> int:
         end = self._file.seek(0, os.SEEK_END)

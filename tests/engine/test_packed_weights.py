@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from functools import cache
@@ -25,6 +28,7 @@ from llmjax.quantization.rounding import rows_in_situ
 from llmjax.quantization.schemes import scheme_named
 from llmjax.weights.packing import RowSource, RowStack, pack
 
+ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
 TILE = 16
 KEYS = ["ab" * 32, "cd" * 32, "ef" * 32]
@@ -144,19 +148,47 @@ def test_a_matrix_of_another_shape_is_not_taken(tmp_path: Path, caplog: pytest.L
     assert files(tmp_path) == []
 
 
-def test_two_processes_may_write_one_file(tmp_path: Path, packed: list[object]) -> None:
-    starts = [PackedWeights(tmp_path / KEYS[0], limit=LIMIT) for _ in range(2)]
+def test_one_process_writes_and_the_others_only_pack(tmp_path: Path, packed: list[object]) -> None:
+    starts = [PackedWeights(tmp_path / KEYS[0], limit=LIMIT) for _ in range(3)]
     for name in NAMES:
         for start in starts:
-            start.words(name, source(name), tile=TILE)
+            np.testing.assert_array_equal(start.words(name, source(name), tile=TILE), pack(source(name), tile=TILE))
+    assert files(tmp_path) == [UNFINISHED + KEYS[0]]
     for start in starts:
         start.keep()
-    for start in starts:
         start.wait(WAIT)
     assert files(tmp_path) == [KEYS[0]]
     packed.clear()
     filled(tmp_path / KEYS[0])
     assert not packed
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.engine.test_packed_weights import LIMIT, NAMES, TILE, PackedWeights, source
+weights = PackedWeights(Path(sys.argv[1]), limit=LIMIT)
+for name in NAMES:
+    weights.words(name, source(name), tile=TILE)
+weights._writer._file.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_room_for_the_next(
+    tmp_path: Path, packed: list[object]
+) -> None:
+    path = tmp_path / KEYS[0]
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=ROOT, check=False, timeout=600)
+    assert done.returncode == -signal.SIGKILL
+    assert files(tmp_path) == [UNFINISHED + KEYS[0]]
+    filled(path)
+    assert len(packed) == 2
+    assert files(tmp_path) == [KEYS[0]]
+    found = filled(path)
+    assert len(packed) == 2
+    for name in NAMES:
+        np.testing.assert_array_equal(found[name], pack(source(name), tile=TILE))
 
 
 def test_what_is_mapped_stays_when_its_file_goes(tmp_path: Path) -> None:
