@@ -13,6 +13,9 @@ from llmjax.serve.protocol.tools import MAX_TOOLS, template_calls
 
 TEXT_PARTS = frozenset({"text", "input_text"})
 MAX_MESSAGES = 8192
+# Roles that the templates of open models do not know, with what they know: "developer" is OpenAI's newer word for
+# "system", "function" its older one for "tool".
+ROLES = {"developer": "system", "function": "tool"}
 TEXT_ONLY = "is not supported: models read and write text only"
 
 
@@ -40,10 +43,7 @@ class ChatMessage(ApiModel):
     refusal: str | None = None
     audio: Any = None
 
-    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "function_call": (),
-        "audio": (),
-    }
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {"audio": ()}
 
 
 Messages = Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1), at_most(MAX_MESSAGES)]
@@ -70,8 +70,8 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     top_logprobs: int | None = None
 
     tool_choice: str | dict[str, Any] | None = None
-    functions: Any = None
-    function_call: Any = None
+    functions: Annotated[list[dict[str, Any]], Field(fail_fast=True), at_most(MAX_TOOLS)] | None = None
+    function_call: str | dict[str, Any] | None = None
     modalities: Any = None
     audio: Any = None
     moderation: Any = None
@@ -92,8 +92,6 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **{name: ok for name, ok in GenerationRequest.neutral_values.items() if name != "thinking_token_budget"},
         **ChatTemplateFields.neutral_values,
-        "functions": ([],),
-        "function_call": ("none", "auto"),
         "modalities": (["text"],),
         "audio": (),
         "moderation": (),
@@ -177,14 +175,7 @@ def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
             raise ApiError(
                 f"`{path}.{field}` is not supported yet", param=f"{path}.{field}", code="unsupported_parameter"
             )
-    if message.role == "function":
-        raise ApiError(
-            f"`{path}.role`: function messages are not supported; results of calls have the role tool",
-            param=f"{path}.role",
-            code="unsupported_parameter",
-        )
-    # "developer" is OpenAI's newer word for "system"; the templates of open models know only the latter.
-    role = "system" if message.role == "developer" else message.role
+    role = ROLES.get(message.role, message.role)
     content = message.content
     if message.role == "assistant":
         content = content or message.refusal or content  # what it said instead
@@ -198,6 +189,9 @@ def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
     for field in ("name", "reasoning", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, field)) is not None:
             turn[field] = value
+    if message.function_call is not None:
+        call = [{"type": "function", "function": message.function_call}]
+        turn["tool_calls"] = template_calls(call, f"{path}.function_call")
     if message.tool_calls:
         turn["tool_calls"] = template_calls(message.tool_calls, f"{path}.tool_calls")
     return turn

@@ -22,6 +22,7 @@ from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_of, server_of
 from llmjax.serve.errors import ApiError
 from llmjax.serve.generation import Job, Tally, check_priority, collect, guarded, run_job
+from llmjax.serve.legacy_functions import read_functions, with_function_call
 from llmjax.serve.logprobs import TokenNames, chat_logprobs, num_logprobs, prompt_logprobs
 from llmjax.serve.prompts import (
     EncodedPrompt,
@@ -99,6 +100,7 @@ def thinking_budget(server: Server, body: ChatRequest, form: AnswerFormat, *, te
 async def _job(server: Server, body: ChatRequest, request: Request) -> tuple[Job, AnswerFormat, ThinkingBudget | None]:
     engine = server.engine
     server.check_model(body.model)
+    read_functions(body)
     body.check_best_of()
     body.expand_logprobs(engine.info.vocab_size)
     record_of(request).note(body)
@@ -278,16 +280,23 @@ class ChatAnswer:
 
     def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
         reader = self.form.reader()
-        fields = reader.message(choice)
+        fields = self._as_asked(reader.message(choice))
         self._count_reasoning(reader.reasoning_tokens)
         entry = {
             "index": choice.index,
             "message": {"role": self.server.config.response_role, **fields, "refusal": None},
             "logprobs": self._logprobs(choice),
-            "finish_reason": reader.finish_reason(choice.finish_reason),
+            "finish_reason": self._reason(reader.finish_reason(choice.finish_reason)),
             "stop_reason": choice.stop_reason,
         }
         return {**entry, "token_ids": choice.token_ids} if self.body.return_token_ids else entry
+
+    def _as_asked(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """With a call of a function, where the request has functions and not tools."""
+        return with_function_call(fields) if self.body.functions else fields
+
+    def _reason(self, reason: str | None) -> str | None:
+        return "function_call" if reason == "tool_calls" and self.body.functions else reason
 
     def _count_reasoning(self, tokens: int) -> None:
         if self.form.detokenizer is not None:
@@ -345,10 +354,10 @@ class ChatAnswer:
         if extra and not deltas:
             deltas = [{"content": ""}]
         for delta in deltas:
-            chunks.append(self._event(self._chunk(choice.index, delta, **extra)))
+            chunks.append(self._event(self._chunk(choice.index, self._as_asked(delta), **extra)))
             extra = {}  # tokens come with the first of what they say
         if choice.finish_reason is not None:
-            reason = reader.finish_reason(choice.finish_reason)
+            reason = self._reason(reader.finish_reason(choice.finish_reason))
             end = {"finish_reason": reason, "stop_reason": choice.stop_reason}
             chunks.append(self._event(self._chunk(choice.index, {}, **end)))
         return chunks

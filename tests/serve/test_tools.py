@@ -337,6 +337,35 @@ def test_history_with_calls(http: httpx.Client) -> None:
     assert answer(http, "plain", messages=messages)["choices"][0]["message"]["content"] == SCRIPTS["plain"]
 
 
+def test_functions_are_tools_of_which_one_is_called(http: httpx.Client) -> None:
+    """OpenAI's older form, whole and streamed."""
+    older = {"tools": None, "functions": [WEATHER["function"]], "function_call": "auto"}
+    (choice,) = answer(http, "two calls", **older)["choices"]
+    name, arguments = EXPECTED["two calls"]["calls"][0]
+    called = choice["message"]["function_call"]
+    assert (called["name"], json.loads(called["arguments"])) == (name, arguments)
+    assert "tool_calls" not in choice["message"] and choice["finish_reason"] == "function_call"
+    streamed = [choice for chunk in deltas(http, "two calls", **older) for choice in chunk["choices"]]
+    parts = [choice["delta"]["function_call"] for choice in streamed if "function_call" in choice["delta"]]
+    assert parts[0] == {"name": name, "arguments": ""}
+    assert json.loads("".join(part["arguments"] for part in parts)) == arguments
+    assert streamed[-1]["finish_reason"] == "function_call"
+    (choice,) = answer(http, "two calls", **{**older, "function_call": "none"})["choices"]
+    assert "function_call" not in choice["message"] and choice["finish_reason"] == "stop"
+
+
+def test_function_messages_are_those_of_tools(http: httpx.Client) -> None:
+    call = {"name": "get_weather", "arguments": "{}"}
+    user = {"role": "user", "content": "x"}
+    older = [user, {"role": "assistant", "function_call": call}, {"role": "function", "name": "f", "content": "1"}]
+    newer = [
+        user,
+        {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "tool", "name": "f", "content": "1"},
+    ]
+    assert prompt_of(http, older) == prompt_of(http, newer)
+
+
 def test_content_beside_calls_may_be_null(http: httpx.Client) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -433,7 +462,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"messages": [{"role": "tool", "tool_call_id": "x"}]}, "messages.0.content", "required"),
     ({"messages": [{"role": "tool", "tool_call_id": 1, "content": "x"}]}, "messages.0.tool_call_id", "string"),
-    ({"messages": [{"role": "function", "name": "a", "content": "x"}]}, "messages.0.role", "tool"),
+    ({"messages": [{"role": "assistant", "function_call": 1}]}, "messages.0.function_call.0", "function"),
 ]
 
 
