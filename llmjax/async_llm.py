@@ -121,9 +121,19 @@ class AsyncLLM(LoadedLLM):
         if isinstance(text, str) and len(text) > LONG_TEXT and "prompt_token_ids" not in fields:
             prompt = {**fields, "prompt_token_ids": await asyncio.to_thread(self._frontend.encode, text)}
             self._check_open()  # much may have happened since
+        constraint = None
+        if sampling_params.structured_outputs is not None:
+            constraint = await asyncio.to_thread(self._frontend.constraint, sampling_params)
+            self._check_open()
         self._event_loop = asyncio.get_running_loop()
         request = self._frontend.open(
-            prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt, shown=shown
+            prompt,
+            sampling_params,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            shown=shown,
+            constraint=constraint,
         )
         stream: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         self._streams[request_id] = stream

@@ -25,6 +25,7 @@ ORDER = (
     ("sampling", "outputs"),
     ("parsing",),
     ("templating", "tokenizer"),
+    ("constraints",),
     ("parallel",),
     ("engine",),
     ("evaluation",),

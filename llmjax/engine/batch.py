@@ -13,7 +13,6 @@ import numpy as np
 from llmjax.engine.rows import ENDED, ROW_WORDS, Ints, NewRow, RowChanges, RowState, TableChanges
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.kernels.attention import RaggedBatch
-from llmjax.sampling.sampler import SamplingBatch
 
 READ_DEVICE = -1  # in ``tokens``: the input is the slot's last sampled token
 
@@ -59,12 +58,10 @@ class StepBatch:
     slot: jax.Array  # i32 [R]; padding rows have num_slots: read clamped, writes dropped
     steps: jax.Array  # i32 [R], tokens to sample one after another; 0 in the middle of a prompt
     prompt_len: jax.Array  # i32 [R]
-    min_len: jax.Array  # i32 [R]
-    stops: jax.Array  # i32 [R, MAX_STOPS]
     page_tables: tuple[jax.Array, ...]  # G × i32 [R, P]
     targets: jax.Array | None  # i32 [T], the prompt token after each token; None in the decode family
     any_prompt_logprobs: jax.Array  # bool []
-    sampling: SamplingBatch
+    waits: jax.Array  # bool []: tokens are sampled by another dispatch, after this one
     decode: bool = field(metadata={"static": True})  # T == R and token r is row r's only one
 
     @property
@@ -171,6 +168,7 @@ class BatchLayout:
             "entry": (self.room,),
             "page": (self.room,),
             "prompt_logprobs": (1,),
+            "waits": (1,),
         }
         if not self.bucket.decode:
             shapes["targets"] = (tokens,)
@@ -223,6 +221,7 @@ class BatchLayout:
         else:
             self._pack_tokens(part, rows)
         part["slot"][:count] = [row.sequence.slot for row in rows]
+        part["waits"][0] = plan.waits
         part["steps"][:count] = [row.steps if row.samples else 0 for row in rows]
         for i, new_row in enumerate(new):
             part["new_slot"][i], part["new_length"][i] = new_row.slot, new_row.length
@@ -278,14 +277,10 @@ class BatchLayout:
             slot=slot,
             steps=part["steps"],
             prompt_len=rows.word("prompt_len", slot),
-            min_len=rows.word("min_len", slot),
-            stops=rows.word("stops", slot),
             page_tables=tuple(rows.page_tables[group, slot] for group in range(self.num_groups)),
             targets=part.get("targets"),
             any_prompt_logprobs=part["prompt_logprobs"][0] > 0,
-            sampling=SamplingBatch.from_words(
-                rows.word("sampling", slot), slot=slot, samples=part["steps"] > 0, position=kv_len
-            ),
+            waits=part["waits"][0] > 0,
             decode=decode,
         )
 

@@ -27,9 +27,22 @@ class DeviceState:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Ends:
+    """Where a forward pass has left each row: what is sampled from, now or in a dispatch that follows. R rows."""
+
+    hidden: jax.Array  # [R, D], behind the row's last token
+    last_token: jax.Array  # i32 [R], the row's last input; ENDED where there is none
+    kv_len: jax.Array  # i32 [R]
+    slot: jax.Array  # i32 [R]
+    steps: jax.Array  # i32 [R], tokens to sample; 0 in the middle of a prompt
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class StepOutput:
     """What the host may read, one dispatch late. K is ``Bucket.steps``."""
 
     tokens: jax.Array  # i32 [K, R]; NO_TOKEN where the row did not sample, NOT_FINITE where it could not
     logprobs: LogprobArrays  # of the sampled tokens [K, R]; zeros unless a row asks
     prompt_logprobs: LogprobArrays | None  # of ``targets`` [T]; zeros unless a row asks; None in the decode family
+    ends: Ends  # of the last step

@@ -18,7 +18,7 @@ from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, Sequenc
 from llmjax.engine.runner import HostLogprobs, PendingStep, Runner
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan
 from llmjax.engine.stats import EngineTotals, HostTime, StatLogger, StepStats
-from llmjax.errors import GenerationFailed, LLMJaxError
+from llmjax.errors import GenerationFailed, InvalidRequest, LLMJaxError
 from llmjax.outputs import Logprob, TokenLogprobs
 from llmjax.platforms import Platform
 from llmjax.sampling.settings import RequestSampling, request_sampling
@@ -134,6 +134,10 @@ class Engine:
             InvalidRequest: a sampling field does not fit the model.
         """
         params = request.params
+        if request.grammar is not None:
+            if request.matcher is None:
+                raise GenerationFailed("the request's grammar could not be compiled")
+            self.runner.prepare_masks()
         # Without a seed of its own a request draws one here, once, so that a preemption does not change its tokens.
         base = params.seed if params.seed is not None else int(self._rng.integers(2**63))
         first = request_sampling(
@@ -154,7 +158,8 @@ class Engine:
                 seed=seed,
                 tokens=list(request.prompt_token_ids),
                 times=SequenceTimes(arrival=request.arrival_time),
-                every_token=resolved.bans_vary,
+                every_token=resolved.bans_vary or request.matcher is not None,
+                matcher=None if request.matcher is None else request.matcher.deep_copy(),
             )
             sampling[sequence] = resolved
         # Nothing below fails: a request is there as a whole, or not at all.
@@ -198,13 +203,34 @@ class Engine:
                     f"nothing can be computed for {len(self.scheduler.running)} running and "
                     f"{self.scheduler.num_waiting} waiting sequences, and nothing will change that: {self.kv_stats()}"
                 )
-            return []
+            return self._sample_masked()
         tokens = pending.tokens()
         ready = time.perf_counter()
         clock.lap()
         times = _StepTimes(time.monotonic())
         outputs = self._process(pending, tokens, times)
+        outputs += self._sample_masked()
         self._record(pending.plan, tokens, times, clock=clock, read_at=ready)
+        return outputs
+
+    def _sample_masked(self) -> list[EngineOutput]:
+        """Lets a dispatch go on that waits for its masks; every token before is known now.
+
+        Returns:
+            The ends of those whose masks take too much.
+        """
+        pending, outputs = self._pending, []
+        if pending is None or not pending.plan.waits:
+            return []
+        matchers = {
+            i: row.sequence.matcher
+            for i, row in enumerate(pending.plan.rows)
+            if row.samples and row.sequence.matcher is not None and row.sequence.status is not Status.FINISHED
+        }
+        self._pending = self.runner.sample(pending, matchers)
+        for i, matcher in matchers.items():
+            if matcher.is_error():
+                outputs.append(self._end(pending.plan.rows[i].sequence, _no_mask(matcher.get_error())))
         return outputs
 
     def close(self, *, wait: bool = True) -> None:
@@ -271,9 +297,15 @@ class Engine:
                 output.new_logprobs = [*(output.new_logprobs or ()), entry]
             if sequence.prompt_logprobs is not None and len(known) == sequence.num_prompt_tokens + 1:
                 output.prompt_logprobs = sequence.prompt_logprobs
+            matcher = sequence.matcher
+            if matcher is not None and not matcher.consume_token(token):
+                outputs.append(self._end(sequence, _nothing_allowed()))
+                break
             if token in stops and len(known) > sequence.num_prompt_tokens + params.min_tokens:
                 output.finish_reason = "stop"
                 output.stop_reason = token if token in params.stop_token_ids else None
+            elif matcher is not None and matcher.is_stopped():
+                output.finish_reason = "stop"  # nothing more can follow
             elif len(known) >= sequence.end:
                 output.finish_reason = "length"
             else:
@@ -292,12 +324,17 @@ class Engine:
     def _fail(self, sequence: Sequence) -> EngineOutput:
         """Ends a sequence whose logits are not finite. Its keys and values may not be either: nobody may find them."""
         self.kv.forget(sequence)
-        self._finish(sequence)
-        output = _output(sequence, finish_reason="error")
-        output.error = GenerationFailed(
+        error = GenerationFailed(
             f"the model's logits are not finite (NaN or infinity) after {len(sequence.tokens)} tokens; weights may be "
             f"damaged, or too large for their dtype"
         )
+        return self._end(sequence, error)
+
+    def _end(self, sequence: Sequence, error: LLMJaxError) -> EngineOutput:
+        """Ends a sequence by an error."""
+        self._finish(sequence)
+        output = _output(sequence, finish_reason="error")
+        output.error = error
         return output
 
     def _finish(self, sequence: Sequence) -> None:
@@ -348,6 +385,21 @@ class Engine:
         self._last_read = read_at
         for logger in self.loggers:
             logger.record_step(stats)
+
+
+def _no_mask(why: str) -> InvalidRequest:
+    if why.startswith("NoExtension"):
+        return _nothing_allowed()
+    message = f"the grammar takes more than a step may: {why.splitlines()[0][:200]}"
+    return InvalidRequest(message, field="structured_outputs")
+
+
+def _nothing_allowed() -> InvalidRequest:
+    return InvalidRequest(
+        "nothing that the grammar allows can be sampled: the vocabulary cannot write it, or bad_words, "
+        "allowed_token_ids or min_tokens forbid it",
+        field="structured_outputs",
+    )
 
 
 def _output(sequence: Sequence, *, finish_reason: str | None = None) -> EngineOutput:

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from llguidance import LLMatcher
+
 from llmjax.config import EngineConfig
+from llmjax.constraints.compiler import GrammarCompiler
 from llmjax.engine.info import EngineInfo
 from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes
 from llmjax.engine.stats import RequestStats
@@ -90,6 +93,14 @@ class _Open:
 
 
 @dataclass(frozen=True)
+class Constraint:
+    """What outputs must match: a grammar, and a matcher at its beginning."""
+
+    grammar: str
+    matcher: LLMatcher
+
+
+@dataclass(frozen=True)
 class Processed:
     """What a batch of engine outputs means for the callers."""
 
@@ -122,6 +133,9 @@ class Frontend:
         self._vocab_size = info.vocab_size
         self._max_model_len = info.max_model_len
         self._eos = info.eos_token_ids | (tokenizer.eos_token_ids if tokenizer is not None else frozenset())
+        self._grammars = None
+        if tokenizer is not None:
+            self._grammars = GrammarCompiler(tokenizer, vocab_size=self._vocab_size, eos_token_ids=self._eos)
         # The likely tokens of one position are likely in the next, too.
         self._text_of = functools.cache(self._decode)
         self._open: dict[int, _Open] = {}
@@ -147,12 +161,14 @@ class Frontend:
         priority: int = 0,
         cache_salt: str | None = None,
         shown: frozenset[int] = frozenset(),
+        constraint: Constraint | None = None,
     ) -> EngineRequest:
         """Checks a request and remembers it.
 
         Args:
             name: its user's id; no other open request may have it.
             shown: special tokens that are part of the text even where others are left out.
+            constraint: of these parameters, where `constraint` has been asked for it before.
 
         Returns:
             What to send to the engine.
@@ -175,6 +191,7 @@ class Frontend:
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         # Resolved again by the engine for each continuation's seed; here for its errors.
         request_sampling(params, vocab_size=self._vocab_size, seed=0, eos_ids=stops, bad_words=bad_words)
+        constraint = constraint or self.constraint(params)
         request = EngineRequest(
             request_id=self._new_id(),
             prompt_token_ids=token_ids,
@@ -182,6 +199,8 @@ class Frontend:
             max_tokens=min(params.max_tokens or room, room),
             stop_token_ids=stops,
             bad_words_token_ids=bad_words,
+            grammar=None if constraint is None else constraint.grammar,
+            matcher=None if constraint is None else constraint.matcher,
             priority=priority,
             cache_salt=cache_salt,
             arrival_time=arrival,
@@ -196,6 +215,20 @@ class Frontend:
         """The open request went to the engine of that number."""
         if (found := self._open.get(request_id)) is not None:
             found.engine = engine
+
+    def constraint(self, params: SamplingParams) -> Constraint | None:
+        """What ``structured_outputs`` demands; None: nothing. Any thread may ask, and it may take a second.
+
+        Raises:
+            InvalidRequest: its form is wrong, or takes too much.
+        """
+        wanted = params.structured_outputs
+        if wanted is None:
+            return None
+        if self._grammars is None:
+            raise InvalidRequest(f"{wanted.field} needs a tokenizer", field=wanted.field)
+        grammar = self._grammars.grammar(wanted)
+        return Constraint(grammar, self._grammars.matcher(grammar, field=wanted.field))
 
     def id_of(self, name: str) -> int | None:
         """The engine's id of the open request that its user calls so."""
@@ -342,7 +375,8 @@ class Frontend:
         if continuation.detokenizer is not None:
             visible = output.new_token_ids
             if output.finish_reason == "stop" and not params.include_stop_str_in_output:
-                visible = visible[:-1]  # the stop token
+                # The stop token; but a grammar may also end with what is part of the text.
+                visible = visible[:-1] if visible[-1] in request.request.stop_token_ids else visible
             if params.stop:
                 continuation.token_starts += [continuation.text_seen] * len(output.new_token_ids)
             text = continuation.detokenizer.add(visible)

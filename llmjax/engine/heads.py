@@ -1,7 +1,7 @@
 """Heads: what is made of the hidden states that a forward pass leaves.
 
 Each is a function of its own. A dispatch chains ``forward`` and its heads; where the host has something to do between
-them, they are two dispatches, with the hidden states as the first one's result and the same packed batch for both.
+them, they are two dispatches, with the rows' ends as the first one's result.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from llmjax.engine.batch import StepBatch
-from llmjax.engine.device_state import NO_TOKEN, NOT_FINITE, DeviceState
+from llmjax.engine.device_state import NO_TOKEN, NOT_FINITE, DeviceState, Ends
 from llmjax.engine.rows import ENDED
 from llmjax.kernels.sharding import all_sum, parts
 from llmjax.models import CausalLM
 from llmjax.sampling import sampler
 from llmjax.sampling.logprobs import LogprobArrays, no_logprobs, token_logprobs
+from llmjax.sampling.sampler import SampleOutput, SamplingBatch
 from llmjax.sampling.whole_rows import on_whole_rows
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits exist at once
@@ -33,8 +34,30 @@ class Sampled:
     logprobs: LogprobArrays  # [R]; zeros unless a row asks
 
 
+def ends(hidden: jax.Array, batch: StepBatch) -> Ends:
+    """Where the rows end.
+
+    Args:
+        hidden: [T, D], from ``forward``.
+        batch: of that ``forward``.
+    """
+    return Ends(
+        hidden=hidden if batch.decode else hidden[batch.last],
+        last_token=batch.last_tokens,
+        kv_len=batch.kv_len,
+        slot=batch.slot,
+        steps=batch.steps,
+    )
+
+
 def sample(
-    model: CausalLM, state: DeviceState, hidden: jax.Array, batch: StepBatch, *, max_logprobs: int
+    model: CausalLM,
+    state: DeviceState,
+    ends: Ends,
+    *,
+    max_logprobs: int,
+    mask: jax.Array | None = None,
+    waits: jax.Array | None = None,
 ) -> tuple[DeviceState, Sampled]:
     """Samples a token behind each row's last one, and notes it and how far the layers have got as the slots'.
 
@@ -43,29 +66,44 @@ def sample(
     Args:
         model: with its weights.
         state: as ``forward`` has left it.
-        hidden: [T, D], from ``forward``.
-        batch: of that ``forward``.
+        ends: of the rows.
         max_logprobs: top alternatives that are reported.
+        mask: i32 [R, ceil(V / 32)], the tokens that a row may sample, as bits; None: all.
+        waits: bool [], nothing is sampled or noted yet, for another dispatch does it; None: never.
     """
-    rows, last_token = state.rows, batch.last_tokens
-    goes_on = last_token != ENDED
-    samples = (batch.steps > 0) & goes_on
-    asked = replace(batch.sampling, samples=samples, position=batch.kv_len)
-    logits = model.logits(hidden if batch.decode else hidden[batch.last])
-    found, slots = sampler.sample(logits, state.sampler, asked, last_token=last_token, max_logprobs=max_logprobs)
-    finite = _finite(logits)
-    tokens = jnp.where(finite, found.tokens, NOT_FINITE)
-    stopped = jnp.any(tokens[:, None] == batch.stops, axis=1) & (batch.kv_len >= batch.min_len)
+    rows, slot = state.rows, ends.slot
+    goes_on = ends.last_token != ENDED
+    if waits is not None:
+        goes_on &= ~waits
+    samples = (ends.steps > 0) & goes_on
+    asked = SamplingBatch.from_words(rows.word("sampling", slot), slot=slot, samples=samples, position=ends.kv_len)
+
+    def found() -> tuple[SampleOutput, jax.Array]:
+        logits = model.logits(ends.hidden)
+        chosen = sampler.choose(
+            logits, state.sampler, asked, last_token=ends.last_token, max_logprobs=max_logprobs, mask=mask
+        )
+        return chosen, _finite(logits)
+
+    def nothing() -> tuple[SampleOutput, jax.Array]:
+        tokens = jnp.zeros_like(slot)
+        return SampleOutput(tokens, no_logprobs(len(slot), max_logprobs=max_logprobs)), tokens == 0
+
+    # What the host is waited for costs no product with the vocabulary before it.
+    chosen, finite = found() if waits is None else jax.lax.cond(waits, nothing, found)
+    slots = sampler.count(state.sampler, asked, chosen.tokens)
+    tokens = jnp.where(finite, chosen.tokens, NOT_FINITE)
+    stopped = jnp.any(tokens[:, None] == rows.word("stops", slot), axis=1) & (ends.kv_len >= rows.word("min_len", slot))
     nobody = rows.length.shape[0]
-    taken_in = jnp.where((batch.kv_len > 0) & goes_on, batch.slot, nobody)
-    sampled = jnp.where(samples, batch.slot, nobody)
+    taken_in = jnp.where((ends.kv_len > 0) & goes_on, slot, nobody)
+    sampled = jnp.where(samples, slot, nobody)
     new_rows = replace(
         rows,
-        length=rows.length.at[taken_in].set(batch.kv_len, mode="drop"),
+        length=rows.length.at[taken_in].set(ends.kv_len, mode="drop"),
         last_token=rows.last_token.at[sampled].set(jnp.where(~finite | stopped, ENDED, tokens), mode="drop"),
     )
     new_state = replace(state, rows=new_rows, sampler=slots)
-    return new_state, Sampled(jnp.where(samples, tokens, NO_TOKEN), found.logprobs)
+    return new_state, Sampled(jnp.where(samples, tokens, NO_TOKEN), chosen.logprobs)
 
 
 def _finite(logits: jax.Array) -> jax.Array:

@@ -34,6 +34,7 @@ from llmjax.engine.wire import (
 )
 
 if TYPE_CHECKING:
+    from llmjax.engine.inbox import Inbox
     from llmjax.engine.loop import EngineLoop
     from llmjax.engine.request import EngineOutput
 
@@ -47,11 +48,11 @@ def main() -> None:
     messages = channel.receive()
     start = next(messages)
     logging.basicConfig(level=start.log_level, handlers=[_Records(channel)])
-    loop: Future[EngineLoop] = Future()
-    threading.Thread(target=_listen, args=(messages, channel, loop), name="engine-inbox", daemon=True).start()
+    inbox: Future[Inbox] = Future()
+    threading.Thread(target=_listen, args=(messages, channel, inbox), name="engine-inbox", daemon=True).start()
     status = 0
     try:
-        _serve(start, channel, loop)
+        _serve(start, channel, inbox)
     except Exception as error:
         with suppress(OSError):  # without a parent there is nobody to tell
             channel.send(Failed(Failure.of(error)))
@@ -60,18 +61,20 @@ def main() -> None:
     os._exit(status)  # threads may be inside XLA, and nobody waits for them
 
 
-def _serve(start: Start, channel: Channel, ready: Future[EngineLoop]) -> None:
+def _serve(start: Start, channel: Channel, ready: Future[Inbox]) -> None:
     with permanent():
         from llmjax.engine.build import build_engine
         from llmjax.engine.description import info_of
+        from llmjax.engine.inbox import Inbox
         from llmjax.engine.loop import EngineLoop, log_end
 
     engine = build_engine(start.config, start.share)
     sender = _Sender(channel)
     engine.loggers.append(sender)
     loop = EngineLoop(engine)
-    channel.send(Ready(info_of(engine)))
-    ready.set_result(loop)
+    info = info_of(engine)
+    channel.send(Ready(info))
+    ready.set_result(Inbox(loop, start.config, info))
     try:
         loop.run(sender.deliver)
     except Exception as error:
@@ -79,22 +82,22 @@ def _serve(start: Start, channel: Channel, ready: Future[EngineLoop]) -> None:
         raise
 
 
-def _listen(messages: Iterator[Any], channel: Channel, ready: Future[EngineLoop]) -> None:
+def _listen(messages: Iterator[Any], channel: Channel, ready: Future[Inbox]) -> None:
     """Hands messages to the loop; without a parent the process ends at once, whatever it is doing."""
     from llmjax.engine.loop import Abort, Stop
 
     try:
         for message in messages:
-            loop = ready.result()
+            inbox = ready.result()
             match message:
                 case Submit():
-                    loop.send(message.request())
+                    inbox.submit(message.request())
                 case Abandon():
-                    loop.send(Abort(message.request_id, message.index))
+                    inbox.abort(Abort(message.request_id, message.index))
                 case Question():
-                    _answer(loop, message, channel)
+                    _answer(inbox.loop, message, channel)
                 case Leave():
-                    loop.send(Stop())
+                    inbox.loop.send(Stop())
     finally:
         os._exit(1)
 

@@ -19,18 +19,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from llmjax.engine.batch import BatchLayout, Bucket, make_buckets
 from llmjax.engine.compile_threads import CompileThreads
-from llmjax.engine.device_state import DeviceState
+from llmjax.engine.device_state import DeviceState, Ends
 from llmjax.engine.memory import KVPlan, ProgramMemory
 from llmjax.engine.model import LoadedModel
 from llmjax.engine.program_cache import Executable, ProgramCache, ProgramSpec
 from llmjax.engine.rows import make_row_state
 from llmjax.engine.scheduler import StepPlan
-from llmjax.engine.step import step
+from llmjax.engine.step import sample_masked, step
 from llmjax.errors import CompileError, ConfigError
 from llmjax.host_memory import give_back
 from llmjax.kernels.sharding import Axes
 from llmjax.models.config import ModelConfig
 from llmjax.platforms import Platform
+from llmjax.sampling.masks import mask_words
 from llmjax.sampling.state import make_sampler_state
 
 logger = logging.getLogger(__name__)
@@ -203,6 +204,30 @@ class StepCompiler:
             results=(self.state_specs, PartitionSpec()),
         )
 
+    def masked_spec(self, bucket: Bucket) -> ProgramSpec:
+        """What samples behind the program of a bucket, where the host has to say which tokens are allowed, is compiled
+        from. It looks at the bucket's rows and family alone."""
+        model, rows = self.model, bucket.rows
+        column = self._placed(jax.ShapeDtypeStruct((rows,), jnp.int32))
+        hidden = jax.ShapeDtypeStruct((rows, model.graph.config.hidden_size), model.graph.activation_dtype)
+        ends = Ends(hidden=self._placed(hidden), last_token=column, kv_len=column, slot=column, steps=column)
+        mask = self._placed(jax.ShapeDtypeStruct((rows, mask_words(model.config.vocab_size)), jnp.int32))
+        return ProgramSpec(
+            function=sample_masked,
+            arguments=(self._weight_shapes, self.state_shapes, ends, mask),
+            device=self.platform.device,
+            static={
+                "graph": model.graph,
+                "names": self._names,
+                "decode": bucket.decode,
+                "max_logprobs": self.max_logprobs,
+            },
+            donated=(1,),
+            options=self.options,
+            sharding=self.platform.sharding,
+            results=(self.state_specs, PartitionSpec()),
+        )
+
     # One object each for all buckets: their digests are worked out once.
 
     @cached_property
@@ -221,6 +246,10 @@ class StepCompiler:
     def compile(self, bucket: Bucket) -> Executable:
         """The program of a bucket: ``(weights, state, packed) -> (state, StepOutput)``."""
         return self.cache.get(self.spec(bucket))
+
+    def compile_masked(self, bucket: Bucket) -> Executable:
+        """What samples behind that of a bucket: ``(weights, state, Ends, mask) -> (state, Sampled)``."""
+        return self.cache.get(self.masked_spec(bucket))
 
     def bytes_beside_kv(self) -> int:
         """What steps take of the device's memory beside weights and KV pages; the largest program is compiled to know.
@@ -338,11 +367,15 @@ class StepPrograms:
         for future in self._futures:
             future.exception()
 
-    def pick(self, plan: StepPlan) -> Program:
-        """The cheapest program that holds the plan, of those that are ready or need only to be read."""
+    def pick(self, plan: StepPlan, *, usable: Callable[[Bucket], bool] = lambda bucket: True) -> Program:
+        """The cheapest program that holds the plan, of those that are ready or need only to be read.
+
+        Args:
+            usable: whether a bucket can be taken; the largest one always is.
+        """
         self._last_pick = time.monotonic()
         for bucket in self._order:
-            if bucket.holds(plan) and (program := self._at_hand(bucket)) is not None:
+            if bucket.holds(plan) and usable(bucket) and (program := self._at_hand(bucket)) is not None:
                 return program
         return self._largest.result()
 

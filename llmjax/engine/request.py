@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 import msgspec
+from llguidance import LLMatcher
 
 from llmjax.errors import LLMJaxError
 from llmjax.outputs import TokenLogprobs
@@ -22,6 +23,8 @@ class EngineRequest:
     max_tokens: int  # params.max_tokens, cut to the context
     stop_token_ids: frozenset[int]  # end-of-sequence ids included unless ignore_eos
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    grammar: str | None = None  # that outputs have to match
+    matcher: LLMatcher | None = None  # of the grammar, at the beginning; made again on the far side of a boundary
     priority: int = 0
     cache_salt: str | None = None
     arrival_time: float = 0.0  # time.monotonic()
@@ -83,6 +86,7 @@ class Sequence:
     num_computed: int = 0  # tokens whose trace is in pages once every dispatched step has run, at most
     in_flight: int = 0  # tokens that dispatched steps sample and the host has not read, at most
     every_token: bool = False  # the host has to see each token before the one after the next is sampled
+    matcher: LLMatcher | None = None  # of the request's grammar, behind ``tokens``
     keys: list[bytes] = field(default_factory=list)  # digests of the full pages hashed so far
     num_committed: int = 0  # full pages whose content the pools know
     room: int = 0  # tokens up to which no group of layers has pages to give out or to take back

@@ -9,9 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
+from llguidance import LLMatcher
 
+from llmjax.engine.batch import Bucket
 from llmjax.engine.compile_threads import CompileThreads
 from llmjax.engine.device_state import NO_TOKEN, StepOutput
+from llmjax.engine.masked import MaskedPrograms
 from llmjax.engine.programs import StepCompiler, StepPrograms
 from llmjax.engine.request import Sequence
 from llmjax.engine.rows import NewRow, TableChanges, row_words
@@ -20,6 +23,7 @@ from llmjax.engine.slots import SlotEditor, TableEditor
 from llmjax.host_memory import keep_freed_blocks
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.sampling.logprobs import LogprobArrays
+from llmjax.sampling.masks import bit_masks
 from llmjax.sampling.settings import RequestSampling
 
 
@@ -41,10 +45,11 @@ class HostLogprobs:
 
 @dataclass(frozen=True)
 class PendingStep:
-    """A dispatched step whose result has not been read."""
+    """A dispatched step whose result has not been read. One whose plan ``waits`` has none before `Runner.sample`."""
 
     plan: StepPlan
     output: StepOutput
+    bucket: Bucket
 
     def tokens(self) -> list[tuple[int, ...]]:
         """Waits for the tokens that each row sampled."""
@@ -76,6 +81,7 @@ class Runner:
         self._slot_editor = self._threads.submit(SlotEditor(self._state.sampler, **where).compiled)
         tables = TableEditor(self._state.rows.page_tables, **where)
         self._table_editor = self._threads.submit(tables.compiled)
+        self._masked = MaskedPrograms(compiler, self._threads)
         buckets = list(self._layouts)
         kept = [bucket for bucket in buckets if compiler.keeps(bucket)]
         self.programs = StepPrograms(compiler.compile, buckets, threads=self._threads, kept=kept)
@@ -94,15 +100,21 @@ class Runner:
         self.programs.wait_first()
         self._slot_editor.result()
         self._table_editor.result()
+        self._masked.wait_first()
 
     def warm_up(self) -> None:
         """Waits until everything that requests may need is compiled; raises as `wait_ready`."""
         self.wait_ready()
         self.programs.wait_all()
+        self._masked.wait_all()
 
     def most_steps(self, rows: int) -> int:
         """Decode steps that a dispatch of so many rows may take now."""
         return self.programs.most_steps(rows)
+
+    def prepare_masks(self) -> None:
+        """Compiles what makes masked steps fast, if that has not begun."""
+        self._masked.prepare()
 
     def dispatch(
         self, plan: StepPlan, *, tables: TableChanges, sampling: Mapping[Sequence, RequestSampling]
@@ -118,16 +130,29 @@ class Runner:
         for row in plan.rows:
             if row.sequence.between and row.samples:
                 self._before_sampling(row, sampling[row.sequence])
-        program = self.programs.pick(plan)
+        program = self.programs.pick(plan, usable=self._masked.ready) if plan.waits else self.programs.pick(plan)
         layout = self._layouts[program.bucket]
         *before, last = tables.chunks(layout.room)
         for chunk in before:
             page_tables = self._table_editor.result().write(self._state.rows.page_tables, chunk)
             self._state = replace(self._state, rows=replace(self._state.rows, page_tables=page_tables))
         self._state, output = program.executable(self._weights, self._state, layout.pack(plan, new=new, tables=last))
-        if not self._on_host:
+        if not self._on_host and not plan.waits:
             output.tokens.copy_to_host_async()
-        return PendingStep(plan=plan, output=output)
+        return PendingStep(plan=plan, output=output, bucket=program.bucket)
+
+    def sample(self, pending: PendingStep, masks: Mapping[int, LLMatcher]) -> PendingStep:
+        """Starts what a dispatch whose plan ``waits`` has left to do.
+
+        Args:
+            masks: by row, what may come next; other rows may sample everything.
+        """
+        mask = bit_masks(masks, rows=pending.bucket.rows, vocab_size=self.model.config.vocab_size)
+        program = self._masked.program(pending.bucket)
+        self._state, sampled = program(self._weights, self._state, pending.output.ends, mask)
+        if not self._on_host:
+            sampled.tokens.copy_to_host_async()
+        return replace(pending, output=replace(pending.output, tokens=sampled.tokens, logprobs=sampled.logprobs))
 
     def close(self, *, wait: bool = True) -> None:
         """Stops compiling.

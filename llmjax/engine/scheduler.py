@@ -64,6 +64,11 @@ class StepPlan:
         prompts = [row for row in self.rows if row.start < row.sequence.num_prompt_tokens]
         return self.num_tokens == len(self.rows) and not any(row.scores_prompt for row in prompts)
 
+    @cached_property
+    def waits(self) -> bool:
+        """What a row may sample follows from the token before it, which the host has to read first."""
+        return any(row.samples and row.sequence.matcher is not None for row in self.rows)
+
 
 @dataclass(frozen=True)
 class _Refusal:

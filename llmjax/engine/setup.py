@@ -33,7 +33,7 @@ class LoadedLLM:
         self.client = client
         self.info = client.info
         try:
-            self.tokenizer = _tokenizer(config, self.info)
+            self.tokenizer = tokenizer_of(config, self.info)
         except BaseException:
             client.close()  # or its compiler threads would go on for nobody
             raise
@@ -72,7 +72,8 @@ class LoadedLLM:
             stat_logger.record_request(stats)
 
 
-def _tokenizer(config: EngineConfig, info: EngineInfo) -> Tokenizer | None:
+def tokenizer_of(config: EngineConfig, info: EngineInfo) -> Tokenizer | None:
+    """The tokenizer for an engine; None: there is to be none."""
     if config.skip_tokenizer_init:
         return None
     if config.tokenizer is not None:

@@ -1,4 +1,5 @@
-"""The jitted step: one dispatch takes the packed batch, runs the model, samples, the result stays there.
+"""The jitted step: one dispatch takes the packed batch, runs the model, samples, the result stays there. Where the host
+has to say first which tokens may be sampled, a second one samples.
 
 A decode dispatch may take several steps in a loop: each row's sampled token is its next input, and a row leaves when it
 has its tokens or samples a stop id.
@@ -7,14 +8,15 @@ has its tokens or samples a stop id.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from llmjax import models
 from llmjax.engine.batch import BatchLayout, StepBatch
-from llmjax.engine.device_state import NO_TOKEN, DeviceState, StepOutput
-from llmjax.engine.heads import sample, score
+from llmjax.engine.device_state import NO_TOKEN, DeviceState, Ends, StepOutput
+from llmjax.engine.heads import Sampled, ends, sample, score
 from llmjax.kernels.qtensor import rounding_decodes
 from llmjax.models.functional import ModelGraph
 from llmjax.sampling.logprobs import LogprobArrays, no_logprobs
@@ -29,6 +31,7 @@ class _Loop:
     state: DeviceState
     tokens: jax.Array  # as in StepOutput
     logprobs: LogprobArrays
+    ends: Ends
 
 
 def step(
@@ -53,18 +56,18 @@ def step(
         max_logprobs: top alternatives that are reported (static).
     """
     state, batch = begin(state, packed, layout=layout)
-
-    def merged(arrays: tuple[jax.Array, ...]) -> models.CausalLM:
-        return models.merge(graph, dict(zip(names, arrays, strict=True)))
+    merged = partial(_merged, graph=graph, names=names)
 
     if not layout.bucket.decode:
         model = merged(weights)
         state, hidden = forward(model, state, batch)
-        state, sampled = sample(model, state, hidden, batch, max_logprobs=max_logprobs)
+        last = ends(hidden, batch)
+        state, sampled = sample(model, state, last, max_logprobs=max_logprobs, waits=batch.waits)
         return state, StepOutput(
             tokens=sampled.tokens[None],
             logprobs=jax.tree.map(lambda x: x[None], sampled.logprobs),
             prompt_logprobs=score(model, hidden, batch, vocab_size=state.sampler.vocab_size, max_logprobs=max_logprobs),
+            ends=last,
         )
 
     def once(loop: _Loop) -> _Loop:
@@ -73,12 +76,14 @@ def step(
         done, arrays = jax.lax.optimization_barrier((loop.done, weights))
         model, now = merged(rounding_decodes(arrays)), batch.after(done, loop.state.rows)
         state, hidden = forward(model, loop.state, now)
-        state, sampled = sample(model, state, hidden, now, max_logprobs=max_logprobs)
+        last = ends(hidden, now)
+        state, sampled = sample(model, state, last, max_logprobs=max_logprobs, waits=now.waits)
         return _Loop(
             done=done + 1,
             state=state,
             tokens=loop.tokens.at[done].set(sampled.tokens),
             logprobs=jax.tree.map(lambda all, new: all.at[done].set(new), loop.logprobs, sampled.logprobs),
+            ends=last,
         )
 
     steps, rows = layout.bucket.steps, layout.bucket.rows
@@ -88,6 +93,13 @@ def step(
         state=state,
         tokens=jnp.full((steps, rows), NO_TOKEN, jnp.int32),
         logprobs=jax.tree.map(lambda x: x.reshape(steps, rows, *x.shape[1:]), nothing),
+        ends=Ends(
+            hidden=jnp.zeros((rows, graph.config.hidden_size), graph.activation_dtype),
+            last_token=batch.tokens,
+            kv_len=batch.kv_len,
+            slot=batch.slot,
+            steps=batch.steps,
+        ),
     )
     if steps == 1:
         loop = once(loop)  # no condition to wait for
@@ -97,7 +109,39 @@ def step(
             once,
             loop,
         )
-    return loop.state, StepOutput(tokens=loop.tokens, logprobs=loop.logprobs, prompt_logprobs=None)
+    return loop.state, StepOutput(tokens=loop.tokens, logprobs=loop.logprobs, prompt_logprobs=None, ends=loop.ends)
+
+
+def sample_masked(
+    weights: tuple[jax.Array, ...],
+    state: DeviceState,
+    ends: Ends,
+    mask: jax.Array,
+    *,
+    graph: ModelGraph,
+    names: tuple[str, ...],
+    decode: bool,
+    max_logprobs: int,
+) -> tuple[DeviceState, Sampled]:
+    """The second dispatch of a step whose batch ``waits``.
+
+    Args:
+        weights, names, graph, max_logprobs: as for ``step``.
+        state: as the first one has left it; donated.
+        ends: what that has brought.
+        mask: i32 [R, ceil(V / 32)], the tokens that each row may sample, as bits.
+        decode: the first one was of the decode family.
+
+    Returns:
+        The state, and what was sampled as in ``StepOutput``.
+    """
+    model = _merged(rounding_decodes(weights) if decode else weights, graph=graph, names=names)
+    state, sampled = sample(model, state, ends, max_logprobs=max_logprobs, mask=mask)
+    return state, jax.tree.map(lambda x: x[None], sampled)
+
+
+def _merged(arrays: tuple[jax.Array, ...], *, graph: ModelGraph, names: tuple[str, ...]) -> models.CausalLM:
+    return models.merge(graph, dict(zip(names, arrays, strict=True)))
 
 
 def begin(state: DeviceState, packed: jax.Array, *, layout: BatchLayout) -> tuple[DeviceState, StepBatch]:

@@ -90,6 +90,7 @@ class Submit(Message, tag="submit"):
     max_tokens: int
     stop_token_ids: list[int]
     bad_words_token_ids: list[list[int]]
+    grammar: str | None
     priority: int
     cache_salt: bytes | None
     arrival_time: float
@@ -100,11 +101,14 @@ class Submit(Message, tag="submit"):
         return cls(
             request_id=request.request_id,
             prompt=array("i", request.prompt_token_ids).tobytes(),
-            params=replace(params, stop=(), bad_words=()) if params.stop or params.bad_words else params,
+            params=replace(params, stop=(), bad_words=(), structured_outputs=None)
+            if params.stop or params.bad_words or params.structured_outputs
+            else params,
             watched=bool(params.stop),
             max_tokens=request.max_tokens,
             stop_token_ids=list(request.stop_token_ids),
             bad_words_token_ids=[list(word) for word in request.bad_words_token_ids],
+            grammar=request.grammar,
             priority=request.priority,
             cache_salt=None if salt is None else salt.encode(errors="surrogatepass"),
             arrival_time=request.arrival_time,
@@ -119,6 +123,7 @@ class Submit(Message, tag="submit"):
             max_tokens=self.max_tokens,
             stop_token_ids=frozenset(self.stop_token_ids),
             bad_words_token_ids=tuple(tuple(word) for word in self.bad_words_token_ids),
+            grammar=self.grammar,
             priority=self.priority,
             cache_salt=None if salt is None else salt.decode(errors="surrogatepass"),
             arrival_time=self.arrival_time,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from llmjax.parsing.grammar import Grammar, Role, State
 
 CONTENT = State(role=Role.CONTENT)
+JSON_LIST = "json_list"  # how calls are written that a grammar forces, where a family does not write JSON
 
 
 def _content(edges: Mapping[str, str], *, kept: Mapping[str, str] | None = None) -> dict[str, State]:
@@ -130,6 +131,15 @@ TOOLS: dict[str, Grammar] = {
         kept={"[": "calls", "{": "calls"},
         role=Role.CALLS,
         closing=("</tool_call>",),
+    ),
+    JSON_LIST: Grammar(
+        states={
+            "content": CONTENT,
+            "start": State(role=Role.START, kept={"[": "calls"}),
+            "calls": State(role=Role.CALLS, then="after"),
+            "after": State(role=Role.BETWEEN, kept={"[": "calls"}),
+        },
+        initial="start",
     ),
     "pythonic": _unmarked({}, kept={"[": "calls"}, role=Role.PYTHON, closing=()),
     "llama4_pythonic": _unmarked(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from llmjax.errors import InvalidRequest
+from llmjax.sampling.structured import StructuredOutputsParams
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_TOKEN_IDS = 1024
@@ -54,6 +55,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
+    structured_outputs: StructuredOutputsParams | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -108,6 +110,8 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _integer(name, value, -1, 2**31 - 1)
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise InvalidRequest("structured_outputs must be StructuredOutputsParams", field="structured_outputs")
         _token_ids("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:

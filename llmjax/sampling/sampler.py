@@ -1,7 +1,8 @@
 """From logits to tokens, inside the jitted step.
 
-Order: allowed ids, bad words, min_tokens and logit_bias -> repetition, frequency, presence penalties -> greedy if the
-temperature is 0, else temperature -> min-p -> top-k -> top-p -> Gumbel-max. Log-probabilities are of the raw logits.
+Order: grammar mask -> allowed ids, bad words, min_tokens and logit_bias -> repetition, frequency, presence penalties
+-> greedy if the temperature is 0, else temperature -> min-p -> top-k -> top-p -> Gumbel-max. Log-probabilities are of
+the raw logits.
 
 Shapes are static and there is one executable: what no row of a step asks for is skipped by ``lax.cond`` on a scalar,
 and rows that do not ask for it are left exactly as they were.
@@ -77,6 +78,20 @@ class SampleOutput:
 def sample(
     logits: jax.Array, state: SamplerState, batch: SamplingBatch, *, last_token: jax.Array, max_logprobs: int
 ) -> tuple[SampleOutput, SamplerState]:
+    """One token for each row: `choose`, then `count`."""
+    found = choose(logits, state, batch, last_token=last_token, max_logprobs=max_logprobs)
+    return found, count(state, batch, found.tokens)
+
+
+def choose(
+    logits: jax.Array,
+    state: SamplerState,
+    batch: SamplingBatch,
+    *,
+    last_token: jax.Array,
+    max_logprobs: int,
+    mask: jax.Array | None = None,
+) -> SampleOutput:
     """One token for each row.
 
     The tokens of a row depend on its logits, slot, parameters, seed and position alone. A row in which nothing may be
@@ -84,30 +99,31 @@ def sample(
 
     Args:
         logits: float [R, V]; where the vocabulary is divided over devices, this device's columns of them.
-        state: slots; comes back with the sampled tokens counted for rows with penalties.
+        state: slots.
         batch: what each row asks for.
         last_token: i32 [R], the token before the one being sampled.
         max_logprobs: static number of top log-probabilities.
+        mask: i32 [R, ceil(V / 32)], the tokens that may be sampled, a bit each, the lowest first; None: all.
     """
     logits = logits.astype(jnp.float32)
 
-    def chosen(logits: jax.Array, own: tuple[SamplingBatch, jax.Array]) -> SampleOutput:
-        batch, last_token = own
-        return _choose(logits, state, batch, last_token=last_token, max_logprobs=max_logprobs)
+    def chosen(logits: jax.Array, own: tuple[SamplingBatch, jax.Array, jax.Array | None]) -> SampleOutput:
+        batch, last_token, mask = own
+        return _choose(logits, state, batch, last_token=last_token, max_logprobs=max_logprobs, mask=mask)
 
+    own, vocab_size = (batch, last_token, mask), state.vocab_size
     if parts("vocab") == 1:
-        found = chosen(logits, (batch, last_token))
-    else:
-        vocab_size = state.vocab_size
-        found = lax.cond(
-            _uses(batch)(EDITS | Feature.RANDOM | Feature.LOGPROBS),
-            lambda: on_whole_rows(chosen, logits, (batch, last_token), vocab_size=vocab_size),
-            lambda: SampleOutput(
-                argmax_of_parts(logits, vocab_size=vocab_size),
-                no_logprobs(logits.shape[0], max_logprobs=max_logprobs),
-            ),
-        )
-    return found, _count(state, batch, found.tokens)
+        return chosen(logits, own)
+    if mask is not None:
+        return on_whole_rows(chosen, logits, own, vocab_size=vocab_size)
+    return lax.cond(
+        _uses(batch)(EDITS | Feature.RANDOM | Feature.LOGPROBS),
+        lambda: on_whole_rows(chosen, logits, own, vocab_size=vocab_size),
+        lambda: SampleOutput(
+            argmax_of_parts(logits, vocab_size=vocab_size),
+            no_logprobs(logits.shape[0], max_logprobs=max_logprobs),
+        ),
+    )
 
 
 def _uses(batch: SamplingBatch) -> Uses:
@@ -116,25 +132,38 @@ def _uses(batch: SamplingBatch) -> Uses:
 
 
 def _choose(
-    logits: jax.Array, state: SamplerState, batch: SamplingBatch, *, last_token: jax.Array, max_logprobs: int
+    logits: jax.Array,
+    state: SamplerState,
+    batch: SamplingBatch,
+    *,
+    last_token: jax.Array,
+    max_logprobs: int,
+    mask: jax.Array | None,
 ) -> SampleOutput:
-    """`sample` of whole rows, without the state."""
+    """`choose` of whole rows."""
     uses = _uses(batch)
+    allowed = logits if mask is None else jnp.where(_bits(mask, logits.shape[1]), logits, -jnp.inf)
 
     def full() -> jax.Array:
         # One condition for all edits: each one that is not taken copies the logits on an accelerator.
         edited = lax.cond(
-            uses(EDITS), lambda x: _edit(x, state, batch, last_token=last_token, uses=uses), _same, logits
+            uses(EDITS), lambda x: _edit(x, state, batch, last_token=last_token, uses=uses), _same, allowed
         )
         return lax.cond(uses(Feature.RANDOM), lambda: _draw(edited, batch), lambda: argmax(edited))
 
-    tokens = lax.cond(uses(EDITS | Feature.RANDOM), full, lambda: argmax(logits))
+    tokens = lax.cond(uses(EDITS | Feature.RANDOM), full, lambda: argmax(allowed))
     logprobs = lax.cond(
         uses(Feature.LOGPROBS),
         lambda: token_logprobs(logits, tokens, max_logprobs=max_logprobs),
         lambda: no_logprobs(logits.shape[0], max_logprobs=max_logprobs),
     )
     return SampleOutput(tokens, logprobs)
+
+
+def _bits(mask: jax.Array, count: int) -> jax.Array:
+    """The first ``count`` bits of each row, bool [R, count]."""
+    bits = (mask[:, :, None] >> jnp.arange(32, dtype=jnp.int32)) & 1
+    return bits.reshape(mask.shape[0], -1)[:, :count] != 0
 
 
 def _edit(x: jax.Array, state: SamplerState, batch: SamplingBatch, *, last_token: jax.Array, uses: Uses) -> jax.Array:
@@ -172,7 +201,7 @@ def _draw(x: jax.Array, batch: SamplingBatch) -> jax.Array:
     return draw(x, keys=keys, temperature=batch.temperature, min_p=batch.min_p, top_k=batch.top_k, top_p=batch.top_p)
 
 
-def _count(state: SamplerState, batch: SamplingBatch, tokens: jax.Array) -> SamplerState:
+def count(state: SamplerState, batch: SamplingBatch, tokens: jax.Array) -> SamplerState:
     """Adds the sampled tokens of rows with penalties; a scatter of R entries into donated memory."""
     counts = batch.samples & batch.has(Feature.PENALTY)
     old = state.output_count[batch.slot, tokens]

@@ -44,6 +44,10 @@ class PieceTable:
         """Bytes of the longest of the ids below ``vocab_size``; keeps none of them."""
         return max((len(self._decode(token_id, first=False)) for token_id in range(vocab_size)), default=0)
 
+    def all(self, vocab_size: int) -> list[bytes]:
+        """The bytes of the ids below ``vocab_size``; keeps none of them."""
+        return [self._decode(token_id, first=False) for token_id in range(vocab_size)]
+
     def exists(self, token_id: int) -> bool:
         return self._id_to_token(token_id) is not None
 

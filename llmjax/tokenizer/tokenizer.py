@@ -192,6 +192,10 @@ class Tokenizer:
         """The bytes that a token adds inside a text; may be part of a character; empty where the id has no token."""
         return self._table[id]
 
+    def bytes_of_all(self, vocab_size: int) -> list[bytes]:
+        """``token_bytes`` of all ids below ``vocab_size``, which may be more than there are."""
+        return self._table.all(vocab_size)
+
     def apply_chat_template(self, /, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The prompt of a conversation, under Hugging Face's name: ``conversation(…).prompt()``."""
         return self.conversation(messages, **options).prompt()

@@ -157,6 +157,16 @@ class GenerationRequest(ApiModel):
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     parallel_tool_calls: bool | None = None
 
+    # The form of the answer.
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None  # there is one
+
     # Written to the access log.
     user: Name | None = None
     safety_identifier: Name | None = None
@@ -171,8 +181,6 @@ class GenerationRequest(ApiModel):
     repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
 
     # Known, not supported.
-    response_format: Any = None
-    structured_outputs: Any = None
     use_beam_search: Any = None
     length_penalty: Any = None
     logprob_token_ids: Any = None
@@ -184,8 +192,6 @@ class GenerationRequest(ApiModel):
     thinking_token_budget: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "response_format": ({"type": "text"},),
-        "structured_outputs": (),
         "use_beam_search": (False,),
         "length_penalty": (1, 1.0),
         "logprob_token_ids": ([],),

@@ -83,7 +83,7 @@ def calls_allowed(choice: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
         choice: the request's ``tool_choice``.
 
     Raises:
-        ApiError: a call is to be forced, or the choice is not one.
+        ApiError: the choice is not one.
     """
     if choice is None or choice in ("auto", "none"):
         return bool(tools) and choice != "none"
@@ -105,13 +105,20 @@ def calls_allowed(choice: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
                 param="tool_choice",
                 code="invalid_value",
             )
-    what = "a named function" if named else '"required"'
-    raise ApiError(
-        f"`tool_choice`: {what} is not supported yet, because it needs constrained decoding; "
-        '"auto" and "none" are supported',
-        param="tool_choice",
-        code="unsupported_parameter",
-    )
+    return True
+
+
+def forced_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
+    """The tools of which one must be called; None: none must.
+
+    Args:
+        choice: as `calls_allowed` has found it good.
+    """
+    if choice == "required":
+        return list(tools)
+    if isinstance(choice, dict):
+        return [tool for tool in tools if tool["function"]["name"] == choice["function"]["name"]]
+    return None
 
 
 def template_calls(calls: Any, path: str) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -17,10 +18,12 @@ from starlette.types import ASGIApp
 
 from llmjax.outputs import CompletionOutput, RequestOutput
 from llmjax.parsing.choice import DESCRIBED, reads, tools_variable
+from llmjax.parsing.families import JSON_LIST
 from llmjax.serve.answers import AnswerFormat, AnswerReader
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_of, server_of
 from llmjax.serve.errors import ApiError
+from llmjax.serve.forms import answer_form, parsers_for
 from llmjax.serve.generation import Job, Tally, check_priority, collect, guarded, run_job
 from llmjax.serve.legacy_functions import read_functions, with_function_call
 from llmjax.serve.logprobs import TokenNames, chat_logprobs, num_logprobs, prompt_logprobs
@@ -36,7 +39,7 @@ from llmjax.serve.prompts import (
 )
 from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.common import check_logprobs, check_stream, check_truncation, sampling_params
-from llmjax.serve.protocol.tools import calls_allowed
+from llmjax.serve.protocol.tools import calls_allowed, forced_tools
 from llmjax.serve.sse import EventStream, delta_event, event
 from llmjax.serve.thinking import ThinkingBudget, collect_within, run_within
 
@@ -62,8 +65,13 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
     return Response(whole, media_type="application/json")
 
 
-def thinking_budget(server: Server, body: ChatRequest, form: AnswerFormat, *, template: str) -> ThinkingBudget | None:
+def thinking_budget(
+    server: Server, body: ChatRequest, form: AnswerFormat, *, template: str, constrained: bool
+) -> ThinkingBudget | None:
     """``thinking_token_budget``; None: there is none.
+
+    Args:
+        constrained: the answer has a form.
 
     Raises:
         ApiError: the model does not reason, or the request asks for what an answer in two parts cannot have.
@@ -88,6 +96,12 @@ def thinking_budget(server: Server, body: ChatRequest, form: AnswerFormat, *, te
     if clash := next((name for name, given in asked.items() if given), None):
         raise ApiError(
             f"`thinking_token_budget` cannot be combined with `{clash}` yet",
+            param="thinking_token_budget",
+            code="unsupported_parameter",
+        )
+    if constrained:
+        raise ApiError(
+            "`thinking_token_budget` cannot be combined with a demanded form of the answer yet",
             param="thinking_token_budget",
             code="unsupported_parameter",
         )
@@ -132,8 +146,17 @@ async def _job(server: Server, body: ChatRequest, request: Request) -> tuple[Job
     named = body.max_tokens_field
     default = defaults.get("max_tokens")
     budget = output_budget(server, prompt, asked=asked, default=default, field="messages", asked_field=named)
+    forced = forced_tools(body.tool_choice, tools) is not None
+    parsers = parsers_for(server.formats.parsers(source), forced=forced)
+    structured = await asyncio.to_thread(answer_form, body, form, parsers, tools=tools)  # schemas may be large
     params = sampling_params(
-        body, defaults=defaults, max_tokens=budget, max_tokens_field=named, logprobs=logprobs, detokenize=True
+        body,
+        defaults=defaults,
+        max_tokens=budget,
+        max_tokens_field=named,
+        logprobs=logprobs,
+        detokenize=True,
+        structured_outputs=structured,
     )
     job = Job(
         id=f"chatcmpl-{body.request_id or record_of(request).id}",
@@ -144,7 +167,11 @@ async def _job(server: Server, body: ChatRequest, request: Request) -> tuple[Job
         shown=frozenset() if form.grammar is None else server.formats.shown(form.grammar),
         keep=None if body.best_of is None else body.choices,
     )
-    return job, form, thinking_budget(server, body, form, template=source)
+    return (
+        job,
+        form,
+        thinking_budget(server, body, form, template=source, constrained=params.structured_outputs is not None),
+    )
 
 
 def switches_of_thinking(template: str) -> list[str]:
@@ -186,14 +213,14 @@ def answer_format(
     Raises:
         ApiError: it is not known how the model writes calls.
     """
-    parsers = server.formats.parsers(template)
+    parsers = parsers_for(server.formats.parsers(template), forced=forced_tools(body.tool_choice, tools) is not None)
     if tools and not server.config.enable_auto_tool_choice:
         raise ApiError(
             "`tools`: this server lets no model decide on calls (--no-enable-auto-tool-choice)",
             param="tools",
             code="unsupported_parameter",
         )
-    if tools and parsers.tools not in (None, DESCRIBED) and tools_variable(template) is None:
+    if tools and parsers.tools not in (None, DESCRIBED, JSON_LIST) and tools_variable(template) is None:
         raise ApiError(
             f"`tools`: this model's chat template does not read them, and the parser {parsers.tools} is not the one "
             f"for tools described in words, which is {DESCRIBED}",

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from llmjax.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from llmjax.sampling.params import SamplingParams
+from llmjax.sampling.structured import StructuredOutputsParams
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_of, server_of
 from llmjax.serve.generation import Job, JobOutput, Tally, check_priority, collect, guarded, run_job
@@ -31,6 +32,7 @@ from llmjax.serve.logprobs import (
 from llmjax.serve.prompts import EncodedPrompt, Truncation, check_queue, completion_prompts, off_loop, output_budget
 from llmjax.serve.protocol.common import check_logprobs, check_stream, check_truncation, sampling_params
 from llmjax.serve.protocol.completions import CompletionRequest
+from llmjax.serve.protocol.structured import structured_outputs
 from llmjax.serve.sse import EventStream, delta_event, event
 
 if TYPE_CHECKING:
@@ -75,7 +77,8 @@ async def _job(server: Server, body: CompletionRequest, request: Request) -> Job
         skip_special_tokens=body.skip_special_tokens is not False,
         truncation=Truncation.of(server, body, room=asked or DEFAULT_MAX_TOKENS),
     )
-    params = [_params(server, body, prompt, asked=asked) for prompt in prompts]
+    structured = structured_outputs(body)
+    params = [_params(server, body, prompt, asked=asked, structured=structured) for prompt in prompts]
     return Job(
         id=f"cmpl-{body.request_id or record_of(request).id}",
         prompts=prompts,
@@ -86,7 +89,14 @@ async def _job(server: Server, body: CompletionRequest, request: Request) -> Job
     )
 
 
-def _params(server: Server, body: CompletionRequest, prompt: EncodedPrompt, *, asked: int | None) -> SamplingParams:
+def _params(
+    server: Server,
+    body: CompletionRequest,
+    prompt: EncodedPrompt,
+    *,
+    asked: int | None,
+    structured: StructuredOutputsParams | None,
+) -> SamplingParams:
     defaults = server.engine.info.default_sampling_params
     default = defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
     # Echoed tokens have log-probabilities too.
@@ -97,6 +107,7 @@ def _params(server: Server, body: CompletionRequest, prompt: EncodedPrompt, *, a
         max_tokens=output_budget(server, prompt, asked=asked, default=default, field="prompt"),
         logprobs=body.logprobs,
         detokenize=server.engine.tokenizer is not None,
+        structured_outputs=structured,
         **echoed,
     )
 

@@ -28,6 +28,7 @@ from llmjax.engine.rows import (
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.engine.slots import TableEditor
 from llmjax.sampling.params import SamplingParams
+from llmjax.sampling.sampler import SamplingBatch
 from llmjax.sampling.settings import RequestSampling, request_sampling
 
 SLOTS, WIDTH, PAGE = 6, 5, 4
@@ -145,7 +146,8 @@ def test_mixed_batch() -> None:
     layout = layout_of(Bucket(tokens=16, rows=4, decode=False), groups=2)
     packed = packed_for(layout, rows)
     assert packed.shape == (layout.size,)
-    batch = layout.batch(packed, rows_of(groups=2, lengths={4: 3, 1: 5}))
+    state = rows_of(groups=2, lengths={4: 3, 1: 5})
+    batch = layout.batch(packed, state)
     assert batch.tokens[:7].tolist() == [54, 25, 26, 27, 28, 29, 30]
     assert batch.targets is not None
     assert batch.targets[:7].tolist() == [0, 26, 27, 28, 29, 30, 31]
@@ -153,14 +155,15 @@ def test_mixed_batch() -> None:
     assert batch.query_start.tolist() == [0, 1, 7, 7, 7]
     assert batch.kv_len.tolist() == [4, 11, 0, 0]
     assert batch.slot.tolist() == [4, 1, SLOTS, SLOTS]
-    assert batch.sampling.samples.tolist() == [True, False, False, False]
     assert batch.steps.tolist() == [1, 0, 0, 0]
-    assert batch.stops[:2].tolist() == [[0, 1, 2, 3, *[NO_STOP] * 4], [0, *[NO_STOP] * 7]]
-    assert batch.prompt_len[:2].tolist() == batch.min_len[:2].tolist() == [3, 3]
+    stops, min_len = state.word("stops", batch.slot), state.word("min_len", batch.slot)
+    assert stops[:2].tolist() == [[0, 1, 2, 3, *[NO_STOP] * 4], [0, *[NO_STOP] * 7]]
+    assert batch.prompt_len[:2].tolist() == min_len[:2].tolist() == [3, 3]
     assert batch.last_tokens[:2].tolist() == [54, 30]
-    assert batch.sampling.position.tolist() == [4, 11, 0, 0]
-    assert batch.sampling.temperature[:2].tolist() == [1.0, 0.25]
-    assert batch.sampling.key[:2].tolist() == [[2**8, 4], [2**8, 1]]
+    words = state.word("sampling", batch.slot)
+    sampling = SamplingBatch.from_words(words, slot=batch.slot, samples=batch.steps > 0, position=batch.kv_len)
+    assert sampling.temperature[:2].tolist() == [1.0, 0.25]
+    assert sampling.key[:2].tolist() == [[2**8, 4], [2**8, 1]]
     for group, found in enumerate(batch.page_tables):
         np.testing.assert_array_equal(found[:2], [pages(4, group), pages(1, group)])
     row, position, (first, second) = batch.ragged(page_size=PAGE)

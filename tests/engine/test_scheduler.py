@@ -145,8 +145,9 @@ class SimulatedDevice:
             tokens=tokens,
             logprobs=scores(positions),
             prompt_logprobs=None if targets is None else scores(targets),
+            ends=None,
         )
-        return PendingStep(plan=plan, output=output)
+        return PendingStep(plan=plan, output=output, bucket=bucket)
 
     def _write(self, entry: np.ndarray, page: np.ndarray) -> None:
         known = entry < self.page_tables.size

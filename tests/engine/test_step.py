@@ -13,7 +13,7 @@ from llmjax import models
 from llmjax.engine.batch import BatchLayout
 from llmjax.engine.device_state import NO_TOKEN, DeviceState
 from llmjax.engine.graphs import _batches, _set_up
-from llmjax.engine.heads import sample, score
+from llmjax.engine.heads import ends, sample, score
 from llmjax.engine.programs import StepCompiler
 from llmjax.engine.step import begin, forward
 from llmjax.platforms import use_compilation_cache
@@ -54,7 +54,7 @@ class Split:
                 if layout.bucket.decode
                 else score(model, hidden, batch, vocab_size=state.sampler.vocab_size, max_logprobs=TOP)
             )
-            return *sample(model, state, hidden, batch, max_logprobs=TOP), scores
+            return *sample(model, state, ends(hidden, batch), max_logprobs=TOP), scores
 
         self.first, self.second = first, second
 

@@ -59,7 +59,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stream_options": {"x": 1}}, "stream_options.x", "unknown field"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name", "must be a name"),
     ({"tool_choice": "required"}, "tool_choice", "needs `tools`"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type", "yaml"),
     ({"modalities": ["text", "audio"]}, "modalities", "read and write text only"),
     ({"audio": {"voice": "x"}}, "audio", "read and write text only"),
     ({"reasoning_effort": "high"}, "reasoning_effort", "does not read it"),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -237,6 +238,65 @@ def test_parallel_calls_can_be_turned_off(http: httpx.Client) -> None:
     assert indices == {0}
 
 
+def strict(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
+
+
+ARGUMENTS: dict[str, Any] = {
+    "$defs": {"days": {"enum": [1, 2, 30]}},
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"$ref": "#/$defs/days"}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+FORCED = [strict("get_weather", ARGUMENTS), strict("stop", {"type": "object", "additionalProperties": False})]
+
+
+@pytest.mark.parametrize("script", ["plain", "mistral", "llama", "coder"])
+@pytest.mark.parametrize("named", [False, True])
+def test_calls_can_be_forced(named: bool, script: str, http: httpx.Client) -> None:
+    """Whatever the model would say, and however its family writes calls."""
+    choice = {"type": "function", "function": {"name": "get_weather"}} if named else "required"
+    options = {"tools": FORCED, "temperature": 1, "max_tokens": 300, "parallel_tool_calls": False}
+    for seed in range(2):
+        (found,) = answer(http, script, tool_choice=choice, seed=seed, **options)["choices"]
+        assert found["finish_reason"] == "tool_calls" and not found["message"]["content"]
+        ((name, arguments),) = calls_of(found["message"])
+        assert name in (["get_weather"] if named else ["get_weather", "stop"])
+        jsonschema.validate(arguments, ARGUMENTS if name == "get_weather" else {"maxProperties": 0})
+
+
+def test_several_calls_can_be_forced(http: httpx.Client) -> None:
+    for script in ("plain", "coder"):
+        options = {"tools": FORCED[1:], "tool_choice": "required", "max_tokens": 150, "temperature": 1}
+        found = [answer(http, script, seed=seed, **options)["choices"][0] for seed in range(4)]
+        assert all(choice["message"]["tool_calls"] for choice in found)
+        assert any(len(choice["message"]["tool_calls"]) > 1 for choice in found)
+
+
+def test_a_model_thinks_before_a_forced_call_and_before_a_form(http: httpx.Client) -> None:
+    expected = EXPECTED["thought and call"]["reasoning"]
+    (found,) = answer(http, "thought and call", tools=FORCED, tool_choice="required", max_tokens=300)["choices"]
+    assert found["message"]["reasoning"] == expected
+    assert calls_of(found["message"])[0][0] == "get_weather"
+    (found,) = answer(http, "thought and call", tools=None, guided_choice=["yes", "no"], max_tokens=100)["choices"]
+    assert (found["message"]["reasoning"], found["finish_reason"]) == (expected, "stop")
+    assert found["message"]["content"] in ("yes", "no")
+    (found,) = answer(http, "[THINK]", tools=None, guided_choice=["yes", "no"], max_tokens=100)["choices"]
+    assert found["message"]["reasoning"].startswith("So they say hello")
+    assert found["message"]["content"] in ("yes", "no")
+
+
+def test_strict_tools_leave_the_choice_and_hold_the_call_to_its_schema(http: httpx.Client) -> None:
+    (found,) = answer(http, "plain", tools=FORCED)["choices"]
+    assert found["message"]["content"] == SCRIPTS["plain"]
+    (found,) = answer(http, "two calls", tools=FORCED, max_tokens=200)["choices"]
+    assert found["message"]["content"] == "I look."
+    name, arguments = calls_of(found["message"])[0]
+    assert name == "get_weather" and arguments["days"] in (1, 2, 30)  # it would say 3, and a longer city
+    jsonschema.validate(arguments, ARGUMENTS)
+
+
 def test_without_tools_calls_are_text(http: httpx.Client) -> None:
     for more in ({"tools": None}, {"tools": []}, {"tool_choice": "none"}):
         (choice,) = answer(http, "two calls", **more)["choices"]
@@ -418,8 +478,18 @@ def function(**fields: Any) -> dict[str, Any]:
 
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"tool_choice": "required"}, "tool_choice", "constrained decoding"),
-    ({"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, "tool_choice", "constrained decoding"),
+    (
+        {"tool_choice": "required", "response_format": {"type": "json_object"}},
+        "response_format",
+        "`tool_choice` forces",
+    ),
+    (
+        {"tool_choice": "required", "tools": [strict("f", {"type": "string", "pattern": "(?=a)"})]},
+        "tools",
+        "look-around",
+    ),
+    ({"tools": [strict("f", {"not": {}})]}, "tools", "not"),
+    ({"thinking_token_budget": 5, "guided_regex": "a"}, "thinking_token_budget", "a demanded form"),
     ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice", "not among"),
     ({"tool_choice": {"type": "function"}}, "tool_choice", "not among"),
     ({"tool_choice": "sometimes"}, "tool_choice", "must be"),

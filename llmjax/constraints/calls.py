@@ -1,0 +1,198 @@
+"""Calls of tools as structural tags: in the way that a family of models writes them, or as a list in JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmjax.parsing.grammar import Grammar, Role, State
+
+Format = dict[str, Any]  # as in ``tags``
+
+LINE_END: Format = {"type": "regex", "pattern": r"\n?"}
+# Roles of what JSON cannot be written into.
+_OTHER_FORMS = frozenset({Role.PYTHON, Role.BARE, Role.KEY, Role.VALUE, Role.HEADER})
+_HARMONY_CALL = ("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "<|call|>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """What may be called.
+
+    Args:
+        parameters: the schema of its arguments.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, tool: Mapping[str, Any], *, enforced: bool = True) -> Tool:
+        """A tool in OpenAI's form; where its schema is not enforced, arguments are any object."""
+        function = tool["function"]
+        schema = function.get("parameters") or {"type": "object", "properties": {}}
+        return cls(name=function["name"], parameters=schema if enforced else {"type": "object"})
+
+
+def forced_calls(tools: Sequence[Tool], *, several: bool, family: Grammar, key: str) -> Format:
+    """A call of one of the tools, or several, and nothing else.
+
+    Args:
+        family: how the model writes calls. Where that is not JSON, a list in JSON takes its place, which is read by the
+            family ``json_list``.
+        key: what the arguments are called where they stand in JSON beside the name.
+    """
+    if not writes_json(family):
+        one: Format = {"type": "or", "elements": [_record(tool.name, tool, "parameters") for tool in tools]}
+        return _joined([_const("["), _repeated(one, ", ") if several else one, _const("]")])
+    one = {"type": "or", "elements": [_joined(call) for tool in tools for call in _ways(family, tool, key)]}
+    return _repeated(one, "") if several and _repeats(family) else one
+
+
+def strict_calls(tools: Sequence[Tool], *, family: Grammar, key: str) -> Format | None:
+    """Free text, in which every call is one of the tools; None: the family has no marker that leads to calls."""
+    if not writes_json(family):
+        return None
+    calls = [call for tool in tools for call in _ways(family, tool, key)]
+    first = calls[0][0]
+    if first["type"] != "const_string" or any(call[0] != first for call in calls):
+        return None
+    rest: Format = {"type": "or", "elements": [_joined(call[1:]) for call in calls]}
+    tag = {"begin": first["value"], "content": rest, "end": ""}
+    return {"type": "triggered_tags", "triggers": [first["value"]], "tags": [tag]}
+
+
+def _repeats(family: Grammar) -> bool:
+    """Whether calls may follow each other, each with its marker: not where that could be more of the JSON before."""
+    markers = family.states["content"].edges
+    return bool(markers) and not family.known_tools and not any(marker.startswith("[") for marker in markers)
+
+
+def writes_json(family: Grammar) -> bool:
+    """Whether the family writes a call's arguments as JSON, after a marker or as the whole answer."""
+    if not (family.known_tools or family.states["content"].markers):
+        return False
+    return not any(state.role in _OTHER_FORMS for state in _on_the_way(family))
+
+
+def harmony_call(tools: Sequence[Tool]) -> Format:
+    """A call in gpt-oss' language."""
+    before, behind, end = _HARMONY_CALL
+    calls = [
+        {"type": "tag", "begin": f"{before}{tool.name}{behind}", "content": _json(tool.parameters), "end": end}
+        for tool in tools
+    ]
+    return {"type": "or", "elements": calls}
+
+
+def _on_the_way(family: Grammar) -> Iterator[State]:
+    """States that a call goes through, and those beside them."""
+    return (state for state in family.states.values() if state.role not in (Role.CONTENT, Role.REASONING))
+
+
+def _repeated(one: Format, separator: str) -> Format:
+    tag = {"begin": "", "content": one, "end": ""}
+    return {"type": "tags_with_separator", "separator": separator, "at_least_one": True, "tags": [tag]}
+
+
+def _joined(parts: Sequence[Format]) -> Format:
+    return {"type": "sequence", "elements": list(parts)}
+
+
+def _record(name: str, tool: Tool, key: str) -> Format:
+    """A call in JSON. Its arguments are a schema of their own, so that references in it lead where they did."""
+    begin = f'{{"name": {json.dumps(name)}, "{key}": '
+    return _joined([_const(begin), _json(tool.parameters), _const("}")])
+
+
+def _json(schema: Any) -> Format:
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _const(text: str) -> Format:
+    return {"type": "const_string", "value": text}
+
+
+def _ways(family: Grammar, tool: Tool, key: str) -> list[list[Format]]:
+    """How the family may write a call: its versions may differ in whether the name stands in the JSON or before it."""
+    ways = [_call(family, tool, key, by_name=by_name) for by_name in (False, True)]
+    return ways[:1] if ways[0] == ways[1] else ways
+
+
+def _call(family: Grammar, tool: Tool, key: str, *, by_name: bool) -> list[Format]:
+    """A call from its marker to the content that may follow.
+
+    Args:
+        by_name: what may begin with JSON or a name begins with the name.
+    """
+    name = family.initial if family.known_tools else "content"
+    parts: list[Format] = []
+    written: list[str] = []  # markers before the call
+    called = False
+    for _ in family.states:  # each is passed once at most
+        state = family.states[name]
+        match state.role:
+            case Role.CONTENT if called:
+                break
+            case Role.CALLS:
+                if family.keyed:
+                    record = _joined([_const(f"{{{json.dumps(tool.name)}: "), _json(tool.parameters), _const("}")])
+                else:
+                    record = _record(tool.name, tool, key)
+                close = [_const("]")] if written and written[-1].endswith("[") else []
+                parts += [LINE_END, record, *close, LINE_END]
+                name, called = state.then, True
+                if close:
+                    break
+                continue
+            case Role.ARGUMENTS:
+                parts += [LINE_END, _json(tool.parameters), LINE_END]
+                name, called = state.then, True
+                continue
+            case Role.NAME:
+                parts.append(_name(family, tool))
+            case Role.PARAMETERS:
+                parts.append(_const("function"))
+        if called:
+            marker = _way_out(family, state, written)
+        else:
+            named = by_name and family.states[state.then].role is Role.NAME
+            marker = None if named else _way_in(family, state)
+        if marker is None and called:
+            break
+        if marker is None:
+            name = state.then
+            continue
+        if marker in state.edges:
+            parts.append(_const(marker))
+            written.append(marker)
+        name = state.target(marker)
+    return parts
+
+
+def _name(family: Grammar, tool: Tool) -> Format:
+    if not family.own_ids:
+        return _const(tool.name)
+    return {"type": "regex", "pattern": rf"functions\.{re.escape(tool.name)}:[0-9]"}
+
+
+def _way_in(family: Grammar, state: State) -> str | None:
+    """The marker that leads on to a call. Where calls need none, they begin as they are."""
+    markers = (*state.kept, *state.edges) if family.known_tools else state.markers
+    return next(
+        (marker for marker in markers if family.states[state.target(marker)] not in (state, _content(family))), None
+    )
+
+
+def _way_out(family: Grammar, state: State, written: Sequence[str]) -> str | None:
+    """The marker that leads on to content, behind a call."""
+    after = (Role.CONTENT, Role.BETWEEN)
+    markers = (m for m in state.markers if m not in written and family.states[state.target(m)].role in after)
+    return next(markers, None)
+
+
+def _content(family: Grammar) -> State:
+    return family.states["content"]

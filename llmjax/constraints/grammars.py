@@ -1,0 +1,106 @@
+"""Forms of output as grammars of ``llguidance``: JSON objects that hold JSON schemas and Lark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+
+from llmjax.constraints.lark import Markers, lark_regex
+from llmjax.constraints.tags import tag_grammar
+from llmjax.errors import InvalidRequest
+from llmjax.sampling.structured import FreeText, StructuredOutputsParams
+
+# JSON may be set out over lines, but white space comes to an end: models that are not sure of anything like it.
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+
+
+def grammar_of(params: StructuredOutputsParams, *, special: Callable[[str], list[int | str]]) -> str:
+    """The grammar of a form.
+
+    Args:
+        special: cuts special tokens out of a marker, see ``Markers``.
+
+    Raises:
+        InvalidRequest: the form is not one.
+    """
+    grammars = [_form(params, Markers(special))]
+    if params.after is not None:
+        grammars[0]["name"] = "form"
+        grammars.insert(0, {"lark_grammar": _after(params.after, Markers(special))})
+    return json.dumps({"grammars": grammars})
+
+
+def json_options(params: StructuredOutputsParams) -> dict[str, Any]:
+    """How JSON is written, as ``llguidance`` calls it."""
+    options: dict[str, Any] = {"lenient": params.lenient, "coerce_one_of": params.lenient}
+    if params.disable_any_whitespace:
+        return {**options, "whitespace_flexible": False}
+    return {**options, "whitespace_pattern": params.whitespace_pattern or WHITESPACE}
+
+
+def _form(params: StructuredOutputsParams, markers: Markers) -> dict[str, Any]:
+    if params.json_object:
+        return {"json_schema": {"type": "object", "x-guidance": json_options(params)}}
+    if params.json is not None:
+        schema = _read("json", params.json, params)
+        if params.disable_additional_properties:
+            schema = _closed(schema)
+        return {"json_schema": _with_options(schema, json_options(params))}
+    if params.regex is not None:
+        return {"lark_grammar": f"start: {lark_regex(params.regex)}"}
+    if params.choice is not None:
+        return {"lark_grammar": "start: " + " | ".join(map(json.dumps, params.choice))}
+    if params.structural_tag is not None:
+        tag = _read("structural_tag", params.structural_tag, params)
+        try:
+            return {"lark_grammar": tag_grammar(tag, options=json_options(params), markers=markers)}
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{params.field}: structural_tag: {error}", field=params.field) from error
+    assert params.grammar is not None
+    return {"lark_grammar": _lark(params)}
+
+
+def _with_options(schema: Any, options: dict[str, Any]) -> Any:
+    return {**schema, "x-guidance": options} if isinstance(schema, dict) else schema
+
+
+def _closed(schema: Any) -> Any:
+    """A schema whose objects have no other properties than those that it names."""
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _closed(part) for name, part in schema.items()}
+    if ("properties" in schema or "patternProperties" in schema) and "additionalProperties" not in schema:
+        closed["additionalProperties"] = False
+    return closed
+
+
+def _read(kind: str, text: Any, params: StructuredOutputsParams) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{params.field}: {kind} is not JSON: {error}", field=params.field) from error
+
+
+def _lark(params: StructuredOutputsParams) -> str:
+    text = params.grammar
+    assert text is not None
+    if is_lark_syntax(text):
+        return text
+    try:
+        return gbnf_to_lark(text)
+    except Exception as error:  # the translation raises whatever its own code comes upon
+        raise InvalidRequest(f"{params.field}: grammar cannot be read: {error}", field=params.field) from error
+
+
+def _after(text: FreeText, markers: Markers) -> str:
+    """Free text, then the form."""
+    # Models put empty lines behind what they think.
+    rules = f"{markers.text_until('free', text.closing)}\nGAP: /[ \\n]{{0,4}}/\nTEXT: /(?s:.*)/\nform: @form\n"
+    if not text.opening:
+        return f"start: free GAP form\n{rules}"
+    return f"start: {markers.literal(text.opening)} free GAP form | {markers.literal(text.otherwise)} form\n{rules}"

@@ -1,0 +1,30 @@
+"""Which tokens a grammar allows next, as bits on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
+
+
+def mask_words(vocab_size: int) -> int:
+    """Integers of 32 bits that hold a bit for each token."""
+    return -(-vocab_size // 32)
+
+
+def bit_masks(matchers: Mapping[int, llguidance.LLMatcher], *, rows: int, vocab_size: int) -> Ints:
+    """A bit for each token that each row may sample next, the lowest first: i32 [rows, mask_words(vocab_size)].
+
+    Args:
+        matchers: by row; rows without one may sample everything. One that fails, because a limit is reached, says so
+            afterwards (``is_error``), and its row allows nothing of use.
+    """
+    masks = np.full((rows, mask_words(vocab_size)), -1, np.int32)
+    for row, matcher in matchers.items():
+        own = masks[row]
+        matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)  # lets go of the interpreter meanwhile
+    return masks

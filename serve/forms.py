@@ -1,0 +1,105 @@
+"""What form an answer of the chat must have: what the request demands, forced calls, schemas of strict tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llmjax.constraints.calls import Tool, forced_calls, harmony_call, strict_calls, writes_json
+from llmjax.parsing.choice import HARMONY, Parsers
+from llmjax.parsing.families import JSON_LIST, TOOLS
+from llmjax.sampling.structured import FreeText, StructuredOutputsParams
+from llmjax.serve.answers import AnswerFormat
+from llmjax.serve.errors import ApiError
+from llmjax.serve.protocol.chat import ChatRequest
+from llmjax.serve.protocol.structured import structured_outputs
+from llmjax.serve.protocol.tools import forced_tools
+
+FINAL = "<|channel|>final<|message|>"  # where gpt-oss' answer begins
+
+
+def parsers_for(parsers: Parsers, *, forced: bool) -> Parsers:
+    """The parsers of an answer; forced calls are written in JSON by a family that has another way, too."""
+    if not forced or parsers.tools == HARMONY or (parsers.tools is not None and writes_json(TOOLS[parsers.tools])):
+        return parsers
+    return replace(parsers, tools=JSON_LIST)
+
+
+def answer_form(
+    body: ChatRequest, form: AnswerFormat, parsers: Parsers, *, tools: Sequence[Mapping[str, Any]]
+) -> StructuredOutputsParams | None:
+    """The form of an answer; None: any.
+
+    Args:
+        form: how the answer will be read.
+        parsers: as of `parsers_for`.
+        tools: that the model may call.
+
+    Raises:
+        ApiError: two forms are demanded.
+        InvalidRequest: one is not a form.
+    """
+    demanded = structured_outputs(body)
+    forced = forced_tools(body.tool_choice, tools)
+    if forced is not None:
+        if demanded is not None:
+            raise ApiError(
+                f"`{demanded.field}` cannot be combined with a call that `tool_choice` forces",
+                param=demanded.field,
+                code="invalid_value",
+            )
+        return _forced(body, form, parsers, forced)
+    if demanded is not None:
+        return replace(demanded, after=_reasoning(form, parsers, calls=False))
+    if any(tool["function"].get("strict") is True for tool in tools):
+        return _strict(form, parsers, tools)
+    return None
+
+
+def _forced(
+    body: ChatRequest, form: AnswerFormat, parsers: Parsers, tools: Sequence[Mapping[str, Any]]
+) -> StructuredOutputsParams:
+    callable_tools = [Tool.of(tool) for tool in tools]
+    if parsers.tools == HARMONY:
+        calls = harmony_call(callable_tools)
+    else:
+        assert parsers.tools is not None
+        several = body.tool_choice == "required" and form.parallel
+        calls = forced_calls(callable_tools, several=several, family=TOOLS[parsers.tools], key=_key(parsers))
+    lenient = not all(tool["function"].get("strict") is True for tool in tools)
+    return _tags(calls, form, parsers, lenient=lenient)
+
+
+def _strict(form: AnswerFormat, parsers: Parsers, tools: Sequence[Mapping[str, Any]]) -> StructuredOutputsParams | None:
+    if parsers.tools in (None, HARMONY):
+        return None
+    callable_tools = [Tool.of(tool, enforced=tool["function"].get("strict") is True) for tool in tools]
+    calls = strict_calls(callable_tools, family=TOOLS[parsers.tools], key=_key(parsers))
+    return None if calls is None else _tags(calls, form, parsers, lenient=False)
+
+
+def _tags(calls: Any, form: AnswerFormat, parsers: Parsers, *, lenient: bool) -> StructuredOutputsParams:
+    return StructuredOutputsParams(
+        structural_tag=json.dumps({"format": calls}),
+        lenient=lenient,
+        after=_reasoning(form, parsers, calls=True),
+        field="tools",
+    )
+
+
+def _key(parsers: Parsers) -> str:
+    return "parameters" if parsers.tools == "llama3_json" else "arguments"
+
+
+def _reasoning(form: AnswerFormat, parsers: Parsers, *, calls: bool) -> FreeText | None:
+    """What the model thinks before, which has no form."""
+    if (marks := parsers.reasoning_marks) is None:
+        return None
+    opening, closing = marks
+    if parsers.reasoning == HARMONY:
+        if calls:  # they have a channel of their own
+            return FreeText(opening=opening, closing=closing.removesuffix(FINAL))
+        return FreeText(opening=opening, closing=closing, otherwise=FINAL)
+    return FreeText(opening="" if form.begins_with_reasoning else opening, closing=closing)
