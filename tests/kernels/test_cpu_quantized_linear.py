@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +35,11 @@ FORMATS = {
     "gptq": RowFormat(384, Codes(4), 128, "f16", zero="u8"),
     "channel": RowFormat(200, Codes(8, "int"), 208, "f32"),
     "fp8": RowFormat(256, Codes(8, "e4m3"), 128, "f32"),
+    "int4": RowFormat(216, Codes(4), 128, "f32", zero=8),
     "nf4": RowFormat(256, Codes(4, levels=NF4), 64, "f32"),
     "bits3": RowFormat(90, Codes(3), 16, "f32"),
     "bits5": RowFormat(90, Codes(5), 48, "f32", minimum="f32"),
+    "bits6": RowFormat(340, Codes(6), 64, "f32", minimum="f32"),
     "ternary": RowFormat(90, Codes(2, levels=(-1, 0, 1)), 96, "f32"),
     "bits1": RowFormat(90, Codes(1), 96, "f32"),
 }
@@ -157,22 +161,25 @@ def test_rows_and_columns_in_parts(method: str, size_out: int, isa: str) -> None
 )
 def test_integer_sums_hold_the_largest_codes_and_inputs(codes: Codes, isa: str) -> None:
     """All inputs are the peaks of their blocks, so that they round to 127 or -127 without an error."""
+    size = 224
     smallest = -128 if codes.kind == "int" else 0
     largest = (1 << codes.bits) - 1 + smallest
     rows = [
-        np.full(192, largest),
-        np.full(192, smallest),
-        np.tile([largest, smallest], 96),
-        np.tile([smallest] * 2 + [largest] * 2, 48),
+        np.full(size, largest),
+        np.full(size, smallest),
+        np.tile([largest, smallest], size // 2),
+        np.tile([smallest] * 2 + [largest] * 2, size // 4),
     ]
     values = np.stack([row.astype(CODE_DTYPES[codes.kind]) for row in rows * 4])
-    for group in (16, 32, 192):
-        form = RowFormat(192, codes, group, "f32", minimum="f32" if codes.kind == "uint" else "")
+    offsets: list[dict[str, Any]] = [{"minimum": "f32"}, {"zero": 1 << (codes.bits - 1)}]
+    for group, offset in itertools.product((16, 32, 192), [{}] if codes.kind == "int" else offsets):
+        form = RowFormat(size, codes, group, "f32", **offset)
         parts = {name: np.ones((16, entry.count), np.float32) for name, entry in form.fields.items()}
         words = pack(Stored(QuantizedRows(form, values, **parts)), tile=16)
         weight = QTensor(jnp.asarray(words), None, form, 16, jnp.dtype(jnp.float32), "int8")
         dense = np.asarray(weight.dequantize(), np.float64)
-        signs = np.stack([np.ones(192), -np.ones(192), np.tile([1, -1], 96), np.tile([-1, -1, 1, 1], 48)] * 5)
+        ones = np.ones(size)
+        signs = np.stack([ones, -ones, np.tile([1, -1], size // 2), np.tile([-1, -1, 1, 1], size // 4)] * 5)
         x = signs[:17].astype(np.float32)
         found = products([x, x[:1], x[1:4]], weight, [None] * 3, isa=isa, method="int8 vectors")
         for out, given in zip(found or [], (x, x[:1], x[1:4]), strict=True):

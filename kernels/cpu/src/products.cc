@@ -105,6 +105,7 @@ size_t place(QuantizedInput& in, const bool* methods, char* memory) {
   in.bytes = arena.take<int8_t>(bytes, count * kChunk);
   in.byte_scales = arena.take<float>(bytes, count);
   in.byte_sums = arena.take<float>(bytes, count * 3);
+  in.byte_totals = arena.take<int32_t>(bytes, count * 3);
   const bool bf16 = methods[static_cast<int>(Method::kBf16Panels)] || methods[static_cast<int>(Method::kBf16Tiles)];
   in.bf16 = arena.take<uint16_t>(bf16, count * kChunk);
   return arena.used();

@@ -75,8 +75,9 @@ struct QuantizedInput {
   float* floats;
   float* float_sums;  // of halves of chunks: [..., 2, block]
   int8_t* bytes;
-  float* byte_scales;  // x ~ byte * scale
-  float* byte_sums;    // of x rounded so, over the halves of a chunk and all of it: [..., 3, block]
+  float* byte_scales;    // x ~ byte * scale
+  float* byte_sums;      // of x rounded so, over the halves of a chunk and all of it: [..., 3, block]
+  int32_t* byte_totals;  // of the bytes themselves, the same way, with the other sign
   uint16_t* bf16;
 
   int chunks() const { return (size_in + kChunk - 1) / kChunk; }
@@ -89,7 +90,7 @@ struct QuantizedInput {
     part.rows = count;
     if (x != nullptr) part.x += static_cast<size_t>(begin) * size_in;
     if (floats != nullptr) part.floats += at * kChunk, part.float_sums += at * 2;
-    if (bytes != nullptr) part.bytes += at * kChunk, part.byte_scales += at, part.byte_sums += at * 3;
+    if (bytes != nullptr) part.bytes += at * kChunk, part.byte_scales += at, part.byte_sums += at * 3, part.byte_totals += at * 3;
     if (bf16 != nullptr) part.bf16 += at * kChunk;
     return part;
   }

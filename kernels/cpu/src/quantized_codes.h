@@ -144,8 +144,8 @@ inline int32_t four_bytes(const int8_t* x) {
   return four;
 }
 
-// Sums of products of bytes while they are added up: `add` a vector of codes times four int8 of x from -127 to 127, the same
-// for all lanes. kTerms of them fit, then `total` brings them into 32 bits.
+// Sums of products of bytes while they are added up, to what they `start` with: `add` a vector of codes times four int8 of x from
+// -127 to 127, the same for all lanes. kTerms of them fit, then `total` brings them into 32 bits.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 // In 16 bits, two products a time: kTerms * 2 * 127 * (the largest magnitude of a code) < 2^15.
 template <class Codes>
@@ -159,8 +159,10 @@ struct ByteSums {
   typedef __m256i Pairs;
 #endif
   Pairs pairs;
+  Int begun;
 
-  void add(Bits codes, const int8_t* x, bool first) {
+  void start(Int total) { begun = total, pairs = Pairs{}; }
+  void add(Bits codes, const int8_t* x) {
 #if defined(__AVX512F__)
     Pairs bytes = _mm512_set1_epi32(four_bytes(x)), magnitude = (Pairs)codes;
     if constexpr (Codes::kSigned) {  // the sign moves over to x
@@ -168,7 +170,7 @@ struct ByteSums {
       magnitude = _mm512_abs_epi8(magnitude);
     }
     const Pairs products = _mm512_maddubs_epi16(magnitude, bytes);
-    pairs = first ? products : _mm512_add_epi16(pairs, products);
+    pairs = _mm512_add_epi16(pairs, products);
 #else
     Pairs bytes = _mm256_set1_epi32(four_bytes(x)), magnitude = (Pairs)codes;
     if constexpr (Codes::kSigned) {
@@ -176,14 +178,14 @@ struct ByteSums {
       magnitude = _mm256_abs_epi8(magnitude);
     }
     const Pairs products = _mm256_maddubs_epi16(magnitude, bytes);
-    pairs = first ? products : _mm256_add_epi16(pairs, products);
+    pairs = _mm256_add_epi16(pairs, products);
 #endif
   }
   Int total() const {
 #if defined(__AVX512F__)
-    return (Int)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+    return begun + (Int)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 #else
-    return (Int)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    return begun + (Int)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #endif
   }
 };
@@ -193,7 +195,8 @@ struct ByteSums {
   static constexpr int kTerms = kQuads;
   Int sum;
 
-  void add(Bits codes, const int8_t* x, bool first) { sum = add_products(first ? Int{} : sum, codes, x); }
+  void start(Int total) { sum = total; }
+  void add(Bits codes, const int8_t* x) { sum = add_products(sum, codes, x); }
   Int total() const { return sum; }
 
  private:
@@ -219,20 +222,24 @@ struct ByteSums {
 };
 #endif
 
-// Dot products of kCount vectors of codes with 4 * kCount int8 of x.
-template <class Codes, int kCount>
-inline Int dot(const Bits* codes, const int8_t* x) {
+// Adds to totals[m * kStride] the dot products of kCount vectors of codes with 4 * kCount int8 of x, of rows x + m * kChunk.
+template <class Codes, int kCount, int kRows, int kStride>
+inline void add_dots(const Bits* codes, const int8_t* x, Int* totals) {
   constexpr int kTerms = ByteSums<Codes>::kTerms < kCount ? ByteSums<Codes>::kTerms : kCount;
   static_assert(kCount % kTerms == 0, "no rest");
-  Int total{};
 #pragma GCC unroll 8
   for (int begin = 0; begin < kCount; begin += kTerms) {
-    ByteSums<Codes> sums;
+    ByteSums<Codes> sums[kRows];
 #pragma GCC unroll 8
-    for (int i = 0; i < kTerms; ++i) sums.add(codes[begin + i], x + 4 * (begin + i), i == 0);
-    total += sums.total();
+    for (int m = 0; m < kRows; ++m) sums[m].start(totals[m * kStride]);
+#pragma GCC unroll 8
+    for (int i = begin; i < begin + kTerms; ++i) {
+#pragma GCC unroll 8
+      for (int m = 0; m < kRows; ++m) sums[m].add(codes[i], x + m * llmjax::kChunk + 4 * i);
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; ++m) totals[m * kStride] = sums[m].total();
   }
-  return total;
 }
 
 // ---- f32 ----

@@ -13,8 +13,11 @@ using llmjax::QuantizedInput;
 
 constexpr int kVectorsOfHalf = kChunk / 2 / kLanes;
 
+// A small whole number; 0 for NaN.
+inline int32_t to_integer(float x) { return x == x ? static_cast<int32_t>(x) : 0; }
+
 // A chunk of f32 as int8, to nearest; `scale` NaN (as it is for rows with NaN or infinity) reaches every sum.
-inline void round_chunk(const float* x, float scale, float inverse, int8_t* bytes, float* sums, int stride) {
+inline void round_chunk(const float* x, float scale, float inverse, int8_t* bytes, float* sums, int32_t* totals, int stride) {
   float both = 0;
   for (int half = 0; half < 2; ++half) {
     Vec sum{};
@@ -24,11 +27,13 @@ inline void round_chunk(const float* x, float scale, float inverse, int8_t* byte
       sum += shifted - splat(12582912.0f);
       store_bytes(bytes + at, bit_cast<Bits>(shifted) & 0xff);
     }
-    const float total = horizontal_sum(sum) * scale;
-    sums[half * stride] = total;
+    const float total = horizontal_sum(sum);
+    sums[half * stride] = total * scale;
+    totals[half * stride] = -to_integer(total);
     both += total;
   }
-  sums[2 * stride] = both;
+  sums[2 * stride] = both * scale;
+  totals[2 * stride] = -to_integer(both);
 }
 
 #if defined(__AVX512BF16__)
@@ -73,7 +78,8 @@ inline void prepare_row(const QuantizedInput& in, const float* x, int row) {
       const size_t sums = (static_cast<size_t>(block_of_rows) * chunks + c + i) * 3 * in.block + row % in.block;
       if (in.bytes != nullptr) {
         in.byte_scales[at] = scale;
-        round_chunk(from, scale, inverse, in.bytes + at * kChunk, in.byte_sums + sums, in.block);
+        round_chunk(from, scale, inverse, in.bytes + at * kChunk, in.byte_sums + sums, in.byte_totals + sums,
+                    in.block);
       }
       if (in.floats != nullptr) {
         std::memcpy(in.floats + at * kChunk, from, kChunk * sizeof(float));

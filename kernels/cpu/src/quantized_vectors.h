@@ -78,42 +78,113 @@ inline void put_outputs(const QuantizedMatrix& w, int tile, int part, int row, V
   store(w.y + at, sum);
 }
 
-// Rows m .. m + kRows of x with the rows of a tile from `part` on; groups are multiples of kSegment columns.
-template <class Codes, int kSegment, int kRows>
+// Rows of x that share the bytes of a chunk at most. With 32 registers they take turns, since a product waits for the one before it
+// in its row; sums in 16 bits leave fewer of them.
+#if defined(__AVX512VNNI__)
+constexpr int kRowsOfCodes = 8;
+#else
+constexpr int kRowsOfCodes = 4;
+#endif
+
+// What the bytes of codes are above numbers whose zero point is in their middle, as a power of two; -1: nothing.
+template <class Codes>
+constexpr int byte_bias_log() {
+  return !Codes::kSigned ? Codes::kBits - 1 : kUnsignedBytes ? 7 : -1;
+}
+
+// A number times 2^kLog, or 0 for kLog below 0, in all lanes.
+template <int kLog>
+inline Int shifted(int32_t number) {
+  if constexpr (kLog < 0) return Int{};
+#if defined(__AVX512F__)
+  return (Int)_mm512_slli_epi32(_mm512_set1_epi32(number), kLog);  // a load repeats it for nothing, GCC would shift first
+#else
+  return (Int{} + number) << (kLog & 31);
+#endif
+}
+
+// Whether weights have no other offset.
+template <class Codes>
+inline bool has_only_byte_bias(const QuantizedMatrix& w) {
+  const int zero = Codes::kSigned ? 0 : 1 << (Codes::kBits - 1);
+  return w.zeros.count == 0 && w.minima.count == 0 && w.zero == static_cast<float>(zero);
+}
+
+// Rows m .. m + kRows of x with the rows of a tile from `part` on. Groups are multiples of kSegment columns, which share a
+// scale of x; without kOffsets `has_only_byte_bias`, and the integer sums begin with it.
+template <class Codes, int kSegment, bool kOffsets, int kRows>
 inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words,
                           const GroupScales& scales, TileFetch& fetch, int tile, int part, int row) {
-  constexpr int kSegments = kChunk / kSegment, kQuadsOfSegment = kQuads / kSegments;
+  constexpr int kSegments = kSegment < kChunk ? kChunk / kSegment : 1, kQuadsOfSegment = kQuads / kSegments;
+  constexpr int kChunks = kSegment > kChunk ? kSegment / kChunk : 1;  // of a step
+  constexpr int kBias = byte_bias_log<Codes>(), kTurns = kRegisters == 32 ? kRows : 1;
   const ByteTable table(w, kUnsignedBytes);
   const int chunks = in.chunks(), block = in.block;
   const size_t at = static_cast<size_t>(row / block) * chunks * block + row % block;
   const int8_t* x = in.bytes + at * kChunk;
   const float* x_scale = in.byte_scales + at;
-  const float* x_sum = in.byte_sums + static_cast<size_t>(row / block) * chunks * 3 * block + row % block;
+  const size_t sums_at = static_cast<size_t>(row / block) * chunks * 3 * block + row % block;
+  const float* x_sum = in.byte_sums + sums_at;
+  const int32_t* x_total = in.byte_totals + sums_at;
   GroupCursor group(w, scales, part);
   Vec sums[kRows] = {};
   words += part;
-  for (int c = 0; c < chunks; ++c) {
-    Bits codes[kQuads];
-    unpack_bytes<Codes>(words, table, kUnsignedBytes, codes);
-    fetch.next<Codes::kBits / kParts>();
+  for (int c = 0; c < chunks; c += kChunks) {
+    const bool second = kChunks == 2 && c + 1 < chunks;
+    const float *scale[kSegments], *offset[kSegments];
 #pragma GCC unroll 2
     for (int segment = 0; segment < kSegments; ++segment) {
-      const Vec scale = load(group.scale), offset = load(group.offset);
-#pragma GCC unroll 4
-      for (int m = 0; m < kRows; ++m) {
-        const Int products = dot<Codes, kQuadsOfSegment>(codes + segment * kQuadsOfSegment, x + m * kChunk + segment * kSegment);
-        const float sum = x_sum[(kSegments == 2 ? segment : 2) * block + m];
-        sums[m] += __builtin_convertvector(products, Vec) * splat(x_scale[m]) * scale;
-        sums[m] -= offset * splat(sum);
-      }
+      scale[segment] = group.scale, offset[segment] = group.offset;
       group.advance(kSegment);
     }
-    words += Codes::kBits * llmjax::kTileRows;
-    x += static_cast<size_t>(block) * kChunk;
-    x_scale += block;
-    x_sum += 3 * block;
-  }
+    Bits codes[kQuads];
 #pragma GCC unroll 4
+    for (int first = 0; first < kRows; first += kTurns) {
+      Int products[kTurns][kSegments];
+#pragma GCC unroll 8
+      for (int m = 0; m < kTurns; ++m) {
+#pragma GCC unroll 2
+        for (int segment = 0; segment < kSegments; ++segment) {
+          const int32_t* const total = x_total + (kSegments == 2 ? segment : 2) * block + first + m;
+          products[m][segment] = kOffsets ? Int{} : shifted<kBias>(second ? total[0] + total[3 * block] : total[0]);
+        }
+      }
+#pragma GCC unroll 2
+      for (int i = 0; i < kChunks; ++i) {
+        if (i != 0 && !second) break;
+        if (first == 0) {
+          unpack_bytes<Codes>(words, table, kUnsignedBytes, codes);
+          fetch.next<Codes::kBits / kParts>();
+          words += Codes::kBits * llmjax::kTileRows;
+        }
+        const int8_t* const bytes = x + (static_cast<size_t>(i) * block + first) * kChunk;
+#pragma GCC unroll 2
+        for (int segment = 0; segment < kSegments; ++segment) {
+          add_dots<Codes, kQuadsOfSegment, kTurns, kSegments>(codes + segment * kQuadsOfSegment, bytes + segment * kSegment,
+                                                              &products[0][segment]);
+        }
+      }
+      Vec parts[kTurns];
+#pragma GCC unroll 2
+      for (int segment = 0; segment < kSegments; ++segment) {
+        const Vec of_group = load(scale[segment]), of_codes = load(offset[segment]);
+        const float* const sum = x_sum + (kSegments == 2 ? segment : 2) * block + first;
+#pragma GCC unroll 8
+        for (int m = 0; m < kTurns; ++m) {
+          const Vec scaled = __builtin_convertvector(products[m][segment], Vec) * of_group;
+          parts[m] = segment == 0 ? scaled : parts[m] + scaled;
+          if constexpr (kOffsets) sums[first + m] -= of_codes * splat(second ? sum[m] + sum[3 * block + m] : sum[m]);
+        }
+      }
+#pragma GCC unroll 8
+      for (int m = 0; m < kTurns; ++m) sums[first + m] += parts[m] * splat(x_scale[first + m]);
+    }
+    x += static_cast<size_t>(kChunks) * block * kChunk;
+    x_scale += kChunks * block;
+    x_sum += kChunks * 3 * block;
+    x_total += kChunks * 3 * block;
+  }
+#pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) put_outputs(w, tile, part, row + m, sums[m]);
 }
 
@@ -130,19 +201,24 @@ inline void multiply_segment(const Bits* codes, const int8_t* x, const float* x_
   Int totals[kRows][kParts] = {};
 #pragma GCC unroll 1
   for (int begin = 0; begin < kCount; begin += kTerms) {
-    ByteSums<Codes> products[kRows][kParts] = {};
+    ByteSums<Codes> products[kRows][kParts];
+#pragma GCC unroll 4
+    for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kParts; ++v) products[m][v].start(totals[m][v]);
+    }
 #pragma GCC unroll 1
     for (int i = 0; i < kTerms; ++i, codes += kParts, x += 4) {
 #pragma GCC unroll 4
       for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 4
-        for (int v = 0; v < kParts; ++v) products[m][v].add(codes[v], x + m * kChunk, false);
+        for (int v = 0; v < kParts; ++v) products[m][v].add(codes[v], x + m * kChunk);
       }
     }
 #pragma GCC unroll 4
     for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kParts; ++v) totals[m][v] += products[m][v].total();
+      for (int v = 0; v < kParts; ++v) totals[m][v] = products[m][v].total();
     }
   }
 #pragma GCC unroll 4
@@ -250,10 +326,13 @@ inline void multiply_floats(const QuantizedMatrix& w, const QuantizedInput& in, 
   for (int m = 0; m < kRows; ++m) put_outputs(w, tile, part, row + m, sums[m]);
 }
 
-// Calls body(rows, first row) for all rows of x, `rows` (1, 2 or 4) as a type.
-template <class Body>
+// Calls body(rows, first row) for all rows of x, `rows` (1, 2, 4 or, if kMost is 8, 8) as a type.
+template <int kMost, class Body>
 inline void for_rows(const QuantizedInput& in, const Body& body) {
   int m = 0;
+  if constexpr (kMost == 8) {
+    for (; m + 8 <= in.rows; m += 8) body(Count<8>(), m);
+  }
   for (; m + 4 <= in.rows; m += 4) body(Count<4>(), m);
   if (in.rows - m >= 2) body(Count<2>(), m), m += 2;
   if (in.rows > m) body(Count<1>(), m);
@@ -265,8 +344,9 @@ inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const 
   TileFetch fetch = fetch_ahead(w, words);
   read_scales(w, words, scales, Codes::kMeaning == Meaning::kTable ? w.level_factor : 1,
               Codes::kSigned && kUnsignedBytes ? 128 : 0);
-  const auto multiply = [&](auto segment) {
+  const auto multiply = [&](auto segment, auto offsets) {
     constexpr int kSegment = decltype(segment)::value;
+    constexpr bool kOffsets = decltype(offsets)::value != 0;
 #if !defined(__AVX512F__)
     if (in.rows > kRowsOfBytes) {
       for (int m = 0; m < in.rows; m += in.block) {
@@ -276,12 +356,18 @@ inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const 
     }
 #endif
     for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
-      for_rows(in, [&](auto rows, int m) {
-        multiply_int8<Codes, kSegment, decltype(rows)::value>(w, in, words, scales, fetch, tile, part, m);
+      for_rows<kRowsOfCodes>(in, [&](auto rows, int m) {
+        multiply_int8<Codes, kSegment, kOffsets, decltype(rows)::value>(w, in, words, scales, fetch, tile, part, m);
       });
     }
   };
-  w.group_size % kChunk == 0 ? multiply(Count<kChunk>()) : multiply(Count<kChunk / 2>());
+  const auto with_offsets = [&](auto segment) {
+    has_only_byte_bias<Codes>(w) ? multiply(segment, Count<0>()) : multiply(segment, Count<1>());
+  };
+  if constexpr (kRegisters == 32) {
+    if (w.group_size % (2 * kChunk) == 0 && in.round_columns == 2 * kChunk) return with_offsets(Count<2 * kChunk>());
+  }
+  w.group_size % kChunk == 0 ? with_offsets(Count<kChunk>()) : with_offsets(Count<kChunk / 2>());
 }
 
 template <class Codes>
@@ -290,7 +376,7 @@ inline void float_tile(const QuantizedMatrix& w, const QuantizedInput& in, const
   TileFetch fetch = fetch_ahead(w, words);
   read_scales(w, words, scales, 1, 0);
   for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
-    for_rows(in, [&](auto rows, int m) {
+    for_rows<4>(in, [&](auto rows, int m) {
       multiply_floats<Codes, decltype(rows)::value>(w, in, words, scales, fetch, tile, part, m);
     });
   }
