@@ -20,6 +20,7 @@ from llmjax.errors import CheckpointError, ConfigError, GenerationFailed, Invali
 from llmjax.machine_share import MachineShare
 from llmjax.outputs import Logprob
 from llmjax.sampling.params import SamplingParams
+from llmjax.sampling.structured import StructuredOutputsParams
 
 
 def passed(message: Any, incoming: Any) -> Any:
@@ -126,6 +127,16 @@ def test_texts_of_a_request_stay_but_the_engine_knows_that_somebody_looks_for_th
     found = passed(Submit.of(request), ToEngine).request().params
     assert found.stop and found.clone(stop=(), bad_words=()) == params.clone(stop=(), bad_words=())
     assert set(found.stop).isdisjoint(params.stop) and not found.bad_words
+
+
+def test_a_form_goes_as_its_grammar() -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+"))
+    grammar = '{"grammars": [{"lark_grammar": "start: /a+/"}]}'
+    request = EngineRequest(
+        request_id=0, prompt_token_ids=[1], params=params, max_tokens=3, stop_token_ids=frozenset(), grammar=grammar
+    )
+    found = passed(Submit.of(request), ToEngine).request()
+    assert found.grammar == grammar and found.params == params.clone(structured_outputs=None)
 
 
 def test_a_configuration() -> None:
