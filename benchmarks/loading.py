@@ -35,7 +35,7 @@ from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.kernels.qtensor import CPU_TILE, QTensor
 from llmjax.weights.ggml.types import GGML_TYPES
-from llmjax.weights.packing import put
+from llmjax.weights.packing import pack, put
 
 ROWS, COLUMNS = 8192, 4096
 BLOCKS = {block.name: block for block in GGML_TYPES.values()}
@@ -109,7 +109,7 @@ def _put(tensor: StoredTensor, device: jax.Device) -> jax.Array | QTensor:
     bfloat16 = np.dtype(ml_dtypes.bfloat16)
     if source is None:
         return jax.device_put(tensor.read(bfloat16), device)
-    return put(source, tile=CPU_TILE, dtype=bfloat16, activations="float", device=device)
+    return put(source, pack(source, tile=CPU_TILE), dtype=bfloat16, activations="float", device=device)
 
 
 def _memory(field: str) -> int:
