@@ -224,13 +224,10 @@ class DataParallelEngine(RunningEngine):
             logger.warning("%s is started again in %g s", place.share.name, seconds)
             if self._ending.wait(seconds):
                 return
-            engine = ProcessEngine(self._config, place.share)
-            with self._lock:
-                self._coming.append(engine)
             try:
+                engine = ProcessEngine(self._config, place.share)
                 self._bring_back(place, engine)
             except Exception as failure:  # whatever it was, the next one may fare better
-                _abandon(engine)
                 if self._ending.is_set():
                     return
                 error = failure
@@ -239,13 +236,22 @@ class DataParallelEngine(RunningEngine):
                 logger.error("%s could not be started again: %s", place.share.name, failure)
             else:
                 return
-            finally:
-                with self._lock:
-                    self._coming.remove(engine)
         self._give_up(place, engine, error)
 
     def _bring_back(self, place: _Place, engine: ProcessEngine) -> None:
-        """Waits for a process that has just been started, and lets it serve."""
+        """Waits for a process that has just been started, and lets it serve; if that fails, it is ended."""
+        with self._lock:
+            self._coming.append(engine)
+        try:
+            self._wait_and_serve(place, engine)
+        except BaseException:
+            _abandon(engine)
+            raise
+        finally:
+            with self._lock:
+                self._coming.remove(engine)
+
+    def _wait_and_serve(self, place: _Place, engine: ProcessEngine) -> None:
         if self._ending.is_set():  # who said so may not have known of it
             engine.kill()
         engine.wait_loaded()
