@@ -21,21 +21,40 @@ CHUNK = 512  # ids an edit takes at once
 Ints = npt.NDArray[np.int32]
 
 
-class TableEditor:
-    """Writes entries of page tables, a chunk at a time; the tables are donated.
+class _Editor:
+    """Edits of a part of the device's state as compiled programs; the part is donated through each.
 
     Args:
-        page_tables: their shape, [G, S, P].
-        cache: where the program is kept.
-        sharding: the devices, where several have them.
+        part: its shapes.
+        cache: where the programs are kept.
+        sharding: the devices, where several have it.
     """
 
-    def __init__(
-        self, page_tables: jax.Array, *, cache: ProgramCache | None = None, sharding: Sharding | None = None
-    ) -> None:
+    def __init__(self, part: Any, *, cache: ProgramCache | None = None, sharding: Sharding | None = None) -> None:
         self._cache = cache or ProgramCache()
         self._sharding = sharding
-        self._shape = _shape_of(page_tables)
+        self._shapes = jax.tree.map(_shape_of, part)
+
+    def _program(self, edit: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
+        """``edit(part, *arguments) -> part``; arguments like these."""
+        shapes = (jax.ShapeDtypeStruct(argument.shape, argument.dtype) for argument in arguments)
+        devices = jax.tree.leaves(self._shapes)[0].sharding.device_set
+        spec = ProgramSpec(
+            function=edit,
+            arguments=(self._shapes, *shapes),
+            device=min(devices, key=lambda device: device.id),
+            donated=(0,),
+            sharding=self._sharding,
+        )
+        return self._cache.get(spec)
+
+
+def _shape_of(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+
+
+class TableEditor(_Editor):
+    """Writes entries of page tables [G, S, P], a chunk at a time."""
 
     def compiled(self) -> TableEditor:
         """This one, when its program is compiled."""
@@ -44,48 +63,19 @@ class TableEditor:
 
     def write(self, page_tables: jax.Array, changes: TableChanges) -> jax.Array:
         """Args: changes: at most TABLE_CHUNK."""
-        entry, page = np.full(TABLE_CHUNK, self._shape.size, np.int32), np.zeros(TABLE_CHUNK, np.int32)
+        entry, page = np.full(TABLE_CHUNK, page_tables.size, np.int32), np.zeros(TABLE_CHUNK, np.int32)
         entry[: len(changes.entry)], page[: len(changes.page)] = changes.entry, changes.page
         written: jax.Array = self._write(page_tables, entry, page)
         return written
 
     @cached_property
     def _write(self) -> Callable[..., jax.Array]:
-        chunk = jax.ShapeDtypeStruct((TABLE_CHUNK,), np.int32)
-        spec = ProgramSpec(
-            function=write_pages,
-            arguments=(self._shape, chunk, chunk),
-            device=_first_device(self._shape),
-            donated=(0,),
-            sharding=self._sharding,
-        )
-        return self._cache.get(spec)
+        chunk = np.zeros(TABLE_CHUNK, np.int32)
+        return self._program(write_pages, chunk, chunk)
 
 
-def _first_device(shape: jax.ShapeDtypeStruct) -> jax.Device:
-    return min(shape.sharding.device_set, key=lambda device: device.id)
-
-
-def _shape_of(array: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
-
-
-class SlotEditor:
-    """Edits of ``SamplerState`` slots as compiled programs; the state is donated through each.
-
-    Args:
-        state: shapes of the sampler's state.
-        cache: where the programs are kept.
-        sharding: the devices, where several have it.
-    """
-
-    def __init__(
-        self, state: SamplerState, *, cache: ProgramCache | None = None, sharding: Sharding | None = None
-    ) -> None:
-        self._cache = cache or ProgramCache()
-        self._sharding = sharding
-        self._shapes = jax.tree.map(_shape_of, state)
-        self._vocab_size = state.vocab_size
+class SlotEditor(_Editor):
+    """Edits of ``SamplerState`` slots."""
 
     def compiled(self) -> SlotEditor:
         """This one, when every edit is compiled; otherwise each is compiled at its first use."""
@@ -125,7 +115,7 @@ class SlotEditor:
     def ban(self, state: SamplerState, slot: int, sampling: RequestSampling, *, history: list[int]) -> SamplerState:
         """Sets what bad words forbid next, given all tokens but the last."""
         previous = np.full(MAX_BANS, -1, np.int32)
-        tokens = np.full(MAX_BANS, self._vocab_size, np.int32)
+        tokens = np.full(MAX_BANS, self._shapes.vocab_size, np.int32)
         for i, pair in enumerate(sampling.bans(history)):
             previous[i], tokens[i] = pair
         return self._set_bans(state, np.int32(slot), previous, tokens)
@@ -139,20 +129,9 @@ class SlotEditor:
 
     def _chunks(self, ids: Ints) -> Iterator[Ints]:
         for start in range(0, len(ids), CHUNK):
-            chunk = np.full(CHUNK, self._vocab_size, np.int32)
+            chunk = np.full(CHUNK, self._shapes.vocab_size, np.int32)
             chunk[: len(ids) - start] = ids[start : start + CHUNK]
             yield chunk
-
-    def _program(self, edit: Callable[..., SamplerState], *arguments: Any) -> Callable[..., SamplerState]:
-        shapes = (jax.ShapeDtypeStruct(argument.shape, argument.dtype) for argument in arguments)
-        spec = ProgramSpec(
-            function=edit,
-            arguments=(self._shapes, *shapes),
-            device=_first_device(self._shapes.prompt_seen),
-            donated=(0,),
-            sharding=self._sharding,
-        )
-        return self._cache.get(spec)
 
     @cached_property
     def _reset(self) -> Callable[..., SamplerState]:
