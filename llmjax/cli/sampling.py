@@ -36,7 +36,8 @@ HELP = {
     "skip_special_tokens": "leave special tokens out of the text",
     "spaces_between_special_tokens": "separate special tokens in the text",
 }
-NOT_FLAGS = {"output_kind"}  # how outputs arrive is the command's own business
+# How outputs arrive is the command's own business; a form is an object of Python's.
+NOT_FLAGS = {"output_kind", "structured_outputs"}
 
 
 def sampling_settings(*, without: Collection[str] = (), **defaults: Any) -> dict[str, Setting]:
