@@ -12,6 +12,7 @@ import pytest
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine.build import DECODE_STEPS
+from llmjax.machine_share import MachineShare
 from llmjax.platforms import Platform, select_platform
 
 LLAMA = Path(__file__).parents[1] / "models" / "golden" / "llama"
@@ -36,8 +37,8 @@ class Card(Platform):
 
 @pytest.fixture
 def on_card(monkeypatch: pytest.MonkeyPatch, compile_cache_dir: str) -> Callable[..., LLM]:
-    def platform(config: EngineConfig) -> Card:
-        return Card(**vars(select_platform(config)))
+    def platform(config: EngineConfig, share: MachineShare) -> Card:
+        return Card(**vars(select_platform(config, share)))
 
     def start(**settings: Any) -> LLM:
         return LLM(
