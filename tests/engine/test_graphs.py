@@ -22,6 +22,7 @@ from llmjax.engine.programs import StepCompiler
 from llmjax.errors import ConfigError
 from llmjax.models.layers.state import AllTokens
 from llmjax.platforms import Platform, use_compilation_cache
+from llmjax.sampling.sampler import SamplingBatch
 from llmjax.sampling.settings import Feature
 from tests.engine.compilers import CHECKPOINTS, compiler_of
 
@@ -99,11 +100,14 @@ def test_wrong_log_probabilities_are_found(name: str, compiler: StepCompiler) ->
 def test_a_single_row_takes_every_branch_and_leaves_it_out(family: str, compiler: StepCompiler) -> None:
     alone = replace(compiler, max_num_seqs=1)
     layout = next(layout for bucket, layout in alone.layouts.items() if bucket.decode is (family == "decode"))
-    rows, batches = alone.make_state().rows, []
+    rows, batches, asked = alone.make_state().rows, [], []
     for packed in _batches(alone, layout):
         rows = layout.changes(jnp.asarray(packed)).made(rows)
         batches.append(layout.batch(jnp.asarray(packed), rows))
-    asked = [Feature(int(batch.sampling.features[0])) for batch in batches]
+        slot, samples = batches[-1].slot, batches[-1].steps > 0
+        words = rows.word("sampling", slot)
+        sampling = SamplingBatch.from_words(words, slot=slot, samples=samples, position=batches[-1].kv_len)
+        asked.append(Feature(int(sampling.features[0])))
     for feature in Feature:
         assert 0 < sum(feature in each for each in asked) < len(asked), feature
     scored = [bool(batch.any_prompt_logprobs) for batch in batches]

@@ -72,6 +72,8 @@ DS = (
 )
 
 CASES = [
+    # What a forced call is written as, where a family does not write JSON
+    Case(tools="json_list", text=f"[{TWO.replace('arguments', 'parameters')}]", calls=BOTH),
     # Hermes, Qwen2.5, Qwen3
     Case(
         tools="hermes",
