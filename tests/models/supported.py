@@ -1,0 +1,157 @@
+"""docs/supported-models.md, written from the tests: ``python -m tests.models.supported`` after a family is added.
+
+A cell names the tiny checkpoints with which a test compares that way of running an architecture.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
+from llmjax.models.registry import FAMILIES
+from tests.checkpoint.gguf import test_families
+from tests.models import test_golden, test_sharding
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "supported-models.md"
+GOLDEN = Path(__file__).parent / "golden"
+
+# The best-known checkpoint of each architecture, as the hub names it.
+BEST_KNOWN: Mapping[str, str] = {
+    "BaiChuanForCausalLM": "baichuan-inc/Baichuan-7B",
+    "BaichuanForCausalLM": "baichuan-inc/Baichuan2-7B-Chat",
+    "BambaForCausalLM": "ibm-ai-platform/Bamba-9B-v2",
+    "BloomForCausalLM": "bigscience/bloomz-1b1",
+    "ChatGLMForConditionalGeneration": "zai-org/chatglm3-6b",
+    "ChatGLMModel": "zai-org/glm-4-9b-chat",
+    "Cohere2ForCausalLM": "CohereLabs/c4ai-command-r7b-12-2024",
+    "CohereForCausalLM": "CohereLabs/c4ai-command-r-v01",
+    "DbrxForCausalLM": "databricks/dbrx-instruct",
+    "DeepseekForCausalLM": "deepseek-ai/deepseek-moe-16b-chat",
+    "DeepseekV2ForCausalLM": "deepseek-ai/DeepSeek-V2-Lite-Chat",
+    "DeepseekV3ForCausalLM": "deepseek-ai/DeepSeek-V3",
+    "Dots1ForCausalLM": "rednote-hilab/dots.llm1.inst",
+    "Ernie4_5ForCausalLM": "baidu/ERNIE-4.5-0.3B-PT",
+    "Ernie4_5_MoeForCausalLM": "baidu/ERNIE-4.5-21B-A3B-PT",
+    "Exaone4ForCausalLM": "LGAI-EXAONE/EXAONE-4.0-1.2B",
+    "ExaoneForCausalLM": "LGAI-EXAONE/EXAONE-3.5-2.4B-Instruct",
+    "FalconForCausalLM": "tiiuae/falcon-7b-instruct",
+    "GPT2LMHeadModel": "openai-community/gpt2",
+    "GPTBigCodeForCausalLM": "bigcode/starcoder",
+    "GPTJForCausalLM": "EleutherAI/gpt-j-6b",
+    "GPTNeoXForCausalLM": "EleutherAI/pythia-1.4b",
+    "Gemma2ForCausalLM": "google/gemma-2-2b-it",
+    "Gemma3ForCausalLM": "google/gemma-3-1b-it",
+    "GemmaForCausalLM": "google/gemma-2b-it",
+    "Glm4ForCausalLM": "zai-org/GLM-4-9B-0414",
+    "Glm4MoeForCausalLM": "zai-org/GLM-4.5-Air",
+    "GlmForCausalLM": "zai-org/glm-4-9b-chat-hf",
+    "GptOssForCausalLM": "openai/gpt-oss-20b",
+    "GraniteForCausalLM": "ibm-granite/granite-3.3-2b-instruct",
+    "GraniteMoeForCausalLM": "ibm-granite/granite-3.1-1b-a400m-instruct",
+    "GraniteMoeHybridForCausalLM": "ibm-granite/granite-4.0-350m",
+    "GraniteMoeSharedForCausalLM": "ibm-research/moe-7b-1b-active-shared-experts",
+    "HunYuanDenseV1ForCausalLM": "tencent/Hunyuan-1.8B-Instruct",
+    "HunYuanMoEV1ForCausalLM": "tencent/Hunyuan-A13B-Instruct",
+    "InternLM2ForCausalLM": "internlm/internlm2_5-7b-chat",
+    "InternLM3ForCausalLM": "internlm/internlm3-8b-instruct",
+    "Lfm2ForCausalLM": "LiquidAI/LFM2-1.2B",
+    "Lfm2MoeForCausalLM": "LiquidAI/LFM2-8B-A1B",
+    "Llama4ForCausalLM": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+    "LlamaForCausalLM": "meta-llama/Llama-3.2-1B-Instruct",
+    "MPTForCausalLM": "mosaicml/mpt-7b-chat",
+    "Mamba2ForCausalLM": "mistralai/Mamba-Codestral-7B-v0.1",
+    "MiniCPM3ForCausalLM": "openbmb/MiniCPM3-4B",
+    "MiniCPMForCausalLM": "openbmb/MiniCPM4-0.5B",
+    "MiniMaxM2ForCausalLM": "MiniMaxAI/MiniMax-M2",
+    "MistralForCausalLM": "mistralai/Mistral-7B-Instruct-v0.3",
+    "MixtralForCausalLM": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "MptForCausalLM": "mosaicml/mpt-7b-instruct",
+    "NemotronHForCausalLM": "nvidia/Nemotron-H-8B-Base-8K",
+    "OPTForCausalLM": "facebook/opt-1.3b",
+    "Olmo2ForCausalLM": "allenai/OLMo-2-0425-1B-Instruct",
+    "Olmo3ForCausalLM": "allenai/Olmo-3-7B-Instruct",
+    "OlmoeForCausalLM": "allenai/OLMoE-1B-7B-0924-Instruct",
+    "Phi3ForCausalLM": "microsoft/Phi-4-mini-instruct",
+    "PhiForCausalLM": "microsoft/phi-2",
+    "PhiMoEForCausalLM": "microsoft/Phi-3.5-MoE-instruct",
+    "PhimoeForCausalLM": "microsoft/Phi-3.5-MoE-instruct",
+    "Qwen2ForCausalLM": "Qwen/Qwen2.5-0.5B-Instruct",
+    "Qwen2MoeForCausalLM": "Qwen/Qwen1.5-MoE-A2.7B-Chat",
+    "Qwen3ForCausalLM": "Qwen/Qwen3-0.6B",
+    "Qwen3MoeForCausalLM": "Qwen/Qwen3-30B-A3B",
+    "Qwen3NextForCausalLM": "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    "Qwen3_5ForCausalLM": "Qwen/Qwen3.5-0.8B",
+    "Qwen3_5MoeForCausalLM": "Qwen/Qwen3.5-35B-A3B",
+    "SeedOssForCausalLM": "ByteDance-Seed/Seed-OSS-36B-Instruct",
+    "SmolLM3ForCausalLM": "HuggingFaceTB/SmolLM3-3B",
+    "StableLMEpochForCausalLM": "stabilityai/stablelm-3b-4e1t",
+    "StableLmForCausalLM": "stabilityai/stablelm-2-1_6b-chat",
+    "Starcoder2ForCausalLM": "bigcode/starcoder2-3b",
+    "YiForCausalLM": "01-ai/Yi-1.5-6B-Chat",
+}
+
+INTRODUCTION = """# Supported models
+
+Written by `python -m tests.models.supported`; a test fails where this page and the tests disagree.
+
+Each row is an architecture as `config.json` names it, with a well-known checkpoint that has it:
+
+    llmjax serve --model Qwen/Qwen3-0.6B
+
+**safetensors** names the tiny random checkpoints whose logits are compared with those of Hugging Face's own model, over
+whole prompts, chunks and single tokens (at most 2e-4 apart in float32). **GGUF** gives llama.cpp's name of the
+architecture, and in parentheses which of those checkpoints are compared again as the `gguf` package writes them.
+**several devices** names those that are compared with one device. Quantized formats do not depend on the family:
+[formats.md](formats.md). Checkpoints that came with code of their own run from the definitions here; code from a
+checkpoint is never executed.
+
+| architecture | for example | safetensors | GGUF | several devices |
+|---|---|---|---|---|"""
+
+
+def architectures(names: Iterable[str]) -> dict[str, list[str]]:
+    """Which of the tiny checkpoints have which architecture."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        config = json.loads((GOLDEN / name / "config.json").read_text())
+        found.setdefault(config["architectures"][0], []).append(name)
+    return found
+
+
+def page() -> str:
+    """What docs/supported-models.md is to hold."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    compared = architectures([*test_golden.CHECKPOINTS, *test_golden.MORE, *test_golden.VARIANTS])
+    converted = architectures(test_families.CONVERSIONS)
+    shared = architectures(dict.fromkeys([*test_sharding.CHECKPOINTS, *test_sharding.UNEVEN]))
+    gguf: dict[str, list[str]] = {}
+    for name, architecture in ARCHITECTURES.items():
+        gguf.setdefault(architecture.hf_class, []).append(name)
+    yield INTRODUCTION
+    for name in sorted(FAMILIES, key=str.lower):
+        cells = [
+            _names(compared.get(name, ())),
+            ", ".join(f"`{n}`" for n in gguf.get(name, ())),
+            _names(shared.get(name, ())),
+        ]
+        if name in converted:
+            cells[1] += f" ({_names(converted[name])})"
+        yield f"| `{name}` | `{BEST_KNOWN[name]}` | {' | '.join(cells)} |"
+
+
+def _names(checkpoints: Sequence[str]) -> str:
+    return ", ".join(checkpoints)
+
+
+def main() -> None:
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()
