@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import statistics
 import subprocess
@@ -86,6 +87,24 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
 }
 
 
+def wait_idle(pid: int) -> None:
+    """Until a server has compiled all its programs: what a stream feels of that is not what is tested here."""
+    used, quiet = cpu_seconds(pid), 0
+    for _ in range(300):
+        time.sleep(1)
+        before, used = used, cpu_seconds(pid)
+        quiet = quiet + 1 if used - before < 0.05 else 0
+        if quiet == 3:
+            return
+    pytest.fail("the server is still busy with itself")
+
+
+def cpu_seconds(pid: int) -> float:
+    """That a process has taken: user and system, proc(5)."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.fixture(scope="module")
 def url(smollm2_path: Path, compile_cache_dir: str) -> Iterator[str]:
     """A server in its own process: what the test itself does must not hold it up."""
@@ -104,6 +123,7 @@ def url(smollm2_path: Path, compile_cache_dir: str) -> Iterator[str]:
         else:
             pytest.fail("the server did not start:\n" + "".join(seen))
         threading.Thread(target=server.stdout.read, daemon=True).start()
+        wait_idle(server.pid)
         yield found[1]
     finally:
         server.kill()
