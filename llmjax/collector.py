@@ -27,12 +27,11 @@ def paused() -> Iterator[None]:
 @contextmanager
 def permanent() -> Iterator[None]:
     """Around imports: modules are not searched for garbage, now or later, which also makes them load faster."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        put_aside()
-        gc.enable()
+    with paused():
+        try:
+            yield
+        finally:
+            put_aside()
 
 
 def put_aside() -> None:

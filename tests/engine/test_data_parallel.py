@@ -17,11 +17,10 @@ from llmjax import LLM, AsyncLLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine.data_parallel import DataParallelEngine, info_of_all
 from llmjax.engine.restarts import RestartPolicy, Restarts
-from llmjax.engine.stats import RequestStats, StepStats
 from llmjax.errors import CheckpointError, ConfigError, EngineDead
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
-from tests.engine.test_process import alive, collect, until
+from tests.engine.test_process import Recorder, alive, collect, until
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
 FOREVER = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
@@ -77,22 +76,6 @@ def offline(config: EngineConfig) -> Iterator[LLM]:
     llm = LLM.from_config(config.replace(data_parallel_size=1))
     yield llm
     llm.close()
-
-
-class Recorder:
-    """A ``StatLogger`` that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.steps: list[StepStats] = []
-        self.requests: list[RequestStats] = []
-
-    def record_step(self, stats: StepStats) -> None:
-        self.steps.append(stats)
-
-    def record_request(self, stats: RequestStats) -> None:
-        self.requests.append(stats)
-
-    def record_rejection(self, reason: str) -> None: ...
 
 
 def client_of(engine: AsyncLLM) -> DataParallelEngine:
