@@ -154,7 +154,10 @@ def _arrays(memory: mmap.mmap, key: bytes) -> Iterator[tuple[str, np.ndarray]]:
     magic, its_key, start, length = HEADER.unpack_from(memory)
     if (magic, its_key) != (MAGIC, key) or start + length != len(memory):
         raise Damaged("it is cut short, damaged or another model's")
-    for name, (offset, shape) in json.loads(memory[start : start + length]).items():
+    index = json.loads(memory[start : start + length])
+    if not isinstance(index, dict):
+        raise Damaged("its index is not an object")
+    for name, (offset, shape) in index.items():
         count = int(np.prod(shape))
         if offset % ALIGNMENT or offset + count * WORD.itemsize > start:
             raise Damaged(f"{name} lies beyond its end")

@@ -120,7 +120,13 @@ def not_json(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("spoil", [cut_short, emptied, anothers, open_to_all, lying, not_json])
+def not_an_object(path: Path) -> None:
+    content = path.read_bytes()
+    start = HEADER.unpack_from(content)[2]
+    path.write_bytes(content[:start] + b"[]".ljust(len(content) - start))
+
+
+@pytest.mark.parametrize("spoil", [cut_short, emptied, anothers, open_to_all, lying, not_json, not_an_object])
 def test_a_file_with_something_wrong_is_packed_again(
     spoil: object, tmp_path: Path, packed: list[object], caplog: pytest.LogCaptureFixture
 ) -> None:
