@@ -22,6 +22,12 @@ _OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespa
 _WITHOUT_EFFECT = ("disable_fallback", "_backend", "_backend_was_auto")
 
 
+def demands_form(body: GenerationRequest) -> bool:
+    """Whether a request has a field for ``structured_outputs`` to read, which may be large."""
+    fields = ("response_format", "structured_outputs", *GUIDED, "guided_whitespace_pattern")
+    return any(getattr(body, field) is not None for field in fields)
+
+
 def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | None:
     """The form that a request demands; None: any.
 

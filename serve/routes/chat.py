@@ -39,6 +39,7 @@ from llmjax.serve.prompts import (
 )
 from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.common import check_logprobs, check_stream, check_truncation, sampling_params
+from llmjax.serve.protocol.structured import demands_form
 from llmjax.serve.protocol.tools import calls_allowed, forced_tools
 from llmjax.serve.sse import EventStream, delta_event, event
 from llmjax.serve.thinking import ThinkingBudget, collect_within, run_within
@@ -148,7 +149,9 @@ async def _job(server: Server, body: ChatRequest, request: Request) -> tuple[Job
     budget = output_budget(server, prompt, asked=asked, default=default, field="messages", asked_field=named)
     forced = forced_tools(body.tool_choice, tools) is not None
     parsers = parsers_for(server.formats.parsers(source), forced=forced)
-    structured = await asyncio.to_thread(answer_form, body, form, parsers, tools=tools)  # schemas may be large
+    structured = None
+    if tools or demands_form(body):  # their schemas may be large
+        structured = await asyncio.to_thread(answer_form, body, form, parsers, tools=tools)
     params = sampling_params(
         body,
         defaults=defaults,

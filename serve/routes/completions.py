@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -32,7 +33,7 @@ from llmjax.serve.logprobs import (
 from llmjax.serve.prompts import EncodedPrompt, Truncation, check_queue, completion_prompts, off_loop, output_budget
 from llmjax.serve.protocol.common import check_logprobs, check_stream, check_truncation, sampling_params
 from llmjax.serve.protocol.completions import CompletionRequest
-from llmjax.serve.protocol.structured import structured_outputs
+from llmjax.serve.protocol.structured import demands_form, structured_outputs
 from llmjax.serve.sse import EventStream, delta_event, event
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ async def _job(server: Server, body: CompletionRequest, request: Request) -> Job
         skip_special_tokens=body.skip_special_tokens is not False,
         truncation=Truncation.of(server, body, room=asked or DEFAULT_MAX_TOKENS),
     )
-    structured = structured_outputs(body)
+    structured = await asyncio.to_thread(structured_outputs, body) if demands_form(body) else None
     params = [_params(server, body, prompt, asked=asked, structured=structured) for prompt in prompts]
     return Job(
         id=f"cmpl-{body.request_id or record_of(request).id}",
