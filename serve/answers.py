@@ -106,14 +106,17 @@ class AnswerReader:
         return self._parser is not None and self._parser.reasons
 
     def read(self, choice: CompletionOutput) -> list[Event]:
-        """What is new in an output; a last one completes the answer."""
+        """What is new in an output; a last one completes the answer. Every call has an id."""
         if self._parser is None:
             return [Content(choice.text)] if choice.text else []
         events = self._parser.feed(choice.text)
         if choice.finish_reason is not None:
             events += self._parser.finish()
         self._count(choice)
-        return [event for event in events if self._is_shown(event)]
+        return [self._with_id(event) for event in events if self._is_shown(event)]
+
+    def _with_id(self, event: Event) -> Event:
+        return CallBegun(event.name, self._new_id()) if isinstance(event, CallBegun) and not event.id else event
 
     def message(self, choice: CompletionOutput) -> dict[str, Any]:
         """The fields of OpenAI's message, from a whole output."""
@@ -126,7 +129,7 @@ class AnswerReader:
         if found.calls:
             fields["tool_calls"] = [
                 {
-                    "id": call.id or self._new_id(),
+                    "id": call.id,
                     "type": "function",
                     "function": {"name": call.name, "arguments": call.arguments},
                 }
@@ -146,7 +149,7 @@ class AnswerReader:
                 return {"reasoning": text, "reasoning_content": text}
             case CallBegun(name, id):
                 self._sent += 1
-                call = {"id": id or self._new_id(), "type": "function", "function": {"name": name, "arguments": ""}}
+                call = {"id": id, "type": "function", "function": {"name": name, "arguments": ""}}
             case Arguments(text):
                 call = {"function": {"arguments": text}}
         return {"tool_calls": [{"index": self._sent - 1, **call}]}

@@ -1,0 +1,277 @@
+"""A turn of a conversation, whichever API asks for it: checks, prompt, form of the answer, and the engine's outputs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from llmjax.outputs import RequestOutput
+from llmjax.parsing.choice import DESCRIBED, reads, tools_variable
+from llmjax.parsing.families import JSON_LIST
+from llmjax.serve.answers import AnswerFormat
+from llmjax.serve.context import RequestRecord, Server
+from llmjax.serve.errors import ApiError
+from llmjax.serve.forms import answer_form, parsers_for
+from llmjax.serve.generation import Job, Tally, check_priority, collect, run_job
+from llmjax.serve.interfaces import Engine
+from llmjax.serve.prompts import (
+    EncodedPrompt,
+    Truncation,
+    chat_prompt,
+    output_budget,
+    read_tools,
+    template_source,
+    unread_variables,
+)
+from llmjax.serve.protocol.chat import ChatRequest
+from llmjax.serve.protocol.common import check_logprobs, check_stream, check_truncation, sampling_params
+from llmjax.serve.protocol.structured import demands_form
+from llmjax.serve.protocol.tools import calls_allowed, forced_tools
+from llmjax.serve.thinking import ThinkingBudget, collect_within, run_within
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What is to be generated, and how it is read.
+
+    Args:
+        form: how the answers are to be read.
+        budget: of reasoning tokens; None: there is none.
+        tally: counts the tokens.
+    """
+
+    engine: Engine
+    job: Job
+    form: AnswerFormat
+    budget: ThinkingBudget | None
+    tally: Tally
+
+    async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
+        """What is new, as it comes; its tokens are the caller's to count."""
+        if self.budget is not None:
+            running = run_within(self.engine, self.job, self.form, self.budget)
+        else:
+            running = run_job(self.engine, self.job)
+        async with aclosing(running) as parts:
+            async for part in parts:
+                self.tally.add_cached(part)
+                yield part.output
+
+    async def whole(self) -> RequestOutput:
+        """The last output of all, with its tokens counted."""
+        if self.budget is not None:
+            return await collect_within(self.engine, self.job, self.form, self.budget, self.tally)
+        (output,) = await collect(self.engine, self.job, self.tally)
+        return output
+
+    def count_reasoning(self, tokens: int) -> None:
+        """Adds to the tokens of reasoning, where they can be counted."""
+        if self.form.detokenizer is not None:
+            self.tally.reasoning_tokens = (self.tally.reasoning_tokens or 0) + tokens
+
+
+async def prepare(server: Server, body: ChatRequest, *, record: RequestRecord, cache_salt: str | None, id: str) -> Turn:
+    """Checks a request and makes of it what the engine needs.
+
+    Args:
+        record: of the HTTP request.
+        cache_salt: as of `cache_salt_of`.
+        id: of the answer.
+
+    Raises:
+        ApiError: a field is wrong.
+        LLMJaxError: likewise, or the prompt cannot be made.
+    """
+    engine = server.engine
+    server.check_model(body.model)
+    body.check_best_of()
+    body.expand_logprobs(engine.info.vocab_size)
+    record.note(body)
+    logprobs = body.num_logprobs
+    check_logprobs(logprobs, field="top_logprobs", limit=engine.config.max_logprobs)
+    check_logprobs(body.prompt_logprobs, field="prompt_logprobs", limit=engine.config.max_logprobs)
+    check_stream(body)
+    check_truncation(body)
+    priority = body.priority or 0
+    check_priority(engine, priority)
+    asked = body.requested_tokens
+    defaults = engine.info.default_sampling_params
+    tools = await read_tools(body)
+    tools = tools if calls_allowed(body.tool_choice, tools) else []
+    source = template_source(server, body, with_tools=bool(tools))
+    record.ignored += unread_variables(body, source)
+    thinking: dict[str, Any] = {}
+    if body.switches_thinking is not None:
+        thinking = dict.fromkeys(switches_of_thinking(source), body.switches_thinking)
+        record.ignored += [] if thinking else ["thinking"]
+    prompt = await chat_prompt(
+        server,
+        body,
+        tools=tools,
+        variables={**thinking, **effort_variables(body.reasoning_effort, source)},
+        truncation=Truncation.of(server, body, room=asked or 1),
+    )
+    form = answer_format(server, body, prompt, tools=tools, template=source)
+    named = body.max_tokens_field
+    default = defaults.get("max_tokens")
+    budget = output_budget(server, prompt, asked=asked, default=default, field="messages", asked_field=named)
+    forced = forced_tools(body.tool_choice, tools) is not None
+    parsers = parsers_for(server.formats.parsers(source), forced=forced)
+    structured = None
+    if tools or demands_form(body):  # their schemas may be large
+        structured = await asyncio.to_thread(answer_form, body, form, parsers, tools=tools)
+    params = sampling_params(
+        body,
+        defaults=defaults,
+        max_tokens=budget,
+        max_tokens_field=named,
+        logprobs=logprobs,
+        detokenize=True,
+        structured_outputs=structured,
+    )
+    job = Job(
+        id=id,
+        prompts=[prompt],
+        params=[params],
+        priority=priority,
+        cache_salt=cache_salt,
+        shown=frozenset() if form.grammar is None else server.formats.shown(form.grammar),
+        keep=None if body.best_of is None else body.choices,
+    )
+    constrained = params.structured_outputs is not None
+    return Turn(
+        engine=engine,
+        job=job,
+        form=form,
+        budget=thinking_budget(server, body, form, template=source, constrained=constrained),
+        tally=Tally(job, record),
+    )
+
+
+def thinking_budget(
+    server: Server, body: ChatRequest, form: AnswerFormat, *, template: str, constrained: bool
+) -> ThinkingBudget | None:
+    """``thinking_token_budget``; None: there is none.
+
+    Args:
+        constrained: the answer has a form.
+
+    Raises:
+        ApiError: the model does not reason, or the request asks for what an answer in two parts cannot have.
+    """
+    tokens = body.thinking_token_budget
+    if tokens is None:
+        return None
+    marks = server.formats.parsers(template).reasoning_marks
+    if marks is None:
+        raise ApiError(
+            "`thinking_token_budget`: it is not known how this model marks its reasoning (--reasoning-parser)",
+            param="thinking_token_budget",
+            code="unsupported_parameter",
+        )
+    asked = {
+        "n": body.choices > 1,
+        "best_of": body.continuations > 1,
+        "logprobs": bool(body.logprobs),
+        "presence_penalty": bool(body.presence_penalty),
+        "frequency_penalty": bool(body.frequency_penalty),
+    }
+    if clash := next((name for name, given in asked.items() if given), None):
+        raise ApiError(
+            f"`thinking_token_budget` cannot be combined with `{clash}` yet",
+            param="thinking_token_budget",
+            code="unsupported_parameter",
+        )
+    if constrained:
+        raise ApiError(
+            "`thinking_token_budget` cannot be combined with a demanded form of the answer yet",
+            param="thinking_token_budget",
+            code="unsupported_parameter",
+        )
+    start, end = marks
+    if not form.begins_with_reasoning:
+        tokens += len(server.tokenizer.encode(start, add_special_tokens=False))
+    return ThinkingBudget(tokens=tokens, end=end, end_ids=server.tokenizer.encode(end, add_special_tokens=False))
+
+
+def switches_of_thinking(template: str) -> list[str]:
+    """The variable by which a template is told whether the model is to think, if there is one."""
+    if reads(template, "enable_thinking"):
+        return ["enable_thinking"]
+    return ["thinking"] if "thinking is defined" in template else []
+
+
+def effort_variables(effort: str | None, template: str) -> dict[str, Any]:
+    """``reasoning_effort`` as a template reads it: as such, or as a switch.
+
+    Raises:
+        ApiError: the template reads neither.
+    """
+    if effort is None:
+        return {}
+    variables: dict[str, Any] = {}
+    if reads(template, "reasoning_effort"):
+        variables["reasoning_effort"] = effort
+    variables |= dict.fromkeys(switches_of_thinking(template), effort != "none")
+    if variables:
+        return variables
+    raise ApiError(
+        "`reasoning_effort`: this model's chat template does not read it",
+        param="reasoning_effort",
+        code="unsupported_parameter",
+    )
+
+
+def answer_format(
+    server: Server, body: ChatRequest, prompt: EncodedPrompt, *, tools: list[dict[str, Any]], template: str
+) -> AnswerFormat:
+    """How the answers to a request are to be read.
+
+    Args:
+        tools: that the model may call.
+
+    Raises:
+        ApiError: it is not known how the model writes calls.
+    """
+    parsers = parsers_for(server.formats.parsers(template), forced=forced_tools(body.tool_choice, tools) is not None)
+    if tools and not server.config.enable_auto_tool_choice:
+        raise ApiError(
+            "`tools`: this server lets no model decide on calls (--no-enable-auto-tool-choice)",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    if tools and parsers.tools not in (None, DESCRIBED, JSON_LIST) and tools_variable(template) is None:
+        raise ApiError(
+            f"`tools`: this model's chat template does not read them, and the parser {parsers.tools} is not the one "
+            f"for tools described in words, which is {DESCRIBED}",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    if tools and parsers.tools is None:
+        raise ApiError(
+            "`tools`: it is not known how this model writes its calls; the server needs a --tool-call-parser",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    grammar = parsers.grammar(with_tools=bool(tools), prompt=prompt.text or "")
+    tokenizer = server.tokenizer
+    detokenizer = None
+    if grammar is not None and parsers.reasoning is not None:
+        detokenizer = partial(
+            tokenizer.detokenizer,
+            skip_special_tokens=body.skip_special_tokens is not False,
+            spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
+            shown=server.formats.shown(grammar),
+            prompt_ids=prompt.token_ids,
+        )
+    return AnswerFormat(
+        grammar=grammar,
+        tools=tools,
+        parallel=body.parallel_tool_calls is not False,
+        include_reasoning=body.include_reasoning is not False,
+        detokenizer=detokenizer,
+    )
