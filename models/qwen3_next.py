@@ -41,6 +41,7 @@ DEFAULTS = {
     "num_experts_per_tok": 10,
     "num_experts": 512,
     "norm_topk_prob": True,
+    "linear_in_turn": False,  # no key of Hugging Face's: GGUF files have a product for each part
 }
 KINDS = ("full_attention", "linear_attention")
 
@@ -55,7 +56,8 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         shared="shared_expert_intermediate_size",
     )
     halves = qwen2_moe.feed_forwards(fields, experts)
-    return hybrid(fields, halves, "Qwen3NextForCausalLM", max_model_len, in_turn=False)
+    in_turn = fields.flag("linear_in_turn")
+    return hybrid(fields, halves, "Qwen3NextForCausalLM", max_model_len, in_turn=in_turn)
 
 
 def hybrid(

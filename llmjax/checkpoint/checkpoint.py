@@ -14,7 +14,7 @@ from llmjax.checkpoint.experts import with_stacked_experts
 from llmjax.checkpoint.files import read_object
 from llmjax.checkpoint.formats.registry import plain_tensors, stored_method
 from llmjax.checkpoint.gguf.file import GGUFFile
-from llmjax.checkpoint.gguf.model import hf_config, hf_generation_config, hf_tensors
+from llmjax.checkpoint.gguf.model import hf_config, hf_generation_config, hf_joined_tensors, hf_tensors
 from llmjax.checkpoint.model_names import UnitRows, with_model_names
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.checkpoint.stored_tensor import StoredTensor
@@ -87,7 +87,8 @@ def open_checkpoint(path: str | Path, *, overrides: Mapping[str, Any] | None = N
 def _open_gguf(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
     gguf = GGUFFile.open(path)
     config = hf_config(gguf)
-    tensors = _with_unit_head(with_stacked_experts(hf_tensors(gguf, config), path), config)
+    stacked = with_stacked_experts(hf_tensors(gguf, config), path)
+    tensors = _with_unit_head(stacked | hf_joined_tensors(gguf, config), config)
     config = {**config, **overrides}
     return Checkpoint(path, config, hf_generation_config(gguf), MappingProxyType(tensors), gguf, "gguf")
 

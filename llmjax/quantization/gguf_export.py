@@ -208,7 +208,7 @@ class _Typing:
         choice = None
         if f".{SHARED_GATE}." in name:
             shape = shape[-1:]
-        if len(shape) < 2 or NEVER.search(hf_name):
+        if len(shape) < 2 or not hf_name.endswith("weight") or NEVER.search(hf_name):
             type_name = "f32"
         elif self.scheme in FLOATS:
             type_name = self.scheme

@@ -49,7 +49,7 @@ CATEGORIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 """Kinds of tensors that mixes tell apart, by Hugging Face name."""
 
-NEVER = re.compile(rf"(?:norm|{ROUTER})\.weight$")
+NEVER = re.compile(rf"(?:norm|conv1d|conv\.conv|{ROUTER})\.weight$")
 """What is never quantized."""
 
 

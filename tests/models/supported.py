@@ -9,6 +9,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from gguf import MODEL_ARCH_NAMES
+
 from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
 from llmjax.models.registry import FAMILIES
 from tests.checkpoint.gguf import test_families
@@ -130,14 +132,17 @@ def _lines() -> Iterator[str]:
     compared = architectures([*test_golden.CHECKPOINTS, *test_golden.MORE, *test_golden.VARIANTS])
     converted = architectures(test_families.CONVERSIONS)
     shared = architectures(dict.fromkeys([*test_sharding.CHECKPOINTS, *test_sharding.UNEVEN]))
-    gguf: dict[str, list[str]] = {}
+    named: dict[str, list[str]] = {}
     for name, architecture in ARCHITECTURES.items():
-        gguf.setdefault(architecture.hf_class, []).append(name)
+        named.setdefault(architecture.hf_class, []).append(name)
+    for name, checkpoints in converted.items():  # some of llama.cpp's names stand for several architectures
+        own = [MODEL_ARCH_NAMES[test_families.CONVERSIONS[checkpoint].arch] for checkpoint in checkpoints]
+        named[name] = list(dict.fromkeys([*named.get(name, ()), *own]))
     yield INTRODUCTION
     for name in sorted(FAMILIES, key=str.lower):
         cells = [
             _names(compared.get(name, ())),
-            ", ".join(f"`{n}`" for n in gguf.get(name, ())),
+            ", ".join(f"`{n}`" for n in named.get(name, ())),
             _names(shared.get(name, ())),
         ]
         if name in converted:

@@ -9,25 +9,34 @@ from typing import Any
 
 import numpy as np
 
+from llmjax.checkpoint.gguf import latent, recurrent
+from llmjax.checkpoint.gguf.changes import Change
 from llmjax.checkpoint.gguf.experts import deepseek_experts, mixtral_experts, qwen_experts, same_experts
-from llmjax.checkpoint.gguf.file import GGUFFile
+from llmjax.checkpoint.gguf.file import GGUFFile, GGUFTensor
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys
 from llmjax.checkpoint.gguf.names import (
     CORRECTION_TENSORS,
+    DELTA_NET,
     EXPERT_TENSORS,
     FUSED_QKV,
     GEMMA_NORMS,
     GLM4_NORMS,
     HEAD_NORMS,
+    LATENT_LAYER,
     LLAMA_LAYER,
     NORM_BEFORE_MLP,
     NORMS_BEHIND,
     SHARED_EXPERT_TENSORS,
     SHARED_EXPERTS_TENSORS,
     SHARED_MLP_TENSORS,
+    SHORT_CONVOLUTION,
     SINK_TENSORS,
+    STATE_SPACE,
+    UP,
+    WRITTEN_AND_DECAYS,
 )
 from llmjax.errors import CheckpointError
+from llmjax.models import dbrx
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +54,12 @@ class Architecture:
         fused_gate: ``ffn_up`` holds the gate too, before what it is multiplied with.
         eps: key of the norms' eps in the file, and in config.json.
         activation: config key and value of the MLP's activation.
+        attends: whether any layer has attention, and there are keys about it.
+        latent: attention is latent, whose heads have other sizes.
+        mixed: layers are of several kinds: arrays have 0 for those that a key does not concern.
+        family_names: ``layer_tensors`` are called what the family's own checkpoints call them, not what the model does.
+        changes: by stem: what the converter does to a tensor, beside what is said here. Takes config.json too.
+        parts: by stem: the modules that a tensor is taken apart into. Takes config.json too.
         specialize: keys of this family only, taking what is known of the config so far, and the file.
     """
 
@@ -58,6 +73,12 @@ class Architecture:
     fused_gate: bool = False
     eps: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
     activation: tuple[str, str] = ("hidden_act", "silu")
+    attends: bool = True
+    latent: bool = False
+    mixed: bool = False
+    family_names: bool = False
+    changes: Mapping[str, Callable[[GGUFTensor, Mapping[str, Any]], Change]] = field(default_factory=dict)
+    parts: Mapping[str, Callable[[GGUFTensor, Mapping[str, Any]], Mapping[str, Change]]] = field(default_factory=dict)
     specialize: Callable[[ArchitectureKeys, dict[str, Any], GGUFFile], dict[str, Any]] = lambda keys, config, gguf: {}
 
     def modules(self, gguf: GGUFFile) -> Mapping[str, str]:
@@ -199,12 +220,7 @@ def _gemma2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> d
 
 def _granite(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
     keys.only("rope.scaling.finetuned", True)  # else its heads are not rotated
-    return {
-        "attention_multiplier": keys.number("attention.scale", config["head_dim"] ** -0.5),
-        "embedding_multiplier": keys.number("embedding_scale", 1.0) or 1.0,
-        "residual_multiplier": keys.number("residual_scale", 1.0) or 1.0,
-        "logits_scaling": keys.number("logit_scale", 1.0) or 1.0,
-    }
+    return recurrent.granite_factors(keys, config)
 
 
 def _olmo2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
@@ -320,7 +336,62 @@ def _minicpm(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> 
     }
 
 
+def _phimoe(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    keys.only("expert_gating_func", 1)
+    return _phi3(keys, config, gguf) | {
+        "num_local_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "lm_head_bias": "output.bias" in gguf.tensors,
+    }
+
+
+def _dbrx(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    if config["layer_norm_eps"] != dbrx.EPS:
+        keys.fail(_LAYER_NORM, f"is not {dbrx.EPS}")
+    experts = same_experts(keys, config, gguf)
+    clip = keys.number("attention.clamp_kqv", 0.0) or None
+    return {
+        "attn_config": {"kv_n_heads": config["num_key_value_heads"], "clip_qkv": clip},
+        "ffn_config": {
+            "ffn_hidden_size": config["intermediate_size"],
+            "moe_num_experts": experts["num_local_experts"],
+            "moe_top_k": experts["num_experts_per_tok"],
+        },
+    }
+
+
+def _llama4(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    keys.only("expert_gating_func", 2)
+    keys.only("expert_weights_scale", 1.0)
+    keys.only("expert_weights_norm", False)
+    keys.only("leading_dense_block_count", 0)
+    keys.only("attention.sliding_window_pattern", 4)
+    keys.only("rope.freq_base_swa", config["rope_theta"])
+    experts = keys.integer("expert_count")
+    return {
+        "intermediate_size_mlp": config["intermediate_size"],
+        "intermediate_size": keys.integer("expert_feed_forward_length"),
+        "interleave_moe_layer_step": keys.integer("interleave_moe_layer_step", 1),
+        "num_local_experts": experts,
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "attention_chunk_size": keys.integer("attention.sliding_window", 8192),
+        # No key says it; llama.cpp goes by the number of experts too.
+        "use_qk_norm": experts != MAVERICK_EXPERTS,
+    }
+
+
+MAVERICK_EXPERTS = 128
 _LAYER_NORM = "attention.layer_norm_epsilon"
+_NEMOTRON_H_LAYER = {
+    "attn_norm": "norm",
+    **{stem: f"mixer.{module.removeprefix('mamba.')}" for stem, module in STATE_SPACE.items()},
+    **{stem: f"mixer.{part}_proj" for stem, part in (("attn_q", "q"), ("attn_k", "k"), ("attn_v", "v"))},
+    "attn_output": "mixer.o_proj",
+    UP: "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+}
+_LFM2_LAYER = LLAMA_LAYER | HEAD_NORMS | SHORT_CONVOLUTION | {"token_embd_norm": "model.norm"}
+_HYBRID_LAYER = LLAMA_LAYER | HEAD_NORMS | NORM_BEFORE_MLP | DELTA_NET
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
@@ -613,6 +684,121 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             model_type="baichuan",
             layer_tensors=LLAMA_LAYER,
             permuted_qk=True,
+        ),
+        "deepseek2": Architecture(
+            hf_class="DeepseekV2ForCausalLM",
+            model_type="deepseek_v2",
+            layer_tensors=LATENT_LAYER | EXPERT_TENSORS | SHARED_EXPERTS_TENSORS | CORRECTION_TENSORS,
+            latent=True,
+            specialize=latent.deepseek2,
+        ),
+        "minicpm3": Architecture(
+            hf_class="MiniCPM3ForCausalLM",
+            model_type="minicpm3",
+            layer_tensors=LATENT_LAYER,
+            latent=True,
+            specialize=latent.minicpm3,
+        ),
+        "phimoe": Architecture(
+            hf_class="PhimoeForCausalLM",
+            model_type="phimoe",
+            layer_tensors=LLAMA_LAYER | EXPERT_TENSORS,
+            specialize=_phimoe,
+        ),
+        "dbrx": Architecture(
+            hf_class="DbrxForCausalLM",
+            model_type="dbrx",
+            layer_tensors=LLAMA_LAYER | EXPERT_TENSORS | {"attn_output_norm": "post_attention_layernorm"},
+            bias_keys=False,
+            eps=(_LAYER_NORM, "layer_norm_eps"),
+            specialize=_dbrx,
+        ),
+        "llama4": Architecture(
+            hf_class="Llama4ForCausalLM",
+            model_type="llama4_text",
+            layer_tensors=LLAMA_LAYER
+            | EXPERT_TENSORS
+            | {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+            specialize=_llama4,
+        ),
+        "mamba2": Architecture(
+            hf_class="Mamba2ForCausalLM",
+            model_type="mamba2",
+            layer_tensors={"attn_norm": "input_layernorm"} | STATE_SPACE,
+            bias_keys=False,
+            attends=False,
+            eps=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+            changes=recurrent.STATE_SPACE_CHANGES,
+            specialize=recurrent.mamba2,
+        ),
+        "granitehybrid": Architecture(
+            hf_class="GraniteMoeHybridForCausalLM",
+            model_type="granitemoehybrid",
+            layer_tensors=LLAMA_LAYER | EXPERT_TENSORS | SHARED_MLP_TENSORS | STATE_SPACE,
+            permuted_qk=True,
+            mixed=True,
+            changes=recurrent.STATE_SPACE_CHANGES,
+            specialize=recurrent.granite_hybrid,
+        ),
+        "nemotron_h": Architecture(
+            hf_class="NemotronHForCausalLM",
+            model_type="nemotron_h",
+            layer_tensors=_NEMOTRON_H_LAYER,
+            eps=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+            activation=("mlp_hidden_act", "relu2"),
+            mixed=True,
+            family_names=True,
+            changes=recurrent.STATE_SPACE_CHANGES,
+            specialize=recurrent.nemotron_h,
+        ),
+        "qwen3next": Architecture(
+            hf_class="Qwen3NextForCausalLM",
+            model_type="qwen3_next",
+            layer_tensors=_HYBRID_LAYER
+            | EXPERT_TENSORS
+            | SHARED_EXPERT_TENSORS
+            | {"ssm_in": "linear_attn.in_proj_qkvz", WRITTEN_AND_DECAYS: "linear_attn.in_proj_ba"},
+            norm_offset=1.0,
+            mixed=True,
+            changes=recurrent.DELTA_NET_CHANGES,
+            parts=recurrent.QWEN3NEXT_PARTS,
+            specialize=recurrent.qwen3next,
+        ),
+        "qwen35": Architecture(
+            hf_class="Qwen3_5ForCausalLM",
+            model_type="qwen3_5_text",
+            layer_tensors=_HYBRID_LAYER,
+            norm_offset=1.0,
+            mixed=True,
+            changes=recurrent.QWEN35_CHANGES,
+            specialize=recurrent.delta_net,
+        ),
+        "qwen35moe": Architecture(
+            hf_class="Qwen3_5MoeForCausalLM",
+            model_type="qwen3_5_moe_text",
+            layer_tensors=_HYBRID_LAYER | EXPERT_TENSORS | SHARED_EXPERT_TENSORS,
+            norm_offset=1.0,
+            mixed=True,
+            changes=recurrent.QWEN35_CHANGES,
+            specialize=recurrent.qwen35moe,
+        ),
+        "lfm2": Architecture(
+            hf_class="Lfm2ForCausalLM",
+            model_type="lfm2",
+            layer_tensors=_LFM2_LAYER,
+            eps=("attention.layer_norm_rms_epsilon", "norm_eps"),
+            mixed=True,
+            changes=recurrent.SHORT_CONVOLUTION_CHANGES,
+            specialize=recurrent.lfm2,
+        ),
+        "lfm2moe": Architecture(
+            hf_class="Lfm2MoeForCausalLM",
+            model_type="lfm2_moe",
+            layer_tensors=_LFM2_LAYER | EXPERT_TENSORS | CORRECTION_TENSORS,
+            eps=("attention.layer_norm_rms_epsilon", "norm_eps"),
+            mixed=True,
+            changes=recurrent.SHORT_CONVOLUTION_CHANGES,
+            specialize=recurrent.lfm2moe,
         ),
     }
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys
-from llmjax.checkpoint.gguf.names import ROUTER
+from llmjax.checkpoint.gguf.names import ROUTER, has_any
 from llmjax.errors import CheckpointError
 from llmjax.models import Experts, ModelConfig
 
@@ -18,6 +18,8 @@ NORMALIZED = MappingProxyType(
         "OlmoeForCausalLM": False,
         "Qwen2MoeForCausalLM": False,
         "Qwen3MoeForCausalLM": True,
+        "Qwen3NextForCausalLM": True,
+        "Qwen3_5MoeForCausalLM": True,
     }
 )
 """Whether llama.cpp makes the shares of a token's experts add up to one; no key has to say so."""
@@ -43,7 +45,7 @@ def qwen_experts(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile)
         "norm_topk_prob": normalize,
         "mlp_only_layers": [i for i in range(config["num_hidden_layers"]) if not has_experts(gguf, i)],
     }
-    if config["model_type"] == "qwen2_moe":
+    if has_any(gguf.tensors, "ffn_up_shexp.weight"):
         found["shared_expert_intermediate_size"] = keys.integer("expert_shared_feed_forward_length", inner)
     return found
 

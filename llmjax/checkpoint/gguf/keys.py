@@ -24,6 +24,7 @@ ONLY = {
     "expert_count": 0,
     "expert_used_count": 0,
     "pooling_type": 0,
+    "rope.scaling.yarn_log_multiplier": 0,
     "use_parallel_residual": False,
 }
 """Keys that may say nothing but what holds without them."""
@@ -72,6 +73,26 @@ class ArchitectureKeys:
         if type(value) is not int or value < least:
             self.fail(key, f"is {value!r}, not a whole number of at least {least}")
         return value
+
+    def integer_of_some(self, key: str, default: int | None = None) -> int:
+        """A whole number of at least 1 that layers have which it concerns; others may have 0."""
+        value = self.value(key, default)
+        counts = {each for each in value.tolist() if each != 0} if isinstance(value, np.ndarray) else {value}
+        if len(counts) > 1:
+            self.fail(key, "differs from layer to layer, which is not supported")
+        count = counts.pop() if counts else 0
+        if type(count) is not int or count < 1:
+            self.fail(key, f"is {count!r}, not a whole number of at least 1")
+        return count
+
+    def concerned(self, key: str, layers: int) -> list[bool]:
+        """Whether each of ``layers`` has a number other than 0; if one number is there, all have it."""
+        value = self.value(key)
+        if not isinstance(value, np.ndarray):
+            return [value != 0] * layers
+        if value.shape != (layers,):
+            self.fail(key, f"has {value.size} elements for {layers} layers")
+        return [bool(each != 0) for each in value]
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number that is not negative."""

@@ -9,30 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from llmjax import models
 from llmjax.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
+from llmjax.checkpoint.gguf.changes import UNCHANGED, Change, halves_apart, minus
 from llmjax.checkpoint.gguf.file import GGUFFile, GGUFTensor
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys
 from llmjax.checkpoint.gguf.names import (
+    BOTH_UP,
     CORRECTION,
     END_KEYS,
     FUSED_QKV,
     GATE,
+    HEADS_NORM,
+    KEYS_UP,
+    LATENT_LAYER,
     LAYER_NUMBER,
     LAYER_TENSOR,
+    LLAMA_LAYER,
     SAMPLING_KEYS,
     SHARED_GATE,
-    SINKS,
     UP,
+    VALUES_UP,
+    has_any,
     hf_name,
     layer_stem,
 )
 from llmjax.checkpoint.gguf.rope import ROPE_TENSORS, rope_config
+from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
-from llmjax.weights.packing import RowSource
+from llmjax.weights.packing import RowSource, aligned_empty
+
+QUERIES_AND_KEYS = MappingProxyType({"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"})
+"""Stems of what is rotated, each with the key of how many heads it has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,18 +55,19 @@ class ConvertedTensor:
     Attributes:
         name: Hugging Face name.
         source: the stored tensor.
-        interleaved_heads: heads whose rows are interleaved halves; 0: rows are in order.
-        offset: what the stored values exceed the original ones by.
+        change: how the original comes out of it.
     """
 
     name: str
     source: GGUFTensor
-    interleaved_heads: int = 0
-    offset: float = 0.0
+    change: Change = UNCHANGED
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.source.shape
+        if self.change.shape is not None:
+            return self.change.shape
+        rows = self.change.rows
+        return self.source.shape if rows is None else (len(rows), *self.source.shape[1:])
 
     @property
     def nbytes(self) -> int:
@@ -65,7 +79,11 @@ class ConvertedTensor:
 
     def row_source(self) -> RowSource | None:
         """Codes and scales of a quantized matrix."""
-        return None if self.offset else self.source.row_source(self._row_order())
+        change = self.change
+        if change.values is not None or change.shape is not None:
+            return None
+        logical = None if change.columns is None else np.argsort(change.columns).astype(np.int32)
+        return self.source.row_source(change.rows, logical)
 
     def matrix(self, index: int, rows: slice, name: str) -> ConvertedTensor:
         """See `StoredStack`."""
@@ -74,23 +92,63 @@ class ConvertedTensor:
 
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The original values; see `GGUFTensor.read`."""
-        order = self._row_order()
-        if self.offset:
-            return (self.source.read(np.dtype(np.float32)) - np.float32(self.offset)).astype(dtype)
-        if order is not None and len(self.shape) == 1:  # a bias: its rows are its elements
-            return self.source.read(dtype)[order]
-        return self.source.read(dtype, row_order=order)
+        change, is_vector = self.change, len(self.source.shape) == 1
+        if change.values is not None:
+            try:
+                values = change.values(self.source.read(np.dtype(np.float32))).astype(dtype)
+            except ValueError as error:
+                raise CheckpointError(f"{self.source.path}: tensor {self.source.name!r} {error}") from None
+            values = values if change.rows is None else values[change.rows]
+        elif is_vector:  # its rows are its elements
+            values = self.source.read(dtype)
+            values = values if change.rows is None else values[change.rows]
+        else:
+            values = self.source.read(dtype, row_order=change.rows)
+        if change.columns is not None:
+            values = np.ascontiguousarray(values[:, change.columns])
+        return values.reshape(self.shape)
 
-    def _row_order(self) -> np.ndarray | None:
-        """Row (head, half, i) is stored row (head, i, half)."""
-        rows, heads = self.shape[0], self.interleaved_heads
-        if not heads:
-            return None
-        if rows % (2 * heads):
-            raise CheckpointError(
-                f"{self.source.path}: tensor {self.source.name!r} has {rows} rows, not an even number for {heads} heads"
-            )
-        return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(rows)
+
+@dataclass(frozen=True, eq=False)
+class UpProjections:
+    """What makes keys and values of latent vectors, as one matrix (a `StoredTensor`).
+
+    Attributes:
+        name: in the model.
+        keys: [heads, latent, key size]: each head's is transposed, to be multiplied with queries.
+        values: [heads, value size, latent].
+    """
+
+    name: str
+    keys: GGUFTensor
+    values: GGUFTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        heads, latent, of_keys = self.keys.shape
+        return (heads * (of_keys + self.values.shape[1]), latent)
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    @property
+    def type_name(self) -> str:
+        return " and ".join(dict.fromkeys((self.keys.type_name, self.values.type_name)))
+
+    def row_source(self) -> None:
+        """They are read as plain numbers."""
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        """The values, read head by head; see `StoredTensor.read`."""
+        heads = self.keys.shape[0]
+        found = aligned_empty(self.shape, dtype)
+        by_head = found.reshape(heads, -1, self.shape[1])
+        of_keys = self.keys.shape[2]
+        for head in range(heads):
+            by_head[head, :of_keys] = self.keys.row_slice(head, head + 1).read(dtype)[0].T
+            by_head[head, of_keys:] = self.values.row_slice(head, head + 1).read(dtype)[0]
+        return found
 
 
 def architecture_of(gguf: GGUFFile) -> Architecture:
@@ -125,12 +183,6 @@ def hf_config(gguf: GGUFFile) -> dict[str, Any]:
     layers = blocks - keys.integer("nextn_predict_layers", 0, least=0)  # the last ones guess further tokens
     if layers < 1:
         keys.fail("nextn_predict_layers", f"leaves no layer of {blocks}")
-    hidden = keys.integer("embedding_length")
-    heads = keys.integer("attention.head_count")
-    if "attention.key_length" not in keys and hidden % heads:
-        keys.fail("attention.key_length", f"is missing, and {hidden} cannot be divided among {heads} heads")
-    head_dim = keys.integer("attention.key_length", hidden // heads)
-    keys.only("attention.value_length", head_dim)
     context = keys.integer("context_length")
     keys.integer("vocab_size", embedding.shape[0])  # the embedding's rows are what counts
     (act_key, act), (stored_eps, eps_key) = architecture.activation, architecture.eps
@@ -139,26 +191,47 @@ def hf_config(gguf: GGUFFile) -> dict[str, Any]:
         "model_type": architecture.model_type,
         "torch_dtype": _original_dtype(gguf),
         "vocab_size": embedding.shape[0],
-        "hidden_size": hidden,
-        "intermediate_size": keys.integer("feed_forward_length"),
+        "hidden_size": keys.integer("embedding_length"),
         "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
-        "head_dim": head_dim,
         "max_position_embeddings": context,
         eps_key: keys.number(stored_eps),
         act_key: act,
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
     }
+    if architecture.attends:
+        config |= _attention(gguf, keys, architecture, hidden=config["hidden_size"], context=context)
     if architecture.bias_keys:
-        config["attention_bias"] = not gguf.tensors.keys().isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"))
-        config["mlp_bias"] = "blk.0.ffn_up.bias" in gguf.tensors
-    config |= rope_config(gguf, keys, head_dim=head_dim, context=context)
+        biases = (f"{stem}.bias" for stem in ("attn_q", FUSED_QKV, "attn_q_a"))
+        config["attention_bias"] = has_any(gguf.tensors, *biases)
+        config["mlp_bias"] = has_any(gguf.tensors, f"{UP}.bias")
     config |= architecture.specialize(keys, config, gguf)
     config |= _special_tokens(gguf, config["vocab_size"])
-    keys.only("attention.scale", head_dim**-0.5)
+    if architecture.attends:
+        keys.only("attention.scale", config["head_dim"] ** -0.5)
     keys.refuse_unread()
     return config
+
+
+def _attention(
+    gguf: GGUFFile, keys: ArchitectureKeys, architecture: Architecture, *, hidden: int, context: int
+) -> dict[str, Any]:
+    """Keys about heads, positions and, as all such models have one, the dense MLP."""
+    count = keys.integer_of_some if architecture.mixed else keys.integer
+    heads = count("attention.head_count")
+    if architecture.latent:
+        head_dim = keys.integer("rope.dimension_count")  # what is rotated; `specialize` reads the other sizes
+    else:
+        if "attention.key_length" not in keys and hidden % heads:
+            keys.fail("attention.key_length", f"is missing, and {hidden} cannot be divided among {heads} heads")
+        head_dim = keys.integer("attention.key_length", hidden // heads)
+        keys.only("attention.value_length", head_dim)
+    return {
+        "intermediate_size": count("feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": count("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        **rope_config(gguf, keys, head_dim=head_dim, context=context),
+    }
 
 
 def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, ConvertedTensor]:
@@ -169,11 +242,10 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
         config: what `hf_config` returned for it.
     """
     architecture = architecture_of(gguf)
-    modules, heads = architecture.modules(gguf), {}
-    if architecture.permuted_qk:
-        heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    modules, own = architecture.modules(gguf), models.tensor_names(config) if architecture.family_names else None
+    fused_qkv = modules.get(FUSED_QKV) == LLAMA_LAYER[FUSED_QKV]
     tensors: dict[str, ConvertedTensor] = {}
-    for tensor in _split_fused(gguf, config, fused_gate=architecture.fused_gate):
+    for tensor in _split_fused(gguf, config, fused_qkv=fused_qkv, fused_gate=architecture.fused_gate):
         if tensor.name in ROPE_TENSORS:  # part of the config by now
             continue
         block = LAYER_NUMBER.match(tensor.name)
@@ -182,32 +254,78 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
         weight = f"{tensor.name.removesuffix('.scale')}.weight"
         if tensor.name.endswith(".scale") and weight in gguf.tensors:
             raise CheckpointError(f"{tensor.path}: tensor {tensor.name!r} scales {weight!r}, which is not supported")
-        name, stem = hf_name(tensor.name, modules), layer_stem(tensor.name)
-        if stem in (SINKS, CORRECTION):  # which models have without a suffix
-            name = name.rpartition(".")[0]
-        if stem == CORRECTION and len(tensor.shape) == 2 and tensor.shape[0] == 1:
-            tensor = replace(tensor, shape=tensor.shape[1:])
-        if name in tensors:
-            raise CheckpointError(
-                f"{tensor.path}: tensors {tensors[name].source.name!r} and {tensor.name!r} are both {name!r}"
-            )
-        is_vector = stem == SHARED_GATE and len(tensor.shape) == 1  # a matrix of one row, as models have it
-        tensors[name] = ConvertedTensor(
-            name=name,
-            source=replace(tensor, shape=(1, *tensor.shape)) if is_vector else tensor,
-            interleaved_heads=heads.get(stem, 0),
-            offset=architecture.norm_offset if tensor.name.endswith("norm.weight") else 0.0,
-        )
+        stem = layer_stem(tensor.name)
+        if stem in (KEYS_UP, VALUES_UP) and BOTH_UP in modules:  # see `hf_joined_tensors`
+            continue
+        parts = {} if stem not in architecture.parts else architecture.parts[stem](tensor, config)
+        for module, change in (parts or {modules.get(stem, ""): _change(tensor, stem, architecture, config)}).items():
+            name = hf_name(tensor.name, {**modules, stem: module} if module else modules)
+            if own is not None and block is not None:
+                module, _, suffix = name.removeprefix("model.").rpartition(".")
+                name = f"{own.in_model(module)[0]}.{suffix}"
+            if name in tensors:
+                raise CheckpointError(
+                    f"{tensor.path}: tensors {tensors[name].source.name!r} and {tensor.name!r} are both {name!r}"
+                )
+            tensors[name] = ConvertedTensor(name, tensor, change)
     return tensors
 
 
-def _split_fused(gguf: GGUFFile, config: Mapping[str, Any], *, fused_gate: bool) -> Iterator[GGUFTensor]:
+def hf_joined_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Tensors that files have in two, by Hugging Face name; arguments as for `hf_tensors`.
+
+    Raises:
+        CheckpointError: one of two is missing, or they do not fit each other.
+    """
+    found: dict[str, StoredTensor] = {}
+    for layer in range(config["num_hidden_layers"]):
+        names = [f"blk.{layer}.{stem}.weight" for stem in (KEYS_UP, VALUES_UP, BOTH_UP)]
+        keys, values, both = (gguf.tensors.get(name) for name in names)
+        if both is not None or (keys is None and values is None):
+            continue
+        if keys is None or values is None:
+            there, missing = (names[1], names[0]) if keys is None else (names[0], names[1])
+            raise CheckpointError(f"{gguf.path}: tensor {missing!r} is missing, but {there!r} is there")
+        if len(keys.shape) != 3 or len(values.shape) != 3 or keys.shape[:2] != (values.shape[0], values.shape[2]):
+            raise CheckpointError(
+                f"{gguf.path}: tensors {names[0]!r} of shape {list(keys.shape)} and {names[1]!r} of "
+                f"{list(values.shape)} are not keys and values of the same heads"
+            )
+        name = f"model.layers.{layer}.{LATENT_LAYER[BOTH_UP]}.weight"
+        found[name] = UpProjections(name, keys, values)
+    return found
+
+
+def _change(tensor: GGUFTensor, stem: str, architecture: Architecture, config: Mapping[str, Any]) -> Change:
+    """What the converter did to a tensor."""
+    if stem in architecture.changes:
+        return architecture.changes[stem](tensor, config)
+    if architecture.norm_offset and tensor.name.endswith("norm.weight") and stem != HEADS_NORM:
+        return Change(values=minus(architecture.norm_offset))
+    if stem == CORRECTION and len(tensor.shape) == 2 and tensor.shape[0] == 1:
+        return Change(shape=tensor.shape[1:])
+    if stem == SHARED_GATE and len(tensor.shape) == 1:  # a matrix of one row, as models have it
+        return Change(shape=(1, *tensor.shape))
+    if architecture.permuted_qk and stem in QUERIES_AND_KEYS:
+        try:
+            return Change(rows=halves_apart(tensor.shape[0], config[QUERIES_AND_KEYS[stem]]))
+        except ValueError as error:
+            raise CheckpointError(f"{tensor.path}: tensor {tensor.name!r} {error}") from None
+    return UNCHANGED
+
+
+def _split_fused(
+    gguf: GGUFFile, config: Mapping[str, Any], *, fused_qkv: bool, fused_gate: bool
+) -> Iterator[GGUFTensor]:
     """Every tensor, with ``attn_qkv`` (of some families, and of converters that were asked for it) as the three that it
     consists of, and ``ffn_up`` as two where it holds the gate."""
-    kv_rows, inner = config["num_key_value_heads"] * config["head_dim"], config["intermediate_size"]
-    qkv = {"attn_q": config["num_attention_heads"] * config["head_dim"], "attn_k": kv_rows, "attn_v": kv_rows}
-    fused = {FUSED_QKV: (qkv, "queries, keys and values")}
+    fused = {}
+    if fused_qkv:
+        kv_rows = config["num_key_value_heads"] * config["head_dim"]
+        qkv = {"attn_q": config["num_attention_heads"] * config["head_dim"], "attn_k": kv_rows, "attn_v": kv_rows}
+        fused[FUSED_QKV] = (qkv, "queries, keys and values")
     if fused_gate:
+        inner = config["intermediate_size"]
         fused[UP] = ({GATE: inner, UP: inner}, "gate and up")
     for tensor in gguf.tensors.values():
         stem = layer_stem(tensor.name)

@@ -6,7 +6,7 @@ Sources: ggml's docs/gguf.md and llama.cpp's converter (gguf-py's tensor_mapping
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 GLOBAL_TENSORS = MappingProxyType(
@@ -85,7 +85,58 @@ SHARED_EXPERTS_TENSORS, SHARED_MLP_TENSORS = (
 )
 """Experts that every token goes through, and which have no gate."""
 CORRECTION_TENSORS = MappingProxyType({CORRECTION: "mlp.gate.e_score_correction_bias"})
-LAYER_TENSOR = re.compile(r"blk\.(?P<layer>[0-9]+)\.(?P<stem>\w+)(?:\.(?P<expert>[0-9]+))?\.(?P<suffix>weight|bias)")
+KEYS_UP, VALUES_UP, BOTH_UP = "attn_k_b", "attn_v_b", "attn_kv_b"
+LATENT_LAYER = MappingProxyType(
+    {
+        **LLAMA_LAYER,
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        BOTH_UP: "self_attn.kv_b_proj",
+    }
+)
+STEPS, DECAY, SKIP = "ssm_dt", "ssm_a", "ssm_d"
+CONVOLUTION, HEADS_NORM, RECURRENT_OUT = "ssm_conv1d", "ssm_norm", "ssm_out"
+STATE_SPACE = MappingProxyType(
+    {
+        "ssm_in": "mamba.in_proj",
+        CONVOLUTION: "mamba.conv1d",
+        STEPS: "mamba.dt_bias",
+        DECAY: "mamba.A_log",
+        SKIP: "mamba.D",
+        HEADS_NORM: "mamba.norm",
+        RECURRENT_OUT: "mamba.out_proj",
+    }
+)
+WRITTEN_AND_DECAYS = "ssm_ba"
+DELTA_NET = MappingProxyType(
+    {
+        FUSED_QKV: "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        CONVOLUTION: "linear_attn.conv1d",
+        STEPS: "linear_attn.dt_bias",
+        DECAY: "linear_attn.A_log",
+        HEADS_NORM: "linear_attn.norm",
+        RECURRENT_OUT: "linear_attn.out_proj",
+    }
+)
+SHORT_CONVOLUTION = MappingProxyType(
+    {
+        "shortconv.conv": "conv.conv",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.out_proj": "conv.out_proj",
+    }
+)
+BARE = frozenset({SINKS, CORRECTION, STEPS, DECAY, SKIP})
+"""Stems of what models have without a suffix."""
+LAYER_TENSOR = re.compile(
+    r"blk\.(?P<layer>[0-9]+)\.(?P<stem>\w+(?:\.(?!weight|bias|scale)[a-z]\w*)?)(?:\.(?P<expert>[0-9]+))?"
+    r"(?:\.(?P<suffix>weight|bias))?"
+)
 
 KEYS: Mapping[str, str] = MappingProxyType(
     {
@@ -141,22 +192,35 @@ def layer_stem(name: str) -> str:
     return layer["stem"] if layer else ""
 
 
+def has_any(names: Iterable[str], *ends: str) -> bool:
+    """Whether some layer has one of the tensors ``blk.N.<end>``.
+
+    Args:
+        names: of all tensors.
+    """
+    wanted = re.compile(rf"blk\.\d+\.(?:{'|'.join(map(re.escape, ends))})")
+    return any(wanted.fullmatch(name) for name in names)
+
+
 def hf_name(name: str, modules: Mapping[str, str]) -> str:
     """Hugging Face's name of a GGUF tensor; its own if it has none.
 
     Args:
         name: of the GGUF tensor.
-        modules: the architecture's modules of a layer by stem.
+        modules: the architecture's modules of a layer by stem, and those outside of layers that it calls otherwise.
     """
     if (layer := LAYER_TENSOR.fullmatch(name)) is None:
         top, _, suffix = name.rpartition(".")
-        return f"{GLOBAL_TENSORS[top]}.{suffix}" if top in GLOBAL_TENSORS else name
+        module = modules.get(top, GLOBAL_TENSORS.get(top))
+        return name if module is None else f"{module}.{suffix}"
     module = modules.get(layer["stem"])
-    if module is None:
+    if module is None or (layer["suffix"] is None and layer["stem"] not in BARE):
         return name
     if layer["expert"] is not None:  # stored one by one, as older files of Mixtral have them
         module = module.replace("mlp.", f"mlp.experts.{int(layer['expert'])}.")
-    return f"model.layers.{int(layer['layer'])}.{module}.{layer['suffix']}"
+    if layer["stem"] not in BARE:
+        module = f"{module}.{layer['suffix']}"
+    return f"model.layers.{int(layer['layer'])}.{module}"
 
 
 def gguf_names(modules: Mapping[str, str], *, layers: int) -> dict[str, str]:

@@ -47,7 +47,6 @@ def _scaling(gguf: GGUFFile, keys: ArchitectureKeys, frequencies: int, context: 
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0)) or 1.0
     attention = keys.number("rope.scaling.attn_factor", 1.0)
     original = keys.integer("rope.scaling.original_context_length", context)
-    keys.only("rope.scaling.yarn_log_multiplier", 0)
     if kind != "yarn":
         for key in ("ext_factor", "attn_factor", "beta_fast", "beta_slow"):
             keys.value(f"rope.scaling.yarn_{key}", 0)  # written by some converters, read by yarn alone

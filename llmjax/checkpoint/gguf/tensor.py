@@ -43,7 +43,7 @@ class GGUFTensor:
         return self.raw.nbytes
 
     def read(self, dtype: np.dtype, *, row_order: np.ndarray | None = None) -> np.ndarray:
-        """The values as `dtype`, in `shape`; see `dequantize` for rounding and `row_order`.
+        """The values as `dtype`, in `shape`; of the rows in ``row_order`` alone if there is one. See `dequantize`.
 
         Raises:
             CheckpointError: the stored type cannot be read.
@@ -54,7 +54,7 @@ class GGUFTensor:
             values = dequantize(rows, self.block, dtype, row_order=row_order)
         except CheckpointError as error:
             raise CheckpointError(f"{self.path}: tensor {self.name!r}: {error}") from None
-        return values.reshape(self.shape)
+        return values.reshape(self.shape if row_order is None else (len(row_order), *self.shape[1:]))
 
     def take_rows(self, rows: slice | np.ndarray) -> np.ndarray:
         """A copy of some rows of a matrix, whose pages of the file are given back: they will not be read again.
@@ -86,14 +86,14 @@ class GGUFTensor:
         raw = self.raw[start * row_bytes : stop * row_bytes]
         return replace(self, shape=(stop - start, *self.shape[1:]), raw=raw)
 
-    def row_source(self, row_order: np.ndarray | None = None) -> GGUFRows | None:
+    def row_source(self, row_order: np.ndarray | None = None, columns: np.ndarray | None = None) -> GGUFRows | None:
         """The rows of a matrix; None if its type is plain numbers or cannot be read, or it is not a matrix.
 
         Args:
-            row_order: see `GGUFRows`.
+            row_order, columns: see `GGUFRows`.
         """
         form = self.block.row_format(self.shape[-1]) if len(self.shape) == 2 else None
-        return None if form is None else GGUFRows(self, form, row_order)
+        return None if form is None else GGUFRows(self, form, row_order, columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,18 +103,19 @@ class GGUFRows:
     Attributes:
         tensor: a matrix of a quantized type.
         format: of each row.
-        row_order: int [rows]; row i is stored row ``row_order[i]``. None: the stored order.
+        row_order: int [rows]; row i is stored row ``row_order[i]``. None: all in the stored order.
+        columns: as in `RowSource`.
     """
 
     tensor: GGUFTensor
     format: RowFormat
     row_order: np.ndarray | None = None
-    columns: None = None
+    columns: np.ndarray | None = None
     row_step: int = 1
 
     @property
     def size_out(self) -> int:
-        return self.tensor.shape[0]
+        return self.tensor.shape[0] if self.row_order is None else len(self.row_order)
 
     def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
         """Rows `start` to `stop`.

@@ -83,10 +83,10 @@ def dequantize(
         raw: uint8 [rows, bytes of a row], C-contiguous.
         block: the stored type.
         dtype: float type of the result; integer types are read only as themselves.
-        row_order: int [rows]; row i of the result is stored row ``row_order[i]``. None: the stored order.
+        row_order: int [n]; row i of the result is stored row ``row_order[i]``. None: all in the stored order.
 
     Returns:
-        `dtype` [rows, elements of a row].
+        `dtype` [n, elements of a row].
 
     Raises:
         CheckpointError: the type cannot be read, or not as `dtype`.
@@ -98,16 +98,16 @@ def dequantize(
         raise CheckpointError(f"integers of type {block.name} cannot be read as {dtype}")
 
     rows, row_bytes = raw.shape
-    result = np.empty((rows, row_bytes // block.nbytes * block.elems), dtype)
+    result = np.empty((rows if row_order is None else len(row_order), row_bytes // block.nbytes * block.elems), dtype)
     # A unit is what is copied at a time: one block, or a whole row where rows change places.
     unit_bytes = block.nbytes if row_order is None else row_bytes
     units = raw.reshape(-1, unit_bytes)
-    out = result.reshape(len(units), -1)
+    out = result.reshape(len(units) if row_order is None else len(row_order), -1)
     step = max(1, TILE // max(1, out.shape[1]))
     scratch = None if dtype == np.float32 else np.empty((min(step, len(out)), out.shape[1]), np.float32)
 
     with np.errstate(over="ignore", invalid="ignore"):  # inf and nan in a file stay what they are
-        for start in range(0, len(units), step):
+        for start in range(0, len(out), step):
             target = out[start : start + step]
             taken = units[start : start + step] if row_order is None else units[row_order[start : start + step]]
             blocks = taken.reshape(-1, block.nbytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.errors import CheckpointError
 from llmjax.models import ModelConfig
 from tests.checkpoint.gguf.test_model import write
+from tests.models.conftest import Stepper
 
 GOLDEN = Path(__file__).parents[2] / "models" / "golden"
 F32 = np.dtype(np.float32)
@@ -39,7 +41,9 @@ class Conversion:
     changed: Callable[[str, np.ndarray, Config], np.ndarray] = lambda name, values, config: values
     extra: Callable[[Config], dict[str, np.ndarray]] = lambda config: {}
     differences: dict[str, Any] = field(default_factory=dict)
-    without: tuple[str, ...] = ()  # keys of config.json that files do not keep
+    instead: Mapping[str, Any] = field(default_factory=dict)  # what files mean by keys of config.json they do not keep
+    parts: Callable[[str, np.ndarray, Config], dict[str, np.ndarray]] = lambda name, values, config: {name: values}
+    renamed: Mapping[str, str] = field(default_factory=dict)  # parts of names, before gguf's tables are asked
     by_model_names: bool = False  # what is fused or stacked in the source is so no longer, or no more, in the file
 
 
@@ -341,6 +345,254 @@ def phi3_factors(config: Config) -> dict[str, np.ndarray]:
     return {f"rope_factors_{kind}.weight": np.array(scaling[f"{kind}_factor"], F32) for kind in ("long", "short")}
 
 
+def latent(config: Config) -> dict[str, Any]:
+    """Keys of heads as files with one up-projection have them."""
+    whole = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    ranks = {"attention.q_lora_rank": config.get("q_lora_rank"), "attention.kv_lora_rank": config["kv_lora_rank"]}
+    return like_llama({"rms_norm_eps": 1e-6, **config, "head_dim": whole}) | {
+        "rope.dimension_count": config["qk_rope_head_dim"],
+        "attention.value_length": config["v_head_dim"],
+        **{key: value for key, value in ranks.items() if value is not None},
+    }
+
+
+def minicpm3(config: Config) -> dict[str, Any]:
+    return latent({"rms_norm_eps": 1e-5, **config})
+
+
+def deepseek2(config: Config) -> dict[str, Any]:
+    keys = latent(config) | many_experts({"rms_norm_eps": 1e-6, **config}) | latent(config)
+    keys |= {"expert_gating_func": 2 if config["model_type"] == "deepseek_v3" else 1}
+    if config.get("n_group", 1) > 1:
+        keys |= {"expert_group_count": config["n_group"], "expert_group_used_count": config["topk_group"]}
+    if config.get("norm_topk_prob"):
+        keys["expert_weights_norm"] = True
+    if scaling := config.get("rope_scaling"):
+        keys |= yarn(config) | {"rope.scaling.yarn_log_multiplier": 0.1 * scaling["mscale"]}
+    return keys
+
+
+def deepseek2_absorbed(config: Config) -> dict[str, Any]:
+    """As newer files have them: sizes as kernels see them, and those of heads beside."""
+    rank, keys = config["kv_lora_rank"], deepseek2(config)
+    return keys | {
+        "attention.head_count_kv": 1,
+        "attention.key_length": rank + config["qk_rope_head_dim"],
+        "attention.value_length": rank,
+        "attention.key_length_mla": keys["attention.key_length"],
+        "attention.value_length_mla": config["v_head_dim"],
+    }
+
+
+def up_projections(name: str, values: np.ndarray, config: Config) -> dict[str, np.ndarray]:
+    if "kv_b_proj" not in name:
+        return {name: values}
+    by_head = values.reshape(config["num_attention_heads"], -1, values.shape[1])
+    of_keys = by_head[:, : config["qk_nope_head_dim"]].swapaxes(1, 2)
+    return {
+        name.replace("kv_b_proj", "k_b_proj"): of_keys,
+        name.replace("kv_b_proj", "v_b_proj"): by_head[:, config["qk_nope_head_dim"] :],
+    }
+
+
+def phimoe(config: Config) -> dict[str, Any]:
+    experts = {"expert_count": config["num_local_experts"], "expert_used_count": config["num_experts_per_tok"]}
+    keys = phi3({"sliding_window": None, **config}) | {
+        "rope.scaling.attn_factor": config["rope_scaling"]["long_mscale"]
+    }
+    return keys | experts
+
+
+def dbrx(config: Config) -> dict[str, Any]:
+    attention, experts = config["attn_config"], config["ffn_config"]
+    return own_keys(config) | {
+        "feed_forward_length": experts["ffn_hidden_size"],
+        "attention.head_count_kv": attention["kv_n_heads"],
+        "rope.freq_base": attention["rope_theta"],
+        "attention.clamp_kqv": attention["clip_qkv"],
+        "expert_count": experts["moe_num_experts"],
+        "expert_used_count": experts["moe_top_k"],
+    }
+
+
+def dbrx_experts(name: str, values: np.ndarray, config: Config) -> np.ndarray:
+    if ".experts." not in name:
+        return values
+    split = values.reshape(config["ffn_config"]["moe_num_experts"], -1, values.shape[1])
+    return split.swapaxes(1, 2) if name.endswith("w2") else split
+
+
+def llama4(config: Config) -> dict[str, Any]:
+    return like_llama({"rms_norm_eps": 1e-5, **config}) | {
+        "feed_forward_length": config["intermediate_size_mlp"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "expert_count": config["num_local_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "interleave_moe_layer_step": config["interleave_moe_layer_step"],
+        "vocab_size": config["vocab_size"],
+    }
+
+
+def state_space(config: Config) -> dict[str, Any]:
+    def of(*names: str) -> Any:
+        return next(config[name] for name in names if name in config)
+
+    heads = of("mamba_n_heads", "mamba_num_heads", "num_heads")
+    return {
+        "ssm.conv_kernel": config.get("mamba_d_conv", config.get("conv_kernel", 4)),
+        "ssm.inner_size": heads * of("mamba_d_head", "mamba_head_dim", "head_dim"),
+        "ssm.state_size": of("mamba_d_state", "ssm_state_size", "state_size"),
+        "ssm.time_step_rank": heads,
+        "ssm.group_count": of("mamba_n_groups", "n_groups"),
+    }
+
+
+def mamba2(config: Config) -> dict[str, Any]:
+    return state_space(config) | {
+        "context_length": 2**20,
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "block_count": config["num_hidden_layers"],
+        "attention.layer_norm_rms_epsilon": 1e-5,
+    }
+
+
+def state_space_changes(name: str, values: np.ndarray, config: Config) -> np.ndarray:
+    if name.endswith("conv1d.weight"):
+        return values[:, 0]
+    if name.endswith("A_log"):
+        return -np.exp(values[:, None])
+    if name.endswith(".D"):
+        return values[:, None]
+    if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        return values.reshape(state_space(config)["ssm.group_count"], -1)
+    return permuted(name, values, config) if config["model_type"] in ("granitemoehybrid", "bamba") else values
+
+
+def granite4(config: Config) -> dict[str, Any]:
+    kv_heads = [config["num_key_value_heads"] * (kind == "attention") for kind in config["layer_types"]]
+    keys = granite_moe(config) | state_space(config)
+    return keys | {"attention.head_count_kv": kv_heads, "rope.scaling.finetuned": False}
+
+
+def bamba(config: Config) -> dict[str, Any]:
+    full = [i in config["attn_layer_indices"] for i in range(config["num_hidden_layers"])]
+    return like_llama({"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, **config}) | {
+        **state_space(config),
+        "attention.head_count_kv": [config["num_key_value_heads"] * one for one in full],
+        "rope.scaling.finetuned": True,
+    }
+
+
+def nemotron_h(config: Config) -> dict[str, Any]:
+    pattern = config["hybrid_override_pattern"]
+    return (
+        common(config)
+        | state_space(config)
+        | {
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "attention.head_count_kv": [config["num_key_value_heads"] * (kind == "*") for kind in pattern],
+            "feed_forward_length": [config["intermediate_size"] * (kind == "-") for kind in pattern],
+        }
+    )
+
+
+def delta_net(config: Config) -> dict[str, Any]:
+    keys = like_llama(config) | {
+        "ssm.conv_kernel": config.get("linear_conv_kernel_dim", 4),
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": config["linear_num_value_heads"],
+        "ssm.inner_size": config["linear_value_head_dim"] * config["linear_num_value_heads"],
+        "full_attention_interval": 4,
+    }
+    if "num_experts" in config:
+        keys |= {
+            "expert_count": config["num_experts"],
+            "expert_used_count": config["num_experts_per_tok"],
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+            "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"],
+        }
+    return keys
+
+
+def qwen35(config: Config) -> dict[str, Any]:
+    return delta_net(config) | {"rope.dimension_sections": [11, 11, 10, 0]}
+
+
+def delta_net_changes(name: str, values: np.ndarray, config: Config) -> np.ndarray:
+    if name.endswith("conv1d.weight"):
+        return values[:, 0]
+    if name.endswith("A_log"):
+        return -np.exp(values)
+    return values if name.endswith("linear_attn.norm.weight") else one_more(name, values, config)
+
+
+def first_value_heads_first(name: str, values: np.ndarray, config: Config) -> np.ndarray:
+    """Value heads of different key heads take turns."""
+    values = delta_net_changes(name, values, config)
+    keys, size = config["linear_num_key_heads"], config["linear_value_head_dim"]
+    before = 2 * keys * config["linear_key_head_dim"]
+
+    def turned(rows: np.ndarray, size: int) -> np.ndarray:
+        split = rows.reshape(keys, -1, size, *rows.shape[1:])
+        return split.swapaxes(0, 1).reshape(rows.shape)
+
+    if "linear_attn" not in name or name.endswith("linear_attn.norm.weight"):
+        return values
+    if "in_proj_qkv" in name or "conv1d" in name:
+        return np.concatenate([values[:before], turned(values[before:], size)])
+    if "out_proj" in name:
+        return turned(values.T, size).T
+    return turned(values, size if "in_proj_z" in name else 1)
+
+
+def queries_to_gates_apart(name: str, values: np.ndarray, config: Config) -> dict[str, np.ndarray]:
+    """What is fused key head by key head, in turn: queries, keys and values, and gates."""
+    if "in_proj_qkvz" not in name:
+        return {name: values}
+    keys, key, value = (config[f"linear_{part}"] for part in ("num_key_heads", "key_head_dim", "value_head_dim"))
+    by_head = values.reshape(keys, -1, values.shape[1])
+    values_end = 2 * key + config["linear_num_value_heads"] // keys * value
+    parts = np.split(by_head, [key, 2 * key, values_end], axis=1)
+    q, k, v, z = (part.reshape(-1, values.shape[1]) for part in parts)
+    return {
+        name.replace("in_proj_qkvz", "in_proj_qkv"): np.concatenate([q, k, v]),
+        name.replace("in_proj_qkvz", "in_proj_z"): z,
+    }
+
+
+def lfm2(config: Config) -> dict[str, Any]:
+    kv_heads = [config["num_key_value_heads"] * (kind != "conv") for kind in config["layer_types"]]
+    return like_llama({"rms_norm_eps": 1e-5, **config}) | {
+        "attention.head_count_kv": kv_heads,
+        "feed_forward_length": 48,  # of the 60 that config.json has, by a rule
+        "shortconv.l_cache": config["conv_L_cache"],
+        "vocab_size": config["vocab_size"],
+    }
+
+
+def lfm2_moe(config: Config) -> dict[str, Any]:
+    return lfm2(config) | {
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "leading_dense_block_count": config["num_dense_layers"],
+        "expert_gating_func": 2,
+    }
+
+
+def without_middle(name: str, values: np.ndarray, config: Config) -> np.ndarray:
+    return values[:, 0] if name.endswith("conv.conv.weight") else values
+
+
+DEEPSEEK_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LFM2: dict[str, Any] = {
+    "renamed": {"model.norm": "model.embedding_norm"},
+    "by_model_names": True,
+    "changed": without_middle,
+}
 PHI3 = Conversion(gguf.MODEL_ARCH.PHI3, phi3, extra=phi3_factors)
 CONVERSIONS = {
     "starcoder2": Conversion(gguf.MODEL_ARCH.STARCODER2, starcoder2),
@@ -378,7 +630,10 @@ CONVERSIONS = {
     "gpt-oss": Conversion(gguf.MODEL_ARCH.GPT_OSS, gpt_oss, by_model_names=True),
     "deepseek-moe": Conversion(gguf.MODEL_ARCH.DEEPSEEK, many_experts, permuted, by_model_names=True),
     "dots1": Conversion(
-        gguf.MODEL_ARCH.DOTS1, dots1, without=("sliding_window", "max_window_layers"), by_model_names=True
+        gguf.MODEL_ARCH.DOTS1,
+        dots1,
+        instead={"sliding_window": None, "max_window_layers": None},
+        by_model_names=True,
     ),
     "glm4-moe": Conversion(gguf.MODEL_ARCH.GLM4_MOE, glm4_moe, extra=further_layer, by_model_names=True),
     "ernie4_5": Conversion(gguf.MODEL_ARCH.ERNIE4_5, ernie),
@@ -390,11 +645,56 @@ CONVERSIONS = {
     "minimax-m2": Conversion(gguf.MODEL_ARCH.MINIMAXM2, minimax_m2, by_model_names=True),
     "minicpm": Conversion(gguf.MODEL_ARCH.MINICPM, minicpm, permuted),
     "baichuan-13b": Conversion(gguf.MODEL_ARCH.BAICHUAN, like_llama, permuted, by_model_names=True),
+    "deepseek-v2": Conversion(gguf.MODEL_ARCH.DEEPSEEK2, deepseek2, by_model_names=True),
+    "deepseek-v2-lite": Conversion(
+        gguf.MODEL_ARCH.DEEPSEEK2,
+        deepseek2,
+        # One key says both, which are equal in all published models.
+        instead={"rope_scaling": {**DEEPSEEK_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}},
+        by_model_names=True,
+    ),
+    "deepseek-v3": Conversion(gguf.MODEL_ARCH.DEEPSEEK2, deepseek2_absorbed, parts=up_projections, by_model_names=True),
+    "minicpm3": Conversion(
+        gguf.MODEL_ARCH.MINICPM3, minicpm3, instead={"scale_emb": 12, "dim_model_base": 256}, by_model_names=True
+    ),
+    "phimoe": Conversion(
+        gguf.MODEL_ARCH.PHIMOE, phimoe, extra=phi3_factors, instead={"router_jitter_noise": 0.01}, by_model_names=True
+    ),
+    "dbrx": Conversion(gguf.MODEL_ARCH.DBRX, dbrx, dbrx_experts),
+    "llama4": Conversion(
+        gguf.MODEL_ARCH.LLAMA4,
+        llama4,
+        instead={"attention_chunk_size": 8192, "floor_scale": 8192},
+        by_model_names=True,
+    ),
+    "mamba2": Conversion(
+        gguf.MODEL_ARCH.MAMBA2,
+        mamba2,
+        state_space_changes,
+        instead={"max_position_embeddings": 2**20},
+        by_model_names=True,
+    ),
+    "granite4": Conversion(gguf.MODEL_ARCH.GRANITE_HYBRID, granite4, state_space_changes, by_model_names=True),
+    "bamba": Conversion(
+        gguf.MODEL_ARCH.GRANITE_HYBRID,
+        bamba,
+        state_space_changes,
+        instead={"time_step_limit": None},
+        by_model_names=True,
+    ),
+    "nemotron-h": Conversion(
+        gguf.MODEL_ARCH.NEMOTRON_H, nemotron_h, state_space_changes, instead={"time_step_min": 0.001}
+    ),
+    "qwen3_5": Conversion(gguf.MODEL_ARCH.QWEN35, qwen35, first_value_heads_first, by_model_names=True),
+    "qwen3_5-moe": Conversion(gguf.MODEL_ARCH.QWEN35MOE, qwen35, first_value_heads_first, by_model_names=True),
+    "lfm2": Conversion(gguf.MODEL_ARCH.LFM2, lfm2, **LFM2),
+    "lfm2-moe": Conversion(gguf.MODEL_ARCH.LFM2MOE, lfm2_moe, instead={"routed_scaling_factor": 1.0}, **LFM2),
+    "qwen3-next": Conversion(gguf.MODEL_ARCH.QWEN3NEXT, delta_net, delta_net_changes, by_model_names=True),
 }
 
 
-def converted(name: str, path: Path) -> Checkpoint:
-    folder, conversion = GOLDEN / name, CONVERSIONS[name]
+def converted(name: str, path: Path, conversion: Conversion | None = None) -> Checkpoint:
+    folder, conversion = GOLDEN / name, conversion or CONVERSIONS[name]
     config = open_checkpoint(folder).config
     keys = conversion.keys(config)
     names = gguf.get_tensor_name_map(conversion.arch, keys["block_count"])
@@ -405,18 +705,29 @@ def converted(name: str, path: Path) -> Checkpoint:
         if ".norms." in stored:  # which the converter stacks
             stacks.setdefault(stored.split(".norms.")[0] + ".weight", []).append(tensor.read(F32))
             continue
-        # Without a suffix in the source, with one in the file.
-        named = f"{stored}.weight" if stored.endswith(".sinks") else stored
-        named = named.replace("e_score_correction_bias", "e_score_correction.bias")
-        new = names.get_name(named, try_suffixes=(".weight", ".bias"))
-        new = new or names.get_name(stored.removeprefix("transformer."), try_suffixes=(".weight", ".bias"))
-        assert new is not None, stored
-        tensors[new] = np.ascontiguousarray(conversion.changed(stored, tensor.read(F32), config))
+        for part, values in conversion.parts(stored, tensor.read(F32), config).items():
+            tensors[_gguf_name(part, names, conversion)] = np.ascontiguousarray(
+                conversion.changed(part, values, config)
+            )
     for stored, vectors in stacks.items():
         new = names.get_name(stored, try_suffixes=(".weight",))
         assert new is not None, stored
         tensors[new] = np.stack(vectors)
     return open_checkpoint(write(path / f"{name}.gguf", gguf.MODEL_ARCH_NAMES[conversion.arch], keys, tensors))
+
+
+def _gguf_name(stored: str, names: gguf.TensorNameMap, conversion: Conversion) -> str:
+    # Without a suffix in the source, with one in the file.
+    named = f"{stored}.weight" if stored.endswith((".sinks", ".w1", ".v1", ".w2")) else stored
+    named = named.replace("e_score_correction_bias", "e_score_correction.bias").replace(".dt_bias", ".dt_proj.bias")
+    for old, new in conversion.renamed.items():
+        named = named.replace(old, new)
+    found = names.get_name(named, try_suffixes=(".weight", ".bias"))
+    found = found or names.get_name(stored.removeprefix("transformer."), try_suffixes=(".weight", ".bias"))
+    # A dense layer among those with experts, which no published model of the architecture has.
+    found = found or gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 8).get_name(named, (".weight",))
+    assert found is not None, stored
+    return found
 
 
 def comparable(model: ModelConfig, **differences: Any) -> ModelConfig:
@@ -428,13 +739,16 @@ def comparable(model: ModelConfig, **differences: Any) -> ModelConfig:
 def test_gguf_of_a_family(name: str, tmp_path: Path) -> None:
     source, found = open_checkpoint(GOLDEN / name), converted(name, tmp_path)
     differences = CONVERSIONS[name].differences
-    kept = {key: value for key, value in source.config.items() if key not in CONVERSIONS[name].without}
-    source = replace(source, config=kept | dict.fromkeys(CONVERSIONS[name].without))
+    source = replace(source, config={**source.config, **CONVERSIONS[name].instead})
     expected, got = comparable(source.model_config(), **differences), comparable(found.model_config(), **differences)
     assert _rounded(got) == _rounded(expected)
     assert found.tensors.keys() == source.tensors.keys()
     for key, tensor in source.tensors.items():
-        np.testing.assert_array_equal(found.tensors[key].read(F32), tensor.read(F32), err_msg=key)
+        got_values, values = found.tensors[key].read(F32), tensor.read(F32)
+        if key.endswith("A_log"):  # the logarithm of an exponential
+            np.testing.assert_allclose(got_values, values, rtol=0, atol=1e-6, err_msg=key)
+        else:
+            np.testing.assert_array_equal(got_values, values, err_msg=key)
 
 
 def _rounded(model: ModelConfig) -> ModelConfig:
@@ -452,7 +766,7 @@ def _rounded(model: ModelConfig) -> ModelConfig:
     layers = tuple(
         replace(
             one,
-            mixer=replace(one.mixer, rope=rope(one.mixer.rope)),
+            mixer=one.mixer if one.mixer.rope is None else replace(one.mixer, rope=rope(one.mixer.rope)),
             residual=replace(one.residual, scale=float(f"{one.residual.scale:.6e}")),
         )
         for one in model.layers
@@ -473,6 +787,80 @@ def test_what_mpt_is_not_supported_with(stored: str, message: str, tmp_path: Pat
     keys = mpt(config) | {"block_count": 1}
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(write(tmp_path / "model.gguf", "mpt", keys, tensors | {stored: np.ones((72,), F32)}))
+
+
+def qwen3_next_apart(path: Path) -> Checkpoint:
+    """As newer files have it, in more tensors than the original."""
+    return converted("qwen3-next", path, replace(CONVERSIONS["qwen3-next"], parts=queries_to_gates_apart))
+
+
+@pytest.mark.parametrize(
+    ("conversion", "make"), [("qwen3-next", qwen3_next_apart), ("deepseek-v3", partial(converted, "deepseek-v3"))]
+)
+def test_logits_of_files_with_other_tensors(
+    conversion: str, make: Callable[[Path], Checkpoint], tmp_path: Path
+) -> None:
+    found = make(tmp_path)
+    engine = Stepper(found.model_config(), {name: tensor.read(F32) for name, tensor in found.tensors.items()})
+    with np.load(GOLDEN / conversion / "golden.npz") as case:
+        tokens, at, expected = (case[f"long/{part}"] for part in ("tokens", "at", "logits"))
+    logits = np.concatenate(engine.step([(engine.add(tokens), len(tokens))], bucket=48, rows=4))
+    np.testing.assert_allclose(logits[at], expected, rtol=0, atol=2e-4)
+
+
+def test_columns_of_quantized_matrices_that_the_converter_has_moved(packed: Any, tmp_path: Path) -> None:
+    """Qwen3.5's value heads take turns in what ``out_proj`` is given."""
+    config = {**open_checkpoint(GOLDEN / "qwen3_5").config, "linear_value_head_dim": 16}
+    rng, name = np.random.default_rng(0), "model.layers.0.linear_attn.out_proj.weight"
+    original = rng.standard_normal((32, 64)).astype(np.float32)
+    stored = gguf.quants.quantize(first_value_heads_first(name, original, config), gguf.GGMLQuantizationType.Q8_0)
+    writer = gguf.GGUFWriter(tmp_path / "q.gguf", "qwen35")
+    for key, value in qwen35(config).items():
+        if isinstance(value, list):
+            writer.add_array(f"qwen35.{key}", value)
+        else:
+            (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"qwen35.{key}", value)
+    writer.add_tensor("token_embd.weight", np.zeros((96, 32), F32))
+    for layer in range(4):
+        writer.add_tensor(f"blk.{layer}.attn_norm.weight", np.ones(32, F32))
+    writer.add_tensor("blk.0.ssm_out.weight", stored, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = open_checkpoint(tmp_path / "q.gguf").tensors[name]
+    np.testing.assert_allclose(found.read(F32), original, rtol=0, atol=0.05)
+    assert packed(found) is not None  # which compares what it stands for
+
+
+def test_one_of_two_up_projections(tmp_path: Path) -> None:
+    config = open_checkpoint(GOLDEN / "deepseek-v3").config
+    tensors = {"token_embd.weight": np.zeros((96, 32), F32), "blk.0.attn_k_b.weight": np.zeros((4, 16, 12), F32)}
+    keys = deepseek2_absorbed(config) | {"block_count": 1}
+    path = write(tmp_path / "model.gguf", "deepseek2", keys, tensors)
+    with pytest.raises(CheckpointError, match=r"'blk.0.attn_v_b.weight' is missing, but 'blk.0.attn_k_b.weight' is"):
+        open_checkpoint(path)
+    path = write(
+        tmp_path / "two.gguf", "deepseek2", keys, tensors | {"blk.0.attn_v_b.weight": np.zeros((3, 10, 16), F32)}
+    )
+    with pytest.raises(CheckpointError, match="are not keys and values of the same heads"):
+        open_checkpoint(path)
+
+
+def test_decays_that_no_model_has(tmp_path: Path) -> None:
+    config = open_checkpoint(GOLDEN / "mamba2").config
+    tensors = {"token_embd.weight": np.zeros((96, 32), F32), "blk.0.ssm_a": np.zeros((8, 1), F32)}
+    found = open_checkpoint(write(tmp_path / "model.gguf", "mamba2", mamba2(config) | {"block_count": 1}, tensors))
+    with pytest.raises(CheckpointError, match=r"'blk.0.ssm_a' holds a number that is not finite and below 0"):
+        found.tensors["model.layers.0.mamba.A_log"].read(F32)
+
+
+def test_kinds_of_layers_that_keys_do_not_agree_on(tmp_path: Path) -> None:
+    config = open_checkpoint(GOLDEN / "nemotron-h").config
+    tensors = {"token_embd.weight": np.zeros((96, 32), F32), "blk.0.attn_norm.weight": np.ones(32, F32)}
+    keys = nemotron_h(config) | {"block_count": 1}
+    with pytest.raises(CheckpointError, match=r"attention.head_count_kv' has 7 elements for 1 layers"):
+        open_checkpoint(write(tmp_path / "model.gguf", "nemotron_h", keys, tensors))
 
 
 def test_fused_gate_of_wrong_size(tmp_path: Path) -> None:

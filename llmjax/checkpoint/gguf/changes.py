@@ -1,0 +1,55 @@
+"""What a converter does to tensors beside giving them other names, and how it is undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """How the original tensor comes out of the stored one; what follows each other is done in this order.
+
+    Attributes:
+        values: of the original, element by element, in f32. Raises ValueError.
+        rows: int [n]; row i (of a vector: element i) is stored row ``rows[i]``. None: all in order.
+        columns: int [n]; column i is stored column ``columns[i]``. None: all in order.
+        shape: of the original, where the file has another; None: it has the same.
+    """
+
+    values: Callable[[np.ndarray], np.ndarray] | None = None
+    rows: np.ndarray | None = None
+    columns: np.ndarray | None = None
+    shape: tuple[int, ...] | None = None
+
+
+UNCHANGED = Change()
+
+
+def halves_apart(rows: int, heads: int) -> np.ndarray:
+    """Where the rows of heads are whose halves take turns: row (head, half, i) is stored row (head, i, half).
+
+    Raises:
+        ValueError: heads cannot have halves of ``rows``.
+    """
+    if rows % (2 * heads):
+        raise ValueError(f"has {rows} rows, not an even number for {heads} heads")
+    return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(rows)
+
+
+def minus(offset: float) -> Callable[[np.ndarray], np.ndarray]:
+    """Takes away what the converter added."""
+    return lambda values: values - np.float32(offset)
+
+
+def log_of_minus(values: np.ndarray) -> np.ndarray:
+    """``A_log`` of the ``-exp(A_log)`` that files have.
+
+    Raises:
+        ValueError: a number is not below zero.
+    """
+    if not np.all(np.isfinite(values) & (values < 0)):
+        raise ValueError("holds a number that is not finite and below 0")
+    return np.log(-values)

@@ -1,0 +1,66 @@
+"""Models with latent attention in GGUF files: what config.json says about them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmjax.checkpoint.gguf.experts import deepseek_experts
+from llmjax.checkpoint.gguf.file import GGUFFile
+from llmjax.checkpoint.gguf.keys import ArchitectureKeys
+
+SOFTMAX, SIGMOID = 1, 2
+LOG_MULTIPLIER = 0.1  # what converters multiply DeepSeek's ``mscale_all_dim`` with
+
+
+def latent_sizes(keys: ArchitectureKeys, config: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of heads and latent vectors, in DeepSeek's words.
+
+    Files that hold both up-projections by themselves give the sizes of keys and values as kernels see them (latent
+    vectors) under the usual keys, and those of heads under keys that end in ``_mla``.
+    """
+    heads, turned = config["num_attention_heads"], config["head_dim"]
+    q_rank, kv_rank = keys.integer("attention.q_lora_rank", 0, least=0), keys.integer("attention.kv_lora_rank")
+    value_default = config["hidden_size"] // heads
+    if "attention.key_length_mla" in keys:
+        keys.only("attention.key_length", kv_rank + turned)
+        keys.only("attention.value_length", kv_rank)
+        whole, value = keys.integer("attention.key_length_mla"), keys.integer("attention.value_length_mla")
+    else:
+        whole = keys.integer("attention.key_length")
+        value = keys.integer("attention.value_length", value_default)
+    if whole <= turned:
+        keys.fail("rope.dimension_count", f"is {turned}, but a key has {whole} elements, some of which are not rotated")
+    return {
+        "num_key_value_heads": heads,
+        "q_lora_rank": q_rank or None,
+        "kv_lora_rank": kv_rank,
+        "qk_nope_head_dim": whole - turned,
+        "qk_rope_head_dim": turned,
+        "v_head_dim": value,
+    }
+
+
+def deepseek2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """DeepSeek V2 if the router is a softmax, which it is where no key says it, else V3."""
+    found = latent_sizes(keys, config)
+    if (scaling := config["rope_scaling"]) is not None and (log := keys.number("rope.scaling.yarn_log_multiplier", 0)):
+        both = round(log / LOG_MULTIPLIER, 6)
+        found["rope_scaling"] = {**scaling, "mscale": both, "mscale_all_dim": both}
+    if not keys.integer("expert_count", 0, least=0):
+        for key in ("expert_shared_count", "expert_feed_forward_length", "leading_dense_block_count"):
+            keys.value(key, 0)
+        return found | {"n_routed_experts": None, "first_k_dense_replace": config["num_hidden_layers"]}
+    gating = keys.integer("expert_gating_func", SOFTMAX)
+    found |= deepseek_experts(keys, config, gguf, gating=gating, normalize=False)
+    if gating == SIGMOID:
+        found |= {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+        return found | {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+    if gating != SOFTMAX:
+        keys.fail("expert_gating_func", f"is {gating}; supported are {SOFTMAX}, softmax, and {SIGMOID}, sigmoid")
+    method = "group_limited_greedy" if found["n_group"] > 1 else "greedy"
+    return found | {"scoring_func": "softmax", "topk_method": method}
+
+
+def minicpm3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """MiniCPM 3, whose factors no key says."""
+    return latent_sizes(keys, config) | {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}

@@ -1,0 +1,230 @@
+"""Models with recurrent layers in GGUF files: what config.json says about them, and what converters do to their
+tensors.
+
+Source: llama.cpp's converters of Mamba 2, Granite 4, Bamba, Nemotron-H, Qwen3-Next, Qwen3.5 and LFM2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from llmjax.checkpoint.gguf.changes import Change, log_of_minus
+from llmjax.checkpoint.gguf.experts import deepseek_experts, has_experts, qwen_experts, same_experts
+from llmjax.checkpoint.gguf.file import GGUFFile, GGUFTensor
+from llmjax.checkpoint.gguf.keys import ArchitectureKeys
+from llmjax.checkpoint.gguf.names import (
+    CONVOLUTION,
+    CORRECTION,
+    DECAY,
+    FUSED_QKV,
+    HEADS_NORM,
+    RECURRENT_OUT,
+    SKIP,
+    STEPS,
+    WRITTEN_AND_DECAYS,
+    has_any,
+)
+
+Config = Mapping[str, Any]
+Changes = Mapping[str, Callable[[GGUFTensor, Config], Change]]
+
+
+def _with_middle(tensor: GGUFTensor, config: Config) -> Change:
+    """The convolution's weight [channels, 1, width]; its bias is as it was."""
+    return Change(shape=(tensor.shape[0], 1, tensor.shape[1])) if len(tensor.shape) == 2 else Change()
+
+
+def _flat(tensor: GGUFTensor, config: Config) -> Change:
+    return Change(shape=(int(np.prod(tensor.shape)),))
+
+
+def _decays(tensor: GGUFTensor, config: Config) -> Change:
+    return Change(values=log_of_minus, shape=_flat(tensor, config).shape)
+
+
+STATE_SPACE_CHANGES: Changes = MappingProxyType(
+    {CONVOLUTION: _with_middle, DECAY: _decays, SKIP: _flat, HEADS_NORM: _flat}
+)
+SHORT_CONVOLUTION_CHANGES: Changes = MappingProxyType({"shortconv.conv": _with_middle})
+
+
+def _heads_in_order(config: Config, size: int = 1) -> np.ndarray | None:
+    """Where the elements of value heads are, ``size`` each: Qwen3.5's converter puts the first value head of each key
+    head first, then all second ones. None: they are in order."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if keys == values:
+        return None
+    order = np.arange(values).reshape(-1, keys).T.reshape(-1)
+    return (order[:, None] * size + np.arange(size)).reshape(-1)
+
+
+def _behind_keys(config: Config) -> np.ndarray | None:
+    """As `_heads_in_order`, where queries and keys of all heads come first."""
+    order = _heads_in_order(config, config["linear_value_head_dim"])
+    before = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    return None if order is None else np.concatenate([np.arange(before), before + order])
+
+
+def _by_value_head(tensor: GGUFTensor, config: Config) -> Change:
+    return Change(rows=_heads_in_order(config))
+
+
+def _gate(tensor: GGUFTensor, config: Config) -> Change:
+    return Change(rows=_heads_in_order(config, config["linear_value_head_dim"]))
+
+
+def _out(tensor: GGUFTensor, config: Config) -> Change:
+    return Change(columns=_heads_in_order(config, config["linear_value_head_dim"]))
+
+
+def _qwen35_decays(tensor: GGUFTensor, config: Config) -> Change:
+    return Change(values=log_of_minus, rows=_heads_in_order(config))
+
+
+def _qwen35_convolution(tensor: GGUFTensor, config: Config) -> Change:
+    return Change(rows=_behind_keys(config), shape=(tensor.shape[0], 1, tensor.shape[1]))
+
+
+DELTA_NET_CHANGES: Changes = MappingProxyType({CONVOLUTION: _with_middle, DECAY: _decays})
+QWEN35_CHANGES: Changes = MappingProxyType(
+    {
+        FUSED_QKV: lambda tensor, config: Change(rows=_behind_keys(config)),
+        "attn_gate": _gate,
+        "ssm_beta": _by_value_head,
+        "ssm_alpha": _by_value_head,
+        STEPS: _by_value_head,
+        DECAY: _qwen35_decays,
+        CONVOLUTION: _qwen35_convolution,
+        RECURRENT_OUT: _out,
+    }
+)
+
+
+def _taken_apart(tensor: GGUFTensor, config: Config) -> dict[str, Change]:
+    """Rows that say how much is written and what decays, key head by key head, by what they say; none: they stay
+    together."""
+    if not config["linear_in_turn"]:
+        return {}
+    heads = config["linear_num_key_heads"]
+    rows = np.arange(tensor.shape[0]).reshape(heads, 2, -1)
+    return {f"linear_attn.in_proj_{part}": Change(rows=rows[:, i].reshape(-1)) for i, part in enumerate("ba")}
+
+
+QWEN3NEXT_PARTS = MappingProxyType({WRITTEN_AND_DECAYS: _taken_apart})
+
+
+def delta_net(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Keys of gated delta nets and of the attention among them; which layers have which, their tensors say."""
+    keys.integer("full_attention_interval", 4)
+    keys.value("rope.dimension_sections", 0)  # of images: the positions of text are the same in all of them
+    value_heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
+    if inner % value_heads:
+        keys.fail("ssm.inner_size", f"is {inner}, not a multiple of ssm.time_step_rank = {value_heads}")
+    return {
+        "layer_types": _kinds(gguf, config, recurrent="linear_attention", other="full_attention"),
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel"),
+        "linear_key_head_dim": keys.integer("ssm.state_size"),
+        "linear_num_key_heads": keys.integer("ssm.group_count"),
+        "linear_num_value_heads": value_heads,
+        "linear_value_head_dim": inner // value_heads,
+        "partial_rotary_factor": config.get("partial_rotary_factor", 1.0),
+    }
+
+
+def qwen3next(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Qwen3-Next; the first files kept what newer ones have in several tensors in one, as the original does."""
+    fused = has_any(gguf.tensors, "ssm_in.weight")
+    return delta_net(keys, config, gguf) | qwen_experts(keys, config, gguf) | {"linear_in_turn": not fused}
+
+
+def qwen35moe(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Qwen3.5 with experts."""
+    return delta_net(keys, config, gguf) | qwen_experts(keys, config, gguf)
+
+
+def mamba2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Keys of state spaces, in the words of the families that have them among other layers."""
+    for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
+        keys.value(key, 0)  # of layers beside them; 0 where there are none
+    heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
+    if inner % heads:
+        keys.fail("ssm.inner_size", f"is {inner}, not a multiple of ssm.time_step_rank = {heads}")
+    if inner % config["hidden_size"]:
+        keys.fail("ssm.inner_size", f"is {inner}, not a multiple of embedding_length = {config['hidden_size']}")
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": keys.integer("ssm.group_count", 1),
+        "mamba_d_state": keys.integer("ssm.state_size"),
+        "mamba_d_conv": keys.integer("ssm.conv_kernel"),
+        "mamba_expand": inner // config["hidden_size"],
+        "mamba_conv_bias": has_any(gguf.tensors, f"{CONVOLUTION}.bias"),
+        "mamba_proj_bias": has_any(gguf.tensors, "ssm_in.bias"),
+    }
+
+
+def granite_hybrid(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Granite 4; with positions in its heads it is Bamba, which shares the name."""
+    found = mamba2(keys, config, gguf)
+    kinds = _kinds(gguf, config, recurrent="mamba", other="attention")
+    if keys.value("rope.scaling.finetuned", False):
+        if config.get("partial_rotary_factor") != 0.5:
+            keys.fail("rope.dimension_count", "is not half of a head, which Bamba rotates")
+        full = [i for i, kind in enumerate(kinds) if kind == "attention"]
+        return found | {"architectures": ["BambaForCausalLM"], "model_type": "bamba", "attn_layer_indices": full}
+    found |= granite_factors(keys, config) | {"layer_types": kinds, "position_embedding_type": "nope"}
+    shared = keys.integer("expert_shared_feed_forward_length", config["intermediate_size"])
+    found |= {"shared_intermediate_size": shared, "num_local_experts": 0}
+    return found | (same_experts(keys, config, gguf) if has_experts(gguf, 0) else {})
+
+
+def granite_factors(keys: ArchitectureKeys, config: dict[str, Any]) -> dict[str, Any]:
+    """Factors of embeddings, attention, what each half adds, and logits."""
+    return {
+        "attention_multiplier": keys.number("attention.scale", config["head_dim"] ** -0.5),
+        "embedding_multiplier": keys.number("embedding_scale", 1.0) or 1.0,
+        "residual_multiplier": keys.number("residual_scale", 1.0) or 1.0,
+        "logits_scaling": keys.number("logit_scale", 1.0) or 1.0,
+    }
+
+
+def nemotron_h(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Nemotron-H: which block is what follows from keys that are 0 for all others."""
+    count = config["num_hidden_layers"]
+    attends, fed = keys.concerned("attention.head_count_kv", count), keys.concerned("feed_forward_length", count)
+    letters = ["*" if attends[i] else "-" if fed[i] else "M" for i in range(count)]
+    return mamba2(keys, config, gguf) | {"hybrid_override_pattern": "".join(letters)}
+
+
+def lfm2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """LFM2: short convolutions are where there are no heads."""
+    full = keys.concerned("attention.head_count_kv", config["num_hidden_layers"])
+    return {
+        "layer_types": ["full_attention" if one else "conv" for one in full],
+        "conv_L_cache": keys.integer("shortconv.l_cache"),
+        "conv_bias": has_any(gguf.tensors, "shortconv.in_proj.bias"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def lfm2moe(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """LFM2 with experts behind the first layers."""
+    experts = deepseek_experts(keys, config, gguf, gating=2, normalize=True)
+    return lfm2(keys, config, gguf) | {
+        "num_dense_layers": experts["first_k_dense_replace"],
+        "num_experts": experts["n_routed_experts"],
+        "num_experts_per_tok": experts["num_experts_per_tok"],
+        "moe_intermediate_size": experts["moe_intermediate_size"],
+        "norm_topk_prob": experts["norm_topk_prob"],
+        "routed_scaling_factor": experts["routed_scaling_factor"],
+        "use_expert_bias": has_any(gguf.tensors, f"{CORRECTION}.bias", f"{CORRECTION}.weight"),
+    }
+
+
+def _kinds(gguf: GGUFFile, config: Config, *, recurrent: str, other: str) -> list[str]:
+    layers = range(config["num_hidden_layers"])
+    return [recurrent if f"blk.{i}.{RECURRENT_OUT}.weight" in gguf.tensors else other for i in layers]
