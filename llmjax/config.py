@@ -419,6 +419,11 @@ class ServerConfig:
         {},
         "variables of the chat template where requests do not set them, as JSON: '{\"enable_thinking\": false}'",
     )
+    max_stored_responses: int = setting(
+        1000, "responses that are kept for each key, to be retrieved or gone on with; the oldest make room; 0: none"
+    )
+    max_stored_response_bytes: int = setting(64 * 2**20, "memory that the responses of a key may take", unit="bytes")
+    stored_response_lifetime: float = setting(24 * 3600.0, "seconds that a response is kept")
     ignore_unknown_fields: bool = setting(False, "ignore fields of requests that are not known; they are errors else")
     response_role: str = setting("assistant", "role of chat answers")
     tool_call_parser: str = setting(
@@ -459,7 +464,10 @@ class ServerConfig:
         for name in ("max_request_bytes", "max_header_bytes", "max_header_count", "max_idle_connections"):
             if (count := getattr(self, name)) is not None and count < 1:
                 raise ConfigError(f"{name} must be at least 1, not {count}")
-        for name in ("request_timeout", "read_timeout", "keep_alive_timeout"):
+        for name in ("max_stored_responses", "max_stored_response_bytes"):
+            if (count := getattr(self, name)) < 0:
+                raise ConfigError(f"{name} must be at least 0, not {count}")
+        for name in ("request_timeout", "read_timeout", "keep_alive_timeout", "stored_response_lifetime"):
             if (seconds := getattr(self, name)) is not None and not seconds > 0:
                 raise ConfigError(f"{name} must be above 0, not {seconds:g}")
         for name in ("shutdown_timeout", "sse_keep_alive_interval"):

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llmjax.serve.context import KEY_SALT
+from llmjax.serve.context import KEY, KEY_SALT
 from llmjax.serve.errors import ApiError
 
 # Answered without a key: the probes of load balancers always, what scrapers and people look at unless it is guarded.
@@ -87,8 +87,11 @@ class ApiKeys:
             key = self._key(scope)
             if key is None and self._guards(scope):
                 raise _wrong_key()
-            if key is not None and self._salted:
-                scope.setdefault("state", {})[KEY_SALT] = key.hex()
+            if key is not None:
+                state = scope.setdefault("state", {})
+                state[KEY] = key.hex()
+                if self._salted:
+                    state[KEY_SALT] = key.hex()
         await self._app(scope, receive, send)
 
     def _guards(self, scope: Scope) -> bool:

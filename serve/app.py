@@ -21,10 +21,12 @@ from llmjax.serve.listen import on_loopback
 from llmjax.serve.metrics import EngineMetrics, registry
 from llmjax.serve.middleware import DrainGate, RequestLog
 from llmjax.serve.openapi import docs_routes
+from llmjax.serve.responses.store import ResponseStore
 from llmjax.serve.routes.chat import CHAT_ROUTES
 from llmjax.serve.routes.completions import COMPLETION_ROUTES
 from llmjax.serve.routes.models import MODEL_ROUTES
 from llmjax.serve.routes.ops import ops_routes
+from llmjax.serve.routes.responses import RESPONSE_ROUTES
 from llmjax.serve.routes.tokens import TOKEN_ROUTES
 
 
@@ -44,7 +46,7 @@ def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None
         Middleware(DrainGate, gate=gate, retry_after=config.shutdown_timeout),
     ]
     errors = (ApiError, ClientDisconnected, LLMJaxError, HTTPException)
-    routes: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *MODEL_ROUTES, *TOKEN_ROUTES]
+    routes: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *MODEL_ROUTES, *TOKEN_ROUTES]
     routes += ops_routes(registry(metrics))
     if config.docs:
         routes += docs_routes(routes, keys=bool(config.api_key))
@@ -59,6 +61,11 @@ def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None
         gate=gate,
         limits=BodyLimits.of(engine, config),
         formats=OutputFormats(engine.tokenizer, config),
+        responses=ResponseStore(
+            most=config.max_stored_responses,
+            most_bytes=config.max_stored_response_bytes,
+            lifetime=config.stored_response_lifetime,
+        ),
         fingerprint=fingerprint(engine),
         model_root=model_root(engine),
     )

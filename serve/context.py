@@ -24,9 +24,11 @@ from llmjax.version import __version__
 
 if TYPE_CHECKING:
     from llmjax.serve.protocol.common import GenerationRequest
+    from llmjax.serve.responses.store import ResponseStore
     from llmjax.tokenizer import Tokenizer
 
-KEY_SALT = "key_salt"  # where a request's state holds the salt of its API key
+# Where a request's state holds the digest of its API key, and the salt of that.
+KEY, KEY_SALT = "key", "key_salt"
 
 SAFE_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 
@@ -38,6 +40,7 @@ class Server:
     gate: Gate
     limits: BodyLimits
     formats: OutputFormats
+    responses: ResponseStore
     created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""
     model_root: str = ""
@@ -124,6 +127,12 @@ def record_of(request: Request) -> RequestRecord:
 def ignored_fields(request: Request) -> list[str] | None:
     """Where the names of unknown fields go, if they are to be ignored."""
     return record_of(request).ignored if server_of(request).config.ignore_unknown_fields else None
+
+
+def owner_of(request: Request) -> str:
+    """Whose what a request leaves here is: its key's; without keys there is one owner."""
+    owner: str = request.scope["state"].get(KEY, "")
+    return owner
 
 
 def cache_salt_of(request: Request, own: str | None) -> str | None:

@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.common import ApiModel
 from llmjax.serve.protocol.completions import CompletionRequest
+from llmjax.serve.protocol.responses import InputTokensRequest, ResponsesRequest
 from llmjax.serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 from llmjax.version import __version__
 
@@ -24,10 +25,12 @@ from llmjax.version import __version__
 BODIES: Mapping[str, tuple[type[ApiModel], ...]] = {
     "/v1/chat/completions": (ChatRequest,),
     "/v1/completions": (CompletionRequest,),
+    "/v1/responses": (ResponsesRequest,),
+    "/v1/responses/input_tokens": (InputTokensRequest,),
     "/tokenize": (TokenizeTextRequest, TokenizeChatRequest),
     "/detokenize": (DetokenizeRequest,),
 }
-STREAMS = frozenset({"/v1/chat/completions", "/v1/completions"})
+STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/{response_id}"})
 
 ERROR = {
     "type": "object",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from llmjax.serve.errors import ClientDisconnected, as_api_error
+from llmjax.serve.errors import ApiError, ClientDisconnected, as_api_error
 from llmjax.serve.generation import guarded
 
 DONE = b"data: [DONE]\n\n"
@@ -31,18 +31,30 @@ def event(data: Any) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
+def named_event(data: dict[str, Any]) -> bytes:
+    """An event that is called by its ``type``."""
+    return b"event: " + data["type"].encode() + b"\n" + event(data)
+
+
+def _error_event(failure: ApiError) -> bytes:
+    return event(failure.body())
+
+
 def delta_event(chunk: dict[str, Any], *, obfuscate: bool) -> bytes:
     """A chunk of an answer as an event.
 
     Args:
         chunk: with its ``choices``.
-        obfuscate: add random characters, as OpenAI does, so that an observer of the sizes of encrypted packets cannot
-            tell from them how long each token is: choices and padding fill whole blocks.
+        obfuscate: see `obfuscated`.
     """
-    if not obfuscate:
-        return event(chunk)
-    missing = -len(orjson.dumps(chunk["choices"])) % OBFUSCATION_BLOCK
-    return event({**chunk, "obfuscation": secrets.token_urlsafe(missing)[:missing]})
+    return event(obfuscated(chunk, "choices") if obfuscate else chunk)
+
+
+def obfuscated(data: dict[str, Any], field: str) -> dict[str, Any]:
+    """Adds random characters, as OpenAI does, so that an observer of the sizes of encrypted packets cannot tell from
+    them how long each token is: ``field`` and padding fill whole blocks."""
+    missing = -len(orjson.dumps(data[field])) % OBFUSCATION_BLOCK
+    return {**data, "obfuscation": secrets.token_urlsafe(missing)[:missing]}
 
 
 class EventStream:
@@ -52,15 +64,27 @@ class EventStream:
     a later one becomes an error event. The events are closed as soon as the client goes away.
 
     Args:
-        events: complete server-sent events, without the final ``[DONE]``.
+        events: complete server-sent events, without ``end``.
         keep_alive: seconds of silence after which a comment is sent; 0: never.
         timeout: seconds the whole stream may take, or None.
+        end: what the API ends its streams with.
+        failed: the API's event for an error.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, keep_alive: float, timeout: float | None) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        keep_alive: float,
+        timeout: float | None,
+        end: bytes = DONE,
+        failed: Callable[[ApiError], bytes] = _error_event,
+    ) -> None:
         self._events = events
         self._keep_alive = keep_alive
         self._timeout = timeout
+        self._end = end
+        self._failed = failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = _Writer(send)
@@ -77,8 +101,8 @@ class EventStream:
                 raise
             failure = as_api_error(error)
             scope["state"]["record"].error = failure.message
-            await writer.write(event(failure.body()))
-        await writer.finish()
+            await writer.write(self._failed(failure))
+        await writer.finish(self._end)
 
     async def _pump(self, writer: _Writer) -> None:
         alive = asyncio.create_task(self._stay_alive(writer))
@@ -112,6 +136,6 @@ class _Writer:
             await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def finish(self) -> None:
-        await self.write(DONE)
+    async def finish(self, end: bytes) -> None:
+        await self.write(end)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,1 @@
+"""OpenAI's Responses on top of the chat: items in and out, stored responses, responses in the background."""

@@ -1,0 +1,218 @@
+"""Items of the Responses API as the messages of a chat, and as the API lists them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llmjax.serve.errors import ApiError, cut
+from llmjax.serve.protocol.chat import ChatMessage
+
+SEAL = "llmjax-reasoning:"  # reasoning that clients keep and send back without looking at it
+TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
+SYSTEM = frozenset({"system", "developer"})
+ROLES = frozenset({"user", "assistant", *SYSTEM})
+Item = dict[str, Any]
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}_{uuid.uuid4().hex}"
+
+
+def sealed(text: str) -> str:
+    """``encrypted_content`` of a reasoning item. It is in no need of secrecy: the item has its text as well."""
+    return base64.b64encode((SEAL + text).encode()).decode()
+
+
+def unsealed(content: str) -> str | None:
+    """What ``sealed`` has sealed; None: another server has."""
+    try:
+        text = base64.b64decode(content, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError, ValueError):
+        return None
+    return text.removeprefix(SEAL) if text.startswith(SEAL) else None
+
+
+def messages_of(
+    instructions: str | None, before: Sequence[Item], items: Sequence[Item], ignored: list[str]
+) -> list[ChatMessage]:
+    """The conversation that items are. Reasoning, words and calls that follow each other are one answer; what a system
+    message says at the beginning is one message with the instructions.
+
+    Args:
+        before: items of earlier responses.
+        items: of the request's own input.
+        ignored: takes the names of items of which nothing can be read.
+
+    Raises:
+        ApiError: an item is not one, or has something other than text.
+    """
+    reader = _Conversation(ignored)
+    if instructions:
+        reader.say("system", instructions)
+    for item in before:
+        reader.read(item, "previous_response_id")
+    for i, item in enumerate(items):
+        reader.read(item, f"input.{i}")
+    return reader.done()
+
+
+class _Conversation:
+    def __init__(self, ignored: list[str]) -> None:
+        self._turns: list[dict[str, Any]] = []
+        self._thought: list[str] = []  # before the answer that it belongs to
+        self._ignored = ignored
+        self._kinds: Mapping[str, Callable[[Item, str], None]] = {
+            "message": self._message,
+            "reasoning": self._reasoning,
+            "function_call": self._call,
+            "function_call_output": self._result,
+        }
+
+    def read(self, item: Item, path: str) -> None:
+        kind = item.get("type", "message")
+        read = self._kinds.get(kind) if isinstance(kind, str) else None
+        if read is None:
+            raise ApiError(
+                f"`{path}.type`: {cut(str(kind))!r} items are not supported",
+                param=f"{path}.type",
+                code="unsupported_parameter",
+            )
+        read(item, path)
+
+    def done(self) -> list[ChatMessage]:
+        if self._thought:
+            self._answer()
+        return [ChatMessage.model_construct(**turn) for turn in self._turns]
+
+    def say(self, role: str, content: Any) -> None:
+        if role in SYSTEM and len(self._turns) == 1 and (first := self._turns[0])["role"] in SYSTEM:
+            first["content"] = f"{_plain(first['content'])}\n\n{_plain(content)}"
+        elif role == "assistant":
+            turn = self._answer()
+            if turn["content"] is not None or "tool_calls" in turn:
+                turn = self._answer(new=True)
+            turn["content"] = content
+        else:
+            self._turns.append({"role": role, "content": content})
+
+    def _message(self, item: Item, path: str) -> None:
+        role = item.get("role")
+        if not isinstance(role, str) or role not in ROLES:
+            raise ApiError(
+                f"`{path}.role` must be user, assistant, system or developer",
+                param=f"{path}.role",
+                code="invalid_value",
+            )
+        self.say(role, _content(item.get("content"), f"{path}.content"))
+
+    def _reasoning(self, item: Item, path: str) -> None:
+        texts = [
+            _plain(_content(item[field], f"{path}.{field}")) for field in ("content", "summary") if item.get(field)
+        ]
+        content = item.get("encrypted_content")
+        if texts:
+            self._thought.append(texts[0])
+        elif isinstance(content, str):
+            if (text := unsealed(content)) is None:
+                self._ignored.append(f"{path}.encrypted_content")
+            else:
+                self._thought.append(text)
+
+    def _call(self, item: Item, path: str) -> None:
+        for field in ("call_id", "name", "arguments"):
+            _check_text(item, field, path)
+        function = {"name": item["name"], "arguments": item["arguments"]}
+        calls = self._answer().setdefault("tool_calls", [])
+        calls.append({"id": item["call_id"], "type": "function", "function": function})
+
+    def _result(self, item: Item, path: str) -> None:
+        _check_text(item, "call_id", path)
+        content = _content(item.get("output"), f"{path}.output")
+        self._turns.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+
+    def _answer(self, *, new: bool = False) -> dict[str, Any]:
+        """The answer that is being put together."""
+        if new or self._thought or not self._turns or self._turns[-1]["role"] != "assistant":
+            turn: dict[str, Any] = {"role": "assistant", "content": None}
+            if self._thought:
+                turn["reasoning_content"] = "\n".join(self._thought)
+                self._thought = []
+            self._turns.append(turn)
+        return self._turns[-1]
+
+
+def _check_text(item: Item, field: str, path: str) -> None:
+    if not isinstance(item.get(field), str):
+        raise ApiError(f"`{path}.{field}` must be a string", param=f"{path}.{field}", code="invalid_type")
+
+
+def _content(content: Any, path: str) -> str | list[dict[str, str]]:
+    """Text, or parts of it as the chat has them."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ApiError(f"`{path}` must be a string or a list of parts", param=path, code="invalid_type")
+    return [_part(part, f"{path}.{i}") for i, part in enumerate(content)]
+
+
+def _part(part: Any, path: str) -> dict[str, str]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    field = "refusal" if kind == "refusal" else "text"
+    if not isinstance(kind, str) or (kind not in TEXT_PARTS and kind != "refusal"):
+        raise ApiError(
+            f"`{path}.type`: {cut(str(kind))!r} parts are not supported, only text",
+            param=f"{path}.type",
+            code="unsupported_parameter",
+        )
+    _check_text(part, field, path)
+    return {"type": "text", "text": part[field]}
+
+
+def _plain(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def listed(items: Sequence[Item]) -> list[Item]:
+    """Items that `messages_of` has read, as the API lists them: each with an id and content in parts, and with nothing
+    that is not read."""
+    return [_listed(item) for item in items]
+
+
+def _listed(item: Item) -> Item:
+    kind = item.get("type", "message")
+    common = {"id": item.get("id"), "type": kind, "status": "completed"}
+    if not isinstance(common["id"], str):
+        common["id"] = new_id({"message": "msg", "reasoning": "rs", "function_call": "fc"}.get(kind, "fco"))
+    match kind:
+        case "message":
+            role = item["role"]
+            part = "output_text" if role == "assistant" else "input_text"
+            return {**common, "role": role, "content": [_listed_part(one, part) for one in _parts(item["content"])]}
+        case "function_call":
+            return {**common, **{name: item[name] for name in ("call_id", "name", "arguments")}}
+        case "function_call_output":
+            output = item["output"]
+            parts = output if isinstance(output, str) else [_listed_part(one, "input_text") for one in output]
+            return {**common, "call_id": item["call_id"], "output": parts}
+        case _:
+            content = [_listed_part(one, "reasoning_text") for one in _parts(item.get("content") or [])]
+            summary = [_listed_part(one, "summary_text") for one in _parts(item.get("summary") or [])]
+            seal = item.get("encrypted_content")
+            known = isinstance(seal, str) and unsealed(seal) is not None
+            return {**common, "summary": summary, "content": content, **({"encrypted_content": seal} if known else {})}
+
+
+def _parts(content: str | list[Item]) -> list[Item]:
+    return [{"text": content}] if isinstance(content, str) else content
+
+
+def _listed_part(part: Item, kind: str) -> Item:
+    if part.get("type") == "refusal":
+        refusal = part["refusal"]
+        return {"type": "refusal", "refusal": refusal} if kind == "output_text" else {"type": kind, "text": refusal}
+    listed: Item = {"type": kind, "text": part["text"]}
+    return {**listed, "annotations": []} if kind == "output_text" else listed

@@ -1,0 +1,194 @@
+"""A response as it is written: its items, and the events that tell of each change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmjax.parsing.events import Arguments, CallBegun, Content, Event, Reasoning
+from llmjax.serve.errors import ApiError
+from llmjax.serve.responses.conversation import new_id, sealed
+
+Data = dict[str, Any]
+
+
+@dataclass
+class _Open:
+    """The item that is being written.
+
+    Args:
+        item: as it was when it began.
+        pieces: of its text or its arguments.
+        logprobs: of its tokens.
+    """
+
+    item: Data
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[Data] = field(default_factory=list)
+
+
+class ResponseWriter:
+    """Turns what a model says into a response.
+
+    Every method returns the events of the change, of which each has the next sequence number.
+
+    Args:
+        response: its fields, but those that tell how it ends.
+        seal: give reasoning items their ``encrypted_content``.
+    """
+
+    def __init__(self, response: Data, *, seal: bool) -> None:
+        self.response: Data = {**response, "output": []}
+        self._seal = seal
+        self._next = 0
+        self._open: _Open | None = None
+
+    def begin(self) -> list[Data]:
+        """The response exists, and is worked on, or waits for that."""
+        events = [self._lifecycle("created")]
+        if self.response["status"] == "queued":
+            events.append(self._lifecycle("queued"))
+            self.response["status"] = "in_progress"
+        return [*events, self._lifecycle("in_progress")]
+
+    def write(self, event: Event, logprobs: list[Data]) -> list[Data]:
+        """The next of what the model says.
+
+        Args:
+            logprobs: of the tokens of a text.
+        """
+        match event:
+            case Content(text):
+                events = self._opened("message", self._message)
+                assert self._open is not None
+                self._open.logprobs += logprobs
+                more = {"content_index": 0, "delta": text, "logprobs": logprobs}
+                return [*events, self._piece("output_text.delta", text, more)]
+            case Reasoning(text):
+                events = self._opened("reasoning", self._reasoning)
+                return [*events, self._piece("reasoning_text.delta", text, {"content_index": 0, "delta": text})]
+            case CallBegun(name, id):
+                return [*self._close("completed"), *self._begin(self._call(name, id))]
+            case Arguments(text):
+                return [self._piece("function_call_arguments.delta", text, {"delta": text})]
+
+    def finish(self, reason: str | None, usage: Data) -> list[Data]:
+        """The response has ended.
+
+        Args:
+            reason: the engine's finish reason.
+        """
+        cut = reason == "length"
+        events = self._close("incomplete" if cut else "completed")
+        if not self.response["output"]:  # it said nothing: that is a message too
+            events += [*self._begin(self._message()), *self._close("incomplete" if cut else "completed")]
+        self.response |= {"status": "incomplete" if cut else "completed", "usage": usage}
+        if cut:
+            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            self.response["completed_at"] = int(time.time())
+        return [*events, self._lifecycle("incomplete" if cut else "completed")]
+
+    def fail(self, error: ApiError) -> list[Data]:
+        """The response has ended before its time."""
+        if error.status < 500:
+            code = "invalid_prompt"
+        else:
+            code = "rate_limit_exceeded" if error.code == "queue_full" else "server_error"
+        events = [*([] if self._next else self.begin()), *self._close("incomplete")]
+        self.response |= {"status": "failed", "error": {"code": code, "message": error.message}}
+        return [*events, self._lifecycle("failed")]
+
+    def cancel(self) -> None:
+        """Nobody wants it any more, so nobody is told."""
+        self._close("incomplete")
+        self.response["status"] = "cancelled"
+
+    def snapshot(self) -> Data:
+        """The response as it is now."""
+        return {**self.response, "output": [*self.response["output"], *([self._closed()] if self._open else [])]}
+
+    def _event(self, kind: str, fields: Data) -> Data:
+        event = {"type": kind, "sequence_number": self._next, **fields}
+        self._next += 1
+        return event
+
+    def _lifecycle(self, kind: str) -> Data:
+        return self._event(f"response.{kind}", {"response": {**self.response, "output": [*self.response["output"]]}})
+
+    def _of_item(self, kind: str, fields: Data) -> Data:
+        assert self._open is not None
+        place = {"output_index": len(self.response["output"]), "item_id": self._open.item["id"]}
+        return self._event(f"response.{kind}", {**place, **fields})
+
+    def _piece(self, kind: str, text: str, fields: Data) -> Data:
+        assert self._open is not None
+        self._open.pieces.append(text)
+        return self._of_item(kind, fields)
+
+    def _opened(self, kind: str, new: Callable[[], Data]) -> list[Data]:
+        if self._open is not None and self._open.item["type"] == kind:
+            return []
+        return [*self._close("completed"), *self._begin(new())]
+
+    def _message(self) -> Data:
+        return {"id": new_id("msg"), "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+
+    def _reasoning(self) -> Data:
+        return {"id": new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+
+    def _call(self, name: str, id: str | None) -> Data:
+        item = {"id": new_id("fc"), "type": "function_call", "status": "in_progress"}
+        return {**item, "call_id": id, "name": name, "arguments": ""}
+
+    def _begin(self, item: Data) -> list[Data]:
+        self._open = _Open(item)
+        place = {"output_index": len(self.response["output"]), "item": item}
+        events = [self._event("response.output_item.added", place)]
+        if (part := _part(item, "", [])) is not None:
+            events.append(self._of_item("content_part.added", {"content_index": 0, "part": part}))
+        return events
+
+    def _closed(self, status: str = "in_progress") -> Data:
+        """The item that is being written, with all that it has by now."""
+        assert self._open is not None
+        item, text = self._open.item, "".join(self._open.pieces)
+        if (part := _part(item, text, self._open.logprobs)) is None:
+            return {**item, "status": status, "arguments": text}
+        sealing = {"encrypted_content": sealed(text)} if self._seal and item["type"] == "reasoning" else {}
+        return {**item, "status": status, "content": [part], **sealing}
+
+    def _close(self, status: str) -> list[Data]:
+        if self._open is None:
+            return []
+        item, text = self._closed(status), "".join(self._open.pieces)
+        events = []
+        match item["type"]:
+            case "message":
+                more = {"content_index": 0, "text": text, "logprobs": self._open.logprobs}
+                events.append(self._of_item("output_text.done", more))
+            case "reasoning":
+                events.append(self._of_item("reasoning_text.done", {"content_index": 0, "text": text}))
+            case _:
+                more = {"name": item["name"], "arguments": text}
+                events.append(self._of_item("function_call_arguments.done", more))
+        if "content" in item:
+            events.append(self._of_item("content_part.done", {"content_index": 0, "part": item["content"][0]}))
+        place = {"output_index": len(self.response["output"]), "item": item}
+        events.append(self._event("response.output_item.done", place))
+        self.response["output"].append(item)
+        self._open = None
+        return events
+
+
+def _part(item: Data, text: str, logprobs: list[Data]) -> Data | None:
+    """The one part of an item's content; None: it has none."""
+    match item["type"]:
+        case "message":
+            return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+        case "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        case _:
+            return None

@@ -1,0 +1,439 @@
+"""/v1/responses: answers, whole, as a stream or in the background, and what is kept of them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from llmjax.outputs import CompletionOutput
+from llmjax.parsing.events import Content
+from llmjax.serve.answers import AnswerReader
+from llmjax.serve.body import parse, read_json
+from llmjax.serve.context import Server, cache_salt_of, ignored_fields, owner_of, record_of, server_of
+from llmjax.serve.errors import ApiError, cut
+from llmjax.serve.generation import guarded
+from llmjax.serve.logprobs import TokenNames, chat_logprobs
+from llmjax.serve.other_names import other_names
+from llmjax.serve.prompts import CHARS_PER_PART, chat_prompt, off_loop, read_tools
+from llmjax.serve.protocol.chat import MAX_MESSAGES, ChatRequest
+from llmjax.serve.protocol.common import GenerationRequest
+from llmjax.serve.protocol.responses import (
+    INCLUDABLE,
+    SEALED,
+    InputRequest,
+    InputTokensRequest,
+    ResponsesRequest,
+)
+from llmjax.serve.protocol.tools import calls_allowed
+from llmjax.serve.responses.background import Background
+from llmjax.serve.responses.conversation import Item, listed, messages_of, new_id
+from llmjax.serve.responses.store import StoredResponse
+from llmjax.serve.responses.writer import ResponseWriter
+from llmjax.serve.sse import EventStream, named_event, obfuscated
+from llmjax.serve.turn import Turn, prepare
+
+NAMES = {
+    r"tools\.(\d+)\.function": r"tools.\1",
+    r"response_format": "text.format",
+    r"max_completion_tokens": "max_output_tokens",
+    r"reasoning_effort": "reasoning.effort",
+    r"messages": "input",
+}
+MOST_LISTED = 100
+
+
+async def create_response(request: Request) -> Response | ASGIApp:
+    """A response to a conversation, whole, as a stream, or in the background."""
+    server = server_of(request)
+    config = server.config
+    body = parse(await read_json(request), ResponsesRequest, ignored=ignored_fields(request))
+    writing = await _begin(server, body, request)
+    if body.background:
+        stored = _run(server, writing)
+        if body.stream:
+            assert stored.run is not None
+            return _stream(server, stored.run.follow(0))
+        return Response(stored.body(), media_type="application/json")
+    if body.stream:
+        return EventStream(
+            writing.stream(),
+            keep_alive=config.sse_keep_alive_interval,
+            timeout=config.request_timeout,
+            end=b"",
+            failed=lambda error: b"".join(map(named_event, writing.writer.fail(error))),
+        )
+    whole = await guarded(request.receive, writing.whole(), timeout=config.request_timeout)
+    return Response(whole, media_type="application/json")
+
+
+async def get_response(request: Request) -> Response | ASGIApp:
+    """A response that is kept; of one in the background also its events, from any of them on."""
+    server = server_of(request)
+    stored = server.responses.get(owner_of(request), request.path_params["response_id"])
+    query = request.query_params
+    if query.get("stream", "false").lower() != "true":
+        if "starting_after" in query:
+            raise ApiError("starting_after needs stream=true", param="starting_after", code="invalid_value")
+        return Response(stored.body(), media_type="application/json")
+    if stored.run is None:
+        raise ApiError(
+            "only responses in the background can be streamed again", param="stream", code="unsupported_parameter"
+        )
+    after = query.get("starting_after", "-1")
+    if not re.fullmatch(r"-1|[0-9]{1,9}", after):
+        raise ApiError("starting_after must be the number of an event", param="starting_after", code="invalid_value")
+    return _stream(server, stored.run.follow(int(after) + 1))
+
+
+async def delete_response(request: Request) -> Response:
+    """Forget a response; one that is still written ends."""
+    id = request.path_params["response_id"]
+    server_of(request).responses.delete(owner_of(request), id)
+    return Response(orjson.dumps({"id": id, "object": "response", "deleted": True}), media_type="application/json")
+
+
+async def cancel_response(request: Request) -> Response:
+    """End a response in the background."""
+    stored = server_of(request).responses.get(owner_of(request), request.path_params["response_id"])
+    if stored.run is None:
+        raise ApiError("only responses in the background can be canceled", code="invalid_value")
+    stored.run.cancel()
+    return Response(stored.body(), media_type="application/json")
+
+
+async def list_input_items(request: Request) -> Response:
+    """What a response was asked, those before it included."""
+    stored = server_of(request).responses.get(owner_of(request), request.path_params["response_id"])
+    query = request.query_params
+    limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
+    if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= MOST_LISTED:
+        raise ApiError(f"limit must be between 1 and {MOST_LISTED}", param="limit", code="invalid_value")
+    if order not in ("asc", "desc"):
+        raise ApiError("order must be asc or desc", param="order", code="invalid_value")
+    items: list[Item] = orjson.loads(stored.input)
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        place = next((i for i, item in enumerate(items) if item["id"] == after), None)
+        if place is None:
+            raise ApiError(f"there is no item {cut(after)!r}", param="after", code="invalid_value")
+        items = items[place + 1 :]
+    shown = items[: int(limit)]
+    page = {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else "",
+        "last_id": shown[-1]["id"] if shown else "",
+        "has_more": len(items) > len(shown),
+    }
+    return Response(orjson.dumps(page), media_type="application/json")
+
+
+async def count_input_tokens(request: Request) -> Response:
+    """How many tokens the input of a response has."""
+    server = server_of(request)
+    body = parse(await read_json(request), InputTokensRequest, ignored=ignored_fields(request))
+    server.check_model(body.model)
+    with other_names(NAMES):
+        chat, _ = await _chat(server, body, request)
+        tools = await read_tools(chat)
+        tools = tools if calls_allowed(chat.tool_choice, tools) else []
+        prompt = await chat_prompt(server, chat, tools=tools)
+    count = {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
+    return Response(orjson.dumps(count), media_type="application/json")
+
+
+def _stream(server: Server, events: AsyncGenerator[bytes, None]) -> EventStream:
+    return EventStream(events, keep_alive=server.config.sse_keep_alive_interval, timeout=None, end=b"")
+
+
+async def _chat(server: Server, body: InputRequest, request: Request) -> tuple[ChatRequest, list[Item]]:
+    """The chat request that a request comes to, and all items that it is made of, as they are listed."""
+    own: list[Item] = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    before: list[Item] = []
+    if body.previous_response_id is not None:
+        previous = server.responses.get(owner_of(request), body.previous_response_id, field="previous_response_id")
+        _check_previous(server, previous, items=len(own))
+        before = previous.context()
+    ignored = record_of(request).ignored
+
+    def read() -> tuple[list[Any], list[Item]]:
+        return messages_of(body.instructions, before, own, ignored), before + listed(own)
+
+    messages, items = await off_loop(read, size=CHARS_PER_PART * (len(before) + len(own)))
+    given = body.model_fields_set & GenerationRequest.model_fields.keys()
+    tools, choice = _tools(body)
+    return ChatRequest.model_construct(
+        **{name: getattr(body, name) for name in given},
+        messages=messages,
+        tools=tools,
+        tool_choice=choice,
+        chat_template=body.chat_template,
+        chat_template_kwargs=body.chat_template_kwargs,
+        response_format=_response_format(body),
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+    ), items
+
+
+def _check_previous(server: Server, previous: StoredResponse, *, items: int) -> None:
+    """Whether a request with so many items can follow a response: together they are bounded like one body."""
+    if previous.running:
+        message = f"the response {cut(previous.id)!r} is still written"
+    elif len(previous.input) > server.limits.bytes:
+        message = f"the responses before this one take more than {server.limits.bytes} bytes"
+    elif previous.num_items + items > MAX_MESSAGES:
+        message = f"there are more than {MAX_MESSAGES} items with those before this response"
+    else:
+        return
+    raise ApiError(message, param="previous_response_id", code="invalid_value")
+
+
+def _tools(body: InputRequest) -> tuple[list[dict[str, Any]], Any]:
+    """Tools and the choice among them as the chat has them.
+
+    Raises:
+        ApiError: one is not a function, or the choice is not one.
+    """
+    tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools or [])]
+    choice = body.tool_choice
+    if not isinstance(choice, dict):
+        return tools, choice
+    match choice:
+        case {"type": "function"}:
+            return tools, {"type": "function", "function": {"name": choice.get("name")}}
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [*allowed]}:
+            names = [tool.get("name") for tool in allowed if isinstance(tool, dict)]
+            return [tool for tool in tools if tool["function"].get("name") in names], mode
+    raise ApiError(
+        '`tool_choice` must be "auto", "none", "required", a function or allowed_tools',
+        param="tool_choice",
+        code="invalid_value",
+    )
+
+
+def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
+    if (kind := tool.get("type")) != "function":
+        raise ApiError(
+            f"`{path}.type`: {cut(str(kind))!r} tools are not supported, only functions: the server runs no tools",
+            param=f"{path}.type",
+            code="unsupported_parameter",
+        )
+    kept = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in kept if tool.get(name) is not None}}
+
+
+def _response_format(body: InputRequest) -> dict[str, Any] | None:
+    wanted = None if body.text is None else body.text.format
+    if wanted is None or wanted.get("type") != "json_schema":
+        return wanted
+    return {"type": "json_schema", "json_schema": {name: value for name, value in wanted.items() if name != "type"}}
+
+
+async def _begin(server: Server, body: ResponsesRequest, request: Request) -> Writing:
+    for i, name in enumerate(body.include or []):
+        if name not in INCLUDABLE:
+            raise ApiError(f"`include.{i}`: {cut(name)!r} is not known", param=f"include.{i}", code="invalid_value")
+    owner = owner_of(request)
+    if body.background:
+        if not body.stored:
+            raise ApiError("background needs store=true", param="background", code="invalid_value")
+        server.responses.check_room(owner)
+    id = new_id("resp")
+    with other_names(NAMES):
+        chat, items = await _chat(server, body, request)
+        chat.stream_options = body.stream_options if body.stream else None
+        chat.store = None  # it is stored here
+        chat.max_completion_tokens = body.max_output_tokens
+        chat.thinking_token_budget = body.thinking_token_budget
+        if body.wants_logprobs:
+            chat.logprobs, chat.top_logprobs = True, body.top_logprobs
+        # What tokens belong to the text shows as they come.
+        chat.stream = bool(body.stream or body.background or chat.logprobs)
+        record = record_of(request)
+        salt = cache_salt_of(request, body.cache_salt)
+        turn = await prepare(server, chat, record=record, cache_salt=salt, id=id)
+    record.ignored += [name for name in body.without_effect() if name not in record.ignored]
+    writer = ResponseWriter(_fields(server, body, turn), seal=body.includes(SEALED))
+    asked = await off_loop(lambda: orjson.dumps(items), size=CHARS_PER_PART * len(items)) if body.stored else b""
+    return Writing(server=server, body=body, turn=turn, writer=writer, owner=owner, input=asked, num_items=len(items))
+
+
+def _fields(server: Server, body: ResponsesRequest, turn: Turn) -> dict[str, Any]:
+    """What a response says of its request."""
+    (params,) = turn.job.params
+    text: dict[str, Any] = {"format": {"type": "text"}}
+    if body.text is not None and body.text.format is not None:
+        text["format"] = body.text.format
+    if body.text is not None and body.text.verbosity is not None:
+        text["verbosity"] = body.text.verbosity
+    reasoning = body.reasoning
+    return {
+        "id": turn.job.id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "queued" if body.background else "in_progress",
+        "background": bool(body.background),
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": server.engine.info.model_name,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {
+            "effort": None if reasoning is None else reasoning.effort,
+            "summary": None if reasoning is None else reasoning.summary,
+        },
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": body.stored,
+        "temperature": params.temperature,
+        "text": text,
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": [{"parameters": None, "strict": None, **tool} for tool in body.tools or []],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": params.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "user": body.user,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """A response on its way.
+
+    Args:
+        owner: whose it will be, if it is stored.
+        input: its items as JSON, to be stored.
+        num_items: how many.
+        waiting: log-probabilities of tokens that have not said anything yet.
+    """
+
+    server: Server
+    body: ResponsesRequest
+    turn: Turn
+    writer: ResponseWriter
+    owner: str
+    input: bytes
+    num_items: int
+    waiting: list[dict[str, Any]] = field(default_factory=list)
+
+    async def whole(self) -> bytes:
+        """OpenAI's ``Response`` as JSON."""
+        if self.body.wants_logprobs:
+            async for _ in self.events():
+                pass
+        else:
+            output = await self.turn.whole()
+            (choice,) = output.outputs
+            reader = self.turn.form.reader()
+            await off_loop(lambda: self._write(choice, reader), size=len(choice.text))
+        answer = orjson.dumps(self.writer.response)
+        self._keep(answer)
+        return answer
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """OpenAI's ``ResponseStreamEvent``s. What can be retrieved is stored before the last of them."""
+        async with aclosing(self.events()) as events:
+            async for event in events:
+                if event["type"] in ("response.completed", "response.incomplete"):
+                    self._keep(orjson.dumps(self.writer.response))
+                hidden = self.body.obfuscates and "delta" in event
+                yield named_event(obfuscated(event, "delta") if hidden else event)
+
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        reader = self.turn.form.reader()
+        begun = False
+        async with aclosing(self.turn.outputs()) as outputs:
+            async for output in outputs:
+                if not begun:
+                    begun = True
+                    for event in self.writer.begin():
+                        yield event
+                for choice in output.outputs:
+                    self.turn.tally.add_tokens(choice)
+                    for event in self._write(choice, reader):
+                        yield event
+
+    def _write(self, choice: CompletionOutput, reader: AnswerReader) -> list[dict[str, Any]]:
+        """What an output brings."""
+        counted = reader.reasoning_tokens
+        said = reader.read(choice)
+        self.turn.count_reasoning(reader.reasoning_tokens - counted)
+        self.waiting.extend(self._logprobs(choice))
+        events: list[dict[str, Any]] = []
+        for event in said:
+            events += self.writer.write(event, self.waiting.copy() if isinstance(event, Content) else [])
+            self.waiting.clear()
+        if choice.finish_reason is not None:
+            events += self.writer.finish(choice.finish_reason, self._usage())
+        return events
+
+    def _logprobs(self, choice: CompletionOutput) -> list[dict[str, Any]]:
+        if choice.logprobs is None:
+            return []
+        names = TokenNames(self.server.engine.tokenizer, as_ids=False)
+        top = self.body.top_logprobs or 0
+        found = chat_logprobs(choice.token_ids, choice.logprobs, names=names, top=top)
+        entries: list[dict[str, Any]] = found["content"]
+        ended_by_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
+        return entries[:-1] if ended_by_token and not self.body.include_stop_str_in_output else entries
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self.turn.tally.usage()
+        reasoning = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": reasoning},
+            "total_tokens": usage["total_tokens"],
+        }
+
+    def stored(self, answer: bytes | None) -> StoredResponse:
+        return StoredResponse(
+            id=self.turn.job.id, owner=self.owner, input=self.input, num_items=self.num_items, answer=answer
+        )
+
+    def _keep(self, answer: bytes) -> None:
+        if self.body.stored:
+            self.server.responses.put(self.stored(answer))
+
+
+def _run(server: Server, writing: Writing) -> StoredResponse:
+    """Begins to write in the background."""
+    stored = writing.stored(None)
+
+    def ended() -> None:
+        stored.answer = orjson.dumps(writing.writer.response)
+        server.responses.trim(writing.owner)
+
+    stored.run = Background(
+        writing.writer, writing.events(), gate=server.gate, timeout=server.config.request_timeout, ended=ended
+    )
+    server.responses.put(stored)
+    return stored
+
+
+RESPONSE_ROUTES = [
+    Route("/v1/responses", create_response, methods=["POST"]),
+    Route("/v1/responses/input_tokens", count_input_tokens, methods=["POST"]),
+    Route("/v1/responses/{response_id}", get_response, methods=["GET"]),
+    Route("/v1/responses/{response_id}", delete_response, methods=["DELETE"]),
+    Route("/v1/responses/{response_id}/cancel", cancel_response, methods=["POST"]),
+    Route("/v1/responses/{response_id}/input_items", list_input_items, methods=["GET"]),
+]

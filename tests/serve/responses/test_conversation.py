@@ -1,0 +1,109 @@
+"""Items of responses as messages of a chat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmjax.serve.errors import ApiError
+from llmjax.serve.responses.conversation import listed, messages_of, sealed, unsealed
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
+TEMPLATE_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+
+
+def turns(items: list[dict[str, Any]], instructions: str | None = None) -> list[dict[str, Any]]:
+    ignored: list[str] = []
+    found = [message.model_dump(exclude_unset=True) for message in messages_of(instructions, [], items, ignored)]
+    # What is listed is read as the same conversation.
+    again = [message.model_dump(exclude_unset=True) for message in messages_of(instructions, listed(items), [], [])]
+    assert [{**turn, "content": plain(turn)} for turn in again] == [{**turn, "content": plain(turn)} for turn in found]
+    return found
+
+
+def plain(turn: dict[str, Any]) -> str | None:
+    content = turn["content"]
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content
+
+
+def test_what_follows_each_other_is_one_answer() -> None:
+    thought = {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]}
+    found = turns([{"role": "user", "content": "hi"}, thought, said, CALL, RESULT, {"role": "user", "content": "so?"}])
+    assert [turn["role"] for turn in found] == ["user", "assistant", "tool", "user"]
+    assert found[1]["reasoning_content"] == "hm" and plain(found[1]) == "I look."
+    assert found[1]["tool_calls"] == [TEMPLATE_CALL]
+    assert found[2] == {"role": "tool", "tool_call_id": "c1", "content": "done"}
+
+
+def test_two_messages_of_the_assistant_stay_two() -> None:
+    said = {"role": "assistant", "content": "one"}
+    assert [plain(turn) for turn in turns([said, {**said, "content": "two"}])] == ["one", "two"]
+    assert [plain(turn) for turn in turns([CALL, said])] == [None, "one"]
+
+
+def test_the_system_message_is_one_with_the_instructions() -> None:
+    items = [
+        {"role": "developer", "content": "B"},
+        {"role": "user", "content": "C"},
+        {"role": "system", "content": "D"},
+    ]
+    found = turns(items, "A")
+    assert [(turn["role"], plain(turn)) for turn in found] == [("system", "A\n\nB"), ("user", "C"), ("system", "D")]
+    parts = [{"role": "system", "content": [{"type": "input_text", "text": "x"}]}, {"role": "system", "content": "y"}]
+    assert [plain(turn) for turn in turns(parts)] == ["x\n\ny"]
+
+
+def test_reasoning_that_another_server_sealed_is_said_to_be_ignored() -> None:
+    ignored: list[str] = []
+    items = [{"type": "reasoning", "summary": [], "encrypted_content": "gAAAAB"}, {"role": "user", "content": "x"}]
+    assert [message.role for message in messages_of(None, [], items, ignored)] == ["user"]
+    assert ignored == ["input.0.encrypted_content"]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_what_was_sealed_is_unsealed(text: str) -> None:
+    assert unsealed(sealed(text)) == text
+    assert unsealed(text) is None or text == sealed(unsealed(text) or "")
+
+
+JSON: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+TYPES = ["message", "reasoning", "function_call", "function_call_output", "item_reference", "output_text", "refusal"]
+PART = st.fixed_dictionaries({}, optional={"type": st.sampled_from(TYPES) | JSON, "text": JSON, "refusal": JSON})
+ITEM = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(TYPES) | JSON,
+        "role": st.sampled_from(["user", "assistant", "system"]) | JSON,
+        "content": st.lists(PART | JSON, max_size=2) | JSON,
+        "summary": st.lists(PART, max_size=2) | JSON,
+        "call_id": JSON,
+        "name": JSON,
+        "arguments": JSON,
+        "output": st.lists(PART, max_size=2) | JSON,
+        "encrypted_content": JSON,
+    },
+)
+
+
+@given(st.lists(ITEM, max_size=4))
+def test_any_items_are_read_or_refused(items: list[dict[str, Any]]) -> None:
+    try:
+        turns(items)
+    except ApiError as error:
+        assert error.status == 400 and (error.param or "").startswith("input.")
+
+
+@pytest.mark.parametrize("field", ["role", "content"])
+def test_the_place_of_what_is_wrong_is_named(field: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        turns([{"role": "user", "content": "x"}, {"role": "user", "content": "x", field: 1}])
+    assert caught.value.param == f"input.1.{field}"

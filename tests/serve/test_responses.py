@@ -1,0 +1,508 @@
+"""/v1/responses against openai's own client and types: a real server, and a model that says what a script says."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses.response_item_list import ResponseItemList
+from pydantic import BaseModel, TypeAdapter
+
+from llmjax.config import EngineConfig, ServerConfig
+from llmjax.errors import GenerationFailed, QueueFull
+from llmjax.outputs import CompletionOutput, RequestOutput
+from tests.serve.scripted import write_scripted
+
+RESPONSES = "/v1/responses"
+CONTEXT = 1024
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "What it will be like",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+}
+SCRIPTS = {
+    "plain": "Nothing to <do> here, is there?",
+    "two calls": 'I look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm \\"S\\"", "days": 3}}\n'
+    '</tool_call>\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn"}}\n</tool_call>',
+    "thought and call": "<think>\nThe city is Paris, so get_weather fits.\n</think>\n\n<tool_call>\n"
+    '{"name": "get_weather", "arguments": {"city": "Paris, France"}}</tool_call>',
+    "[THINK]": "So they say hello. I shall greet.\n\n[/THINK] Good day to you!",
+    "object": '{"town":"Wien","size":1931}',
+    "forced": '[{"name":"get_weather","arguments":{"city":"Oslo"}}]',
+}
+SPECIAL = ["<think>", "[THINK]", "[/THINK]"]
+TEMPLATE = (
+    "{# <tool_call> <think></think> #}{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
+    "{% for m in messages %}{{ m.role }}|{{ m.name or '' }}|{{ m.tool_call_id or '' }}|{{ m.content or '' }}"
+    "{{ '~' ~ m.reasoning_content if m.reasoning_content else '' }}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}"
+    "{{ '\n' }}{% endfor %}{{ '[[' ~ script ~ ']]' }}"
+)
+THINKING = TEMPLATE.replace("<tool_call> <think></think>", "[/THINK] <tool_call>").replace(
+    "{{ '[[' ~ script ~ ']]' }}", "[THINK]"
+)
+KEYS = ("first-key", "second-key")
+MOST = 4
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, start_server: Any, compile_cache_dir: str) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("models") / "scripted"
+    folder.mkdir()
+    write_scripted(folder, SCRIPTS, special=SPECIAL, template=TEMPLATE, context=CONTEXT)
+    config = EngineConfig(
+        model=str(folder),
+        dtype="float32",
+        max_model_len=CONTEXT,
+        max_num_seqs=2,
+        max_num_batched_tokens=64,
+        page_size=16,
+        kv_cache_memory_bytes=8 * 2**20,
+        served_model_name="scripted",
+        compilation_cache_dir=compile_cache_dir,
+    )
+    settings = ServerConfig(
+        port=0, trust_request_chat_template=True, api_key=KEYS, max_stored_responses=MOST, sse_keep_alive_interval=0
+    )
+    server, stop = start_server(config, settings)
+    yield server
+    stop()
+
+
+def http_of(running: Any, key: str) -> httpx.Client:
+    return httpx.Client(base_url=running.url, timeout=60, headers={"authorization": f"Bearer {key}"})
+
+
+@pytest.fixture
+def http(running: Any) -> Iterator[httpx.Client]:
+    with http_of(running, KEYS[0]) as client:
+        yield client
+
+
+@pytest.fixture
+def client(running: Any) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key=KEYS[0], max_retries=0, timeout=60) as client:
+        yield client
+
+
+def extra(script: str) -> dict[str, Any]:
+    """What a request has that OpenAI's do not: it names the script."""
+    own = {"chat_template": THINKING} if script == "[THINK]" else {}
+    return {"chat_template_kwargs": {"script": script}, **own}
+
+
+def body(script: str, **more: Any) -> dict[str, Any]:
+    fields = {"model": "scripted", "input": "Weather?", "tools": [WEATHER], "temperature": 0, **extra(script)}
+    return {**fields, **more}
+
+
+def answer(http: httpx.Client, script: str, **more: Any) -> dict[str, Any]:
+    response = http.post(RESPONSES, json=body(script, **more))
+    assert response.status_code == 200, response.text
+    Response.model_validate_json(response.content, strict=True)
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def refusal(http: httpx.Client, script: str = "plain", *, status: int = 400, **more: Any) -> dict[str, Any]:
+    response = http.post(RESPONSES, json=body(script, **more))
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream, each of them valid, named by its type and in its place."""
+    assert response.status_code == 200, response.read()
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in response.iter_lines() if line]
+    names, datas = lines[::2], lines[1::2]
+    events = [json.loads(data.removeprefix("data: ")) for data in datas]
+    assert names == [f"event: {event['type']}" for event in events]
+    for data in datas:
+        EVENT.validate_json(data.removeprefix("data: "), strict=True)
+    return events
+
+
+def streamed(http: httpx.Client, script: str, **more: Any) -> list[dict[str, Any]]:
+    with http.stream("POST", RESPONSES, json=body(script, stream=True, **more)) as response:
+        events = events_of(response)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def said(output: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    """What items say, without their ids."""
+    found: list[tuple[str, Any]] = []
+    for item in output:
+        match item["type"]:
+            case "function_call":
+                assert item["call_id"] and item["status"] == "completed"
+                found.append((item["name"], json.loads(item["arguments"])))
+            case kind:
+                found.append((kind, "".join(part["text"] for part in item["content"])))
+    assert len({item["id"] for item in output}) == len(output)
+    return found
+
+
+EXPECTED: dict[str, list[tuple[str, Any]]] = {
+    "plain": [("message", SCRIPTS["plain"])],
+    "two calls": [
+        ("message", "I look."),
+        ("get_weather", {"city": 'Ulm "S"', "days": 3}),
+        ("get_weather", {"city": "Bonn"}),
+    ],
+    "thought and call": [
+        ("reasoning", "The city is Paris, so get_weather fits."),
+        ("get_weather", {"city": "Paris, France"}),
+    ],
+    "[THINK]": [("reasoning", "So they say hello. I shall greet."), ("message", "Good day to you!")],
+}
+
+
+@pytest.mark.parametrize("script", EXPECTED)
+def test_a_response_has_what_the_model_says(http: httpx.Client, script: str) -> None:
+    found = answer(http, script, metadata={"a": "b"}, instructions="Be brief.")
+    assert said(found["output"]) == EXPECTED[script]
+    assert found["status"] == "completed" and found["id"].startswith("resp_") and found["completed_at"]
+    assert found["metadata"] == {"a": "b"} and found["instructions"] == "Be brief." and found["model"] == "scripted"
+    usage = found["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    reasons = any(kind == "reasoning" for kind, _ in EXPECTED[script])
+    assert (usage["output_tokens_details"]["reasoning_tokens"] > 0) == reasons
+    again = answer(http, script, metadata={"a": "b"}, instructions="Be brief.")
+    assert again["usage"]["input_tokens_details"]["cached_tokens"] > 0
+
+
+BEFORE_TEXT = ["response.output_item.added", "response.content_part.added"]
+AFTER_TEXT = ["response.content_part.done", "response.output_item.done"]
+ORDER = {
+    "message": [*BEFORE_TEXT, "response.output_text.delta", "response.output_text.done", *AFTER_TEXT],
+    "reasoning": [*BEFORE_TEXT, "response.reasoning_text.delta", "response.reasoning_text.done", *AFTER_TEXT],
+    "get_weather": [
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+    ],
+}
+
+
+@pytest.mark.parametrize("script", EXPECTED)
+def test_events_come_in_their_order_and_say_the_same(http: httpx.Client, script: str) -> None:
+    events = streamed(http, script)
+    kinds = [kind for kind, _ in itertools.groupby(event["type"] for event in events)]
+    items = [kind for item, _ in EXPECTED[script] for kind in ORDER[item]]
+    assert kinds == ["response.created", "response.in_progress", *items, "response.completed"]
+    final = events[-1]["response"]
+    assert said(final["output"]) == EXPECTED[script]
+    assert events[0]["response"]["output"] == [] and events[0]["response"]["status"] == "in_progress"
+    for index, item in enumerate(final["output"]):
+        own = [event for event in events if event.get("output_index") == index]
+        assert all(event.get("item_id", item["id"]) == item["id"] for event in own)
+        assert own[0]["item"]["id"] == item["id"] and own[0]["item"]["status"] == "in_progress"
+        assert own[-1]["item"] == item
+        text = "".join(event["delta"] for event in own if "delta" in event)
+        assert text == (item["arguments"] if "arguments" in item else item["content"][0]["text"])
+    whole = answer(http, script)
+    assert said(whole["output"]) == said(final["output"]) and whole.keys() == final.keys()
+
+
+def test_a_response_that_was_cut_is_incomplete(http: httpx.Client) -> None:
+    found = answer(http, "plain", max_output_tokens=3)
+    assert found["status"] == "incomplete" and found["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert found["output"][0]["status"] == "incomplete" and found["usage"]["output_tokens"] == 3
+    events = streamed(http, "plain", max_output_tokens=3)
+    assert events[-1]["type"] == "response.incomplete" and events[-1]["response"]["status"] == "incomplete"
+
+
+def test_logprobs_and_obfuscation(http: httpx.Client) -> None:
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "tools": []}
+    (part,) = answer(http, "plain", **asked)["output"][0]["content"]
+    assert len(part["logprobs"]) > 5 and all(len(entry["top_logprobs"]) == 2 for entry in part["logprobs"])
+    events = streamed(http, "plain", stream_options={"include_obfuscation": True}, **asked)
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert all(event["obfuscation"] for event in deltas)
+    assert "".join(event["delta"] for event in deltas) == SCRIPTS["plain"]
+    tokens = [entry["token"] for event in deltas for entry in event["logprobs"]]
+    assert tokens == [entry["token"] for entry in part["logprobs"]] and "".join(tokens) == SCRIPTS["plain"]
+
+
+def test_forms_and_forced_calls(http: httpx.Client) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"town": {"type": "string"}, "size": {"type": "integer"}},
+        "required": ["town", "size"],
+        "additionalProperties": False,
+    }
+    form = {"format": {"type": "json_schema", "name": "town", "schema": schema, "strict": True}}
+    found = answer(http, "object", tools=[], text=form)
+    assert json.loads(said(found["output"])[0][1]) == {"town": "Wien", "size": 1931}
+    assert found["text"] == form
+    for choice in ("required", {"type": "function", "name": "get_weather"}):
+        found = answer(http, "forced", tool_choice=choice, max_output_tokens=200)
+        assert {item["type"] for item in found["output"]} == {"function_call"}
+        assert found["tool_choice"] == choice
+    other = {**WEATHER, "name": "other"}
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]}
+    found = answer(http, "forced", tools=[other, WEATHER], tool_choice=allowed, max_output_tokens=200)
+    assert {item["name"] for item in found["output"]} == {"get_weather"}
+    found = answer(http, "two calls", parallel_tool_calls=False)
+    assert said(found["output"]) == EXPECTED["two calls"][:2] and found["parallel_tool_calls"] is False
+    assert said(answer(http, "two calls", tool_choice="none")["output"])[0][0] == "message"
+
+
+class Town(BaseModel):
+    town: str
+    size: int
+
+
+def test_the_helpers_of_openais_client(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": "scripted", "input": "Weather?", "temperature": 0}
+    parsed = client.responses.parse(**fields, text_format=Town, extra_body=extra("object"))
+    assert parsed.output_parsed == Town(town="Wien", size=1931)
+    with client.responses.stream(**fields, text_format=Town, extra_body=extra("object")) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert final.output_parsed == Town(town="Wien", size=1931) and kinds[-1] == "response.completed"
+    tools: Any = [WEATHER]
+    with client.responses.stream(**fields, tools=tools, extra_body=extra("two calls")) as stream:
+        texts = [event.snapshot for event in stream if event.type == "response.function_call_arguments.delta"]
+        found = stream.get_final_response()
+    assert json.loads(texts[-1]) == {"city": "Bonn"}
+    assert [item.type for item in found.output] == ["message", "function_call", "function_call"]
+    assert client.responses.create(**fields, extra_body=extra("plain")).output_text == SCRIPTS["plain"]
+
+
+async def test_the_async_client(running: Any) -> None:
+    fields: dict[str, Any] = {"model": "scripted", "input": "Weather?", "temperature": 0}
+    async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key=KEYS[0], max_retries=0) as client:
+        created = await client.responses.create(**fields, extra_body=extra("[THINK]"))
+        assert created.output_text == "Good day to you!"
+        stream = await client.responses.create(**fields, stream=True, extra_body=extra("plain"))
+        text = "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
+        assert text == SCRIPTS["plain"]
+        assert (await client.responses.retrieve(created.id)).id == created.id
+
+
+def test_a_loop_of_calls_as_agents_run_it(http: httpx.Client) -> None:
+    """Stateless: everything that came is sent back, as Codex does it."""
+    stateless: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"]}
+    first = answer(http, "thought and call", **stateless)
+    thought, call = first["output"]
+    assert thought["encrypted_content"]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+    items = [{"role": "user", "content": "Weather?"}, thought, call, result]
+    answer(http, "plain", input=items, **stateless)
+    sealed = {name: value for name, value in thought.items() if name != "content"}
+    function = {"name": "get_weather", "arguments": call["arguments"]}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        items[0],
+        {
+            "role": "assistant",
+            "reasoning_content": "The city is Paris, so get_weather fits.",
+            "tool_calls": [{"id": call["call_id"], "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": call["call_id"], "content": "sunny"},
+    ]
+    function = {name: value for name, value in WEATHER.items() if name != "type"}
+    chat = {"messages": messages, "tools": [{"type": "function", "function": function}]}
+    count = http.post("/tokenize", json={**chat, "chat_template_kwargs": {"script": "plain"}}).json()["count"]
+    for reasoning in (thought, sealed):
+        asked = body("plain", instructions="Be brief.", input=[items[0], reasoning, call, result])
+        del asked["temperature"]
+        found = http.post(f"{RESPONSES}/input_tokens", json=asked)
+        assert found.json() == {"object": "response.input_tokens", "input_tokens": count}, found.text
+
+
+def test_a_response_follows_another(http: httpx.Client, client: openai.OpenAI) -> None:
+    first = answer(http, "two calls", instructions="Forgotten later.")
+    calls = [item for item in first["output"] if item["type"] == "function_call"]
+    results = [{"type": "function_call_output", "call_id": call["call_id"], "output": "rain"} for call in calls]
+    second = answer(http, "plain", previous_response_id=first["id"], input=results)
+    assert second["previous_response_id"] == first["id"]
+    explicit = [{"role": "user", "content": "Weather?"}, *first["output"], *results]
+    assert answer(http, "plain", input=explicit)["usage"]["input_tokens"] == second["usage"]["input_tokens"]
+    page = http.get(f"{RESPONSES}/{second['id']}/input_items", params={"order": "asc"})
+    ResponseItemList.model_validate_json(page.content, strict=True)
+    assert [item["type"] for item in page.json()["data"]] == [
+        "message",
+        "message",
+        *["function_call"] * 2,
+        *["function_call_output"] * 2,
+    ]
+    listed = list(client.responses.input_items.list(second["id"], limit=4))  # goes on to the second page
+    assert [item.id for item in listed] == [item["id"] for item in reversed(page.json()["data"])]
+    kept = http.get(f"{RESPONSES}/{second['id']}")
+    assert Response.model_validate_json(kept.content, strict=True) and kept.json() == second
+    client.responses.delete(second["id"])
+    assert http.get(f"{RESPONSES}/{second['id']}").status_code == 404
+    assert refusal(http, status=404, previous_response_id=second["id"])["param"] == "previous_response_id"
+
+
+def test_what_is_kept_has_an_owner_and_bounds(running: Any, http: httpx.Client) -> None:
+    ids = [answer(http, "plain")["id"] for _ in range(MOST + 1)]
+    statuses = [http.get(f"{RESPONSES}/{id}").status_code for id in ids]
+    assert statuses == [404] + [200] * MOST
+    unkept = answer(http, "plain", store=False)
+    assert http.get(f"{RESPONSES}/{unkept['id']}").status_code == 404
+    with http_of(running, KEYS[1]) as other:
+        assert other.get(f"{RESPONSES}/{ids[-1]}").status_code == 404
+        assert other.delete(f"{RESPONSES}/{ids[-1]}").status_code == 404
+        assert refusal(other, status=404, previous_response_id=ids[-1])["param"] == "previous_response_id"
+    (last,) = [event["response"]["id"] for event in streamed(http, "plain")[-1:]]
+    assert http.get(f"{RESPONSES}/{last}").json()["status"] == "completed"
+
+
+async def test_in_the_background(running: Any) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key=KEYS[0], max_retries=0) as client:
+        fields: dict[str, Any] = {"model": "scripted", "input": "Weather?", "temperature": 0, "background": True}
+        begun = await client.responses.create(**fields, extra_body=extra("plain"))
+        assert begun.status == "queued" and begun.background
+        async with asyncio.timeout(60):
+            while (found := await client.responses.retrieve(begun.id)).status in ("queued", "in_progress"):
+                await asyncio.sleep(0.02)
+        assert found.status == "completed" and found.output_text == SCRIPTS["plain"]
+        stream = await client.responses.create(**fields, stream=True, extra_body=extra("plain"))
+        async for event in stream:  # its client leaves it after some events
+            if event.type == "response.created":
+                id = event.response.id
+            if event.sequence_number == 4:
+                break
+        await stream.close()
+        rest = await client.responses.retrieve(id, stream=True, starting_after=4)
+        numbers = [event.sequence_number async for event in rest]
+        assert numbers == list(range(5, 5 + len(numbers))) and numbers
+        assert (await client.responses.retrieve(id)).output_text == SCRIPTS["plain"]
+
+
+def test_a_stream_is_taken_up_again(http: httpx.Client) -> None:
+    events = streamed(http, "two calls", background=True)
+    assert [event["type"] for event in events[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    final = events[-1]["response"]
+    assert final["status"] == "completed" and said(final["output"]) == EXPECTED["two calls"]
+    place = f"{RESPONSES}/{final['id']}"
+    for after in (-1, 0, 5, len(events) - 1):
+        with http.stream("GET", place, params={"stream": "true", "starting_after": after}) as response:
+            assert events_of(response) == events[after + 1 :]
+    assert http.post(f"{place}/cancel").json() == http.get(place).json() == final  # it was over
+    assert http.get(place, params={"starting_after": 1}).json()["error"]["param"] == "starting_after"
+
+
+@pytest.fixture
+def held(running: Any, monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """The engine answers nothing; each request that is aborted counts."""
+    aborted = threading.Semaphore(0)
+
+    async def generate(*_: Any, **__: Any) -> AsyncGenerator[Any, None]:
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            aborted.release()
+
+    monkeypatch.setattr(running.engine, "generate", generate)
+    return aborted
+
+
+def test_a_response_is_canceled(http: httpx.Client, held: threading.Semaphore) -> None:
+    begun = answer(http, "plain", background=True)
+    place = f"{RESPONSES}/{begun['id']}"
+    assert http.get(place).json() == begun and begun["status"] == "queued"
+    assert refusal(http, previous_response_id=begun["id"])["param"] == "previous_response_id"
+    canceled = http.post(f"{place}/cancel")
+    Response.model_validate_json(canceled.content, strict=True)
+    assert canceled.json()["status"] == "cancelled"
+    assert held.acquire(timeout=60)
+    with http.stream("GET", place, params={"stream": "true"}) as response:
+        events_of(response)  # ends
+    begun = answer(http, "plain", background=True)
+    assert http.delete(f"{RESPONSES}/{begun['id']}").json()["deleted"] is True
+    assert held.acquire(timeout=60)
+    ids = [answer(http, "plain", background=True)["id"] for _ in range(MOST)]
+    assert refusal(http, status=503, background=True)["code"] == "queue_full"  # what is written is not forgotten
+    for id in ids:
+        assert http.delete(f"{RESPONSES}/{id}").status_code == 200
+
+
+def test_only_what_runs_in_the_background_is_canceled(http: httpx.Client) -> None:
+    place = f"{RESPONSES}/{answer(http, 'plain')['id']}"
+    assert http.post(f"{place}/cancel").status_code == 400
+    assert http.get(place, params={"stream": "true"}).json()["error"]["param"] == "stream"
+
+
+def test_a_stream_that_fails_says_so(running: Any, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def generate(*_: Any, **__: Any) -> AsyncGenerator[RequestOutput, None]:
+        yield RequestOutput("r", None, [], [CompletionOutput(0, "Half", [1])], finished=False)
+        raise GenerationFailed("the logits are not finite")
+
+    monkeypatch.setattr(running.engine, "generate", generate)
+    with http.stream("POST", RESPONSES, json=body("plain", stream=True)) as response:
+        events = events_of(response)
+    assert [event["type"] for event in events][-3:] == [*AFTER_TEXT, "response.failed"]
+    failed = events[-1]["response"]
+    assert failed["status"] == "failed" and failed["error"]["code"] == "server_error"
+    assert "not finite" in failed["error"]["message"] and failed["output"][0]["status"] == "incomplete"
+    in_background = streamed(http, "plain", background=True)
+    assert in_background[-1]["response"]["error"] == failed["error"]
+    assert http.get(f"{RESPONSES}/{in_background[0]['response']['id']}").json()["status"] == "failed"
+
+    async def full(*_: Any, **__: Any) -> AsyncGenerator[RequestOutput, None]:
+        raise QueueFull("too many wait", retry_after=1)
+        yield
+
+    monkeypatch.setattr(running.engine, "generate", full)
+    assert refusal(http, status=503, stream=True)["code"] == "queue_full"  # before the stream has begun
+    events = streamed(http, "plain", background=True)
+    assert [event["type"] for event in events][::3] == ["response.created", "response.failed"]
+    assert events[-1]["response"]["error"]["code"] == "rate_limit_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "words"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "web_search"),
+        ({"tools": [WEATHER, {"type": "mcp", "server_label": "x"}]}, "tools.1.type", "mcp"),
+        ({"tools": [{**WEATHER, "name": ""}]}, "tools.0.name", "name"),
+        ({"tools": [{**WEATHER, "parameters": 1}]}, "tools.0.parameters", "object"),
+        ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "x"),
+        ({"tool_choice": {"type": "file_search"}}, "tool_choice", "tool_choice"),
+        ({"input": []}, "input", "1 item"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type", "item_reference"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", "user"),
+        ({"input": [{"role": "user"}]}, "input.0.content", "string"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input.0.content.0.type",
+            "input_image",
+        ),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input.0.call_id", "string"),
+        ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input.0.output", "string"),
+        ({"input": "x" * 5000}, "input", "tokens"),
+        ({"max_output_tokens": 5000}, "max_output_tokens", "max_output_tokens"),
+        ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
+        ({"n": 2}, "n", "one answer"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.json_schema.schema", "object"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type", "xml"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort", "template"),
+        ({"include": ["everything"]}, "include.0", "everything"),
+        ({"background": True, "store": False}, "background", "store"),
+        ({"conversation": "x"}, "conversation", "previous_response_id"),
+        ({"truncation": "auto"}, "truncation", "items"),
+        ({"temprature": 1}, "temprature", "temperature"),
+    ],
+)
+def test_what_is_wrong_is_named(http: httpx.Client, more: dict[str, Any], param: str, words: str) -> None:
+    error = refusal(http, **more)
+    assert error["param"] == param and words in error["message"], error
