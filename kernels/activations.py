@@ -21,6 +21,7 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
         "gelu_pytorch_tanh": _tanh_gelu,
         "relu": jax.nn.relu,
         "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+        "tanh": jnp.tanh,
         "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     }
 )

@@ -41,6 +41,7 @@ class AttentionRules:
     scale: float
     interleaved: bool = False
     window: int | None = None
+    causal: bool = True
     softcap: float | None = None
 
 

@@ -13,21 +13,45 @@ if TYPE_CHECKING:
     from llmjax.async_llm import AsyncLLM
     from llmjax.config import EngineConfig, ServerConfig
     from llmjax.conversion import quantize
+    from llmjax.engine.vectors import TextPair
     from llmjax.inputs import TextPrompt, TokensPrompt
     from llmjax.llm import LLM, generate
-    from llmjax.outputs import CompletionOutput, Logprob, RequestOutput
+    from llmjax.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        PoolingOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from llmjax.pooling_params import PoolingParams
     from llmjax.sampling.params import RequestOutputKind, SamplingParams
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "Logprob",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "ServerConfig",
+    "TextPair",
     "TextPrompt",
     "TokensPrompt",
     "__version__",
@@ -38,14 +62,24 @@ __all__ = [
 # Loaded when first used: ``llmjax --help`` and the settings do not need JAX.
 _MODULES = {
     "AsyncLLM": "llmjax.async_llm",
+    "ClassificationOutput": "llmjax.outputs",
+    "ClassificationRequestOutput": "llmjax.outputs",
     "CompletionOutput": "llmjax.outputs",
+    "EmbeddingOutput": "llmjax.outputs",
+    "EmbeddingRequestOutput": "llmjax.outputs",
     "EngineConfig": "llmjax.config",
     "LLM": "llmjax.llm",
     "Logprob": "llmjax.outputs",
+    "PoolingOutput": "llmjax.outputs",
+    "PoolingParams": "llmjax.pooling_params",
+    "PoolingRequestOutput": "llmjax.outputs",
     "RequestOutput": "llmjax.outputs",
     "RequestOutputKind": "llmjax.sampling.params",
     "SamplingParams": "llmjax.sampling.params",
+    "ScoringOutput": "llmjax.outputs",
+    "ScoringRequestOutput": "llmjax.outputs",
     "ServerConfig": "llmjax.config",
+    "TextPair": "llmjax.engine.vectors",
     "TextPrompt": "llmjax.inputs",
     "TokensPrompt": "llmjax.inputs",
     "generate": "llmjax.llm",

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from functools import partial
 
 from llmjax.config import EngineConfig
@@ -15,16 +16,19 @@ from llmjax.engine.frontend import PromptInput
 from llmjax.engine.info import EngineState, ProgramInfo
 from llmjax.engine.process import ProcessEngine
 from llmjax.engine.report import ThroughputLog
-from llmjax.engine.request import EngineOutput
+from llmjax.engine.request import EngineOutput, EngineRequest
 from llmjax.engine.setup import LoadedLLM
 from llmjax.engine.stats import QUEUE_FULL
+from llmjax.engine.vectors import PooledTokens, TextPair
 from llmjax.errors import EngineDead, GenerationFailed, LLMJaxError, QueueFull
-from llmjax.outputs import RequestOutput, TokenLogprobs
+from llmjax.outputs import PoolingRequestOutput, RequestOutput, TokenLogprobs
+from llmjax.pooling_params import PoolingParams
 from llmjax.sampling.params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
 LONG_TEXT = 20_000  # characters from which tokenizing leaves the event loop's thread
+LONG_VECTORS = 2**18  # numbers from which work on them does
 
 
 class AsyncLLM(LoadedLLM):
@@ -34,7 +38,7 @@ class AsyncLLM(LoadedLLM):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config, _client(config))
-        self._streams: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
+        self._streams: dict[str, asyncio.Queue[RequestOutput | PoolingRequestOutput | Exception]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         if not config.disable_log_stats:
@@ -135,9 +139,60 @@ class AsyncLLM(LoadedLLM):
             shown=shown,
             constraint=constraint,
         )
-        stream: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
-        self._streams[request_id] = stream
         scores: list[TokenLogprobs | None] = []
+        async with aclosing(self._outputs(request, request_id)) as outputs:
+            async for output in outputs:
+                assert isinstance(output, RequestOutput)
+                if output.prompt_logprobs is not None:  # the same in all outputs that have any
+                    scores = scores or await asyncio.to_thread(self._frontend.decoded, output.prompt_logprobs)
+                    output.prompt_logprobs = scores
+                yield output
+
+    def pooled_tokens(self, prompt: PromptInput | TextPair, pooling_params: PoolingParams) -> PooledTokens:
+        """What the engine reads where a vector is asked for, checked: ``encode`` takes it for a prompt. Any thread may
+        ask, and should for long texts.
+
+        Raises:
+            InvalidRequest: the model cannot make it.
+        """
+        return self._frontend.pooled_tokens(prompt, pooling_params)
+
+    async def encode(
+        self,
+        prompt: PromptInput | TextPair | PooledTokens,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Makes a vector, or a number for each label, of a text; arguments and errors as for ``generate``.
+
+        Yields:
+            One output.
+        """
+        self._check_open()
+        if _num_chars(prompt) > LONG_TEXT:
+            prompt = await asyncio.to_thread(self._frontend.pooled_tokens, prompt, pooling_params)
+            self._check_open()
+        self._event_loop = asyncio.get_running_loop()
+        request = self._frontend.open_pooling(
+            prompt, pooling_params, request_id, priority=priority, cache_salt=cache_salt
+        )
+        async with aclosing(self._outputs(request, request_id)) as outputs:
+            async for output in outputs:
+                assert isinstance(output, PoolingRequestOutput)
+                if output.outputs.data.size > LONG_VECTORS:
+                    yield await asyncio.to_thread(self._frontend.finish_vectors, output, pooling_params)
+                else:
+                    yield self._frontend.finish_vectors(output, pooling_params)
+
+    async def _outputs(
+        self, request: EngineRequest, request_id: str
+    ) -> AsyncGenerator[RequestOutput | PoolingRequestOutput, None]:
+        """What comes of a request that has been opened; closing this aborts it."""
+        stream: asyncio.Queue[RequestOutput | PoolingRequestOutput | Exception] = asyncio.Queue()
+        self._streams[request_id] = stream
         try:
             self._frontend.sent(request.request_id, engine=self.client.submit(request))
             # If the engine has died by now, it may not have known whom to tell; if it dies later, it tells this stream.
@@ -146,9 +201,6 @@ class AsyncLLM(LoadedLLM):
                 output = await stream.get()
                 if isinstance(output, Exception):
                     raise output
-                if output.prompt_logprobs is not None:  # the same in all outputs that have any
-                    scores = scores or await asyncio.to_thread(self._frontend.decoded, output.prompt_logprobs)
-                    output.prompt_logprobs = scores
                 yield output
                 if output.finished:
                     return
@@ -248,3 +300,11 @@ def _client(config: EngineConfig) -> RunningEngine:
     from llmjax.engine.loop import ThreadEngine
 
     return ThreadEngine(build_engine(config))
+
+
+def _num_chars(prompt: PromptInput | TextPair | PooledTokens) -> int:
+    """Of the text that has to be tokenized."""
+    if isinstance(prompt, TextPair):
+        return len(prompt.first) + len(prompt.second)
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return len(text) if isinstance(text, str) else 0

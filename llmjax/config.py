@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from llmjax.errors import ConfigError
 
@@ -117,6 +117,22 @@ class EngineConfig:
     )
     offline: bool = setting(False, "use only what is already on this machine")
     hf_overrides: dict[str, Any] = setting({}, "keys of config.json to replace, as JSON")  # noqa: RUF009
+    runner: str = setting(
+        "auto",
+        "what the model does: generate text, or pooling: make vectors of texts; auto: what it was made for",
+        choices=("auto", "generate", "pooling"),
+    )
+    convert: str = setting(
+        "auto",
+        "what a model that generates becomes with runner pooling: one that makes embeddings, or one that classifies "
+        "(its labels' matrix must be there); auto: what its architecture says, else embed",
+        choices=("auto", "none", "embed", "classify"),
+    )
+    task: str = setting(
+        "auto",
+        "runner and convert in one word, as older versions of vLLM have it",
+        choices=("auto", "generate", "embedding", "embed", "classify", "score", "reward"),
+    )
     chat_template: str | None = setting(None, "a Jinja chat template, or the path of one, instead of the model's")
     generation_config: str = setting(
         "auto",
@@ -293,6 +309,22 @@ class EngineConfig:
         return ANY_NAME in self.served_model_name
 
     @property
+    def runner_of_task(self) -> Literal["auto", "generate", "pooling"]:
+        """``runner``, or what ``task`` says of it."""
+        if self.task == "auto":
+            found: Literal["auto", "generate", "pooling"] = self.runner  # type: ignore[assignment]
+            return found
+        return "generate" if self.task == "generate" else "pooling"
+
+    @property
+    def conversion(self) -> Literal["embed", "classify"] | None:
+        """``convert``, or what ``task`` says of it; None: as the model's architecture says."""
+        if self.convert in ("embed", "classify"):
+            found: Literal["embed", "classify"] = self.convert  # type: ignore[assignment]
+            return found
+        return "embed" if self.task in ("embed", "embedding") else "classify" if self.task == "classify" else None
+
+    @property
     def device_numbers(self) -> tuple[int, ...]:
         """Of the devices to use, those of all engines one after another."""
         if self.device_ids is None or not self.device_ids.strip():
@@ -332,6 +364,10 @@ class EngineConfig:
         if self.kv_cache_memory_bytes is not None and self.kv_cache_memory_bytes < 1:
             raise ConfigError(f"kv_cache_memory_bytes must be at least 1, not {self.kv_cache_memory_bytes}")
         check_choices(self)
+        if self.task != "auto" and self.runner not in ("auto", self.runner_of_task):
+            raise ConfigError(f"runner {self.runner} and task {self.task} contradict each other")
+        if self.conversion is not None and self.runner_of_task == "generate":
+            raise ConfigError(f"convert {self.conversion} needs runner pooling")
         self._check_devices()
         if self.quantization_param_path is not None and self.kv_cache_dtype not in ("int8", "fp8", "fp8_e4m3"):
             raise ConfigError(

@@ -6,7 +6,9 @@ import atexit
 import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 from llmjax.config import DEFAULT_MODEL, EngineConfig, ServerConfig
 from llmjax.engine.build import build_engine
@@ -15,12 +17,23 @@ from llmjax.engine.engine import Engine
 from llmjax.engine.frontend import PromptInput
 from llmjax.engine.inline import InlineEngine
 from llmjax.engine.request import EngineRequest
+from llmjax.engine.scores import pair_inputs, score_task, scored, text_pairs
 from llmjax.engine.setup import LoadedLLM
+from llmjax.engine.vectors import TextPair
 from llmjax.errors import ConfigError, InvalidRequest
 from llmjax.migration.answers import EMPTY, plain
 from llmjax.migration.tables import collect_known
 from llmjax.models.config import ModelConfig
-from llmjax.outputs import RequestOutput
+from llmjax.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+)
+from llmjax.pooling_params import PoolingParams, PoolingTask
 from llmjax.progress import progress_bar
 from llmjax.sampling.params import PARAM_NAMES, RequestOutputKind, SamplingParams
 from llmjax.settings import nearest, settings_of, spellings
@@ -29,6 +42,8 @@ from llmjax.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
+PoolingInput = PromptInput | TextPair
+Output = TypeVar("Output", RequestOutput, PoolingRequestOutput)
 
 
 class LLM(LoadedLLM):
@@ -111,19 +126,153 @@ class LLM(LoadedLLM):
         params = self._params(sampling_params, len(batch))
         if priority is not None and len(priority) != len(batch):
             raise InvalidRequest(f"{len(batch)} prompts and {len(priority)} priorities", field="priority")
-        requests = self._open_all(batch, params, priority or [0] * len(batch))
+        calls = [
+            partial(self._frontend.open, prompt, own, priority=rank)
+            for prompt, own, rank in zip(batch, params, priority or [0] * len(batch), strict=True)
+        ]
+        return self._finished(self._open_calls(calls), RequestOutput, progress=bool(use_tqdm))
+
+    def _finished(self, requests: Mapping[str, EngineRequest], kind: type[Output], *, progress: bool) -> list[Output]:
+        """What comes of all requests, in their order."""
         try:
-            outputs = self._run(requests, progress=bool(use_tqdm))
+            outputs = self._run(requests, progress=progress)
         except BaseException:
             # Interrupted or failed: nothing of this call may stay behind in the engine.
             for request in requests.values():
                 self._frontend.forget(request.request_id)
                 self.client.abort(request.request_id)
             raise
-        done = [outputs[name] for name in requests]
+        done = [output for name in requests if isinstance(output := outputs[name], kind)]
         if failed := [output.error for output in done if output.error is not None]:
             logger.warning("%d of %d requests failed: %s", len(failed), len(done), failed[0])
         return done
+
+    def encode(
+        self,
+        prompts: PoolingInput | Sequence[PoolingInput],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        pooling_task: PoolingTask | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput]:
+        """Makes a vector, or a number for each label, of every prompt.
+
+        Args:
+            prompts: as in ``generate``, and ``TextPair``s.
+            pooling_params: for all, or one for each prompt.
+            pooling_task: instead of that of ``pooling_params``.
+            truncate_prompt_tokens: instead of that of ``pooling_params``.
+            use_tqdm: show a progress bar.
+
+        Returns:
+            One output for each prompt, in order. One that failed has an ``error``; a line of the log says so.
+
+        Raises:
+            InvalidRequest: a prompt or parameter cannot be served; nothing has been computed then.
+        """
+        batch: list[PoolingInput] = [prompts] if isinstance(prompts, TextPair) else _as_list(prompts)
+        params = pooling_params or PoolingParams()
+        each = [params] * len(batch) if isinstance(params, PoolingParams) else list(params)
+        if len(each) != len(batch):
+            raise InvalidRequest(f"{len(batch)} prompts and {len(each)} pooling_params", field="pooling_params")
+        given = {"task": pooling_task, "truncate_prompt_tokens": truncate_prompt_tokens}
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        each = [replace(one, **changes) for one in each]
+        calls = [partial(self._frontend.open_pooling, prompt, own) for prompt, own in zip(batch, each, strict=True)]
+        made = self._finished(self._open_calls(calls), PoolingRequestOutput, progress=use_tqdm)
+        return [self._frontend.finish_vectors(output, own) for output, own in zip(made, each, strict=True)]
+
+    def embed(
+        self,
+        prompts: PoolingInput | Sequence[PoolingInput],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """The embedding of every prompt; arguments and errors as for ``encode``."""
+        made = self._encoded(prompts, pooling_params, "embed", truncate_prompt_tokens, use_tqdm)
+        return [
+            EmbeddingRequestOutput(
+                request_id=output.request_id,
+                outputs=EmbeddingOutput(output.outputs.data.tolist()),
+                prompt_token_ids=output.prompt_token_ids,
+                num_cached_tokens=output.num_cached_tokens,
+                error=output.error,
+            )
+            for output in made
+        ]
+
+    def classify(
+        self,
+        prompts: PoolingInput | Sequence[PoolingInput],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ClassificationRequestOutput]:
+        """The labels' probabilities for every prompt; arguments and errors as for ``encode``."""
+        made = self._encoded(prompts, pooling_params, "classify", truncate_prompt_tokens, use_tqdm)
+        return [
+            ClassificationRequestOutput(
+                request_id=output.request_id,
+                outputs=ClassificationOutput(output.outputs.data.tolist()),
+                prompt_token_ids=output.prompt_token_ids,
+                num_cached_tokens=output.num_cached_tokens,
+                error=output.error,
+            )
+            for output in made
+        ]
+
+    def reward(
+        self,
+        prompts: PoolingInput | Sequence[PoolingInput],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput]:
+        """What a reward model thinks of every prompt, without an activation; otherwise as ``encode``."""
+        params = pooling_params or PoolingParams()
+        raw: Any = (
+            replace(params, use_activation=False)
+            if isinstance(params, PoolingParams)
+            else [replace(one, use_activation=False) for one in params]
+        )
+        return self._encoded(prompts, raw, "classify", truncate_prompt_tokens, use_tqdm)
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts fit, pair by pair: by a cross-encoder, or by the cosine of their embeddings.
+
+        Args:
+            data_1: one text for all of ``data_2``, or as many.
+            data_2: the texts that it is compared with.
+
+        Raises:
+            InvalidRequest: as ``encode``; the numbers of texts differ, or the model has more than one label.
+        """
+        pairs = text_pairs(data_1, data_2)
+        params = pooling_params or PoolingParams()
+        made = self._encoded(
+            pair_inputs(pairs, self.info.pooler), params, score_task(self.info.pooler), truncate_prompt_tokens, use_tqdm
+        )
+        return scored(made, pairs, self.info.pooler)
+
+    def _encoded(
+        self, prompts: Any, params: Any, task: PoolingTask, truncate_prompt_tokens: int | None, use_tqdm: bool
+    ) -> list[PoolingRequestOutput]:
+        return self.encode(
+            prompts, params, pooling_task=task, truncate_prompt_tokens=truncate_prompt_tokens, use_tqdm=use_tqdm
+        )
 
     def chat(
         self,
@@ -192,27 +341,31 @@ class LLM(LoadedLLM):
             raise InvalidRequest(f"{count} prompts and {len(params)} sampling_params", field="sampling_params")
         return [p.clone(output_kind=RequestOutputKind.FINAL_ONLY) for p in params]
 
-    def _open_all(
-        self, prompts: list[PromptInput], params: list[SamplingParams], priorities: Sequence[int]
-    ) -> dict[str, EngineRequest]:
-        """Checks every prompt before the first one runs; by name, in order."""
+    def _open_calls(self, calls: Sequence[Callable[[str], EngineRequest]]) -> dict[str, EngineRequest]:
+        """Checks every prompt before the first one runs; by name, in order.
+
+        Args:
+            calls: each opens a request under the name that it is given.
+        """
         requests: dict[str, EngineRequest] = {}
         try:
-            for prompt, param, priority in zip(prompts, params, priorities, strict=True):
+            for call in calls:
                 name = str(self._requests)
                 self._requests += 1
-                requests[name] = self._frontend.open(prompt, param, name, priority=priority)
+                requests[name] = call(name)
         except InvalidRequest:
             for request in requests.values():
                 self._frontend.forget(request.request_id)
             raise
         return requests
 
-    def _run(self, requests: Mapping[str, EngineRequest], *, progress: bool) -> dict[str, RequestOutput]:
+    def _run(
+        self, requests: Mapping[str, EngineRequest], *, progress: bool
+    ) -> dict[str, RequestOutput | PoolingRequestOutput]:
         for request in requests.values():
             self.client.submit(request)
-        done: dict[str, RequestOutput] = {}
-        with progress_bar("Generating", shown=progress) as bar:
+        done: dict[str, RequestOutput | PoolingRequestOutput] = {}
+        with progress_bar("Generating" if self.info.pooler is None else "Encoding", shown=progress) as bar:
             task = bar.add_task("", total=len(requests), note="")
             generated = 0
             while not self.client.idle:
@@ -223,11 +376,11 @@ class LLM(LoadedLLM):
                     generated += stats.num_generation_tokens
                     self._record(stats)
                 for output in processed.outputs:
-                    if output.prompt_logprobs is not None:
+                    if isinstance(output, RequestOutput) and output.prompt_logprobs is not None:
                         output.prompt_logprobs = self._frontend.decoded(output.prompt_logprobs)
                     done[output.request_id] = output
                     elapsed = bar.tasks[0].elapsed or 0.0
-                    speed = f"{generated / elapsed:.1f} tok/s" if elapsed else ""
+                    speed = f"{generated / elapsed:.1f} tok/s" if elapsed and generated else ""
                     bar.update(task, advance=1, note=speed)
         return done
 
@@ -321,7 +474,7 @@ def _config(arguments: Mapping[str, Any]) -> EngineConfig:
     return EngineConfig(**values)
 
 
-def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
+def _as_list(prompts: Any) -> list[Any]:
     """One prompt is a list of one; a list of integers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from llmjax.errors import LLMJaxError
 
@@ -46,6 +50,73 @@ class RequestMetrics:
     last_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+
+
+@dataclass
+class PoolingOutput:
+    """What was made of a text: f32 [size], or of each of its tokens [tokens, size]."""
+
+    data: npt.NDArray[np.float32]
+
+
+@dataclass
+class EmbeddingOutput:
+    """A text's vector."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass
+class ClassificationOutput:
+    """A probability, or another number, of each label."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+@dataclass
+class ScoringOutput:
+    """How well two texts fit."""
+
+    score: float
+
+
+Made = TypeVar("Made", PoolingOutput, EmbeddingOutput, ClassificationOutput, ScoringOutput)
+
+
+@dataclass
+class PooledOutput(Generic[Made]):
+    """What a request that pools gives back."""
+
+    request_id: str
+    outputs: Made
+    prompt_token_ids: list[int]
+    finished: bool = True
+    num_cached_tokens: int = 0
+    error: LLMJaxError | None = None  # then ``outputs`` hold nothing
+
+
+class PoolingRequestOutput(PooledOutput[PoolingOutput]):
+    """Of ``LLM.encode``."""
+
+
+class EmbeddingRequestOutput(PooledOutput[EmbeddingOutput]):
+    """Of ``LLM.embed``."""
+
+
+class ClassificationRequestOutput(PooledOutput[ClassificationOutput]):
+    """Of ``LLM.classify``."""
+
+
+class ScoringRequestOutput(PooledOutput[ScoringOutput]):
+    """Of ``LLM.score``."""
 
 
 @dataclass

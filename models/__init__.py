@@ -14,10 +14,11 @@ from llmjax.models.layers.mamba2 import Mamba2
 from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import ExpertGroups, Experts, SharedExpert
 from llmjax.models.layers.norm import RMS, Layer
+from llmjax.models.layers.pooling import Dense, Pooler
 from llmjax.models.layers.residual import NormedParts, Parallel, PostNorm, PreNorm, Sandwich
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.nested import text_config, text_name
-from llmjax.models.registry import FAMILIES, has_unit_head, model_config, tensor_names
+from llmjax.models.registry import FAMILIES, has_unit_head, makes_vectors, model_config, tensor_names
 
 __all__ = [
     "FAMILIES",
@@ -25,6 +26,7 @@ __all__ = [
     "RMS",
     "Attention",
     "CausalLM",
+    "Dense",
     "ExpertGroups",
     "Experts",
     "GatedDelta",
@@ -38,6 +40,7 @@ __all__ = [
     "ModelConfig",
     "NormedParts",
     "Parallel",
+    "Pooler",
     "PostNorm",
     "PreNorm",
     "RopeConfig",
@@ -48,6 +51,7 @@ __all__ = [
     "abstract_model",
     "has_unit_head",
     "init_random",
+    "makes_vectors",
     "merge",
     "model_config",
     "tensor_names",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from llmjax.models.layers.embedding import LearnedPositions
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.norm import NormSpec
+from llmjax.models.layers.pooling import Pooler
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.layers.state import LastState, LastTokens, Span
 
@@ -27,15 +28,22 @@ class ModelConfig:
     embedding_size: int | None = None  # of tokens' vectors, where matrices stand between them and layers
     embedding_norm: NormSpec | None = None  # of what the first layer is given
     positions: LearnedPositions | None = None
+    token_types: int | None = None  # segments of a text that have an embedding; None: they have none
     logit_scale: float = 1.0
     final_softcap: float | None = None  # of logits, scaled
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    pooler: Pooler | None = None  # of a model that makes vectors of texts; None: it generates
     dtype: str | None = None  # of the published weights, as NumPy names it; None: the file does not say
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees what comes behind it."""
+        return all(getattr(layer.mixer, "causal", True) for layer in self.layers)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:

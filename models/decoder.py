@@ -12,7 +12,7 @@ from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.linear import linear
 from llmjax.models.config import ModelConfig
 from llmjax.models.layers.context import Context
-from llmjax.models.layers.embedding import Embedding
+from llmjax.models.layers.embedding import Embedding, TypeEmbedding
 from llmjax.models.layers.layer import DecoderLayer
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.residual import normed
@@ -49,18 +49,23 @@ class Decoder(nnx.Module):
         )
         self.project_in = None if narrow is None else Linear(narrow, size, bias=False, dtype=dtype)
         self.embed_positions = None if config.positions is None else config.positions.build(size, dtype=dtype)
+        types = config.token_types
+        self.embed_types = None if types is None else TypeEmbedding(types, size, dtype=dtype)
         self.embed_norm = None if config.embedding_norm is None else config.embedding_norm.build(size)
         self.layers = nnx.List([spec.build(size, dtype=dtype) for spec in config.layers])
         self.norm = None if config.norm is None else config.norm.build(size)
         self.project_out = None if narrow is None else Linear(size, narrow, bias=False, dtype=dtype)
 
-    def embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        """The residual stream before the first layer, [T, D], of tokens and positions i32 [T]."""
+    def embed(self, tokens: jax.Array, positions: jax.Array, types: jax.Array | None = None) -> jax.Array:
+        """The residual stream before the first layer, [T, D], of tokens, positions and segments i32 [T]; None: all
+        tokens are of the first segment."""
         x = self.embed_tokens(tokens)
         if self.project_in is not None:
             x = self.project_in(x)
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions).astype(x.dtype)
+        if self.embed_types is not None:
+            x = x + self.embed_types(jnp.zeros_like(tokens) if types is None else types).astype(x.dtype)
         return normed(x, self.embed_norm)
 
     def finish(self, hidden: jax.Array) -> jax.Array:
@@ -70,7 +75,7 @@ class Decoder(nnx.Module):
 
 
 class CausalLM(nnx.Module):
-    """A decoder with its language-model head.
+    """A decoder with its language-model head, or that of its pooler.
 
     Args:
         dtype: of weight matrices; norms and biases are f32.
@@ -83,7 +88,12 @@ class CausalLM(nnx.Module):
         tied = config.tie_word_embeddings
         size, rows = config.embedding_size or config.hidden_size, config.vocab_size
         bias = config.head_bias
-        self.lm_head = None if tied else Linear(size, rows, bias=bias, dtype=dtype, axes=("vocab", "hidden"))
+        self.head = None if config.pooler is None else config.pooler.build(size)
+        self.lm_head = (
+            None
+            if tied or config.pooler is not None
+            else Linear(size, rows, bias=bias, dtype=dtype, axes=("vocab", "hidden"))
+        )
 
     def __call__(
         self,
@@ -92,6 +102,7 @@ class CausalLM(nnx.Module):
         kv: tuple[LayerState, ...],
         batches: tuple[RaggedBatch, ...],
         prompt_len: jax.Array | int = 0,
+        types: jax.Array | None = None,
     ) -> Hidden:
         """Runs the layers over a packed step.
 
@@ -100,9 +111,10 @@ class CausalLM(nnx.Module):
             kv: what each layer keeps.
             batches: the step as the layers of each entry of ``config.spans`` see it.
             prompt_len: tokens of the prompt that each token's sequence began with, i32 [T] or one for all.
+            types: i32 [T], which segment of its text each token is in; None: the first one.
         """
         config = self.config
-        x = self.model.embed(tokens, positions)
+        x = self.model.embed(tokens, positions, types)
         rotations = {rope: rotation(positions, rope, prompt_len) for rope in config.ropes}
         stored = []
         for i, (layer, pages) in enumerate(zip(self.model.layers, kv, strict=True)):
@@ -111,6 +123,12 @@ class CausalLM(nnx.Module):
             x, pages = decoder_layer(layer, x, Context(by, pages, batches[config.group_of(i)]))
             stored.append(pages)
         return Hidden(hidden=x, kv=tuple(stored))
+
+    def headed(self, x: jax.Array) -> jax.Array:
+        """What the pooler's matrices make of pooled vectors, f32 [N, D] to [N, size of a vector]."""
+        for dense in self.head or ():
+            x = dense(x)
+        return x
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Final norm and head of the rows that need it.

@@ -31,6 +31,7 @@ DEFAULTS = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "sliding_window_pattern": 6,
+    "use_bidirectional_attention": False,
     "tie_word_embeddings": True,
     "bos_token_id": 2,
     "eos_token_id": 1,
@@ -42,7 +43,9 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     fields = Fields(config, DEFAULTS)
     # Hugging Face carries this key in Gemma 3's config and never applies it.
     fields.require("attn_logit_softcapping")
-    fields.require("use_bidirectional_attention", False)
+    causal, window = not fields.flag("use_bidirectional_attention"), fields.optional_integer("sliding_window")
+    if not causal and window is not None:
+        window = window // 2 + 1  # on either side
     fields.require("mlp_bias", False)
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     pattern = fields.integer("sliding_window_pattern")
@@ -58,7 +61,8 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     attention = attention_by_kind(
         fields,
         kinds,
-        window=fields.optional_integer("sliding_window"),
+        window=window,
+        causal=causal,
         max_model_len=max_model_len,
         ropes=ropes,
         scale=fields.number("query_pre_attn_scalar") ** -0.5,

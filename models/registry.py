@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from llmjax.models import (
     baichuan,
     bamba,
+    bert,
     bloom,
     chatglm,
     cohere,
@@ -64,8 +66,13 @@ from llmjax.models import (
     stablelm,
     starcoder2,
 )
+from llmjax.models.classifiers import classifier_pooler
 from llmjax.models.config import ModelConfig
 from llmjax.models.errors import UnsupportedModel
+from llmjax.models.fields import Fields
+from llmjax.models.layers.attention import Attention
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.pooling import Pooler
 from llmjax.models.names import Names
 
 
@@ -80,6 +87,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "BaiChuanForCausalLM": baichuan.from_hf,
         "BaichuanForCausalLM": baichuan.by_size_from_hf,
         "BambaForCausalLM": bamba.from_hf,
+        "BertForMaskedLM": bert.from_hf,
+        "BertForSequenceClassification": bert.classifier_from_hf,
+        "BertModel": bert.from_hf,
         "BloomForCausalLM": bloom.from_hf,
         "ChatGLMForConditionalGeneration": chatglm.from_hf,
         "ChatGLMModel": chatglm.from_hf,
@@ -142,11 +152,17 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Qwen3NextForCausalLM": qwen3_next.from_hf,
         "Qwen3_5ForCausalLM": qwen3_5.from_hf,
         "Qwen3_5MoeForCausalLM": qwen3_5.moe_from_hf,
+        "RobertaForMaskedLM": bert.roberta_from_hf,
+        "RobertaForSequenceClassification": bert.roberta_classifier_from_hf,
+        "RobertaModel": bert.roberta_from_hf,
         "SeedOssForCausalLM": seed_oss.from_hf,
         "SmolLM3ForCausalLM": smollm3.from_hf,
         "StableLMEpochForCausalLM": stablelm.from_hf,
         "StableLmForCausalLM": stablelm.from_hf,
         "Starcoder2ForCausalLM": starcoder2.from_hf,
+        "XLMRobertaForMaskedLM": bert.xlm_roberta_from_hf,
+        "XLMRobertaForSequenceClassification": bert.xlm_roberta_classifier_from_hf,
+        "XLMRobertaModel": bert.xlm_roberta_from_hf,
         "YiForCausalLM": llama.from_hf,
     }
 )
@@ -157,6 +173,9 @@ NAMES: Mapping[str, Names] = MappingProxyType(
         "BaiChuanForCausalLM": baichuan.NAMES,
         "BaichuanForCausalLM": baichuan.NAMES,
         "BambaForCausalLM": bamba.NAMES,
+        "BertForMaskedLM": bert.NAMES,
+        "BertForSequenceClassification": bert.CLASSIFIER_NAMES,
+        "BertModel": bert.NAMES,
         "BloomForCausalLM": bloom.NAMES,
         "ChatGLMForConditionalGeneration": chatglm.NAMES,
         "ChatGLMModel": chatglm.NAMES,
@@ -184,9 +203,15 @@ NAMES: Mapping[str, Names] = MappingProxyType(
         "OPTForCausalLM": opt.NAMES,
         "Phi3ForCausalLM": phi3.NAMES,
         "PhiForCausalLM": phi.NAMES,
+        "RobertaForMaskedLM": bert.ROBERTA_NAMES,
+        "RobertaForSequenceClassification": bert.ROBERTA_NAMES,
+        "RobertaModel": bert.ROBERTA_NAMES,
         "StableLMEpochForCausalLM": stablelm.NAMES,
         "StableLmForCausalLM": stablelm.NAMES,
         "Starcoder2ForCausalLM": starcoder2.NAMES,
+        "XLMRobertaForMaskedLM": bert.ROBERTA_NAMES,
+        "XLMRobertaForSequenceClassification": bert.ROBERTA_NAMES,
+        "XLMRobertaModel": bert.ROBERTA_NAMES,
         "YiForCausalLM": llama.YI_NAMES,
     }
 )
@@ -205,6 +230,7 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "Yi": "YiForCausalLM",
         "baichuan": "BaichuanForCausalLM",
         "bamba": "BambaForCausalLM",
+        "bert": "BertModel",
         "bloom": "BloomForCausalLM",
         "chatglm": "ChatGLMModel",
         "cohere": "CohereForCausalLM",
@@ -265,51 +291,88 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "qwen3_5_text": "Qwen3_5ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "qwen3_next": "Qwen3NextForCausalLM",
+        "roberta": "RobertaModel",
         "seed_oss": "SeedOssForCausalLM",
         "smollm3": "SmolLM3ForCausalLM",
         "stablelm": "StableLmForCausalLM",
         "stablelm_epoch": "StableLmForCausalLM",
         "starcoder2": "Starcoder2ForCausalLM",
+        "xlm-roberta": "XLMRobertaModel",
     }
 )
 
 
-def model_config(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+CLASSIFIER = "ForSequenceClassification"
+# What ends the name of a decoder without a head, and of one with.
+_BARE, _WITH_HEAD = ("TextModel", "Model"), ("ForCausalLM", "LMHeadModel")
+
+Conversion = Literal["embed", "classify"]
+
+
+def model_config(
+    config: Mapping[str, Any], *, max_model_len: int | None = None, convert: Conversion | None = None
+) -> ModelConfig:
     """The configuration of a model from its config.json.
 
     Args:
         config: the parsed file; ``architectures[0]`` decides on the family, else ``model_type``.
         max_model_len: longest sequence that will be served, in tokens; dynamic rope scaling reaches as far. None means
             ``max_position_embeddings``.
+        convert: what is made of a model that generates; None: what its architecture says, which is an embedding where
+            its tokens see those behind them.
 
     Raises:
         UnsupportedModel: an unknown architecture, or a key whose value is wrong or not supported.
     """
     if max_model_len is not None and max_model_len < 1:
         raise UnsupportedModel(f"max_model_len = {max_model_len} must be at least 1")
-    return FAMILIES[_architecture(config)](config, max_model_len=max_model_len)
+    family, made = _architecture(config)
+    model = FAMILIES[family](config, max_model_len=max_model_len)
+    if config.get("is_causal") is False and model.causal:
+        model = replace(model, layers=tuple(_bidirectional(layer, family) for layer in model.layers))
+    convert = convert or made or ("embed" if not model.causal else None)
+    if model.pooler is not None or convert is None:
+        return model
+    fields = Fields(config)
+    pooler = classifier_pooler(fields, kind="last", bias=False) if convert == "classify" else Pooler(kind="last")
+    return replace(model, pooler=pooler)
+
+
+def _bidirectional(layer: LayerSpec, family: str) -> LayerSpec:
+    if not isinstance(layer.mixer, Attention):
+        raise UnsupportedModel(f"config.json: is_causal = False is not supported for {family}")
+    return replace(layer, mixer=replace(layer.mixer, causal=False))
 
 
 def tensor_names(config: Mapping[str, Any]) -> Names | None:
     """What checkpoints of a model's family call its tensors; None: what the model does, or the family is unknown."""
     try:
-        architecture = _architecture(config)
+        architecture, _ = _architecture(config)
         by_config = NAMES_BY_CONFIG.get(architecture)
         return NAMES.get(architecture) if by_config is None else by_config(config)
     except UnsupportedModel:
         return None
 
 
+def makes_vectors(config: Mapping[str, Any], *, convert: Conversion | None = None) -> bool:
+    """Whether the model makes vectors of texts; not if it is not known."""
+    try:
+        return model_config(config, convert=convert).pooler is not None
+    except UnsupportedModel:
+        return False
+
+
 def has_unit_head(config: Mapping[str, Any]) -> bool:
     """Whether the rows of the head's matrix are divided by their lengths before anything is multiplied with it."""
     try:
-        vocabulary = UNIT_HEADS.get(_architecture(config))
+        vocabulary = UNIT_HEADS.get(_architecture(config)[0])
     except UnsupportedModel:
         return False
     return vocabulary is not None and config.get("vocab_size") == vocabulary
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
+def _architecture(config: Mapping[str, Any]) -> tuple[str, Conversion | None]:
+    """The key in FAMILIES, and what is made of a model that generates; None: nothing else."""
     named, model_type = config.get("architectures"), config.get("model_type")
     if named:
         architecture = named[0] if isinstance(named, list | tuple) else named
@@ -317,9 +380,17 @@ def _architecture(config: Mapping[str, Any]) -> str:
     else:
         architecture = MODEL_TYPES.get(model_type) if isinstance(model_type, str) else None
         problem = f"model_type {model_type!r} is not supported; supported are {', '.join(sorted(MODEL_TYPES))}"
-    if not isinstance(architecture, str) or architecture not in FAMILIES:
+    if not isinstance(architecture, str):
         raise UnsupportedModel(f"config.json: {problem}")
-    return architecture
+    if architecture in FAMILIES:
+        return architecture, None
+    ends: tuple[tuple[str, Conversion], ...] = ((CLASSIFIER, "classify"), *((end, "embed") for end in _BARE))
+    for end, made in ends:
+        if (stem := architecture.removesuffix(end)) != architecture:
+            for head in _WITH_HEAD:
+                if stem + head in FAMILIES:
+                    return stem + head, made
+    raise UnsupportedModel(f"config.json: {problem}")
 
 
 def _alternatives(architecture: Any) -> str:

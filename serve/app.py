@@ -26,6 +26,7 @@ from llmjax.serve.routes.chat import CHAT_ROUTES
 from llmjax.serve.routes.completions import COMPLETION_ROUTES
 from llmjax.serve.routes.models import MODEL_ROUTES
 from llmjax.serve.routes.ops import ops_routes
+from llmjax.serve.routes.pooling import POOLING_ROUTES
 from llmjax.serve.routes.responses import RESPONSE_ROUTES
 from llmjax.serve.routes.tokens import TOKEN_ROUTES
 
@@ -46,7 +47,8 @@ def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None
         Middleware(DrainGate, gate=gate, retry_after=config.shutdown_timeout),
     ]
     errors = (ApiError, ClientDisconnected, LLMJaxError, HTTPException)
-    routes: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *MODEL_ROUTES, *TOKEN_ROUTES]
+    routes: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *POOLING_ROUTES]
+    routes += [*MODEL_ROUTES, *TOKEN_ROUTES]
     routes += ops_routes(registry(metrics))
     if config.docs:
         routes += docs_routes(routes, keys=bool(config.api_key))

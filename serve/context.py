@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.requests import Request
 
@@ -59,6 +59,21 @@ class Server:
                 param="model",
                 code="model_not_found",
             )
+
+    def check_task(self, task: Literal["generate", "embed", "classify", "score", "pooling"]) -> None:
+        """Raises ``ApiError`` (400), which says what the model does serve, unless it is made for ``task``."""
+        pooler = self.engine.info.pooler
+        if pooler is None:
+            does, tasks, routes = "generates text", ["generate"], "/v1/chat/completions and /v1/completions"
+        elif pooler.task == "embed":
+            does, tasks = "makes embeddings", ["embed", "score", "pooling"]
+            routes = "/v1/embeddings, /score, /rerank and /pooling"
+        else:
+            scores = len(pooler.labels) == 1
+            does, tasks = "classifies texts", ["classify", "pooling", *(["score"] if scores else [])]
+            routes = "/classify, /score, /rerank and /pooling" if scores else "/classify and /pooling"
+        if task not in tasks:
+            raise ApiError(f"this model {does}: it is served at {routes}", param="model", code="unsupported_task")
 
     @property
     def tokenizer(self) -> Tokenizer:

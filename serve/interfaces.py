@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from llmjax.config import EngineConfig
 from llmjax.engine.stats import StatLogger
-from llmjax.outputs import RequestOutput
+from llmjax.outputs import PoolingRequestOutput, RequestOutput
+from llmjax.pooling_params import PoolingParams
 from llmjax.sampling.params import SamplingParams
 
 if TYPE_CHECKING:  # importing it takes a while, and a busy port should be reported at once
     from llmjax.engine.info import EngineInfo, EngineState
+    from llmjax.engine.vectors import PooledTokens
     from llmjax.tokenizer import Tokenizer
 
 
@@ -43,6 +45,18 @@ class Engine(Protocol):
 
     @property
     def states(self) -> tuple[EngineState, ...]: ...
+
+    def pooled_tokens(self, prompt: Any, pooling_params: PoolingParams) -> PooledTokens: ...
+
+    def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]: ...
 
     def check_health(self) -> None: ...
 

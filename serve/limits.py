@@ -43,6 +43,8 @@ class BodyLimits:
         context = engine.info.max_model_len
         text = 0 if engine.tokenizer is None else context * engine.tokenizer.max_token_bytes * ESCAPED
         ids = context * engine.config.max_num_seqs * BYTES_PER_ID
-        fitting = min(max(text, ids) + EXTRA_BYTES, MOST_BYTES)
+        # Lists of texts are longer than what runs at once: the server works through them.
+        lists = MOST_BYTES if engine.info.pooler is not None else 0
+        fitting = min(max(text, ids, lists) + EXTRA_BYTES, MOST_BYTES)
         size = fitting if config.max_request_bytes is None else config.max_request_bytes
         return cls(bytes=size, values=context + EXTRA_VALUES)

@@ -17,6 +17,13 @@ from starlette.routing import BaseRoute, Route
 from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.common import ApiModel
 from llmjax.serve.protocol.completions import CompletionRequest
+from llmjax.serve.protocol.pooling import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from llmjax.serve.protocol.responses import InputTokensRequest, ResponsesRequest
 from llmjax.serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 from llmjax.version import __version__
@@ -27,6 +34,11 @@ BODIES: Mapping[str, tuple[type[ApiModel], ...]] = {
     "/v1/completions": (CompletionRequest,),
     "/v1/responses": (ResponsesRequest,),
     "/v1/responses/input_tokens": (InputTokensRequest,),
+    "/v1/embeddings": (EmbeddingRequest,),
+    "/pooling": (PoolingRequest,),
+    "/classify": (ClassifyRequest,),
+    **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest,)),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest,)),
     "/tokenize": (TokenizeTextRequest, TokenizeChatRequest),
     "/detokenize": (DetokenizeRequest,),
 }

@@ -88,6 +88,7 @@ async def prepare(server: Server, body: ChatRequest, *, record: RequestRecord, c
     """
     engine = server.engine
     server.check_model(body.model)
+    server.check_task("generate")
     body.check_best_of()
     body.expand_logprobs(engine.info.vocab_size)
     record.note(body)

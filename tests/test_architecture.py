@@ -22,7 +22,7 @@ ORDER = (
     ("weights",),
     ("checkpoint",),
     ("quantization",),
-    ("sampling", "outputs"),
+    ("sampling", "outputs", "pooling_params"),
     ("parsing",),
     ("templating", "tokenizer"),
     ("constraints",),
@@ -209,8 +209,10 @@ ENGINES_OUTSIDE = {
     "process",
     "report",
     "request",
+    "scores",
     "setup",
     "stats",
+    "vectors",
 }
 
 

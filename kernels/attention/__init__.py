@@ -29,11 +29,12 @@ def attend(
     *,
     scale: float,
     window: int | None = None,
+    causal: bool = True,
     softcap: float | None = None,
     sinks: jax.Array | None = None,
     slopes: jax.Array | None = None,
 ) -> tuple[jax.Array, KVPages]:
-    """Writes K and V of the step's tokens, then attends causally.
+    """Writes K and V of the step's tokens, then attends.
 
     Args:
         q: [T, H, h], rope applied.
@@ -41,6 +42,8 @@ def attend(
             have no v: the value is the first ``value_dim`` elements of the key.
         pages: the layer's pages, rewritten in place when donated.
         window: how many keys a query sees, its own included; None: all before it.
+        causal: False: a query sees the keys behind it too, as many as before it, so a row's tokens must all be in the
+            step, or none behind those that are.
         softcap: ``softcap * tanh(logits / softcap)`` before the mask.
         sinks: f32 [H], an extra logit of each head's softmax.
         slopes: f32 [H], what a logit loses a token that the key lies before the query, after softcap (ALiBi, Press et
@@ -50,7 +53,7 @@ def attend(
         Output [T, H, size of a value] in q's dtype (padding tokens: undefined, finite) and the pages.
     """
     attended: tuple[jax.Array, KVPages] = ATTENTION(
-        q, k, v, pages, batch, sinks, slopes, scale=scale, window=window, softcap=softcap
+        q, k, v, pages, batch, sinks, slopes, scale=scale, window=window, causal=causal, softcap=softcap
     )
     return attended
 
@@ -85,7 +88,7 @@ def _native_refuses(
     return cpu.refuses(q, pages) or (None if library() is not None else "not built")
 
 
-# Positional: q, k, v, pages, batch, sinks, slopes. Static: scale, window, softcap.
+# Positional: q, k, v, pages, batch, sinks, slopes. Static: scale, window, causal, softcap.
 ATTENTION = Operation(
     "attention",
     (

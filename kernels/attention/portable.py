@@ -26,6 +26,7 @@ class _QueryRules:
 
     scale: float
     window: int | None
+    causal: bool
     softcap: float | None
     sinks: jax.Array | None  # f32 [H]
     slopes: jax.Array | None  # f32 [H]
@@ -52,12 +53,13 @@ def attend(
     *,
     scale: float,
     window: int | None,
+    causal: bool = True,
     softcap: float | None,
 ) -> tuple[jax.Array, KVPages]:
     """Write, then attention (contract: ``llmjax.kernels.attention.attend``)."""
     pages = write_kv(pages, k, v, batch.kv_index)
     out = ragged_paged_attention(
-        q, pages, batch, scale=scale, window=window, softcap=softcap, sinks=sinks, slopes=slopes
+        q, pages, batch, scale=scale, window=window, causal=causal, softcap=softcap, sinks=sinks, slopes=slopes
     )
     return out, pages
 
@@ -89,12 +91,13 @@ def ragged_paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    causal: bool = True,
     softcap: float | None = None,
     sinks: jax.Array | None = None,
     slopes: jax.Array | None = None,
 ) -> jax.Array:
-    """Causal attention of every token over the pages of its request (contract: ``llmjax.kernels.attention.attend``)."""
-    rules = _QueryRules(scale=scale, window=window, softcap=softcap, sinks=sinks, slopes=slopes)
+    """Attention of every token over the pages of its request (contract: ``llmjax.kernels.attention.attend``)."""
+    rules = _QueryRules(scale=scale, window=window, causal=causal, softcap=softcap, sinks=sinks, slopes=slopes)
     tokens, _, head_dim = q.shape
     grouped = q.astype(jnp.float32).reshape(tokens, pages.data.shape[2], -1, head_dim)  # [T, K, G, h]
     shape = (*q.shape[:2], pages.value_dim)
@@ -164,19 +167,22 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
         mine = jax.lax.dynamic_slice_in_dim(padded, start, queries).transpose(1, 2, 0, 3)  # [K, G, Q, h]
         mine = mine.reshape(kv_heads, group * queries, head_dim)
         first_key = 0 if rules.window is None else jnp.maximum(position[0] - rules.window + 1, 0)
-        last_key = position[-1]
+        last_key = position[-1] if rules.causal else batch.kv_len[row] - 1
+        if not rules.causal and rules.window is not None:
+            last_key = jnp.minimum(last_key, position[-1] + rules.window - 1)
 
         def key_block(index: jax.Array, partial: _Partial) -> _Partial:
             ids = jax.lax.dynamic_slice(table, (row, index * per_block), (1, per_block))
             keys, values = (x[0] for x in _gather(pages, ids))  # [K, C, h]
             key = index * block + jnp.arange(block)
             values = jnp.where(((key >= first_key) & (key <= last_key))[:, None], values, 0.0)  # as in `_decode`
-            visible = key[None] <= position[:, None]  # [Q, C]
+            visible = key[None] <= (position[:, None] if rules.causal else last_key)  # [Q, C]
             if rules.window is not None:
                 visible &= key[None] > position[:, None] - rules.window
+                visible &= key[None] < position[:, None] + rules.window
             logits = jnp.einsum("kqh,kch->kqc", mine, keys, precision="highest")
             logits = _cap(logits, rules).reshape(kv_heads, group, queries, block)
-            logits = _biased(logits, slopes, position[:, None] - key)
+            logits = _biased(logits, slopes, jnp.abs(position[:, None] - key))
             logits = jnp.where(visible, logits, MASKED)
 
             def weigh(weights: jax.Array) -> jax.Array:

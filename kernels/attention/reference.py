@@ -42,11 +42,12 @@ def ragged_paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    causal: bool = True,
     softcap: float | None = None,
     sinks: Array | None = None,
     slopes: Array | None = None,
 ) -> np.ndarray:
-    """Causal attention of every token over the pages of its request; see the package for the contract.
+    """Attention of every token over the pages of its request; see the package for the contract.
 
     Args:
         q: [T, H, h].
@@ -72,8 +73,10 @@ def ragged_paged_attention(
             logits = softcap * np.tanh(logits / softcap)
         behind = position[length - logits.shape[1] :, None] - position  # tokens of distance
         if slopes is not None:
-            logits = logits - np.asarray(slopes)[:, None, None] * behind
-        visible = (behind >= 0) & (True if window is None else behind < window)
+            logits = logits - np.asarray(slopes)[:, None, None] * np.abs(behind)
+        visible = (behind >= 0) if causal else np.ones_like(behind, bool)
+        if window is not None:
+            visible = visible & (np.abs(behind) < window)
         logits = np.where(visible, logits, -np.inf)
         largest = logits.max(-1, keepdims=True)
         attended_to_nothing = 0.0 if sinks is None else np.exp(np.asarray(sinks)[:, None, None] - largest)

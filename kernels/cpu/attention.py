@@ -39,6 +39,7 @@ def attend(
     library: Library,
     scale: float,
     window: int | None = None,
+    causal: bool = True,
     softcap: float | None = None,
     isa: str | None = None,
 ) -> tuple[jax.Array, KVPages]:
@@ -52,7 +53,7 @@ def attend(
         tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, pages.data)),
         input_output_aliases={3: 1},
     )
-    rules = attributes(pages, batch, scale=scale, window=window, softcap=softcap)
+    rules = attributes(pages, batch, scale=scale, window=window, causal=causal, softcap=softcap)
     k, v = k.astype(q.dtype), v.astype(q.dtype)
     out, data = call(q, k, v, *buffers(pages, batch, sinks), **rules, isa=np.int32(library.index(isa)))
     return out, pages.with_data(data)
@@ -73,13 +74,20 @@ def buffers(pages: KVPages, batch: RaggedBatch, sinks: jax.Array | None) -> list
 
 
 def attributes(
-    pages: KVPages, batch: RaggedBatch, *, scale: float, window: int | None = None, softcap: float | None = None
+    pages: KVPages,
+    batch: RaggedBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    causal: bool = True,
+    softcap: float | None = None,
 ) -> dict[str, Any]:
     """The attributes of a call besides the instruction set."""
     return {
         "scale": np.float32(scale),
         "softcap": np.float32(softcap or 0),
         "window": np.int32(window or 0),
+        "causal": causal,
         "cache_type": np.int32(CACHE_TYPES[pages.dtype.name]),
         "page_size": np.int32(pages.page_size),
         "token_scales": pages.layout.token_scales,

@@ -146,7 +146,9 @@ def attention_block(
         heads=np.int32(q_size // pages.data.shape[-1]),
         interleaved=rules.interleaved,
         residual=residual,
-        **cpu_attention.attributes(pages, batch, scale=rules.scale, window=rules.window, softcap=rules.softcap),
+        **cpu_attention.attributes(
+            pages, batch, scale=rules.scale, window=rules.window, causal=rules.causal, softcap=rules.softcap
+        ),
         isa=np.int32(native.index(isa)),
     )
     return out, pages.with_data(data)

@@ -27,6 +27,8 @@ def refuses(
     batch: RaggedBatch | None = None,
     sinks: jax.Array | None = None,
     slopes: jax.Array | None = None,
+    *,
+    causal: bool = True,
     **_: Any,
 ) -> str | None:
     """Why the kernels do not take these types and sizes; None: they do."""
@@ -43,6 +45,8 @@ def refuses(
         return f"latent keys of {value} + {head_dim - value}: multiples of 8 up to {MAX_VALUE_DIM} + {MAX_HEAD_DIM}"
     if slopes is not None:
         return "logits have a bias by distance"
+    if not causal:
+        return "queries see the keys behind them"
     if INT32_BYTES[0] < size and size * pages.data.dtype.itemsize <= INT32_BYTES[1]:
         return "pages of one-byte types between 2 and 4 GiB a layer are beyond Pallas' 32-bit offsets"
     return None
@@ -68,13 +72,14 @@ def attend(
     *,
     scale: float,
     window: int | None = None,
+    causal: bool = True,
     softcap: float | None = None,
     interpret: bool = False,
 ) -> tuple[jax.Array, KVPages]:
     """``llmjax.kernels.attention.attend``; the output of padding tokens is 0.
 
     Args:
-        slopes: refused.
+        slopes, causal=False: refused.
         interpret: run the kernels as XLA operations, on any device.
     """
     pages = store_kv(pages, k, v, batch.kv_index, interpret=interpret)

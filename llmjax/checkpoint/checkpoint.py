@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from llmjax import models
 from llmjax.checkpoint.experts import with_stacked_experts
@@ -15,18 +15,22 @@ from llmjax.checkpoint.files import read_object
 from llmjax.checkpoint.formats.registry import plain_tensors, stored_method
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.model import hf_config, hf_generation_config, hf_joined_tensors, hf_tensors
-from llmjax.checkpoint.model_names import UnitRows, with_model_names
+from llmjax.checkpoint.model_names import UnitRows, with_model_names, with_pooler_names
 from llmjax.checkpoint.safetensors import stored_tensors
+from llmjax.checkpoint.sentence_transformers import SentenceModules
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
 from llmjax.models.errors import UnsupportedModel
+from llmjax.models.registry import Conversion
 
 logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 HEAD = "lm_head.weight"
+
+Runner = Literal["auto", "generate", "pooling"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Checkpoint:
         generation_config: content of generation_config.json, or empty.
         tensors: by Hugging Face name; those of quantized checkpoints too, see docs/formats.md. Experts are stacked.
         gguf: the container, for its tokenizer; None for a folder.
+        convert: what is made of a model that generates, as in ``llmjax.models.model_config``.
+        modules: what sentence-transformers keeps beside the model; None: nothing, or it is not heeded.
         quantization: ``gguf``, or the ``quant_method`` of a quantized folder; else empty.
     """
 
@@ -48,6 +54,8 @@ class Checkpoint:
     tensors: Mapping[str, StoredTensor]
     gguf: GGUFFile | None = None
     quantization: str = ""
+    convert: Conversion | None = None
+    modules: SentenceModules | None = None
 
     def model_config(self, *, max_model_len: int | None = None) -> ModelConfig:
         """What the config and the tensors together say the model is.
@@ -58,7 +66,10 @@ class Checkpoint:
         Raises:
             CheckpointError: the model is not supported, or has no output weights although its embedding is not tied.
         """
-        model = _model_config(self.config, self.path, max_model_len=max_model_len)
+        model = _model_config(self.config, self.path, max_model_len=max_model_len, convert=self.convert)
+        if model.pooler is not None:
+            embeds = model.pooler.task == "embed"
+            return self.modules.of(model) if self.modules is not None and embeds else model
         if not model.tie_word_embeddings and HEAD not in self.tensors:
             raise CheckpointError(
                 f"{self.path}: tensor {HEAD} is missing, and tie_word_embeddings is false; "
@@ -67,13 +78,22 @@ class Checkpoint:
         return model
 
 
-def open_checkpoint(path: str | Path, *, overrides: Mapping[str, Any] | None = None) -> Checkpoint:
+def open_checkpoint(
+    path: str | Path,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    runner: Runner = "auto",
+    convert: Conversion | None = None,
+) -> Checkpoint:
     """Open a model without reading its weights.
 
     Args:
         path: folder in Hugging Face's layout (config.json and model.safetensors or its index), or a .gguf file
             (of a split one, any part).
         overrides: keys of config.json to replace or add, with their values.
+        runner: "pooling": vectors are made of texts, whatever the model was made for; "generate": what was published
+            as a model of embeddings generates; "auto": as the files say.
+        convert: to what a model that generates is converted, where vectors are made.
 
     Raises:
         CheckpointError: something is missing, malformed or of an unknown architecture.
@@ -81,7 +101,11 @@ def open_checkpoint(path: str | Path, *, overrides: Mapping[str, Any] | None = N
     path = Path(path)
     if "architectures" in (overrides or {}):
         logger.warning("%s is read as %s, as hf_overrides has it", path, (overrides or {})["architectures"])
-    return _open_folder(path, overrides or {}) if path.is_dir() else _open_gguf(path, overrides or {})
+    if path.is_dir():
+        return _open_folder(path, overrides or {}, runner=runner, convert=convert)
+    if convert is not None or runner == "pooling":
+        raise CheckpointError(f"{path}: vectors of texts are made of folders alone, not of GGUF files yet")
+    return _open_gguf(path, overrides or {})
 
 
 def _open_gguf(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
@@ -93,7 +117,7 @@ def _open_gguf(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
     return Checkpoint(path, config, hf_generation_config(gguf), MappingProxyType(tensors), gguf, "gguf")
 
 
-def _open_folder(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
+def _open_folder(path: Path, overrides: Mapping[str, Any], *, runner: Runner, convert: Conversion | None) -> Checkpoint:
     written = read_object(path / CONFIG)
     if (text := models.text_config(written)) is not None:
         logger.warning("%s: the text model alone is read; images are not supported", path)
@@ -103,11 +127,35 @@ def _open_folder(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
     plain = plain_tensors(stored_tensors(path), config, path)
     if text is not None:
         plain = {models.text_name(name): tensor for name, tensor in plain.items()}
+    modules = SentenceModules.read(path) if runner != "generate" and convert != "classify" else None
+    if convert is None and (modules is not None or runner == "pooling"):
+        convert = "embed"
+    pools = models.makes_vectors(config, convert=convert)
+    if pools and runner == "generate":
+        raise CheckpointError(f"{path}: {_named(config)} does not generate text; leave runner and task at auto")
+    if pools:
+        plain = with_pooler_names(plain)
     tensors = with_stacked_experts(plain, path)
     if (names := models.tensor_names(config)) is not None:
-        tensors = with_model_names(tensors, names, _model_config(config, path), path)
+        tensors = with_model_names(tensors, names, _model_config(config, path, convert=convert), path)
+    if pools and modules is not None:
+        tensors = {**{name: tensor for name, tensor in tensors.items() if name != HEAD}, **modules.tensors}
     tensors, quantization = _with_unit_head(tensors, config), stored_method(config, path)
-    return Checkpoint(path, config, generation_config, MappingProxyType(tensors), quantization=quantization)
+    return Checkpoint(
+        path,
+        config,
+        generation_config,
+        MappingProxyType(tensors),
+        quantization=quantization,
+        convert=convert,
+        modules=modules if pools else None,
+    )
+
+
+def _named(config: Mapping[str, Any]) -> str:
+    """What a config.json calls its model."""
+    named = config.get("architectures")
+    return str(named[0] if isinstance(named, list) and named else config.get("model_type"))
 
 
 def _with_unit_head(tensors: dict[str, StoredTensor], config: Mapping[str, Any]) -> dict[str, StoredTensor]:
@@ -116,8 +164,10 @@ def _with_unit_head(tensors: dict[str, StoredTensor], config: Mapping[str, Any])
     return {**tensors, HEAD: UnitRows(tensors[HEAD])}
 
 
-def _model_config(config: Mapping[str, Any], path: Path, *, max_model_len: int | None = None) -> ModelConfig:
+def _model_config(
+    config: Mapping[str, Any], path: Path, *, max_model_len: int | None = None, convert: Conversion | None = None
+) -> ModelConfig:
     try:
-        return models.model_config(config, max_model_len=max_model_len)
+        return models.model_config(config, max_model_len=max_model_len, convert=convert)
     except UnsupportedModel as error:
         raise CheckpointError(f"{path}: {error}") from error

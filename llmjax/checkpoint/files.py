@@ -41,6 +41,21 @@ def read_object(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> di
     Raises:
         LLMJaxError: the file cannot be read, or holds something else; an `error` that names it.
     """
+    content = _read_json(path, error)
+    if not isinstance(content, dict):
+        raise error(f"{path}: is not a JSON object")
+    return content
+
+
+def read_list(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> list[Any]:
+    """The list in a JSON file; as `read_object`."""
+    content = _read_json(path, error)
+    if not isinstance(content, list):
+        raise error(f"{path}: is not a JSON list")
+    return content
+
+
+def _read_json(path: Path, error: type[LLMJaxError]) -> Any:
     check_regular(path, error=error)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -48,6 +63,4 @@ def read_object(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> di
         raise error(f"{path}: cannot be read: {problem.strerror}") from None
     except (ValueError, RecursionError) as problem:
         raise error(f"{path}: is not valid JSON: {problem}") from None
-    if not isinstance(content, dict):
-        raise error(f"{path}: is not a JSON object")
     return content

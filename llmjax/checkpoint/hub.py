@@ -18,8 +18,9 @@ from llmjax.checkpoint.gguf.choice import choose_gguf, gguf_patterns, relative_g
 from llmjax.errors import CheckpointError
 
 LAYOUT = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
-# Copies of the weights in other layouts, which would double the download.
-COPIES = ["*/*", "consolidated*"]
+# Copies of the weights in other layouts, which would double the download. Folders of sentence-transformers' modules
+# begin with a number.
+COPIES = ["[!0-9]*/*", "consolidated*"]
 PROJECTORS = ["mmproj*", "*/mmproj*"]
 
 # The hub's HTTP library has changed over its versions; its errors' base class is always a base of this one.

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.models import Attention, ModelConfig
 from llmjax.models.names import QKV, Names
+
+T = TypeVar("T")
 
 FUSED = re.compile(
     r"(?P<layer>model\.layers\.(?P<index>\d+))\.(?P<module>self_attn\.qkv_proj|mlp\.(?:\w+\.)?gate_up_proj)"
@@ -82,6 +85,16 @@ class UnitRows:
         values = self.source.read(np.dtype(np.float32))
         lengths = np.linalg.norm(values, axis=1, keepdims=True)
         return (values / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(dtype)
+
+
+def with_pooler_names(tensors: Mapping[str, T]) -> dict[str, T]:
+    """Tensors of a decoder that makes vectors: those of one without a head lack the prefix that others have, and the
+    labels' matrix is called ``score``."""
+    bare = any(name.startswith("layers.") for name in tensors)
+    return {
+        "head.0.dense.weight" if name == "score.weight" else f"model.{name}" if bare else name: tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def with_model_names(

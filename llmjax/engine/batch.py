@@ -32,11 +32,14 @@ class Bucket:
         return plan.num_tokens <= self.tokens and len(plan.rows) <= self.rows
 
 
-def make_buckets(*, max_num_seqs: int, max_num_batched_tokens: int, decode_steps: int = 1) -> list[Bucket]:
-    """Both families: decode buckets of 1, 2, 4, … rows; mixed ones of 16, 32, … tokens with all rows."""
+def make_buckets(
+    *, max_num_seqs: int, max_num_batched_tokens: int, decode_steps: int = 1, generates: bool = True
+) -> list[Bucket]:
+    """Both families: decode buckets of 1, 2, 4, … rows, for models that generate; mixed ones of 16, 32, … tokens with
+    all rows."""
     decode = [Bucket(tokens=n, rows=n, decode=True, steps=decode_steps) for n in _doubling(1, max_num_seqs)]
     mixed = [Bucket(tokens=n, rows=max_num_seqs, decode=False) for n in _doubling(16, max_num_batched_tokens)]
-    return decode + mixed
+    return decode + mixed if generates else mixed
 
 
 def _doubling(first: int, last: int) -> list[int]:
@@ -58,6 +61,7 @@ class StepBatch:
     slot: jax.Array  # i32 [R]; padding rows have num_slots: read clamped, writes dropped
     steps: jax.Array  # i32 [R], tokens to sample one after another; 0 in the middle of a prompt
     prompt_len: jax.Array  # i32 [R]
+    second_start: jax.Array  # i32 [R], where the second text of a pair begins
     page_tables: tuple[jax.Array, ...]  # G × i32 [R, P]
     targets: jax.Array | None  # i32 [T], the prompt token after each token; None in the decode family
     any_prompt_logprobs: jax.Array  # bool []
@@ -239,6 +243,8 @@ class BatchLayout:
             else:
                 known = row.sequence.tokens
                 part["tokens"][at : at + row.count] = known[row.start : row.start + row.count]
+                if row.wants_tokens:
+                    part["prompt_logprobs"][0] = 1
                 if row.scores_prompt:
                     following = known[row.start + 1 : row.start + 1 + row.count]
                     part["targets"][at : at + len(following)] = following
@@ -277,6 +283,7 @@ class BatchLayout:
             slot=slot,
             steps=part["steps"],
             prompt_len=rows.word("prompt_len", slot),
+            second_start=rows.word("second_start", slot),
             page_tables=tuple(rows.page_tables[group, slot] for group in range(self.num_groups)),
             targets=part.get("targets"),
             any_prompt_logprobs=part["prompt_logprobs"][0] > 0,

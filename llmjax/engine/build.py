@@ -11,7 +11,7 @@ from llmjax.engine.generation_config import check_generation_config
 from llmjax.engine.graphs import check_graphs, with_graphs
 from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.memory import check_memory, plan_kv
-from llmjax.engine.model import load_model
+from llmjax.engine.model import LoadedModel, load_model
 from llmjax.engine.pace import Pace
 from llmjax.engine.program_cache import ProgramCache
 from llmjax.engine.programs import CompileCounter, StepCompiler
@@ -19,7 +19,7 @@ from llmjax.engine.runner import Runner
 from llmjax.engine.scheduler import Scheduler
 from llmjax.kernels.attention import KVLayout
 from llmjax.machine_share import WHOLE_MACHINE, MachineShare
-from llmjax.platforms import select_platform, use_compilation_cache
+from llmjax.platforms import Platform, select_platform, use_compilation_cache
 
 DECODE_STEPS = 8  # in one dispatch at most: an eighth of its host cost is little beside any step
 
@@ -41,6 +41,7 @@ def build_engine(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> E
     platform = select_platform(config, share)
     check_graphs(config, platform)
     model = load_model(config, platform, cache_dir=cache_dir, progress=share.rank == 0)
+    config = _for_vectors(config, model, platform)
     layout = KVLayout.of(
         platform.kv_dtype(config.kv_cache_dtype),
         page_size=config.page_size,
@@ -70,7 +71,8 @@ def build_engine(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> E
         page_size=config.page_size,
         num_slots=config.max_num_seqs,
         pages_per_sequence=kv_plan.pages_per_sequence,
-        share_prefixes=config.enable_prefix_caching,
+        # Keys of a text whose tokens see those behind them are of that text alone.
+        share_prefixes=config.enable_prefix_caching and model.config.causal,
         prompt_kind=model.config.prompt_kind,
     )
     return Engine(
@@ -79,8 +81,24 @@ def build_engine(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> E
         model=model,
         kv_plan=kv_plan,
         kv=kv,
-        scheduler=Scheduler(kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_tokens),
+        scheduler=Scheduler(
+            kv,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=max_tokens,
+            whole_prompts=not model.config.causal,
+        ),
         runner=Runner(compiler, compile_threads=config.compile_threads),
         pace=Pace(compiler.decode_steps),
         compilations=CompileCounter(),  # listens until it is closed: nothing before this may have failed
     )
+
+
+def _for_vectors(config: EngineConfig, model: LoadedModel, platform: Platform) -> EngineConfig:
+    """The configuration with what follows where a text has to be in one step: any that the model takes fits into it,
+    and its keys, which leave with the step, are as exact as everything else."""
+    if model.config.causal:
+        return config
+    longest = config.max_model_len or model.config.max_position
+    if config.kv_cache_dtype == "auto":
+        config = config.replace(kv_cache_dtype=str(platform.activation_dtype))
+    return config.replace(max_num_batched_tokens=max(config.max_num_batched_tokens, longest))

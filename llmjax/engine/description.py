@@ -12,8 +12,9 @@ from llmjax.config import EngineConfig
 from llmjax.engine.client import Control
 from llmjax.engine.engine import Engine
 from llmjax.engine.generation_config import generation_config, sampling_defaults
-from llmjax.engine.info import CONTEXTS, EngineInfo, ProgramInfo
+from llmjax.engine.info import CONTEXTS, EngineInfo, PoolerInfo, ProgramInfo
 from llmjax.engine.memory import ProgramMemory
+from llmjax.engine.model import LoadedModel
 from llmjax.kernels.cpu.library import describe
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,26 @@ def info_of(engine: Engine) -> EngineInfo:
         page_size=plan.page_size,
         longest_contexts={n: plan.longest_context(n) for n in CONTEXTS if n <= config.max_num_seqs},
         sampler_bytes=engine.runner.sampler_bytes,
+        pooler=_pooler(model),
+    )
+
+
+def _pooler(model: LoadedModel) -> PoolerInfo | None:
+    pooler, modules = model.config.pooler, model.checkpoint.modules
+    if pooler is None:
+        return None
+    return PoolerInfo(
+        kind=pooler.kind,
+        task=pooler.task,
+        size=pooler.size(model.config.hidden_size),
+        normalize=pooler.normalize,
+        activation=pooler.activation,
+        labels=list(pooler.labels),
+        whole=not model.config.causal,
+        matryoshka_dimensions=_ints(model.checkpoint.config.get("matryoshka_dimensions")),
+        prompts={} if modules is None else dict(modules.prompts),
+        default_prompt=None if modules is None else modules.default_prompt,
+        lowercase=modules is not None and modules.lowercase,
     )
 
 

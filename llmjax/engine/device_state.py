@@ -13,6 +13,7 @@ from llmjax.sampling.state import SamplerState
 
 NO_TOKEN = -1  # in ``StepOutput.tokens``: nothing was sampled
 NOT_FINITE = -2  # in ``StepOutput.tokens``: nothing could be sampled, for there were NaN or infinities among the logits
+POOLED = 0  # in ``StepOutput.tokens`` of a model that makes vectors: the row's is there
 
 
 @jax.tree_util.register_dataclass
@@ -23,6 +24,7 @@ class DeviceState:
     kv: tuple[LayerState, ...]  # one per layer
     rows: RowState
     sampler: SamplerState
+    pooled: jax.Array | None = None  # f32 [slots, D], sums of hidden states; None: the model generates
 
 
 @jax.tree_util.register_dataclass
@@ -43,6 +45,8 @@ class StepOutput:
     """What the host may read, one dispatch late. K is ``Bucket.steps``."""
 
     tokens: jax.Array  # i32 [K, R]; NO_TOKEN where the row did not sample, NOT_FINITE where it could not
-    logprobs: LogprobArrays  # of the sampled tokens [K, R]; zeros unless a row asks
+    logprobs: LogprobArrays | None  # of the sampled tokens [K, R]; zeros unless a row asks; None: the model pools
     prompt_logprobs: LogprobArrays | None  # of ``targets`` [T]; zeros unless a row asks; None in the decode family
-    ends: Ends  # of the last step
+    ends: Ends | None  # of the last step; None: the model pools
+    vectors: jax.Array | None = None  # f32 [R, size], pooled; None: the model generates
+    token_vectors: jax.Array | None = None  # f32 [T, size], of each token; zeros unless a row asks

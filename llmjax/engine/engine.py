@@ -14,7 +14,7 @@ from llmjax.engine.memory import KVPlan
 from llmjax.engine.model import LoadedModel
 from llmjax.engine.pace import Pace
 from llmjax.engine.programs import CompileCounter
-from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, SequenceTimes, Status
+from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, SequenceTimes, Status, Vectors
 from llmjax.engine.runner import HostLogprobs, PendingStep, Runner
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan
 from llmjax.engine.stats import EngineTotals, HostTime, StatLogger, StepStats
@@ -249,18 +249,33 @@ class Engine:
     def _process(self, pending: PendingStep, tokens: list[tuple[int, ...]], times: _StepTimes) -> list[EngineOutput]:
         rows = pending.plan.rows
         logprobs = prompt_logprobs = None
-        if any(row.samples and row.sequence.request.params.logprobs is not None for row in rows):
+        if pending.output.logprobs is not None and any(
+            row.samples and row.sequence.request.params.logprobs is not None for row in rows
+        ):
             logprobs = HostLogprobs.read(pending.output.logprobs)
         if pending.output.prompt_logprobs is not None and any(row.sequence.wants_prompt_logprobs for row in rows):
             prompt_logprobs = HostLogprobs.read(pending.output.prompt_logprobs)
             self._take_prompt_logprobs(rows, prompt_logprobs)
+        vectors = None if pending.output.vectors is None else np.asarray(pending.output.vectors)
+        token_vectors: Vectors | None = None
+        at = 0  # of the row's first token
         outputs: list[EngineOutput] = []
         for i, (row, brought) in enumerate(zip(rows, tokens, strict=True)):
             sequence = row.sequence
+            if row.wants_tokens and sequence.status is not Status.FINISHED:
+                if token_vectors is None:
+                    token_vectors = np.asarray(pending.output.token_vectors)
+                if row.start == 0:
+                    sequence.vectors.clear()  # of before it was preempted
+                sequence.vectors.append(token_vectors[at : at + row.count])
+            at += row.count
             if row.samples and sequence.status is not Status.FINISHED:
                 sequence.in_flight -= row.steps
                 if len(brought) < row.steps and sequence.status is Status.RUNNING:
                     self.kv.fall_short(sequence, row.steps - len(brought))
+                if vectors is not None:
+                    outputs.append(self._take_vector(sequence, brought, vectors[i]))
+                    continue
                 times.take(sequence.times, self._take_tokens(sequence, brought, outputs, logprobs, i))
         return outputs
 
@@ -313,6 +328,17 @@ class Engine:
             self._finish(sequence)
             break
         return len(known) - before
+
+    def _take_vector(self, sequence: Sequence, state: tuple[int, ...], vector: Vectors) -> EngineOutput:
+        """Ends a sequence whose text has been read to its end."""
+        if state == (NOT_FINITE,):
+            return self._fail(sequence)
+        self._finish(sequence)
+        output = _output(sequence, finish_reason="stop")
+        # Copies: a step's arrays would live as long as any of their rows.
+        output.vectors = np.concatenate(sequence.vectors) if sequence.vectors else vector.copy()
+        sequence.vectors.clear()
+        return output
 
     def _take_prompt_logprobs(self, rows: list[Row], logprobs: HostLogprobs) -> None:
         at = 0

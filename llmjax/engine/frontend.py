@@ -9,16 +9,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from llguidance import LLMatcher
 
 from llmjax.config import EngineConfig
 from llmjax.constraints.compiler import GrammarCompiler
 from llmjax.engine.info import EngineInfo
-from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes
+from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes, Vectors
 from llmjax.engine.stats import RequestStats
 from llmjax.engine.stop import StopMatcher
-from llmjax.errors import InvalidRequest, LLMJaxError
-from llmjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
+from llmjax.engine.vectors import PooledTokens, TextPair, finished, pooled_request, task_of
+from llmjax.errors import GenerationFailed, InvalidRequest, LLMJaxError, PromptTooLong
+from llmjax.outputs import (
+    CompletionOutput,
+    Logprob,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprobs,
+)
+from llmjax.pooling_params import PoolingParams
 from llmjax.sampling.params import RequestOutputKind, SamplingParams
 from llmjax.sampling.settings import request_sampling
 from llmjax.tokenizer import IncrementalDetokenizer, Tokenizer
@@ -86,6 +97,8 @@ class _Open:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
     error: LLMJaxError | None = None
+    pooling: PoolingParams | None = None
+    vectors: Vectors | None = None
 
     @property
     def num_unfinished(self) -> int:
@@ -104,7 +117,7 @@ class Constraint:
 class Processed:
     """What a batch of engine outputs means for the callers."""
 
-    outputs: list[RequestOutput]
+    outputs: list[RequestOutput | PoolingRequestOutput]
     aborts: list[tuple[int, int]]  # continuations that a stop string ended: the engine must be told
     finished: list[RequestStats]
 
@@ -132,6 +145,7 @@ class Frontend:
         self._new_id = new_id
         self._vocab_size = info.vocab_size
         self._max_model_len = info.max_model_len
+        self._pooler = info.pooler
         self._eos = info.eos_token_ids | (tokenizer.eos_token_ids if tokenizer is not None else frozenset())
         self._grammars = None
         if tokenizer is not None:
@@ -177,10 +191,10 @@ class Frontend:
             InvalidRequest: the request cannot be served; ``field`` names the reason.
         """
         arrival = time.monotonic()
-        if name in self._names:
-            raise InvalidRequest(f"request id {name!r} is in use", field="request_id")
-        if priority and self._config.scheduling_policy != "priority":
-            raise InvalidRequest("priority needs a server started with --scheduling-policy priority", field="priority")
+        self._check_new(name, priority)
+        if self._pooler is not None:
+            does = "makes embeddings" if self._pooler.task == "embed" else "classifies texts"
+            raise InvalidRequest(f"this model {does}; it does not generate text")
         text, token_ids = self._tokens(prompt)
         if isinstance(prompt, Mapping) and prompt.get("cache_salt") is not None:
             cache_salt = _salt(prompt["cache_salt"], cache_salt)
@@ -229,6 +243,108 @@ class Frontend:
             raise InvalidRequest(f"{wanted.field} needs a tokenizer", field=wanted.field)
         grammar = self._grammars.grammar(wanted)
         return Constraint(grammar, self._grammars.matcher(grammar, field=wanted.field))
+
+    def open_pooling(
+        self,
+        prompt: PromptInput | TextPair | PooledTokens,
+        params: PoolingParams,
+        name: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> EngineRequest:
+        """Checks a request for a vector and remembers it; arguments, result and errors as for `open`."""
+        arrival = time.monotonic()
+        self._check_new(name, priority)
+        tokens = self.pooled_tokens(prompt, params)
+        assert self._pooler is not None
+        request = EngineRequest(
+            request_id=self._new_id(),
+            prompt_token_ids=tokens.token_ids,
+            params=SamplingParams(max_tokens=1),
+            max_tokens=1,
+            stop_token_ids=frozenset(),
+            pooling=pooled_request(tokens, self._pooler),
+            priority=priority,
+            cache_salt=cache_salt if tokens.cache_salt is None else _salt(tokens.cache_salt, cache_salt),
+            arrival_time=arrival,
+        )
+        continuation = _Continuation(index=0, detokenizer=None, stop=StopMatcher((), include=False))
+        self._open[request.request_id] = _Open(
+            name=name, request=request, prompt=None, continuations=[continuation], pooling=params
+        )
+        self._names[name] = request.request_id
+        self._num_unfinished += 1
+        return request
+
+    def pooled_tokens(self, prompt: PromptInput | TextPair | PooledTokens, params: PoolingParams) -> PooledTokens:
+        """What the engine reads where a vector is asked for, checked. Any thread may ask.
+
+        Raises:
+            InvalidRequest: the model is not made for it, there is no tokenizer or no such prompt, or a text is longer
+                than the model takes.
+        """
+        if isinstance(prompt, PooledTokens):
+            return prompt
+        if self._pooler is None:
+            raise InvalidRequest("this model generates text; it makes no vectors of texts (--runner pooling)")
+        task = task_of(params, self._pooler)
+        keep = params.truncate_prompt_tokens
+        limit = self._max_model_len if keep == -1 else keep
+        if limit is not None and limit > self._max_model_len:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens is {limit}, above the {self._max_model_len} tokens that the model takes",
+                field="truncate_prompt_tokens",
+            )
+        salt = None
+        if isinstance(prompt, Mapping):
+            _check_keys(prompt)
+            salt = prompt.get("cache_salt")
+            prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt.get("prompt", "")
+        if isinstance(prompt, str | TextPair):
+            token_ids, second_start = self._text_tokens(prompt, params, limit=limit)
+        else:
+            token_ids, second_start = _ids(prompt)[:limit], None
+        self._check_ids(token_ids)
+        if len(token_ids) > self._max_model_len:
+            raise PromptTooLong(
+                f"the text has {len(token_ids)} tokens; this model takes at most {self._max_model_len} "
+                "(truncate_prompt_tokens: -1 leaves the rest out)",
+                field="prompt",
+            )
+        return PooledTokens(task, token_ids, second_start, salt)
+
+    def _text_tokens(
+        self, prompt: str | TextPair, params: PoolingParams, *, limit: int | None
+    ) -> tuple[list[int], int | None]:
+        """Token ids of a text or a pair, ``limit`` of them at most, and where the second text begins."""
+        assert self._pooler is not None
+        if self.tokenizer is None:
+            raise InvalidRequest("there is no tokenizer: give token ids instead of text", field="prompt")
+        texts = [prompt.first, prompt.second] if isinstance(prompt, TextPair) else [self._prompted(prompt, params)]
+        if self._pooler.lowercase:
+            texts = [text.lower() for text in texts]
+        if limit is None:
+            for text in texts:
+                self.tokenizer.check_length(text, max_tokens=self._max_model_len)
+        return self.tokenizer.encode_texts(*texts, limit=limit)
+
+    def _prompted(self, text: str, params: PoolingParams) -> str:
+        """A text behind the model's prompt for it."""
+        assert self._pooler is not None
+        name = self._pooler.default_prompt if params.prompt_name is None else params.prompt_name
+        if name is None:
+            return text
+        if name not in self._pooler.prompts:
+            known = ", ".join(sorted(self._pooler.prompts)) or "none"
+            raise InvalidRequest(f"the model has no prompt {name[:80]!r}; it has: {known}", field="prompt_name")
+        return self._pooler.prompts[name] + text
+
+    def _check_new(self, name: str, priority: int) -> None:
+        if name in self._names:
+            raise InvalidRequest(f"request id {name!r} is in use", field="request_id")
+        if priority and self._config.scheduling_policy != "priority":
+            raise InvalidRequest("priority needs a server started with --scheduling-policy priority", field="priority")
 
     def id_of(self, name: str) -> int | None:
         """The engine's id of the open request that its user calls so."""
@@ -307,7 +423,7 @@ class Frontend:
         names = [name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) == -1]
         return params.clone(**dict.fromkeys(names, self._vocab_size)) if names else params
 
-    def _check(self, token_ids: list[int], params: SamplingParams) -> None:
+    def _check_ids(self, token_ids: list[int]) -> None:
         if not token_ids:
             raise InvalidRequest("the prompt is empty", field="prompt")
         if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
@@ -315,6 +431,9 @@ class Frontend:
             raise InvalidRequest(
                 f"the prompt holds token id {outside}; the vocabulary has {self._vocab_size} tokens", field="prompt"
             )
+
+    def _check(self, token_ids: list[int], params: SamplingParams) -> None:
+        self._check_ids(token_ids)
         if len(token_ids) >= self._max_model_len:
             raise InvalidRequest(
                 f"the prompt has {len(token_ids)} tokens; this model's context of {self._max_model_len} leaves room "
@@ -364,6 +483,7 @@ class Frontend:
     def _take(self, request: _Open, continuation: _Continuation, output: EngineOutput) -> None:
         params = request.request.params
         continuation.times = output.times
+        request.vectors = output.vectors
         request.num_cached_tokens = max(request.num_cached_tokens, output.num_cached_tokens)
         if output.prompt_logprobs is not None:
             request.prompt_logprobs = output.prompt_logprobs
@@ -394,6 +514,25 @@ class Frontend:
             continuation.finish_reason, continuation.stop_reason = output.finish_reason, output.stop_reason
             request.error = output.error or request.error
 
+    def _pooled_output(self, request: _Open) -> PoolingRequestOutput:
+        made, error = request.vectors, request.error
+        if made is None and error is None:
+            error = GenerationFailed("the request was aborted")
+        return PoolingRequestOutput(
+            request_id=request.name,
+            outputs=PoolingOutput(_unmade() if made is None else made),
+            prompt_token_ids=request.request.prompt_token_ids,
+            num_cached_tokens=request.num_cached_tokens,
+            error=error,
+        )
+
+    def finish_vectors(self, output: PoolingRequestOutput, params: PoolingParams) -> PoolingRequestOutput:
+        """An output of `process` as its request wants it: cut, normalized or activated. Any thread may ask, and should
+        for the vectors of many tokens."""
+        if output.error is None and self._pooler is not None:
+            output.outputs = PoolingOutput(finished(output.outputs.data, params, self._pooler))
+        return output
+
     def decoded(self, positions: Iterable[TokenLogprobs | None]) -> list[TokenLogprobs | None]:
         """Log-probabilities of a prompt with the text of each token. Any thread may ask, and should for a long prompt:
         there are ``max_logprobs`` times as many as tokens."""
@@ -409,7 +548,11 @@ class Frontend:
         assert self.tokenizer is not None
         return self.tokenizer.decode([token], skip_special_tokens=False)
 
-    def _request_output(self, request: _Open, touched: list[_Continuation]) -> RequestOutput | None:
+    def _request_output(
+        self, request: _Open, touched: list[_Continuation]
+    ) -> RequestOutput | PoolingRequestOutput | None:
+        if request.pooling is not None:
+            return self._pooled_output(request)
         kind = request.request.params.output_kind
         if kind is RequestOutputKind.FINAL_ONLY:
             if request.num_unfinished:
@@ -431,6 +574,10 @@ class Frontend:
             metrics=_metrics(request),
             error=request.error,
         )
+
+
+def _unmade() -> Vectors:
+    return np.zeros(0, np.float32)
 
 
 def _check_keys(prompt: Mapping[str, Any]) -> None:

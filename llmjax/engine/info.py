@@ -5,7 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from llmjax.models.layers.pooling import LabelActivation, PoolingKind, Task
+
 CONTEXTS = (1, 2, 4, 8)  # numbers of equal requests whose longest contexts are of interest
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolerInfo:
+    """What a model makes of texts that does not generate; see ``llmjax.models.layers.pooling.Pooler``.
+
+    Attributes:
+        size: entries of a vector.
+        whole: texts are read in one step, not in chunks.
+        matryoshka_dimensions: sizes that vectors may be cut to; empty: any.
+        prompts: text that is put in front of a text, by the name of what the text is.
+        default_prompt: the name of that of texts for which none is asked; None: none.
+        lowercase: texts are made lower case.
+    """
+
+    kind: PoolingKind
+    task: Task
+    size: int
+    normalize: bool
+    activation: LabelActivation
+    labels: list[str]
+    whole: bool
+    matryoshka_dimensions: list[int]
+    prompts: dict[str, str]
+    default_prompt: str | None
+    lowercase: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +57,7 @@ class EngineInfo:
         kv_calibrated: its scales were calibrated.
         longest_contexts: tokens that each of n equal requests can have, by n.
         sampler_bytes: of the sampler's state.
+        pooler: of a model that makes vectors of texts; None: it generates.
     """
 
     model_name: str
@@ -53,6 +82,7 @@ class EngineInfo:
     page_size: int
     longest_contexts: dict[int, int]
     sampler_bytes: int
+    pooler: PoolerInfo | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

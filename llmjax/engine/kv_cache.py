@@ -209,8 +209,8 @@ class KVCache:
 
     def _sharable_pages(self, sequence: Sequence) -> int:
         """Full pages that may be found instead of computed."""
-        if sequence.wants_prompt_logprobs:
-            return 0  # every prompt position must run through the model
+        if sequence.needs_every_position:
+            return 0
         return (len(sequence.tokens) - 1) // self.page_size
 
     def _longest_hit(self, known: list[list[int | None]]) -> int:

@@ -87,7 +87,9 @@ def load_model(
     path = resolve_model(config)
     started = time.monotonic()
     files = identity(path)
-    checkpoint = open_checkpoint(path, overrides=config.hf_overrides)
+    checkpoint = open_checkpoint(
+        path, overrides=config.hf_overrides, runner=config.runner_of_task, convert=config.conversion
+    )
     model_config = checkpoint.model_config(max_model_len=config.max_model_len)
     division = Division(model_config, len(platform.devices))
     if division.devices > 1 and config.num_experts_offload_per_rank:

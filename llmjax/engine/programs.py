@@ -60,9 +60,11 @@ def new_state(
         )
         for layer, spec in enumerate(config.layers)
     )
-    sampler = make_sampler_state(num_slots=num_slots, vocab_size=vocab_size)
+    # A model that makes vectors samples nothing.
+    sampler = make_sampler_state(num_slots=num_slots, vocab_size=1 if config.pooler is not None else vocab_size)
     rows = make_row_state(num_slots=num_slots, num_groups=len(plan.groups), pages_per_sequence=plan.pages_per_sequence)
-    return DeviceState(kv=kv, rows=rows, sampler=sampler)
+    pooled = None if config.pooler is None else jnp.zeros((num_slots, config.hidden_size), jnp.float32)
+    return DeviceState(kv=kv, rows=rows, sampler=sampler, pooled=pooled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,7 @@ class StepCompiler:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             decode_steps=self.decode_steps,
+            generates=self.model.config.pooler is None,
         )
         return {
             bucket: BatchLayout(
@@ -161,7 +164,8 @@ class StepCompiler:
         layers = zip(self.model.graph.config.layers, shapes.kv, strict=True)
         axes: Any = tuple(layer.mixer.state.axes(pages) for layer, pages in layers)  # type: ignore[arg-type]
         kv = jax.tree.map(sharding.spec, axes, is_leaf=lambda x: isinstance(x, Axes))
-        return DeviceState(kv=kv, rows=PartitionSpec(), sampler=PartitionSpec())
+        pooled = None if shapes.pooled is None else PartitionSpec()
+        return DeviceState(kv=kv, rows=PartitionSpec(), sampler=PartitionSpec(), pooled=pooled)
 
     @cached_property
     def state_shapes(self) -> DeviceState:
@@ -335,7 +339,7 @@ class StepPrograms:
         # The largest bucket holds every plan, so the engine can serve as soon as it is there; then one decode and the
         # largest decode bucket; the rest from small to large. Those that are kept wait, so they come last.
         decode = [bucket for bucket in self._order if bucket.decode]
-        smaller = list(dict.fromkeys([decode[0], decode[-1], *self._order[:-1]]))
+        smaller = list(dict.fromkeys([*decode[:1], *decode[-1:], *self._order[:-1]]))
         order = sorted([self._order[-1], *smaller], key=lambda bucket: bucket in self._kept)
         self._largest: Future[Program] = Future()  # which the others look at, whoever comes first
         self._futures = [threads.submit(self._compile_in_turn, bucket) for bucket in order]

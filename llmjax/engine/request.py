@@ -6,11 +6,24 @@ import enum
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher
 
 from llmjax.errors import LLMJaxError
 from llmjax.outputs import TokenLogprobs
 from llmjax.sampling.params import SamplingParams
+
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledRequest:
+    """What a request wants that gets a vector instead of tokens."""
+
+    of_tokens: bool = False  # vectors of each token, not of the text
+    every_position: bool = False  # all tokens have to run through the model: nothing of them may be found in a cache
+    second_start: int = 2**31 - 1  # where the second text of a pair begins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +38,7 @@ class EngineRequest:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: str | None = None  # that outputs have to match
     matcher: LLMatcher | None = None  # of the grammar, at the beginning; made again on the far side of a boundary
+    pooling: PooledRequest | None = None  # then ``params`` and what follows from them mean nothing
     priority: int = 0
     cache_salt: str | None = None
     arrival_time: float = 0.0  # time.monotonic()
@@ -57,6 +71,7 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     num_cached_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | None = None  # the stop token
+    vectors: Vectors | None = None  # of a request that pools, with its end: [size], or [tokens, size]
     error: LLMJaxError | None = None  # with finish_reason "error"; its type says whose fault it is
 
 
@@ -92,6 +107,7 @@ class Sequence:
     room: int = 0  # tokens up to which no group of layers has pages to give out or to take back
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at admission
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    vectors: list[Vectors] = field(default_factory=list)  # of the tokens of each chunk, where they are asked for
 
     # What follows from the request; planning asks for it at every step.
     num_prompt_tokens: int = field(init=False)
@@ -133,6 +149,12 @@ class Sequence:
     def num_certain(self) -> int:
         """Tokens whose trace is in pages for certain when the next step runs."""
         return min(self.num_computed, len(self.tokens))
+
+    @property
+    def needs_every_position(self) -> bool:
+        """Every token of the prompt has to run through the model."""
+        pooling = self.request.pooling
+        return self.wants_prompt_logprobs if pooling is None else pooling.every_position
 
     @property
     def wants_prompt_logprobs(self) -> bool:

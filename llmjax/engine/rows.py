@@ -23,6 +23,7 @@ TABLE_CHUNK = 1024  # entries of page tables that a program of their own writes 
 ROW = np.dtype(
     [
         ("prompt_len", np.int32),  # which some rope scalings look at
+        ("second_start", np.int32),  # where the second text of a pair begins
         ("min_len", np.int32),  # tokens that stand before the first one that may end the sequence
         ("stops", np.int32, MAX_STOPS),  # ids that end it; NO_STOP where there are fewer
         ("sampling", np.int32, SETTINGS_WORDS),  # ``RequestSampling.words``
@@ -121,6 +122,7 @@ def row_words(sequence: Sequence, sampling: RequestSampling) -> Ints:
     request = sequence.request
     row = np.zeros((), ROW)
     row["prompt_len"] = sequence.num_prompt_tokens
+    row["second_start"] = request.pooling.second_start if request.pooling is not None else sequence.end
     row["min_len"] = sequence.num_prompt_tokens + request.params.min_tokens
     stops = sorted(request.stop_token_ids)[:MAX_STOPS]
     row["stops"] = [*stops, *[NO_STOP] * (MAX_STOPS - len(stops))]

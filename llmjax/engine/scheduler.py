@@ -35,6 +35,12 @@ class Row(msgspec.Struct, gc=False):  # a plan makes one for each sequence; noth
         return self.count == 1 and self.start >= len(self.sequence.tokens)
 
     @property
+    def wants_tokens(self) -> bool:
+        """Vectors of its own tokens are asked for."""
+        pooling = self.sequence.request.pooling
+        return pooling is not None and pooling.of_tokens
+
+    @property
     def scores_prompt(self) -> bool:
         """The log-probabilities of the prompt tokens after its own are asked for."""
         return self.start < self.sequence.num_prompt_tokens and self.sequence.wants_prompt_logprobs
@@ -98,10 +104,14 @@ class Scheduler:
         kv: pages of all sequences.
         max_num_seqs: slots.
         max_num_batched_tokens: tokens a step; at least ``max_num_seqs``, so that every decode fits.
+        whole_prompts: prompts are not cut into chunks; none is longer than a step then.
     """
 
-    def __init__(self, kv: KVCache, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, kv: KVCache, *, max_num_seqs: int, max_num_batched_tokens: int, whole_prompts: bool = False
+    ) -> None:
         self.kv = kv
+        self.whole_prompts = whole_prompts
         self.max_num_batched_tokens = max_num_batched_tokens
         self.running: list[Sequence] = []  # by rank
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # heap by rank
@@ -202,6 +212,8 @@ class Scheduler:
         admitted = []
         while budget > 0 and self._free_slots and (sequence := self._first_waiting()) is not None:
             if self._refusal is not None and self._refusal.holds(sequence, self.kv):
+                break
+            if self.whole_prompts and sequence.missing > budget:
                 break
             sequence.slot = self._free_slots[-1]
             cached = self.kv.attach_prefix(sequence)

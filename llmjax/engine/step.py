@@ -17,6 +17,7 @@ from llmjax import models
 from llmjax.engine.batch import BatchLayout, StepBatch
 from llmjax.engine.device_state import NO_TOKEN, DeviceState, Ends, StepOutput
 from llmjax.engine.heads import Sampled, ends, sample, score
+from llmjax.engine.pooling import pool
 from llmjax.kernels.qtensor import rounding_decodes
 from llmjax.models.functional import ModelGraph
 from llmjax.sampling.logprobs import LogprobArrays, no_logprobs
@@ -58,6 +59,19 @@ def step(
     state, batch = begin(state, packed, layout=layout)
     merged = partial(_merged, graph=graph, names=names)
 
+    if graph.config.pooler is not None:
+        model = merged(weights)
+        state, hidden = forward(model, state, batch)
+        position = batch.ragged(page_size=state.kv[0].page_size)[1]
+        state, pooled = pool(model, state, hidden, batch, position=position)
+        return state, StepOutput(
+            tokens=pooled.state[None],
+            logprobs=None,
+            prompt_logprobs=None,
+            ends=None,
+            vectors=pooled.vectors,
+            token_vectors=pooled.token_vectors,
+        )
     if not layout.bucket.decode:
         model = merged(weights)
         state, hidden = forward(model, state, batch)
@@ -158,5 +172,8 @@ def forward(model: models.CausalLM, state: DeviceState, batch: StepBatch) -> tup
         The state with what the layers keep of them, and the hidden states [T, D] that heads take.
     """
     row, position, ragged = batch.ragged(page_size=state.kv[0].page_size)
-    result = model(batch.tokens, position, state.kv, ragged, prompt_len=batch.prompt_len[row])
+    types = None
+    if model.config.token_types is not None:
+        types = (position >= batch.second_start[row]).astype(jnp.int32)
+    result = model(batch.tokens, position, state.kv, ragged, prompt_len=batch.prompt_len[row], types=types)
     return replace(state, kv=result.kv), result.hidden

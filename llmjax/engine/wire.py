@@ -17,11 +17,12 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from llmjax.config import EngineConfig
 from llmjax.engine.client import Control
 from llmjax.engine.info import EngineInfo
-from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes
+from llmjax.engine.request import EngineOutput, EngineRequest, PooledRequest, SequenceTimes, Vectors
 from llmjax.engine.stats import StepStats
 from llmjax.errors import GenerationFailed, LLMJaxError
 from llmjax.machine_share import MachineShare
@@ -91,6 +92,7 @@ class Submit(Message, tag="submit"):
     stop_token_ids: list[int]
     bad_words_token_ids: list[list[int]]
     grammar: str | None
+    pooling: PooledRequest | None
     priority: int
     cache_salt: bytes | None
     arrival_time: float
@@ -109,6 +111,7 @@ class Submit(Message, tag="submit"):
             stop_token_ids=list(request.stop_token_ids),
             bad_words_token_ids=[list(word) for word in request.bad_words_token_ids],
             grammar=request.grammar,
+            pooling=request.pooling,
             priority=request.priority,
             cache_salt=None if salt is None else salt.encode(errors="surrogatepass"),
             arrival_time=request.arrival_time,
@@ -124,6 +127,7 @@ class Submit(Message, tag="submit"):
             stop_token_ids=frozenset(self.stop_token_ids),
             bad_words_token_ids=tuple(tuple(word) for word in self.bad_words_token_ids),
             grammar=self.grammar,
+            pooling=self.pooling,
             priority=self.priority,
             cache_salt=None if salt is None else salt.decode(errors="surrogatepass"),
             arrival_time=self.arrival_time,
@@ -191,6 +195,20 @@ class Entries(Message):
         ]
 
 
+class Floats(Message):
+    """An array of f32."""
+
+    shape: list[int]
+    values: bytes
+
+    @classmethod
+    def of(cls, vectors: Vectors) -> Floats:
+        return cls(shape=list(vectors.shape), values=vectors.tobytes())
+
+    def vectors(self) -> Vectors:
+        return np.frombuffer(self.values, np.float32).reshape(self.shape)
+
+
 class Last(Message):
     """How a continuation ended."""
 
@@ -215,6 +233,7 @@ class StepMessage(Message, tag="step"):
     ends: dict[int, Last]
     logprobs: dict[int, Entries]
     prompt_logprobs: dict[int, Entries]
+    vectors: dict[int, Floats]
     stats: list[StepStats]
 
     @classmethod
@@ -249,6 +268,9 @@ class StepMessage(Message, tag="step"):
                 place: Entries.of(output.prompt_logprobs)
                 for place, output in enumerate(outputs)
                 if output.prompt_logprobs is not None
+            },
+            vectors={
+                place: Floats.of(output.vectors) for place, output in enumerate(outputs) if output.vectors is not None
             },
             stats=stats,
         )
@@ -285,6 +307,8 @@ class StepMessage(Message, tag="step"):
             outputs[place].new_logprobs = [token for token in entries.tokens() if token is not None]
         for place, entries in self.prompt_logprobs.items():
             outputs[place].prompt_logprobs = entries.tokens()
+        for place, floats in self.vectors.items():
+            outputs[place].vectors = floats.vectors()
         return outputs
 
 

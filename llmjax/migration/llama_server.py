@@ -130,9 +130,11 @@ SERVER = [
     *refused("--models-dir|--models-preset|--models-max", "a server has one model; start one for each"),
     *refused("--tools|--mcp-servers-config|--mcp-servers-json", TOOLS),
     *refused(
-        "--embedding --embeddings|--rerank --reranking", "only models that generate text are served yet", takes=NOTHING
+        "--embedding --embeddings|--rerank --reranking",
+        "models that were made for it are recognized; --runner pooling makes embeddings of others",
+        takes=NOTHING,
     ),
-    *refused("--pooling", "only models that generate text are served yet", neutral="none"),
+    *refused("--pooling", "how hidden states are pooled follows from the files of the model", neutral="none"),
     *refused("--jinja", "chat templates are always Jinja", neutral="true", takes=SWITCH),
     *alias("--chat-template-file", "chat_template"),
     *alias("--chat-template-kwargs", "default_chat_template_kwargs"),

@@ -16,10 +16,10 @@ MODEL = [
     *accepted("--code-revision", "no code that comes with a model is run", neutral="main"),
     *refused("--tokenizer-revision", "name the tokenizer with --tokenizer, or give --revision for both"),
     *accepted("--tokenizer-mode", "every tokenizer is read from its own files", neutral="auto hf slow fast"),
-    *refused("--runner", "only models that generate text are served yet", neutral="auto generate"),
-    *refused("--task", "only models that generate text are served yet", neutral="auto generate"),
-    *refused("--convert", "only models that generate text are served yet", neutral="auto none"),
-    *refused("--pooler-config|--override-pooler-config", "only models that generate text are served yet"),
+    *ours("--runner --task --convert"),
+    *refused(
+        "--pooler-config|--override-pooler-config", "how hidden states are pooled follows from the files of the model"
+    ),
     *refused("--hf-config-path", "config.json is read beside the weights; --hf-overrides replaces keys of it"),
     *refused(
         "--model-class-overrides", "the model's family follows from config.json; --hf-overrides replaces keys of it"

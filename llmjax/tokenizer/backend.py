@@ -23,6 +23,11 @@ class Backend(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]: ...
 
+    def encode_texts(self, first: str, second: str | None, *, limit: int | None) -> tuple[list[int], list[int]]:
+        """Token ids of a text, or of a pair, with special tokens, and the segment of each; of the texts as much as
+        ``limit`` tokens hold, the longer one being cut first."""
+        ...
+
     def id_to_token(self, token_id: int) -> str | None: ...
 
     def token_to_id(self, token: str) -> int | None: ...
@@ -30,6 +35,18 @@ class Backend(Protocol):
 
 # From this many characters on it costs less to encode without holding the interpreter lock than to hold it.
 LONG_TEXT = 4096
+
+
+def shares(lengths: Sequence[int], room: int) -> list[int]:
+    """How much of one or two texts fits into ``room`` tokens, if the longer one is cut first."""
+    if sum(lengths) <= room:
+        return list(lengths)
+    if len(lengths) == 1:
+        return [room]
+    first, second = lengths
+    if min(lengths) <= room // 2:
+        return [first, room - first] if first < second else [room - second, second]
+    return [room - room // 2, room // 2]
 
 
 class HuggingFaceBackend:
@@ -57,6 +74,16 @@ class HuggingFaceBackend:
         # `encode` holds the interpreter lock throughout; this lets go of it, and leaves out offsets that nobody needs.
         (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
+
+    def encode_texts(self, first: str, second: str | None, *, limit: int | None) -> tuple[list[int], list[int]]:
+        texts = [first] if second is None else [first, second]
+        parts = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        if limit is not None:
+            room = max(0, limit - self.tokenizer.num_special_tokens_to_add(len(texts) > 1))
+            for part, count in zip(parts, shares([len(part.ids) for part in parts], room), strict=True):
+                part.truncate(count)
+        whole = self.tokenizer.post_process(parts[0], parts[1] if len(parts) > 1 else None)
+        return list(whole.ids), list(whole.type_ids)
 
     def id_to_token(self, token_id: int) -> str | None:
         return self.tokenizer.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
@@ -128,6 +155,17 @@ class SentencePieceBackend:
         if add_special_tokens:
             ids += self.rules.after
         return ids
+
+    def encode_texts(self, first: str, second: str | None, *, limit: int | None) -> tuple[list[int], list[int]]:
+        texts = [first] if second is None else [first, second]
+        parts = [self.encode(text, add_special_tokens=False, parse_special=True) for text in texts]
+        around = len(self.rules.before) + len(self.rules.after)
+        room = sum(map(len, parts)) if limit is None else max(0, limit - around * len(texts))
+        counts = shares([len(part) for part in parts], room)
+        ids: list[int] = []
+        for part, count in zip(parts, counts, strict=True):
+            ids += [*self.rules.before, *part[:count], *self.rules.after]
+        return ids, [0] * len(ids)
 
     def id_to_token(self, token_id: int) -> str | None:
         if token_id in self._added:

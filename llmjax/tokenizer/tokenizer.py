@@ -79,14 +79,27 @@ class Tokenizer:
             add_special_tokens: add what the model expects around a text (BOS, EOS, CLS …).
             parse_special: control tokens spelled out in ``text`` become those tokens; otherwise they are plain text.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        ids = self.backend.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
+        ids = self.backend.encode(_unicode(text), add_special_tokens=add_special_tokens, parse_special=parse_special)
         if len(text) > SLICE_CHARS:
             give_back()
         return ids
+
+    def encode_texts(
+        self, first: str, second: str | None = None, *, limit: int | None = None
+    ) -> tuple[list[int], int | None]:
+        """Token ids of a text, or of a pair of texts that a cross-encoder reads together, with special tokens.
+
+        Args:
+            limit: tokens that are kept, special ones included, the longer text being cut first; None: all.
+
+        Returns:
+            The ids, and where the second segment begins, if the model tells segments apart.
+        """
+        texts = [_unicode(text) for text in (first, second) if text is not None]
+        if limit is not None:  # what lies further back cannot be among so many tokens
+            texts = [text[: (limit + 1) * self.max_token_bytes] for text in texts]
+        ids, types = self.backend.encode_texts(texts[0], texts[1] if len(texts) > 1 else None, limit=limit)
+        return ids, types.index(1) if 1 in types else None
 
     @functools.cached_property
     def max_token_bytes(self) -> int:
@@ -252,6 +265,15 @@ class Tokenizer:
         raise TokenizerError(
             "the model has no chat template: pass one as chat_template (Jinja, a file, or a name as 'chatml')"
         )
+
+
+def _unicode(text: str) -> str:
+    """Lone surrogates, which no UTF-8 can hold, as U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _objects(values: Sequence[Mapping[str, Any]] | None, field: str) -> list[dict[str, Any]] | None:

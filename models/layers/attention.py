@@ -26,7 +26,7 @@ from llmjax.models.layers.state import PagedKV
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Causal softmax attention; ``heads / kv_heads`` queries share a key and a value."""
+    """Softmax attention; ``heads / kv_heads`` queries share a key and a value."""
 
     heads: int
     kv_heads: int
@@ -34,6 +34,7 @@ class Attention:
     scale: float  # of the logits
     rope: RopeConfig | None
     window: int | None = None  # keys that a query sees, its own included; None: all before it
+    causal: bool = True  # False: the keys behind it too, as many; a text then has to be in one step
     softcap: float | None = None  # of the logits
     qk_norm: NormSpec | None = None  # of q and k
     qk_norm_over: Literal["head", "each head", "all heads"] = "head"  # heads share it, have their own, or are one
@@ -51,7 +52,8 @@ class Attention:
     @property
     def state(self) -> PagedKV:
         """What a layer keeps."""
-        return PagedKV(kv_heads=self.kv_heads, head_dim=self.head_dim, window=self.window)
+        # A text whose tokens see what is behind them is in one step as a whole: nothing falls behind a window.
+        return PagedKV(kv_heads=self.kv_heads, head_dim=self.head_dim, window=self.window if self.causal else None)
 
     @property
     def is_fused(self) -> bool:
@@ -135,6 +137,7 @@ class AttentionModule(nnx.Module):
             context.batch,
             scale=spec.scale,
             window=spec.window,
+            causal=spec.causal,
             softcap=spec.softcap,
             sinks=None if self.sinks is None else self.sinks.get_value(),
             slopes=None if spec.slopes is None else own_part(jnp.asarray(spec.slopes, jnp.float32), "heads"),
@@ -174,7 +177,13 @@ class AttentionModule(nnx.Module):
         """What is static, as kernels take it."""
         spec = self.spec
         interleaved = spec.rope is not None and spec.rope.interleaved
-        return AttentionRules(scale=spec.scale, interleaved=interleaved, window=spec.window, softcap=spec.softcap)
+        return AttentionRules(
+            scale=spec.scale,
+            interleaved=interleaved,
+            window=spec.window,
+            causal=spec.causal,
+            softcap=spec.softcap,
+        )
 
 
 class SteppedAttentionModule(AttentionModule):

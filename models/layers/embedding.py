@@ -40,6 +40,17 @@ class Embedding(nnx.Module):
         return rows if self.scale == 1 else rows * jnp.asarray(self.scale, self.activation_dtype)
 
 
+class TypeEmbedding(nnx.Module):
+    """Rows of the matrix of a text's segments [types, D] (BERT)."""
+
+    def __init__(self, count: int, size: int, *, dtype: jnp.dtype) -> None:
+        self.weight = parameter((count, size), dtype, axes=(None, None), plain=True)
+
+    def __call__(self, types: jax.Array) -> jax.Array:
+        """i32 [T] to [T, D] in the table's dtype."""
+        return take_rows(self.weight.get_value(), types)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LearnedPositions:
     """A vector for each position, added to the token's (GPT-2, OPT)."""

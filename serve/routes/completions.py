@@ -59,6 +59,7 @@ async def completions(request: Request) -> Response | ASGIApp:
 async def _job(server: Server, body: CompletionRequest, request: Request) -> Job:
     engine = server.engine
     server.check_model(body.model)
+    server.check_task("generate")
     body.check_best_of()
     body.expand_logprobs(engine.info.vocab_size)
     record_of(request).note(body)

@@ -25,6 +25,7 @@ class Case:
     cache: str = "float32"
     activations: str = "float32"
     window: int | None = None
+    causal: bool = True
     softcap: float | None = None
     sinks: bool = False
     slopes: bool = False  # ALiBi
@@ -120,7 +121,12 @@ def make_data(case: Case, seed: int = 0) -> Data:
         v=None if case.value_dim else normal(tokens, case.kv_heads, case.head_dim),
         filling=normal(2, case.num_pages * case.page_size, case.kv_heads, case.head_dim, dtype="float32"),
         batch=batch,
-        rules={"scale": case.head_dim**-0.5, "window": case.window, "softcap": case.softcap},
+        rules={
+            "scale": case.head_dim**-0.5,
+            "window": case.window,
+            "softcap": case.softcap,
+            **({} if case.causal else {"causal": False}),
+        },
         sinks=normal(case.heads, dtype="float32") if case.sinks else None,
         slopes=rng.uniform(0.01, 0.5, case.heads).astype(np.float32) if case.slopes else None,
     )

@@ -31,6 +31,8 @@ RULES = {
     "window": {"window": 6},
     "softcap, sinks": {"softcap": 20.0, "sinks": True},
     "slopes": {"slopes": True},
+    "both sides": {"causal": False, "slopes": True},
+    "window on both sides": {"causal": False, "window": 6},
     "all": {"window": 17, "softcap": 5.0, "sinks": True, "slopes": True},
 }
 KINDS = {
@@ -52,7 +54,11 @@ GRID += [
 
 
 def marked(mix: str, rule: str, kind: str) -> Any:
-    fast = rule == "all" or (mix == "decodes and chunks" and kind in ("f32", "int8", "latent"))
+    fast = (
+        rule == "all"
+        or (mix == "one prefill" and "both sides" in rule)
+        or (mix == "decodes and chunks" and kind in ("f32", "int8", "latent"))
+    )
     return pytest.param(mix, rule, kind, marks=() if fast else SLOW)
 
 

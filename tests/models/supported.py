@@ -14,17 +14,22 @@ from gguf import MODEL_ARCH_NAMES
 from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
 from llmjax.models.registry import FAMILIES
 from tests.checkpoint.gguf import test_families
+from tests.engine import test_pooling
 from tests.models import test_golden, test_sharding
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "supported-models.md"
 GOLDEN = Path(__file__).parent / "golden"
+POOLED = ROOT / "tests" / "engine" / "golden" / "pooling"
 
 # The best-known checkpoint of each architecture, as the hub names it.
 BEST_KNOWN: Mapping[str, str] = {
     "BaiChuanForCausalLM": "baichuan-inc/Baichuan-7B",
     "BaichuanForCausalLM": "baichuan-inc/Baichuan2-7B-Chat",
     "BambaForCausalLM": "ibm-ai-platform/Bamba-9B-v2",
+    "BertForMaskedLM": "google-bert/bert-base-uncased",
+    "BertForSequenceClassification": "cross-encoder/ms-marco-MiniLM-L6-v2",
+    "BertModel": "BAAI/bge-small-en-v1.5",
     "BloomForCausalLM": "bigscience/bloomz-1b1",
     "ChatGLMForConditionalGeneration": "zai-org/chatglm3-6b",
     "ChatGLMModel": "zai-org/glm-4-9b-chat",
@@ -87,11 +92,17 @@ BEST_KNOWN: Mapping[str, str] = {
     "Qwen3NextForCausalLM": "Qwen/Qwen3-Next-80B-A3B-Instruct",
     "Qwen3_5ForCausalLM": "Qwen/Qwen3.5-0.8B",
     "Qwen3_5MoeForCausalLM": "Qwen/Qwen3.5-35B-A3B",
+    "RobertaForMaskedLM": "FacebookAI/roberta-base",
+    "RobertaForSequenceClassification": "cross-encoder/stsb-roberta-base",
+    "RobertaModel": "sentence-transformers/all-distilroberta-v1",
     "SeedOssForCausalLM": "ByteDance-Seed/Seed-OSS-36B-Instruct",
     "SmolLM3ForCausalLM": "HuggingFaceTB/SmolLM3-3B",
     "StableLMEpochForCausalLM": "stabilityai/stablelm-3b-4e1t",
     "StableLmForCausalLM": "stabilityai/stablelm-2-1_6b-chat",
     "Starcoder2ForCausalLM": "bigcode/starcoder2-3b",
+    "XLMRobertaForMaskedLM": "FacebookAI/xlm-roberta-base",
+    "XLMRobertaForSequenceClassification": "BAAI/bge-reranker-v2-m3",
+    "XLMRobertaModel": "BAAI/bge-m3",
     "YiForCausalLM": "01-ai/Yi-1.5-6B-Chat",
 }
 
@@ -104,21 +115,23 @@ Each row is an architecture as `config.json` names it, with a well-known checkpo
     llmjax serve --model Qwen/Qwen3-0.6B
 
 **safetensors** names the tiny random checkpoints whose logits are compared with those of Hugging Face's own model, over
-whole prompts, chunks and single tokens (at most 2e-4 apart in float32). **GGUF** gives llama.cpp's name of the
-architecture, and in parentheses which of those checkpoints are compared again as the `gguf` package writes them.
-**several devices** names those that are compared with one device. Quantized formats do not depend on the family:
-[formats.md](formats.md). Checkpoints that came with code of their own run from the definitions here; code from a
-checkpoint is never executed.
+whole prompts, chunks and single tokens (at most 2e-4 apart in float32), or whose vectors are: embeddings (cosine at
+least 0.99999) and logits of labels (at most 1e-4 apart). **GGUF** gives llama.cpp's name of the architecture, and in
+parentheses which of those checkpoints are compared again as the `gguf` package writes them. **several devices** names
+those that are compared with one device. Quantized formats do not depend on the family: [formats.md](formats.md).
+Checkpoints that came with code of their own run from the definitions here; code from a checkpoint is never executed.
+Any decoder here may also be there as `…Model`, for embeddings, or as `…ForSequenceClassification`:
+[embeddings.md](embeddings.md).
 
 | architecture | for example | safetensors | GGUF | several devices |
 |---|---|---|---|---|"""
 
 
-def architectures(names: Iterable[str]) -> dict[str, list[str]]:
-    """Which of the tiny checkpoints have which architecture."""
+def architectures(names: Iterable[str], folder: Path = GOLDEN) -> dict[str, list[str]]:
+    """Which of the tiny checkpoints in ``folder`` have which architecture."""
     found: dict[str, list[str]] = {}
     for name in names:
-        config = json.loads((GOLDEN / name / "config.json").read_text())
+        config = json.loads((folder / name / "config.json").read_text())
         found.setdefault(config["architectures"][0], []).append(name)
     return found
 
@@ -130,6 +143,7 @@ def page() -> str:
 
 def _lines() -> Iterator[str]:
     compared = architectures([*test_golden.CHECKPOINTS, *test_golden.MORE, *test_golden.VARIANTS])
+    compared |= architectures(test_pooling.ENCODERS, POOLED)
     converted = architectures(test_families.CONVERSIONS)
     shared = architectures(dict.fromkeys([*test_sharding.CHECKPOINTS, *test_sharding.UNEVEN]))
     named: dict[str, list[str]] = {}

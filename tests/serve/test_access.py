@@ -26,7 +26,9 @@ class Idle:
 
     def __init__(self, model: str = "m", name: str = "m") -> None:
         self.config = EngineConfig(model=model)
-        self.info = SimpleNamespace(vocab_size=100, max_model_len=64, model_name=name, default_sampling_params={})
+        self.info = SimpleNamespace(
+            vocab_size=100, max_model_len=64, model_name=name, default_sampling_params={}, pooler=None
+        )
 
     def check_health(self) -> None: ...
 
@@ -56,6 +58,14 @@ GUARDED = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("POST", "/v1/embeddings"),
+    ("POST", "/rerank"),
+    ("POST", "/v1/rerank"),
+    ("POST", "/v2/rerank"),
+    ("POST", "/score"),
+    ("POST", "/v1/score"),
+    ("POST", "/classify"),
+    ("POST", "/pooling"),
     ("GET", "/no-such-path"),
 ]
 

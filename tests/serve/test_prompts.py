@@ -32,7 +32,11 @@ class Tokenizing:
         self.config = EngineConfig(model=str(folder))
         self.tokenizer = load_tokenizer(folder, chat_template=chat_template)
         self.info = SimpleNamespace(
-            vocab_size=self.tokenizer.vocab_size, max_model_len=64, model_name="m", default_sampling_params={}
+            vocab_size=self.tokenizer.vocab_size,
+            max_model_len=64,
+            model_name="m",
+            default_sampling_params={},
+            pooler=None,
         )
 
     def check_health(self) -> None: ...

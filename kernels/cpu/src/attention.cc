@@ -22,6 +22,12 @@ int first_key(const Attention& call, int position) {
   return call.window == 0 || position < call.window ? 0 : position - call.window + 1;
 }
 
+// Where the keys end that a query at `position` of a row of `length` tokens sees.
+int end_of_keys(const Attention& call, int position, int length) {
+  if (call.causal) return position + 1;
+  return call.window == 0 || length - position < call.window ? length : position + call.window;
+}
+
 // Everything that comes from the engine as data is checked before memory is touched by it.
 ffi::Error check(const Attention& call, const Batch& batch) {
   if (batch.rows == 0) return invalid("attention: no rows");
@@ -102,6 +108,7 @@ ffi::Error PagedAttention::init(const AttentionArguments& arguments, const Atten
            arguments.scale,
            arguments.softcap,
            arguments.window,
+           arguments.causal,
            rows.q,
            sinks.element_count() == 0 ? nullptr : sinks.typed_data(),
            rows.out,
@@ -148,7 +155,8 @@ void PagedAttention::make_plan() {
     for (int first = (count - 1) / block * block; first >= 0; first -= block) {
       const int queries = count - first < block ? count - first : block;
       const int position = batch.kv_len[r] - count + first;
-      const int begin = first_key(call, position), keys = position + queries - begin;
+      const int begin = first_key(call, position);
+      const int keys = end_of_keys(call, position + queries - 1, batch.kv_len[r]) - begin;
       const int parts = parts_of(keys, queries * group, count <= block);
       const int step = ((keys + parts - 1) / parts + 31) / 32 * 32;
       if (queries > max_queries) max_queries = queries;
@@ -237,8 +245,8 @@ ffi::Error attention_handler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
                              ffi::Buffer<ffi::S32> query_start, ffi::Buffer<ffi::S32> kv_len,
                              ffi::Buffer<ffi::S32> page_table, ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::F32> sinks,
                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> pages, float scale,
-                             float softcap, int32_t window, int32_t cache_type, int32_t page_size, bool token_scales,
-                             bool decode, int32_t isa) {
+                             float softcap, int32_t window, bool causal, int32_t cache_type, int32_t page_size,
+                             bool token_scales, bool decode, int32_t isa) {
   const auto dims = q.dimensions(), cache = pages->dimensions();
   const auto type = float_type(q.element_type());
   if (dims.size() != 3 || cache.size() != 5) return invalid("attention: wrong number of dimensions");
@@ -250,7 +258,7 @@ ffi::Error attention_handler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
     return invalid("attention: shapes do not fit each other");
   }
   const AttentionArguments arguments{pages_in, calibration, query_start, kv_len,    page_table,   slots,  sinks, *pages,
-                                     scale,    softcap,     window,      cache_type, page_size,   token_scales, decode, isa};
+                                     scale,    softcap,     window,      causal,    cache_type,   page_size, token_scales, decode, isa};
   const AttentionRows rows{dims[0], dims[1], cache[2], dims[2], *type, q.untyped_data(), k.untyped_data(),
                            v.untyped_data(), out->untyped_data()};
   PagedAttention attention{};
@@ -283,6 +291,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_attention, attention_handler,
                                   .Attr<float>("scale")
                                   .Attr<float>("softcap")
                                   .Attr<int32_t>("window")
+                                  .Attr<bool>("causal")
                                   .Attr<int32_t>("cache_type")
                                   .Attr<int32_t>("page_size")
                                   .Attr<bool>("token_scales")

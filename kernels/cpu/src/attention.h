@@ -34,6 +34,7 @@ struct AttentionArguments {
   xla::ffi::AnyBuffer pages;
   float scale, softcap;  // softcap 0: none
   int32_t window;        // 0: none
+  bool causal;           // false: keys behind a query are visible too
   int32_t cache_type, page_size;
   bool token_scales, decode;
   int32_t isa;

@@ -173,7 +173,9 @@ class AttentionKernel {
     return call_.window == 0 ? 0 : imax(0, position - call_.window + 1 - begin);
   }
   int end_visible(int row, int begin, int count) const {
-    return imin(count, task_.first_position + row / group_ + 1 - begin);
+    const int position = task_.first_position + row / group_;
+    if (call_.causal) return imin(count, position + 1 - begin);
+    return call_.window == 0 ? count : imin(count, position + call_.window - begin);
   }
 
   void begin() {

@@ -108,8 +108,8 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
                                    ffi::RemainingArgs weights, ffi::Result<Floats> out, ffi::Result<ffi::AnyBuffer> pages,
                                    ffi::Result<Floats> scratch, ffi::Span<const float> norms,
                                    ffi::Span<const int32_t> matrices, ffi::Span<const float> levels, int32_t heads,
-                                   bool interleaved, bool adds, float scale, float softcap, int32_t window, int32_t cache_type,
-                                   int32_t page_size, bool token_scales, bool decode, int32_t isa) {
+                                   bool interleaved, bool adds, float scale, float softcap, int32_t window, bool causal,
+                                   int32_t cache_type, int32_t page_size, bool token_scales, bool decode, int32_t isa) {
   const auto dims = x.dimensions(), cache = pages->dimensions(), angles = cos.dimensions();
   if (dims.size() != 2 || cache.size() != 5 || angles.size() != 2 || weights.size() != 8 || heads < 1 ||
       !has_shape(*out, {dims[0], dims[1]}) || angles[0] != dims[0] || 2 * angles[1] > cache[4] ||
@@ -143,7 +143,7 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
     if (error.failure()) return error;
   }
   const AttentionArguments arguments{pages_in, calibration, query_start, kv_len,     page_table, slots,        sinks, *pages,
-                                     scale,    softcap,     window,      cache_type, page_size,  token_scales, decode, isa};
+                                     scale,    softcap,     window,      causal,     cache_type, page_size,    token_scales, decode, isa};
   PagedAttention attention{};
   if (ffi::Error error = attention.init(arguments, {rows, heads, kv_heads, head_dim, Type::kF32, q, k, v, attended});
       error.failure()) {
@@ -217,6 +217,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_attention_block, attention_block_handler,
                                   .Attr<float>("scale")
                                   .Attr<float>("softcap")
                                   .Attr<int32_t>("window")
+                                  .Attr<bool>("causal")
                                   .Attr<int32_t>("cache_type")
                                   .Attr<int32_t>("page_size")
                                   .Attr<bool>("token_scales")

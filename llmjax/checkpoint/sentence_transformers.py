@@ -1,0 +1,153 @@
+"""What sentence-transformers keeps beside a model: how hidden states become vectors, and prompts by their names.
+
+Layout: https://sbert.net/docs/package_reference/sentence_transformer/models.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from llmjax.checkpoint.files import read_list, read_object
+from llmjax.checkpoint.safetensors import stored_tensors
+from llmjax.checkpoint.stored_tensor import StoredTensor
+from llmjax.errors import CheckpointError
+from llmjax.models.config import ModelConfig
+from llmjax.models.layers.pooling import Dense, Pooler, PoolingKind
+
+MODULES = "modules.json"
+SETTINGS = "config_sentence_transformers.json"
+LENGTHS = "sentence_bert_config.json"
+POOLING_KEYS: Mapping[str, PoolingKind] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+}
+MODES: Mapping[str, PoolingKind] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+ACTIVATIONS = {"Identity": None, "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
+
+
+@dataclass(frozen=True)
+class SentenceModules:
+    """The modules behind a transformer.
+
+    Attributes:
+        kind: of pooling.
+        normalize: vectors are divided by their lengths.
+        dense: matrices behind pooling.
+        tensors: of these matrices, by the names that the model has for them.
+        max_length: longest text in tokens; None: the model's.
+        lowercase: texts are made lower case.
+        prompts: text that is put in front of a text, by the name of what the text is.
+        default_prompt: the name of that of texts for which none is asked; None: none.
+    """
+
+    kind: PoolingKind
+    normalize: bool
+    dense: tuple[Dense, ...] = ()
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
+    max_length: int | None = None
+    lowercase: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> SentenceModules | None:
+        """What a folder says; None: nothing.
+
+        Raises:
+            CheckpointError: a file is missing or malformed, or a module is not supported.
+        """
+        if not (folder / MODULES).exists():
+            return None
+        kind: PoolingKind | None = None
+        normalize = False
+        dense: list[Dense] = []
+        tensors: dict[str, StoredTensor] = {}
+        for module in read_list(folder / MODULES):
+            if not isinstance(module, Mapping):
+                raise CheckpointError(f"{folder / MODULES}: an entry is not a JSON object")
+            name, path = str(module.get("type")).rpartition(".")[2], folder / str(module.get("path") or "")
+            if not path.resolve().is_relative_to(folder.resolve()):
+                raise CheckpointError(f"{folder / MODULES}: path {module['path']!r} leads out of the folder")
+            match name:
+                case "Transformer":
+                    continue
+                case "Pooling":
+                    kind = _pooling(path / "config.json")
+                case "Normalize":
+                    normalize = True
+                case "Dense":
+                    spec, found = _dense(path, number=len(dense))
+                    dense.append(spec)
+                    tensors.update(found)
+                case _:
+                    raise CheckpointError(f"{folder / MODULES}: module {name[:80]!r} is not supported")
+        if kind is None:
+            return None  # what is pooled nowhere, such as a cross-encoder
+        settings = _object_if_there(folder / SETTINGS)
+        prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+        if not isinstance(prompts, Mapping) or not all(isinstance(text, str) for text in prompts.values()):
+            raise CheckpointError(f"{folder / SETTINGS}: prompts must be an object of texts")
+        if default is not None and default not in prompts:
+            raise CheckpointError(f"{folder / SETTINGS}: default_prompt_name {default!r} is not among the prompts")
+        texts = _object_if_there(folder / LENGTHS)
+        length = texts.get("max_seq_length")
+        if length is not None and (not isinstance(length, int) or length < 1):
+            raise CheckpointError(f"{folder / LENGTHS}: max_seq_length must be a positive integer")
+        return cls(
+            kind=kind,
+            normalize=normalize,
+            dense=tuple(dense),
+            tensors=tensors,
+            max_length=length,
+            lowercase=texts.get("do_lower_case") is True,
+            prompts=dict(prompts),
+            default_prompt=default,
+        )
+
+    def of(self, model: ModelConfig) -> ModelConfig:
+        """A model of embeddings with these modules behind it."""
+        pooler = Pooler(kind=self.kind, dense=self.dense, normalize=self.normalize)
+        length = min(model.max_position, self.max_length or model.max_position)
+        return replace(model, pooler=pooler, max_position=length)
+
+
+def _pooling(path: Path) -> PoolingKind:
+    values = read_object(path)
+    if values.get("include_prompt") is False:
+        raise CheckpointError(f"{path}: include_prompt = false is not supported")
+    if (mode := values.get("pooling_mode")) is not None:
+        if mode not in MODES:
+            raise CheckpointError(f"{path}: pooling_mode = {mode!r} is not supported; supported are {', '.join(MODES)}")
+        return MODES[mode]
+    chosen = [key for key, value in values.items() if key.startswith("pooling_mode_") and value]
+    if len(chosen) != 1 or chosen[0] not in POOLING_KEYS:
+        raise CheckpointError(
+            f"{path}: {' and '.join(chosen) or 'no pooling mode'} is not supported; supported is one of "
+            f"{', '.join(POOLING_KEYS)}"
+        )
+    return POOLING_KEYS[chosen[0]]
+
+
+def _dense(folder: Path, *, number: int) -> tuple[Dense, dict[str, StoredTensor]]:
+    values = read_object(folder / "config.json")
+    size, bias = values.get("out_features"), values.get("bias", True)
+    name: Any = str(values.get("activation_function") or "Identity").removesuffix("()").rpartition(".")[2]
+    if not isinstance(size, int) or size < 1 or not isinstance(bias, bool):
+        raise CheckpointError(f"{folder / 'config.json'}: out_features or bias is missing or wrong")
+    if name not in ACTIVATIONS:
+        raise CheckpointError(f"{folder / 'config.json'}: activation_function {name[:80]!r} is not supported")
+    stored = stored_tensors(folder)
+    tensors: dict[str, StoredTensor] = {
+        f"head.{number}.dense.{kind}": stored[f"linear.{kind}"]
+        for kind in ("weight", "bias")
+        if f"linear.{kind}" in stored
+    }
+    return Dense(size=size, bias=bias, activation=ACTIVATIONS[name]), tensors
+
+
+def _object_if_there(path: Path) -> dict[str, Any]:
+    return read_object(path) if path.exists() else {}

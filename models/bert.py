@@ -1,0 +1,126 @@
+"""BERT and RoBERTa: encoders, whose tokens see the whole text; norms stand behind the residual sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from llmjax.models.classifiers import classifier_pooler
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_norm, layer_types, mlp
+from llmjax.models.layers.embedding import LearnedPositions
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.pooling import Dense, Pooler
+from llmjax.models.layers.residual import PostNorm
+from llmjax.models.names import Names
+
+# What Hugging Face's BertConfig means by a missing key.
+DEFAULTS = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "tie_word_embeddings": True,
+}
+ROBERTA_DEFAULTS = {**DEFAULTS, "vocab_size": 50265, "pad_token_id": 1}
+XLM_ROBERTA_DEFAULTS = {**DEFAULTS, "vocab_size": 30522, "pad_token_id": 1}
+MODULES = {
+    "embeddings.word_embeddings": "model.embed_tokens",
+    "embeddings.position_embeddings": "model.embed_positions",
+    "embeddings.token_type_embeddings": "model.embed_types",
+    "embeddings.LayerNorm": "model.embed_norm",
+    "encoder.layer.*.attention.self.query": "model.layers.*.self_attn.q_proj",
+    "encoder.layer.*.attention.self.key": "model.layers.*.self_attn.k_proj",
+    "encoder.layer.*.attention.self.value": "model.layers.*.self_attn.v_proj",
+    "encoder.layer.*.attention.output.dense": "model.layers.*.self_attn.o_proj",
+    "encoder.layer.*.attention.output.LayerNorm": "model.layers.*.input_layernorm",
+    "encoder.layer.*.intermediate.dense": "model.layers.*.mlp.up_proj",
+    "encoder.layer.*.output.dense": "model.layers.*.mlp.down_proj",
+    "encoder.layer.*.output.LayerNorm": "model.layers.*.post_attention_layernorm",
+}
+NAMES = Names(prefix="bert.", modules=MODULES)
+CLASSIFIER_NAMES = Names(
+    prefix="bert.", modules={**MODULES, "pooler.dense": "head.0.dense", "classifier": "head.1.dense"}
+)
+ROBERTA_NAMES = Names(
+    prefix="roberta.",
+    modules={**MODULES, "classifier.dense": "head.0.dense", "classifier.out_proj": "head.1.dense"},
+)
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    return _encoder(Fields(config, DEFAULTS), "BertModel", pooler=Pooler(kind="cls"))
+
+
+def classifier_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``; labels of texts and pairs of texts."""
+    return _encoder(Fields(config, DEFAULTS), "BertForSequenceClassification", pooler=_classifier(config, DEFAULTS))
+
+
+def roberta_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    return _roberta(Fields(config, ROBERTA_DEFAULTS), "RobertaModel", pooler=Pooler(kind="cls"))
+
+
+def roberta_classifier_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``; labels of texts and pairs of texts."""
+    pooler = _classifier(config, ROBERTA_DEFAULTS)
+    return _roberta(Fields(config, ROBERTA_DEFAULTS), "RobertaForSequenceClassification", pooler=pooler)
+
+
+def xlm_roberta_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    return _roberta(Fields(config, XLM_ROBERTA_DEFAULTS), "XLMRobertaModel", pooler=Pooler(kind="cls"))
+
+
+def xlm_roberta_classifier_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``; labels of texts and pairs of texts."""
+    pooler = _classifier(config, XLM_ROBERTA_DEFAULTS)
+    return _roberta(Fields(config, XLM_ROBERTA_DEFAULTS), "XLMRobertaForSequenceClassification", pooler=pooler)
+
+
+def _classifier(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Pooler:
+    fields = Fields(config, defaults)
+    return classifier_pooler(fields, kind="cls", before=(Dense(size=fields.integer("hidden_size"), activation="tanh"),))
+
+
+def _roberta(fields: Fields, architecture: str, *, pooler: Pooler) -> ModelConfig:
+    """Positions count from behind the padding token's row."""
+    return _encoder(fields, architecture, pooler=pooler, offset=fields.integer("pad_token_id", minimum=0) + 1)
+
+
+def _encoder(fields: Fields, architecture: str, *, pooler: Pooler, offset: int = 0) -> ModelConfig:
+    fields.require("position_embedding_type", "absolute")
+    fields.require("is_decoder", False)
+    fields.require("embedding_size", fields.integer("hidden_size"))
+    count = fields.integer("max_position_embeddings") - offset
+    if count < 1:
+        raise fields.error("max_position_embeddings", f"leaves no position behind the {offset} rows that are not used")
+    kinds, norm = layer_types(fields), layer_norm(fields)
+    attention = attention_by_kind(
+        fields, kinds, window=None, max_model_len=None, rotary=False, qkv_bias=True, o_bias=True, causal=False
+    )
+    half = mlp(fields)
+    layers = [LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm, residual=PostNorm()) for kind in kinds]
+    model = decoder_config(
+        fields,
+        architecture=architecture,
+        layers=layers,
+        norm=None,
+        pooler=pooler,
+        positions=LearnedPositions(count=count, offset=offset),
+        token_types=fields.integer("type_vocab_size"),
+        embedding_norm=norm,
+    )
+    return replace(model, max_position=count)

@@ -1,0 +1,65 @@
+"""Labels of texts: what all sequence classifiers read from config.json in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llmjax.models.fields import Fields
+from llmjax.models.layers.pooling import Dense, LabelActivation, Pooler, PoolingKind
+
+# What sentence-transformers writes for the activation of a cross-encoder's scores.
+_ACTIVATIONS: dict[str, LabelActivation] = {
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.Softmax": "softmax",
+    "torch.nn.modules.linear.Identity": "identity",
+}
+MAX_LABELS = 2**16
+
+
+def classifier_pooler(fields: Fields, *, kind: PoolingKind, before: Sequence[Dense] = (), bias: bool = True) -> Pooler:
+    """The head of a sequence classifier.
+
+    Args:
+        kind: whose hidden state it is given.
+        before: matrices before that of the labels.
+        bias: of the labels' matrix.
+    """
+    labels = _labels(fields)
+    last = Dense(size=len(labels), bias=bias)
+    activation = _activation(fields, len(labels))
+    return Pooler(
+        kind=kind, task="classify", dense=(*before, last), normalize=False, activation=activation, labels=labels
+    )
+
+
+def _labels(fields: Fields) -> tuple[str, ...]:
+    """By ``id2label``, else ``num_labels``, else the two that transformers takes."""
+    names = fields.mapping("id2label")
+    if names:
+        if len(names) > MAX_LABELS or {str(number) for number in range(len(names))} != {str(key) for key in names}:
+            raise fields.error("id2label", "must name the labels 0, 1, …")
+        return tuple(str({str(key): name for key, name in names.items()}[str(i)]) for i in range(len(names)))
+    count = 2 if fields.get("num_labels") is None else fields.integer("num_labels", maximum=MAX_LABELS)
+    return tuple(f"LABEL_{number}" for number in range(count))
+
+
+def _activation(fields: Fields, labels: int) -> LabelActivation:
+    """As sentence-transformers or ``problem_type`` say; else a probability of one label, or of each among all."""
+    named: Any = fields.mapping("sentence_transformers").get("activation_fn") or fields.get(
+        "sbert_ce_default_activation_function"
+    )
+    if named is not None:
+        key = str(named).removesuffix("()")
+        if key not in _ACTIVATIONS:
+            raise fields.error("sentence_transformers", f"names an activation that is not supported: {key[:80]!r}")
+        return _ACTIVATIONS[key]
+    by_problem: dict[Any, LabelActivation] = {
+        "regression": "identity",
+        "multi_label_classification": "sigmoid",
+        "single_label_classification": "softmax",
+    }
+    problem = fields.get("problem_type")
+    if problem is not None:
+        return by_problem[fields.choice("problem_type", by_problem)]
+    return "sigmoid" if labels == 1 else "softmax"

@@ -1,0 +1,144 @@
+"""POST /v1/embeddings, /rerank, /score, /classify and /pooling: the request bodies, in vLLM's, Jina's and Cohere's
+shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from llmjax.pooling_params import PoolingParams, PoolingTask
+from llmjax.serve.errors import ApiError
+from llmjax.serve.protocol.common import ApiModel, Ints, Strings, at_most, object_of
+
+MOST_TEXTS = 2**14  # in one request
+IntLists = Annotated[list[Ints], Field(fail_fast=True)]
+Texts = Annotated[Strings, at_most(MOST_TEXTS)]
+Inputs = str | Strings | Ints | IntLists
+
+
+class PooledBody(ApiModel):
+    """What all requests for vectors may carry."""
+
+    model: str | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    use_activation: bool | None = None
+    priority: int | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    user: str | None = None
+
+    # Known, not supported.
+    mm_processor_kwargs: Any = None
+    truncation_side: Any = None
+
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "mm_processor_kwargs": ({},),
+        "truncation_side": ("right",),
+    }
+
+    def params(self, **own: Any) -> PoolingParams:
+        """As the engine takes them; ``own`` are fields of one route."""
+        return PoolingParams(
+            truncate_prompt_tokens=self.truncate_prompt_tokens, use_activation=self.use_activation, **own
+        )
+
+
+class InputBody(PooledBody):
+    """Texts or token ids, one or many."""
+
+    input: Inputs
+    add_special_tokens: Any = None
+    messages: Any = None
+
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **PooledBody.neutral_values,
+        "add_special_tokens": (True,),
+        "messages": (),
+    }
+
+    @property
+    def inputs(self) -> list[str | list[int]]:
+        """Each of them."""
+        if isinstance(self.input, str):
+            return [self.input]
+        if not self.input:
+            raise ApiError("`input` is empty", param="input", code="invalid_value")
+        if isinstance(self.input[0], int):
+            return [self.input]
+        if len(self.input) > MOST_TEXTS:
+            problem = f"`input` has {len(self.input)} entries; at most {MOST_TEXTS} are allowed"
+            raise ApiError(problem, param="input", code="invalid_value")
+        return list(self.input)
+
+
+class VectorBody(InputBody):
+    """An answer of vectors."""
+
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    normalize: bool | None = None
+    prompt_name: Annotated[str, Field(max_length=1024)] | None = None
+    embed_dtype: Any = None
+    endianness: Any = None
+
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **InputBody.neutral_values,
+        "embed_dtype": ("float32", "float"),
+        "endianness": ("native", "little"),
+    }
+
+
+class EmbeddingRequest(VectorBody):
+    """POST /v1/embeddings."""
+
+
+class PoolingRequest(VectorBody):
+    """POST /pooling."""
+
+    task: PoolingTask | None = None
+
+
+class ClassifyRequest(InputBody):
+    """POST /classify."""
+
+
+class ScoreRequest(PooledBody):
+    """POST /score."""
+
+    text_1: str | Texts
+    text_2: str | Texts
+
+
+Document = Annotated[dict[str, str], object_of(str)]
+
+
+class RerankRequest(PooledBody):
+    """POST /rerank."""
+
+    query: str
+    documents: Texts | Annotated[list[Document], at_most(MOST_TEXTS)]
+    top_n: Annotated[int, Field(ge=0)] | None = None
+    return_documents: bool = True
+    max_tokens_per_doc: Any = None
+    rank_fields: Any = None
+
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **PooledBody.neutral_values,
+        "max_tokens_per_doc": (),
+        "rank_fields": (["text"],),
+    }
+
+    @property
+    def texts(self) -> list[str]:
+        """Of the documents."""
+        if not self.documents:
+            raise ApiError("`documents` is empty", param="documents", code="invalid_value")
+        found = []
+        for number, document in enumerate(self.documents):
+            text: Any = document.get("text") if isinstance(document, dict) else document
+            if text is None:
+                raise ApiError(f"`documents.{number}` has no text", param=f"documents.{number}", code="invalid_value")
+            found.append(text)
+        return found

@@ -1,0 +1,304 @@
+"""POST /v1/embeddings, /rerank, /score, /classify and /pooling: what is made of texts by models that do not
+generate."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from llmjax.engine.info import PoolerInfo
+from llmjax.engine.scores import pair_inputs, score_task, scored, text_pairs
+from llmjax.engine.vectors import PooledTokens, TextPair
+from llmjax.errors import InvalidRequest
+from llmjax.outputs import PoolingRequestOutput
+from llmjax.pooling_params import PoolingParams
+from llmjax.serve.body import parse, read_json
+from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_of, server_of
+from llmjax.serve.errors import ApiError
+from llmjax.serve.generation import check_priority, guarded
+from llmjax.serve.prompts import off_loop
+from llmjax.serve.protocol.pooling import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PooledBody,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+    VectorBody,
+)
+
+CHARS_PER_TEXT = 64  # the work that an input, or an entry of an answer, is beside what is in it
+CHARS_PER_NUMBER = 0.25  # what it takes to write one
+CHARS_PER_ID = 0.1
+SLICE_CHARS = 2**16  # tokenized before the next look whether anyone still waits
+MOST_NUMBERS = 2**23  # of all vectors in one answer: some 100 MB of text
+
+
+async def embeddings(request: Request) -> Response:
+    """A vector of each text."""
+    server = server_of(request)
+    body = parse(await read_json(request), EmbeddingRequest, ignored=ignored_fields(request))
+    server.check_task("embed")
+    params = body.params(
+        task="embed", dimensions=body.dimensions, normalize=body.normalize, prompt_name=body.prompt_name
+    )
+    return await _vectors(request, server, body, params, name="embd", kind="embedding", key="embedding")
+
+
+async def pooling(request: Request) -> Response:
+    """What the model makes of each text, or of each of its tokens."""
+    server = server_of(request)
+    body = parse(await read_json(request), PoolingRequest, ignored=ignored_fields(request))
+    server.check_task("pooling")
+    params = body.params(
+        task=body.task, dimensions=body.dimensions, normalize=body.normalize, prompt_name=body.prompt_name
+    )
+    return await _vectors(request, server, body, params, name="pool", kind="pooling", key="data")
+
+
+async def classify(request: Request) -> Response:
+    """The label of each text, and how likely each one is."""
+    server = server_of(request)
+    body = parse(await read_json(request), ClassifyRequest, ignored=ignored_fields(request))
+    server.check_task("classify")
+    made = await _made(request, server, body, body.inputs, body.params(task="classify"), field="input")
+    labels = _pooler(server).labels
+
+    def data() -> list[dict[str, Any]]:
+        return [
+            {
+                "index": index,
+                "label": labels[int(output.outputs.data.argmax())],
+                "probs": _written(output.outputs.data, "float"),
+                "num_classes": len(labels),
+            }
+            for index, output in enumerate(made)
+        ]
+
+    return await _answer(server, "classify", {"data": await off_loop(data, size=_size(made))}, made)
+
+
+async def score(request: Request) -> Response:
+    """How well texts fit, pair by pair."""
+    server = server_of(request)
+    body = parse(await read_json(request), ScoreRequest, ignored=ignored_fields(request))
+    server.check_task("score")
+    scores, made = await _scores(request, server, body, text_pairs(body.text_1, body.text_2), field="text_2")
+    data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
+    return await _answer(server, "score", {"data": data}, made)
+
+
+async def rerank(request: Request) -> Response:
+    """Documents by how well they fit a query, the best one first."""
+    server = server_of(request)
+    body = parse(await read_json(request), RerankRequest, ignored=ignored_fields(request))
+    server.check_task("score")
+    texts = body.texts
+    scores, made = await _scores(request, server, body, text_pairs(body.query, texts), field="documents")
+    order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n or None]
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
+    if body.return_documents:
+        for result in results:
+            result["document"] = {"text": texts[result["index"]]}
+    return await _answer(server, "rerank", {"results": results, "meta": {"api_version": {"version": "2"}}}, made)
+
+
+async def _scores(
+    request: Request, server: Server, body: PooledBody, pairs: list[TextPair], *, field: str
+) -> tuple[list[float], list[PoolingRequestOutput]]:
+    """Of each pair, and what they follow from."""
+    pooler = _pooler(server)
+    inputs, size = pair_inputs(pairs, pooler), CHARS_PER_TEXT * len(pairs)
+    made = await _made(request, server, body, inputs, body.params(task=score_task(pooler)), field=field)
+    outputs = await off_loop(lambda: scored(made, pairs, pooler), size=size)
+    return [output.outputs.score for output in outputs], made
+
+
+async def _vectors(
+    request: Request,
+    server: Server,
+    body: VectorBody,
+    params: PoolingParams,
+    *,
+    name: str,
+    kind: Literal["embedding", "pooling"],
+    key: str,
+) -> Response:
+    made = await _made(request, server, body, body.inputs, params, field="input")
+
+    def data() -> list[dict[str, Any]]:
+        return [
+            {"index": index, "object": kind, key: _written(output.outputs.data, body.encoding_format)}
+            for index, output in enumerate(made)
+        ]
+
+    return await _answer(server, name, {"data": await off_loop(data, size=_size(made))}, made)
+
+
+def _written(vectors: npt.NDArray[np.float32], form: Literal["float", "base64"]) -> Any:
+    """Numbers as JSON, or f32 in little-endian order as base64."""
+    if form == "base64":
+        return base64.b64encode(vectors.astype("<f4").tobytes()).decode()
+    if vectors.ndim == 2:  # row by row: nothing else runs while one is written
+        return [_written(row, form) for row in vectors]
+    return orjson.Fragment(orjson.dumps(np.ascontiguousarray(vectors), option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+async def _made(
+    request: Request,
+    server: Server,
+    body: PooledBody,
+    inputs: Sequence[str | list[int] | TextPair],
+    params: PoolingParams,
+    *,
+    field: str,
+) -> list[PoolingRequestOutput]:
+    """What the engine makes of all inputs, in their order; some of them at a time, so that a long list does not fill
+    the queue, and nobody has to wait for all of it. Nothing is made before all of them are known to be right.
+
+    Args:
+        field: of the request, where the inputs are.
+    """
+    server.check_model(body.model)
+    check_priority(server.engine, body.priority or 0)
+    own_name = body.request_id or record_of(request).id
+    salt, priority = cache_salt_of(request, body.cache_salt), body.priority or 0
+    found: dict[int, PoolingRequestOutput] = {}
+
+    async def work(waiting: Iterator[tuple[int, PooledTokens]]) -> None:
+        for index, tokens in waiting:
+            # Clients may reuse an id while its first use still runs; the engine's ids must differ.
+            name = f"{own_name}-{uuid.uuid4().hex[:8]}"
+            stream = server.engine.encode(tokens, params, name, priority=priority, cache_salt=salt)
+            async with aclosing(stream) as outputs:
+                async for output in outputs:
+                    found[index] = output
+            await asyncio.sleep(0)
+
+    async def all_of_it() -> None:
+        waiting = enumerate(await _tokens(server, inputs, params, field=field))
+        count = min(len(inputs), 2 * server.engine.config.max_num_seqs)
+        workers = [asyncio.create_task(work(waiting)) for _ in range(count)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    record = record_of(request)
+    await guarded(request.receive, all_of_it(), timeout=server.config.request_timeout)
+    made = [found[index] for index in range(len(inputs))]
+    record.prompt_tokens = sum(len(output.prompt_token_ids) for output in made)
+    if any(output.error is not None for output in made):
+        raise ApiError("the request was aborted", status=503, code="aborted", headers={"Retry-After": "1"})
+    return made
+
+
+async def _tokens(
+    server: Server, inputs: Sequence[str | list[int] | TextPair], params: PoolingParams, *, field: str
+) -> list[PooledTokens]:
+    """What the engine reads.
+
+    Raises:
+        ApiError: there would be more numbers in the answer than one may have.
+        InvalidRequest: an input is wrong; it names ``field``.
+    """
+    size = min(params.dimensions or _pooler(server).size, _pooler(server).size)
+    _check_numbers(size * len(inputs), field)
+    found: list[PooledTokens] = []
+
+    def take(some: Sequence[str | list[int] | TextPair]) -> None:
+        for one in some:
+            prompt: Any = {"prompt_token_ids": one} if isinstance(one, list) else one
+            found.append(server.engine.pooled_tokens(prompt, params))
+
+    try:
+        at = 0
+        while at < len(inputs):
+            end, chars = at, 0.0
+            while end < len(inputs) and chars < SLICE_CHARS:
+                chars += _num_chars(inputs[end])
+                end += 1
+            await off_loop(partial(take, inputs[at:end]), size=int(chars))
+            at = end
+    except InvalidRequest as error:
+        error.field = field if error.field == "prompt" else error.field
+        raise
+    if found[0].of_tokens:
+        _check_numbers(size * sum(len(tokens.token_ids) for tokens in found), field)
+    return found
+
+
+def _num_chars(one: str | list[int] | TextPair) -> float:
+    """What takes as long to tokenize, or to check, as so many characters of a text."""
+    if isinstance(one, TextPair):
+        return CHARS_PER_TEXT + len(one.first) + len(one.second)
+    return CHARS_PER_TEXT + len(one) * (1 if isinstance(one, str) else CHARS_PER_ID)
+
+
+def _check_numbers(count: int, field: str) -> None:
+    if count > MOST_NUMBERS:
+        raise ApiError(
+            f"`{field}`: its vectors would have {count} numbers together; at most {MOST_NUMBERS} are allowed",
+            param=field,
+            code="invalid_value",
+        )
+
+
+def _size(made: Sequence[PoolingRequestOutput]) -> int:
+    """What takes as long to write as so many characters of a text take to encode."""
+    numbers = sum(output.outputs.data.size for output in made)
+    return int(CHARS_PER_TEXT * len(made) + CHARS_PER_NUMBER * numbers)
+
+
+def _pooler(server: Server) -> PoolerInfo:
+    pooler = server.engine.info.pooler
+    assert pooler is not None  # as ``check_task`` has found
+    return pooler
+
+
+def _usage(made: Sequence[PoolingRequestOutput]) -> dict[str, Any]:
+    tokens = sum(len(output.prompt_token_ids) for output in made)
+    cached = sum(output.num_cached_tokens for output in made)
+    return {
+        "prompt_tokens": tokens,
+        "total_tokens": tokens,
+        "completion_tokens": 0,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+async def _answer(server: Server, name: str, own: dict[str, Any], made: Sequence[PoolingRequestOutput]) -> Response:
+    whole = {
+        "id": f"{name}-{uuid.uuid4().hex}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": server.engine.info.model_name,
+        **own,
+        "usage": _usage(made),
+    }
+    content = await off_loop(lambda: orjson.dumps(whole), size=_size(made))
+    return Response(content, media_type="application/json")
+
+
+POOLING_ROUTES = [
+    Route("/v1/embeddings", embeddings, methods=["POST"]),
+    Route("/pooling", pooling, methods=["POST"]),
+    Route("/classify", classify, methods=["POST"]),
+    *(Route(path, score, methods=["POST"]) for path in ("/score", "/v1/score")),
+    *(Route(path, rerank, methods=["POST"]) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+]

@@ -1,0 +1,105 @@
+"""Models that make vectors against Hugging Face's (golden/make_pooling.py), alone, in mixed batches and in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from llmjax import LLM, PoolingParams, SamplingParams
+from llmjax.errors import InvalidRequest
+
+GOLDEN = Path(__file__).parent / "golden" / "pooling"
+DECODERS = ["qwen3-embedding", "llama-mean", "qwen2-labels"]
+ENCODERS = ["bert", "bert-cls", "xlm-roberta", "xlm-roberta-labels"]
+CASES = ("long", "short", "least", "one")
+
+
+class Served(NamedTuple):
+    name: str
+    llm: LLM
+    golden: dict[str, np.ndarray]
+
+    def prompt(self, case: str) -> list[int]:
+        return [int(token) for token in self.golden[f"{case}/tokens"]]
+
+    def made(self, prompts: list[list[int]], **params: Any) -> list[np.ndarray]:
+        """Embeddings, or logits of labels."""
+        given = PoolingParams(**{"use_activation": False, **params})
+        return [output.outputs.data for output in self.llm.encode(prompts, given, use_tqdm=False)]
+
+    def check(self, case: str, vector: np.ndarray) -> None:
+        expected = self.golden[f"{case}/vector"]
+        assert vector.shape == expected.shape and vector.dtype == np.float32
+        if self.llm.info.pooler is not None and self.llm.info.pooler.task == "classify":
+            np.testing.assert_allclose(vector, expected, atol=1e-4, rtol=0)
+        else:
+            assert vector @ expected >= 0.99999 and abs(np.linalg.norm(vector) - 1) < 1e-5
+
+
+def start(name: str, cache: str, **settings: Any) -> Served:
+    """Two pages' room for chunks of decoders; encoders get what a text needs."""
+    llm = LLM(
+        str(GOLDEN / name),
+        **{
+            "skip_tokenizer_init": True,
+            "dtype": "float32",
+            "kv_cache_dtype": "float32",
+            "page_size": 4,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 16,
+            "compilation_cache_dir": cache,
+            "compile_threads": 1,
+            **settings,
+        },
+    )
+    return Served(name, llm, dict(np.load(GOLDEN / name / "golden.npz")))
+
+
+@pytest.fixture(scope="module", params=[*DECODERS, *ENCODERS])
+def served(request: Any, compile_cache_dir: str) -> Iterator[Served]:
+    found = start(request.param, compile_cache_dir)
+    yield found
+    found.llm.close()
+
+
+def test_vectors_alone_and_in_mixed_batches(served: Served) -> None:
+    for case in CASES:
+        served.check(case, served.made([served.prompt(case)])[0])
+    cases = [*CASES, *reversed(CASES), *CASES]
+    for case, vector in zip(cases, served.made([served.prompt(case) for case in cases]), strict=True):
+        served.check(case, vector)
+    stats = served.llm.kv_stats()
+    assert stats.used == 0 and stats.free + stats.cached == stats.total
+
+
+def test_the_token_vectors_are_pooled_to_the_text_s(served: Served) -> None:
+    pooler = served.llm.info.pooler
+    assert pooler is not None
+    task = "token_embed" if pooler.task == "embed" else "token_classify"
+    prompts = [served.prompt(case) for case in CASES]
+    made = served.made(prompts, task=task, normalize=False)
+    assert [len(vectors) for vectors in made] == [len(prompt) for prompt in prompts]
+    if served.name == "llama-mean":
+        return  # whose matrix stands behind pooling
+    for case, vectors in zip(CASES, made, strict=True):
+        vector = {"last": vectors[-1], "cls": vectors[0], "mean": vectors.mean(0)}[pooler.kind]
+        served.check(case, vector / (np.linalg.norm(vector) if pooler.task == "embed" else 1))
+
+
+def test_what_generates_is_refused(served: Served) -> None:
+    with pytest.raises(InvalidRequest, match="does not generate text"):
+        served.llm.generate([served.prompt("short")], SamplingParams(), use_tqdm=False)
+
+
+def test_a_text_may_be_as_long_as_the_model_but_no_longer(served: Served) -> None:
+    longest = served.llm.max_model_len
+    assert longest == 64
+    tokens = [3 + i % 90 for i in range(longest + 1)]
+    with pytest.raises(InvalidRequest, match=f"the text has {longest + 1} tokens; this model takes at most {longest}"):
+        served.made([tokens])
+    whole, cut = served.made([tokens[:longest]])[0], served.made([tokens], truncate_prompt_tokens=-1)[0]
+    np.testing.assert_allclose(whole, cut, atol=1e-6)

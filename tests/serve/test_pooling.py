@@ -1,0 +1,203 @@
+"""Routes of models that make vectors, on real engines with the golden models."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import select
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from llmjax.config import EngineConfig, ServerConfig
+from tests.pooled_models import golden, pair, words, write_with_tokenizer
+from tests.serve.conftest import Running
+
+
+def config(name: str, folder: Path, cache: str, *, ends: bool, **settings: Any) -> EngineConfig:
+    return EngineConfig(
+        model=str(write_with_tokenizer(name, folder, ends=ends)),
+        dtype="float32",
+        page_size=4,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        max_num_queued_reqs=8,
+        served_model_name="tiny",
+        compilation_cache_dir=cache,
+        compile_threads=1,
+        **settings,
+    )
+
+
+@pytest.fixture(scope="module", params=["thread", "process"])
+def embedder(
+    request: Any, tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str, start_server: Callable[..., Any]
+) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("models")
+    settings = config("qwen3-embedding", folder, compile_cache_dir, ends=False, engine_process=request.param)
+    server, stop = start_server(settings, ServerConfig(port=0))
+    yield server
+    stop()
+
+
+@pytest.fixture(scope="module")
+def reranker(
+    tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str, start_server: Callable[..., Any]
+) -> Iterator[Running]:
+    settings = config("bert-reranker", tmp_path_factory.mktemp("models"), compile_cache_dir, ends=True)
+    server, stop = start_server(settings, ServerConfig(port=0))
+    yield server
+    stop()
+
+
+def post(server: Running, path: str, **body: Any) -> httpx.Response:
+    with server.http() as http:
+        return http.post(path, json=body)
+
+
+def test_openai_s_client_gets_embeddings(embedder: Running) -> None:
+    found = golden("qwen3-embedding")
+    texts = [words(found[f"{case}/tokens"]) for case in ("long", "short", "one")]
+    answer = embedder.client().embeddings.create(model="tiny", input=texts)  # which asks for base64
+    assert [entry.index for entry in answer.data] == [0, 1, 2] and answer.model == "tiny"
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == 40 + 17 + 1
+    for case, entry in zip(("long", "short", "one"), answer.data, strict=True):
+        assert np.dot(entry.embedding, found[f"{case}/vector"]) >= 0.99999
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+def test_token_ids_and_forms_of_numbers(embedder: Running, form: str) -> None:
+    found = golden("qwen3-embedding")
+    tokens = found["short/tokens"].tolist()
+    for given in (tokens, [tokens]):
+        (entry,) = post(embedder, "/v1/embeddings", input=given, encoding_format=form, dimensions=9).json()["data"]
+        vector = entry["embedding"]
+        if form == "base64":
+            vector = np.frombuffer(base64.b64decode(vector), "<f4")
+        head = found["short/vector"][:9]
+        np.testing.assert_allclose(vector, head / np.linalg.norm(head), atol=1e-4)
+        assert entry["object"] == "embedding"
+
+
+def test_a_list_longer_than_the_queue(embedder: Running) -> None:
+    texts = [f"w{3 + i % 90} w{3 + i * 7 % 90}" for i in range(50)]  # 12 are all that run and wait
+    answer = post(embedder, "/v1/embeddings", input=texts)
+    assert answer.status_code == 200 and len(answer.json()["data"]) == 50
+    (alone,) = post(embedder, "/v1/embeddings", input=texts[37]).json()["data"]
+    assert np.dot(alone["embedding"], answer.json()["data"][37]["embedding"]) >= 0.99999
+    embedder.wait_idle()
+
+
+def test_who_leaves_takes_a_list_along(embedder: Running) -> None:
+    """Sent, seen at work, given up: what runs and what would have followed goes, with its pages."""
+    content = json.dumps({"input": [" ".join(f"w{3 + (i + k) % 90}" for k in range(60)) for i in range(2000)]}).encode()
+    url = httpx.URL(embedder.url)
+    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: {url.host}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((url.host, url.port or 0)) as sock:
+        sock.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        while not embedder.engine.num_requests:
+            assert not select.select([sock], [], [], 0.001)[0], "answered"
+    embedder.wait_idle()
+    assert post(embedder, "/v1/embeddings", input="w3").status_code == 200
+    embedder.wait_idle()
+    with embedder.http() as http:
+        (line,) = re.findall(r"^vllm:kv_cache_usage_perc\S* (\S+)$", http.get("/metrics").text, re.MULTILINE)
+    assert float(line) == 0
+
+
+def test_an_answer_is_bounded(embedder: Running) -> None:
+    texts = [" ".join(["w3"] * 17)] * 16_384  # each in itself is nothing special
+    answer = post(embedder, "/pooling", input=texts, task="token_embed")
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == "input"
+    assert f"would have {17 * 32 * 16_384} numbers together; at most {2**23} are allowed" in error["message"]
+    assert embedder.engine.num_requests == 0
+
+
+def test_all_inputs_are_read_before_any_is_computed(embedder: Running) -> None:
+    answer = post(embedder, "/v1/embeddings", input=["w3", "w4", "w5 " * 70])
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "input"
+    assert answer.json()["error"]["code"] == "context_length_exceeded" and embedder.engine.num_requests == 0
+
+
+def test_vectors_of_tokens(embedder: Running) -> None:
+    (entry,) = post(embedder, "/pooling", input="w3 w4 w5", task="token_embed").json()["data"]
+    (whole,) = post(embedder, "/pooling", input="w3 w4 w5").json()["data"]
+    assert np.shape(entry["data"]) == (3, 32)
+    np.testing.assert_allclose(entry["data"][-1], whole["data"], atol=1e-5)
+
+
+def test_scores_of_embeddings(embedder: Running) -> None:
+    vectors = post(embedder, "/v1/embeddings", input=["w3 w4", "w5"]).json()["data"]
+    (entry,) = post(embedder, "/score", text_1="w3 w4", text_2="w5").json()["data"]
+    expected = np.dot(vectors[0]["embedding"], vectors[1]["embedding"])
+    assert entry["object"] == "score" and entry["score"] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_the_best_document_comes_first(reranker: Running, path: str) -> None:
+    found = golden("bert-reranker")
+    query, document = pair(found["long/tokens"], found["long/types"])
+    documents: list[Any] = [document, "w9", "w50 w51 w52"]
+    answer = post(reranker, path, model="tiny", query=query, documents=documents).json()
+    scores = {entry["index"]: entry["relevance_score"] for entry in answer["results"]}
+    assert scores[0] == pytest.approx(1 / (1 + np.exp(-found["long/vector"][0])), abs=1e-4)
+    order = [entry["relevance_score"] for entry in answer["results"]]
+    assert sorted(scores) == [0, 1, 2] and order == sorted(order, reverse=True)
+    assert all(entry["document"]["text"] == documents[entry["index"]] for entry in answer["results"])
+    objects = [{"text": text} for text in documents]
+    first = post(reranker, path, query=query, documents=objects, top_n=1, return_documents=False).json()["results"]
+    assert first == [{"index": answer["results"][0]["index"], "relevance_score": order[0]}]
+    assert answer["usage"]["total_tokens"] > 40
+
+
+def test_scores_of_pairs_and_labels(reranker: Running) -> None:
+    found = golden("bert-reranker")
+    first, second = pair(found["short/tokens"], found["short/types"])
+    expected = pytest.approx(1 / (1 + np.exp(-found["short/vector"][0])), abs=1e-4)
+    for path in ("/score", "/v1/score"):
+        (entry,) = post(reranker, path, text_1=[first], text_2=[second]).json()["data"]
+        assert entry["score"] == expected
+    (label,) = post(reranker, "/classify", input="w3 w4").json()["data"]
+    assert label["label"] == "LABEL_0" and label["num_classes"] == 1 and 0 < label["probs"][0] < 1
+
+
+REFUSED = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "w3"}]}, "/classify, /score, /rerank"),
+    ("/v1/completions", {"prompt": "w3"}, "this model classifies texts: it is served at /classify"),
+    ("/v1/embeddings", {"input": "w3"}, "this model classifies texts"),
+    ("/rerank", {"query": "w3", "documents": []}, "`documents` is empty"),
+    ("/rerank", {"query": "w3", "documents": [{"title": "w4"}]}, "`documents.0` has no text"),
+    ("/rerank", {"query": "w3", "documents": ["w4"], "top": 3}, "unknown field `top`; did you mean `top_n`?"),
+    ("/rerank", {"query": "w3", "documents": ["w4"], "max_tokens_per_doc": 9}, "`max_tokens_per_doc` is not supported"),
+    ("/score", {"text_1": ["w3", "w4"], "text_2": ["w3", "w4", "w5"]}, "2 and 3 texts cannot be compared"),
+    ("/classify", {"input": []}, "`input` is empty"),
+    ("/classify", {"input": [3, 4000]}, "token id 4000"),
+    ("/classify", {"input": "w3 " * 70}, "the text has 72 tokens; this model takes at most 64"),
+    ("/classify", {"input": ["w3", 4]}, "`input"),
+    ("/classify", {"input": "w3", "truncate_prompt_tokens": 65}, "above the 64 tokens"),
+    ("/classify", {"input": ["w3"] * 20_000}, "has 20000 entries; at most 16384 are allowed"),
+    ("/pooling", {"input": "w3", "dimensions": 4}, "dimensions are of embeddings"),
+    ("/pooling", {"input": "w3", "task": "embed"}, "this model is made to classify texts"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "message"), REFUSED, ids=lambda each: str(each)[:40])
+def test_what_cannot_be_served(reranker: Running, path: str, body: dict[str, Any], message: str) -> None:
+    answer = post(reranker, path, **body)
+    assert answer.status_code == 400 and message in answer.json()["error"]["message"], answer.text
+    assert "\n" not in answer.json()["error"]["message"]
+    assert post(reranker, "/classify", input="w3").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/classify"])
+def test_a_model_that_generates_says_what_it_serves(running: Running, path: str) -> None:
+    answer = post(running, path, input="abc")
+    assert answer.status_code == 400
+    assert "this model generates text: it is served at /v1/chat/completions" in answer.json()["error"]["message"]
