@@ -10,6 +10,7 @@ from llmjax.models.layers.embedding import LearnedPositions
 from llmjax.models.layers.gated_delta import GatedDelta
 from llmjax.models.layers.latent import LatentAttention
 from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.lightning import LightningAttention
 from llmjax.models.layers.mamba2 import Mamba2
 from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import ExpertGroups, Experts, SharedExpert
@@ -36,6 +37,7 @@ __all__ = [
     "Layer",
     "LayerSpec",
     "LearnedPositions",
+    "LightningAttention",
     "Mamba2",
     "ModelConfig",
     "NormedParts",

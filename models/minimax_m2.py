@@ -36,7 +36,7 @@ DEFAULTS = {
 
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``llmjax.models.model_config``."""
-    fields = Fields(_with_rotated_part(config), DEFAULTS)
+    fields = Fields(with_rotated_part(config, DEFAULTS), DEFAULTS)
     for key, neutral in {
         "attention_bias": False,
         "mlp_bias": False,
@@ -72,9 +72,11 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     return decoder_config(fields, architecture="MiniMaxM2ForCausalLM", layers=[layer] * len(kinds), norm=norm)
 
 
-def _with_rotated_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_rotated_part(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
     """``rotary_dim``, in entries, as others have it: as a part of a head."""
     if config.get("rotary_dim") is None or config.get("partial_rotary_factor") is not None:
         return config
-    fields = Fields(config, DEFAULTS)
-    return {**config, "partial_rotary_factor": fields.integer("rotary_dim") / fields.integer("head_dim")}
+    fields = Fields(config, defaults)
+    size = fields.optional_integer("head_dim")
+    size = size or max(1, fields.integer("hidden_size") // fields.integer("num_attention_heads"))
+    return {**config, "partial_rotary_factor": fields.integer("rotary_dim") / size}

@@ -1,6 +1,6 @@
-"""Nemotron-H: blocks of one half each, state spaces of Mamba 2, attention without positions, and MLPs.
+"""Nemotron-H: blocks of one half each, state spaces of Mamba 2, attention without positions, and MLPs or experts.
 
-A block that mixes tokens and the MLP behind it, if there is one, make a layer.
+A block that mixes tokens and the MLP or the experts behind it, if there are any, make a layer.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from typing import Any
 
 from llmjax.models import llama, mamba2
 from llmjax.models.config import ModelConfig
+from llmjax.models.deepseek_v2 import expert_groups
+from llmjax.models.deepseek_v3 import GROUP_BEST
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, mlp
-from llmjax.models.layers.layer import LayerSpec, Mixer
+from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, experts_per_token, mlp
+from llmjax.models.layers.layer import FeedForward, LayerSpec, Mixer
+from llmjax.models.layers.moe import AS_GATE, Experts, SharedExpert
 from llmjax.models.layers.norm import RMS
 from llmjax.models.layers.residual import MixerAlone, PreNorm
 from llmjax.models.names import Names
@@ -36,9 +39,17 @@ DEFAULTS = {
     "time_step_min": 0.001,
     "layers_block_type": None,
     "hybrid_override_pattern": None,
-    "n_routed_experts": None,  # matter to blocks with experts alone
-    "num_experts_per_tok": None,
-    "num_experts": None,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_experts": None,  # matters to blocks with experts alone, and is called otherwise there
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+    "moe_latent_size": None,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
 }
 ALIASES = {
     "mamba_n_heads": ("mamba_num_heads",),
@@ -58,7 +69,18 @@ PARTS = {
     MAMBA: ("mamba", ("", ".in_proj", ".conv1d", ".norm", ".out_proj")),
     ATTENTION: ("self_attn", (".q_proj", ".k_proj", ".v_proj", ".o_proj")),
     FEED_FORWARD: ("mlp", (".up_proj", ".down_proj")),
+    EXPERTS: (
+        "mlp",
+        (
+            ".gate",
+            ".shared_experts.up_proj",
+            ".shared_experts.down_proj",
+            ".fc1_latent_proj",
+            ".fc2_latent_proj",
+        ),
+    ),
 }
+SECOND_HALVES = (FEED_FORWARD, EXPERTS)
 
 
 @dataclass(frozen=True)
@@ -86,12 +108,16 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         activation="mamba_hidden_act",
         steps=(fields.number("time_step_min"), float("inf")),
     )
-    half = mlp(fields, activation="mlp_hidden_act", bias=fields.flag("mlp_bias"))
-    fed = {place.layer for place in places if place.kind == FEED_FORWARD}
+    halves: dict[str, FeedForward] = {}
+    if any(place.kind == FEED_FORWARD for place in places):
+        halves[FEED_FORWARD] = mlp(fields, activation="mlp_hidden_act", bias=fields.flag("mlp_bias"))
+    if any(place.kind == EXPERTS for place in places):
+        halves[EXPERTS] = _experts(fields)
+    fed = {place.layer: halves[place.kind] for place in places if place.kind in halves}
     layers = [
         LayerSpec(
             mixer=mixers[place.kind],
-            feed_forward=half if place.layer in fed else None,
+            feed_forward=fed.get(place.layer),
             norm=norm,
             residual=PreNorm() if place.layer in fed else MixerAlone(),
         )
@@ -101,13 +127,40 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     return decoder_config(fields, architecture="NemotronHForCausalLM", layers=layers, norm=norm)
 
 
+def _experts(fields: Fields) -> Experts:
+    fields.require("mlp_bias", False)
+    inner, shared = fields.integer("moe_intermediate_size"), fields.integer("n_shared_experts", minimum=0)
+    groups, count = fields.integer("n_group"), fields.integer("n_routed_experts")
+    return Experts(
+        count=count,
+        per_token=experts_per_token(fields, count // groups * fields.integer("topk_group")),
+        inner=inner,
+        activation=fields.choice("mlp_hidden_act", AS_GATE),
+        normalize=fields.flag("norm_topk_prob"),
+        score="sigmoid",
+        corrected=True,
+        scaling=fields.number("routed_scaling_factor"),
+        groups=expert_groups(fields, best=GROUP_BEST) if groups > 1 else None,
+        shared=SharedExpert(
+            inner=fields.integer("moe_shared_expert_intermediate_size"), name="shared_experts", gated=False
+        )
+        if shared
+        else None,
+        gated=False,
+        latent=fields.optional_integer("moe_latent_size"),
+    )
+
+
 def names(config: Mapping[str, Any]) -> Names:
     """What files call the parts of a model, whose blocks are halves of layers."""
     modules = {"embeddings": "model.embed_tokens", "norm_f": "model.norm"}
     for block, place in enumerate(_places(Fields(config, DEFAULTS, aliases=ALIASES))):
         (part, ends), layer = PARTS[place.kind], f"model.layers.{place.layer}"
-        norm = "post_attention_layernorm" if place.kind == FEED_FORWARD else "input_layernorm"
+        norm = "post_attention_layernorm" if place.kind in SECOND_HALVES else "input_layernorm"
         modules[f"layers.{block}.norm"] = f"{layer}.{norm}"
+        if place.kind == EXPERTS:  # stacked by now
+            stacks = (f"mlp.experts.{projection}_proj" for projection in ("up", "down"))
+            modules |= {f"layers.{block}.{stack}": f"{layer}.{stack}" for stack in stacks}
         modules |= {f"layers.{block}.mixer{end}": f"{layer}.{part}{end}" for end in ends}
     return Names(prefix="backbone.", modules=modules)
 
@@ -115,12 +168,12 @@ def names(config: Mapping[str, Any]) -> Names:
 def _places(fields: Fields) -> list[Place]:
     places: list[Place] = []
     for kind in _blocks(fields):
-        if kind != FEED_FORWARD:
+        if kind not in SECOND_HALVES:
             places.append(Place(places[-1].layer + 1 if places else 0, kind))
-        elif places and places[-1].kind != FEED_FORWARD:
+        elif places and places[-1].kind not in SECOND_HALVES:
             places.append(Place(places[-1].layer, kind))
         else:
-            raise fields.error(_key(fields), "has an MLP that does not follow a mixer, which is not supported")
+            raise fields.error(_key(fields), "has an MLP or experts that do not follow a mixer, which is not supported")
     return places
 
 
@@ -131,8 +184,6 @@ def _blocks(fields: Fields) -> Sequence[str]:
         raise fields.error(key, "must say what each block is")
     kinds = [LETTERS.get(one, one) if isinstance(given, str) else OLDER.get(one, one) for one in map(str, given)]
     for kind in kinds:
-        if kind == EXPERTS:
-            raise fields.error(key, "has blocks with experts, which are not supported")
         if kind not in PARTS:
             raise fields.error(key, f"has blocks of an unknown kind, {kind!r}")
     return kinds

@@ -27,7 +27,7 @@ from llmjax.weights.packing import RowSource, RowStack, aligned_empty
 logger = logging.getLogger(__name__)
 
 ONE = re.compile(
-    r"(?P<layer>.*)\.(?:mlp|block_sparse_moe|feed_forward)\.experts\.(?P<expert>0|[1-9][0-9]{0,8})\.(?P<projection>\w+)\.weight"
+    r"(?P<layer>.*)\.(?:mlp|mixer|block_sparse_moe|feed_forward)\.experts\.(?P<expert>0|[1-9][0-9]{0,8})\.(?P<projection>\w+)\.weight"
 )
 STACK = re.compile(
     r"(?P<layer>.*)\.(?:mlp\.experts\.(?P<projection>gate_proj|up_proj|down_proj|gate_up_proj)"

@@ -146,13 +146,13 @@ def _facts(inspection: Inspection, tokenizer: Tokenizer | TokenizerError, config
 
 def _sizes(model: ModelConfig) -> Facts:
     """Under the names of SIZES."""
-    from llmjax.models import Attention, Experts, GatedDelta, Mamba2, ShortConvolution
+    from llmjax.models import Attention, Experts, GatedDelta, LightningAttention, Mamba2, ShortConvolution
 
     found: Facts = {"layers": model.num_layers, "hidden size": model.hidden_size}
     for layer in model.layers:
         if isinstance(mixer := layer.mixer, GatedDelta):
             found |= {"recurrent heads": mixer.value_heads}
-        elif isinstance(mixer, Mamba2):
+        elif isinstance(mixer, Mamba2 | LightningAttention):
             found |= {"recurrent heads": mixer.heads}
         elif not isinstance(mixer, ShortConvolution):
             found["heads"] = mixer.heads

@@ -22,6 +22,7 @@ from llmjax.models import (
     GatedMLP,
     LatentAttention,
     LayerSpec,
+    LightningAttention,
     Mamba2,
     ModelConfig,
     ShortConvolution,
@@ -30,6 +31,7 @@ from llmjax.models.layers.layer import FeedForward, Mixer
 from llmjax.parallel.shares import NOTHING, HeadShares, Share, even_share, inner_share, of_entries
 
 LAYER = re.compile(r"\.layers\.(\d+)\.")
+UNDIVIDED = Mamba2 | ShortConvolution | LightningAttention
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +64,8 @@ class Division:
         said = f"tensor_parallel_size {self.devices}"
         if any(isinstance(mixer, Attention) and mixer.qk_norm_over == "all heads" for mixer in mixers):
             raise ConfigError(f"{said}: attention with norms over all heads cannot be divided yet")
-        if any(isinstance(mixer, Mamba2 | ShortConvolution) for mixer in mixers):
-            raise ConfigError(f"{said}: state spaces and short convolutions cannot be divided yet")
+        if any(isinstance(mixer, UNDIVIDED) for mixer in mixers):
+            raise ConfigError(f"{said}: state spaces, short convolutions and lightning attention cannot be divided yet")
         most = max(_count(mixer) for mixer in mixers)
         if self.devices > most:
             raise ConfigError(f"{said}: the model has {most} heads in a layer, and each device needs one")
@@ -165,5 +167,5 @@ class Division:
 
 def _count(mixer: Mixer) -> int:
     """Heads that can be divided."""
-    assert not isinstance(mixer, Mamba2 | ShortConvolution)
+    assert not isinstance(mixer, UNDIVIDED)
     return mixer.key_heads if isinstance(mixer, GatedDelta) else mixer.heads

@@ -14,11 +14,13 @@ from llmjax.models.layers.context import Context
 from llmjax.models.layers.convolution import ShortConvolution
 from llmjax.models.layers.gated_delta import GatedDelta
 from llmjax.models.layers.latent import LatentAttention
+from llmjax.models.layers.lightning import LightningAttention
 from llmjax.models.layers.mamba2 import Mamba2
 from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import Experts
 from llmjax.models.layers.norm import NormModule, NormSpec
 from llmjax.models.layers.residual import (
+    NormedStream,
     Parallel,
     PostNorm,
     PreNorm,
@@ -30,7 +32,7 @@ from llmjax.models.layers.residual import (
 )
 from llmjax.models.layers.state import LayerState
 
-Mixer = Attention | LatentAttention | GatedDelta | Mamba2 | ShortConvolution
+Mixer = Attention | LatentAttention | GatedDelta | LightningAttention | Mamba2 | ShortConvolution
 FeedForward = GatedMLP | MLP | Experts
 
 
@@ -78,6 +80,10 @@ class DecoderLayer(nnx.Module):
         if isinstance(names, PostNorm):
             x, state = add_mixed(x, self.mixer, None, None, context, scale=names.scale)
             return normed(x, after), state
+        if isinstance(names, NormedStream):
+            kept, added = names.mixer
+            x, state = add_mixed(normed(x, before), self.mixer, None, None, context, scale=added / kept)
+            return kept * x, state
         return add_mixed(x, self.mixer, before, after, context, scale=names.scale)
 
     def feed_forward(self, x: jax.Array, context: Context) -> jax.Array:
@@ -88,6 +94,9 @@ class DecoderLayer(nnx.Module):
         before, after = self.norm(names.before_feed_forward), self.norm(names.after_feed_forward)
         if isinstance(names, PostNorm):
             return normed(add_fed_forward(x, self.part, None, None, context, scale=names.scale), after)
+        if isinstance(names, NormedStream):
+            kept, added = names.feed_forward
+            return kept * add_fed_forward(normed(x, before), self.part, None, None, context, scale=added / kept)
         return add_fed_forward(x, self.part, before, after, context, scale=names.scale)
 
     @property

@@ -16,11 +16,13 @@ from llmjax.kernels.registry import Implementation, Operation
 from llmjax.kernels.sharding import own_number, parts
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
-from llmjax.models.layers.mlp import GatedMLP
+from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.parameter import parameter
 from llmjax.models.layers.residual import fed_forward
 
 SCORES = MappingProxyType({"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid})
+AS_GATE = MappingProxyType({"relu2": "relu"})
+"""Activations f for which f(x) is g(x) x, by which kernels that gate compute experts that do not: each with g."""
 NO_SHARE = 1e-20  # keeps shares that are all zero from being divided by zero
 
 
@@ -62,6 +64,8 @@ class Experts:
     shared: SharedExpert | None = None
     no_share: float = NO_SHARE  # added to the sum that shares are divided by
     bias: bool = False  # of the router, and of each expert's projections
+    gated: bool = True  # False: experts, the shared one too, are ``down(activation(up(n)))``
+    latent: int | None = None  # entries of what experts are given and return; None: those of the residual stream
 
     name: ClassVar[str] = "mlp"
 
@@ -75,7 +79,8 @@ class ExpertsModule(nnx.Module):
 
     Routers are in f32: a rounded score may choose another expert. Formulas: Hugging Face's ``Qwen2MoeSparseMoeBlock``,
     of which ``Qwen3MoeSparseMoeBlock`` and ``MixtralSparseMoeBlock`` leave out the shared expert; ``DeepseekV2Moe``,
-    whose shared expert has no gate; ``DeepseekV3MoE``, with sigmoids and corrections.
+    whose shared expert has no gate; ``DeepseekV3MoE``, with sigmoids and corrections; ``NemotronHMoE``, whose experts
+    have no gates and may work on a latent vector.
     """
 
     # Positional: x, module, before, after, context. Static: residual.
@@ -86,9 +91,15 @@ class ExpertsModule(nnx.Module):
     def __init__(self, spec: Experts, size: int, *, dtype: jnp.dtype) -> None:
         router, self.spec = jnp.dtype(jnp.float32), spec
         self.gate = Router(size, spec)
-        self.experts = Stacks(size, spec, dtype=dtype)
+        self.experts = Stacks(spec.latent or size, spec, dtype=dtype)
+        if spec.latent is not None:
+            self.fc1_latent_proj = Linear(size, spec.latent, bias=False, dtype=dtype)
+            self.fc2_latent_proj = Linear(spec.latent, size, bias=False, dtype=dtype)
         if (shared := spec.shared) is not None:
-            mlp = GatedMLP(inner=shared.inner, activation=spec.activation)
+            if spec.gated:
+                mlp: GatedMLP | MLP = GatedMLP(inner=shared.inner, activation=spec.activation)
+            else:
+                mlp = MLP(inner=shared.inner, activation=spec.activation, bias=False)
             setattr(self, shared.name, mlp.build(size, dtype=dtype))
             if shared.gated:
                 setattr(self, f"{shared.name}_gate", Linear(size, 1, bias=False, dtype=router))
@@ -99,14 +110,17 @@ class ExpertsModule(nnx.Module):
         # Tokens of padding all choose alike: they would make one group of choices as large as all others.
         real = jnp.arange(len(n)) < context.batch.query_start[-1]
         shares = jnp.where(real[:, None], shares, 0)
-        given = n
+        given = n if self.spec.latent is None else self.fc1_latent_proj(n)
         if self.spec.scaled_inputs:  # each of a token's experts is given another multiple of it
-            given = (n[:, None] * shares[..., None]).astype(n.dtype).reshape(-1, n.shape[1])
+            given = (given[:, None] * shares[..., None]).astype(n.dtype).reshape(-1, given.shape[1])
             chosen = chosen.reshape(-1, 1)
             shares = jnp.repeat(real, self.spec.per_token)[:, None].astype(jnp.float32)
-        out = experts_anywhere(given, chosen, shares, self.experts.weights, activation=self.spec.activation)
+        activation = self.spec.activation if self.spec.gated else AS_GATE[self.spec.activation]
+        out = experts_anywhere(given, chosen, shares, self.experts.weights, activation=activation)
         if self.spec.scaled_inputs:
-            out = out.reshape(len(n), -1, n.shape[1]).sum(axis=1)
+            out = out.reshape(len(n), -1, out.shape[1]).sum(axis=1)
+        if self.spec.latent is not None:
+            out = self.fc2_latent_proj(out)
         if (shared := self.spec.shared) is not None:
             added = getattr(self, shared.name)(n)
             if shared.gated:
@@ -160,17 +174,18 @@ class Stacks(nnx.Module):
     """The experts of a layer, stacked; checkpoints hold them one by one or stacked."""
 
     def __init__(self, size: int, spec: Experts, *, dtype: jnp.dtype) -> None:
-        self.gate_proj = Stack(spec, size, spec.inner, dtype=dtype, axes=("inner", "hidden"))
+        gate = Stack(spec, size, spec.inner, dtype=dtype, axes=("inner", "hidden")) if spec.gated else None
+        self.gate_proj = gate
         self.up_proj = Stack(spec, size, spec.inner, dtype=dtype, axes=("inner", "hidden"))
         self.down_proj = Stack(spec, spec.inner, size, dtype=dtype, axes=("hidden", "inner"))
 
     @property
     def weights(self) -> ExpertWeights:
-        """As kernels take them."""
-        down = self.down_proj.projection
+        """As kernels take them: what has no gate is its own, see AS_GATE."""
+        down, up = self.down_proj.projection, self.up_proj.projection
         if parts("inner") > 1 and down.bias is not None:  # one device brings it to the sum
             down = Projection(down.weight, jnp.where(own_number("inner") == 0, down.bias, 0))
-        return ExpertWeights(self.gate_proj.projection, self.up_proj.projection, down)
+        return ExpertWeights(up if self.gate_proj is None else self.gate_proj.projection, up, down)
 
 
 class Stack(nnx.Module):

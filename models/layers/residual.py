@@ -97,6 +97,18 @@ class PostNorm(Residual):
     after_feed_forward: str = "post_attention_layernorm"
 
 
+@dataclass(frozen=True)
+class NormedStream(Residual):
+    """``x = norm(x)``, then ``kept * x + added * mixer(x)``, and so for the feed-forward half."""
+
+    before_mixer: str = "input_layernorm"
+    after_mixer: None = None
+    before_feed_forward: str = "post_attention_layernorm"
+    after_feed_forward: None = None
+    mixer: tuple[float, float] = (1.0, 1.0)  # kept, added
+    feed_forward: tuple[float, float] = (1.0, 1.0)
+
+
 def mixed(
     x: jax.Array,
     mixer: Any,

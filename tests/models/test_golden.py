@@ -101,6 +101,8 @@ VARIANTS = [
     "hunyuan-moe",
     "minicpm3",
     "qwen3_5-moe",
+    "nemotron-h-moe",
+    "minimax",
 ]
 ROPES = [
     ("llama", "rope-linear"),

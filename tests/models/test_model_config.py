@@ -25,6 +25,7 @@ from llmjax.models import (
     Layer,
     LayerSpec,
     LearnedPositions,
+    LightningAttention,
     Mamba2,
     Parallel,
     PostNorm,
@@ -700,8 +701,16 @@ def test_unknown_models(keys: dict[str, Any], message: str) -> None:
             {"mamba_n_heads": 8, "num_key_value_heads": 2, "time_step_limit": [2, 1]},
             "must be two numbers, the smaller one first",
         ),
-        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M*-E"}, "has blocks with experts"),
-        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M--"}, "has an MLP that does not follow a mixer"),
+        (
+            "NemotronHForCausalLM",
+            {"hybrid_override_pattern": "M*-E"},
+            "or experts that do not follow a mixer",
+        ),
+        (
+            "NemotronHForCausalLM",
+            {"hybrid_override_pattern": "M--"},
+            "or experts that do not follow a mixer",
+        ),
         ("NemotronHForCausalLM", {"layers_block_type": ["rwkv"]}, "has blocks of an unknown kind, 'rwkv'"),
         ("NemotronHForCausalLM", {}, "must say what each block is"),
         ("Lfm2ForCausalLM", {"layer_types": ["mamba"] * 4}, "layer_types = 'mamba' is not supported"),
@@ -870,6 +879,49 @@ def test_hybrids_with_state_spaces() -> None:
     assert model_config({"model_type": "nemotron_h", "layers_block_type": listed}) == nemotron
 
 
+def test_nemotron_h_with_experts() -> None:
+    got = model_config({"model_type": "nemotron_h", "hybrid_override_pattern": "ME*E", "n_routed_experts": 16})
+    experts = got.layers[1].feed_forward
+    assert (experts.count, experts.per_token, experts.gated, experts.latent) == (16, 2, False, None)
+    assert experts.shared == SharedExpert(inner=7688, name="shared_experts", gated=False)
+    with pytest.raises(UnsupportedModel, match="experts that do not follow a mixer"):
+        model_config({"model_type": "nemotron_h", "hybrid_override_pattern": "MEE"})
+    with pytest.raises(UnsupportedModel, match="mlp_hidden_act"):
+        model_config({"model_type": "nemotron_h", "hybrid_override_pattern": "ME", "mlp_hidden_act": "silu"})
+
+
+def test_minimax_by_its_older_keys() -> None:
+    newer = {
+        "model_type": "minimax",
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        "head_dim": 128,
+        "rotary_dim": 64,
+        "full_attn_alpha_factor": 3.5,
+        "linear_attn_alpha_factor": 2.5,
+        "mlp_alpha_factor": 1.5,
+    }
+    older = {
+        "architectures": ["MiniMaxM1ForCausalLM"],
+        "num_hidden_layers": 3,
+        "attn_type_list": [0, 0, 1],
+        "head_dim": 128,
+        "rotary_dim": 64,
+        "layernorm_full_attention_alpha": 3.5,
+        "layernorm_linear_attention_alpha": 2.5,
+        "layernorm_mlp_alpha": 1.5,
+        "postnorm": True,
+        "shared_intermediate_size": 0,
+    }
+    got = model_config(older)
+    assert got == model_config(newer)
+    assert [type(layer.mixer) for layer in got.layers] == [LightningAttention, LightningAttention, Attention]
+    assert got.layers[2].mixer.rope.rotary_dim == 64
+    for wrong in ({"attn_type_list": [0, 1]}, {"attn_type_list": [0, 1, 2]}, {"postnorm": False}):
+        with pytest.raises(UnsupportedModel, match=next(iter(wrong))):
+            model_config({**older, **wrong})
+
+
 def test_lfm2() -> None:
     got = model_config({"model_type": "lfm2", "num_hidden_layers": 3, "full_attn_idxs": [1]})
     assert [type(layer.mixer) for layer in got.layers] == [ShortConvolution, Attention, ShortConvolution]
@@ -1007,7 +1059,7 @@ def test_any_config_is_read_or_refused(family: str, keys: Any, scaling: Any, max
         if isinstance(attention, GatedDelta):
             assert attention.value_heads % attention.key_heads == 0
             continue
-        if isinstance(attention, Mamba2 | ShortConvolution):
+        if isinstance(attention, LightningAttention | Mamba2 | ShortConvolution):
             continue
         rope, latent = attention.rope, isinstance(attention, LatentAttention)
         assert latent or attention.heads % attention.kv_heads == 0

@@ -15,6 +15,7 @@ from llmjax.checkpoint.gguf.experts import deepseek_experts, mixtral_experts, qw
 from llmjax.checkpoint.gguf.file import GGUFFile, GGUFTensor
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys
 from llmjax.checkpoint.gguf.names import (
+    CORRECTION,
     CORRECTION_TENSORS,
     DELTA_NET,
     EXPERT_TENSORS,
@@ -26,6 +27,7 @@ from llmjax.checkpoint.gguf.names import (
     LLAMA_LAYER,
     NORM_BEFORE_MLP,
     NORMS_BEHIND,
+    ROUTER,
     SHARED_EXPERT_TENSORS,
     SHARED_EXPERTS_TENSORS,
     SHARED_MLP_TENSORS,
@@ -390,6 +392,16 @@ _NEMOTRON_H_LAYER = {
     UP: "mixer.up_proj",
     "ffn_down": "mixer.down_proj",
 }
+_NEMOTRON_H_MOE_LAYER = _NEMOTRON_H_LAYER | {
+    ROUTER: "mixer.gate",
+    CORRECTION: "mixer.gate.e_score_correction_bias",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+}
 _LFM2_LAYER = LLAMA_LAYER | HEAD_NORMS | SHORT_CONVOLUTION | {"token_embd_norm": "model.norm"}
 _HYBRID_LAYER = LLAMA_LAYER | HEAD_NORMS | NORM_BEFORE_MLP | DELTA_NET
 
@@ -750,6 +762,17 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             family_names=True,
             changes=recurrent.STATE_SPACE_CHANGES,
             specialize=recurrent.nemotron_h,
+        ),
+        "nemotron_h_moe": Architecture(
+            hf_class="NemotronHForCausalLM",
+            model_type="nemotron_h",
+            layer_tensors=_NEMOTRON_H_MOE_LAYER,
+            eps=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+            activation=("mlp_hidden_act", "relu2"),
+            mixed=True,
+            family_names=True,
+            changes=recurrent.STATE_SPACE_CHANGES,
+            specialize=recurrent.nemotron_h_moe,
         ),
         "qwen3next": Architecture(
             hf_class="Qwen3NextForCausalLM",

@@ -200,6 +200,20 @@ def nemotron_h(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -
     return mamba2(keys, config, gguf) | {"hybrid_override_pattern": "".join(letters)}
 
 
+def nemotron_h_moe(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Nemotron-H with experts in place of MLPs."""
+    found, experts = nemotron_h(keys, config, gguf), deepseek_experts(keys, config, gguf, gating=2, normalize=True)
+    shared = keys.integer("expert_shared_feed_forward_length", 0, least=0)
+    if shared and experts["n_shared_experts"]:
+        experts["moe_shared_expert_intermediate_size"] = shared
+    return found | {
+        **experts,
+        "n_shared_experts": experts["n_shared_experts"] or 0,
+        "moe_latent_size": keys.integer("moe_latent_size", 0, least=0) or None,
+        "hybrid_override_pattern": found["hybrid_override_pattern"].replace("-", "E"),
+    }
+
+
 def lfm2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
     """LFM2: short convolutions are where there are no heads."""
     full = keys.concerned("attention.head_count_kv", config["num_hidden_layers"])

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from llmjax.checkpoint import Checkpoint, open_checkpoint
+from llmjax.checkpoint.experts import with_stacked_experts
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.errors import CheckpointError
 from llmjax.models import ModelConfig
@@ -44,6 +45,7 @@ class Conversion:
     instead: Mapping[str, Any] = field(default_factory=dict)  # what files mean by keys of config.json they do not keep
     parts: Callable[[str, np.ndarray, Config], dict[str, np.ndarray]] = lambda name, values, config: {name: values}
     renamed: Mapping[str, str] = field(default_factory=dict)  # parts of names, before gguf's tables are asked
+    stacked: bool = False  # experts are one by one in the source
     by_model_names: bool = False  # what is fused or stacked in the source is so no longer, or no more, in the file
 
 
@@ -498,6 +500,23 @@ def nemotron_h(config: Config) -> dict[str, Any]:
     )
 
 
+def nemotron_h_moe(config: Config) -> dict[str, Any]:
+    pattern = config["hybrid_override_pattern"].replace("E", "-")
+    dense = {**config, "hybrid_override_pattern": pattern, "intermediate_size": config["moe_intermediate_size"]}
+    return nemotron_h(dense) | {
+        "expert_count": config["n_routed_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+        "expert_shared_count": 1,
+        "expert_weights_norm": True,
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_group_count": config["n_group"],
+        "expert_group_used_count": config["topk_group"],
+        "moe_latent_size": config["moe_latent_size"],
+    }
+
+
 def delta_net(config: Config) -> dict[str, Any]:
     keys = like_llama(config) | {
         "ssm.conv_kernel": config.get("linear_conv_kernel_dim", 4),
@@ -685,6 +704,14 @@ CONVERSIONS = {
     "nemotron-h": Conversion(
         gguf.MODEL_ARCH.NEMOTRON_H, nemotron_h, state_space_changes, instead={"time_step_min": 0.001}
     ),
+    "nemotron-h-moe": Conversion(
+        gguf.MODEL_ARCH.NEMOTRON_H_MOE,
+        nemotron_h_moe,
+        state_space_changes,
+        stacked=True,
+        # gguf's tables have no other name for its stacks.
+        renamed={"backbone.layers.1.mlp": "model.layers.1.mlp", "backbone.layers.3.mlp": "model.layers.3.mlp"},
+    ),
     "qwen3_5": Conversion(gguf.MODEL_ARCH.QWEN35, qwen35, first_value_heads_first, by_model_names=True),
     "qwen3_5-moe": Conversion(gguf.MODEL_ARCH.QWEN35MOE, qwen35, first_value_heads_first, by_model_names=True),
     "lfm2": Conversion(gguf.MODEL_ARCH.LFM2, lfm2, **LFM2),
@@ -700,7 +727,8 @@ def converted(name: str, path: Path, conversion: Conversion | None = None) -> Ch
     names = gguf.get_tensor_name_map(conversion.arch, keys["block_count"])
     tensors = conversion.extra(config)
     stacks: dict[str, list[np.ndarray]] = {}
-    source = open_checkpoint(folder).tensors if conversion.by_model_names else stored_tensors(folder)
+    stored_here = with_stacked_experts(stored_tensors(folder), folder) if conversion.stacked else stored_tensors(folder)
+    source = open_checkpoint(folder).tensors if conversion.by_model_names else stored_here
     for stored, tensor in sorted(source.items()):
         if ".norms." in stored:  # which the converter stacks
             stacks.setdefault(stored.split(".norms.")[0] + ".weight", []).append(tensor.read(F32))

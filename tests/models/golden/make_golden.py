@@ -671,7 +671,46 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_theta": 5000.0,
         },
     ),
+    "nemotron-h-moe": (
+        "NemotronHForCausalLM",
+        {
+            "num_hidden_layers": 6,
+            "hybrid_override_pattern": "ME*EMM",
+            "head_dim": 12,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "n_groups": 2,
+            "ssm_state_size": 12,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 16,
+            "moe_shared_expert_intermediate_size": 24,
+            "moe_latent_size": 20,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "minimax": (
+        "MiniMaxForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 12,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "block_size": 7,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 16,
+            "rope_theta": 1e4,
+            "full_attn_alpha_factor": 1.5,
+            "linear_attn_alpha_factor": 0.7,
+            "linear_attn_beta_factor": 1.2,
+            "mlp_alpha_factor": 1.3,
+            "mlp_beta_factor": 0.8,
+        },
+    ),
 }
+CONSTANTS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # of MiniMax, which follow from the config
 STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published
 
 _LONGROPE = {
@@ -806,7 +845,7 @@ def main() -> None:
         state = {
             k: v.to(torch.bfloat16).contiguous()
             for k, v in published(model, name).items()
-            if not (tied and k == "lm_head.weight")
+            if not (tied and k == "lm_head.weight") and not k.endswith(CONSTANTS)
         }
         state = state if again is None else again.tensors(state, config)
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
