@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,19 @@ class ModelGraph:
     def definition(self) -> nnx.GraphDef:
         """The modules as NNX takes them apart; made when something is traced, which a start may never do."""
         return nnx.split(CausalLM(self.config, dtype=self.dtype, activation_dtype=self.activation_dtype))[0]
+
+    @cached_property
+    def without_layers(self) -> ModelGraph:
+        """The model of the parameters that no layer has: enough for ``CausalLM.logits``."""
+        kept = [i for i, name in enumerate(self.names) if not name.startswith("model.layers.")]
+        names = tuple(self.names[i] for i in kept)
+        return replace(
+            self,
+            config=replace(self.config, layers=()),
+            names=names,
+            axes=tuple(self.axes[i] for i in kept),
+            plain=self.plain & frozenset(names),
+        )
 
 
 def abstract_model(

@@ -21,7 +21,7 @@ POOLED = 0  # in ``StepOutput.tokens`` of a model that makes vectors: the row's 
 class DeviceState:
     """Everything that lives from step to step, donated through it."""
 
-    kv: tuple[LayerState, ...]  # one per layer
+    kv: tuple[LayerState, ...]  # one per layer; none where only heads run
     rows: RowState
     sampler: SamplerState
     pooled: jax.Array | None = None  # f32 [slots, D], sums of hidden states; None: the model generates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 
@@ -18,10 +19,14 @@ from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, Sequenc
 from llmjax.engine.runner import HostLogprobs, PendingStep, Runner
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan
 from llmjax.engine.stats import EngineTotals, HostTime, StatLogger, StepStats
-from llmjax.errors import GenerationFailed, InvalidRequest, LLMJaxError
+from llmjax.errors import CompileError, GenerationFailed, InvalidRequest, LLMJaxError
 from llmjax.outputs import Logprob, TokenLogprobs
 from llmjax.platforms import Platform
 from llmjax.sampling.settings import RequestSampling, request_sampling
+
+logger = logging.getLogger(__name__)
+
+MESSAGE_SECONDS = 0.01  # that a request may have to wait while nothing but a compiler works
 
 
 @dataclass
@@ -132,12 +137,15 @@ class Engine:
 
         Raises:
             InvalidRequest: a sampling field does not fit the model.
+            CompileError: it has a grammar, and what samples under masks does not compile.
         """
-        params = request.params
+        params, held = request.params, False
         if request.grammar is not None:
             if request.matcher is None:
                 raise GenerationFailed("the request's grammar could not be compiled")
             self.runner.prepare_masks()
+            if held := not self.runner.can_sample_masked():
+                logger.info("a request waits for the program that samples under masks")
         # Without a seed of its own a request draws one here, once, so that a preemption does not change its tokens.
         base = params.seed if params.seed is not None else int(self._rng.integers(2**63))
         first = request_sampling(
@@ -167,7 +175,10 @@ class Engine:
         self._sampling |= sampling
         self._sequences[request.request_id] = list(sampling)
         for sequence in sampling:
-            self.scheduler.add(sequence)
+            if held:
+                self.scheduler.hold(sequence)
+            else:
+                self.scheduler.add(sequence)
 
     def abort(self, request_id: int, index: int | None = None) -> list[EngineOutput]:
         """Ends a request (or one continuation of it); returns the last outputs. Unknown ids are ignored: it may have
@@ -185,6 +196,10 @@ class Engine:
         Returns:
             What the dispatch that was read brought; empty if there was none.
         """
+        if self.scheduler.held:
+            ended = self._let_in()
+            if ended or (self.scheduler.only_held and self._pending is None):
+                return ended
         clock = _HostClock()
         max_steps = min(self._pace.steps, self.runner.most_steps(len(self.scheduler.running)))
         plan = self.scheduler.plan(max_steps=max_steps)
@@ -212,6 +227,20 @@ class Engine:
         outputs += self._sample_masked()
         self._record(pending.plan, tokens, times, clock=clock, read_at=ready)
         return outputs
+
+    def _let_in(self) -> list[EngineOutput]:
+        """Queues the requests with a grammar that have come before the program that they need.
+
+        Returns:
+            Their ends, if there will never be one.
+        """
+        alone = self.scheduler.only_held and self._pending is None
+        try:
+            if self.runner.can_sample_masked(seconds=MESSAGE_SECONDS if alone else 0.0):
+                self.scheduler.let_in()
+        except CompileError as error:
+            return [self._end(sequence, error) for sequence in self.scheduler.held]
+        return []
 
     def _sample_masked(self) -> list[EngineOutput]:
         """Lets a dispatch go on that waits for its masks; every token before is known now.

@@ -3,49 +3,67 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 from llmjax.engine.batch import Bucket
 from llmjax.engine.compile_threads import CompileThreads
 from llmjax.engine.program_cache import Executable
-from llmjax.engine.programs import StepCompiler
+from llmjax.engine.programs import StepCompiler, build_one
 
 _Kind = tuple[int, bool]  # rows of a bucket, and whether it is of the decode family
 
 
 class MaskedPrograms:
-    """One for each number of rows. That of mixed steps, which hold every plan, is compiled at the start; the others
-    once a request wants masks.
+    """One for each number of rows. That of mixed steps, which hold every plan, is compiled when all steps are; with the
+    others, and at once, when a request wants masks.
+
+    They have a thread of their own, for others may be waiting for their turn to read what is kept.
 
     Args:
         compiler: of the steps that they follow.
-        threads: where they are compiled.
+        threads: where those are compiled.
     """
 
     def __init__(self, compiler: StepCompiler, threads: CompileThreads) -> None:
         self._compiler = compiler
-        self._threads = threads
+        self._threads = CompileThreads(1)
         self._lock = threading.Lock()
-        self._first = _kind(compiler.largest)
         self._programs: dict[_Kind, Future[Executable]] = {}
-        self._submit(compiler.largest)
+        if compiler.generates:
+            threads.submit(self._submit, compiler.largest)
 
     def prepare(self) -> None:
         """Begins to compile all of them; a second time does nothing."""
-        with self._lock:
-            for bucket in self._compiler.layouts:
-                if _kind(bucket) not in self._programs:
-                    self._submit(bucket)
+        for bucket in (self._compiler.largest, *self._compiler.layouts):
+            self._submit(bucket)
 
-    def wait_first(self) -> None:
-        """Returns when every plan can be sampled."""
-        self._programs[self._first].result()
+    def can_sample(self, *, seconds: float = 0.0) -> bool:
+        """Whether every plan can be sampled.
+
+        Args:
+            seconds: to wait until it is so, if it was prepared.
+
+        Raises:
+            CompileError: it will never be.
+        """
+        future = self._programs.get(_kind(self._compiler.largest))
+        if future is None or (not future.done() and not wait([future], timeout=seconds).done):
+            return False
+        future.result()
+        return True
 
     def wait_all(self) -> None:
-        """Returns when nothing is left to compile."""
+        """Returns when nothing is left to compile.
+
+        Raises:
+            CompileError: masks cannot be used.
+        """
+        if not self._compiler.generates:
+            return
         self.prepare()
         for future in list(self._programs.values()):
             future.exception()
+        self.can_sample()
 
     def ready(self, bucket: Bucket) -> bool:
         """Whether a step of the bucket can be sampled without waiting."""
@@ -56,8 +74,15 @@ class MaskedPrograms:
         """The one for a bucket, which is `ready` or the largest."""
         return self._programs[_kind(bucket)].result()
 
+    def close(self, *, wait: bool = True) -> None:
+        """As of ``CompileThreads``."""
+        self._threads.close(wait=wait)
+
     def _submit(self, bucket: Bucket) -> None:
-        self._programs[_kind(bucket)] = self._threads.submit(self._compiler.compile_masked, bucket)
+        with self._lock:
+            if _kind(bucket) not in self._programs:
+                compile = self._compiler.compile_masked
+                self._programs[_kind(bucket)] = self._threads.submit(build_one, compile, bucket)
 
 
 def _kind(bucket: Bucket) -> _Kind:

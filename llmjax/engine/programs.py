@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
 from typing import Any
@@ -98,6 +98,11 @@ class StepCompiler:
         """As ``step`` takes them."""
         return tuple(self.model.params.values())
 
+    @property
+    def generates(self) -> bool:
+        """Whether tokens are sampled; else vectors are made."""
+        return self.model.config.pooler is None
+
     @cached_property
     def layouts(self) -> dict[Bucket, BatchLayout]:
         """All buckets, and how their batches are packed."""
@@ -105,7 +110,7 @@ class StepCompiler:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             decode_steps=self.decode_steps,
-            generates=self.model.config.pooler is None,
+            generates=self.generates,
         )
         return {
             bucket: BatchLayout(
@@ -208,6 +213,11 @@ class StepCompiler:
             results=(self.state_specs, PartitionSpec()),
         )
 
+    @cached_property
+    def head_weights(self) -> tuple[jax.Array, ...]:
+        """As ``sample_masked`` takes them."""
+        return tuple(self.model.params[name] for name in self._head_names)
+
     def masked_spec(self, bucket: Bucket) -> ProgramSpec:
         """What samples behind the program of a bucket, where the host has to say which tokens are allowed, is compiled
         from. It looks at the bucket's rows and family alone."""
@@ -218,30 +228,41 @@ class StepCompiler:
         mask = self._placed(jax.ShapeDtypeStruct((rows, mask_words(model.config.vocab_size)), jnp.int32))
         return ProgramSpec(
             function=sample_masked,
-            arguments=(self._weight_shapes, self.state_shapes, ends, mask),
+            arguments=(self._head_shapes, self._head_state, ends, mask),
             device=self.platform.device,
             static={
-                "graph": model.graph,
-                "names": self._names,
+                "graph": model.graph.without_layers,
+                "names": self._head_names,
                 "decode": bucket.decode,
                 "max_logprobs": self.max_logprobs,
             },
             donated=(1,),
             options=self.options,
             sharding=self.platform.sharding,
-            results=(self.state_specs, PartitionSpec()),
         )
 
     # One object each for all buckets: their digests are worked out once.
 
     @cached_property
     def _weight_shapes(self) -> Any:
-        # Weights keep their own places: some may lie in the host's memory.
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.weights)
+        return _shapes(self.weights)
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
         return tuple(self.model.params)
+
+    @cached_property
+    def _head_shapes(self) -> Any:
+        return _shapes(self.head_weights)
+
+    @cached_property
+    def _head_state(self) -> DeviceState:
+        return replace(self.state_shapes, kv=())
+
+    @cached_property
+    def _head_names(self) -> tuple[str, ...]:
+        kept = frozenset(self.model.graph.without_layers.names)
+        return tuple(name for name in self.model.params if name in kept)
 
     def keeps(self, bucket: Bucket) -> bool:
         """Whether the program of a bucket needs only to be read."""
@@ -252,7 +273,8 @@ class StepCompiler:
         return self.cache.get(self.spec(bucket))
 
     def compile_masked(self, bucket: Bucket) -> Executable:
-        """What samples behind that of a bucket: ``(weights, state, Ends, mask) -> (state, Sampled)``."""
+        """What samples behind that of a bucket: ``(head weights, state, Ends, mask) -> (state, Sampled)``, without
+        what layers keep."""
         return self.cache.get(self.masked_spec(bucket))
 
     def bytes_beside_kv(self) -> int:
@@ -274,6 +296,11 @@ class StepCompiler:
 
     def _placed(self, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=self.platform.everywhere)
+
+
+def _shapes(weights: tuple[jax.Array, ...]) -> Any:
+    """Weights keep their own places: some may lie in the host's memory."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), weights)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ class Runner:
         self.model = compiler.model
         self._layouts = compiler.layouts
         self._weights = compiler.weights
+        self._head_weights = compiler.head_weights
         self._state = compiler.make_state()
         self._on_host = compiler.platform.is_cpu  # where results are without being copied
         if self._on_host:
@@ -81,10 +82,10 @@ class Runner:
         self._slot_editor = self._threads.submit(SlotEditor(self._state.sampler, **where).compiled)
         tables = TableEditor(self._state.rows.page_tables, **where)
         self._table_editor = self._threads.submit(tables.compiled)
-        self._masked = MaskedPrograms(compiler, self._threads)
         buckets = list(self._layouts)
         kept = [bucket for bucket in buckets if compiler.keeps(bucket)]
         self.programs = StepPrograms(compiler.compile, buckets, threads=self._threads, kept=kept)
+        self._masked = MaskedPrograms(compiler, self._threads)  # after what all requests need
 
     @property
     def sampler_bytes(self) -> int:
@@ -92,7 +93,7 @@ class Runner:
         return sum(array.nbytes for array in jax.tree.leaves(self._state.sampler))
 
     def wait_ready(self) -> None:
-        """Returns when any request can be computed without waiting for the compiler.
+        """Returns when any request can be computed without waiting for the compiler, but for those with a grammar.
 
         Raises:
             CompileError: no request can.
@@ -100,7 +101,6 @@ class Runner:
         self.programs.wait_first()
         self._slot_editor.result()
         self._table_editor.result()
-        self._masked.wait_first()
 
     def warm_up(self) -> None:
         """Waits until everything that requests may need is compiled; raises as `wait_ready`."""
@@ -113,8 +113,19 @@ class Runner:
         return self.programs.most_steps(rows)
 
     def prepare_masks(self) -> None:
-        """Compiles what makes masked steps fast, if that has not begun."""
+        """Compiles what masked steps need, if that has not begun."""
         self._masked.prepare()
+
+    def can_sample_masked(self, *, seconds: float = 0.0) -> bool:
+        """Whether steps can be sampled under masks.
+
+        Args:
+            seconds: to wait until it is so.
+
+        Raises:
+            CompileError: they never can.
+        """
+        return self._masked.can_sample(seconds=seconds)
 
     def dispatch(
         self, plan: StepPlan, *, tables: TableChanges, sampling: Mapping[Sequence, RequestSampling]
@@ -149,7 +160,8 @@ class Runner:
         """
         mask = bit_masks(masks, rows=pending.bucket.rows, vocab_size=self.model.config.vocab_size)
         program = self._masked.program(pending.bucket)
-        self._state, sampled = program(self._weights, self._state, pending.output.ends, mask)
+        state, sampled = program(self._head_weights, replace(self._state, kv=()), pending.output.ends, mask)
+        self._state = replace(state, kv=self._state.kv)
         if not self._on_host:
             sampled.tokens.copy_to_host_async()
         return replace(pending, output=replace(pending.output, tokens=sampled.tokens, logprobs=sampled.logprobs))
@@ -161,6 +173,7 @@ class Runner:
             wait: for the compilations that have begun, which hold the weights.
         """
         self._threads.close(wait=wait)
+        self._masked.close(wait=wait)
 
     @property
     def _slots(self) -> SlotEditor:

@@ -115,17 +115,39 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.running: list[Sequence] = []  # by rank
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # heap by rank
-        self._num_waiting = 0
+        self._num_waiting = 0  # of the heap's
+        self._held: list[Sequence] = []
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._refusal: _Refusal | None = None
 
     @property
     def num_waiting(self) -> int:
-        return self._num_waiting
+        return self._num_waiting + len(self._held)
 
     @property
     def idle(self) -> bool:
-        return not self.running and not self._num_waiting
+        return not self.running and not self.num_waiting
+
+    @property
+    def held(self) -> list[Sequence]:
+        """Sequences that cannot be computed before `let_in`."""
+        return list(self._held)
+
+    @property
+    def only_held(self) -> bool:
+        """There are no others."""
+        return not self.running and not self._num_waiting and bool(self._held)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Keeps a new sequence out of the queue, where the others pass it."""
+        sequence.status = Status.WAITING
+        self._held.append(sequence)
+
+    def let_in(self) -> None:
+        """Queues those that are held."""
+        for sequence in self._held:
+            self.add(sequence)
+        self._held.clear()
 
     def add(self, sequence: Sequence) -> None:
         """Queues a new or preempted sequence."""
@@ -138,6 +160,8 @@ class Scheduler:
         if sequence.status is Status.RUNNING:
             self.running.remove(sequence)
             self._give_back(sequence)
+        elif sequence in self._held:
+            self._held.remove(sequence)
         elif sequence.status is Status.WAITING:
             self._num_waiting -= 1  # its heap entry is dropped when it comes up
         sequence.status = Status.FINISHED

@@ -140,8 +140,9 @@ def sample_masked(
     """The second dispatch of a step whose batch ``waits``.
 
     Args:
-        weights, names, graph, max_logprobs: as for ``step``.
-        state: as the first one has left it; donated.
+        weights, names, graph: as for ``step``, of the model without its layers.
+        max_logprobs: as for ``step``.
+        state: as the first one has left it, without what layers keep; donated.
         ends: what that has brought.
         mask: i32 [R, ceil(V / 32)], the tokens that each row may sample, as bits.
         decode: the first one was of the decode family.

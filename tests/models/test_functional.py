@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ import pytest
 from llmjax.kernels.attention import RaggedBatch, make_pages
 from llmjax.models import abstract_model, init_random, merge, model_config
 
+GOLDEN = Path(__file__).parent / "golden"
 CONFIG = model_config(
     {
         "model_type": "gemma3_text",
@@ -77,6 +80,18 @@ def test_merge_refuses_other_names(change: dict[str, str]) -> None:
 def test_equal_configs_give_equal_graphs() -> None:
     graphs = [abstract_model(CONFIG, dtype=jnp.float32, activation_dtype=jnp.float32)[0] for _ in range(2)]
     assert graphs[0] == graphs[1] and hash(graphs[0]) == hash(graphs[1])
+
+
+@pytest.mark.parametrize("family", ["llama", "opt-350m", "gemma2", "phi", "qwen3-next", "gpt2"])
+def test_logits_need_nothing_of_the_layers(family: str) -> None:
+    config = model_config(json.loads((GOLDEN / family / "config.json").read_text()))
+    graph, shapes = abstract_model(config, dtype=jnp.float32, activation_dtype=jnp.float32)
+    params = init_random(config, jax.random.key(1), dtype=jnp.float32)
+    few = graph.without_layers
+    assert set(few.names) == {name for name in shapes if ".layers." not in name}
+    hidden = jax.random.normal(jax.random.key(2), (3, config.hidden_size))
+    found = merge(few, {name: params[name] for name in few.names}).logits(hidden)
+    np.testing.assert_array_equal(found, merge(graph, params).logits(hidden))
 
 
 def test_init_random() -> None:
