@@ -68,7 +68,7 @@ def _unknown_host(host: str) -> ApiError:
 
 
 class ApiKeys:
-    """Asks for a bearer token that is one of ``keys`` wherever it is not told otherwise.
+    """Asks for a bearer token, or an ``X-Api-Key``, that is one of ``keys`` wherever it is not told otherwise.
 
     Args:
         open_paths: paths that need no key.
@@ -100,16 +100,19 @@ class ApiKeys:
 
     def _key(self, scope: Scope) -> bytes | None:
         """Digest of the key that the request brings, or None if it brings none that counts."""
-        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+        headers = Headers(scope=scope)
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":  # Anthropic's clients have a header of their own
+            token = headers.get("x-api-key", "")
         given = _digest(token.strip().encode("latin-1"))  # the header's own bytes
         # Every key is compared, in constant time, so that timing says nothing.
         matches = [secrets.compare_digest(given, digest) for digest in self._digests]
-        return given if scheme.lower() == "bearer" and any(matches) else None
+        return given if any(matches) else None
 
 
 def _wrong_key() -> ApiError:
     return ApiError(
-        "missing or wrong API key; send it as `Authorization: Bearer KEY`",
+        "missing or wrong API key; send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`",
         status=401,
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},

@@ -24,6 +24,7 @@ from llmjax.serve.openapi import docs_routes
 from llmjax.serve.responses.store import ResponseStore
 from llmjax.serve.routes.chat import CHAT_ROUTES
 from llmjax.serve.routes.completions import COMPLETION_ROUTES
+from llmjax.serve.routes.messages import MESSAGE_ROUTES
 from llmjax.serve.routes.models import MODEL_ROUTES
 from llmjax.serve.routes.ops import ops_routes
 from llmjax.serve.routes.pooling import POOLING_ROUTES
@@ -47,7 +48,7 @@ def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None
         Middleware(DrainGate, gate=gate, retry_after=config.shutdown_timeout),
     ]
     errors = (ApiError, ClientDisconnected, LLMJaxError, HTTPException)
-    routes: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *POOLING_ROUTES]
+    routes: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *MESSAGE_ROUTES, *POOLING_ROUTES]
     routes += [*MODEL_ROUTES, *TOKEN_ROUTES]
     routes += ops_routes(registry(metrics))
     if config.docs:

@@ -26,6 +26,14 @@ log = logging.getLogger("serve")
 
 MAX_MESSAGE_CHARS = 1000
 MAX_NAME_CHARS = 100
+ANTHROPIC = "/v1/messages"  # where paths of its API begin
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that went away; seen in logs only
 
 
@@ -70,12 +78,23 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        return Response(orjson.dumps(self.body()), self.status, headers=self.headers, media_type="application/json")
+    def response(self, path: str, request_id: str) -> Response:
+        """The answer to a request for ``path``, in the form of the API that it belongs to."""
+        body = anthropic_error(self, request_id) if path.startswith(ANTHROPIC) else self.body()
+        return Response(orjson.dumps(body), self.status, headers=self.headers, media_type="application/json")
 
 
 class ClientDisconnected(Exception):
     """The client closed the connection before its answer was complete."""
+
+
+def anthropic_error(failure: ApiError, request_id: str) -> dict[str, Any]:
+    """A failure as Anthropic's error body, which is also the event of a stream that fails."""
+    if failure.status >= 500:
+        kind = "overloaded_error" if failure.code == "queue_full" else "api_error"
+    else:
+        kind = ANTHROPIC_TYPES.get(failure.status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": failure.message}, "request_id": request_id}
 
 
 def unsupported(field: str, detail: str = "is not supported yet") -> ApiError:
@@ -120,4 +139,4 @@ async def handle_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         failure.message = f"there is no {request.method} {request.url.path[:200]}"
     request.scope["state"]["record"].error = failure.message
-    return failure.response()
+    return failure.response(request.url.path, request.scope["state"]["record"].id)

@@ -55,7 +55,7 @@ class RequestLog:
             failure = as_api_error(error)
             record.error = failure.message
             if record.status == 0:
-                await failure.response()(scope, receive, noting)
+                await failure.response(scope["path"], record.id)(scope, receive, noting)
         finally:
             if self._enabled:
                 quiet = scope["path"] in PROBES and record.status < 400

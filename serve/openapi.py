@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.common import ApiModel
 from llmjax.serve.protocol.completions import CompletionRequest
+from llmjax.serve.protocol.messages import CountTokensRequest, MessagesRequest
 from llmjax.serve.protocol.pooling import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -32,6 +33,8 @@ from llmjax.version import __version__
 BODIES: Mapping[str, tuple[type[ApiModel], ...]] = {
     "/v1/chat/completions": (ChatRequest,),
     "/v1/completions": (CompletionRequest,),
+    "/v1/messages": (MessagesRequest,),
+    "/v1/messages/count_tokens": (CountTokensRequest,),
     "/v1/responses": (ResponsesRequest,),
     "/v1/responses/input_tokens": (InputTokensRequest,),
     "/v1/embeddings": (EmbeddingRequest,),
@@ -42,7 +45,9 @@ BODIES: Mapping[str, tuple[type[ApiModel], ...]] = {
     "/tokenize": (TokenizeTextRequest, TokenizeChatRequest),
     "/detokenize": (DetokenizeRequest,),
 }
-STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/{response_id}"})
+STREAMS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/{response_id}", "/v1/messages"}
+)
 
 ERROR = {
     "type": "object",

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from llmjax.outputs import RequestOutput
+from llmjax.outputs import CompletionOutput, RequestOutput
 from llmjax.parsing.choice import DESCRIBED, reads, tools_variable
+from llmjax.parsing.events import Event
 from llmjax.parsing.families import JSON_LIST
-from llmjax.serve.answers import AnswerFormat
+from llmjax.serve.answers import AnswerFormat, AnswerReader
 from llmjax.serve.context import RequestRecord, Server
 from llmjax.serve.errors import ApiError
 from llmjax.serve.forms import answer_form, parsers_for
@@ -22,6 +23,7 @@ from llmjax.serve.prompts import (
     EncodedPrompt,
     Truncation,
     chat_prompt,
+    off_loop,
     output_budget,
     read_tools,
     template_source,
@@ -32,6 +34,19 @@ from llmjax.serve.protocol.common import check_logprobs, check_stream, check_tru
 from llmjax.serve.protocol.structured import demands_form
 from llmjax.serve.protocol.tools import calls_allowed, forced_tools
 from llmjax.serve.thinking import ThinkingBudget, collect_within, run_within
+
+
+@dataclass(frozen=True)
+class Said:
+    """What an output brings.
+
+    Args:
+        finish_reason: OpenAI's word for why the answer has ended; None: it has not.
+    """
+
+    events: list[Event]
+    finish_reason: str | None
+    choice: CompletionOutput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,19 +83,43 @@ class Turn:
         (output,) = await collect(self.engine, self.job, self.tally)
         return output
 
+    async def said(self) -> AsyncGenerator[Said, None]:
+        """What the one answer says, as it comes."""
+        reader = self.form.reader()
+        async with aclosing(self.outputs()) as outputs:
+            async for output in outputs:
+                for choice in output.outputs:
+                    self.tally.add_tokens(choice)
+                    yield self._read(choice, reader)
+
+    async def all_said(self) -> Said:
+        """All of it at once."""
+        (choice,) = (await self.whole()).outputs
+        reader = self.form.reader()
+        return await off_loop(lambda: self._read(choice, reader), size=len(choice.text))
+
+    def _read(self, choice: CompletionOutput, reader: AnswerReader) -> Said:
+        counted = reader.reasoning_tokens
+        events = reader.read(choice)
+        self.count_reasoning(reader.reasoning_tokens - counted)
+        return Said(events, reader.finish_reason(choice.finish_reason), choice)
+
     def count_reasoning(self, tokens: int) -> None:
         """Adds to the tokens of reasoning, where they can be counted."""
         if self.form.detokenizer is not None:
             self.tally.reasoning_tokens = (self.tally.reasoning_tokens or 0) + tokens
 
 
-async def prepare(server: Server, body: ChatRequest, *, record: RequestRecord, cache_salt: str | None, id: str) -> Turn:
+async def prepare(
+    server: Server, body: ChatRequest, *, record: RequestRecord, cache_salt: str | None, id: str, cut: bool = False
+) -> Turn:
     """Checks a request and makes of it what the engine needs.
 
     Args:
         record: of the HTTP request.
         cache_salt: as of `cache_salt_of`.
         id: of the answer.
+        cut: more tokens than fit the context may be asked for.
 
     Raises:
         ApiError: a field is wrong.
@@ -105,21 +144,20 @@ async def prepare(server: Server, body: ChatRequest, *, record: RequestRecord, c
     tools = tools if calls_allowed(body.tool_choice, tools) else []
     source = template_source(server, body, with_tools=bool(tools))
     record.ignored += unread_variables(body, source)
-    thinking: dict[str, Any] = {}
-    if body.switches_thinking is not None:
-        thinking = dict.fromkeys(switches_of_thinking(source), body.switches_thinking)
-        record.ignored += [] if thinking else ["thinking"]
+    if body.switches_thinking is not None and not switches_of_thinking(source):
+        record.ignored.append("thinking")
     prompt = await chat_prompt(
         server,
         body,
         tools=tools,
-        variables={**thinking, **effort_variables(body.reasoning_effort, source)},
+        variables=thinking_variables(body, source),
         truncation=Truncation.of(server, body, room=asked or 1),
     )
     form = answer_format(server, body, prompt, tools=tools, template=source)
     named = body.max_tokens_field
     default = defaults.get("max_tokens")
-    budget = output_budget(server, prompt, asked=asked, default=default, field="messages", asked_field=named)
+    wanted = {"asked": None, "default": asked} if cut and asked else {"asked": asked, "default": default}
+    budget = output_budget(server, prompt, **wanted, field="messages", asked_field=named)
     forced = forced_tools(body.tool_choice, tools) is not None
     parsers = parsers_for(server.formats.parsers(source), forced=forced)
     structured = None
@@ -197,6 +235,18 @@ def thinking_budget(
     if not form.begins_with_reasoning:
         tokens += len(server.tokenizer.encode(start, add_special_tokens=False))
     return ThinkingBudget(tokens=tokens, end=end, end_ids=server.tokenizer.encode(end, add_special_tokens=False))
+
+
+def thinking_variables(body: ChatRequest, template: str) -> dict[str, Any]:
+    """What a request says of thinking, as variables of the template.
+
+    Raises:
+        ApiError: the template does not read ``reasoning_effort``.
+    """
+    switches: dict[str, Any] = {}
+    if body.switches_thinking is not None:
+        switches = dict.fromkeys(switches_of_thinking(template), body.switches_thinking)
+    return {**switches, **effort_variables(body.reasoning_effort, template)}
 
 
 def switches_of_thinking(template: str) -> list[str]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.protocol.chat import ChatMessage
+from llmjax.serve.sealing import unsealed
 
-SEAL = "llmjax-reasoning:"  # reasoning that clients keep and send back without looking at it
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 SYSTEM = frozenset({"system", "developer"})
 ROLES = frozenset({"user", "assistant", *SYSTEM})
@@ -20,20 +18,6 @@ Item = dict[str, Any]
 
 def new_id(kind: str) -> str:
     return f"{kind}_{uuid.uuid4().hex}"
-
-
-def sealed(text: str) -> str:
-    """``encrypted_content`` of a reasoning item. It is in no need of secrecy: the item has its text as well."""
-    return base64.b64encode((SEAL + text).encode()).decode()
-
-
-def unsealed(content: str) -> str | None:
-    """What ``sealed`` has sealed; None: another server has."""
-    try:
-        text = base64.b64decode(content, validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError, ValueError):
-        return None
-    return text.removeprefix(SEAL) if text.startswith(SEAL) else None
 
 
 def messages_of(

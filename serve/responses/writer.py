@@ -9,7 +9,8 @@ from typing import Any
 
 from llmjax.parsing.events import Arguments, CallBegun, Content, Event, Reasoning
 from llmjax.serve.errors import ApiError
-from llmjax.serve.responses.conversation import new_id, sealed
+from llmjax.serve.responses.conversation import new_id
+from llmjax.serve.sealing import sealed
 
 Data = dict[str, Any]
 

@@ -17,14 +17,13 @@ from starlette.types import ASGIApp
 
 from llmjax.outputs import CompletionOutput
 from llmjax.parsing.events import Content
-from llmjax.serve.answers import AnswerReader
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, ignored_fields, owner_of, record_of, server_of
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.generation import guarded
 from llmjax.serve.logprobs import TokenNames, chat_logprobs
 from llmjax.serve.other_names import other_names
-from llmjax.serve.prompts import CHARS_PER_PART, chat_prompt, off_loop, read_tools
+from llmjax.serve.prompts import CHARS_PER_PART, chat_prompt, off_loop, read_tools, template_source
 from llmjax.serve.protocol.chat import MAX_MESSAGES, ChatRequest
 from llmjax.serve.protocol.common import GenerationRequest
 from llmjax.serve.protocol.responses import (
@@ -40,7 +39,7 @@ from llmjax.serve.responses.conversation import Item, listed, messages_of, new_i
 from llmjax.serve.responses.store import StoredResponse
 from llmjax.serve.responses.writer import ResponseWriter
 from llmjax.serve.sse import EventStream, named_event, obfuscated
-from llmjax.serve.turn import Turn, prepare
+from llmjax.serve.turn import Said, Turn, prepare, thinking_variables
 
 NAMES = {
     r"tools\.(\d+)\.function": r"tools.\1",
@@ -148,7 +147,8 @@ async def count_input_tokens(request: Request) -> Response:
         chat, _ = await _chat(server, body, request)
         tools = await read_tools(chat)
         tools = tools if calls_allowed(chat.tool_choice, tools) else []
-        prompt = await chat_prompt(server, chat, tools=tools)
+        variables = thinking_variables(chat, template_source(server, chat, with_tools=bool(tools)))
+        prompt = await chat_prompt(server, chat, tools=tools, variables=variables)
     count = {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
     return Response(orjson.dumps(count), media_type="application/json")
 
@@ -338,10 +338,7 @@ class Writing:
             async for _ in self.events():
                 pass
         else:
-            output = await self.turn.whole()
-            (choice,) = output.outputs
-            reader = self.turn.form.reader()
-            await off_loop(lambda: self._write(choice, reader), size=len(choice.text))
+            self._write(await self.turn.all_said())
         answer = orjson.dumps(self.writer.response)
         self._keep(answer)
         return answer
@@ -356,31 +353,24 @@ class Writing:
                 yield named_event(obfuscated(event, "delta") if hidden else event)
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        reader = self.turn.form.reader()
         begun = False
-        async with aclosing(self.turn.outputs()) as outputs:
-            async for output in outputs:
+        async with aclosing(self.turn.said()) as saying:
+            async for said in saying:
                 if not begun:
                     begun = True
                     for event in self.writer.begin():
                         yield event
-                for choice in output.outputs:
-                    self.turn.tally.add_tokens(choice)
-                    for event in self._write(choice, reader):
-                        yield event
+                for event in self._write(said):
+                    yield event
 
-    def _write(self, choice: CompletionOutput, reader: AnswerReader) -> list[dict[str, Any]]:
-        """What an output brings."""
-        counted = reader.reasoning_tokens
-        said = reader.read(choice)
-        self.turn.count_reasoning(reader.reasoning_tokens - counted)
-        self.waiting.extend(self._logprobs(choice))
+    def _write(self, said: Said) -> list[dict[str, Any]]:
+        self.waiting.extend(self._logprobs(said.choice))
         events: list[dict[str, Any]] = []
-        for event in said:
+        for event in said.events:
             events += self.writer.write(event, self.waiting.copy() if isinstance(event, Content) else [])
             self.waiting.clear()
-        if choice.finish_reason is not None:
-            events += self.writer.finish(choice.finish_reason, self._usage())
+        if said.finish_reason is not None:
+            events += self.writer.finish(said.finish_reason, self._usage())
         return events
 
     def _logprobs(self, choice: CompletionOutput) -> list[dict[str, Any]]:

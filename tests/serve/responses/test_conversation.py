@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.serve.errors import ApiError
-from llmjax.serve.responses.conversation import listed, messages_of, sealed, unsealed
+from llmjax.serve.responses.conversation import listed, messages_of
+from llmjax.serve.sealing import sealed, unsealed
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "done"}

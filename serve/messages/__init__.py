@@ -1,0 +1,1 @@
+"""Anthropic's Messages on top of the chat: blocks in and out."""
