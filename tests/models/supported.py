@@ -58,7 +58,7 @@ BEST_KNOWN: Mapping[str, str] = {
     "GptOssForCausalLM": "openai/gpt-oss-20b",
     "GraniteForCausalLM": "ibm-granite/granite-3.3-2b-instruct",
     "GraniteMoeForCausalLM": "ibm-granite/granite-3.1-1b-a400m-instruct",
-    "GraniteMoeHybridForCausalLM": "ibm-granite/granite-4.0-350m",
+    "GraniteMoeHybridForCausalLM": "ibm-granite/granite-4.0-h-micro",
     "GraniteMoeSharedForCausalLM": "ibm-research/moe-7b-1b-active-shared-experts",
     "HunYuanDenseV1ForCausalLM": "tencent/Hunyuan-1.8B-Instruct",
     "HunYuanMoEV1ForCausalLM": "tencent/Hunyuan-A13B-Instruct",
