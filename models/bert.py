@@ -54,7 +54,19 @@ CLASSIFIER_NAMES = Names(
 )
 ROBERTA_NAMES = Names(
     prefix="roberta.",
-    modules={**MODULES, "classifier.dense": "head.0.dense", "classifier.out_proj": "head.1.dense"},
+    modules={
+        **MODULES,
+        "classifier.dense": "head.0.dense",
+        "classifier.out_proj": "head.1.dense",
+        # As jina-reranker-v2 has them.
+        "emb_ln": "model.embed_norm",
+        "encoder.layers.*.mixer.Wqkv": "model.layers.*.self_attn.qkv_proj",
+        "encoder.layers.*.mixer.out_proj": "model.layers.*.self_attn.o_proj",
+        "encoder.layers.*.norm1": "model.layers.*.input_layernorm",
+        "encoder.layers.*.mlp.fc1": "model.layers.*.mlp.up_proj",
+        "encoder.layers.*.mlp.fc2": "model.layers.*.mlp.down_proj",
+        "encoder.layers.*.norm2": "model.layers.*.post_attention_layernorm",
+    },
 )
 
 

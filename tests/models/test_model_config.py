@@ -585,9 +585,9 @@ def test_longrope_does_not_depend_on_what_is_served() -> None:
             "architecture 'FooForCausalLM' is not supported; if it is BloomForCausalLM under another name, "
             'set hf_overrides to {"architectures": ["BloomForCausalLM"]}; supported are BaiChuan',
         ),
-        ({"architectures": ["LlamaModel"], "model_type": "llama"}, "architecture 'LlamaModel' is not supported"),
+        ({"architectures": ["LlamaVision"], "model_type": "llama"}, "architecture 'LlamaVision' is not supported"),
         ({"architectures": [7]}, "architecture 7 is not supported"),
-        ({"architectures": [], "model_type": "bert"}, "model_type 'bert' is not supported; supported are Yi"),
+        ({"architectures": [], "model_type": "t5"}, "model_type 't5' is not supported; supported are Yi"),
         ({}, "model_type None is not supported"),
         ({"model_type": ["llama"]}, "model_type ['llama'] is not supported"),
     ],
@@ -664,7 +664,7 @@ def test_unknown_models(keys: dict[str, Any], message: str) -> None:
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": [-1]}, "mlp_only_layers = -1 must be an integer from 0"),
         ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 0}, "decoder_sparse_step = 0 must be an integer from 1"),
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 is not supported"),
-        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True is not"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": 1}, "use_bidirectional_attention = 1 must be true or"),
         ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "must be nested by layer type"),
         ("Gemma3ForCausalLM", {"sliding_window": None}, "sliding_window = None but some layers"),
         ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}, "post_layernorm = True is not"),
@@ -983,6 +983,9 @@ def test_qwen3_5() -> None:
     assert nested is not None and model_config(nested).ropes[0].rotary_dim == 64
 
 
+ENCODERS = ("Model", "ForMaskedLM", "ForSequenceClassification")
+# Families whose layers here have windows, and so no scaling.
+WINDOWS = {"Gemma3ForCausalLM", *(f"ModernBert{end}" for end in ENCODERS)}
 # Families that rotate a part of each head.
 PARTIAL = {
     "BambaForCausalLM",
@@ -1013,6 +1016,7 @@ PARTLY_ROTATED = {
 }
 # Families with positions elsewhere.
 ROPELESS = {
+    *(f"{name}{end}" for name in ("Bert", "Roberta", "XLMRoberta") for end in ENCODERS),
     "Mamba2ForCausalLM",
     "NemotronHForCausalLM",
     "BaichuanForCausalLM",  # of this size
@@ -1034,7 +1038,7 @@ def test_heads_are_rotated_whole_as_in_transformers(family: str, caplog: pytest.
     # A GGUF file means it.
     half = model_config({**keys, "partial_rotary_factor": 0.5, "rope_dimension_count": 8})
     assert {rope.rotary_dim for rope in half.ropes} == {8}
-    if family != "Gemma3ForCausalLM":  # whose layers here have windows, and so no scaling
+    if family not in WINDOWS:
         with pytest.raises(UnsupportedModel, match=r"partial_rotary_factor = 0\.5 is not supported"):
             model_config({**keys, "partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2}})
 

@@ -78,6 +78,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any], str | None, list[tuple[int, bo
     "llama-mean": ("LlamaModel", DECODER, "mean", [(20, True, "Tanh")]),
     "qwen2-labels": ("Qwen2ForSequenceClassification", {**DECODER, "pad_token_id": 0, **THREE}, None, []),
     "gemma-embedding": ("Gemma3TextModel", GEMMA, "mean", [(64, False, "Identity"), (32, False, "Identity")]),
+    "qwen2-both-sides": ("Qwen2Model", {**DECODER, "is_causal": False}, "last", []),
     "modernbert": ("ModernBertModel", MODERN, "cls", []),
     "modernbert-labels": (
         "ModernBertForSequenceClassification", {**MODERN, **THREE, "classifier_pooling": "mean"}, None, []
@@ -123,7 +124,9 @@ def make(name: str) -> None:
         ids = torch.from_numpy(tokens)[None]
         given: dict[str, Any] = {"token_type_ids": torch.from_numpy(types)[None]} if types.any() else {}
         with torch.no_grad():
-            out = model(input_ids=ids, attention_mask=torch.ones_like(ids), **given)
+            # Transformers' Qwen2 does not look at is_causal, but takes a mask as it is.
+            mask = torch.zeros(1, 1, length, length) if keys.get("is_causal") is False else torch.ones_like(ids)
+            out = model(input_ids=ids, attention_mask=mask, **given)
         vector = out.logits[0] if kind is None else pooled(out.last_hidden_state[0], kind, matrices)
         arrays |= {f"{case}/tokens": tokens.astype(np.int32), f"{case}/types": types.astype(np.int32)}
         arrays[f"{case}/vector"] = vector.float().numpy()
