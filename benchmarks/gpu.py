@@ -36,7 +36,7 @@ from benchmarks.gpu_models import MODELS, Setup, model_figures, of_transformers
 from benchmarks.random_model import MoEShape
 from llmjax.config import EngineConfig
 from llmjax.errors import LLMJaxError
-from llmjax.kernels.attention import ATTENTION, RaggedBatch, make_pages
+from llmjax.kernels.attention import ATTENTION, KVPages, RaggedBatch, make_pages
 from llmjax.kernels.attention.portable import write_kv
 from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.cuda.attention import store_kv
@@ -150,7 +150,13 @@ def kv_writes(sizes: Sizes) -> Iterator[Figure]:
     """Keys and values of a layer stored alone; attention does the same before it reads."""
     kv_heads, head_dim = 8, 128
     on_card = jax.devices()[0].platform == "gpu"
-    write = store_kv if on_card else write_kv
+
+    def write(pages: KVPages, k: jax.Array, kv_index: jax.Array) -> KVPages:
+        if not on_card:
+            return write_kv(pages, k, k, kv_index)
+        none = jnp.zeros(0, jnp.int32)
+        return store_kv(pages, k, k, RaggedBatch(none, none, none, kv_index))
+
     for cache in CACHES:
         for tokens in sizes.writes:
             make = partial(make_pages, page_size=PAGE, num_kv_heads=kv_heads, head_dim=head_dim, dtype=jnp.dtype(cache))
@@ -159,7 +165,7 @@ def kv_writes(sizes: Sizes) -> Iterator[Figure]:
             kv_index = PAGE + jnp.arange(tokens, dtype=jnp.int32)
             by = "CUDA kernel" if on_card and state[0][0].layout.token_scales else "XLA"
             program = jax.jit(
-                lambda layers, k, kv_index: [write(pages, k, k, kv_index) for pages in layers], donate_argnums=0
+                lambda layers, k, kv_index: [write(pages, k, kv_index) for pages in layers], donate_argnums=0
             )
 
             def run(program: Any = program, state: Any = state, k: Any = k, kv_index: Any = kv_index) -> Any:

@@ -9,7 +9,7 @@ from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.norm import NormSpec
 from llmjax.models.layers.pooling import Pooler
 from llmjax.models.layers.rope import RopeConfig
-from llmjax.models.layers.state import LastState, LastTokens, Span
+from llmjax.models.layers.state import LastState, LastTokens, Span, StateKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,14 @@ class ModelConfig:
         return tuple(dict.fromkeys(rope for rope in found if rope is not None))
 
     @property
+    def states(self) -> tuple[StateKind, ...]:
+        """What each layer keeps from step to step."""
+        return tuple(layer.mixer.state for layer in self.layers)
+
+    @property
     def spans(self) -> tuple[Span, ...]:
         """The distinct spans of layers: a group of page tables each, the one that keeps all tokens first."""
-        return tuple(sorted({layer.mixer.state.span for layer in self.layers}, key=lambda span: span.order))
+        return tuple(sorted({state.span for state in self.states}, key=lambda span: span.order))
 
     @property
     def windows(self) -> tuple[int | None, ...]:

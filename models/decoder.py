@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from llmjax.models.layers.layer import DecoderLayer
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.residual import normed
 from llmjax.models.layers.rope import rotation
-from llmjax.models.layers.state import LayerState
+from llmjax.models.layers.state import LayerStack, LayerState
 
 
 @jax.tree_util.register_dataclass
@@ -26,7 +26,7 @@ class Hidden:
     """What a pass through the layers leaves."""
 
     hidden: jax.Array  # [T, D] in the activations' dtype, before the final norm
-    kv: tuple[LayerState, ...]  # one per layer, the step's tokens taken in
+    kv: tuple[LayerStack, ...]  # the step's tokens taken in
 
 
 @jax.jit
@@ -99,7 +99,7 @@ class CausalLM(nnx.Module):
         self,
         tokens: jax.Array,
         positions: jax.Array,
-        kv: tuple[LayerState, ...],
+        kv: tuple[LayerStack, ...],
         batches: tuple[RaggedBatch, ...],
         prompt_len: jax.Array | int = 0,
         types: jax.Array | None = None,
@@ -108,7 +108,7 @@ class CausalLM(nnx.Module):
 
         Args:
             tokens, positions: i32 [T].
-            kv: what each layer keeps.
+            kv: what the layers keep, each in one of the stacks.
             batches: the step as the layers of each entry of ``config.spans`` see it.
             prompt_len: tokens of the prompt that each token's sequence began with, i32 [T] or one for all.
             types: i32 [T], which segment of its text each token is in; None: the first one.
@@ -116,13 +116,16 @@ class CausalLM(nnx.Module):
         config = self.config
         x = self.model.embed(tokens, positions, types)
         rotations = {rope: rotation(positions, rope, prompt_len) for rope in config.ropes}
-        stored = []
-        for i, (layer, pages) in enumerate(zip(self.model.layers, kv, strict=True)):
-            rope = config.layers[i].mixer.rope
+        stacks = list(kv)
+        places = {number: (i, at) for i, stack in enumerate(kv) for at, number in enumerate(stack.layers)}
+        for number, layer in enumerate(self.model.layers):
+            rope = config.layers[number].mixer.rope
             by = None if rope is None else rotations[rope]
-            x, pages = decoder_layer(layer, x, Context(by, pages, batches[config.group_of(i)]))
-            stored.append(pages)
-        return Hidden(hidden=x, kv=tuple(stored))
+            i, at = places[number]
+            batch = replace(batches[config.group_of(number)], first_page=stacks[i].first_page(at))
+            x, state = decoder_layer(layer, x, Context(by, stacks[i].of(at), batch))
+            stacks[i] = stacks[i].after(state)
+        return Hidden(hidden=x, kv=tuple(stacks))
 
     def headed(self, x: jax.Array) -> jax.Array:
         """What the pooler's matrices make of pooled vectors, f32 [N, D] to [N, size of a vector]."""

@@ -8,7 +8,7 @@ run batched over requests; rows with more run query block by query block.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -57,31 +57,28 @@ def attend(
     softcap: float | None,
 ) -> tuple[jax.Array, KVPages]:
     """Write, then attention (contract: ``llmjax.kernels.attention.attend``)."""
-    pages = write_kv(pages, k, v, batch.kv_index)
+    pages = write_kv(pages, k, v, batch.places(pages.page_size))
     out = ragged_paged_attention(
         q, pages, batch, scale=scale, window=window, causal=causal, softcap=softcap, sinks=sinks, slopes=slopes
     )
     return out, pages
 
 
-def write_kv(pages: KVPages, k: jax.Array, v: jax.Array | None, kv_index: jax.Array) -> KVPages:
-    """Stores each token's K and V ([T, K, h], V None for latent pages) at its place (i32 [T], ``page * page_size +
-    offset``)."""
-    num_pages, parts, kv_heads, rows, head_dim = pages.data.shape
-    page, offset = kv_index // pages.page_size, kv_index % pages.page_size
-    record = page[:, None] * parts * kv_heads + jnp.arange(parts * kv_heads)  # [T, parts * K]
+def write_kv(pages: KVPages, k: jax.Array, v: jax.Array | None, places: jax.Array) -> KVPages:
+    """Stores each token's K and V ([T, K, h], V None for latent pages) at its place (i32 [T], see
+    ``RaggedBatch.places``)."""
+    _, parts, kv_heads, _, head_dim = pages.data.shape
+    # Indexed as it is: XLA copies all pages to and from a flat view that leaves out a dimension of size 1.
+    page, offset = (x[:, None, None] for x in jnp.divmod(places, pages.page_size))
+    part, head = jnp.arange(parts)[:, None], jnp.arange(kv_heads)
     values, scales = pages.encode(k, v)
-    flat = pages.data.reshape(num_pages * parts * kv_heads * rows, head_dim)
-    flat = flat.at[record * rows + offset[:, None]].set(values.reshape(*record.shape, head_dim))
+    data = pages.data.at[page, part, head, offset].set(values)
     if scales is not None:
-        byte = pages.page_size * head_dim + 4 * offset[:, None]  # of the record
-        where = jnp.stack([record, jnp.broadcast_to(byte, record.shape)], -1)  # [T, parts * K, 2]
-        stored = jax.lax.bitcast_convert_type(scales, jnp.uint8).reshape(*record.shape, 4)
-        windows = jax.lax.ScatterDimensionNumbers(
-            update_window_dims=(2,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 1)
-        )
-        flat = jax.lax.scatter(flat.reshape(-1, rows * head_dim), where, stored, windows)
-    return pages.with_data(flat.reshape(pages.data.shape))
+        row, column = jnp.divmod(4 * offset[..., None] + jnp.arange(4), head_dim)  # behind the values
+        stored = jax.lax.bitcast_convert_type(scales, jnp.uint8)  # [T, parts, K, 4]
+        at = (page[..., None], part[..., None], head[:, None], pages.page_size + row, column)
+        data = data.at[at].set(stored)
+    return pages.with_data(data)
 
 
 def ragged_paged_attention(
@@ -107,12 +104,7 @@ def ragged_paged_attention(
     single = count == 1
     out = _prefill(grouped, pages, batch, jnp.where(single, 0, count), rules)
     first = jnp.minimum(batch.query_start[:-1], tokens - 1)
-    decodes = RaggedBatch(
-        query_start=batch.query_start,
-        kv_len=jnp.where(single, batch.kv_len, 0),
-        page_table=batch.page_table,
-        kv_index=batch.kv_index,
-    )
+    decodes = replace(batch, kv_len=jnp.where(single, batch.kv_len, 0))
     decoded = _decode(grouped[first], pages, decodes, rules)
     out = out.at[jnp.where(single, first, tokens)].set(decoded, mode="drop")
     return out.reshape(shape).astype(q.dtype)
@@ -132,7 +124,7 @@ def _decode(q: jax.Array, pages: KVPages, batch: RaggedBatch, rules: _QueryRules
     def body(index: jax.Array, partial: _Partial) -> _Partial:
         page = first_page[:, None] + index * per_block + jnp.arange(per_block)  # [R, per_block]
         ids = jnp.take_along_axis(batch.page_table, jnp.minimum(page, batch.page_table.shape[1] - 1), axis=1)
-        keys, values = _gather(pages, ids)  # [R, K, C, h]
+        keys, values = _gather(pages, batch.first_page + ids)  # [R, K, C, h]
         key = (first_page * page_size + index * block)[:, None] + jnp.arange(block)  # [R, C]
         visible = (key <= position[:, None]) & (key >= first_key[:, None])
         values = jnp.where(visible[:, None, :, None], values, 0.0)  # a weight of 0 does not keep NaN out
@@ -173,7 +165,7 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
 
         def key_block(index: jax.Array, partial: _Partial) -> _Partial:
             ids = jax.lax.dynamic_slice(table, (row, index * per_block), (1, per_block))
-            keys, values = (x[0] for x in _gather(pages, ids))  # [K, C, h]
+            keys, values = (x[0] for x in _gather(pages, batch.first_page + ids))  # [K, C, h]
             key = index * block + jnp.arange(block)
             values = jnp.where(((key >= first_key) & (key <= last_key))[:, None], values, 0.0)  # as in `_decode`
             visible = key[None] <= (position[:, None] if rules.causal else last_key)  # [Q, C]

@@ -13,16 +13,16 @@ from llmjax.kernels.attention.types import LEAST_AMAX, KVPages, RaggedBatch
 Array: TypeAlias = jax.Array | np.ndarray
 
 
-def write_kv(pages: KVPages, k: Array, v: Array | None, kv_index: Array) -> KVPages:
+def write_kv(pages: KVPages, k: Array, v: Array | None, places: Array) -> KVPages:
     """Stores each token's K and V at its place.
 
     Args:
         k, v: [T, K, h]; v None for latent pages.
-        kv_index: i32 [T], ``page * page_size + offset``.
+        places: i32 [T], see ``RaggedBatch.places``.
     """
     assert (v is None) == (pages.layout.parts == 1)
     x = np.stack([np.asarray(part, np.float32) for part in (k, v) if part is not None], axis=1)  # [T, parts, K, h]
-    page, offset = np.divmod(np.asarray(kv_index), pages.page_size)
+    page, offset = np.divmod(np.asarray(places), pages.page_size)
     data, scales = np.array(pages.data), None
     if pages.dtype.itemsize == 1:
         x, scales = _scaled(x, pages)
@@ -59,7 +59,7 @@ def ragged_paged_attention(
     """
     queries = np.asarray(q, np.float64).swapaxes(0, 1)  # [H, T, h]
     keys, values = _keys_and_values(pages)
-    page_table, start = np.asarray(batch.page_table), np.asarray(batch.query_start)
+    page_table, start = np.asarray(batch.first_page + batch.page_table), np.asarray(batch.query_start)
     repeats = len(queries) // keys.shape[1]
     out = np.zeros((*queries.shape[:2], values.shape[-1]), np.float32)
     for row, length in enumerate(np.asarray(batch.kv_len)):

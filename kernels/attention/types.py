@@ -90,7 +90,8 @@ class KVLayout:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KVPages:
-    """The pages of one layer. Page 0 is the dummy page: padding reads and writes it, nobody owns it.
+    """The pages of a layer, or of several, one layer after another (`RaggedBatch.first_page`). A layer's page 0 is its
+    dummy page: padding reads and writes it, nobody owns it.
 
     ``data`` holds the layout's type; as bits in uint8 where that is one byte wide, and in uint16 where it is two bytes
     wide and XLA cannot index such floats in place (CPU: it would widen the whole array at every access).
@@ -99,6 +100,11 @@ class KVPages:
     data: jax.Array  # [N, layout.parts (keys, values), K, layout.rows(h), h]
     calibration: jax.Array | None  # f32 [layout.parts, 2 (scale, zero point)] of one-byte types; None: not given
     layout: KVLayout = field(metadata={"static": True})
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of all layers."""
+        return len(self.data)
 
     @property
     def page_size(self) -> int:
@@ -165,7 +171,12 @@ class RaggedBatch:
     kv_len: jax.Array  # i32 [R], this step's tokens included
     page_table: jax.Array  # i32 [R, P]; 0 where a page is not needed (any more)
     kv_index: jax.Array  # i32 [T], page * page_size + offset where each token's K and V go; dummy page for padding
+    first_page: jax.Array | int = 0  # i32 [], where the layer's pages begin among those of all layers in the array
     decode: bool = field(default=False, metadata={"static": True})  # T == R and token r is row r's only one
+
+    def places(self, page_size: int) -> jax.Array:
+        """``kv_index`` among the pages of all layers, i32 [T]."""
+        return self.kv_index + self.first_page * page_size
 
 
 def make_pages(
@@ -179,7 +190,7 @@ def make_pages(
     calibration: jax.Array | None = None,
     value_dim: int | None = None,
 ) -> KVPages:
-    """Zeroed pages of one layer.
+    """Zeroed pages of one layer or several.
 
     Args:
         dtype: float32, bfloat16, float16, int8, float8_e4m3fn or float8_e5m2.

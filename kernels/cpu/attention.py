@@ -69,6 +69,7 @@ def buffers(pages: KVPages, batch: RaggedBatch, sinks: jax.Array | None) -> list
         batch.kv_len,
         batch.page_table,
         batch.kv_index,
+        jnp.asarray(batch.first_page, jnp.int32),
         nothing if sinks is None else sinks.astype(jnp.float32),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -53,12 +54,13 @@ def refuses(
 
 
 def store_kv(
-    pages: KVPages, k: jax.Array, v: jax.Array | None, kv_index: jax.Array, *, interpret: bool = False
+    pages: KVPages, k: jax.Array, v: jax.Array | None, batch: RaggedBatch, *, interpret: bool = False
 ) -> KVPages:
     """Stores keys and values, as `write_kv` says: by it where tokens have scales."""
     if pages.layout.token_scales:
-        return write_kv(pages, k, v, kv_index, interpret=interpret)
-    return portable.write_kv(pages, k, v, kv_index)  # XLA makes one kernel too, which takes in what made the keys
+        return write_kv(pages, k, v, batch, interpret=interpret)
+    # XLA makes one kernel too, which takes in what made the keys.
+    return portable.write_kv(pages, k, v, batch.places(pages.page_size))
 
 
 def attend(
@@ -82,17 +84,17 @@ def attend(
         slopes, causal=False: refused.
         interpret: run the kernels as XLA operations, on any device.
     """
-    pages = store_kv(pages, k, v, batch.kv_index, interpret=interpret)
+    pages = store_kv(pages, k, v, batch, interpret=interpret)
     rules = QueryRules(scale=scale, window=window, softcap=softcap)
     if batch.decode:
-        return decode(q, pages, batch.kv_len, batch.page_table, sinks, rules=rules, interpret=interpret), pages
+        return decode(q, pages, batch, sinks, rules=rules, interpret=interpret), pages
     tokens, rows = q.shape[0], len(batch.kv_len)
     count = jnp.diff(batch.query_start)
     single = count == 1
     out = prefill(q, pages, batch, jnp.where(single, 0, count), sinks, rules=rules, interpret=interpret)
     first = jnp.minimum(batch.query_start[:-1], tokens - 1)
-    lengths = jnp.where(single, batch.kv_len, 0)
-    singles = decode(q[first], pages, lengths, batch.page_table, sinks, rules=rules, interpret=interpret)
+    of_singles = replace(batch, kv_len=jnp.where(single, batch.kv_len, 0))
+    singles = decode(q[first], pages, of_singles, sinks, rules=rules, interpret=interpret)
     token = jnp.arange(tokens)
     row = jnp.minimum(jnp.searchsorted(batch.query_start, token, side="right", method="compare_all") - 1, rows - 1)
     out = jnp.where(single[row, None, None], singles[row], out)

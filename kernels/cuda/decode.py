@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmjax.kernels.attention.types import KVPages
+from llmjax.kernels.attention.types import KVPages, RaggedBatch
 from llmjax.kernels.cuda.flash import Keys, Partial, Queries, QueryRules, attend
 from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
-from llmjax.kernels.cuda.pages import MAX_HEAD_DIM, PageReader, PageRefs
+from llmjax.kernels.cuda.pages import MAX_HEAD_DIM, PageReader, PageRefs, first_page
 from llmjax.kernels.cuda.tuned import Key, tuned
 
 ENOUGH_PROGRAMS = 512
@@ -62,8 +62,7 @@ class Split:
 def decode(
     q: jax.Array,
     pages: KVPages,
-    kv_len: jax.Array,
-    page_table: jax.Array,
+    batch: RaggedBatch,
     sinks: jax.Array | None,
     *,
     rules: QueryRules,
@@ -74,8 +73,7 @@ def decode(
 
     Args:
         q: [R, H, h].
-        kv_len: i32 [R]; the output of rows with 0 is 0.
-        page_table: i32 [R, P].
+        batch: the rows; the output of those whose ``kv_len`` is 0 is 0. Which tokens they bring does not matter.
         sinks: f32 [H] or None.
         split: how to divide the work; None: as was measured, or `Split.of` says.
 
@@ -86,7 +84,7 @@ def decode(
     kv_heads = pages.data.shape[2]
     reader, group = PageReader.of(pages, q), heads // kv_heads
     if split is None:
-        by_arithmetic = Split.of(rows, group, pages, page_table.shape[1], reader)
+        by_arithmetic = Split.of(rows, group, pages, batch.page_table.shape[1], reader)
         split = tuned(by_arithmetic, Split.key(q, pages, reader))
     kernel = _Kernel(reader, rules, split, group, sinks is not None)
     calibration = q if pages.calibration is None else pages.calibration  # what is not there is not read
@@ -94,7 +92,7 @@ def decode(
     found = launch(
         kernel.decode,
         [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (parts, parts, (*parts, reader.value_dim))],
-        [q, pages.data, page_table, calibration, kv_len],
+        [q, pages.data, batch.page_table, first_page(batch), calibration, batch.kv_len],
         Launch((split.parts, kv_heads * -(-group // split.heads), rows), split.warps, split.stages, interpret),
     )
     (out,) = launch(
@@ -115,7 +113,16 @@ class _Kernel:
     has_sinks: bool
 
     def decode(
-        self, q: Any, data: Any, table: Any, calibration: Any, kv_len: Any, peaks: Any, totals: Any, sums: Any
+        self,
+        q: Any,
+        data: Any,
+        table: Any,
+        first_page: Any,
+        calibration: Any,
+        kv_len: Any,
+        peaks: Any,
+        totals: Any,
+        sums: Any,
     ) -> None:
         """What one part of a row's keys gives. peaks, totals: f32 [R, H, parts]; sums: f32 [R, H, parts, value]."""
         reader, split = self.reader, self.split
@@ -139,7 +146,7 @@ class _Kernel:
         ]
         position = jnp.zeros_like(within) + (length - 1)
         queries = Queries(tuple(v.astype(reader.dtype) for v in values), position, row, head)
-        partial = attend(queries, keys, PageRefs(data, table, calibration), reader, self.rules)
+        partial = attend(queries, keys, PageRefs(data, table, first_page, calibration), reader, self.rules)
         store(peaks, (row, heads, part), partial.peak, inside)
         store(totals, (row, heads, part), partial.total, inside)
         where = inside[:, None] & columns[0].inside[None]

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmjax.kernels.attention.types import KVLayout, KVPages
+from llmjax.kernels.attention.types import KVLayout, KVPages, RaggedBatch
 from llmjax.kernels.cuda.lowering import Launch, launch, load, power_of_2, program_id, store
-from llmjax.kernels.cuda.pages import Columns
+from llmjax.kernels.cuda.pages import Columns, first_page
 
 TOKENS = 8  # that a program stores
 FLOAT8 = {"float8_e4m3fn": (3, 7), "float8_e5m2": (2, 15)}  # bits of the mantissa, bias of the exponent
@@ -24,24 +24,24 @@ ROUNDER = np.float32(1.5 * 2**23)  # a small number added to it is rounded, and 
 
 
 def write_kv(
-    pages: KVPages, k: jax.Array, v: jax.Array | None, kv_index: jax.Array, *, interpret: bool = False
+    pages: KVPages, k: jax.Array, v: jax.Array | None, batch: RaggedBatch, *, interpret: bool = False
 ) -> KVPages:
     """Stores each token's K and V at its place. Tokens that share a place (padding, on the dummy page) may mix there.
 
     Args:
         k, v: [T, K, h]; v None for latent pages.
-        kv_index: i32 [T], ``page * page_size + offset``.
+        batch: says where.
         interpret: run the kernel as XLA operations, on any device.
     """
     tokens, kv_heads, head_dim = k.shape
     block = min(TOKENS, power_of_2(tokens))
     parts = [k] if v is None else [k, v]
-    calibration = kv_index if pages.calibration is None else pages.calibration  # what is not there is not read
+    calibration = batch.kv_index if pages.calibration is None else pages.calibration  # what is not there is not read
     kernel = _Kernel(pages.layout, head_dim, tokens, block, pages.calibration is not None)
     (data,) = launch(
         kernel.write,
         [jax.ShapeDtypeStruct(pages.data.shape, pages.data.dtype)],
-        [pages.data, kv_index, calibration, *parts],
+        [pages.data, batch.kv_index, first_page(batch), calibration, *parts],
         Launch((-(-tokens // block), kv_heads), interpret=interpret),
         in_place={0: 0},
     )
@@ -74,13 +74,14 @@ class _Kernel:
     block: int
     calibrated: bool
 
-    def write(self, _: Any, kv_index: Any, calibration: Any, *refs: Any) -> None:
+    def write(self, _: Any, kv_index: Any, first_page: Any, calibration: Any, *refs: Any) -> None:
         """refs: keys and values, and the result: data [N, parts, K, layout.rows(h), h]."""
         layout, data = self.layout, refs[-1]
         token = program_id(0) * self.block + jnp.arange(self.block, dtype=jnp.int32)
         head, inside = program_id(1), token < self.tokens
         place = load(kv_index, (token,), inside)
         page, offset = (f(place, np.int32(layout.page_size)) for f in (jax.lax.div, jax.lax.rem))
+        page = load(first_page, (np.int32(0),)) + page
         column = Columns.of(0, self.head_dim)
         where = inside[:, None] & column.inside[None]
         for part, ref in enumerate(refs[:-1]):

@@ -76,12 +76,13 @@ def prefill(
     tiles = jnp.pad(tiles, ((0, 0), (0, 0), (0, 0), (0, width - group), (0, 0)))
     tiles = tiles.transpose(2, 0, 1, 3, 4).reshape(kv_heads, programs, WARPGROUPS, ROWS, head_dim)
 
-    # Row of the page table, position of the first query, first and last block of keys.
+    # Row of the page table, position of the first query, first and last block of keys, the layer's first page.
     position = before[blocks.group] + blocks.first
     last = jnp.minimum(position + own, batch.kv_len[blocks.group])
     first_block = rules.first_key(position) // KEYS
     stop = jnp.where(blocks.first < count[blocks.group], -(-last // KEYS), first_block)
-    work = jnp.stack([blocks.group, position, first_block, stop - first_block], 1).astype(jnp.int32)
+    first_page = jnp.full(programs, batch.first_page, jnp.int32)
+    work = jnp.stack([blocks.group, position, first_block, stop - first_block, first_page], 1).astype(jnp.int32)
     kernel = _Kernel(rules, pages.page_size, width, head_dim, batch.page_table.shape[1], q.dtype, interpret is not None)
     call = mosaic.kernel(
         kernel,
@@ -115,7 +116,7 @@ class _Kernel:
     interpret: bool
 
     def __call__(self, q: Any, data: Any, table: Any, work: Any, out: Any) -> None:
-        """q, out: [K, programs, warpgroups, rows, h]; table: i32 [R * P]; work: i32 [programs * 4]."""
+        """q, out: [K, programs, warpgroups, rows, h]; table: i32 [R * P]; work: i32 [programs * 5]."""
         transforms = (mosaic.TilingTransform((8, 64)), mosaic.SwizzleTransform(128))
         keys = mosaic.SMEM((STAGES, KEYS, self.head_dim), self.dtype, transforms=transforms)
         copies = 2 * KEYS // self.page_size
@@ -133,7 +134,7 @@ class _Kernel:
     def _run(self, q: Any, data: Any, table: Any, work: Any, out: Any, *scratch: Any) -> None:
         program, head = jax.lax.axis_index("program"), jax.lax.axis_index("head")
         warpgroup = jax.lax.axis_index("warpgroup")
-        row, position, first, blocks = (work[program * 4 + i] for i in range(4))
+        row, position, first, blocks, first_page = (work[program * 5 + i] for i in range(5))
         tiles, keys, values, q_ready, filled, read = scratch
 
         @pl.when(warpgroup == WARPGROUPS)
@@ -150,7 +151,7 @@ class _Kernel:
 
                 for i in range(KEYS // self.page_size):
                     number = (first + block) * (KEYS // self.page_size) + i
-                    page = table[row * self.table_width + jnp.minimum(number, self.table_width - 1)]
+                    page = first_page + table[row * self.table_width + jnp.minimum(number, self.table_width - 1)]
                     place = pl.ds(i * self.page_size, self.page_size)
                     for part, ref in enumerate((keys, values)):
                         mosaic.copy_gmem_to_smem(data.at[page, part, head], ref.at[stage, place], filled.at[stage])

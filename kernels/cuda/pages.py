@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmjax.kernels.attention.types import KVLayout, KVPages
+from llmjax.kernels.attention.types import KVLayout, KVPages, RaggedBatch
 from llmjax.kernels.cuda.lowering import MIN_DOT, load, power_of_2
 
 FLOAT8_GAIN = {"float8_e4m3fn": 256.0, "float8_e5m2": 1.0}  # of the halves that they are read as
@@ -17,6 +17,11 @@ FLOAT8_GAIN = {"float8_e4m3fn": 256.0, "float8_e5m2": 1.0}  # of the halves that
 
 MAX_HEAD_DIM = 256
 MAX_VALUE_DIM = 512  # of latent pages
+
+
+def first_page(batch: RaggedBatch) -> jax.Array:
+    """``batch.first_page`` as kernels take it, i32 [1]."""
+    return jnp.asarray(batch.first_page, jnp.int32).reshape(1)
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ class PageReader:
             inside: bool [C]; elsewhere nothing is read, and elements are zero.
         """
         size = np.int32(self.layout.page_size)
-        page = load(refs.table, (row, jax.lax.div(key, size)), inside)
+        page = load(refs.first_page, (np.int32(0),)) + load(refs.table, (row, jax.lax.div(key, size)), inside)
         offset = jax.lax.rem(key, size)
         found = []
         for part in range(self.layout.parts):
@@ -169,4 +174,5 @@ class PageRefs:
 
     data: Any  # [N, layout.parts, K, layout.rows(h), h]
     table: Any  # i32 [R, P]
+    first_page: Any  # i32 [1], as `first_page` has it
     calibration: Any  # f32 [layout.parts, 2]; anything if there is none

@@ -16,7 +16,7 @@ import numpy as np
 from llmjax.kernels.attention.types import KVPages, RaggedBatch
 from llmjax.kernels.cuda.flash import Keys, Queries, QueryRules, attend
 from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
-from llmjax.kernels.cuda.pages import PageReader, PageRefs
+from llmjax.kernels.cuda.pages import PageReader, PageRefs, first_page
 from llmjax.kernels.cuda.ragged import Blocks
 from llmjax.kernels.cuda.tuned import Key, tuned
 
@@ -96,6 +96,7 @@ def prefill(
         q,
         pages.data,
         batch.page_table,
+        first_page(batch),
         q if pages.calibration is None else pages.calibration,  # what is not there is not read
         q if sinks is None else sinks.astype(jnp.float32),
         jnp.stack([blocks.group, blocks.first], 1),
@@ -116,7 +117,16 @@ class _Kernel:
     has_sinks: bool
 
     def prefill(
-        self, q: Any, data: Any, table: Any, calibration: Any, sinks: Any, work: Any, rows: Any, out: Any
+        self,
+        q: Any,
+        data: Any,
+        table: Any,
+        first_page: Any,
+        calibration: Any,
+        sinks: Any,
+        work: Any,
+        rows: Any,
+        out: Any,
     ) -> None:
         """work: i32 [programs, 2], row and first query; rows: i32 [R, 3], first token, queries, tokens before them."""
         reader, tiles = self.reader, self.tiles
@@ -140,7 +150,7 @@ class _Kernel:
         last = jnp.minimum(first + tiles.tokens, count)
         stop = jnp.where(first < count, before + last, 0)  # a program without work has no keys
         keys = Keys(self.rules.first_key(before + first), stop, tiles.keys)
-        partial = attend(queries, keys, PageRefs(data, table, calibration), reader, self.rules)
+        partial = attend(queries, keys, PageRefs(data, table, first_page, calibration), reader, self.rules)
         sink = load(sinks, (head * self.group + within,), within < self.group) if self.has_sinks else None
         where = inside[:, None] & columns[0].inside[None]
         store(out, (*place, columns[0].index[None]), partial.divided(sink).astype(out.dtype), where)

@@ -25,7 +25,7 @@ class Places:
     def entry(self, row: jax.Array, position: jax.Array) -> jax.Array:
         """The entry of the state after the token at ``position`` (any value before the first token's) of ``row``."""
         page = jnp.clip(position // self.page_size, 0, self.batch.page_table.shape[1] - 1)
-        return self.batch.page_table[row, page]
+        return self.batch.first_page + self.batch.page_table[row, page]
 
     @property
     def counts(self) -> jax.Array:

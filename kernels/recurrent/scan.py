@@ -52,14 +52,16 @@ def scan(
     Returns:
         f32 [T, *read], and the states.
     """
-    places, count = Places(batch, page_size), len(tokens[0])
+    places, count, rows = Places(batch, page_size), len(tokens[0]), len(batch.kv_len)
     out = jnp.zeros((count, *read), jnp.float32)
     # Rows of one token side by side.
     source, write, first = places.single_entries(len(states))
-    before = jnp.where(first.reshape(-1, *[1] * (states.ndim - 1)), 0, states[source])
+    if rows == 1:  # one more, which is dropped: XLA reads a single entry wherever it is used, and copies all for that
+        source, write = jnp.append(source, source), jnp.append(write, len(states))
+    before = jnp.where(first.reshape(-1, *[1] * (states.ndim - 1)), 0, states[source][:rows])
     at = jnp.arange(count) if batch.decode else jnp.minimum(batch.query_start[:-1], count - 1)
     found, after = rule.step(*(x[at] for x in tokens), before)
-    states = states.at[write].set(after, mode="drop")
+    states = states.at[write].set(after if rows > 1 else jnp.concatenate((after, after)), mode="drop")
     if batch.decode:
         return found, states
     out = out.at[jnp.where(places.single, at, count)].set(found, mode="drop")

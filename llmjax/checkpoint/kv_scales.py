@@ -22,7 +22,7 @@ from llmjax.checkpoint.files import read_object
 from llmjax.checkpoint.formats.registry import CONFIG_KEYS
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.models import ModelConfig
-from llmjax.models.layers.state import PagedKV
+from llmjax.models.layers.state import LatentKV, PagedKV
 
 logger = logging.getLogger(__name__)
 
@@ -91,10 +91,10 @@ def kv_calibration(
         path, layers = checkpoint.path, _read_tensors(checkpoint, dtype)
         if not layers:
             return None
-    kept = {i: layer.mixer.state for i, layer in enumerate(model.layers) if isinstance(layer.mixer.state, PagedKV)}
-    if any(state.value_dim is not None for state in kept.values()):
+    if any(isinstance(state, LatentKV) for state in model.states):
         raise CheckpointError(f"{path}: scales of keys and values are for a cache of both, not of latent vectors")
-    if missing := kept.keys() - layers:
+    kept = {i for i, state in enumerate(model.states) if isinstance(state, PagedKV)}
+    if missing := kept - layers.keys():
         raise CheckpointError(f"{path}: there are no KV cache scales of layer {min(missing)}")
     if extra := layers.keys() - kept:
         first = min(extra)

@@ -165,9 +165,9 @@ def _sizes(model: ModelConfig) -> Facts:
 
 def _windows(model: ModelConfig) -> list[Facts]:
     """How many layers see how much."""
-    from llmjax.models.layers.state import PagedKV
+    from llmjax.models.layers.state import Paged
 
-    windows = [layer.mixer.state.window for layer in model.layers if isinstance(layer.mixer.state, PagedKV)]
+    windows = [state.window for state in model.states if isinstance(state, Paged)]
     return [{"window": window, "layers": windows.count(window)} for window in model.windows]
 
 

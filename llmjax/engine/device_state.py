@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 
 from llmjax.engine.rows import RowState
-from llmjax.models.layers.state import LayerState
+from llmjax.models.layers.state import LayerStack
 from llmjax.sampling.logprobs import LogprobArrays
 from llmjax.sampling.state import SamplerState
 
@@ -21,7 +21,7 @@ POOLED = 0  # in ``StepOutput.tokens`` of a model that makes vectors: the row's 
 class DeviceState:
     """Everything that lives from step to step, donated through it."""
 
-    kv: tuple[LayerState, ...]  # one per layer; none where only heads run
+    kv: tuple[LayerStack, ...]  # of all layers; none where only heads run
     rows: RowState
     sampler: SamplerState
     pooled: jax.Array | None = None  # f32 [slots, D], sums of hidden states; None: the model generates

@@ -30,6 +30,7 @@ from llmjax.errors import CompileError, ConfigError
 from llmjax.host_memory import give_back
 from llmjax.kernels.sharding import Axes
 from llmjax.models.config import ModelConfig
+from llmjax.models.layers.state import make_stacks
 from llmjax.platforms import Platform
 from llmjax.sampling.masks import mask_words
 from llmjax.sampling.state import make_sampler_state
@@ -50,15 +51,13 @@ def new_state(
         vocab_size: of the whole model.
         as_bits: as in ``llmjax.kernels.attention.make_pages``.
     """
-    kv = tuple(
-        spec.mixer.state.make(
-            num_pages=plan.groups[config.group_of(layer)].num_pages,
-            page_size=plan.page_size,
-            dtype=plan.layout.dtype,
-            as_bits=as_bits,
-            calibration=None if scales is None else scales[layer],
-        )
-        for layer, spec in enumerate(config.layers)
+    kv = make_stacks(
+        config.states,
+        num_pages={group.span: group.num_pages for group in plan.groups},
+        page_size=plan.page_size,
+        dtype=plan.layout.dtype,
+        as_bits=as_bits,
+        calibration=scales,
     )
     # A model that makes vectors samples nothing.
     sampler = make_sampler_state(num_slots=num_slots, vocab_size=1 if config.pooler is not None else vocab_size)
@@ -166,9 +165,8 @@ class StepCompiler:
         if sharding is None:
             return PartitionSpec()
         shapes: DeviceState = jax.eval_shape(partial(new_state, **self._state_settings), *self._state_arguments)
-        layers = zip(self.model.graph.config.layers, shapes.kv, strict=True)
-        axes: Any = tuple(layer.mixer.state.axes(pages) for layer, pages in layers)  # type: ignore[arg-type]
-        kv = jax.tree.map(sharding.spec, axes, is_leaf=lambda x: isinstance(x, Axes))
+        axes = tuple(stack.axes(self.model.graph.config.states) for stack in shapes.kv)
+        kv: Any = jax.tree.map(sharding.spec, axes, is_leaf=lambda x: isinstance(x, Axes))
         pooled = None if shapes.pooled is None else PartitionSpec()
         return DeviceState(kv=kv, rows=PartitionSpec(), sampler=PartitionSpec(), pooled=pooled)
 

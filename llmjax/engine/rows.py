@@ -27,6 +27,7 @@ ROW = np.dtype(
         ("min_len", np.int32),  # tokens that stand before the first one that may end the sequence
         ("stops", np.int32, MAX_STOPS),  # ids that end it; NO_STOP where there are fewer
         ("sampling", np.int32, SETTINGS_WORDS),  # ``RequestSampling.words``
+        ("adapter", np.int32),  # reserved: 0, the weights as they are
     ]
 )
 ROW_WORDS = ROW.itemsize // 4

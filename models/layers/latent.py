@@ -17,7 +17,7 @@ from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import RMS
 from llmjax.models.layers.residual import mixed
 from llmjax.models.layers.rope import RopeConfig
-from llmjax.models.layers.state import PagedKV, latent_kv
+from llmjax.models.layers.state import LatentKV
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,9 @@ class LatentAttention:
     name: ClassVar[str] = "self_attn"
 
     @property
-    def state(self) -> PagedKV:
+    def state(self) -> LatentKV:
         """What a layer keeps: the latent vector, normed, and the rotated key."""
-        return latent_kv(dim=self.kv_rank + self.rope_dim, value_dim=self.kv_rank)
+        return LatentKV(dim=self.kv_rank + self.rope_dim, value_dim=self.kv_rank)
 
     def build(self, size: int, *, dtype: jnp.dtype) -> LatentAttentionModule:
         """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +15,10 @@ import jax.numpy as jnp
 from llmjax.kernels.attention import KVLayout, KVPages, make_pages
 from llmjax.kernels.sharding import WHOLE, Axes
 from llmjax.kernels.zeros import zeros
+
+# Elements of an array: within it 32 bits are enough for any place (kernels for GPUs compute places in them), and no
+# device has to have memory for all layers in one piece.
+MAX_ELEMENTS = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -50,24 +57,22 @@ Span = AllTokens | LastTokens | LastState
 """Which tokens' traces a layer needs; layers of one span share page tables."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PagedKV:
-    """Keys and values of every token, or of those that a window still shows, in pages."""
+class Paged(ABC):
+    """Something of each token, in pages."""
 
+    window: int | None  # keys that a query sees, its own included; None: all before it
     kv_heads: int
     head_dim: int
-    window: int | None = None  # keys that a query sees, its own included; None: all before it
-    value_dim: int | None = None  # leading entries of a key that are its value; None: values are kept beside keys
+    value_dim: int | None  # leading entries of a key that are its value; None: values are kept beside keys
 
     @property
     def span(self) -> Span:
         """Which tokens' keys the next one needs."""
         return AllTokens() if self.window is None else LastTokens(self.window)
 
+    @abstractmethod
     def axes(self, pages: KVPages) -> KVPages:
         """The pages with the logical axes of their arrays in place of these."""
-        data = Axes((None, None, None if self.value_dim else "kv_heads", None, None))
-        return replace(pages, data=data, calibration=WHOLE)
 
     def layout(self, layout: KVLayout) -> KVLayout:
         """How pages of this kind are stored.
@@ -90,7 +95,7 @@ class PagedKV:
         as_bits: bool = False,
         calibration: jax.Array | None = None,
     ) -> KVPages:
-        """Zeroed pages of one layer; arguments as in ``llmjax.kernels.attention.make_pages``."""
+        """Zeroed pages; arguments as in ``llmjax.kernels.attention.make_pages``."""
         return make_pages(
             num_pages=num_pages,
             page_size=page_size,
@@ -103,15 +108,41 @@ class PagedKV:
         )
 
 
-def latent_kv(*, dim: int, value_dim: int) -> PagedKV:
-    """One vector of ``dim`` entries a token that all heads share, whose first ``value_dim`` are the value too."""
-    return PagedKV(kv_heads=1, head_dim=dim, value_dim=value_dim)
+@dataclass(frozen=True, kw_only=True)
+class PagedKV(Paged):
+    """Keys and values of every token, or of those that a window still shows."""
+
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    value_dim: None = field(default=None, init=False)
+
+    def axes(self, pages: KVPages) -> KVPages:
+        return replace(pages, data=Axes((None, None, "kv_heads", None, None)), calibration=WHOLE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentKV(Paged):
+    """One vector of every token that all heads share, whose first entries are the value too."""
+
+    dim: int
+    value_dim: int
+
+    kv_heads: int = field(default=1, init=False)
+    window: None = field(default=None, init=False)
+
+    @property
+    def head_dim(self) -> int:  # type: ignore[override]
+        return self.dim
+
+    def axes(self, pages: KVPages) -> KVPages:
+        return replace(pages, data=WHOLE, calibration=WHOLE)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RecurrentState:
-    """What one recurrent layer keeps: N states, of which entry 0 belongs to padding.
+    """What recurrent layers keep: N states of each layer, of which entry 0 belongs to padding.
 
     The state after a token is in the entry that the sequence's page table names for the token's page: the first token
     of a page reads the entry of the page before, and a full page's entry stays as the snapshot at its end.
@@ -120,6 +151,11 @@ class RecurrentState:
     recent: jax.Array | None  # f32 [N, tokens, channels], the last inputs of a convolution; None: there is none
     memory: jax.Array | None  # f32 [N, H, key size, value size]; None: the convolution is all
     page_size: int = field(metadata={"static": True})  # tokens
+
+    @property
+    def num_pages(self) -> int:
+        """States of all layers."""
+        return len(jax.tree.leaves(self)[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +188,7 @@ class Recurrent:
         as_bits: bool = False,
         calibration: jax.Array | None = None,
     ) -> RecurrentState:
-        """Zeroed states of one layer.
+        """Zeroed states.
 
         Args:
             num_pages: states.
@@ -167,4 +203,81 @@ class Recurrent:
 
 
 LayerState = KVPages | RecurrentState
-"""What a layer keeps, on the device."""
+"""What layers keep, on the device."""
+
+StateKind = PagedKV | LatentKV | Recurrent
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LayerStack:
+    """What layers of one kind keep, one layer after another along the first axis of each array.
+
+    They share arrays because each array that is donated costs the host several microseconds in every dispatch.
+    """
+
+    state: LayerState
+    layers: tuple[int, ...] = field(metadata={"static": True})  # their numbers in the model
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+        return self.state.page_size
+
+    def axes(self, kinds: Sequence[StateKind]) -> LayerStack:
+        """The logical axes of the arrays in place of these; ``kinds``: of all layers."""
+        state: Any = self.state
+        return replace(self, state=kinds[self.layers[0]].axes(state))
+
+    def first_page(self, index: int) -> jax.Array:
+        """Where the pages of ``layers[index]`` begin, i32 []."""
+        return jnp.asarray(index * (self.state.num_pages // len(self.layers)), jnp.int32)
+
+    def of(self, index: int) -> LayerState:
+        """The state as ``layers[index]`` is given it, with the page numbers of all layers."""
+        if isinstance(self.state, KVPages) and self.state.calibration is not None:
+            return replace(self.state, calibration=self.state.calibration[index])
+        return self.state
+
+    def after(self, state: LayerState) -> LayerStack:
+        """With what a layer has made of what `of` gave it."""
+        if isinstance(state, KVPages) and isinstance(self.state, KVPages):
+            state = self.state.with_data(state.data)
+        return replace(self, state=state)
+
+
+def make_stacks(
+    kinds: Sequence[StateKind],
+    *,
+    num_pages: Mapping[Span, int],
+    page_size: int,
+    dtype: jnp.dtype,
+    as_bits: bool = False,
+    calibration: jax.Array | None = None,
+    max_elements: int = MAX_ELEMENTS,
+) -> tuple[LayerStack, ...]:
+    """Zeroed states of all layers of a model: a stack for each kind, or several where it is too large for one.
+
+    Args:
+        kinds: of each layer.
+        num_pages: of each layer of a span.
+        page_size: tokens.
+        dtype, as_bits: of keys and values, as in ``llmjax.kernels.attention.make_pages``.
+        calibration: f32 [layers, 2, 2], as there for each layer.
+        max_elements: of an array, but for one that a single layer needs.
+    """
+    layers: dict[StateKind, list[int]] = {}
+    for layer, kind in enumerate(kinds):
+        layers.setdefault(kind, []).append(layer)
+    stacks = []
+    for kind, numbers in layers.items():
+        pages = num_pages[kind.span]
+        make = partial(kind.make, page_size=page_size, dtype=dtype, as_bits=as_bits)
+        largest = max(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(partial(make, num_pages=pages))))
+        count = -(-len(numbers) // max(1, max_elements // largest))
+        each = -(-len(numbers) // count)
+        for first in range(0, len(numbers), each):
+            own = tuple(numbers[first : first + each])
+            scales = None if calibration is None else calibration[jnp.asarray(own)]
+            stacks.append(LayerStack(make(num_pages=len(own) * pages, calibration=scales), own))
+    return tuple(stacks)

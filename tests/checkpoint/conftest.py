@@ -22,6 +22,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.model import load_model
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.qtensor import QTensor
+from llmjax.models.layers.state import make_stacks
 from llmjax.platforms import select_platform
 from llmjax.weights.packing import pack, put
 
@@ -98,7 +99,7 @@ class Logits:
     def run(self, settings: dict[str, Any], params: Mapping[str, Any]) -> jax.Array:
         config = models.model_config(settings)
         graph, _ = models.abstract_model(config, dtype=F32, activation_dtype=F32)
-        kv = tuple(spec.mixer.state.make(num_pages=2, page_size=8, dtype=F32) for spec in config.layers)
+        kv = make_stacks(config.states, num_pages=dict.fromkeys(config.spans, 2), page_size=8, dtype=F32)
         tokens = jnp.arange(3, 11, dtype=jnp.int32)
         batch = RaggedBatch(
             query_start=jnp.array([0, 8], jnp.int32),

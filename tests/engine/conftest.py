@@ -15,6 +15,7 @@ import pytest
 from llmjax import LLM, models
 from llmjax.checkpoint import open_checkpoint
 from llmjax.kernels.attention import RaggedBatch
+from llmjax.models.layers.state import make_stacks
 
 CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
 CHARACTERS = Path(__file__).parent / "golden" / "characters"
@@ -39,9 +40,11 @@ class Plain:
 
         @partial(jax.jit, compiler_options=SOON)
         def logits(params: Any, tokens: jax.Array, length: jax.Array, prompt_len: jax.Array) -> jax.Array:
-            kv = tuple(
-                spec.mixer.state.make(num_pages=2, page_size=CONTEXT, dtype=jnp.dtype("float32"))
-                for spec in config.layers
+            kv = make_stacks(
+                config.states,
+                num_pages=dict.fromkeys(config.spans, 2),
+                page_size=CONTEXT,
+                dtype=jnp.dtype("float32"),
             )
             position = jnp.arange(CONTEXT, dtype=jnp.int32)
             batch = RaggedBatch(

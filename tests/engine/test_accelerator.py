@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from llmjax import LLM, SamplingParams
@@ -64,7 +65,7 @@ def test_pages_get_what_steps_leave(on_card: Callable[..., LLM], plain: Callable
         llm.warm_up()
         engine = llm.engine
         assert engine.runner.most_steps(2) == DECODE_STEPS  # graphs have passed their test
-        state = sum(array.nbytes for array in (pages.data for pages in engine.runner._state.kv))
+        state = sum(array.nbytes for array in jax.tree.leaves(engine.runner._state.kv))
         assert state == engine.kv_plan.num_bytes
         left = MEMORY // 2 - engine.kv_plan.num_bytes
         temporaries = max(p.executable.memory_analysis().temp_size_in_bytes for p in engine.runner.programs.ready)

@@ -19,6 +19,7 @@ from llmjax.engine.rows import make_row_state
 from llmjax.engine.step import step
 from llmjax.kernels.offloading import HOST_MEMORY, SplitStack
 from llmjax.kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
+from llmjax.models.layers.state import make_stacks
 from llmjax.sampling.state import make_sampler_state
 from tests.described_card import LLAMA, ForCard, compile_for_card, needs_plugin
 
@@ -70,12 +71,11 @@ def compiled_step(
     num_pages = options.get("num_pages", 1024)
     config = models.model_config(settings, max_model_len=4096)
     graph, shapes = models.abstract_model(config, dtype=jnp.dtype("bfloat16"), activation_dtype=jnp.dtype("bfloat16"))
-    pages = jax.eval_shape(
-        lambda: config.layers[0].mixer.state.make(num_pages=num_pages, page_size=16, dtype=jnp.dtype("bfloat16"))
-    )
+    make = partial(make_stacks, config.states, num_pages=dict.fromkeys(config.spans, num_pages), page_size=16)
+    kv = jax.eval_shape(partial(make, dtype=jnp.dtype("bfloat16")))
     sampler = jax.eval_shape(partial(make_sampler_state, num_slots=seqs, vocab_size=config.vocab_size))
     rows = jax.eval_shape(partial(make_row_state, num_slots=seqs, num_groups=1, pages_per_sequence=256))
-    state = DeviceState(kv=(pages,) * config.num_layers, rows=rows, sampler=sampler)
+    state = DeviceState(kv=kv, rows=rows, sampler=sampler)
     buckets = make_buckets(max_num_seqs=seqs, max_num_batched_tokens=tokens or 16, decode_steps=steps)
     bucket = [bucket for bucket in buckets if bucket.decode is not bool(tokens)][-1]
     layout = BatchLayout(bucket=bucket, num_slots=seqs, pages_per_sequence=256, num_groups=1)

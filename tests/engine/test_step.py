@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -83,3 +84,26 @@ def test_two_dispatches_do_what_one_does(decode: bool, compiler: StepCompiler) -
             np.testing.assert_allclose(mine, its, atol=1e-5)
         else:
             np.testing.assert_array_equal(mine, its)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepseek-v2",  # one record a token, on a CPU without a kernel of its own
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-next", "mamba2", "lfm2", "gemma3", "llama")),
+    ],
+)
+def test_what_layers_keep_is_changed_in_place(name: str, compile_cache_dir: str) -> None:
+    use_compilation_cache(compile_cache_dir)
+    compiler = compiler_of(name, decode_steps=4)
+    arrays = {",".join(map(str, leaf.shape)) for leaf in jax.tree.leaves(compiler.state_shapes.kv)}
+    assert len(arrays) <= 3
+    for bucket in compiler.layouts:
+        if bucket.rows in (1, 4) and bucket.tokens != 2:
+            compiled = compiler.compile(bucket)
+            text = compiled.as_text()
+            for shape in arrays:
+                assert f"[{shape}]" in text
+                assert not re.findall(rf"\[{shape}\]\S* copy\(", text), bucket
+            memory = compiled.memory_analysis()
+            assert memory.alias_size_in_bytes >= compiler.state_bytes

@@ -33,11 +33,17 @@ class Case:
     calibration: tuple[tuple[float, float], ...] | None = None  # (scale, zero) of keys, of values
     value_dim: int | None = None  # of latent pages
     padding: int = 3  # tokens and rows that belong to nobody
+    first_page: int = 2  # pages of other layers before
 
     @property
     def num_pages(self) -> int:
         """The dummy page, those of the rows and two that nobody has."""
         return 3 + sum(-(-kv // self.page_size) for _, kv in self.lengths)
+
+    @property
+    def all_pages(self) -> int:
+        """Those of other layers included."""
+        return self.first_page + self.num_pages
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,7 @@ def ragged_batch(case: Case, rng: np.random.Generator) -> RaggedBatch:
         kv_len=jnp.asarray(kv_len),
         page_table=jnp.asarray(table),
         kv_index=jnp.asarray(kv_index),
+        first_page=jnp.int32(case.first_page),
         decode=case.decode,
     )
 
@@ -89,7 +96,7 @@ def ragged_batch(case: Case, rng: np.random.Generator) -> RaggedBatch:
 def without_unseen(data: Data) -> Data:
     """The same, but what no query sees is NaN: an earlier owner of the pages may have left anything there."""
     case, batch = data.case, data.batch
-    table, seen = np.asarray(batch.page_table), np.zeros(case.num_pages * case.page_size, bool)
+    table, seen = np.asarray(batch.first_page + batch.page_table), np.zeros(case.all_pages * case.page_size, bool)
     for row, (count, length) in enumerate(case.lengths):
         oldest = 0 if case.window is None else max(0, length - count - case.window + 1)
         position = np.arange(oldest, length)
@@ -119,7 +126,7 @@ def make_data(case: Case, seed: int = 0) -> Data:
         q=normal(tokens, case.heads, case.head_dim),
         k=normal(tokens, case.kv_heads, case.head_dim),
         v=None if case.value_dim else normal(tokens, case.kv_heads, case.head_dim),
-        filling=normal(2, case.num_pages * case.page_size, case.kv_heads, case.head_dim, dtype="float32"),
+        filling=normal(2, case.all_pages * case.page_size, case.kv_heads, case.head_dim, dtype="float32"),
         batch=batch,
         rules={
             "scale": case.head_dim**-0.5,
@@ -136,7 +143,7 @@ def empty_pages(case: Case, *, as_bits: bool) -> KVPages:
     """Shapes and types of the case's pages."""
     return jax.eval_shape(
         lambda: make_pages(
-            num_pages=case.num_pages,
+            num_pages=case.all_pages,
             page_size=case.page_size,
             num_kv_heads=case.kv_heads,
             head_dim=case.head_dim,
@@ -154,4 +161,9 @@ def filled_pages(case: Case, filling: np.ndarray, *, as_bits: bool) -> KVPages:
     calibration = None if case.calibration is None else jnp.asarray(case.calibration, jnp.float32)
     pages = replace(empty, data=np.zeros(empty.data.shape, empty.data.dtype), calibration=calibration)
     k, v = filling
-    return reference.write_kv(pages, k, None if case.value_dim else v, np.arange(case.num_pages * case.page_size))
+    return reference.write_kv(pages, k, None if case.value_dim else v, np.arange(case.all_pages * case.page_size))
+
+
+def owned(case: Case, data: Any) -> np.ndarray:
+    """``data`` of pages but for the layer's dummy page, for which padding tokens race."""
+    return np.delete(np.asarray(data), case.first_page, axis=0)

@@ -248,7 +248,7 @@ def test_attention_block(
     atol = 3e-2 if cache == "int8" else 2e-2 if cache == "bfloat16" else 2e-3
     np.testing.assert_allclose(np.asarray(found)[real], expected[real], rtol=2e-4, atol=atol)
     assert np.isfinite(np.asarray(found)).all()
-    touched = {int(place) // PAGE for place in np.asarray(batch.kv_index)} - {0}
+    touched = {int(place) // PAGE for place in np.asarray(batch.places(PAGE))} - {int(batch.first_page)}
     before, after = np.asarray(pages.data), np.asarray(stored.data)
     assert {i for i in range(len(before)) if not np.array_equal(after[i], before[i])} == touched
 
@@ -275,7 +275,7 @@ def specified_attention(
     tokens = len(batch.kv_index)
     x, angles = make.floats(tokens, SIZE), make.floats(tokens, rotary // 2)
     by = Rotation(cos=jnp.cos(angles), sin=jnp.sin(angles))
-    filling = make.rng.standard_normal((2, case.num_pages * PAGE, kv_heads, head_dim), np.float32)
+    filling = make.rng.standard_normal((2, case.all_pages * PAGE, kv_heads, head_dim), np.float32)
     pages = filled_pages(case, filling, as_bits=True)
     expected, _ = jax.jit(partial(attention_in_steps, rules=rules))(x, exact(weights), by, pages, batch)
     return (x, weights, by, pages, batch), np.asarray(expected)
@@ -299,7 +299,7 @@ def test_products_alone(kind: str) -> None:
     batch = ragged_batch(case, make.rng)
     x, angles = make.floats(len(batch.kv_index), SIZE), make.floats(len(batch.kv_index), head_dim // 2)
     by = Rotation(cos=jnp.cos(angles), sin=jnp.sin(angles))
-    filling = make.rng.standard_normal((2, case.num_pages * PAGE, heads, head_dim), np.float32)
+    filling = make.rng.standard_normal((2, case.all_pages * PAGE, heads, head_dim), np.float32)
     pages, rules = filled_pages(case, filling, as_bits=True), AttentionRules(0.25)
     found, _ = jax.jit(partial(cpu.attention_block, rules=rules, residual=False))(x, attention, by, pages, batch)
     in_steps = jax.jit(partial(attention_in_steps, rules=rules, residual=False))
@@ -317,7 +317,7 @@ def test_a_page_that_does_not_exist_is_an_error() -> None:
     pages = make_pages(num_pages=2, page_size=PAGE, num_kv_heads=1, head_dim=16, dtype=jnp.dtype("float32"))
     by = Rotation(jnp.ones((1, 8)), jnp.zeros((1, 8)))
     batch = ragged_batch(ONE, make.rng)
-    batch = dataclasses.replace(batch, page_table=batch.page_table + 70)
+    batch = dataclasses.replace(batch, page_table=batch.page_table + 70, first_page=0)
     with pytest.raises(Exception, match=r"page 7\d does not exist"):
         cpu.attention_block(make.floats(1, 32), weights, by, pages, batch, rules=AttentionRules(0.25))[
             0

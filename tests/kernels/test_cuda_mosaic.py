@@ -29,7 +29,7 @@ def error(case: Case, *, interpret: object = None) -> float:
     """Of the kernel, relative to the norm of the reference; rows of one token are left out, as `attend` does."""
     data = make_data(case)
     pages = filled_pages(case, data.filling, as_bits=False)
-    pages = reference.write_kv(pages, data.k, data.v, data.batch.kv_index)
+    pages = reference.write_kv(pages, data.k, data.v, data.batch.places(case.page_size))
     q, count = jnp.asarray(data.q), jnp.diff(data.batch.query_start)
     assert refuses(q, pages, None) is None
     rules = QueryRules(**data.rules)

@@ -17,7 +17,7 @@ import pytest
 from llmjax.checkpoint import open_checkpoint
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.models import ModelConfig, abstract_model, merge, model_config
-from llmjax.models.layers.state import LastTokens
+from llmjax.models.layers.state import LastTokens, make_stacks
 
 GOLDEN = Path(__file__).parent / "golden"
 PAGE = 4  # tokens a page: small, so that every prompt spans many
@@ -74,9 +74,11 @@ class Stepper:
         graphdef, shapes = abstract_model(self.config, dtype=self.dtype, activation_dtype=self.activation_dtype)
         assert {name: like.shape for name, like in shapes.items()} == {n: p.shape for n, p in self.params.items()}
         self.weights = {name: jnp.asarray(self.params[name], like.dtype) for name, like in shapes.items()}
-        self.kv = tuple(
-            spec.mixer.state.make(num_pages=self.num_pages, page_size=PAGE, dtype=self.activation_dtype)
-            for spec in self.config.layers
+        self.kv = make_stacks(
+            self.config.states,
+            num_pages=dict.fromkeys(self.config.spans, self.num_pages),
+            page_size=PAGE,
+            dtype=self.activation_dtype,
         )
         rng = np.random.default_rng(self.seed)
         self.free = [list(rng.permutation(np.arange(1, self.num_pages))) for _ in self.config.spans]

@@ -24,6 +24,7 @@ from llmjax.checkpoint import open_checkpoint
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.sharding import WHOLE, Axes, Sharding
 from llmjax.models import ModelConfig, abstract_model, init_random, merge, model_config
+from llmjax.models.layers.state import make_stacks
 from llmjax.parallel.division import Division
 from llmjax.parallel.shards import cut_array
 
@@ -57,12 +58,12 @@ def run(
             array = np.concatenate([cut_array(array, cut, device) for device in range(number)], cut.axis)
         params[name] = jax.device_put(array, sharding.placed(WHOLE if cut is None else Axes(axes[name])))
     count = -(-len(tokens) // PAGE)
-    states = [layer.mixer.state for layer in division.local.layers]
+    local = division.local
 
     def make() -> Any:
-        return tuple(state.make(num_pages=1 + count, page_size=PAGE, dtype=F32) for state in states)
+        return make_stacks(local.states, num_pages=dict.fromkeys(local.spans, 1 + count), page_size=PAGE, dtype=F32)
 
-    kinds: Any = tuple(state.axes(pages) for state, pages in zip(states, jax.eval_shape(make), strict=True))
+    kinds: Any = tuple(stack.axes(local.states) for stack in jax.eval_shape(make))
     places = jax.tree.map(sharding.spec, kinds, is_leaf=lambda x: isinstance(x, Axes))
     kv = jax.jit(sharding.program(make, arguments=(), results=places))()
 

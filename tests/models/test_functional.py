@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmjax.kernels.attention import RaggedBatch, make_pages
+from llmjax.kernels.attention import RaggedBatch
 from llmjax.models import abstract_model, init_random, merge, model_config
+from llmjax.models.layers.state import make_stacks
 
 GOLDEN = Path(__file__).parent / "golden"
 CONFIG = model_config(
@@ -34,7 +35,8 @@ CONFIG = model_config(
 
 def lower(tokens: int) -> Any:
     graph, shapes = abstract_model(CONFIG, dtype=jnp.float32, activation_dtype=jnp.float32)
-    pages = partial(make_pages, num_pages=8, page_size=4, num_kv_heads=2, head_dim=8, dtype=jnp.float32)
+    pages = dict.fromkeys(CONFIG.spans, 8)
+    make = partial(make_stacks, CONFIG.states, num_pages=pages, page_size=4, dtype=jnp.dtype("float32"))
 
     def step(params: Any, kv: Any, tokens: Any, batches: Any) -> Any:
         model = merge(graph, params)
@@ -45,8 +47,7 @@ def lower(tokens: int) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.int32)
 
     batch = RaggedBatch(query_start=ints(3), kv_len=ints(2), page_table=ints(2, 4), kv_index=ints(tokens))
-    kv = tuple(jax.eval_shape(pages) for _ in CONFIG.layers)
-    return jax.jit(step, donate_argnums=1).lower(shapes, kv, ints(tokens), (batch, batch))
+    return jax.jit(step, donate_argnums=1).lower(shapes, jax.eval_shape(make), ints(tokens), (batch, batch))
 
 
 def test_thirty_layers_of_two_kinds_are_two_functions() -> None:

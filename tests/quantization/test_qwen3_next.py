@@ -26,6 +26,7 @@ from llmjax.conversion import quantize
 from llmjax.engine.model import LoadedModel, load_model
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.qtensor import QTensor
+from llmjax.models.layers.state import make_stacks
 from llmjax.platforms import select_platform
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "qwen3-next"
@@ -51,7 +52,7 @@ def logits() -> Callable[[Any], np.ndarray]:
 
     @jax.jit
     def run(params: Any) -> jax.Array:
-        kv = tuple(spec.mixer.state.make(num_pages=1 + count, page_size=4, dtype=F32) for spec in config.layers)
+        kv = make_stacks(config.states, num_pages=dict.fromkeys(config.spans, 1 + count), page_size=4, dtype=F32)
         tokens = jnp.arange(3, 3 + TOKENS, dtype=jnp.int32)
         model = models.merge(graph, params)
         return model.logits(model(tokens, tokens - 3, kv, (batch,) * len(config.spans)).hidden)

@@ -95,6 +95,11 @@ ffi::Error PagedAttention::init(const AttentionArguments& arguments, const Atten
       ((arguments.token_scales || calibration.element_count() != 0) && width != 1)) {
     return invalid("attention: unsupported types");
   }
+  const int64_t first_page = *arguments.first_page.typed_data();
+  if (first_page < 0 || first_page >= cache[0]) {
+    return invalid("attention: page " + std::to_string(first_page) + " does not exist");
+  }
+  const size_t record_bytes = static_cast<size_t>(cache[3] * rows.head_dim) * width;
   kernels_ = find_kernels(arguments.isa, static_cast<int>(rows.head_dim));
   if (kernels_ == nullptr) return invalid("attention: this machine lacks the instruction set or the head size is odd");
   const float* fixed = calibration.typed_data();
@@ -112,14 +117,14 @@ ffi::Error PagedAttention::init(const AttentionArguments& arguments, const Atten
            rows.q,
            sinks.element_count() == 0 ? nullptr : sinks.typed_data(),
            rows.out,
-           static_cast<char*>(arguments.pages.untyped_data()),
-           static_cast<size_t>(cache[3] * rows.head_dim) * width,
+           static_cast<char*>(arguments.pages.untyped_data()) + first_page * cache[1] * cache[2] * record_bytes,
+           record_bytes,
            arguments.token_scales,
            calibrated ? Affine{fixed[0], fixed[1]} : Affine{},
            calibrated ? Affine{fixed[2], fixed[3]} : Affine{}};
   batch_ = {static_cast<int>(rows.tokens),
             static_cast<int>(requests),
-            static_cast<int>(cache[0]),
+            static_cast<int>(cache[0] - first_page),
             static_cast<int>(table[1]),
             arguments.decode,
             arguments.query_start.typed_data(),
@@ -243,7 +248,8 @@ namespace {
 ffi::Error attention_handler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
                              ffi::AnyBuffer pages_in, ffi::Buffer<ffi::F32> calibration,
                              ffi::Buffer<ffi::S32> query_start, ffi::Buffer<ffi::S32> kv_len,
-                             ffi::Buffer<ffi::S32> page_table, ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::F32> sinks,
+                             ffi::Buffer<ffi::S32> page_table, ffi::Buffer<ffi::S32> slots,
+                             ffi::BufferR0<ffi::S32> first_page, ffi::Buffer<ffi::F32> sinks,
                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> pages, float scale,
                              float softcap, int32_t window, bool causal, int32_t cache_type, int32_t page_size,
                              bool token_scales, bool decode, int32_t isa) {
@@ -257,8 +263,9 @@ ffi::Error attention_handler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
   if (!has_shape(k, {dims[0], cache[2], dims[2]}) || !has_shape(v, {dims[0], cache[2], dims[2]})) {
     return invalid("attention: shapes do not fit each other");
   }
-  const AttentionArguments arguments{pages_in, calibration, query_start, kv_len,    page_table,   slots,  sinks, *pages,
-                                     scale,    softcap,     window,      causal,    cache_type,   page_size, token_scales, decode, isa};
+  const AttentionArguments arguments{pages_in, calibration, query_start, kv_len,     page_table, slots,
+                                     first_page, sinks,    *pages,      scale,      softcap,    window,
+                                     causal,   cache_type,  page_size,   token_scales, decode,  isa};
   const AttentionRows rows{dims[0], dims[1], cache[2], dims[2], *type, q.untyped_data(), k.untyped_data(),
                            v.untyped_data(), out->untyped_data()};
   PagedAttention attention{};
@@ -285,6 +292,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_attention, attention_handler,
                                   .Arg<ffi::Buffer<ffi::S32>>()    // kv_len
                                   .Arg<ffi::Buffer<ffi::S32>>()    // page_table
                                   .Arg<ffi::Buffer<ffi::S32>>()    // slots
+                                  .Arg<ffi::BufferR0<ffi::S32>>()  // first page
                                   .Arg<ffi::Buffer<ffi::F32>>()    // sinks, empty for none
                                   .Ret<ffi::AnyBuffer>()           // out
                                   .Ret<ffi::AnyBuffer>()           // pages

@@ -16,7 +16,7 @@ namespace llmjax {
 
 // A step's tokens, see RaggedBatch in kernels/attention/types.py.
 struct Batch {
-  int tokens, rows, num_pages, pages_per_row;
+  int tokens, rows, num_pages, pages_per_row;  // num_pages: from the layer's first one on
   bool decode;
   const int32_t *query_start, *kv_len, *page_table, *slots;
 
@@ -30,6 +30,7 @@ struct AttentionArguments {
   xla::ffi::AnyBuffer pages_in;
   xla::ffi::Buffer<xla::ffi::DataType::F32> calibration;  // [2, 2], or empty for none
   xla::ffi::Buffer<xla::ffi::DataType::S32> query_start, kv_len, page_table, slots;
+  xla::ffi::BufferR0<xla::ffi::DataType::S32> first_page;
   xla::ffi::Buffer<xla::ffi::DataType::F32> sinks;  // [H], or empty for none
   xla::ffi::AnyBuffer pages;
   float scale, softcap;  // softcap 0: none

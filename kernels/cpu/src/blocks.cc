@@ -104,8 +104,9 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
 ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats q_norm, Floats k_norm, Floats after,
                                    Floats cos, Floats sin, ffi::AnyBuffer pages_in, Floats calibration,
                                    ffi::Buffer<ffi::S32> query_start, ffi::Buffer<ffi::S32> kv_len,
-                                   ffi::Buffer<ffi::S32> page_table, ffi::Buffer<ffi::S32> slots, Floats sinks,
-                                   ffi::RemainingArgs weights, ffi::Result<Floats> out, ffi::Result<ffi::AnyBuffer> pages,
+                                   ffi::Buffer<ffi::S32> page_table, ffi::Buffer<ffi::S32> slots,
+                                   ffi::BufferR0<ffi::S32> first_page, Floats sinks, ffi::RemainingArgs weights,
+                                   ffi::Result<Floats> out, ffi::Result<ffi::AnyBuffer> pages,
                                    ffi::Result<Floats> scratch, ffi::Span<const float> norms,
                                    ffi::Span<const int32_t> matrices, ffi::Span<const float> levels, int32_t heads,
                                    bool interleaved, bool adds, float scale, float softcap, int32_t window, bool causal,
@@ -142,8 +143,9 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
     ffi::Error error = i < 3 ? project.add(*matrix, sizes[i], to[i]) : output.add(*matrix, sizes[i], to[i], residual);
     if (error.failure()) return error;
   }
-  const AttentionArguments arguments{pages_in, calibration, query_start, kv_len,     page_table, slots,        sinks, *pages,
-                                     scale,    softcap,     window,      causal,     cache_type, page_size,    token_scales, decode, isa};
+  const AttentionArguments arguments{pages_in, calibration, query_start, kv_len,     page_table, slots,
+                                     first_page, sinks,    *pages,      scale,      softcap,    window,
+                                     causal,   cache_type,  page_size,   token_scales, decode,  isa};
   PagedAttention attention{};
   if (ffi::Error error = attention.init(arguments, {rows, heads, kv_heads, head_dim, Type::kF32, q, k, v, attended});
       error.failure()) {
@@ -203,6 +205,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_attention_block, attention_block_handler,
                                   .Arg<ffi::Buffer<ffi::S32>>()  // kv_len
                                   .Arg<ffi::Buffer<ffi::S32>>()  // page_table
                                   .Arg<ffi::Buffer<ffi::S32>>()  // slots
+                                  .Arg<ffi::BufferR0<ffi::S32>>()  // first page
                                   .Arg<Floats>()                 // sinks
                                   .RemainingArgs()               // see MatrixArguments: q, k, v, o
                                   .Ret<Floats>()                 // out

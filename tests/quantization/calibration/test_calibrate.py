@@ -20,6 +20,7 @@ from llmjax.config import EngineConfig
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.kernels.attention import RaggedBatch
+from llmjax.models.layers.state import make_stacks
 from llmjax.platforms import Platform, select_platform
 from llmjax.quantization.calibration.calibrate import Calibrated, calibrate
 from llmjax.quantization.calibration.layer import CalibratedLayer, alone
@@ -53,7 +54,7 @@ def logits_of(family: str) -> Callable[[Checkpoint], np.ndarray]:
     """Logits f32 of the first sequence, of checkpoints of one model."""
     config = models.model_config(opened(family).config)
     graph, shapes = models.abstract_model(config, dtype=F32, activation_dtype=F32)
-    kv = tuple(spec.mixer.state.make(num_pages=2, page_size=32, dtype=jnp.dtype(F32)) for spec in config.layers)
+    kv = make_stacks(config.states, num_pages=dict.fromkeys(config.spans, 2), page_size=32, dtype=jnp.dtype(F32))
     batch = RaggedBatch(
         query_start=jnp.array([0, 24], jnp.int32),
         kv_len=jnp.array([24], jnp.int32),
