@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from llmjax.kernels.attention import RaggedBatch
-from llmjax.kernels.recurrent.places import Places
+from llmjax.kernels.recurrent.places import Places, read_entries, write_entries
 
 
 def causal_convolution(
@@ -28,13 +28,13 @@ def causal_convolution(
     places, width = Places(batch, page_size), weight.shape[1]
     rows = jnp.arange(len(batch.kv_len))
     starts = batch.kv_len - places.counts
-    before = states[places.entry(rows, starts - 1)]  # [R, W - 1, C]
+    before = read_entries(states, places.entry(rows, starts - 1))  # [R, W - 1, C]
     before = jnp.where((starts <= 0)[:, None, None], 0, before)
     if batch.decode:
         inputs = jnp.concatenate((before, x[:, None]), axis=1)
         _, write, _ = places.single_entries(len(states))
         y = jnp.einsum("twc,cw->tc", inputs, weight, precision="highest")
-        return y, states.at[write].set(inputs[:, 1:], mode="drop")
+        return y, write_entries(states, write, inputs[:, 1:])
 
     index = jnp.arange(len(x))
     row = jnp.searchsorted(batch.query_start, index, side="right", method="compare_all") - 1
@@ -57,6 +57,6 @@ def causal_convolution(
     def store(i: jax.Array, states: jax.Array) -> jax.Array:
         at = ends[i][None]
         kept = jnp.concatenate([back(count, at) for count in range(width - 2, -1, -1)])
-        return states.at[places.entry(row[at[0]], position[at[0]])].set(kept)
+        return write_entries(states, places.entry(row[at], position[at]), kept[None])
 
     return y, jax.lax.fori_loop(0, last.sum(), store, states)

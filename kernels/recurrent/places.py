@@ -56,3 +56,19 @@ class Places:
         following = at + jnp.arange(1, longest + 1)
         ends = (following >= self.batch.kv_len[row]) | (self.entry(row, following) != self.entry(row, following - 1))
         return jnp.where(ends.any(), jnp.argmax(ends) + 1, longest)
+
+
+# A single entry is read and written beside another one, which is dropped: XLA would read it anew wherever it is used,
+# even behind the write, and copy all states for that.
+
+
+def read_entries(states: jax.Array, entry: jax.Array) -> jax.Array:
+    """Entries (i32 [R]) of states [N, ...]."""
+    return states[jnp.append(entry, entry)][:1] if len(entry) == 1 else states[entry]
+
+
+def write_entries(states: jax.Array, entry: jax.Array, new: jax.Array) -> jax.Array:
+    """The states with new ones, [R, ...], at entries, i32 [R]; those at N are left out."""
+    if len(entry) == 1:
+        entry, new = jnp.append(entry, len(states)), jnp.concatenate((new, new))
+    return states.at[entry].set(new, mode="drop")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from llmjax.kernels.attention import RaggedBatch
-from llmjax.kernels.recurrent.places import Places
+from llmjax.kernels.recurrent.places import Places, read_entries, write_entries
 
 CHUNK = 64  # tokens that are computed by products of matrices
 
@@ -52,16 +52,14 @@ def scan(
     Returns:
         f32 [T, *read], and the states.
     """
-    places, count, rows = Places(batch, page_size), len(tokens[0]), len(batch.kv_len)
+    places, count = Places(batch, page_size), len(tokens[0])
     out = jnp.zeros((count, *read), jnp.float32)
     # Rows of one token side by side.
     source, write, first = places.single_entries(len(states))
-    if rows == 1:  # one more, which is dropped: XLA reads a single entry wherever it is used, and copies all for that
-        source, write = jnp.append(source, source), jnp.append(write, len(states))
-    before = jnp.where(first.reshape(-1, *[1] * (states.ndim - 1)), 0, states[source][:rows])
+    before = jnp.where(first.reshape(-1, *[1] * (states.ndim - 1)), 0, read_entries(states, source))
     at = jnp.arange(count) if batch.decode else jnp.minimum(batch.query_start[:-1], count - 1)
     found, after = rule.step(*(x[at] for x in tokens), before)
-    states = states.at[write].set(after if rows > 1 else jnp.concatenate((after, after)), mode="drop")
+    states = write_entries(states, write, after)
     if batch.decode:
         return found, states
     out = out.at[jnp.where(places.single, at, count)].set(found, mode="drop")
@@ -84,10 +82,10 @@ def _longer(
         index = batch.query_start[row] + done + jnp.arange(longest)
         real = jnp.arange(longest) < size
         own = (jnp.where(real.reshape(-1, *[1] * (x.ndim - 1)), x[jnp.minimum(index, len(x) - 1)], 0) for x in tokens)
-        before = jnp.where(position == 0, 0, states[places.entry(row, position - 1)])
+        before = jnp.where(position == 0, 0, read_entries(states, places.entry(row, position - 1)[None])[0])
         found, after = rule.chunk(*own, before)
         out = out.at[jnp.where(real, index, len(out))].set(found, mode="drop")
-        states = states.at[places.entry(row, position + size - 1)].set(after)
+        states = write_entries(states, places.entry(row, position + size - 1)[None], after[None])
         over = done + size >= places.counts[row]
         return number + over, jnp.where(over, 0, done + size), out, states
 

@@ -16,10 +16,11 @@ CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
 TOP = 2  # alternatives that are reported
 
 
-def compiler_of(name: str, *, decode_steps: int = 1, **settings: Any) -> StepCompiler:
+def compiler_of(name: str, *, slots: int = 4, decode_steps: int = 1, **settings: Any) -> StepCompiler:
     """The compiler of a golden model in f32.
 
     Args:
+        slots: rows of steps; pages may be there for more (``max_num_seqs``).
         settings: of the engine, that differ from these.
     """
     config = EngineConfig(
@@ -27,12 +28,12 @@ def compiler_of(name: str, *, decode_steps: int = 1, **settings: Any) -> StepCom
     )
     platform = select_platform(config)
     model = load_model(config, platform)
-    layout = KVLayout.of(platform.kv_dtype("auto"), page_size=config.page_size)
+    layout = KVLayout.of(platform.kv_dtype(config.kv_cache_dtype), page_size=config.page_size)
     return StepCompiler(
         model=model,
         platform=platform,
         kv_plan=plan_kv(config, model.graph.config, platform, layout=layout),
-        max_num_seqs=4,
+        max_num_seqs=slots,
         max_num_batched_tokens=16,
         max_logprobs=TOP,
         decode_steps=decode_steps,

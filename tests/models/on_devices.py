@@ -40,7 +40,7 @@ class Run:
     logits: np.ndarray[Any, Any]  # [T, V]
     sums: int  # over devices, in the first step
     params: dict[str, tuple[int, ...]]  # shapes on a device
-    states: list[list[tuple[int, ...]]]
+    states: list[list[tuple[int, ...]]]  # by layer, those of its stack
 
 
 def run(
@@ -95,11 +95,12 @@ def run(
     def shape(x: jax.Array) -> tuple[int, ...]:
         return tuple(x.addressable_shards[0].data.shape)
 
+    stacked = {layer: [shape(x) for x in jax.tree.leaves(stack)] for stack in kv for layer in stack.layers}
     return Run(
         logits=np.concatenate(found),
         sums=sums[0],
         params={name: shape(x) for name, x in params.items()},
-        states=[[shape(x) for x in jax.tree.leaves(state)] for state in kv],
+        states=[stacked[layer] for layer in range(config.num_layers)],
     )
 
 
