@@ -71,6 +71,7 @@ FORMULAS: dict[str, Callable[[float], float]] = {
     "relu": lambda x: max(x, 0.0),
     "relu2": lambda x: max(x, 0.0) ** 2,
     "quick_gelu": lambda x: x * sigmoid(1.702 * x),
+    "tanh": math.tanh,
 }
 
 
