@@ -21,6 +21,7 @@ from llmjax.tokenizer.backend import CutRules, HuggingFaceBackend, SentencePiece
 from llmjax.tokenizer.chat_template import ChatTemplate
 from llmjax.tokenizer.pieces import SPACE, SpacePieces, decoder_of
 from llmjax.tokenizer.pretokenizers import pre_tokenizer_named
+from llmjax.tokenizer.ranks import RANK_FILES, is_rank_file, pipeline_of_ranks
 from llmjax.tokenizer.tekken import tokenizer_from_tekken
 from llmjax.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
@@ -32,8 +33,15 @@ _LLAMA_LIKE = frozenset({"LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer
 # Classes whose SentencePiece model is all there is to them, and whether they put BOS in front by default.
 _SENTENCEPIECE_CLASSES = {
     "": True, "LlamaTokenizer": True, "CodeLlamaTokenizer": True, "GemmaTokenizer": True, "InternLMTokenizer": True,
-    "InternLM2Tokenizer": True, "YiTokenizer": True, "BaichuanTokenizer": False,
+    "InternLM2Tokenizer": True, "YiTokenizer": True, "BaichuanTokenizer": False, "ChatGLMTokenizer": False,
 }  # fmt: skip
+# Of which some have tokens behind the model's, whatever tokenizer_config.json says, and put some of them in front.
+_BEHIND_SENTENCEPIECE = {
+    "ChatGLMTokenizer": (
+        "[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>",
+    ),
+}  # fmt: skip
+_BEFORE_SENTENCEPIECE = {"ChatGLMTokenizer": ("[gMASK]", "sop")}
 # Classes over vocab.json and merges.txt: their pre-tokenizer.
 _BPE_CLASSES = {
     "": "gpt-2", "GPT2Tokenizer": "gpt-2", "CodeGenTokenizer": "gpt-2", "RobertaTokenizer": "gpt-2",
@@ -122,7 +130,10 @@ def tokenizer_from_folder(folder: Path, *, chat_template: ChatTemplate | None = 
         return _wrap(
             _pipeline_of_file(folder / "tokenizer.json", config), config, template, source=folder / "tokenizer.json"
         )
-    for name in SENTENCEPIECE_FILES:
+    for name in (*SENTENCEPIECE_FILES, *RANK_FILES):
+        if _holds_ranks(folder / name):
+            pipeline = pipeline_of_ranks(folder / name, config.tokenizer_class, config.added)
+            return _wrap(pipeline, config, template, source=folder / name)
         if (folder / name).exists():
             return _sentencepiece(folder / name, config, template)
     if (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
@@ -132,9 +143,19 @@ def tokenizer_from_folder(folder: Path, *, chat_template: ChatTemplate | None = 
     if (folder / "tekken.json").exists():
         return tokenizer_from_tekken(folder / "tekken.json", chat_template=template)
     names = ", ".join(
-        ("tokenizer.json", *SENTENCEPIECE_FILES, "vocab.json with merges.txt", "vocab.txt", "tekken.json")
+        ("tokenizer.json", *SENTENCEPIECE_FILES, *RANK_FILES, "vocab.json with merges.txt", "vocab.txt", "tekken.json")
     )
     raise TokenizerError(f"{folder}: no tokenizer found (looked for {names})")
+
+
+def _holds_ranks(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return is_rank_file(file.read(4096))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise TokenizerError(f"{path}: {error}") from error
 
 
 def _wrap(
@@ -248,6 +269,9 @@ def _sentencepiece(path: Path, config: TokenizerConfig, template: ChatTemplate |
         )
     processor = _load_model(path)
     pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
+    behind = enumerate(_BEHIND_SENTENCEPIECE.get(config.tokenizer_class, ()), start=len(pieces))
+    own = {i: AddedToken(text, normalized=False, special=True) for i, text in behind}
+    config = TokenizerConfig(config.values, config.tokens, dict(sorted({**own, **config.added}.items())))
     special = {piece: i for i, piece in enumerate(pieces) if processor.is_control(i) or processor.is_unknown(i)}
     special |= {token.content: i for i, token in config.added.items() if token.special}
     known = {piece: i for i, piece in enumerate(pieces)} | {token.content: i for i, token in config.added.items()}
@@ -263,7 +287,10 @@ def _sentencepiece(path: Path, config: TokenizerConfig, template: ChatTemplate |
     rules = CutRules(
         special=special,
         literal={token.content: i for i, token in config.added.items() if token.content not in special},
-        before=wanted("bos", _SENTENCEPIECE_CLASSES[config.tokenizer_class]),
+        before=[
+            *wanted("bos", _SENTENCEPIECE_CLASSES[config.tokenizer_class]),
+            *(known[text] for text in _BEFORE_SENTENCEPIECE.get(config.tokenizer_class, ())),
+        ],
         after=wanted("eos", False),
         added={token.content: i for i, token in config.added.items() if i >= len(pieces) or pieces[i] != token.content},
     )
@@ -285,12 +312,6 @@ def _load_model(path: Path) -> Any:
     import sentencepiece  # most models have tokenizers of another kind
 
     try:
-        data = path.read_bytes()
-        first = data.split(b"\n", 1)[0].split()
-        if len(first) == 2 and first[1].isdigit():
-            raise TokenizerError(
-                f"{path}: is a tiktoken rank file, which is not supported; the model needs a tokenizer.json"
-            )
-        return sentencepiece.SentencePieceProcessor(model_proto=data)
+        return sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
     except (OSError, RuntimeError, ValueError) as error:
         raise TokenizerError(f"{path}: {' '.join(str(error).split())}") from error

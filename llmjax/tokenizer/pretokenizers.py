@@ -88,6 +88,16 @@ _DEEPSEEK_LLM = (
     _DEEPSEEK_CJK,
     r"\p{N}+",
 )
+_HAN = r"[\p{Han}]+"
+_KIMI_UPPER, _KIMI_LOWER = (f"{letters[:-1]}&&[^\\p{{Han}}]]" for letters in (_UPPER, _LOWER))
+_KIMI = "|".join(
+    [
+        _HAN,
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}*{_KIMI_LOWER}+{_CONTRACTION}?",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}+{_KIMI_LOWER}*{_CONTRACTION}?",
+        rf"\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BREAKS}",
+    ]
+)
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 _LLAMA3_BOS = PreTokenizer(patterns=(_LLAMA3,), ignore_merges=True, add_bos=True)
@@ -119,6 +129,7 @@ _BY_NAMES: dict[tuple[str, ...], PreTokenizer] = {
     ("qwen35",): PreTokenizer(patterns=(_QWEN35,)),
     ("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"): PreTokenizer(patterns=(_O200K,)),
     ("tekken",): PreTokenizer(patterns=(_o200k("", r"\p{N}"),), ignore_merges=True, add_bos=True),
+    ("kimi-k2",): PreTokenizer(patterns=(_KIMI,), ignore_merges=True),
     ("deepseek-llm",): PreTokenizer(patterns=_DEEPSEEK_LLM),
     ("deepseek-coder",): PreTokenizer(patterns=(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}")),
     ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"): PreTokenizer(patterns=_DEEPSEEK3),

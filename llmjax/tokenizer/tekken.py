@@ -1,7 +1,6 @@
 """Mistral's tekken.json: byte-pair ranks as in tiktoken, special tokens in front.
 
-Format: mistralai/mistral-common, ``tokens/tokenizers/tekken.py``; the merges out of ranks: transformers,
-``convert_slow_tokenizer.py``.
+Format: mistralai/mistral-common, ``tokens/tokenizers/tekken.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, proc
 from llmjax.errors import TokenizerError
 from llmjax.tokenizer.backend import HuggingFaceBackend
 from llmjax.tokenizer.chat_template import ChatTemplate
-from llmjax.tokenizer.pieces import ByteLevelPieces, byte_level_alphabet
+from llmjax.tokenizer.pieces import ByteLevelPieces
+from llmjax.tokenizer.ranks import byte_pairs, checked
 from llmjax.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 _NAMES = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
@@ -47,10 +47,7 @@ def tokenizer_from_tekken(path: Path, *, chat_template: ChatTemplate | None = No
         raise TokenizerError(f"{path}: {error}") from error
     except Exception as error:  # JSON, base64 and Regex (plain Exception) each have their own
         raise TokenizerError(f"{path}: malformed ({type(error).__name__}: {' '.join(str(error).split())})") from error
-    names = {byte: char for char, byte in byte_level_alphabet().items()}
-    written = {piece: "".join([names[byte] for byte in piece]) for piece in ranks}
-    vocabulary = {written[piece]: rank + count for piece, rank in ranks.items()}
-    merges = [(written[left], written[right]) for left, right in _merges(ranks)]
+    vocabulary, merges = byte_pairs(ranks, first=count)
     pipeline = tokenizers.Tokenizer(models.BPE(vocabulary | special, merges, ignore_merges=True))
     pipeline.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -81,12 +78,7 @@ def tokenizer_from_tekken(path: Path, *, chat_template: ChatTemplate | None = No
 
 def _ranks(entries: list[dict[str, Any]]) -> dict[bytes, int]:
     ranks = {base64.b64decode(entry["token_bytes"], validate=True): int(entry["rank"]) for entry in entries}
-    if (
-        sorted(ranks.values()) != list(range(len(entries)))
-        or not {bytes([byte]) for byte in range(256)} <= ranks.keys()
-    ):
-        raise ValueError("vocab is not one rank for each token, all bytes among them")
-    return ranks
+    return checked(ranks, len(entries))
 
 
 def _special_entries(data: dict[str, Any]) -> list[dict[str, Any]]:
@@ -105,13 +97,3 @@ def _special_tokens(entries: list[dict[str, Any]], count: int) -> dict[str, int]
     if not all(0 <= rank < count for rank in names) or len(set(names.values())) != len(entries):
         raise ValueError("special_tokens has a rank twice or out of range")
     return {names.get(rank, f"<SPECIAL_{rank}>"): rank for rank in range(count)}
-
-
-def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """Every way to make a token out of two, in the order of the tokens' ranks."""
-    merges = []
-    for piece in sorted(ranks, key=ranks.__getitem__):
-        splits = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
-        known = [(left, right) for left, right in splits if left in ranks and right in ranks]
-        merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-    return merges

@@ -192,6 +192,22 @@ def test_legacy_decides_about_the_space_after_special_tokens(tmp_path: Path, mod
     assert ids[: ids.index(end)] == sp.encode("alpha") and not sp.id_to_piece(ids[ids.index(end) + 1]).startswith("▁")
 
 
+def test_chatglm3(tmp_path: Path, model: bytes, corpus: list[str]) -> None:
+    """Its code appends tokens to the model's, two of which stand in front of every text."""
+    sp: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
+    (tmp_path / "tokenizer.model").write_bytes(model)
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "ChatGLMTokenizer"})
+    tokenizer, first = load_tokenizer(tmp_path), len(sp)
+    before = [first + 1, first + 3]  # [gMASK] and sop
+    for text in corpus:
+        assert tokenizer.encode(text, parse_special=False) == [*before, *sp.encode(text)]
+    text = "[gMASK]sop<|user|>\n alpha<|assistant|>"
+    ids = [*before, first + 6, *sp.encode("\n alpha"), first + 7]
+    assert tokenizer.encode(text, add_special_tokens=False) == ids
+    assert tokenizer.vocab_size == first + 9 and tokenizer.eos_token_id == sp.eos_id()
+    assert tokenizer.decode([*ids[3:-1], first + 8]) == sp.decode(sp.encode("\n alpha"))
+
+
 def test_vocab_and_merges(tmp_path: Path, golden: Golden, corpus: list[str]) -> None:
     vocabulary = golden("byte_bpe")["vocabulary"]
     write(tmp_path, "vocab.json", {t: i for i, t in enumerate(vocabulary["tokens"])})
@@ -225,7 +241,7 @@ def test_vocab_txt(tmp_path: Path) -> None:
         ("tokenizer.json", "{", r"tokenizer\.json"),
         ("tokenizer.json", "{}", r"tokenizer\.json"),
         ("tokenizer.model", "garbage", r"tokenizer\.model"),
-        ("tokenizer.model", "IQ== 0\nIg== 1\n", "tiktoken"),
+        ("tokenizer.model", "IQ== 0\nIg== 1\n", "is a file of ranks"),
         ("tokenizer_config.json", "[1]", r"tokenizer_config\.json"),
         ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 1}}', r"tokenizer_config\.json"),
         ("tokenizer_config.json", '{"added_tokens_decoder": [1]}', r"tokenizer_config\.json"),
