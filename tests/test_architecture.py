@@ -35,8 +35,8 @@ ORDER = (
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
-# The console script starts the server; nothing else in llmjax knows of it.
-EXCEPTIONS = {("llmjax/cli/serve.py", "serve")}
+# The console script starts the server, or does its work on a file; nothing else in llmjax knows of it.
+EXCEPTIONS = {("llmjax/cli/serve.py", "serve"), ("llmjax/cli/run_batch.py", "serve")}
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -65,6 +65,7 @@ COMMANDS = Group(
         {
             "serve": Command("llmjax.cli.serve", "serve a model over HTTP with OpenAI's API"),
             "generate": Command("llmjax.cli.generate", "continue prompts from arguments, a file or standard input"),
+            "run-batch": Command("llmjax.cli.run_batch", "answer a file of requests, as OpenAI's batches, offline"),
             "chat": Command("llmjax.cli.chat", "talk to a model in the terminal"),
             "bench": BENCHMARKS,
             "inspect": Command("llmjax.cli.inspect", "show what a model's files hold, without loading them"),
