@@ -41,7 +41,7 @@ PERSON = {"name": {"type": "string", "minLength": 20}, "story": {"type": "string
 NAMES = ("identification_number", "date_of_the_first_registration", "preferred_language_of_correspondence")
 FORMS: Mapping[str, Mapping[str, Any] | None] = {
     "none": None,
-    "any text": {"regex": r"(?s:.*)"},
+    "any text": {"regex": r"(?s:.*)\x01"},  # which the model does not write, so that the text does not end
     "JSON": {
         "json": {
             "type": "array",

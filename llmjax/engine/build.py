@@ -22,6 +22,7 @@ from llmjax.machine_share import WHOLE_MACHINE, MachineShare
 from llmjax.platforms import Platform, select_platform, use_compilation_cache
 
 DECODE_STEPS = 8  # in one dispatch at most: an eighth of its host cost is little beside any step
+CHUNK_STEPS = 4  # of 16 tokens, the least that a mixed step computes: what SmolLM2 takes for as many decodes and more
 
 
 @paused()
@@ -86,6 +87,7 @@ def build_engine(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> E
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max_tokens,
             whole_prompts=not model.config.causal,
+            chunk_steps=CHUNK_STEPS if platform.is_cpu else 0,
         ),
         runner=Runner(compiler, compile_threads=config.compile_threads),
         pace=Pace(compiler.decode_steps),

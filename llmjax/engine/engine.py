@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -168,6 +170,8 @@ class Engine:
                 times=SequenceTimes(arrival=request.arrival_time),
                 every_token=resolved.bans_vary or request.matcher is not None,
                 matcher=None if request.matcher is None else request.matcher.deep_copy(),
+                # What each token is scored by, or changed by, is worked out where it is sampled.
+                jumps=request.matcher is not None and params.logprobs is None and not resolved.uses_slot,
             )
             sampling[sequence] = resolved
         # Nothing below fails: a request is there as a whole, or not at all.
@@ -251,11 +255,17 @@ class Engine:
         pending, outputs = self._pending, []
         if pending is None or not pending.plan.waits:
             return []
-        matchers = {
-            i: row.sequence.matcher
-            for i, row in enumerate(pending.plan.rows)
-            if row.samples and row.sequence.matcher is not None and row.sequence.status is not Status.FINISHED
-        }
+        matchers = {}
+        for i, row in enumerate(pending.plan.rows):
+            sequence = row.sequence
+            if not row.samples or sequence.matcher is None or sequence.status is Status.FINISHED:
+                continue
+            if len(sequence.tokens) > row.start + row.count:
+                # The grammar has said what comes. Whatever the row samples is not read.
+                row.samples = False
+                sequence.in_flight -= row.steps
+            else:
+                matchers[i] = sequence.matcher
         self._pending = self.runner.sample(pending, matchers)
         for i, matcher in matchers.items():
             if matcher.is_error():
@@ -316,7 +326,7 @@ class Engine:
         logprobs: HostLogprobs | None,
         row: int,
     ) -> int:
-        """Adds the row's tokens to the sequence, up to the one that ends it.
+        """Adds the row's tokens to the sequence, and those that its grammar forces then, up to the one that ends it.
 
         Args:
             outputs: gets one more; one for each token if there are stop strings, so that where one ended is known.
@@ -327,7 +337,7 @@ class Engine:
         request, known, before = sequence.request, sequence.tokens, len(sequence.tokens)
         params, stops = request.params, request.stop_token_ids
         output: EngineOutput | None = None
-        for step, token in enumerate(tokens):
+        for step, token in enumerate(chain(tokens, _forced(sequence))):
             if token == NOT_FINITE:
                 outputs.append(self._fail(sequence))
                 break
@@ -440,6 +450,13 @@ class Engine:
         self._last_read = read_at
         for logger in self.loggers:
             logger.record_step(stats)
+
+
+def _forced(sequence: Sequence) -> Iterator[int]:
+    """What must come behind the tokens that a step has brought, once these are taken: those that a grammar leaves no
+    choice about, as every mask would say."""
+    if sequence.jumps and sequence.matcher is not None:
+        yield from sequence.matcher.compute_ff_tokens()
 
 
 def _no_mask(why: str) -> InvalidRequest:

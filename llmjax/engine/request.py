@@ -102,6 +102,7 @@ class Sequence:
     in_flight: int = 0  # tokens that dispatched steps sample and the host has not read, at most
     every_token: bool = False  # the host has to see each token before the one after the next is sampled
     matcher: LLMatcher | None = None  # of the request's grammar, behind ``tokens``
+    jumps: bool = False  # tokens that the grammar forces are not sampled
     keys: list[bytes] = field(default_factory=list)  # digests of the full pages hashed so far
     num_committed: int = 0  # full pages whose content the pools know
     room: int = 0  # tokens up to which no group of layers has pages to give out or to take back
@@ -131,6 +132,11 @@ class Sequence:
         """Tokens to compute before the next one can be sampled; 0 when all it may have are sampled or being sampled."""
         known = len(self.tokens) + self.in_flight
         return known - self.num_computed if known < self.end else 0
+
+    @property
+    def forced(self) -> bool:
+        """The tokens to compute are those that its grammar forces."""
+        return self.jumps and self.num_computed >= self.num_prompt_tokens
 
     @property
     def steps_left(self) -> int:

@@ -105,12 +105,21 @@ class Scheduler:
         max_num_seqs: slots.
         max_num_batched_tokens: tokens a step; at least ``max_num_seqs``, so that every decode fits.
         whole_prompts: prompts are not cut into chunks; none is longer than a step then.
+        chunk_steps: what a step with a chunk in it costs more than one of decodes, in tokens that a sequence decodes.
+            So many that a grammar forces, for each sequence that runs, are decodes one after another.
     """
 
     def __init__(
-        self, kv: KVCache, *, max_num_seqs: int, max_num_batched_tokens: int, whole_prompts: bool = False
+        self,
+        kv: KVCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        whole_prompts: bool = False,
+        chunk_steps: int = 0,
     ) -> None:
         self.kv = kv
+        self.chunk_steps = chunk_steps
         self.whole_prompts = whole_prompts
         self.max_num_batched_tokens = max_num_batched_tokens
         self.running: list[Sequence] = []  # by rank
@@ -177,7 +186,8 @@ class Scheduler:
         chunks: list[Sequence] = []
         for sequence in self.running:
             if missing := sequence.missing:
-                (decodes if missing == 1 else chunks).append(sequence)
+                one_by_one = missing == 1 or (sequence.forced and missing <= self.chunk_steps * len(self.running))
+                (decodes if one_by_one else chunks).append(sequence)
         budget, preempted = self.max_num_batched_tokens, 0
         counts: dict[Sequence, int] = {}
         for sequence in (*decodes, *chunks):

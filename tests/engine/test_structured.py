@@ -122,6 +122,76 @@ def test_continuations_have_matchers_of_their_own(llm: LLM) -> None:
     assert all(int(choice.text) % 7 == 0 for choice in found if choice.finish_reason == "stop")
 
 
+FORCED: dict[str, dict[str, Any]] = {
+    "names": {
+        "json": {
+            "type": "object",
+            "properties": {"first": {"type": "integer", "maximum": 99}, "second": {"enum": ["a", "b"]}},
+            "required": ["first", "second"],
+            "additionalProperties": False,
+        },
+        "disable_any_whitespace": True,
+    },
+    "const": {"json": {"const": {"one": [1, 2, 3], "two": "a text that is known"}}, "disable_any_whitespace": True},
+    "expression": {"regex": "(the first of them|another one), [0-9] and no more than that"},
+    "choice": {"choice": ["the end of it", "the other end"]},
+}
+
+
+@pytest.mark.parametrize("chunk_steps", [0, 4, 1000])
+@pytest.mark.parametrize("form", FORCED)
+def test_what_a_grammar_forces_is_what_would_be_sampled(
+    form: str, chunk_steps: int, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where log-probabilities are asked for, every token is sampled."""
+    monkeypatch.setattr(llm.engine.scheduler, "chunk_steps", chunk_steps)
+    options = FORCED[form]
+    sampled: list[CompletionOutput] = []
+    forced: list[CompletionOutput] = []
+    steps = []
+    for found, more in ((sampled, {"logprobs": 0}), (forced, {})):
+        before = llm.stats.steps
+        for seed in range(3):
+            found += answers(llm, wanted(seed, **options, **more))
+        found += answers(llm, *[wanted(seed, n=2, **options, **more) for seed in range(3, 5)])
+        steps.append(llm.stats.steps - before)
+    assert [choice.token_ids for choice in forced] == [choice.token_ids for choice in sampled]
+    assert [choice.finish_reason for choice in forced] == [choice.finish_reason for choice in sampled]
+    assert [choice.text for choice in forced] == [choice.text for choice in sampled]
+    assert steps[1] < steps[0] if chunk_steps < 1000 else steps[1] <= steps[0]
+
+
+def test_ends_within_what_is_forced(llm: LLM) -> None:
+    known = "the first of all words"
+    (choice,) = answers(llm, wanted(choice=[known], max_tokens=9))
+    assert (choice.text, choice.finish_reason) == (known[:9], "length")
+    (choice,) = answers(llm, wanted(choice=[known], stop=["of all"]))
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == ("the first ", "stop", "of all")
+    id_of_f = llm.tokenizer.encode("f", add_special_tokens=False)[0]
+    (choice,) = answers(llm, wanted(choice=[known], stop_token_ids=[id_of_f]))
+    assert choice.token_ids[-1] == id_of_f and choice.stop_reason == id_of_f and len(choice.token_ids) == 5
+
+
+def test_others_beside_what_is_forced(llm: LLM) -> None:
+    plain = [SamplingParams(seed=seed, max_tokens=24, ignore_eos=True) for seed in range(2)]
+    forms = [wanted(seed, **FORCED[form]) for seed, form in enumerate(("names", "const"))]
+    prompts = [OTHERS[1], OTHERS[2], PROMPT[:4], PROMPT[:6]]
+    together = llm.generate(prompts, [*plain, *forms], use_tqdm=False)
+    for mixed, prompt, params in zip(together, prompts, [*plain, *forms], strict=True):
+        (alone,) = llm.generate(prompt, params, use_tqdm=False)
+        assert mixed.outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+def test_preemption_in_the_middle_of_what_is_forced(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm.engine.scheduler, "chunk_steps", 1000)  # all of them grow together
+    form = wanted(7, regex="[ab]{8}(this|that) and all that comes after it [ab]{9}")
+    prompts = [[20 + i, *PROMPT] for i in range(8)]
+    alone = [llm.generate(prompt, form, use_tqdm=False)[0].outputs[0].token_ids for prompt in prompts]
+    crowded = llm.generate(prompts, [form] * 8, use_tqdm=False)
+    assert any(output.metrics and output.metrics.num_preemptions for output in crowded)
+    assert [output.outputs[0].token_ids for output in crowded] == alone
+
+
 def test_other_rows_get_what_they_get_alone(llm: LLM) -> None:
     plain = [
         SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
