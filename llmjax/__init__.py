@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from llmjax.pooling_params import PoolingParams
     from llmjax.sampling.params import RequestOutputKind, SamplingParams
+    from llmjax.sampling.structured import GuidedDecodingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -41,6 +42,7 @@ __all__ = [
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineConfig",
+    "GuidedDecodingParams",
     "Logprob",
     "PoolingOutput",
     "PoolingParams",
@@ -51,6 +53,7 @@ __all__ = [
     "ScoringOutput",
     "ScoringRequestOutput",
     "ServerConfig",
+    "StructuredOutputsParams",
     "TextPair",
     "TextPrompt",
     "TokensPrompt",
@@ -68,6 +71,7 @@ _MODULES = {
     "EmbeddingOutput": "llmjax.outputs",
     "EmbeddingRequestOutput": "llmjax.outputs",
     "EngineConfig": "llmjax.config",
+    "GuidedDecodingParams": "llmjax.sampling.structured",
     "LLM": "llmjax.llm",
     "Logprob": "llmjax.outputs",
     "PoolingOutput": "llmjax.outputs",
@@ -79,6 +83,7 @@ _MODULES = {
     "ScoringOutput": "llmjax.outputs",
     "ScoringRequestOutput": "llmjax.outputs",
     "ServerConfig": "llmjax.config",
+    "StructuredOutputsParams": "llmjax.sampling.structured",
     "TextPair": "llmjax.engine.vectors",
     "TextPrompt": "llmjax.inputs",
     "TokensPrompt": "llmjax.inputs",

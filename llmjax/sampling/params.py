@@ -60,8 +60,14 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    guided_decoding: StructuredOutputsParams | None = None  # older name of structured_outputs, where it is put
 
     def __post_init__(self) -> None:
+        if self.guided_decoding is not None:
+            if self.structured_outputs is not None:
+                raise InvalidRequest("guided_decoding is structured_outputs; give one of them", field="guided_decoding")
+            object.__setattr__(self, "structured_outputs", self.guided_decoding)
+            object.__setattr__(self, "guided_decoding", None)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         bad_words = (self.bad_words,) if isinstance(self.bad_words, str) else tuple(self.bad_words or ())
         object.__setattr__(self, "stop", stop)

@@ -128,3 +128,15 @@ class StructuredOutputsParams:
     def _check(self, fits: bool, message: str) -> None:
         if not fits:
             raise InvalidRequest(f"{self.field}: {message}", field=self.field)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuidedDecodingParams(StructuredOutputsParams):
+    """The same under vLLM's older name.
+
+    Args:
+        backend: which library vLLM is to use; here there is one.
+    """
+
+    backend: str | None = None
+    field: str = "guided_decoding"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+import llmjax
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.params import MAX_WORD_CHARS, SamplingParams
 
@@ -43,3 +45,18 @@ def test_long_lists_within_their_range_pass() -> None:
         bad_words=["y" * MAX_WORD_CHARS],
     )
     assert len(params.allowed_token_ids or ()) == 50_000 and len(params.logit_bias or {}) == 30_000
+
+
+def test_a_form_under_its_older_name() -> None:
+    """As vLLM's users write it."""
+    form = llmjax.GuidedDecodingParams(regex="a+", backend="xgrammar")
+    params = llmjax.SamplingParams(guided_decoding=form)
+    assert params.structured_outputs is form and isinstance(form, llmjax.StructuredOutputsParams)
+    changed = dataclasses.replace(params, n=2)
+    assert (changed.n, changed.structured_outputs) == (2, form)
+    assert params == llmjax.SamplingParams(structured_outputs=form)
+    with pytest.raises(InvalidRequest, match=r"guided_decoding is structured_outputs; give one of them") as caught:
+        llmjax.SamplingParams(guided_decoding=form, structured_outputs=form)
+    assert caught.value.field == "guided_decoding"
+    with pytest.raises(InvalidRequest, match=r"^guided_decoding has both json and regex"):
+        llmjax.GuidedDecodingParams(json={}, regex="a")
