@@ -460,6 +460,12 @@ class ServerConfig:
     )
     max_stored_response_bytes: int = setting(64 * 2**20, "memory that the responses of a key may take", unit="bytes")
     stored_response_lifetime: float = setting(24 * 3600.0, "seconds that a response is kept")
+    files_dir: str | None = setting(
+        None, "folder for files of batches and their results (default: a temporary one, which goes with the server)"
+    )
+    max_file_bytes: int = setting(128 * 2**20, "bytes of the largest file that may be uploaded", unit="bytes")
+    max_files_bytes: int = setting(2**30, "bytes that the files of a key may take", unit="bytes")
+    file_lifetime: float = setting(30 * 24 * 3600.0, "seconds that a file is kept")
     ignore_unknown_fields: bool = setting(False, "ignore fields of requests that are not known; they are errors else")
     response_role: str = setting("assistant", "role of chat answers")
     tool_call_parser: str = setting(
@@ -500,10 +506,16 @@ class ServerConfig:
         for name in ("max_request_bytes", "max_header_bytes", "max_header_count", "max_idle_connections"):
             if (count := getattr(self, name)) is not None and count < 1:
                 raise ConfigError(f"{name} must be at least 1, not {count}")
-        for name in ("max_stored_responses", "max_stored_response_bytes"):
+        for name in ("max_stored_responses", "max_stored_response_bytes", "max_file_bytes", "max_files_bytes"):
             if (count := getattr(self, name)) < 0:
                 raise ConfigError(f"{name} must be at least 0, not {count}")
-        for name in ("request_timeout", "read_timeout", "keep_alive_timeout", "stored_response_lifetime"):
+        for name in (
+            "request_timeout",
+            "read_timeout",
+            "keep_alive_timeout",
+            "stored_response_lifetime",
+            "file_lifetime",
+        ):
             if (seconds := getattr(self, name)) is not None and not seconds > 0:
                 raise ConfigError(f"{name} must be above 0, not {seconds:g}")
         for name in ("shutdown_timeout", "sse_keep_alive_interval"):

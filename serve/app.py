@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -12,9 +15,11 @@ from llmjax.config import ServerConfig
 from llmjax.errors import LLMJaxError
 from llmjax.serve.access import PROBE_PATHS, STATUS_PATHS, ApiKeys, HostCheck
 from llmjax.serve.answers import OutputFormats
+from llmjax.serve.batches.service import Batches
 from llmjax.serve.context import Server, fingerprint, model_root
 from llmjax.serve.drain import Gate
 from llmjax.serve.errors import ApiError, ClientDisconnected, handle_error
+from llmjax.serve.files import FileStore
 from llmjax.serve.interfaces import Engine
 from llmjax.serve.limits import BodyLimits
 from llmjax.serve.listen import on_loopback
@@ -22,8 +27,10 @@ from llmjax.serve.metrics import EngineMetrics, registry
 from llmjax.serve.middleware import DrainGate, RequestLog
 from llmjax.serve.openapi import docs_routes
 from llmjax.serve.responses.store import ResponseStore
+from llmjax.serve.routes.batches import BATCH_ROUTES
 from llmjax.serve.routes.chat import CHAT_ROUTES
 from llmjax.serve.routes.completions import COMPLETION_ROUTES
+from llmjax.serve.routes.files import FILE_ROUTES
 from llmjax.serve.routes.messages import MESSAGE_ROUTES
 from llmjax.serve.routes.models import MODEL_ROUTES
 from llmjax.serve.routes.ops import ops_routes
@@ -47,18 +54,22 @@ def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None
         *_access(config),
         Middleware(DrainGate, gate=gate, retry_after=config.shutdown_timeout),
     ]
-    errors = (ApiError, ClientDisconnected, LLMJaxError, HTTPException)
-    routes: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *MESSAGE_ROUTES, *POOLING_ROUTES]
-    routes += [*MODEL_ROUTES, *TOKEN_ROUTES]
+    handlers: Any = dict.fromkeys((ApiError, ClientDisconnected, LLMJaxError, HTTPException), handle_error)
+    answering: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *MESSAGE_ROUTES, *POOLING_ROUTES]
+    routes = [*answering, *FILE_ROUTES, *BATCH_ROUTES, *MODEL_ROUTES, *TOKEN_ROUTES]
     routes += ops_routes(registry(metrics))
     if config.docs:
         routes += docs_routes(routes, keys=bool(config.api_key))
-    app = Starlette(
-        routes=routes,
-        middleware=middleware,
-        exception_handlers=dict.fromkeys(errors, handle_error),
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    # What batches ask: no key, and no gate, for the server does not wait for them.
+    log = Middleware(RequestLog, enabled=config.access_log, id_header=True)
+    inner = Starlette(routes=answering, middleware=[log], exception_handlers=handlers)
+    files = FileStore(
+        None if config.files_dir is None else Path(config.files_dir).expanduser(),
+        most_bytes=config.max_files_bytes,
+        lifetime=config.file_lifetime,
     )
-    app.state.server = Server(
+    app.state.server = inner.state.server = Server(
         engine=engine,
         config=config,
         gate=gate,
@@ -69,9 +80,13 @@ def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None
             most_bytes=config.max_stored_response_bytes,
             lifetime=config.stored_response_lifetime,
         ),
+        files=files,
         fingerprint=fingerprint(engine),
         model_root=model_root(engine),
     )
+    # A quarter of the places is left to those who wait for an answer.
+    width = max(1, 3 * engine.config.max_num_seqs // 4)
+    app.state.batches = Batches(files, inner, limits=app.state.server.limits, width=width)
     return app
 
 

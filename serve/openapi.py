@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from llmjax.serve.protocol.batches import BatchRequest
 from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.common import ApiModel
 from llmjax.serve.protocol.completions import CompletionRequest
@@ -42,6 +43,7 @@ BODIES: Mapping[str, tuple[type[ApiModel], ...]] = {
     "/classify": (ClassifyRequest,),
     **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest,)),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest,)),
+    "/v1/batches": (BatchRequest,),
     "/tokenize": (TokenizeTextRequest, TokenizeChatRequest),
     "/detokenize": (DetokenizeRequest,),
 }
@@ -83,7 +85,7 @@ def describe(routes: Iterable[BaseRoute], *, keys: bool) -> dict[str, Any]:
         if isinstance(route, Route):
             path = re.sub(r":\w+}", "}", route.path)  # {model_id:path}
             for method in sorted((route.methods or set()) - {"HEAD"}):
-                paths.setdefault(path, {})[method.lower()] = _operation(route, path)
+                paths.setdefault(path, {})[method.lower()] = _operation(route, path, method)
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "llmjax", "version": __version__},
@@ -96,7 +98,7 @@ def describe(routes: Iterable[BaseRoute], *, keys: bool) -> dict[str, Any]:
     return document
 
 
-def _operation(route: Route, path: str) -> dict[str, Any]:
+def _operation(route: Route, path: str, method: str) -> dict[str, Any]:
     told = (inspect.getdoc(route.endpoint) or "").partition("\n\n")[0]
     answer: dict[str, Any] = {"description": "the answer"}
     if path in STREAMS:
@@ -110,7 +112,7 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
     if names := re.findall(r"{(\w+)}", path):
         schema = {"type": "string"}
         operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
-    if path in BODIES:
+    if path in BODIES and method == "POST":
         references = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in BODIES[path]]
         schema = references[0] if len(references) == 1 else {"oneOf": references}  # type: ignore[dict-item]
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}

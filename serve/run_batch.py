@@ -15,7 +15,7 @@ from llmjax.config import EngineConfig, ServerConfig
 from llmjax.errors import ConfigError
 from llmjax.progress import progress_bar
 from llmjax.serve.answers import OutputFormats
-from llmjax.serve.batches.answering import answers
+from llmjax.serve.batches.answering import AHEAD, answers
 from llmjax.serve.batches.inner import Answer, ask
 from llmjax.serve.batches.lines import BadLine, BatchLine, read_lines, result_line
 from llmjax.serve.limits import MOST_BYTES, BodyLimits
@@ -97,7 +97,9 @@ async def _answer(app: Starlette, engine: AsyncLLM, requests: BinaryIO, results:
     with progress_bar("Requests") as bar:
         task = bar.add_task("", total=total, note="")
         lines = read_lines(requests, limits)
-        async with aclosing(answers(lines, asked, width=WIDTH * engine.config.max_num_seqs)) as answered:
+        width = WIDTH * engine.config.max_num_seqs
+        turns = asyncio.Semaphore(width)
+        async with aclosing(answers(lines, asked, turns=turns, ahead=AHEAD * width)) as answered:
             async for line, answer in answered:
                 failed += answer.status >= 400
                 done += 1

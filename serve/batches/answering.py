@@ -9,18 +9,18 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from llmjax.serve.batches.inner import Answer
 from llmjax.serve.batches.lines import BatchLine
 
-AHEAD = 8  # times ``width`` requests may be answered before the one whose turn it is
+AHEAD = 8  # times as many requests as are asked at once: a good ``ahead``
 
 
 async def answers(
-    lines: Iterable[BatchLine], ask: Callable[[BatchLine], Awaitable[Answer]], *, width: int
+    lines: Iterable[BatchLine], ask: Callable[[BatchLine], Awaitable[Answer]], *, turns: asyncio.Semaphore, ahead: int
 ) -> AsyncGenerator[tuple[BatchLine, Answer], None]:
     """The answer to each request. Where the server is full, a request waits and asks again.
 
     Args:
-        width: how many are asked at once.
+        turns: how many are asked at once, with those of others that have the same semaphore.
+        ahead: how many may be asked or answered before the one whose turn it is.
     """
-    turns = asyncio.Semaphore(width)
 
     async def answered(line: BatchLine) -> Answer:
         async with turns:
@@ -30,9 +30,10 @@ async def answers(
 
     waiting: deque[tuple[BatchLine, asyncio.Task[Answer]]] = deque()
     try:
-        for line in lines:
+        rest = iter(lines)
+        while (line := await asyncio.to_thread(next, rest, None)) is not None:  # one may be large
             waiting.append((line, asyncio.create_task(answered(line))))
-            if len(waiting) >= AHEAD * width:
+            if len(waiting) >= ahead:
                 first, task = waiting.popleft()
                 yield first, await task
         while waiting:

@@ -95,7 +95,8 @@ MAX_METADATA = 16  # entries, of keys of at most 64 and values of at most 512 ch
 Name = Annotated[str, Field(max_length=512)]
 
 
-def _few_short_texts(value: dict[str, str]) -> dict[str, str]:
+def few_short_texts(value: dict[str, str]) -> dict[str, str]:
+    """Metadata as OpenAI bounds it."""
     if len(value) > MAX_METADATA or any(len(key) > 64 or len(text) > 512 for key, text in value.items()):
         raise PydanticCustomError(
             "metadata",
@@ -171,7 +172,7 @@ class GenerationRequest(ApiModel):
     user: Name | None = None
     safety_identifier: Name | None = None
     session_id: Name | None = None
-    metadata: Annotated[dict[str, str], object_of(str), AfterValidator(_few_short_texts)] | None = None
+    metadata: Annotated[dict[str, str], object_of(str), AfterValidator(few_short_texts)] | None = None
 
     # Accepted, and without effect on the answer: ``without_effect`` names those that ask for one.
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None

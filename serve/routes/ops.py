@@ -37,7 +37,7 @@ async def load(request: Request) -> Response:
 # Settings that hold secrets or say where things are on this machine.
 PRIVATE = frozenset(
     {"model", "tokenizer", "hf_token", "api_key", "chat_template", "download_dir", "compilation_cache_dir", "uds"}
-    | {"ssl_keyfile", "ssl_certfile", "quantization_param_path", "generation_config", "gguf_file"}
+    | {"ssl_keyfile", "ssl_certfile", "quantization_param_path", "files_dir", "generation_config", "gguf_file"}
 )
 
 
