@@ -16,7 +16,7 @@ from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import ExpertGroups, Experts, SharedExpert
 from llmjax.models.layers.norm import RMS, Layer
 from llmjax.models.layers.pooling import Dense, Pooler
-from llmjax.models.layers.residual import NormedParts, Parallel, PostNorm, PreNorm, Sandwich
+from llmjax.models.layers.residual import NormedParts, NormedStream, Parallel, PostNorm, PreNorm, Sandwich
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.nested import text_config, text_name
 from llmjax.models.registry import FAMILIES, has_unit_head, makes_vectors, model_config, tensor_names
@@ -41,6 +41,7 @@ __all__ = [
     "Mamba2",
     "ModelConfig",
     "NormedParts",
+    "NormedStream",
     "Parallel",
     "Pooler",
     "PostNorm",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from llmjax.models.layers.embedding import LearnedPositions
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.norm import NormSpec
+from llmjax.models.layers.per_layer import PerLayer
 from llmjax.models.layers.pooling import Pooler
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.layers.state import LastState, LastTokens, Span, StateKind
@@ -33,6 +34,7 @@ class ModelConfig:
     final_softcap: float | None = None  # of logits, scaled
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    per_layer: PerLayer | None = None  # embeddings for each layer
     pooler: Pooler | None = None  # of a model that makes vectors of texts; None: it generates
     dtype: str | None = None  # of the published weights, as NumPy names it; None: the file does not say
 
@@ -52,14 +54,14 @@ class ModelConfig:
         return tuple(dict.fromkeys(rope for rope in found if rope is not None))
 
     @property
-    def states(self) -> tuple[StateKind, ...]:
-        """What each layer keeps from step to step."""
-        return tuple(layer.mixer.state for layer in self.layers)
+    def states(self) -> tuple[StateKind | None, ...]:
+        """What each layer keeps from step to step; None: it reads what another one keeps."""
+        return tuple(layer.mixer.state if layer.state_of is None else None for layer in self.layers)
 
     @property
     def spans(self) -> tuple[Span, ...]:
         """The distinct spans of layers: a group of page tables each, the one that keeps all tokens first."""
-        return tuple(sorted({state.span for state in self.states}, key=lambda span: span.order))
+        return tuple(sorted({state.span for state in self.states if state is not None}, key=lambda span: span.order))
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -52,6 +52,12 @@ class Decoder(nnx.Module):
         types = config.token_types
         self.embed_types = None if types is None else TypeEmbedding(types, size, dtype=dtype)
         self.embed_norm = None if config.embedding_norm is None else config.embedding_norm.build(size)
+        per_layer = config.per_layer
+        self.per_layer = (
+            None
+            if per_layer is None
+            else per_layer.build(size, layers=config.num_layers, dtype=dtype, activation_dtype=activation_dtype)
+        )
         self.layers = nnx.List([spec.build(size, dtype=dtype) for spec in config.layers])
         self.norm = None if config.norm is None else config.norm.build(size)
         self.project_out = None if narrow is None else Linear(size, narrow, bias=False, dtype=dtype)
@@ -115,15 +121,18 @@ class CausalLM(nnx.Module):
         """
         config = self.config
         x = self.model.embed(tokens, positions, types)
+        vectors = None if self.model.per_layer is None else self.model.per_layer(tokens, x)
         rotations = {rope: rotation(positions, rope, prompt_len) for rope in config.ropes}
         stacks = list(kv)
         places = {number: (i, at) for i, stack in enumerate(kv) for at, number in enumerate(stack.layers)}
         for number, layer in enumerate(self.model.layers):
             rope = config.layers[number].mixer.rope
             by = None if rope is None else rotations[rope]
-            i, at = places[number]
+            source = config.layers[number].state_of
+            i, at = places[number if source is None else source]
             batch = replace(batches[config.group_of(number)], first_page=stacks[i].first_page(at))
-            x, state = decoder_layer(layer, x, Context(by, stacks[i].of(at), batch))
+            vector = None if vectors is None else vectors[:, number]
+            x, state = decoder_layer(layer, x, Context(by, stacks[i].of(at), batch, vector))
             stacks[i] = stacks[i].after(state)
         return Hidden(hidden=x, kv=tuple(stacks))
 

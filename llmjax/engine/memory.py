@@ -180,7 +180,7 @@ def _size(num_bytes: float) -> str:
 
 def page_bytes_by_span(model: ModelConfig, layout: KVLayout) -> dict[Span, int]:
     """Bytes of a page in all layers of a group, for each of ``model.spans``; ``layout`` as in `plan_kv`."""
-    states = model.states
+    states = [state for state in model.states if state is not None]
     return {span: sum(state.page_bytes(layout) for state in states if state.span == span) for span in model.spans}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import jax
@@ -19,7 +19,7 @@ from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import RMS, NormModule, NormSpec, kernel_norm
 from llmjax.models.layers.parameter import parameter
-from llmjax.models.layers.residual import mixed
+from llmjax.models.layers.residual import mixed, normed
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.layers.state import PagedKV
 
@@ -46,6 +46,9 @@ class Attention:
     # device's attention those of all devices' heads
     sinks: bool = False  # each head's softmax has a logit of its own more, which has no value
     gated: bool = False  # what a head has found is multiplied by a sigmoid of what q_proj brings beside its query
+    values_of_keys: bool = False  # a value is what k_proj brings, without the key's norm and rotation
+    v_norm: RMS | None = None  # of v
+    reads_only: bool = False  # keys and values are those that another layer has stored, see `LayerSpec`
 
     name: ClassVar[str] = "self_attn"
 
@@ -61,7 +64,9 @@ class Attention:
         normed = self.qk_norm is None or (
             isinstance(self.qk_norm, RMS) and self.qk_norm_over == "head" and self.qk_norm_first
         )
-        return normed and not self.gated and not self.sinks and self.clip is None and self.slopes is None
+        plain_values = not self.values_of_keys and self.v_norm is None and not self.reads_only
+        plain = plain_values and not self.gated and not self.sinks and self.clip is None and self.slopes is None
+        return normed and plain
 
     def build(self, size: int, *, dtype: jnp.dtype) -> AttentionModule:
         """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
@@ -99,12 +104,15 @@ class AttentionModule(nnx.Module):
         of_q, of_kv = ("heads", "hidden"), ("kv_heads", "hidden")
         parts_of_q = 2 if spec.gated else 1
         self.q_proj = Linear(size, parts_of_q * q_size, bias=spec.qkv_bias, dtype=dtype, axes=of_q)
-        self.k_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
-        self.v_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
+        if not spec.reads_only:
+            self.k_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
+            self.k_norm = _norm_of(spec, spec.kv_heads, "kv_heads")
+            self.v_norm = None if spec.v_norm is None else spec.v_norm.build(spec.head_dim)
+            if not spec.values_of_keys:
+                self.v_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
         self.o_proj = Linear(q_size, size, bias=spec.o_bias, dtype=dtype, axes=("hidden", "heads"))
         self.sinks = parameter((spec.heads,), jnp.float32, axes=("heads",)) if spec.sinks else None
         self.q_norm = _norm_of(spec, spec.heads, "heads")
-        self.k_norm = _norm_of(spec, spec.kv_heads, "kv_heads")
 
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
         """[T, D] to [T, D], and the pages with the tokens' keys and values stored."""
@@ -120,21 +128,22 @@ class AttentionModule(nnx.Module):
         """What ``o_proj`` is given, [T, H * h], and the pages."""
         spec = self.spec
         q, gate = self.queries(n)
-        k, v = (projection(n).reshape(len(n), -1, spec.head_dim) for projection in (self.k_proj, self.v_proj))
-        if spec.clip is not None:
-            q, k, v = (jnp.clip(x, -spec.clip, spec.clip) for x in (q, k, v))
-        if spec.qk_norm_first:
-            q, k = _normed(q, self.q_norm, spec), _normed(k, self.k_norm, spec)
-        if spec.rope is not None and context.rotation is not None:
-            q, k = (rotate(x, context.rotation, interleaved=spec.rope.interleaved) for x in (q, k))
-        if not spec.qk_norm_first:
-            q, k = _normed(q, self.q_norm, spec), _normed(k, self.k_norm, spec)
+        q, batch = self.placed(q, self.q_norm, context), context.batch
+        if spec.reads_only:  # what is stored goes where that of padding goes
+            k = v = jnp.zeros((len(n), spec.kv_heads, spec.head_dim), q.dtype)
+            batch = replace(batch, kv_index=jnp.zeros_like(batch.kv_index))
+        else:
+            k = self.k_proj(n).reshape(len(n), -1, spec.head_dim)
+            v = k if spec.values_of_keys else self.v_proj(n).reshape(k.shape)
+            if spec.clip is not None:
+                v = jnp.clip(v, -spec.clip, spec.clip)
+            k, v = self.placed(k, self.k_norm, context), normed(v, self.v_norm)
         out, pages = attend(
             q,
             k,
             v,
             context.state,
-            context.batch,
+            batch,
             scale=spec.scale,
             window=spec.window,
             causal=spec.causal,
@@ -144,6 +153,17 @@ class AttentionModule(nnx.Module):
         )
         out = out.reshape(len(n), -1)
         return out if gate is None else out * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(out.dtype), pages
+
+    def placed(self, x: jax.Array, norm: NormModule | None, context: Context) -> jax.Array:
+        """Queries or keys [T, H, h], clipped, normed and rotated."""
+        spec = self.spec
+        if spec.clip is not None:
+            x = jnp.clip(x, -spec.clip, spec.clip)
+        if spec.qk_norm_first:
+            x = _normed(x, norm, spec)
+        if spec.rope is not None and context.rotation is not None:
+            x = rotate(x, context.rotation, interleaved=spec.rope.interleaved)
+        return x if spec.qk_norm_first else _normed(x, norm, spec)
 
     def queries(self, n: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Queries [T, H, h], and what gates the heads, [T, H * h]."""
@@ -187,7 +207,8 @@ class AttentionModule(nnx.Module):
 
 
 class SteppedAttentionModule(AttentionModule):
-    """Attention that the fused kernels do not have: gates, sinks, clipped entries, ALiBi or other norms of q and k."""
+    """Attention that the fused kernels do not have: gates, sinks, clipped entries, ALiBi, other norms of q and k,
+    values that are normed or are keys, and keys of another layer."""
 
     half: ClassVar[Operation] = Operation("attention half", (Implementation("in steps", mixed),))
 

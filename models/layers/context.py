@@ -19,3 +19,4 @@ class Context:
     rotation: Rotation | None  # of the mixer's rope; None: it has none
     state: Any  # what the mixer keeps, a LayerState, rewritten in place when donated
     batch: RaggedBatch  # which token belongs to which request, and where its keys go
+    vector: jax.Array | None = None  # [T, P], of models with embeddings for each layer

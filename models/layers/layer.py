@@ -19,6 +19,8 @@ from llmjax.models.layers.mamba2 import Mamba2
 from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import Experts
 from llmjax.models.layers.norm import NormModule, NormSpec
+from llmjax.models.layers.parameter import parameter
+from llmjax.models.layers.per_layer import PerLayer, PerLayerGate
 from llmjax.models.layers.residual import (
     NormedStream,
     Parallel,
@@ -44,6 +46,9 @@ class LayerSpec:
     feed_forward: FeedForward | None  # None: the mixer is all, and ``residual`` has no norms for a second half
     norm: NormSpec
     residual: Residual = field(default_factory=PreNorm)
+    state_of: int | None = None  # the layer, before this one, whose keys and values it reads; None: it has its own
+    per_layer: PerLayer | None = None  # what is given to it at its end
+    scaled: bool = False  # what leaves it is multiplied by a number
 
     def build(self, size: int, *, dtype: jnp.dtype) -> DecoderLayer:
         """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
@@ -63,6 +68,8 @@ class DecoderLayer(nnx.Module):
         setattr(self, spec.mixer.name, spec.mixer.build(size, dtype=dtype))
         if spec.feed_forward is not None:
             setattr(self, spec.feed_forward.name, spec.feed_forward.build(size, dtype=dtype))
+        self.per_layer = None if spec.per_layer is None else PerLayerGate(spec.per_layer, size, dtype=dtype)
+        self.layer_scalar = parameter((1,), jnp.float32, axes=(None,)) if spec.scaled else None
 
     def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
         """[T, D] to [T, D], and what the mixer keeps."""
@@ -71,7 +78,11 @@ class DecoderLayer(nnx.Module):
             before_mixer, before = self.norm(names.before_mixer), self.norm(names.before_feed_forward)
             return add_both(x, self.mixer, self.part, before_mixer, before, context, scale=names.scale)
         x, state = self.mix(x, context)
-        return self.feed_forward(x, context), state
+        x = self.feed_forward(x, context)
+        if self.per_layer is not None:
+            assert context.vector is not None
+            x = self.per_layer(x, context.vector)
+        return (x if self.layer_scalar is None else x * self.layer_scalar.get_value().astype(x.dtype)), state
 
     def mix(self, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
         """The first half."""

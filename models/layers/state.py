@@ -224,10 +224,12 @@ class LayerStack:
         """Tokens in a page."""
         return self.state.page_size
 
-    def axes(self, kinds: Sequence[StateKind]) -> LayerStack:
+    def axes(self, kinds: Sequence[StateKind | None]) -> LayerStack:
         """The logical axes of the arrays in place of these; ``kinds``: of all layers."""
         state: Any = self.state
-        return replace(self, state=kinds[self.layers[0]].axes(state))
+        kind = kinds[self.layers[0]]
+        assert kind is not None
+        return replace(self, state=kind.axes(state))
 
     def first_page(self, index: int) -> jax.Array:
         """Where the pages of ``layers[index]`` begin, i32 []."""
@@ -247,7 +249,7 @@ class LayerStack:
 
 
 def make_stacks(
-    kinds: Sequence[StateKind],
+    kinds: Sequence[StateKind | None],
     *,
     num_pages: Mapping[Span, int],
     page_size: int,
@@ -259,7 +261,7 @@ def make_stacks(
     """Zeroed states of all layers of a model: a stack for each kind, or several where it is too large for one.
 
     Args:
-        kinds: of each layer.
+        kinds: of each layer; None: it keeps nothing.
         num_pages: of each layer of a span.
         page_size: tokens.
         dtype, as_bits: of keys and values, as in ``llmjax.kernels.attention.make_pages``.
@@ -268,7 +270,8 @@ def make_stacks(
     """
     layers: dict[StateKind, list[int]] = {}
     for layer, kind in enumerate(kinds):
-        layers.setdefault(kind, []).append(layer)
+        if kind is not None:
+            layers.setdefault(kind, []).append(layer)
     stacks = []
     for kind, numbers in layers.items():
         pages = num_pages[kind.span]

@@ -103,6 +103,8 @@ VARIANTS = [
     "qwen3_5-moe",
     "nemotron-h-moe",
     "minimax",
+    "gemma4",
+    "gemma4-plain",
 ]
 ROPES = [
     ("llama", "rope-linear"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from llmjax.models import (
 )
 from llmjax.models.layers.alibi import alibi_slopes
 from llmjax.models.layers.rope_lengths import LongFrequencies
-from llmjax.models.layers.state import AllTokens, LastState, PagedKV
+from llmjax.models.layers.state import AllTokens, LastState, LatentKV
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL: dict[str, Any] = {
@@ -272,7 +273,7 @@ def test_deepseek_v2() -> None:
     assert (attention.heads, attention.q_rank, attention.kv_rank) == (32, 1536, 512)
     assert (attention.nope_dim, attention.rope_dim, attention.value_dim) == (128, 64, 128)
     assert (attention.scale, attention.rope.interleaved, attention.norm) == (192**-0.5, True, RMS(1e-6))
-    assert attention.state == PagedKV(kv_heads=1, head_dim=576, value_dim=512)
+    assert attention.state == LatentKV(dim=576, value_dim=512)
     assert got.layers[0].feed_forward == GatedMLP(inner=11008, activation="silu")
     shared = SharedExpert(inner=2814, name="shared_experts", gated=False)
     assert {layer.feed_forward for layer in got.layers[1:]} == {
@@ -879,6 +880,27 @@ def test_hybrids_with_state_spaces() -> None:
     assert model_config({"model_type": "nemotron_h", "layers_block_type": listed}) == nemotron
 
 
+def test_gemma4() -> None:
+    keys = {"model_type": "gemma4_text", "num_hidden_layers": 12, "num_kv_shared_layers": 4}
+    got = model_config({**keys, "use_double_wide_mlp": True, "attention_k_eq_v": True, "num_global_key_value_heads": 2})
+    assert [layer.state_of for layer in got.layers] == [None] * 8 + [7] * 3 + [5]
+    assert [state is None for state in got.states] == [False] * 8 + [True] * 4
+    sliding, full = got.layers[0].mixer, got.layers[5].mixer
+    assert (sliding.head_dim, sliding.kv_heads, sliding.window, sliding.values_of_keys) == (256, 4, 512, False)
+    assert (full.head_dim, full.kv_heads, full.window, full.values_of_keys) == (512, 2, None, True)
+    assert full.scale == sliding.scale == 1 and full.v_norm == RMS(1e-6, weighted=False)
+    # A quarter of the frequencies of whole heads.
+    turned = 1e6 ** (-np.arange(0, 128, 2) / 512)
+    np.testing.assert_allclose(full.rope.inv_freq, [*turned, *[0] * 192], rtol=1e-6)
+    assert got.layers[11].mixer == replace(full, reads_only=True)
+    assert [got.layers[i].feed_forward.inner for i in (7, 8)] == [9216, 18432]
+    assert got.per_layer == got.layers[0].per_layer and got.per_layer.size == 256
+    assert model_config({**keys, "hidden_size_per_layer_input": 0}).per_layer is None
+    for wrong in ({"num_kv_shared_layers": 8}, {"enable_moe_block": True}, {"use_bidirectional_attention": "all"}):
+        with pytest.raises(UnsupportedModel, match=next(iter(wrong))):
+            model_config({**keys, **wrong})
+
+
 def test_nemotron_h_with_experts() -> None:
     got = model_config({"model_type": "nemotron_h", "hybrid_override_pattern": "ME*E", "n_routed_experts": 16})
     experts = got.layers[1].feed_forward
@@ -989,6 +1011,7 @@ WINDOWS = {"Gemma3ForCausalLM", *(f"ModernBert{end}" for end in ENCODERS)}
 # Families that rotate a part of each head.
 PARTIAL = {
     "BambaForCausalLM",
+    "Gemma4ForCausalLM",  # by kind of layer
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
     "ChatGLMForConditionalGeneration",

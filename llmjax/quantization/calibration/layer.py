@@ -21,7 +21,7 @@ from flax import nnx
 from llmjax.checkpoint.checkpoint import Checkpoint
 from llmjax.errors import CheckpointError
 from llmjax.kernels.attention import RaggedBatch
-from llmjax.models import RMS, ModelConfig, NormedParts, Parallel, PostNorm
+from llmjax.models import RMS, ModelConfig, NormedParts, NormedStream, Parallel, PostNorm
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.layer import DecoderLayer, LayerSpec
 from llmjax.models.layers.residual import normed
@@ -167,7 +167,12 @@ def check_kinds(config: ModelConfig, path: Path) -> None:
         CheckpointError: a kind is not known here.
     """
     for spec in dict.fromkeys(config.layers):
-        if isinstance(spec.residual, NormedParts | Parallel | PostNorm) or not isinstance(spec.norm, RMS):
+        if spec.state_of is not None or spec.per_layer is not None or spec.scaled:
+            raise CheckpointError(
+                f"{path}: layers with embeddings or factors of their own, or keys of others, cannot be calibrated"
+            )
+        unlike = NormedParts | NormedStream | Parallel | PostNorm
+        if isinstance(spec.residual, unlike) or not isinstance(spec.norm, RMS):
             raise CheckpointError(
                 f"{path}: parallel halves, and norms behind them or with a mean, cannot be calibrated"
             )

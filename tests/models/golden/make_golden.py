@@ -89,6 +89,13 @@ _DELTA_NET = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
 }
+_GEMMA4 = {
+    "head_dim": 12,
+    "global_head_dim": 16,
+    "sliding_window": 8,
+    "final_logit_softcapping": 12.0,
+    "tie_word_embeddings": True,
+}
 _GLM = {"num_hidden_layers": 2, "head_dim": 12, "partial_rotary_factor": 0.5, "pad_token_id": 0}
 
 # Heads times head size differs from the hidden size wherever the family allows it.
@@ -709,6 +716,29 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_beta_factor": 0.8,
         },
     ),
+    "gemma4-plain": (
+        "Gemma4ForCausalLM",
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
+    "gemma4": (
+        "Gemma4ForCausalLM",
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 20,
+            "vocab_size_per_layer_input": VOCAB,
+        },
+    ),
 }
 CONSTANTS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # of MiniMax, which follow from the config
 STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published
@@ -784,9 +814,12 @@ def build(architecture: str, config: dict) -> torch.nn.Module:
 def randomize(model: torch.nn.Module, seed: int) -> None:
     """Weights with enough spread that every operation shows in the logits, rounded to bf16."""
     generator = torch.Generator().manual_seed(seed)
-    plus_one = type(model).__name__.startswith(("Gemma", "Qwen3Next", "Qwen3_5"))  # norms with weights of about zero
+    # Norms with weights of about zero.
+    plus_one = type(model).__name__.startswith(("GemmaF", "Gemma2", "Gemma3F", "Qwen3Next", "Qwen3_5"))
     corrections = [
-        (name, buffer) for name, buffer in model.named_buffers() if name.endswith(("correction_bias", "expert_bias"))
+        (name, buffer)
+        for name, buffer in model.named_buffers()
+        if name.endswith(("correction_bias", "expert_bias", "layer_scalar"))
     ]
     for name, parameter in [*model.named_parameters(), *corrections]:
         noise = torch.randn(parameter.shape, generator=generator)
@@ -794,6 +827,8 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             value = 0.3 * noise + (0.0 if plus_one and "linear_attn" not in name else 1.0)
         elif parameter.ndim > 1:
             value = noise * (1.6 / parameter.shape[-1] ** 0.5)
+        elif name.endswith("layer_scalar"):
+            value = 1 + 0.1 * noise
         else:
             value = 0.3 * noise
         parameter.data.copy_(value.to(torch.bfloat16).float())

@@ -31,6 +31,11 @@ def test_layers_of_one_kind_share_arrays() -> None:
     assert [int(stacks[2].first_page(i)) for i in (0, 1)] == [0, 3]
 
 
+def test_layers_that_keep_nothing_have_no_pages() -> None:
+    stacks = make_stacks((FULL, None, FULL, None), num_pages=NUM_PAGES, page_size=4, dtype=F32)
+    assert [stack.layers for stack in stacks] == [(0, 2)] and len(jax.tree.leaves(stacks)[0]) == 12
+
+
 @pytest.mark.parametrize(
     "layers_at_once,expected", [(5, [(0, 1, 2, 3, 4)]), (4, [(0, 1, 2), (3, 4)]), (0.5, [(i,) for i in range(5)])]
 )

@@ -1,0 +1,154 @@
+"""Gemma 4 (text): layers with windows and wider ones without, values with a norm, embeddings for each layer, and last
+layers that read the keys and values of earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.models import gemma3
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.layers.attention import Attention
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.norm import RMS
+from llmjax.models.layers.per_layer import PerLayer
+from llmjax.models.layers.residual import Sandwich
+from llmjax.models.layers.rope_scaling import rope_parameters
+from llmjax.models.names import Names
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+# What Hugging Face's Gemma4TextConfig means by a missing key.
+DEFAULTS = {
+    **{key: value for key, value in gemma3.DEFAULTS.items() if key != "sliding_window_pattern"},
+    "vocab_size": 262144,
+    "num_hidden_layers": 30,
+    "sliding_window": 512,
+    "global_head_dim": 512,
+    "num_global_key_value_heads": None,
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144,
+    "enable_moe_block": False,
+    "num_experts": None,  # matter to blocks with experts alone
+    "rope_parameters": {
+        SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}
+PERIOD = 6  # of layers without windows, where no key says which they are
+_LAYER = "model.layers.*"
+NAMES = Names(
+    modules={
+        "model.embed_tokens_per_layer": "model.per_layer.embed_tokens",
+        "model.per_layer_model_projection": "model.per_layer.projection",
+        "model.per_layer_projection_norm": "model.per_layer.norm",
+        f"{_LAYER}.per_layer_input_gate": f"{_LAYER}.per_layer.gate",
+        f"{_LAYER}.per_layer_projection": f"{_LAYER}.per_layer.projection",
+        f"{_LAYER}.post_per_layer_input_norm": f"{_LAYER}.per_layer.norm",
+    }
+)
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    fields = Fields(config, DEFAULTS)
+    fields.require("use_bidirectional_attention", False, "vision")
+    fields.require("mlp_bias", False)
+    fields.require("enable_moe_block", False)
+    count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    kinds = list(layer_types(fields, [SLIDING if (i + 1) % PERIOD else FULL for i in range(count)]))
+    kinds[-1] = FULL  # whatever the file says, as in transformers
+    norm, mlp = rms(fields), gated_mlp(fields, activation="hidden_activation")
+    attention = {kind: _attention(fields, kind, max_model_len, norm) for kind in dict.fromkeys(kinds)}
+    sources = _sources(fields, kinds)
+    per_layer, layers = _per_layer(fields, norm), []
+    for kind, source in zip(kinds, sources, strict=True):
+        wide = source is not None and fields.flag("use_double_wide_mlp")
+        layers.append(
+            LayerSpec(
+                mixer=replace(attention[kind], reads_only=source is not None),
+                feed_forward=replace(mlp, inner=2 * mlp.inner) if wide else mlp,
+                norm=norm,
+                residual=Sandwich(),
+                state_of=source,
+                per_layer=per_layer,
+                scaled=True,
+            )
+        )
+    return decoder_config(
+        fields,
+        architecture="Gemma4ForCausalLM",
+        layers=layers,
+        norm=norm,
+        embedding_scale=fields.integer("hidden_size") ** 0.5,
+        final_softcap=fields.optional_number("final_logit_softcapping"),
+        per_layer=per_layer,
+    )
+
+
+def _sources(fields: Fields, kinds: list[str]) -> list[int | None]:
+    """Of each layer the one whose keys and values it reads: the last of its kind that has its own. None: its own."""
+    shared = fields.integer("num_kv_shared_layers", minimum=0)
+    first = len(kinds) - shared
+    if shared and not set(kinds) <= set(kinds[: max(first, 0)]):
+        raise fields.error("num_kv_shared_layers", f"leaves no layer of a kind with keys of its own, of {len(kinds)}")
+    last = {kind: i for i, kind in enumerate(kinds[:first])}
+    return [None if i < first else last[kind] for i, kind in enumerate(kinds)]
+
+
+def _attention(fields: Fields, kind: str, max_model_len: int | None, norm: RMS) -> Attention:
+    same = kind == FULL and fields.flag("attention_k_eq_v")
+    own = dict(fields.values)
+    if kind == FULL:
+        # Transformers 5 writes what differs by layer.
+        written = fields.mapping("per_layer_config")
+        own |= {key: value for layer in written.values() if isinstance(layer, Mapping) for key, value in layer.items()}
+        if not written:
+            own["head_dim"] = fields.integer("global_head_dim")
+            if same and fields.get("num_global_key_value_heads") is not None:
+                own["num_key_value_heads"] = fields.integer("num_global_key_value_heads")
+    known = replace(fields, values=own)
+    rope = rope_parameters(known if "rope_parameters" in own else replace(known, values=own | _DEFAULT_ROPE), kind)
+    proportional = rope.get("rope_type") == "proportional"
+    plain = {"rope_theta": rope.get("rope_theta")} if proportional else dict(rope.values)
+    made = attention_by_kind(
+        known,
+        (kind,),
+        window=fields.optional_integer("sliding_window"),
+        max_model_len=max_model_len,
+        ropes={kind: Fields(plain, {**rope.defaults, "rope_type": "default", "partial_rotary_factor": 1.0}, rope.name)},
+        scale=1.0,
+        qk_norm=norm,
+        v_norm=RMS(norm.eps, weighted=False),
+        values_of_keys=same,
+        qkv_bias=fields.flag("attention_bias"),
+        o_bias=fields.flag("attention_bias"),
+    )[kind]
+    if not proportional:
+        return made
+    # The first of the frequencies of whole heads, and none of the others.
+    assert made.rope is not None
+    turned = int(min(rope.number("partial_rotary_factor"), 1.0) * made.head_dim // 2)
+    factor = rope.optional_number("factor") or 1.0
+    frequencies = tuple(f / factor if i < turned else 0.0 for i, f in enumerate(made.rope.inv_freq))
+    return replace(made, rope=replace(made.rope, inv_freq=frequencies))
+
+
+_DEFAULT_ROPE = {"rope_parameters": DEFAULTS["rope_parameters"]}
+
+
+def _per_layer(fields: Fields, norm: RMS) -> PerLayer | None:
+    if not (size := fields.integer("hidden_size_per_layer_input", minimum=0)):
+        return None
+    return PerLayer(
+        size=size,
+        vocab_size=fields.integer("vocab_size_per_layer_input"),
+        activation=fields.choice("hidden_activation", ACTIVATIONS),
+        norm=norm,
+    )
