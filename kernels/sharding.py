@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 Tree = TypeVar("Tree")
@@ -81,6 +82,14 @@ class Sharding:
             on_one, mesh=self.mesh, in_specs=arguments, out_specs=results, check_vma=False
         )
         return mapped
+
+
+def on_devices(values: np.ndarray, place: jax.sharding.Sharding | jax.Device) -> jax.Array:
+    """An array on devices, of which other processes, that have the same values, may have some."""
+    if isinstance(place, jax.Device) or place.is_fully_addressable:
+        return jax.device_put(values, place)
+    # device_put would have the processes send each other the values, to compare them.
+    return jax.make_array_from_callback(values.shape, place, lambda index: values[index])
 
 
 # Functions that are traced within it are traced again outside of it.

@@ -256,6 +256,24 @@ class EngineConfig:
         "CPUs they divide cores, threads and memory (device_ids then names the devices of all, engine by engine)",
         aliases=("--dp",),
     )
+    nnodes: int = setting(
+        1,
+        "number of processes, on one machine or several, whose devices divide the model; all are started with the same "
+        "flags, but for node_rank",
+        aliases=("--num-nodes",),
+    )
+    node_rank: int = setting(0, "which of nnodes processes this is: 0 serves, the others compute with it")
+    master_addr: str = setting("127.0.0.1", "address of rank 0, where the other ranks find it")
+    master_port: int = setting(29501, "port of rank 0 for the other ranks")
+    master_secret: str | None = setting(
+        None, "word that every rank must know; without one, whoever reaches master_port first is believed"
+    )
+    distributed_timeout_seconds: float = setting(
+        600.0, "seconds that the ranks wait for each other at the start", unit="seconds"
+    )
+    multi_process: bool = setting(
+        False, "a process for each of this machine's devices that divide the model, started and ended by this one"
+    )
     threads: int = setting(
         0, "threads that a CPU computes on, those of all engines together; 0: one per core", words={"-1": 0}
     )
@@ -326,9 +344,9 @@ class EngineConfig:
 
     @property
     def device_numbers(self) -> tuple[int, ...]:
-        """Of the devices to use, those of all engines one after another."""
+        """Of the devices that this process uses, those of all engines one after another."""
         if self.device_ids is None or not self.device_ids.strip():
-            return tuple(range((self.tensor_parallel_size or 1) * self.data_parallel_size))
+            return tuple(range((self.tensor_parallel_size or 1) * self.data_parallel_size // self.nnodes))
         parts = [part.strip() for part in self.device_ids.strip().removesuffix(",").split(",")]
         if not all(part.isascii() and part.isdecimal() and len(part) <= 6 for part in parts):
             raise ConfigError(f"device_ids must be numbers of devices such as 0,1, not {self.device_ids!r}")
@@ -345,6 +363,9 @@ class EngineConfig:
             ("decode_steps", 0),
             ("num_experts_offload_per_rank", 0),
             ("data_parallel_size", 1),
+            ("nnodes", 1),
+            ("node_rank", 0),
+            ("master_port", 1),
             ("threads", 0),
             ("page_size", 1),
             ("max_num_queued_reqs", 1),
@@ -376,8 +397,15 @@ class EngineConfig:
             )
 
     def _check_devices(self) -> None:
-        """Raises ConfigError unless devices, engines and threads come out even."""
+        """Raises ConfigError unless devices, processes, engines and threads come out even."""
+        self._check_ranks()
         named, size, engines = len(self.device_numbers), self.tensor_parallel_size, self.data_parallel_size
+        if self.nnodes > 1:
+            if size is not None and named * self.nnodes != size:
+                raise ConfigError(
+                    f"tensor_parallel_size {size} over {self.nnodes} processes (nnodes) is not {named} devices in each"
+                )
+            return
         if size is None and named % engines:
             raise ConfigError(f"device_ids names {named} devices, which data_parallel_size {engines} does not divide")
         if size is not None and named != size * engines:
@@ -387,6 +415,27 @@ class EngineConfig:
             raise ConfigError(f"data_parallel_size {engines}: several engines run in processes, not on threads")
         if 0 < self.threads < engines:
             raise ConfigError(f"threads is {self.threads}: data_parallel_size {engines} needs one for each engine")
+
+    def _check_ranks(self) -> None:
+        """Raises ConfigError unless there can be such a group of processes."""
+        said, size = f"nnodes {self.nnodes}", self.tensor_parallel_size
+        if self.node_rank >= self.nnodes:
+            raise ConfigError(f"node_rank is {self.node_rank}, and {said} has ranks below {self.nnodes}")
+        if self.master_port > 65535:
+            raise ConfigError(f"master_port must be at most 65535, not {self.master_port}")
+        if self.distributed_timeout_seconds <= 0:
+            raise ConfigError(f"distributed_timeout_seconds must be above 0, not {self.distributed_timeout_seconds:g}")
+        if self.multi_process:
+            if self.nnodes > 1:
+                raise ConfigError(f"multi_process starts its processes itself: leave {said} out")
+            if len(self.device_numbers) < 2:
+                raise ConfigError("multi_process is for two devices or more (tensor_parallel_size)")
+        if self.nnodes == 1 and not self.multi_process:
+            return
+        if self.nnodes > 1 and (size is None or size % self.nnodes):
+            raise ConfigError(f"{said} must divide tensor_parallel_size, which is {size or 'not given'}")
+        if self.data_parallel_size > 1:
+            raise ConfigError(f"data_parallel_size {self.data_parallel_size}: such engines are of one process each")
 
 
 # What a chat template gets from fields of their own.

@@ -8,6 +8,7 @@ import platform as host
 import subprocess
 import tempfile
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -43,23 +44,29 @@ BFLOAT16_ISAS = ("avx512vnni", "avx512bf16", "amx")  # of kernels; CPUs with AVX
 class Platform:
     """The devices that run the model, and the types they run it in."""
 
-    device: jax.Device  # the first
+    device: jax.Device  # the first of this process
     dtype: jnp.dtype  # of weights
     activation_dtype: jnp.dtype  # between layers
     cache_dtype: jnp.dtype  # of keys and values, unless the configuration names one
     quantized_activations: str  # of products with quantized matrices that do not say, as `QTensor` has them
-    others: tuple[jax.Device, ...] = ()  # that divide the model with the first
+    mesh: tuple[jax.Device, ...] = ()  # that divide the model, those of other processes too; (): it is the one above
     host_memory: int | None = None  # bytes of the machine's memory that this process may take; None: what is free
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
-        """All of them."""
-        return (self.device, *self.others)
+        """All that run the model, in the order of their parts of it."""
+        return self.mesh or (self.device,)
+
+    @property
+    def own_devices(self) -> tuple[jax.Device, ...]:
+        """Those of this process."""
+        own = tuple(device for device in self.mesh if device.process_index == self.device.process_index)
+        return own or (self.device,)
 
     @property
     def sharding(self) -> Sharding | None:
         """How arrays lie on several devices; None: there is one."""
-        if not self.others:
+        if not self.mesh:
             return None
         return Sharding(Mesh(np.array(self.devices), ("tensor",), axis_types=(AxisType.Auto,)))
 
@@ -97,14 +104,14 @@ class Platform:
             free = free_memory()
             if self.host_memory is not None:
                 free = max(0, min(free, self.host_memory - own_memory()))
-            return free // len(self.devices)
+            return free // len(self.own_devices)
         return self.available_memory(1.0)
 
     def available_memory(self, utilization: float) -> int:
         """Bytes that may still be taken of each accelerator if all in all that share of its memory may be used."""
         # On an NVIDIA GPU the limit is that of JAX's pool, which is the share already (`_size_pool`).
         share = 1.0 if self.is_cuda else utilization
-        found = (_memory_stats(device) for device in self.devices)
+        found = (_memory_stats(device) for device in self.own_devices)
         return min(int(stats["bytes_limit"] * share) - stats["bytes_in_use"] for stats in found)
 
 
@@ -115,34 +122,47 @@ def _memory_stats(device: jax.Device) -> dict[str, int]:
     return stats
 
 
-def select_platform(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> Platform:
+def select_platform(
+    config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, meet: Callable[[], None] = lambda: None
+) -> Platform:
     """Finds the devices that the configuration asks for; ties the process to cores and memory first.
 
     Args:
         share: of the machine, where several engines divide it.
+        meet: makes JAX see the devices of the other processes that run the model.
 
     Raises:
         ConfigError: no such platform, device, core or NUMA node.
     """
-    numbers = share.part(config.device_numbers)
+    alone = config.nnodes == 1
+    numbers = share.part(config.device_numbers) if alone else config.device_numbers
+    others_are_hidden = not alone or not share.is_whole
     _divide_cpu(config, len(numbers))
     _size_pool(config)
-    if not share.is_whole:
+    if others_are_hidden:
         # An engine takes memory of every card that it sees.
         jax.config.update("jax_cuda_visible_devices", ",".join(map(str, numbers)))
+    meet()
     bind_process(config, share)  # may open the backends
     name = {"auto": None, "cuda": "gpu"}.get(config.device, config.device)
     try:
-        devices = jax.devices(name) if name else jax.devices()
+        seen = jax.devices(name) if name else jax.devices()
     except (RuntimeError, AssertionError) as error:  # the latter where JAX_PLATFORMS names what finds no device
         raise ConfigError(_not_there(config.device, str(error))) from error
-    if not share.is_whole and devices[0].platform in ("cpu", "gpu"):
+    devices = seen if alone else [device for device in seen if device.process_index == jax.process_index()]
+    if others_are_hidden and devices[0].platform in ("cpu", "gpu"):
         numbers = range(len(numbers))  # it sees no others
     if (last := max(numbers)) >= len(devices):
         wanted = f"device_ids names device {last}" if config.device_ids else f"tensor_parallel_size is {len(numbers)}"
         why = "; JAX has opened the CPU as so many in this process" if devices[0].platform == "cpu" else ""
         raise ConfigError(f"{wanted}; there {'are' if len(devices) > 1 else 'is'} {len(devices)}{why}")
-    device, *others = (devices[number] for number in numbers)
+    device = devices[numbers[0]]
+    mesh = [devices[number] for number in numbers] if alone else seen
+    if not alone and len(mesh) != config.nnodes * len(numbers):
+        raise ConfigError(
+            f"the {config.nnodes} processes have {len(mesh)} devices, and tensor_parallel_size is "
+            f"{config.tensor_parallel_size}"
+        )
     if device.platform == "gpu" and (pool := pool_share()) not in (None, config.gpu_memory_utilization):
         logger.warning(
             "gpu_memory_utilization %g has no effect: JAX has already opened the card in this process, with a pool of "
@@ -159,7 +179,7 @@ def select_platform(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -
         dtype = jnp.dtype(config.dtype)
     return Platform(
         device=device,
-        others=tuple(others),
+        mesh=tuple(mesh) if len(mesh) > 1 else (),
         dtype=dtype,
         # Small operations on a CPU are faster in f32 and cost no bandwidth there, so only what is kept is narrow.
         activation_dtype=jnp.dtype(jnp.float32) if cpu else dtype,

@@ -32,7 +32,7 @@ LATE_SECONDS = 2.0  # after shutdown_timeout the process ends, whatever it is do
 
 
 def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
-    """Load the model and serve it until SIGTERM or Ctrl-C.
+    """Load the model and serve it until SIGTERM or Ctrl-C; a rank that does not serve computes until rank 0 ends.
 
     Returns:
         The exit status: 0, or that of an engine that died.
@@ -42,6 +42,10 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         LLMJaxError: the model cannot be loaded.
     """
     _configure_logging(server_config.log_level)
+    if engine_config.node_rank:
+        from llmjax.engine.follower import follow
+
+        follow(engine_config)
     check_tls(server_config)
     OutputFormats(None, server_config)  # says so if there is no parser of a name
     sock = bind(server_config)

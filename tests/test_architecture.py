@@ -201,6 +201,7 @@ ENGINES_OUTSIDE = {
     "client",
     "compile_threads",
     "data_parallel",
+    "follower",
     "frontend",
     "info",
     "inline",

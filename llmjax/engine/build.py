@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 from llmjax.collector import paused
@@ -9,7 +10,9 @@ from llmjax.config import EngineConfig
 from llmjax.engine.engine import Engine
 from llmjax.engine.generation_config import check_generation_config
 from llmjax.engine.graphs import check_graphs, with_graphs
+from llmjax.engine.group import Alone, group_of
 from llmjax.engine.kv_cache import KVCache
+from llmjax.engine.local_ranks import LocalRanks
 from llmjax.engine.memory import check_memory, plan_kv
 from llmjax.engine.model import LoadedModel, load_model
 from llmjax.engine.pace import Pace
@@ -17,6 +20,7 @@ from llmjax.engine.program_cache import ProgramCache
 from llmjax.engine.programs import CompileCounter, StepCompiler
 from llmjax.engine.runner import Runner
 from llmjax.engine.scheduler import Scheduler
+from llmjax.errors import ConfigError
 from llmjax.kernels.attention import KVLayout
 from llmjax.machine_share import WHOLE_MACHINE, MachineShare
 from llmjax.platforms import Platform, select_platform, use_compilation_cache
@@ -35,20 +39,41 @@ def build_engine(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> E
     Raises:
         CheckpointError: the model cannot be found or read.
         CompileError: XLA refuses a program that is needed to know how much memory steps take.
-        ConfigError: a setting does not fit the device, its memory or the model.
+        ConfigError: a setting does not fit the device, its memory or the model, or a rank another.
+    """
+    if config.node_rank:
+        raise ConfigError(f"node_rank {config.node_rank}: requests go to rank 0; start this one with llmjax serve")
+    local = LocalRanks(config) if config.multi_process else None
+    if local is not None:
+        config, share = local.config, local.share
+    with ExitStack() as undo:
+        if local is not None:
+            undo.callback(local.end)
+        group = group_of(config, local)
+        undo.callback(group.close)
+        engine = _engine(*load(config, group, share))
+        undo.pop_all()
+    return engine
+
+
+def load(config: EngineConfig, group: Alone, share: MachineShare = WHOLE_MACHINE) -> tuple[EngineConfig, StepCompiler]:
+    """Loads what this process has of the model, and divides its memory; raises as ``build_engine``.
+
+    Returns:
+        The configuration, with what follows from the model, and the compiler of its steps.
     """
     check_generation_config(config)
     cache_dir = use_compilation_cache(config.compilation_cache_dir)
-    platform = select_platform(config, share)
+    platform = select_platform(config, share, meet=group.meet)
     check_graphs(config, platform)
-    model = load_model(config, platform, cache_dir=cache_dir, progress=share.rank == 0)
+    kept = cache_dir if group.size == 1 else None  # programs and parts of weights are a rank's own
+    model = load_model(config, platform, cache_dir=kept, progress=share.rank == 0 and config.node_rank == 0)
     config = _for_vectors(config, model, platform)
     layout = KVLayout.of(
         platform.kv_dtype(config.kv_cache_dtype),
         page_size=config.page_size,
         calibrated=model.kv_calibration is not None,
     )
-    max_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
     kv_plan = plan_kv(config, model.graph.config, platform, layout=layout, reserved=model.mapped_bytes)
     check_memory(config, model.config, platform, kv_plan, reserved=model.mapped_bytes)
     compiler = StepCompiler(
@@ -56,17 +81,26 @@ def build_engine(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> E
         platform=platform,
         kv_plan=kv_plan,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=max_tokens,
+        max_num_batched_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
         max_logprobs=config.max_logprobs,
         # Without graphs the condition of a loop on an accelerator is a round trip to the host.
         decode_steps=config.decode_steps or (DECODE_STEPS if platform.is_cpu else 1),
-        cache=ProgramCache.of(cache_dir, platform.device),
+        cache=ProgramCache.of(kept, platform.device),
+        group=group,
     )
     if not platform.is_cpu and config.kv_cache_memory_bytes is None:
         reserved = compiler.bytes_beside_kv()
         kv_plan = plan_kv(config, model.graph.config, platform, layout=layout, reserved=reserved)
         compiler = replace(compiler, kv_plan=kv_plan)
-    compiler = with_graphs(compiler, config, decode_steps=config.decode_steps or DECODE_STEPS)
+    if group.size > 1:
+        agreed = config.replace(kv_cache_memory_bytes=group.agree(model.digest, kv_plan.num_bytes))
+        kv_plan = plan_kv(agreed, model.graph.config, platform, layout=layout)
+        compiler = replace(compiler, kv_plan=kv_plan)
+    return config, with_graphs(compiler, config, decode_steps=config.decode_steps or DECODE_STEPS)
+
+
+def _engine(config: EngineConfig, compiler: StepCompiler) -> Engine:
+    model, kv_plan = compiler.model, compiler.kv_plan
     kv = KVCache(
         kv_plan.groups,
         page_size=config.page_size,
@@ -78,16 +112,16 @@ def build_engine(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> E
     )
     return Engine(
         config=config,
-        platform=platform,
+        platform=compiler.platform,
         model=model,
         kv_plan=kv_plan,
         kv=kv,
         scheduler=Scheduler(
             kv,
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=max_tokens,
+            max_num_batched_tokens=compiler.max_num_batched_tokens,
             whole_prompts=not model.config.causal,
-            chunk_steps=CHUNK_STEPS if platform.is_cpu else 0,
+            chunk_steps=CHUNK_STEPS if compiler.platform.is_cpu else 0,
         ),
         runner=Runner(compiler, compile_threads=config.compile_threads),
         pace=Pace(compiler.decode_steps),

@@ -73,7 +73,7 @@ def check_graphs(config: EngineConfig, platform: Platform) -> None:
     """
     if config.cuda_graphs == "on" and not platform.is_cuda:
         raise ConfigError(f"cuda_graphs on needs an NVIDIA GPU, and the device is {platform.device}")
-    if config.cuda_graphs == "on" and platform.others:
+    if config.cuda_graphs == "on" and platform.mesh:
         raise ConfigError(f"cuda_graphs on: steps that {len(platform.devices)} devices divide cannot be graphs yet")
 
 
@@ -87,7 +87,7 @@ def with_graphs(compiler: StepCompiler, config: EngineConfig, *, decode_steps: i
     if not compiler.platform.is_cuda:
         return compiler
     launches = replace(compiler, options=LAUNCHES)
-    if config.cuda_graphs == "off" or compiler.platform.others:
+    if config.cuda_graphs == "off" or compiler.platform.mesh:
         return launches
     graphs = replace(compiler, options=GRAPHS, decode_steps=decode_steps)
     if config.cuda_graphs == "auto" and (why := difference(graphs, replace(graphs, options=LAUNCHES))):

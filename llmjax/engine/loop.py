@@ -39,7 +39,14 @@ class Stop:
     """Ends the loop after the messages before it."""
 
 
-Message = EngineRequest | Abort | Ask | Stop
+@dataclass(frozen=True)
+class Fault:
+    """Ends the loop with an error: another process that the engine needs has gone."""
+
+    error: LLMJaxError
+
+
+Message = EngineRequest | Abort | Ask | Stop | Fault
 
 
 class EngineLoop:
@@ -53,6 +60,7 @@ class EngineLoop:
         self._engine = engine
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._deliver: Deliver = _drop
+        engine.runner.watch(lambda error: self._inbox.put(Fault(error)))
 
     def send(self, message: EngineRequest | Abort | Stop) -> None:
         """Any thread may."""
@@ -81,6 +89,10 @@ class EngineLoop:
         try:
             while self._handle_messages():
                 deliver(self._engine.step())
+        except Exception as error:
+            if (cause := self._engine.runner.cause(error)) is error:
+                raise
+            raise cause from error
         finally:
             self.refuse()
 
@@ -104,6 +116,8 @@ class EngineLoop:
             match message:
                 case Stop():
                     return False
+                case Fault():
+                    raise message.error
                 case Ask():
                     _answer(self._engine, message)
                 case Abort():

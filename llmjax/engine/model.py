@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -70,9 +71,20 @@ class LoadedModel:
         return sum(weight.nbytes for weight in self.params.values())
 
     @property
+    def digest(self) -> str:
+        """Of what it is: its definition, and the shapes and types of its weights; not of their values."""
+        found = repr((self.config, [(name, _kind_of(weight)) for name, weight in sorted(self.params.items())]))
+        return hashlib.sha256(found.encode()).hexdigest()
+
+    @property
     def offloaded_bytes(self) -> int:
         """Of weights in the host's memory."""
         return sum(weight.offloaded.nbytes for weight in self.params.values() if isinstance(weight, SplitStack))
+
+
+def _kind_of(weight: jax.Array | QTensor | SplitStack) -> str:
+    leaves = [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(weight)]
+    return repr((leaves, weight.format if isinstance(weight, QTensor) else None))
 
 
 def load_model(

@@ -15,6 +15,7 @@ from llmjax.engine.packed_weights import PackedWeights
 from llmjax.errors import ConfigError
 from llmjax.kernels.offloading import HOST_MEMORY, SplitStack
 from llmjax.kernels.qtensor import QTensor
+from llmjax.kernels.sharding import on_devices
 from llmjax.parallel.division import Cut
 from llmjax.parallel.shards import cut_array, cut_source
 from llmjax.platforms import Platform
@@ -69,7 +70,7 @@ class Placer:
         elif cut is not None:
             weight = self._divided(name, tensor, kept, shape, cut)
         elif kept.source is None:
-            weight = jax.device_put(tensor.read(np.dtype(shape.dtype)), self._device)
+            weight = on_devices(tensor.read(np.dtype(shape.dtype)), self._device)
         else:
             weight = self._put(name, kept.source, kept, shape.dtype, self._device)
         self._under_way.append(weight)
@@ -81,18 +82,19 @@ class Placer:
         self, name: str, tensor: StoredTensor, kept: Kept, shape: jax.ShapeDtypeStruct, cut: Cut
     ) -> jax.Array | QTensor:
         devices = self._platform.devices
+        own = {devices.index(device): device for device in self._platform.own_devices}
         if kept.source is not None:
-            parts = [cut_source(kept.source, cut, number) for number in range(len(devices))]
-            whole = [part for part in parts if part is not None]
+            parts = {number: cut_source(kept.source, cut, number) for number in own}
+            whole = {number: part for number, part in parts.items() if part is not None}
             if len(whole) == len(parts):
                 matrices = (
-                    self._put(f"{name} on {number}", part, kept, shape.dtype, device)
-                    for number, (part, device) in enumerate(zip(whole, devices, strict=True))
+                    self._put(f"{name} on {number}", part, kept, shape.dtype, own[number])
+                    for number, part in whole.items()
                 )
                 return self._joined_matrices(list(matrices), by_row=cut.axis == len(shape.shape) - 2)
             self.dequantized.append(name)
         values = tensor.read(np.dtype(shape.dtype))
-        arrays = [jax.device_put(cut_array(values, cut, number), d) for number, d in enumerate(devices)]
+        arrays = [jax.device_put(cut_array(values, cut, number), device) for number, device in own.items()]
         return self._joined(arrays, cut.axis)
 
     def _joined_matrices(self, parts: list[QTensor], *, by_row: bool) -> QTensor:
@@ -100,15 +102,15 @@ class Placer:
         words, columns = parts[0].words, parts[0].columns
         axis = words.ndim - (3 if by_row else 2)  # tiles, or words of a record
         if columns is not None:
-            columns = jax.device_put(columns, self._device)
+            columns = on_devices(np.asarray(columns), self._device)
         return replace(parts[0], words=self._joined([part.words for part in parts], axis), columns=columns)
 
     def _joined(self, parts: list[jax.Array], axis: int) -> jax.Array:
-        """The array whose parts lie on the devices."""
+        """The array whose parts lie on the devices, of which these are this process's."""
         sharding = self._platform.sharding
         assert sharding is not None
         shape = list(parts[0].shape)
-        shape[axis] *= len(parts)
+        shape[axis] *= sharding.mesh.size
         place = NamedSharding(sharding.mesh, PartitionSpec(*[None] * axis, *sharding.mesh.axis_names))
         return jax.make_array_from_single_device_arrays(tuple(shape), place, parts)
 

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -227,20 +228,32 @@ class ProcessEngine(RunningEngine):
 def _start_process() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """A fresh interpreter, and the socket to it."""
     ours, theirs = socket.socketpair()
-    environment = {**os.environ, "PYTHONPATH": python_path()}
     command = [sys.executable, "-m", "llmjax.engine.process_main", str(theirs.fileno())]
-    # Signals that a terminal or a supervisor sends to all processes are this one's affair. Until the other one ignores
-    # them, it does not get them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        with theirs:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
+        with theirs, signals_held_back():
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=python_environment()
+            )
     except OSError as error:
         ours.close()
         raise EngineDead(f"the engine's process cannot be started: {error}") from error
+    return ours, process
+
+
+def python_environment() -> dict[str, str]:
+    """Of a fresh interpreter that is to find what this one finds."""
+    return {**os.environ, "PYTHONPATH": python_path()}
+
+
+@contextmanager
+def signals_held_back() -> Iterator[None]:
+    """A block whose processes do not get what a terminal or a supervisor sends to all, until they ignore it: it is this
+    process's affair."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return ours, process
 
 
 def _kill(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:

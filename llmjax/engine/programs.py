@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from llmjax.engine.batch import BatchLayout, Bucket, make_buckets
 from llmjax.engine.compile_threads import CompileThreads
 from llmjax.engine.device_state import DeviceState, Ends
+from llmjax.engine.group import Alone
 from llmjax.engine.memory import KVPlan, ProgramMemory
 from llmjax.engine.model import LoadedModel
 from llmjax.engine.program_cache import Executable, ProgramCache, ProgramSpec
@@ -80,6 +81,7 @@ class StepCompiler:
         decode_steps: decode steps a dispatch may take.
         options: XLA's compiler options.
         cache: where programs are kept from start to start.
+        group: the processes that run the model.
     """
 
     model: LoadedModel
@@ -91,6 +93,7 @@ class StepCompiler:
     decode_steps: int = 1
     options: Mapping[str, str] = field(default_factory=dict)
     cache: ProgramCache = field(default_factory=ProgramCache)
+    group: Alone = field(default_factory=Alone)
 
     @cached_property
     def weights(self) -> tuple[jax.Array, ...]:
@@ -268,12 +271,12 @@ class StepCompiler:
 
     def compile(self, bucket: Bucket) -> Executable:
         """The program of a bucket: ``(weights, state, packed) -> (state, StepOutput)``."""
-        return self.cache.get(self.spec(bucket))
+        return self.group.everywhere("step", bucket, lambda: self.cache.get(self.spec(bucket)))
 
     def compile_masked(self, bucket: Bucket) -> Executable:
         """What samples behind that of a bucket: ``(head weights, state, Ends, mask) -> (state, Sampled)``, without
         what layers keep."""
-        return self.cache.get(self.masked_spec(bucket))
+        return self.group.everywhere("masked", bucket, lambda: self.cache.get(self.masked_spec(bucket)))
 
     def bytes_beside_kv(self) -> int:
         """What steps take of the device's memory beside weights and KV pages; the largest program is compiled to know.

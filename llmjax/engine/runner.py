@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +14,14 @@ from llguidance import LLMatcher
 from llmjax.engine.batch import Bucket
 from llmjax.engine.compile_threads import CompileThreads
 from llmjax.engine.device_state import NO_TOKEN, StepOutput
+from llmjax.engine.group_wire import Array, RunMasked, RunStep
 from llmjax.engine.masked import MaskedPrograms
 from llmjax.engine.programs import StepCompiler, StepPrograms
 from llmjax.engine.request import Sequence
 from llmjax.engine.rows import NewRow, TableChanges, row_words
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.engine.slots import SlotEditor, TableEditor
+from llmjax.errors import LLMJaxError
 from llmjax.host_memory import keep_freed_blocks
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.sampling.logprobs import LogprobArrays
@@ -70,6 +72,7 @@ class Runner:
 
     def __init__(self, compiler: StepCompiler, *, compile_threads: int = 0) -> None:
         self.model = compiler.model
+        self._group = compiler.group
         self._layouts = compiler.layouts
         self._weights = compiler.weights
         self._head_weights = compiler.head_weights
@@ -78,7 +81,11 @@ class Runner:
         if self._on_host:
             keep_freed_blocks()
         self._threads = CompileThreads(compile_threads or usable_cores())
-        where: Mapping[str, Any] = {"cache": compiler.cache, "sharding": compiler.platform.sharding}
+        where: Mapping[str, Any] = {
+            "cache": compiler.cache,
+            "sharding": compiler.platform.sharding,
+            "group": compiler.group,
+        }
         self._slot_editor = self._threads.submit(SlotEditor(self._state.sampler, **where).compiled)
         tables = TableEditor(self._state.rows.page_tables, **where)
         self._table_editor = self._threads.submit(tables.compiled)
@@ -147,7 +154,10 @@ class Runner:
         for chunk in before:
             page_tables = self._table_editor.result().write(self._state.rows.page_tables, chunk)
             self._state = replace(self._state, rows=replace(self._state.rows, page_tables=page_tables))
-        self._state, output = program.executable(self._weights, self._state, layout.pack(plan, new=new, tables=last))
+        packed = layout.pack(plan, new=new, tables=last)
+        if self._group.size > 1:
+            self._group.tell(RunStep(program.bucket, Array.of(packed)))
+        self._state, output = program.executable(self._weights, self._state, packed)
         if not self._on_host and not plan.waits:
             output.tokens.copy_to_host_async()
         return PendingStep(plan=plan, output=output, bucket=program.bucket)
@@ -160,20 +170,31 @@ class Runner:
         """
         mask = bit_masks(masks, rows=pending.bucket.rows, vocab_size=self.model.config.vocab_size)
         program = self._masked.program(pending.bucket)
+        if self._group.size > 1:
+            self._group.tell(RunMasked(pending.bucket, Array.of(mask)))
         state, sampled = program(self._head_weights, replace(self._state, kv=()), pending.output.ends, mask)
         self._state = replace(state, kv=self._state.kv)
         if not self._on_host:
             sampled.tokens.copy_to_host_async()
         return replace(pending, output=replace(pending.output, tokens=sampled.tokens, logprobs=sampled.logprobs))
 
+    def watch(self, lost: Callable[[LLMJaxError], None]) -> None:
+        """Has ``lost`` called, on another thread, when a process that runs the model with this one has gone."""
+        self._group.watch(lost)
+
+    def cause(self, error: Exception) -> Exception:
+        """What an error of a step comes from."""
+        return self._group.cause(error)
+
     def close(self, *, wait: bool = True) -> None:
-        """Stops compiling.
+        """Stops compiling, and lets other processes go.
 
         Args:
             wait: for the compilations that have begun, which hold the weights.
         """
         self._threads.close(wait=wait)
         self._masked.close(wait=wait)
+        self._group.close()
 
     @property
     def _slots(self) -> SlotEditor:

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from llmjax.engine.group import Alone
+from llmjax.engine.group_wire import Array, RunEdit
 from llmjax.engine.program_cache import ProgramCache, ProgramSpec
 from llmjax.engine.rows import TABLE_CHUNK, TableChanges, write_pages
 from llmjax.kernels.sharding import Sharding
@@ -20,25 +22,41 @@ from llmjax.sampling.state import SamplerState
 CHUNK = 512  # ids an edit takes at once
 Ints = npt.NDArray[np.int32]
 
+# Edits of the sampler's slots, and of page tables, by name.
+SLOT_EDITS = {
+    edit.__name__: edit
+    for edit in (edits.reset_slot, edits.add_prompt_tokens, edits.add_output_tokens, edits.set_bias, edits.set_bans)
+}
+TABLE_EDITS = {write_pages.__name__: write_pages}
 
-class _Editor:
+
+class Editor:
     """Edits of a part of the device's state as compiled programs; the part is donated through each.
 
     Args:
-        part: its shapes.
+        part: of the state.
         cache: where the programs are kept.
         sharding: the devices, where several have it.
+        group: the processes whose devices have it, each of which makes every edit.
     """
 
-    def __init__(self, part: Any, *, cache: ProgramCache | None = None, sharding: Sharding | None = None) -> None:
+    def __init__(
+        self,
+        part: Any,
+        *,
+        cache: ProgramCache | None = None,
+        sharding: Sharding | None = None,
+        group: Alone | None = None,
+    ) -> None:
         self._cache = cache or ProgramCache()
         self._sharding = sharding
+        self._group = group or Alone()
         self._shapes = jax.tree.map(_shape_of, part)
 
-    def _program(self, edit: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
-        """``edit(part, *arguments) -> part``; arguments like these."""
+    def program(self, edit: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
+        """``edit(part, *arguments) -> part``, in this process; arguments like these."""
         shapes = (jax.ShapeDtypeStruct(argument.shape, argument.dtype) for argument in arguments)
-        devices = jax.tree.leaves(self._shapes)[0].sharding.device_set
+        devices = jax.tree.leaves(self._shapes)[0].sharding.addressable_devices
         spec = ProgramSpec(
             function=edit,
             arguments=(self._shapes, *shapes),
@@ -48,12 +66,24 @@ class _Editor:
         )
         return self._cache.get(spec)
 
+    def _everywhere(self, edit: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
+        """As ``program``, in all processes."""
+        program = self.program(edit, *arguments)
+        if self._group.size == 1:
+            return program
+
+        def run(part: Any, *given: Any) -> Any:
+            self._group.tell(RunEdit(edit.__name__, [Array.of(argument) for argument in given]))
+            return program(part, *given)
+
+        return run
+
 
 def _shape_of(array: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
-class TableEditor(_Editor):
+class TableEditor(Editor):
     """Writes entries of page tables [G, S, P], a chunk at a time."""
 
     def compiled(self) -> TableEditor:
@@ -71,10 +101,10 @@ class TableEditor(_Editor):
     @cached_property
     def _write(self) -> Callable[..., jax.Array]:
         chunk = np.zeros(TABLE_CHUNK, np.int32)
-        return self._program(write_pages, chunk, chunk)
+        return self._everywhere(write_pages, chunk, chunk)
 
 
-class SlotEditor(_Editor):
+class SlotEditor(Editor):
     """Edits of ``SamplerState`` slots."""
 
     def compiled(self) -> SlotEditor:
@@ -135,20 +165,20 @@ class SlotEditor(_Editor):
 
     @cached_property
     def _reset(self) -> Callable[..., SamplerState]:
-        return self._program(edits.reset_slot, np.int32(0), np.float32(0))
+        return self._everywhere(edits.reset_slot, np.int32(0), np.float32(0))
 
     @cached_property
     def _add_prompt(self) -> Callable[..., SamplerState]:
-        return self._program(edits.add_prompt_tokens, np.int32(0), np.zeros(CHUNK, np.int32))
+        return self._everywhere(edits.add_prompt_tokens, np.int32(0), np.zeros(CHUNK, np.int32))
 
     @cached_property
     def _add_output(self) -> Callable[..., SamplerState]:
-        return self._program(edits.add_output_tokens, np.int32(0), np.zeros(CHUNK, np.int32))
+        return self._everywhere(edits.add_output_tokens, np.int32(0), np.zeros(CHUNK, np.int32))
 
     @cached_property
     def _set_bias(self) -> Callable[..., SamplerState]:
-        return self._program(edits.set_bias, np.int32(0), np.zeros(CHUNK, np.int32), np.zeros(CHUNK, np.float32))
+        return self._everywhere(edits.set_bias, np.int32(0), np.zeros(CHUNK, np.int32), np.zeros(CHUNK, np.float32))
 
     @cached_property
     def _set_bans(self) -> Callable[..., SamplerState]:
-        return self._program(edits.set_bans, np.int32(0), np.zeros(MAX_BANS, np.int32), np.zeros(MAX_BANS, np.int32))
+        return self._everywhere(edits.set_bans, np.int32(0), np.zeros(MAX_BANS, np.int32), np.zeros(MAX_BANS, np.int32))

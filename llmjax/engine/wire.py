@@ -13,6 +13,7 @@ import threading
 import traceback
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -335,9 +336,14 @@ class Channel:
 
     Args:
         incoming: union of the messages that come.
+        limit: bytes of the longest one.
+
+    Attributes:
+        limit: may be changed between two messages.
     """
 
-    def __init__(self, connection: socket.socket, incoming: Any) -> None:
+    def __init__(self, connection: socket.socket, incoming: Any, *, limit: int = 2**32 - 1) -> None:
+        self.limit = limit
         self._socket = connection
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(incoming)
@@ -363,6 +369,11 @@ class Channel:
         with self._lock:
             self._socket.sendall(data)
 
+    def end(self) -> None:
+        """Says to the other side that nothing more comes."""
+        with suppress(OSError):  # it has gone
+            self._socket.shutdown(socket.SHUT_WR)
+
     def receive(self) -> Iterator[Any]:
         """Messages until the other side has gone.
 
@@ -375,7 +386,10 @@ class Channel:
             data += part
             at = 0
             while len(data) - at >= LENGTH.size:
-                end = at + LENGTH.size + LENGTH.unpack_from(data, at)[0]
+                length = LENGTH.unpack_from(data, at)[0]
+                if length > self.limit:
+                    raise msgspec.DecodeError(f"a message of {length} bytes, where {self.limit} are the most")
+                end = at + LENGTH.size + length
                 if len(data) < end:
                     break
                 yield self._decoder.decode(memoryview(data)[at + LENGTH.size : end])

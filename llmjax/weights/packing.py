@@ -15,6 +15,7 @@ import numpy as np
 
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.kernels.qtensor import QTensor, RowFormat
+from llmjax.kernels.sharding import on_devices
 from llmjax.weights.rows import QuantizedRows
 
 XLA_ALIGNMENT = 64  # bytes
@@ -140,8 +141,8 @@ def put(
     """
     columns = source.columns
     return QTensor(
-        words=jax.device_put(words, device),
-        columns=None if columns is None else jax.device_put(columns.astype(np.int32), device),
+        words=on_devices(words, device),
+        columns=None if columns is None else on_devices(columns.astype(np.int32), device),
         format=source.format,
         size_out=source.size_out,
         dtype=jnp.dtype(dtype),

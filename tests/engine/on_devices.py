@@ -1,9 +1,10 @@
-"""Engines on one and on several devices; run as a module by test_tensor_parallel.py, since a process has one number of
-devices.
+"""Engines on one and on several devices; run as a module by test_tensor_parallel.py and test_ranks.py, since a process
+has one number of devices.
 
     python -m tests.engine.on_devices CASE…
 
-A case is JSON: a model, the number of devices, settings. Prints for each what both engines generate, as JSON.
+A case is JSON: a model, numbers of devices, settings. Prints for each what an engine on each number of them generates,
+as JSON.
 """
 
 from __future__ import annotations
@@ -36,20 +37,22 @@ EVERYTHING = SamplingParams(
 )
 
 
+OPTIONS = {
+    "dtype": "float32",
+    "activations": "float",
+    "skip_tokenizer_init": True,
+    "page_size": 4,
+    "max_model_len": 64,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 16,
+    "decode_steps": 1,
+    "kv_cache_memory_bytes": 2**20,
+    "compilation_cache_dir": "off",
+}
+
+
 def generated(model: str, devices: int, settings: dict[str, Any]) -> dict[str, Any]:
-    options = {
-        "dtype": "float32",
-        "activations": "float",
-        "skip_tokenizer_init": True,
-        "page_size": 4,
-        "max_model_len": 64,
-        "max_num_seqs": 2,
-        "max_num_batched_tokens": 16,
-        "decode_steps": 1,
-        "kv_cache_memory_bytes": 2**20,
-        "compilation_cache_dir": "off",
-    }
-    llm = LLM(model, **options, **settings, tensor_parallel_size=devices)
+    llm = LLM(model, **OPTIONS, **settings, tensor_parallel_size=devices)  # type: ignore[arg-type]
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     # The greedy ones once more: their prefixes are found in the cache.
     outputs = [llm.generate(prompts, params) for params in (GREEDY, EVERYTHING, GREEDY)]
@@ -73,12 +76,12 @@ def generated(model: str, devices: int, settings: dict[str, Any]) -> dict[str, A
 
 def main() -> None:
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", 4)
     cases = [json.loads(case) for case in sys.argv[1:]]
+    if not any({"nnodes", "multi_process"} & case.get("settings", {}).keys() for case in cases):
+        jax.config.update("jax_num_cpu_devices", 4)
     found = []
     for case in cases:
-        counts = (1, case["devices"])
-        found.append([generated(case["model"], count, case.get("settings", {})) for count in counts])
+        found.append([generated(case["model"], count, case.get("settings", {})) for count in case["devices"]])
     print(json.dumps(found))
 
 

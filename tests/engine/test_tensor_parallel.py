@@ -32,9 +32,9 @@ def on_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     gptq: dict[str, Any] = {"scheme": "int4", "format": "gptq", "group_size": 64, "skip_tokenizer_init": True}
     quantize(str(folder / "eight"), folder / "gptq", **gptq)
     cases = (
-        {"model": str(folder / "three.gguf"), "devices": 2, "settings": {"kv_cache_dtype": "int8"}},
-        {"model": str(folder / "gptq"), "devices": 3},
-        {"model": str(folder / "experts"), "devices": 4, "settings": {"quantization": "q4k"}},
+        {"model": str(folder / "three.gguf"), "devices": [1, 2], "settings": {"kv_cache_dtype": "int8"}},
+        {"model": str(folder / "gptq"), "devices": [1, 3]},
+        {"model": str(folder / "experts"), "devices": [1, 4], "settings": {"quantization": "q4k"}},
     )
     command = [sys.executable, "-m", "tests.engine.on_devices", *map(json.dumps, cases)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=550)

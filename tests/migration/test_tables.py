@@ -180,7 +180,7 @@ def values_of(*argv: str) -> dict[str, Any]:
         ),
         (
             "--kvcache-mem-gpu 8192 --multi-process --device-ids 0,1",
-            {"kv_cache_memory_bytes": 2**33, "device_ids": "0,1"},
+            {"kv_cache_memory_bytes": 2**33, "multi_process": True, "device_ids": "0,1"},
         ),
         ("--enforce-parser qwen_coder --disable-cuda-graph", {"tool_call_parser": "qwen3_coder", "cuda_graphs": "off"}),
         (

@@ -35,7 +35,7 @@ def process(
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if value != field.default and field.default is not dataclasses.MISSING:
-            command += [f"--{field.name.replace('_', '-')}", str(value)]
+            command += [f"--{field.name.replace('_', '-')}", *([] if value is True else [str(value)])]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert server.stdout is not None
     seen: list[str] = []
@@ -161,7 +161,8 @@ def children(pid: int) -> list[int]:
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):  # threads end
             found += map(int, path.read_text().split())
-    return [child for child in found if b"engine.process_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    engines = (b"engine.process_main", b"engine.follower_main")
+    return [child for child in found if any(name in Path(f"/proc/{child}/cmdline").read_bytes() for name in engines)]
 
 
 def test_a_killed_engine_process_ends_streams_with_an_error_and_the_server_with_its_status(
@@ -192,6 +193,34 @@ def test_a_killed_engine_process_ends_streams_with_an_error_and_the_server_with_
         assert response.status_code == 503
         assert (response.json()["error"]["code"], response.json()["error"]["message"]) == ("engine_dead", why)
     assert why in log
+
+
+def test_a_killed_rank_ends_streams_with_an_error_and_the_others(engine_config: EngineConfig) -> None:
+    with process(engine_config.replace(multi_process=True, tensor_parallel_size=2)) as (server, url):
+        lines: list[str] = []
+        reader = stream(url, lines, **ENDLESS)
+        wait_for(lambda: bool(lines))
+        (rank,) = children(server.pid)
+        os.kill(rank, signal.SIGKILL)
+        reader.join(60)
+        answer = httpx.get(f"{url}/health")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 1
+        assert server.stdout is not None
+        log = server.stdout.read()
+    why = "the engine stopped: rank 1 (127.0.0.1) has gone"
+    assert lines[-1] == "data: [DONE]"
+    assert json.loads(lines[-2][6:])["error"]["message"] == why
+    assert answer.status_code == 503 and answer.json()["error"]["message"] == why
+    assert why in log and "Traceback" not in log
+
+
+def test_ranks_end_with_the_one_that_leads_them(engine_config: EngineConfig) -> None:
+    with process(engine_config.replace(multi_process=True, tensor_parallel_size=2)) as (server, url):
+        (rank,) = children(server.pid)
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": [40]}, timeout=60).status_code == 200
+        server.kill()
+        wait_for(lambda: not Path(f"/proc/{rank}").exists() or b"Z" in Path(f"/proc/{rank}/stat").read_bytes())
 
 
 def test_a_bad_model_is_one_line_and_the_same_status_wherever_the_engine_runs(tmp_path: Path) -> None:

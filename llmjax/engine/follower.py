@@ -1,0 +1,130 @@
+"""A process that computes with rank 0: it has its devices' part of the model, and runs what rank 0 runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from llmjax.config import EngineConfig
+from llmjax.engine.batch import Bucket
+from llmjax.engine.build import load
+from llmjax.engine.compile_threads import CompileThreads
+from llmjax.engine.device_state import StepOutput
+from llmjax.engine.group import Follower
+from llmjax.engine.group_wire import Compile, Compiled, Program, Refused, RunEdit, RunMasked, RunStep
+from llmjax.engine.program_cache import Executable
+from llmjax.engine.programs import StepCompiler
+from llmjax.engine.slots import SLOT_EDITS, TABLE_EDITS, Editor
+from llmjax.engine.wire import Failed, Failure, Leave
+from llmjax.errors import EngineDead
+from llmjax.host_memory import keep_freed_blocks
+from llmjax.kernels.cpu.cores import usable_cores
+from llmjax.machine_share import WHOLE_MACHINE, MachineShare
+
+logger = logging.getLogger(__name__)
+
+
+def follow(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> NoReturn:
+    """Computes with rank 0 until it ends, and then ends the process: with status 0 if it was told to.
+
+    Args:
+        config: that of rank 0, but for ``node_rank``.
+        share: of the machine, where the ranks on it divide it.
+
+    Raises:
+        LLMJaxError: the model cannot be loaded, or rank 0 does not want this rank.
+    """
+    group = Follower(config)
+    try:
+        _, compiler = load(config, group, share)
+        _Replica(compiler, threads=config.compile_threads or usable_cores()).run()
+    except Exception as error:
+        with suppress(OSError):  # it has gone, which may be why
+            group.channel.send(Failed(Failure.of(error)))
+        raise
+    logger.info("rank 0 has ended")
+    logging.shutdown()
+    os._exit(0)  # threads may be inside XLA, and the other processes are ending, too
+
+
+class _Replica:
+    """The state of this process's devices, changed as rank 0 changes that of its own."""
+
+    def __init__(self, compiler: StepCompiler, *, threads: int) -> None:
+        assert isinstance(compiler.group, Follower)
+        self._group = compiler.group
+        self._compiler = compiler
+        self._weights = compiler.weights
+        self._state = compiler.make_state()
+        self._output: StepOutput | None = None
+        self._threads = CompileThreads(threads)
+        self._programs: dict[Program, Future[Executable]] = {}
+        where: dict[str, Any] = {"cache": compiler.cache, "sharding": compiler.platform.sharding}
+        self._slots = Editor(self._state.sampler, **where)
+        self._tables = Editor(self._state.rows.page_tables, **where)
+        self._edits: dict[str, Executable] = {}
+        if compiler.platform.is_cpu:
+            keep_freed_blocks()
+
+    def run(self) -> None:
+        """Returns when rank 0 has ended as it should.
+
+        Raises:
+            EngineDead: it has gone without a word, or will not have this rank.
+        """
+        for message in self._group.messages:
+            match message:
+                case Compile():
+                    self._compile(message.program)
+                case RunStep():
+                    run = self._programs[Program("step", message.bucket)].result()
+                    self._state, self._output = run(self._weights, self._state, message.packed.values())
+                case RunMasked():
+                    assert self._output is not None
+                    run = self._programs[_shape(Program("masked", message.bucket))].result()
+                    ends, mask = self._output.ends, message.mask.values()
+                    state, _ = run(self._compiler.head_weights, replace(self._state, kv=()), ends, mask)
+                    self._state = replace(state, kv=self._state.kv)
+                case RunEdit():
+                    self._edit(message)
+                case Refused():
+                    raise EngineDead(message.reason)
+                case Leave():
+                    return
+        raise EngineDead("rank 0 has gone")
+
+    def _compile(self, program: Program) -> None:
+        shape = _shape(program)
+        if shape not in self._programs:
+            build = {"step": self._compiler.compile, "masked": self._compiler.compile_masked}[program.kind]
+            self._programs[shape] = self._threads.submit(build, program.bucket)
+        self._programs[shape].add_done_callback(lambda future: self._report(program, future))
+
+    def _report(self, program: Program, future: Future[Executable]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        self._group.channel.send(Compiled(program, None if error is None else Failure.of(error)))
+
+    def _edit(self, message: RunEdit) -> None:
+        name, arguments = message.name, [argument.values() for argument in message.arguments]
+        rows, sampler = self._state.rows, self._state.sampler
+        if name in TABLE_EDITS:
+            run = self._edits.get(name) or self._tables.program(TABLE_EDITS[name], *arguments)
+            tables = run(rows.page_tables, *arguments)
+            self._state = replace(self._state, rows=replace(rows, page_tables=tables))
+        else:
+            run = self._edits.get(name) or self._slots.program(SLOT_EDITS[name], *arguments)
+            self._state = replace(self._state, sampler=run(sampler, *arguments))
+        self._edits[name] = run
+
+
+def _shape(program: Program) -> Program:
+    """What two programs have alike that are one: what samples under masks sees rows alone."""
+    if program.kind == "step":
+        return program
+    return Program(program.kind, Bucket(tokens=0, rows=program.bucket.rows, decode=program.bucket.decode))

@@ -1,0 +1,543 @@
+"""Several processes that run one model: how they find each other, what they agree on, and how the leader tells the
+others what it runs.
+
+Rank 0 leads: it has the requests, plans the steps and says to the others which programs it compiles and runs, with the
+arrays that it hands them. The others follow (``follower``). The devices exchange values among themselves, within the
+programs (JAX's collectives).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import ipaddress
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import jax
+import msgspec
+
+from llmjax.config import EngineConfig
+from llmjax.engine.batch import Bucket
+from llmjax.engine.group_wire import (
+    Agreed,
+    Challenge,
+    Compile,
+    Compiled,
+    Join,
+    Loaded,
+    Program,
+    Refused,
+    ToFollower,
+    ToLeader,
+    Welcome,
+)
+from llmjax.engine.wire import Channel, Failed, Leave, Message
+from llmjax.errors import ConfigError, EngineDead, LLMJaxError
+from llmjax.version import __version__
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NONCE_BYTES = 32
+FIRST_BYTES = 2**16  # of a message of somebody who has not proved anything
+FIRST_SECONDS = 10.0  # that such a one may take
+WAITING = 64  # connections that wait to be heard
+RETRY_SECONDS = 0.2
+CHECK_SECONDS = 0.5
+MOST_REFUSALS = 4  # that an error tells of
+CAUSE_SECONDS = 0.5  # from a failed exchange between devices to the end of the other process's connection
+SHUTDOWN_SECONDS = 5
+HEARTBEAT_SECONDS = 30  # without a sign of a process, after which JAX's coordinator holds it for dead
+
+# What ranks may have each for itself; all other settings decide programs.
+OWN_SETTINGS = frozenset(
+    {
+        "model",
+        "tokenizer",
+        "skip_tokenizer_init",
+        "hf_token",
+        "download_dir",
+        "offline",
+        "chat_template",
+        "generation_config",
+        "override_generation_config",
+        "quantization_param_path",
+        "seed",
+        "scheduling_policy",
+        "max_num_queued_reqs",
+        "kv_cache_memory_bytes",
+        "device_ids",
+        "node_rank",
+        "master_addr",
+        "master_port",
+        "master_secret",
+        "distributed_timeout_seconds",
+        "multi_process",
+        "threads",
+        "cpu_list",
+        "numa",
+        "compilation_cache_dir",
+        "packed_weights_bytes",
+        "compile_threads",
+        "engine_process",
+        "served_model_name",
+        "disable_log_stats",
+    }
+)
+
+
+class StartedRanks(Protocol):
+    """Other ranks that this process has started."""
+
+    def check(self) -> None:
+        """Raises ConfigError if one of them has ended."""
+
+    def end(self) -> object:
+        """Waits for them a little, and ends them."""
+
+
+class Alone:
+    """The process of an engine that has no others; what the engine needs of a group."""
+
+    size = 1
+
+    def meet(self) -> None:
+        """Makes JAX see the devices of all ranks; before it has opened any."""
+
+    def agree(self, model: str, kv_bytes: int) -> int:
+        """Compares what the ranks have loaded.
+
+        Args:
+            model: a digest of it.
+            kv_bytes: that the KV cache could have on each device here.
+
+        Returns:
+            What it can have on every rank.
+
+        Raises:
+            ConfigError: the ranks have loaded different models.
+        """
+        return kv_bytes
+
+    def everywhere(self, kind: str, bucket: Bucket, compile: Callable[[], T]) -> T:
+        """What ``compile`` makes, when every rank has made it."""
+        return compile()
+
+    def tell(self, message: Message) -> None:
+        """Has the others do what this process is about to do."""
+
+    def watch(self, lost: Callable[[LLMJaxError], None]) -> None:
+        """Has ``lost`` called, on another thread, when a rank has gone."""
+
+    def cause(self, error: Exception) -> Exception:
+        """What an error of a step comes from: that a rank has gone is said by who lost its connection first."""
+        return error
+
+    def close(self) -> None:
+        """Lets the others go."""
+
+
+def group_of(config: EngineConfig, local: StartedRanks | None = None) -> Alone:
+    """This process's side of the group that a configuration describes, once all ranks are there.
+
+    Args:
+        local: the other ranks, where this process has started them; the group ends them.
+
+    Raises:
+        ConfigError: a rank has not come, has other settings, or does not know the secret; the address is not this
+            machine's or the port is taken.
+    """
+    if config.nnodes == 1:
+        return Alone()
+    return Leader(config, local) if config.node_rank == 0 else Follower(config)
+
+
+def shared_settings(config: EngineConfig) -> dict[str, str]:
+    """What all ranks must have alike: versions, and settings that decide programs."""
+    fields = dataclasses.fields(config)
+    settings = {field.name: repr(getattr(config, field.name)) for field in fields if field.name not in OWN_SETTINGS}
+    versions = {name: version(name) for name in ("jax", "jaxlib")}
+    return {"llmjax": __version__, **versions, **settings}
+
+
+@dataclasses.dataclass(eq=False)
+class _Member:
+    """A follower, as the leader sees it."""
+
+    rank: int
+    where: str
+    channel: Channel
+    messages: Iterator[Any]
+    nonce: bytes
+    loaded: Future[Loaded] = dataclasses.field(default_factory=Future)
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} ({self.where})"
+
+
+class Leader(Alone):
+    """Rank 0.
+
+    Args:
+        config: its own; the others' must fit.
+        local: as in ``group_of``.
+
+    Raises:
+        ConfigError: see ``group_of``.
+    """
+
+    def __init__(self, config: EngineConfig, local: StartedRanks | None) -> None:
+        self.size = config.nnodes
+        self._config = config
+        self._local = local
+        self._settings = shared_settings(config)
+        self._lock = threading.Lock()  # of what follows
+        self._compiling: dict[tuple[int, Program], Future[None]] = {}
+        self._lost: LLMJaxError | None = None
+        self._is_lost = threading.Event()
+        self._watchers: list[Callable[[LLMJaxError], None]] = []
+        self._closed = False
+        self._coming = threading.Condition()  # of what follows
+        self._came: dict[int, _Member] = {}
+        self._refusals: list[str] = []
+        self._misfit: str | None = None
+        with _listen(config) as listener:
+            self._members = self._gather(listener)
+        self._port = free_port(config.master_addr)
+        for member in self._members:
+            member.channel.limit = 2**32 - 1
+            member.channel.send(Welcome(_proof(config, member.nonce, by="leader"), self._port))
+            threading.Thread(target=self._hear, args=(member,), name=f"rank-{member.rank}", daemon=True).start()
+
+    def meet(self) -> None:
+        _initialize(self._config, rank=0, port=self._port)
+
+    def agree(self, model: str, kv_bytes: int) -> int:
+        least = kv_bytes
+        for member in self._members:
+            loaded = member.loaded.result()
+            if loaded.model != model:
+                self._refuse(
+                    f"{member.name} has loaded another model than rank 0, or has it in other types (their CPUs may "
+                    "differ: set dtype)"
+                )
+            least = min(least, loaded.kv_bytes)
+        for member in self._members:
+            member.channel.send(Agreed(least))
+        return least
+
+    def everywhere(self, kind: str, bucket: Bucket, compile: Callable[[], T]) -> T:
+        program = Program(kind, bucket)
+        with self._lock:
+            self._check()
+            waiting = [self._compiling.setdefault((member.rank, program), Future()) for member in self._members]
+        self._send(Compile(program))
+        made = compile()
+        for future in waiting:
+            future.result()
+        return made
+
+    def tell(self, message: Message) -> None:
+        with self._lock:
+            self._check()
+        self._send(message)
+
+    def watch(self, lost: Callable[[LLMJaxError], None]) -> None:
+        with self._lock:
+            self._watchers.append(lost)
+            already = self._lost
+        if already is not None:
+            lost(already)
+
+    def cause(self, error: Exception) -> Exception:
+        if not isinstance(error, LLMJaxError):
+            self._is_lost.wait(CAUSE_SECONDS)
+        return self._lost or error
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for member in self._members:
+            with suppress(OSError):  # it has gone already
+                member.channel.send(Leave())
+            member.channel.end()
+        if self._local is not None:
+            self._local.end()
+
+    def _gather(self, listener: socket.socket) -> list[_Member]:
+        """All followers, in the order of their ranks."""
+        config = self._config
+        deadline = time.monotonic() + config.distributed_timeout_seconds
+        logger.info("rank 0 waits for %d others at %s:%d", self.size - 1, config.master_addr, config.master_port)
+        threading.Thread(target=self._accept, args=(listener,), name="group-accept", daemon=True).start()
+        try:
+            with self._coming:
+                while len(self._came) < self.size - 1 and self._misfit is None:
+                    if self._local is not None:
+                        self._local.check()
+                    if (left := deadline - time.monotonic()) <= 0:
+                        self._refuse(self._late())
+                    self._coming.wait(min(left, CHECK_SECONDS))
+                if self._misfit is not None:
+                    self._refuse(self._misfit)
+                return [self._came[rank] for rank in sorted(self._came)]
+        finally:
+            with suppress(OSError):  # where it does not wake who accepts, that one stays until the process ends
+                listener.shutdown(socket.SHUT_RDWR)
+
+    def _late(self) -> str:
+        missing = ", ".join(str(rank) for rank in range(1, self.size) if rank not in self._came)
+        refused = f"; refused: {'; '.join(self._refusals)}" if self._refusals else ""
+        return f"rank {missing} did not come within {self._config.distributed_timeout_seconds:g} s{refused}"
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):  # it is closed when all are there
+            while True:
+                connection, address = listener.accept()
+                threading.Thread(
+                    target=self._admit, args=(connection, address[0]), name="group-admit", daemon=True
+                ).start()
+
+    def _admit(self, connection: socket.socket, where: str) -> None:
+        """Hears who has connected."""
+        connection.settimeout(FIRST_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        channel = Channel(connection, ToLeader, limit=FIRST_BYTES)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        try:
+            channel.send(Challenge(nonce))
+            messages = channel.receive()
+            join = next(messages, None)
+            if not isinstance(join, Join):
+                raise msgspec.DecodeError("it does not say who it is")
+            if not hmac.compare_digest(join.proof, _proof(self._config, nonce, by="follower")):
+                channel.send(Refused("the master_secret of this rank is not that of rank 0"))
+                raise msgspec.DecodeError("it does not know the master_secret")
+            connection.settimeout(None)
+            self._enlist(_Member(join.rank, where, channel, messages, join.nonce), join)
+        except (OSError, msgspec.MsgspecError) as error:
+            with self._coming:
+                self._refusals = [*self._refusals[-MOST_REFUSALS:], f"a process at {where}: {error}"]
+            connection.close()
+
+    def _enlist(self, member: _Member, join: Join) -> None:
+        """Makes one that knows the secret a rank, or says why not; one that does not fit ends the whole group."""
+        with self._coming:
+            misfit: str | None = None
+            if (there := self._came.get(member.rank)) is not None:
+                why: str | None = f"there is already a rank {member.rank}, at {there.where}"
+            elif not 0 < member.rank < self.size:
+                why = misfit = f"{member.name} is not one of the {self.size} ranks (nnodes)"
+            else:
+                why = misfit = _difference(self._settings, join.settings, member.name)
+            if why is None:
+                self._came[member.rank] = member
+            else:  # before this process can end
+                _refuse(member, why)
+            self._misfit = self._misfit or misfit
+            self._coming.notify()
+
+    def _hear(self, member: _Member) -> None:
+        """Takes what a follower says, until it ends."""
+        error: LLMJaxError | None = None
+        try:
+            for message in member.messages:
+                match message:
+                    case Loaded():
+                        member.loaded.set_result(message)
+                    case Compiled():
+                        with self._lock:
+                            future = self._compiling[member.rank, message.program]
+                        if message.failure is None:
+                            future.set_result(None)
+                        else:
+                            future.set_exception(message.failure.error())
+                    case Failed():
+                        error = EngineDead(f"{member.name}: {message.failure.message}")
+        except (OSError, msgspec.MsgspecError) as broken:
+            error = error or EngineDead(f"{member.name} cannot be reached: {broken}")
+        self._lose(member, error or EngineDead(f"{member.name} has gone"))
+
+    def _lose(self, member: _Member, error: LLMJaxError) -> None:
+        with self._lock:
+            if self._closed or self._lost is not None:
+                return
+            self._lost = error
+            self._is_lost.set()
+            futures: list[Future[Any]] = [*self._compiling.values(), *(other.loaded for other in self._members)]
+            watchers = list(self._watchers)
+        logger.error("%s", error)
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+        for watcher in watchers:
+            watcher(error)
+
+    def _check(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+
+    def _send(self, message: Message) -> None:
+        encoded = self._members[0].channel.encode(message)
+        for member in self._members:
+            try:
+                member.channel.send_encoded(encoded)
+            except OSError as error:
+                self._lose(member, EngineDead(f"{member.name} cannot be reached: {error}"))
+                raise self._lost or error from error
+
+    def _refuse(self, reason: str) -> NoReturn:
+        """Ends the group before it has begun."""
+        with self._lock:
+            self._closed = True
+        for member in self._came.values():
+            _refuse(member, reason)
+        raise ConfigError(reason)
+
+
+def _refuse(member: _Member, reason: str) -> None:
+    with suppress(OSError):  # it has gone by itself
+        member.channel.send(Refused(reason))
+    member.channel.end()
+
+
+class Follower(Alone):
+    """Another rank.
+
+    Args:
+        config: its own, which must fit the leader's.
+
+    Attributes:
+        channel: to the leader.
+
+    Raises:
+        ConfigError: see ``group_of``.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.size = config.nnodes
+        self._config = config
+        self._where = f"rank 0 at {config.master_addr}:{config.master_port}"
+        connection = self._connect()
+        self.channel = Channel(connection, ToFollower)
+        self.messages = self.channel.receive()
+        try:
+            challenge = self._next(Challenge)
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            self.channel.send(
+                Join(config.node_rank, nonce, _proof(config, challenge.nonce, by="follower"), shared_settings(config))
+            )
+            connection.settimeout(None)
+            welcome = self._next(Welcome)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{self._where} does not answer as one of llmjax does: {error}") from error
+        if not hmac.compare_digest(welcome.proof, _proof(config, nonce, by="leader")):
+            raise ConfigError(f"{self._where} does not know the master_secret of this rank")
+        self._port = welcome.port
+
+    def meet(self) -> None:
+        _initialize(self._config, rank=self._config.node_rank, port=self._port)
+
+    def agree(self, model: str, kv_bytes: int) -> int:
+        self.channel.send(Loaded(model, kv_bytes))
+        agreed: int = self._next(Agreed).kv_bytes
+        return agreed
+
+    def _connect(self) -> socket.socket:
+        """A connection to the leader, when it is there."""
+        config = self._config
+        deadline = time.monotonic() + config.distributed_timeout_seconds
+        while True:
+            try:
+                connection = socket.create_connection((config.master_addr, config.master_port), timeout=FIRST_SECONDS)
+            except OSError as error:  # it may come yet, and so may its name
+                if time.monotonic() > deadline:
+                    raise ConfigError(f"rank {config.node_rank} does not reach {self._where}: {error}") from error
+                time.sleep(RETRY_SECONDS)
+            else:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return connection
+
+    def _next(self, kind: type[T]) -> Any:
+        message = next(self.messages, None)
+        if isinstance(message, kind):
+            return message
+        if isinstance(message, Refused):
+            raise ConfigError(message.reason)
+        raise ConfigError(f"{self._where} has gone")
+
+
+def _listen(config: EngineConfig) -> socket.socket:
+    where = f"master_addr {config.master_addr}, master_port {config.master_port}"
+    try:
+        family, *_, address = socket.getaddrinfo(config.master_addr, config.master_port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=WAITING)
+    except OSError as error:
+        raise ConfigError(
+            f"{where}: rank 0 cannot listen there ({error.strerror or error}); it must be an address of its machine "
+            "and a free port"
+        ) from error
+
+
+def free_port(address: str) -> int:
+    """A port for somebody who will listen later."""
+    family, *_, found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+    with socket.create_server(found[:2], family=family) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _initialize(config: EngineConfig, *, rank: int, port: int) -> None:
+    """Connects JAX's processes."""
+    host = f"[{config.master_addr}]" if ":" in config.master_addr else config.master_addr
+    # Else a process that ends would have JAX abort the others before they could say so.
+    jax.config.update("jax_enable_recoverability", True)
+    try:
+        jax.distributed.initialize(
+            coordinator_address=f"{host}:{port}",
+            num_processes=config.nnodes,
+            process_id=rank,
+            initialization_timeout=int(config.distributed_timeout_seconds),
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+            coordinator_bind_address=f"{host}:{port}" if rank == 0 and _is_loopback(config.master_addr) else None,
+        )
+    except RuntimeError as error:
+        raise ConfigError(f"rank {rank} does not meet the others: {' '.join(str(error).split())}") from error
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _proof(config: EngineConfig, nonce: bytes, *, by: str) -> bytes:
+    """That somebody knows the secret.
+
+    Args:
+        nonce: of the other side.
+        by: ``leader`` or ``follower``, whose answers are of no use to the other.
+    """
+    return hmac.digest((config.master_secret or "").encode(), by.encode() + nonce, "sha256")
+
+
+def _difference(ours: dict[str, str], theirs: dict[str, str], name: str) -> str | None:
+    """Why a follower does not fit, in a line."""
+    for setting, value in ours.items():
+        if theirs.get(setting) != value:
+            return f"{name} has {setting} {theirs.get(setting)}, and rank 0 has {value}: start all ranks alike"
+    return None

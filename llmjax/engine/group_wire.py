@@ -1,0 +1,137 @@
+"""What the processes that run one model say to each other: rank 0 leads, the others follow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from llmjax.engine.batch import Bucket
+from llmjax.engine.wire import Failed, Failure, Leave, Message
+
+
+class Array(Message):
+    """A NumPy array."""
+
+    dtype: str
+    shape: list[int]
+    data: bytes
+
+    @classmethod
+    def of(cls, values: npt.NDArray[Any] | np.generic) -> Array:
+        return cls(dtype=values.dtype.str, shape=list(values.shape), data=values.tobytes())
+
+    def values(self) -> npt.NDArray[Any]:
+        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
+
+
+class Program(msgspec.Struct, array_like=True, frozen=True):
+    """Names a compiled program.
+
+    Args:
+        kind: ``step`` or ``masked``.
+    """
+
+    kind: str
+    bucket: Bucket
+
+
+class Challenge(Message, tag="challenge"):
+    """To who has connected: what to prove the secret with."""
+
+    nonce: bytes
+
+
+class Join(Message, tag="join"):
+    """To the leader, first.
+
+    Args:
+        nonce: for the leader to prove the secret with.
+        proof: of the secret.
+        settings: what all ranks must have alike, by name.
+    """
+
+    rank: int
+    nonce: bytes
+    proof: bytes
+    settings: dict[str, str]
+
+
+class Welcome(Message, tag="welcome"):
+    """To a follower, when all ranks are there.
+
+    Args:
+        proof: of the secret.
+        port: of JAX's coordinator, on the leader's machine.
+    """
+
+    proof: bytes
+    port: int
+
+
+class Refused(Message, tag="refused"):
+    """To who may not follow, last."""
+
+    reason: str
+
+
+class Loaded(Message, tag="loaded"):
+    """To the leader.
+
+    Args:
+        model: a digest of what has been loaded.
+        kv_bytes: that this process's devices have for the KV cache, each.
+    """
+
+    model: str
+    kv_bytes: int
+
+
+class Agreed(Message, tag="agreed"):
+    """To a follower: the bytes of every device's KV cache."""
+
+    kv_bytes: int
+
+
+class Compile(Message, tag="compile"):
+    """To a follower: a program that will be run."""
+
+    program: Program
+
+
+class Compiled(Message, tag="compiled"):
+    """To the leader: it can be run, or why not."""
+
+    program: Program
+    failure: Failure | None = None
+
+
+class RunStep(Message, tag="run_step"):
+    """To a follower: a step of a bucket."""
+
+    bucket: Bucket
+    packed: Array
+
+
+class RunMasked(Message, tag="run_masked"):
+    """To a follower: sampling under masks, behind the step before."""
+
+    bucket: Bucket
+    mask: Array
+
+
+class RunEdit(Message, tag="run_edit"):
+    """To a follower: an edit of a part of the state.
+
+    Args:
+        name: of a function in ``llmjax.engine.slots.EDITS``.
+    """
+
+    name: str
+    arguments: list[Array]
+
+
+ToFollower = Challenge | Welcome | Refused | Agreed | Compile | RunStep | RunMasked | RunEdit | Leave
+ToLeader = Join | Loaded | Compiled | Failed

@@ -1,0 +1,355 @@
+"""How the processes that run one model find each other, what they refuse, and what they say."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmjax.config import EngineConfig
+from llmjax.engine.batch import Bucket
+from llmjax.engine.group import Alone, Follower, Leader, free_port, group_of
+from llmjax.engine.group_wire import Array, Challenge, Compile, Compiled, Join, Program, RunStep, Welcome
+from llmjax.engine.wire import Channel, Failed, Failure, Leave
+from llmjax.errors import CompileError, ConfigError, EngineDead, LLMJaxError
+
+HOST = "127.0.0.1"
+BUCKET = Bucket(tokens=4, rows=4, decode=True, steps=8)
+
+
+@pytest.fixture
+def config() -> EngineConfig:
+    return EngineConfig(
+        model="somewhere",
+        tensor_parallel_size=3,
+        nnodes=3,
+        master_port=free_port(HOST),
+        master_secret="word",
+        distributed_timeout_seconds=60,
+    )
+
+
+def joining(config: EngineConfig) -> Future[Any]:
+    """A rank that is on its way."""
+    future: Future[Any] = Future()
+
+    def join() -> None:
+        try:
+            future.set_result(group_of(config))
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=join, daemon=True).start()
+    return future
+
+
+@contextmanager
+def together(config: EngineConfig) -> Iterator[tuple[Leader, list[Follower]]]:
+    ranks = [joining(config.replace(node_rank=rank)) for rank in (2, 0, 1)]
+    second, leader, first = (rank.result(60) for rank in ranks)
+    try:
+        yield leader, [first, second]
+    finally:
+        leader.close()
+
+
+def hang_up(follower: Follower) -> None:
+    follower.channel._socket.shutdown(socket.SHUT_RDWR)
+
+
+def test_one_process_needs_nobody() -> None:
+    group = group_of(EngineConfig(model="somewhere"))
+    assert type(group) is Alone and group.size == 1
+    assert group.agree("model", 7) == 7
+    assert group.everywhere("step", BUCKET, lambda: "program") == "program"
+
+
+def test_ranks_agree_on_the_least_memory(config: EngineConfig) -> None:
+    with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
+        pairs = zip(followers, (5, 9), strict=True)
+        others = [threads.submit(follower.agree, "model", size) for follower, size in pairs]
+        assert leader.agree("model", 7) == 5
+        assert [other.result(60) for other in others] == [5, 5]
+
+
+def test_other_models_are_refused_everywhere(config: EngineConfig) -> None:
+    with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
+        others = [threads.submit(follower.agree, name, 1) for follower, name in zip(followers, "ab", strict=True)]
+        message = r"rank 2 \(127.0.0.1\) has loaded another model than rank 0"
+        with pytest.raises(ConfigError, match=message):
+            leader.agree("a", 1)
+        for other in others:
+            with pytest.raises(ConfigError, match=message):
+                other.result(60)
+
+
+def test_a_program_is_there_when_every_rank_has_it(config: EngineConfig) -> None:
+    program = Program("step", BUCKET)
+    with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
+        made = threads.submit(leader.everywhere, "step", BUCKET, lambda: "program")
+        for follower in followers:
+            assert next(follower.messages) == Compile(program)
+        followers[0].channel.send(Compiled(program))
+        assert not made.done()
+        followers[1].channel.send(Compiled(program))
+        assert made.result(60) == "program"
+
+
+def test_a_program_that_one_rank_cannot_compile_is_nobodys(config: EngineConfig) -> None:
+    program = Program("masked", BUCKET)
+    with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
+        made = threads.submit(leader.everywhere, "masked", BUCKET, lambda: "program")
+        assert next(followers[0].messages) == Compile(program)
+        followers[0].channel.send(Compiled(program, Failure.of(CompileError("too large"))))
+        followers[1].channel.send(Compiled(program))
+        with pytest.raises(CompileError, match="too large"):
+            made.result(60)
+
+
+def test_what_is_told_comes_in_order_and_whole(config: EngineConfig) -> None:
+    arrays = [np.arange(n, dtype=np.int32) for n in range(5)]
+    with together(config) as (leader, followers):
+        for values in arrays:
+            leader.tell(RunStep(BUCKET, Array.of(values)))
+        leader.close()
+        for follower in followers:
+            *steps, last = follower.messages
+            assert isinstance(last, Leave)
+            assert [step.bucket for step in steps] == [BUCKET] * len(arrays)
+            for step, values in zip(steps, arrays, strict=True):
+                np.testing.assert_array_equal(step.packed.values(), values)
+    assert Array.of(np.float32(2.5)).values() == np.float32(2.5)
+
+
+def test_a_rank_that_has_gone_ends_what_waits_for_it(config: EngineConfig) -> None:
+    lost: Future[LLMJaxError] = Future()
+    with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
+        leader.watch(lost.set_result)
+        made = threads.submit(leader.everywhere, "step", BUCKET, lambda: "program")
+        assert isinstance(next(followers[0].messages), Compile)
+        hang_up(followers[1])
+        assert str(lost.result(60)) == "rank 2 (127.0.0.1) has gone"
+        with pytest.raises(EngineDead, match="rank 2"):
+            made.result(60)
+        with pytest.raises(EngineDead, match="rank 2"):
+            leader.tell(Compile(Program("step", BUCKET)))
+        assert str(leader.cause(ValueError("the exchange failed"))) == "rank 2 (127.0.0.1) has gone"
+        late: list[LLMJaxError] = []
+        leader.watch(late.append)
+        assert late == [lost.result()]
+
+
+def test_a_rank_says_why_it_goes(config: EngineConfig) -> None:
+    lost: Future[LLMJaxError] = Future()
+    with together(config) as (leader, followers):
+        leader.watch(lost.set_result)
+        followers[0].channel.send(Failed(Failure.of(ConfigError("no such device"))))
+        hang_up(followers[0])
+        assert str(lost.result(60)) == "rank 1 (127.0.0.1): no such device"
+
+
+def test_a_rank_that_does_not_come_is_named(config: EngineConfig) -> None:
+    first = joining(config.replace(node_rank=1))
+    with pytest.raises(ConfigError, match=r"^rank 2 did not come within 1 s$") as caught:
+        group_of(config.replace(distributed_timeout_seconds=1.0))
+    with pytest.raises(ConfigError) as told:
+        first.result(60)
+    assert str(told.value) == str(caught.value)
+
+
+def test_a_leader_that_does_not_come_is_named(config: EngineConfig) -> None:
+    where = f"rank 0 at 127.0.0.1:{config.master_port}"
+    with pytest.raises(ConfigError, match=rf"rank 1 does not reach {where}: .*refused"):
+        group_of(config.replace(node_rank=1, distributed_timeout_seconds=0.1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_num_seqs": 3}, "rank 1 (127.0.0.1) has max_num_seqs 3, and rank 0 has 32: start all ranks alike"),
+        ({"dtype": "float32"}, "rank 1 (127.0.0.1) has dtype 'float32', and rank 0 has 'auto': start all ranks alike"),
+    ],
+)
+def test_other_settings_end_all_ranks(config: EngineConfig, change: dict[str, Any], message: str) -> None:
+    other = joining(config.replace(node_rank=1, **change))
+    with pytest.raises(ConfigError) as caught:
+        group_of(config)
+    assert str(caught.value) == message
+    with pytest.raises(ConfigError) as told:
+        other.result(60)
+    assert str(told.value) == message
+
+
+def test_other_versions_end_all_ranks(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = joining(config)
+    until_listening(config)
+    monkeypatch.setattr("llmjax.engine.group.__version__", "9.9")
+    with pytest.raises(ConfigError, match=r"has llmjax 9\.9, and rank 0 has"):
+        group_of(config.replace(node_rank=2))
+    with pytest.raises(ConfigError, match=r"has llmjax 9\.9, and rank 0 has"):
+        leader.result(60)
+
+
+def test_settings_of_one_machine_may_differ(config: EngineConfig) -> None:
+    ranks = [
+        joining(config.replace(node_rank=rank, threads=rank, model=f"/disk{rank}", device_ids=str(rank)))
+        for rank in range(3)
+    ]
+    ranks[0].result(60).close()
+
+
+def test_a_wrong_secret_is_refused_and_the_right_ones_are_waited_for(config: EngineConfig) -> None:
+    leader = joining(config)
+    with pytest.raises(ConfigError, match=r"^the master_secret of this rank is not that of rank 0$"):
+        group_of(config.replace(node_rank=1, master_secret="another"))
+    with pytest.raises(ConfigError, match="master_secret"):
+        group_of(config.replace(node_rank=1, master_secret=None))
+    others = [joining(config.replace(node_rank=rank)) for rank in (1, 2)]
+    leader.result(60).close()
+    assert all(other.result(60) for other in others)
+
+
+def test_who_waits_hears_of_the_refused(config: EngineConfig) -> None:
+    leader = joining(config.replace(distributed_timeout_seconds=3))
+    with pytest.raises(ConfigError):
+        group_of(config.replace(node_rank=1, master_secret="another"))
+    with pytest.raises(ConfigError, match=r"rank 1, 2 did not come within 3 s; refused: a process at 127.0.0.1: it "):
+        leader.result(60)
+
+
+def test_a_leader_that_does_not_know_the_secret_is_refused(config: EngineConfig) -> None:
+    """It asks for a proof, and welcomes whoever gives one."""
+    with socket.create_server((HOST, config.master_port)) as server:
+
+        def welcome() -> None:
+            connection, _ = server.accept()
+            with connection:
+                channel = Channel(connection, Join)
+                channel.send(Challenge(b"x" * 32))
+                assert next(channel.receive()).rank == 1
+                channel.send(Welcome(b"y" * 32, 1))
+
+        thread = threading.Thread(target=welcome)
+        thread.start()
+        with pytest.raises(ConfigError, match=r"does not know the master_secret of this rank$"):
+            group_of(config.replace(node_rank=1))
+        thread.join(60)
+
+
+def test_the_same_rank_twice(config: EngineConfig) -> None:
+    leader = joining(config)
+    first = joining(config.replace(node_rank=1))
+    twice = joining(config.replace(node_rank=1))
+    joining(config.replace(node_rank=2))
+    leader.result(60).close()
+    errors = [error for rank in (first, twice) if (error := rank.exception(60)) is not None]
+    assert [str(error) for error in errors] == ["there is already a rank 1, at 127.0.0.1"]
+
+
+def test_a_rank_that_there_is_not(config: EngineConfig) -> None:
+    leader = joining(config)
+    message = r"^rank 3 \(127.0.0.1\) is not one of the 3 ranks \(nnodes\)$"
+    with pytest.raises(ConfigError, match=message):
+        group_of(config.replace(node_rank=3, nnodes=4, tensor_parallel_size=4))
+    with pytest.raises(ConfigError, match=message):
+        leader.result(60)
+
+
+GARBAGE: dict[str, bytes] = {
+    "nothing": b"",
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a long message": struct.pack("<I", 2**31) + b"x" * 1000,
+    "no MessagePack": struct.pack("<I", 4) + b"\xc1\xc1\xc1\xc1",
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_strangers_are_not_believed(config: EngineConfig, name: str) -> None:
+    leader = joining(config)
+    until_listening(config)
+    with socket.create_connection((HOST, config.master_port), timeout=60) as stranger:
+        stranger.sendall(GARBAGE[name])
+        stranger.shutdown(socket.SHUT_WR)
+        while stranger.recv(2**16):  # until it hangs up
+            pass
+    others = [joining(config.replace(node_rank=rank)) for rank in (1, 2)]
+    leader.result(60).close()
+    assert all(other.result(60) for other in others)
+
+
+def test_who_is_no_leader(config: EngineConfig) -> None:
+    with socket.create_server((HOST, config.master_port)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+                connection.recv(100)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ConfigError, match=rf"rank 0 at 127.0.0.1:{config.master_port} .*"):
+            group_of(config.replace(node_rank=1))
+        thread.join(60)
+
+
+def test_a_port_in_use(config: EngineConfig) -> None:
+    with (
+        socket.create_server((HOST, config.master_port)),
+        pytest.raises(ConfigError, match=f"master_port {config.master_port}: rank 0 cannot listen there .*in use"),
+    ):
+        group_of(config)
+
+
+def test_an_address_of_another_machine(config: EngineConfig) -> None:
+    with pytest.raises(ConfigError, match=r"master_addr 192.0.2.1, .*an address of its machine"):
+        group_of(config.replace(master_addr="192.0.2.1"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"nnodes": 2}, "nnodes 2 must divide tensor_parallel_size, which is not given"),
+        ({"nnodes": 2, "tensor_parallel_size": 3}, "nnodes 2 must divide tensor_parallel_size, which is 3"),
+        ({"nnodes": 2, "node_rank": 2}, "node_rank is 2, and nnodes 2 has ranks below 2"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "data_parallel_size": 2}, "data_parallel_size 2: such engines are"),
+        (
+            {"nnodes": 2, "tensor_parallel_size": 4, "device_ids": "0,1,2"},
+            "tensor_parallel_size 4 over 2 processes (nnodes) is not 3 devices in each",
+        ),
+        ({"multi_process": True}, "multi_process is for two devices or more"),
+        ({"multi_process": True, "nnodes": 2, "tensor_parallel_size": 2}, "multi_process starts its processes itself"),
+        ({"master_port": 70000}, "master_port must be at most 65535, not 70000"),
+        ({"distributed_timeout_seconds": 0}, "distributed_timeout_seconds must be above 0, not 0"),
+    ],
+)
+def test_groups_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(model="somewhere", **settings)
+    assert str(caught.value).startswith(message)
+
+
+def test_devices_are_those_of_one_process() -> None:
+    assert EngineConfig(model="somewhere", nnodes=2, tensor_parallel_size=4).device_numbers == (0, 1)
+    config = EngineConfig(model="somewhere", nnodes=2, tensor_parallel_size=4, device_ids="2,3")
+    assert config.device_numbers == (2, 3)
+
+
+def until_listening(config: EngineConfig) -> None:
+    """Returns when there is a leader."""
+    end = time.monotonic() + 60
+    while True:
+        try:
+            with socket.create_connection((HOST, config.master_port), timeout=60):
+                return
+        except ConnectionRefusedError:
+            assert time.monotonic() < end
+            time.sleep(0.01)
