@@ -61,6 +61,11 @@ class AsyncLLM(LoadedLLM):
         return self._frontend.num_requests
 
     @property
+    def request_ids(self) -> list[str]:
+        """The ids of requests whose streams have not ended."""
+        return list(self._streams)
+
+    @property
     def num_waiting(self) -> int:
         """Continuations, of all requests, beyond those that can run at once. Counted on this side of the
         engine, so that requests that have left count no more."""

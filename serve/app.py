@@ -27,6 +27,7 @@ from llmjax.serve.metrics import EngineMetrics, registry
 from llmjax.serve.middleware import DrainGate, RequestLog
 from llmjax.serve.openapi import docs_routes
 from llmjax.serve.responses.store import ResponseStore
+from llmjax.serve.routes.admin import ADMIN_ROUTES
 from llmjax.serve.routes.batches import BATCH_ROUTES
 from llmjax.serve.routes.chat import CHAT_ROUTES
 from llmjax.serve.routes.completions import COMPLETION_ROUTES
@@ -56,7 +57,7 @@ def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None
     ]
     handlers: Any = dict.fromkeys((ApiError, ClientDisconnected, LLMJaxError, HTTPException), handle_error)
     answering: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *MESSAGE_ROUTES, *POOLING_ROUTES]
-    routes = [*answering, *FILE_ROUTES, *BATCH_ROUTES, *MODEL_ROUTES, *TOKEN_ROUTES]
+    routes = [*answering, *FILE_ROUTES, *BATCH_ROUTES, *MODEL_ROUTES, *TOKEN_ROUTES, *ADMIN_ROUTES]
     routes += ops_routes(registry(metrics))
     if config.docs:
         routes += docs_routes(routes, keys=bool(config.api_key))

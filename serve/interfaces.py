@@ -32,6 +32,13 @@ class Engine(Protocol):
     @property
     def num_requests(self) -> int: ...
 
+    @property
+    def request_ids(self) -> list[str]: ...
+
+    async def abort(self, request_id: str) -> None: ...
+
+    async def reset_prefix_cache(self) -> None: ...
+
     def generate(
         self,
         prompt: Mapping[str, Any],

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from llmjax.serve.protocol.admin import AbortRequest
 from llmjax.serve.protocol.batches import BatchRequest
 from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.common import ApiModel
@@ -44,6 +45,7 @@ BODIES: Mapping[str, tuple[type[ApiModel], ...]] = {
     **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest,)),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest,)),
     "/v1/batches": (BatchRequest,),
+    "/abort_requests": (AbortRequest,),
     "/tokenize": (TokenizeTextRequest, TokenizeChatRequest),
     "/detokenize": (DetokenizeRequest,),
 }
