@@ -296,18 +296,11 @@ class Engine:
             prompt_logprobs = HostLogprobs.read(pending.output.prompt_logprobs)
             self._take_prompt_logprobs(rows, prompt_logprobs)
         vectors = None if pending.output.vectors is None else np.asarray(pending.output.vectors)
-        token_vectors: Vectors | None = None
-        at = 0  # of the row's first token
+        if vectors is not None and any(row.wants_tokens for row in rows):
+            _take_token_vectors(rows, np.asarray(pending.output.token_vectors))
         outputs: list[EngineOutput] = []
         for i, (row, brought) in enumerate(zip(rows, tokens, strict=True)):
             sequence = row.sequence
-            if row.wants_tokens and sequence.status is not Status.FINISHED:
-                if token_vectors is None:
-                    token_vectors = np.asarray(pending.output.token_vectors)
-                if row.start == 0:
-                    sequence.vectors.clear()  # of before it was preempted
-                sequence.vectors.append(token_vectors[at : at + row.count])
-            at += row.count
             if row.samples and sequence.status is not Status.FINISHED:
                 sequence.in_flight -= row.steps
                 if len(brought) < row.steps and sequence.status is Status.RUNNING:
@@ -337,7 +330,8 @@ class Engine:
         request, known, before = sequence.request, sequence.tokens, len(sequence.tokens)
         params, stops = request.params, request.stop_token_ids
         output: EngineOutput | None = None
-        for step, token in enumerate(chain(tokens, _forced(sequence))):
+        following = chain(tokens, _forced(sequence)) if sequence.jumps else tokens
+        for step, token in enumerate(following):
             if token == NOT_FINITE:
                 outputs.append(self._fail(sequence))
                 break
@@ -457,6 +451,18 @@ def _forced(sequence: Sequence) -> Iterator[int]:
     choice about, as every mask would say."""
     if sequence.jumps and sequence.matcher is not None:
         yield from sequence.matcher.compute_ff_tokens()
+
+
+def _take_token_vectors(rows: list[Row], vectors: Vectors) -> None:
+    """Adds the vectors of the rows' tokens to sequences that ask for them; ``vectors``: f32 [T, size]."""
+    at = 0  # of the row's first token
+    for row in rows:
+        sequence = row.sequence
+        if row.wants_tokens and sequence.status is not Status.FINISHED:
+            if row.start == 0:
+                sequence.vectors.clear()  # of before it was preempted
+            sequence.vectors.append(vectors[at : at + row.count])
+        at += row.count
 
 
 def _no_mask(why: str) -> InvalidRequest:
