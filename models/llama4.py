@@ -2,8 +2,7 @@
 their scores leave of a token.
 
 Layers with positions see the chunk of ``attention_chunk_size`` tokens that a token is in, and those without sharpen
-their queries from ``floor_scale`` tokens on. A sequence that ends before either knows nothing of it; longer ones are
-refused.
+their queries from ``floor_scale`` tokens on. Where no sequence is so long, layers know nothing of it.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from llmjax.models.hf_config import (
     layer_types,
     rms,
 )
+from llmjax.models.layers.chunks import Sharpening
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.moe import Experts, SharedExpert
 from llmjax.models.layers.norm import RMS
@@ -54,7 +54,9 @@ DEFAULTS = {
     "attention_chunk_size": 8192,
     "attn_temperature_tuning": True,
     "floor_scale": 8192,
+    "attn_scale": 0.1,
 }
+KINDS = ("full_attention", "chunked_attention")
 FEED_FORWARD = "model.layers.*.feed_forward"
 NAMES = Names(
     modules={
@@ -75,8 +77,8 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         fields.flag("attention_bias"),
     )
     rotated, sparse = _rotated(fields, count), _sparse(fields, count)
-    layer_types(fields, kinds=("chunked_attention", "full_attention"))  # which differ beyond a chunk
-    longest = _longest(fields, max_model_len)
+    kinds = layer_types(fields, [KINDS[i in rotated] for i in range(count)], kinds=KINDS)
+    longest = max_model_len or fields.integer("max_position_embeddings")
     (attention,) = attention_by_kind(
         fields,
         ("full_attention",),
@@ -86,16 +88,28 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         qkv_bias=bias,
         o_bias=bias,
     ).values()
-    plain = replace(attention, rope=None)
+    plain = replace(attention, rope=None, sharpened=_sharpening(fields, longest))
     if fields.flag("use_qk_norm"):
         attention = replace(attention, qk_norm=RMS(norm.eps, weighted=False), qk_norm_first=False)
     experts, mlp = _experts(fields), replace(gated_mlp(fields), inner=fields.integer("intermediate_size_mlp"))
+    chunk = fields.optional_integer("attention_chunk_size")
+    chunk = None if chunk is None or longest <= chunk else chunk
     layers = [
-        LayerSpec(mixer=attention if i in rotated else plain, feed_forward=experts if i in sparse else mlp, norm=norm)
-        for i in range(count)
+        LayerSpec(
+            mixer=replace(attention if i in rotated else plain, chunk=chunk if kind == KINDS[True] else None),
+            feed_forward=experts if i in sparse else mlp,
+            norm=norm,
+        )
+        for i, kind in enumerate(kinds)
     ]
-    whole = decoder_config(fields, architecture="Llama4ForCausalLM", layers=layers, norm=norm)
-    return replace(whole, max_position=min(whole.max_position, longest))
+    return decoder_config(fields, architecture="Llama4ForCausalLM", layers=layers, norm=norm)
+
+
+def _sharpening(fields: Fields, longest: int) -> Sharpening | None:
+    floor = fields.integer("floor_scale")
+    if not fields.flag("attn_temperature_tuning") or longest < floor:
+        return None
+    return Sharpening(floor, fields.number("attn_scale"))
 
 
 def _rotated(fields: Fields, count: int) -> set[int]:
@@ -114,20 +128,6 @@ def _sparse(fields: Fields, count: int) -> set[int]:
         return set(fields.indices("moe_layers"))
     step = fields.integer("interleave_moe_layer_step")
     return set(range(step - 1, count, step))
-
-
-def _longest(fields: Fields, max_model_len: int | None) -> int:
-    """Tokens of the longest sequence for which chunks and sharper queries make no difference."""
-    limits = {"attention_chunk_size": fields.optional_integer("attention_chunk_size")}
-    if fields.flag("attn_temperature_tuning"):
-        limits["floor_scale"] = fields.integer("floor_scale", minimum=2) - 1
-    known = {key: limit for key, limit in limits.items() if limit is not None}
-    key = min(known, key=lambda key: known[key], default=None)
-    if key is None:
-        return 2**31 - 1
-    if max_model_len is not None and max_model_len > known[key]:
-        raise fields.error(key, f"supports sequences of at most {known[key]} tokens here, not {max_model_len}")
-    return known[key]
 
 
 def _experts(fields: Fields) -> Experts:

@@ -15,6 +15,7 @@ from llmjax.kernels.cpu import blocks as cpu
 from llmjax.kernels.registry import Implementation, Operands, Operation
 from llmjax.kernels.rope import Rotation, rotate
 from llmjax.kernels.sharding import own_part
+from llmjax.models.layers.chunks import Sharpening, by_chunk
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import RMS, NormModule, NormSpec, kernel_norm
@@ -48,6 +49,8 @@ class Attention:
     gated: bool = False  # what a head has found is multiplied by a sigmoid of what q_proj brings beside its query
     values_of_keys: bool = False  # a value is what k_proj brings, without the key's norm and rotation
     v_norm: RMS | None = None  # of v
+    chunk: int | None = None  # a query sees the keys of its chunk of so many tokens; None: there are none
+    sharpened: Sharpening | None = None  # queries by their positions
     reads_only: bool = False  # keys and values are those that another layer has stored, see `LayerSpec`
 
     name: ClassVar[str] = "self_attn"
@@ -56,7 +59,8 @@ class Attention:
     def state(self) -> PagedKV:
         """What a layer keeps."""
         # A text whose tokens see what is behind them is in one step as a whole: nothing falls behind a window.
-        return PagedKV(kv_heads=self.kv_heads, head_dim=self.head_dim, window=self.window if self.causal else None)
+        window = self.chunk or self.window  # no token sees more than a chunk
+        return PagedKV(kv_heads=self.kv_heads, head_dim=self.head_dim, window=window if self.causal else None)
 
     @property
     def is_fused(self) -> bool:
@@ -64,8 +68,9 @@ class Attention:
         normed = self.qk_norm is None or (
             isinstance(self.qk_norm, RMS) and self.qk_norm_over == "head" and self.qk_norm_first
         )
-        plain_values = not self.values_of_keys and self.v_norm is None and not self.reads_only
-        plain = plain_values and not self.gated and not self.sinks and self.clip is None and self.slopes is None
+        own_values = not self.values_of_keys and self.v_norm is None and not self.reads_only
+        plain_queries = not self.gated and self.sharpened is None and self.chunk is None
+        plain = own_values and plain_queries and not self.sinks and self.clip is None and self.slopes is None
         return normed and plain
 
     def build(self, size: int, *, dtype: jnp.dtype) -> AttentionModule:
@@ -129,6 +134,10 @@ class AttentionModule(nnx.Module):
         spec = self.spec
         q, gate = self.queries(n)
         q, batch = self.placed(q, self.q_norm, context), context.batch
+        if spec.sharpened is not None:
+            q = q * spec.sharpened.factors(batch)[:, None, None].astype(q.dtype)
+        if spec.chunk is not None:
+            batch = by_chunk(batch, spec.chunk, page_size=context.state.page_size)
         if spec.reads_only:  # what is stored goes where that of padding goes
             k = v = jnp.zeros((len(n), spec.kv_heads, spec.head_dim), q.dtype)
             batch = replace(batch, kv_index=jnp.zeros_like(batch.kv_index))
@@ -208,7 +217,7 @@ class AttentionModule(nnx.Module):
 
 class SteppedAttentionModule(AttentionModule):
     """Attention that the fused kernels do not have: gates, sinks, clipped entries, ALiBi, other norms of q and k,
-    values that are normed or are keys, and keys of another layer."""
+    values that are normed or are keys, chunks, and keys of another layer."""
 
     half: ClassVar[Operation] = Operation("attention half", (Implementation("in steps", mixed),))
 

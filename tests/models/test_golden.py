@@ -105,6 +105,7 @@ VARIANTS = [
     "minimax",
     "gemma4",
     "gemma4-plain",
+    "llama4-long",
 ]
 ROPES = [
     ("llama", "rope-linear"),

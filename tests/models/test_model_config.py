@@ -40,6 +40,7 @@ from llmjax.models import (
     text_config,
 )
 from llmjax.models.layers.alibi import alibi_slopes
+from llmjax.models.layers.chunks import Sharpening
 from llmjax.models.layers.rope_lengths import LongFrequencies
 from llmjax.models.layers.state import AllTokens, LastState, LatentKV
 
@@ -966,14 +967,15 @@ def test_llama4() -> None:
     experts = got.layers[0].feed_forward
     assert (experts.score, experts.scaled_inputs, experts.normalize, experts.inner) == ("sigmoid", True, False, 8192)
     assert experts.shared == SharedExpert(inner=8192, gated=False)
+    assert got.max_position == 131072 and (rotated.chunk, plain.chunk) == (8192, None)
+    assert (rotated.sharpened, plain.sharpened) == (None, Sharpening(8192, 0.1))
+    assert got.windows == (None, 8192)
     # Sequences for which chunks and temperatures make no difference.
-    assert got.max_position == 8191
-    assert model_config({"model_type": "llama4_text", "attn_temperature_tuning": False}).max_position == 8192
-    assert model_config({"model_type": "llama4_text"}, max_model_len=8191) == got
-    with pytest.raises(
-        UnsupportedModel, match="floor_scale = 8192 supports sequences of at most 8191 tokens here, not"
-    ):
-        model_config({"model_type": "llama4_text"}, max_model_len=8192)
+    short = model_config({"model_type": "llama4_text"}, max_model_len=8191)
+    assert short.windows == (None,) and {layer.mixer.sharpened for layer in short.layers} == {None}
+    assert model_config({"model_type": "llama4_text"}, max_model_len=8192).layers[3].mixer.sharpened is not None
+    plain = model_config({"model_type": "llama4_text", "attn_temperature_tuning": False}).layers[3].mixer
+    assert plain.sharpened is None
     interleaved = model_config({"model_type": "llama4_text", "interleave_moe_layer_step": 2, "num_hidden_layers": 4})
     assert [layer.feed_forward.inner for layer in interleaved.layers] == [16384, 8192, 16384, 8192]
     assert [type(layer.feed_forward) for layer in interleaved.layers] == [GatedMLP, Experts] * 2

@@ -739,6 +739,21 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "vocab_size_per_layer_input": VOCAB,
         },
     ),
+    "llama4-long": (
+        "Llama4ForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "intermediate_size": 16,
+            "intermediate_size_mlp": 40,
+            "head_dim": 12,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 8,
+            "floor_scale": 8,
+            "rope_theta": 5000.0,
+        },
+    ),
 }
 CONSTANTS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # of MiniMax, which follow from the config
 STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published

@@ -1,0 +1,66 @@
+"""Attention within chunks of a sequence (Llama 4): a query sees the keys of its own chunk.
+
+To kernels each chunk is a sequence of its own: a row whose tokens are in several chunks becomes several rows, and a
+row's pages begin where its chunk does. Queries without positions may be sharpened by theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+
+from llmjax.kernels.attention import RaggedBatch
+from llmjax.models.errors import UnsupportedModel
+
+
+def by_chunk(batch: RaggedBatch, chunk: int, *, page_size: int) -> RaggedBatch:
+    """The batch with a row for each chunk that a row's tokens may be in; such rows may be empty.
+
+    Args:
+        chunk: tokens.
+        page_size: tokens in a page, of which chunks consist.
+
+    Raises:
+        UnsupportedModel: they do not.
+    """
+    if chunk % page_size:
+        raise UnsupportedModel(f"attention_chunk_size = {chunk} is not a multiple of page_size = {page_size}")
+    tokens = len(batch.kv_index)
+    parts = 1 if batch.decode else -(-(tokens - 1) // chunk) + 1  # chunks that consecutive tokens may touch
+    counts = batch.query_start[1:] - batch.query_start[:-1]
+    first = batch.kv_len - counts  # positions of the rows' first tokens
+    chunks = (first // chunk)[:, None] + jnp.arange(parts)  # [R, parts]
+    begins = jnp.clip(chunks * chunk - first[:, None], 0, counts[:, None])  # among the row's tokens
+    ends = jnp.clip((chunks + 1) * chunk - first[:, None], 0, counts[:, None])
+    is_there = (ends > begins) & (batch.kv_len > 0)[:, None]
+    lengths = jnp.where(is_there, first[:, None] + ends - chunks * chunk, 0)
+    starts = (batch.query_start[:-1, None] + begins).reshape(-1)
+    columns = (chunks * (chunk // page_size))[..., None] + jnp.arange(
+        min(chunk // page_size, batch.page_table.shape[1])
+    )
+    inside = jnp.minimum(columns, batch.page_table.shape[1] - 1).reshape(len(counts), -1)
+    table = jnp.take_along_axis(batch.page_table, inside, axis=1)
+    return replace(
+        batch,
+        query_start=jnp.append(starts, batch.query_start[-1]),
+        kv_len=lengths.reshape(-1),
+        page_table=table.reshape(len(counts) * parts, -1),
+    )
+
+
+@dataclass(frozen=True)
+class Sharpening:
+    """Queries at position p are multiplied by ``1 + scale log(1 + floor((p + 1) / floor))``."""
+
+    floor: int  # tokens
+    scale: float
+
+    def factors(self, batch: RaggedBatch) -> jax.Array:
+        """f32 [T]."""
+        tokens = jnp.arange(len(batch.kv_index))
+        row = jnp.clip(jnp.searchsorted(batch.query_start, tokens, side="right") - 1, 0, len(batch.kv_len) - 1)
+        position = batch.kv_len[row] - batch.query_start[row + 1] + tokens
+        steps = jnp.maximum(jnp.floor((position + 1).astype(jnp.float32) / self.floor), 0)
+        return jnp.log1p(steps) * self.scale + 1

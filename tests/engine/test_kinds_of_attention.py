@@ -1,0 +1,34 @@
+"""Layers that read the keys and values of other layers, and layers that see chunks of a sequence, in an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmjax.sampling.params import SamplingParams
+
+GOLDEN = Path(__file__).parents[1] / "models" / "golden"
+
+
+def generated(llm: Any, prompt: list[int], count: int) -> list[int]:
+    params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+    (output,) = llm.generate([{"prompt_token_ids": prompt}], params)
+    return list(output.outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "llama4-long"])
+def test_tokens_are_the_most_likely_ones(name: str, engine_of: Any) -> None:
+    """Of Hugging Face's model, behind prompts in several steps and from the prefix cache; and decodes go on as prompts
+    of what they have made would."""
+    with np.load(GOLDEN / name / "golden.npz") as case:
+        tokens, logits = case["long/tokens"].tolist(), case["long/logits"]
+    llm = engine_of(name)
+    for length in (40, 27, 9):
+        assert generated(llm, tokens[:length], 1) == [logits[length - 1].argmax()]
+    made = generated(llm, tokens[:21], 9)
+    assert made[0] == logits[20].argmax()
+    for count in (3, 8):
+        assert generated(llm, tokens[:21] + made[:count], 1) == [made[count]]
