@@ -63,6 +63,7 @@ class ResponsesRequest(InputRequest):
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     include: Annotated[Strings, at_most(len(INCLUDABLE))] | None = None
     background: bool | None = None
+    client_metadata: Any = None  # what Codex says of itself, for OpenAI
 
     conversation: Any = None
     prompt: Any = None

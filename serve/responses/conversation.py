@@ -20,6 +20,11 @@ def new_id(kind: str) -> str:
     return f"{kind}_{uuid.uuid4().hex}"
 
 
+def flat_name(namespace: str, name: str) -> str:
+    """What a function in a namespace is called where there are no namespaces."""
+    return f"{namespace}__{name}"
+
+
 def messages_of(
     instructions: str | None, before: Sequence[Item], items: Sequence[Item], ignored: list[str]
 ) -> list[ChatMessage]:
@@ -109,7 +114,11 @@ class _Conversation:
     def _call(self, item: Item, path: str) -> None:
         for field in ("call_id", "name", "arguments"):
             _check_text(item, field, path)
-        function = {"name": item["name"], "arguments": item["arguments"]}
+        namespace, name = item.get("namespace"), item["name"]
+        if namespace is not None:
+            _check_text(item, "namespace", path)
+            name = flat_name(namespace, name)
+        function = {"name": name, "arguments": item["arguments"]}
         calls = self._answer().setdefault("tool_calls", [])
         calls.append({"id": item["call_id"], "type": "function", "function": function})
 
@@ -177,7 +186,8 @@ def _listed(item: Item) -> Item:
             part = "output_text" if role == "assistant" else "input_text"
             return {**common, "role": role, "content": [_listed_part(one, part) for one in _parts(item["content"])]}
         case "function_call":
-            return {**common, **{name: item[name] for name in ("call_id", "name", "arguments")}}
+            kept = ("call_id", "name", "arguments", "namespace")
+            return {**common, **{name: item[name] for name in kept if item.get(name) is not None}}
         case "function_call_output":
             output = item["output"]
             parts = output if isinstance(output, str) else [_listed_part(one, "input_text") for one in output]

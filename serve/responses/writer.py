@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,11 +38,13 @@ class ResponseWriter:
     Args:
         response: its fields, but those that tell how it ends.
         seal: give reasoning items their ``encrypted_content``.
+        namespaces: of functions that are in one, and their names there, by what the model calls them.
     """
 
-    def __init__(self, response: Data, *, seal: bool) -> None:
+    def __init__(self, response: Data, *, seal: bool, namespaces: Mapping[str, tuple[str, str]]) -> None:
         self.response: Data = {**response, "output": []}
         self._seal = seal
+        self._namespaces = namespaces
         self._next = 0
         self._open: _Open | None = None
 
@@ -142,6 +144,9 @@ class ResponseWriter:
 
     def _call(self, name: str, id: str | None) -> Data:
         item = {"id": new_id("fc"), "type": "function_call", "status": "in_progress"}
+        if name in self._namespaces:
+            namespace, name = self._namespaces[name]
+            item["namespace"] = namespace
         return {**item, "call_id": id, "name": name, "arguments": ""}
 
     def _begin(self, item: Data) -> list[Data]:

@@ -35,7 +35,7 @@ from llmjax.serve.protocol.responses import (
 )
 from llmjax.serve.protocol.tools import calls_allowed
 from llmjax.serve.responses.background import Background
-from llmjax.serve.responses.conversation import Item, listed, messages_of, new_id
+from llmjax.serve.responses.conversation import Item, flat_name, listed, messages_of, new_id
 from llmjax.serve.responses.store import StoredResponse
 from llmjax.serve.responses.writer import ResponseWriter
 from llmjax.serve.sse import EventStream, named_event, obfuscated
@@ -204,7 +204,7 @@ def _tools(body: InputRequest) -> tuple[list[dict[str, Any]], Any]:
     Raises:
         ApiError: one is not a function, or the choice is not one.
     """
-    tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools or [])]
+    tools = [flat for i, tool in enumerate(body.tools or []) for flat in _flat(tool, f"tools.{i}")]
     choice = body.tool_choice
     if not isinstance(choice, dict):
         return tools, choice
@@ -219,6 +219,35 @@ def _tools(body: InputRequest) -> tuple[list[dict[str, Any]], Any]:
         param="tool_choice",
         code="invalid_value",
     )
+
+
+def _flat(tool: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
+    """A tool, or those of a namespace."""
+    if tool.get("type") != "namespace":
+        return [_tool(tool, path)]
+    inner = _inner(tool)
+    if not isinstance(tool.get("name"), str) or inner is None:
+        raise ApiError(f"`{path}` must have a name and a list of tools with names", param=path, code="invalid_type")
+    found = [_tool(one, f"{path}.tools.{i}") for i, one in enumerate(inner)]
+    for one in found:
+        one["function"]["name"] = flat_name(tool["name"], one["function"]["name"])
+    return found
+
+
+def _inner(tool: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The tools of a namespace; None: it is not one."""
+    tools = tool.get("tools") if tool.get("type") == "namespace" else None
+    named = isinstance(tools, list) and all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in tools)
+    return tools if named else None
+
+
+def _namespaces(body: ResponsesRequest) -> dict[str, tuple[str, str]]:
+    """The functions in namespaces of a request whose tools `_flat` has found good."""
+    return {
+        flat_name(tool["name"], one["name"]): (tool["name"], one["name"])
+        for tool in body.tools or []
+        for one in _inner(tool) or []
+    }
 
 
 def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -263,9 +292,13 @@ async def _begin(server: Server, body: ResponsesRequest, request: Request) -> Wr
         salt = cache_salt_of(request, body.cache_salt)
         turn = await prepare(server, chat, record=record, cache_salt=salt, id=id)
     record.ignored += [name for name in body.without_effect() if name not in record.ignored]
-    writer = ResponseWriter(_fields(server, body, turn), seal=body.includes(SEALED))
+    writer = ResponseWriter(_fields(server, body, turn), seal=body.includes(SEALED), namespaces=_namespaces(body))
     asked = await off_loop(lambda: orjson.dumps(items), size=CHARS_PER_PART * len(items)) if body.stored else b""
     return Writing(server=server, body=body, turn=turn, writer=writer, owner=owner, input=asked, num_items=len(items))
+
+
+def _shown(tool: dict[str, Any]) -> dict[str, Any]:
+    return {"parameters": None, "strict": None, **tool} if tool["type"] == "function" else tool
 
 
 def _fields(server: Server, body: ResponsesRequest, turn: Turn) -> dict[str, Any]:
@@ -303,7 +336,7 @@ def _fields(server: Server, body: ResponsesRequest, turn: Turn) -> dict[str, Any
         "temperature": params.temperature,
         "text": text,
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
-        "tools": [{"parameters": None, "strict": None, **tool} for tool in body.tools or []],
+        "tools": [_shown(tool) for tool in body.tools or []],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": "disabled",

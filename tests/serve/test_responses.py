@@ -37,6 +37,7 @@ SCRIPTS = {
     "thought and call": "<think>\nThe city is Paris, so get_weather fits.\n</think>\n\n<tool_call>\n"
     '{"name": "get_weather", "arguments": {"city": "Paris, France"}}</tool_call>',
     "[THINK]": "So they say hello. I shall greet.\n\n[/THINK] Good day to you!",
+    "namespaced": '<tool_call>{"name": "get__weather", "arguments": {"city": "Graz"}}</tool_call>',
     "object": '{"town":"Wien","size":1931}',
     "forced": '[{"name":"get_weather","arguments":{"city":"Oslo"}}]',
 }
@@ -324,6 +325,22 @@ def test_a_loop_of_calls_as_agents_run_it(http: httpx.Client) -> None:
         del asked["temperature"]
         found = http.post(f"{RESPONSES}/input_tokens", json=asked)
         assert found.json() == {"object": "response.input_tokens", "input_tokens": count}, found.text
+
+
+def test_functions_in_namespaces(http: httpx.Client) -> None:
+    inner = {name: value for name, value in WEATHER.items() if name != "name"} | {"name": "weather"}
+    tools = [{"type": "namespace", "name": "get", "description": "What can be got", "tools": [inner]}]
+    found = answer(http, "namespaced", tools=tools, client_metadata={"x": "y"})
+    (call,) = found["output"]
+    assert (call["namespace"], call["name"], call["arguments"]) == ("get", "weather", '{"city": "Graz"}')
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "snow"}
+    again = answer(http, "plain", tools=tools, previous_response_id=found["id"], input=[result])
+    flat = {**WEATHER, "name": "get__weather"}
+    sent = [{"role": "user", "content": "Weather?"}, {**call, "name": "get__weather"}, result]
+    del sent[1]["namespace"]
+    assert answer(http, "plain", tools=[flat], input=sent)["usage"]["input_tokens"] == again["usage"]["input_tokens"]
+    for wrong in (None, [1], [{"type": "function"}]):
+        assert refusal(http, tools=[{"type": "namespace", "name": "x", "tools": wrong}])["param"] == "tools.0"
 
 
 def test_a_response_follows_another(http: httpx.Client, client: openai.OpenAI) -> None:
