@@ -270,8 +270,8 @@ def test_xla_compiles_a_decode_step_of_llama(tmp_path: Path) -> None:
     packed = Shape((layout.size,), jnp.int32)
     compiled = compile_for_card(run, weights, state, packed, donated=1, options=LAUNCHES, folder=tmp_path)
     kernels = launched(compiled)
-    # A layer has seven products, an attention and its merge; the head is a product too.
-    assert sum(" custom-call(" in kernel and "triton" in kernel for kernel in kernels) == 9 * config.num_layers + 1
+    # A layer has seven products, an attention and its merge; the head's product is in the branch that samples.
+    assert sum(" custom-call(" in kernel and "triton" in kernel for kernel in kernels) == 9 * config.num_layers
     assert len(kernels) <= 65
     assert compiled.memory.alias_size_in_bytes >= sum(2 * leaf.size for leaf in jax.tree.leaves(kv))
     assert compiled.memory.temp_size_in_bytes < 4 << 20
