@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from llmjax.errors import ConfigError
+from llmjax.speculative import SpeculativeConfig
 
 
 @dataclass(frozen=True)
@@ -230,6 +231,12 @@ class EngineConfig:
     max_num_queued_reqs: int = setting(
         1024, "maximum number of requests that wait beyond max_num_seqs (each of n counts); more are refused with 503"
     )
+    speculative_config: dict[str, Any] | None = setting(  # noqa: RUF009
+        None,
+        "guess next tokens and verify several in one step, as JSON: "
+        '\'{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}\'; what is '
+        "sampled stays the same (default: tokens are made one by one)",
+    )
     max_logprobs: int = setting(20, "largest logprobs or prompt_logprobs a request may ask for")
 
     device: str = setting(
@@ -316,6 +323,11 @@ class EngineConfig:
         return dataclasses.replace(self, **changes)
 
     @property
+    def speculative(self) -> SpeculativeConfig | None:
+        """``speculative_config``, read."""
+        return None if self.speculative_config is None else SpeculativeConfig.of(self.speculative_config)
+
+    @property
     def served_names(self) -> tuple[str, ...]:
         """What clients may call the model, without the * that stands for any name."""
         names = (self.served_model_name,) if isinstance(self.served_model_name, str) else self.served_model_name
@@ -389,6 +401,7 @@ class EngineConfig:
             raise ConfigError(f"runner {self.runner} and task {self.task} contradict each other")
         if self.conversion is not None and self.runner_of_task == "generate":
             raise ConfigError(f"convert {self.conversion} needs runner pooling")
+        _ = self.speculative  # raises unless it is one
         self._check_devices()
         if self.quantization_param_path is not None and self.kv_cache_dtype not in ("int8", "fp8", "fp8_e4m3"):
             raise ConfigError(

@@ -100,6 +100,12 @@ COUNTERS = {
     "generation_tokens": "Tokens generated.",
 }
 
+DRAFT_COUNTERS = {
+    "spec_decode_num_drafts": "Guesses at next tokens, of one token or several.",
+    "spec_decode_num_draft_tokens": "Draft tokens that steps have verified.",
+    "spec_decode_num_accepted_tokens": "Draft tokens that were right.",
+}
+
 OWN_COUNTERS = {
     "steps": "Passes through the model.",
     "dispatches": "Device programs started; one may take several decode steps.",
@@ -135,7 +141,8 @@ class _Numbers:
 
     def __init__(self, max_model_len: int) -> None:
         self.gauges = dict.fromkeys(GAUGES, 0.0)
-        self.counters = dict.fromkeys((*COUNTERS, *OWN_COUNTERS), 0.0)
+        self.counters = dict.fromkeys((*COUNTERS, *DRAFT_COUNTERS, *OWN_COUNTERS), 0.0)
+        self.accepted_per_pos = Counter[int]()
         self.finished = Counter[str]({"stop": 0, "length": 0, "abort": 0, "error": 0})
         self.histograms = _histograms(max_model_len)
 
@@ -152,6 +159,8 @@ class EngineMetrics(Collector):
             "enable_prefix_caching": str(engine.config.enable_prefix_caching),
             "gpu_memory_utilization": str(engine.config.gpu_memory_utilization),
         }
+        speculative = engine.config.speculative
+        self._drafts = 0 if speculative is None else speculative.num_speculative_tokens
         self._max_model_len = engine.info.max_model_len
         self._rejected = Counter[str](dict.fromkeys(REJECTIONS, 0))
         self._engines = [_Numbers(self._max_model_len) for _ in engine.states]
@@ -167,6 +176,10 @@ class EngineMetrics(Collector):
         counters["num_preemptions"] += stats.num_preempted
         counters["prompt_tokens"] += stats.num_prompt_tokens
         counters["generation_tokens"] += stats.num_generation_tokens
+        counters["spec_decode_num_drafts"] += stats.drafts.num_drafts
+        counters["spec_decode_num_draft_tokens"] += stats.drafts.num_draft_tokens
+        counters["spec_decode_num_accepted_tokens"] += stats.drafts.num_accepted_tokens
+        numbers.accepted_per_pos.update(dict(enumerate(stats.drafts.accepted_per_pos)))
         counters["dispatches"] += 1
         counters["steps"] += stats.num_steps
         counters["compilations"] += stats.compilations
@@ -220,9 +233,19 @@ class EngineMetrics(Collector):
             waiting.add_metric([*labels, "capacity"], numbers.gauges["num_requests_waiting"])
             waiting.add_metric([*labels, "deferred"], 0)
         yield waiting
-        for prefix, table in (("vllm", COUNTERS), ("llmjax", OWN_COUNTERS)):
+        for prefix, table in (("vllm", COUNTERS | (DRAFT_COUNTERS if self._drafts else {})), ("llmjax", OWN_COUNTERS)):
             for name, help in table.items():
                 yield self._counter(f"{prefix}:{name}", help, [numbers.counters[name] for numbers in self._engines])
+        if self._drafts:
+            per_pos = CounterMetricFamily(
+                "vllm:spec_decode_num_accepted_tokens_per_pos",
+                "Draft tokens that were right, by their place in the guess.",
+                labels=(*LABELS, "position"),
+            )
+            for labels, numbers in self._labelled():
+                for position in range(self._drafts):
+                    per_pos.add_metric([*labels, str(position)], numbers.accepted_per_pos[position])
+            yield per_pos
         yield self._gauge("llmjax:engine_up", "1 where the engine takes requests.", [s.serving for s in states])
         yield self._counter(
             "llmjax:engine_restarts",

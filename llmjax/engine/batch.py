@@ -19,27 +19,48 @@ READ_DEVICE = -1  # in ``tokens``: the input is the slot's last sampled token
 
 @dataclass(frozen=True)
 class Bucket:
-    """A static shape of the step: padded tokens and rows. In the decode family every row is one token."""
+    """A static shape of the step: padded tokens and rows. In the decode family every row is one token; in the drafted
+    one it is a token and the drafts behind it."""
 
     tokens: int
     rows: int
     decode: bool
     steps: int = 1  # that one dispatch may take; more only in the decode family
+    drafts: int = 0  # that a row may have; more only in the drafted family, which no other plan can use
 
     def holds(self, plan: StepPlan) -> bool:
-        if plan.steps > self.steps or (self.decode and not plan.decode_only):
+        if len(plan.rows) > self.rows or plan.num_tokens > self.tokens:
             return False
-        return plan.num_tokens <= self.tokens and len(plan.rows) <= self.rows
+        if self.drafts or plan.drafts:
+            return plan.drafts <= self.drafts and plan.drafts > 0
+        return plan.steps <= self.steps and (plan.decode_only or not self.decode)
 
 
 def make_buckets(
-    *, max_num_seqs: int, max_num_batched_tokens: int, decode_steps: int = 1, generates: bool = True
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    decode_steps: int = 1,
+    generates: bool = True,
+    drafts: int = 0,
+    drafted_rows: int = 0,
 ) -> list[Bucket]:
-    """Both families: decode buckets of 1, 2, 4, … rows, for models that generate; mixed ones of 16, 32, … tokens with
-    all rows."""
+    """Mixed buckets of 16, 32, … tokens with all rows; for models that generate decode buckets of 1, 2, 4, … rows, and
+    drafted ones of so many rows, if there are to be any.
+
+    Args:
+        generates: whether the model does.
+        drafts: tokens of a row that are guesses, at most.
+        drafted_rows: rows of a step with guesses, at most.
+    """
     decode = [Bucket(tokens=n, rows=n, decode=True, steps=decode_steps) for n in _doubling(1, max_num_seqs)]
     mixed = [Bucket(tokens=n, rows=max_num_seqs, decode=False) for n in _doubling(16, max_num_batched_tokens)]
-    return decode + mixed if generates else mixed
+    drafted = [
+        Bucket(tokens=n * (1 + drafts), rows=n, decode=False, drafts=drafts)
+        for n in (_doubling(1, min(drafted_rows, max_num_seqs)) if drafts and drafted_rows else ())
+        if n * (1 + drafts) <= max_num_batched_tokens
+    ]
+    return decode + mixed + drafted if generates else mixed
 
 
 def _doubling(first: int, last: int) -> list[int]:
@@ -63,7 +84,7 @@ class StepBatch:
     prompt_len: jax.Array  # i32 [R]
     second_start: jax.Array  # i32 [R], where the second text of a pair begins
     page_tables: tuple[jax.Array, ...]  # G × i32 [R, P]
-    targets: jax.Array | None  # i32 [T], the prompt token after each token; None in the decode family
+    targets: jax.Array | None  # i32 [T], the prompt token after each token; None but in the mixed family
     any_prompt_logprobs: jax.Array  # bool []
     waits: jax.Array  # bool []: tokens are sampled by another dispatch, after this one
     decode: bool = field(metadata={"static": True})  # T == R and token r is row r's only one
@@ -174,7 +195,7 @@ class BatchLayout:
             "prompt_logprobs": (1,),
             "waits": (1,),
         }
-        if not self.bucket.decode:
+        if not self.bucket.decode and not self.bucket.drafts:
             shapes["targets"] = (tokens,)
         return shapes
 
@@ -235,7 +256,7 @@ class BatchLayout:
         return packed
 
     def _pack_tokens(self, part: dict[str, Ints], rows: list[Row]) -> None:
-        """The tokens of the mixed family, and what they are scored against."""
+        """The tokens of rows that may have several, and what those of the mixed family are scored against."""
         starts, at = [0], 0
         for row in rows:
             if row.reads_device:
@@ -250,6 +271,8 @@ class BatchLayout:
                     part["targets"][at : at + len(following)] = following
                     part["prompt_logprobs"][0] = 1
             at += row.count
+            part["tokens"][at : at + len(row.drafts)] = row.drafts
+            at += len(row.drafts)
             starts.append(at)
         part["query_start"][: len(starts)] = starts
         part["query_start"][len(starts) :] = at

@@ -20,6 +20,7 @@ from llmjax.engine.program_cache import ProgramCache
 from llmjax.engine.programs import CompileCounter, StepCompiler
 from llmjax.engine.runner import Runner
 from llmjax.engine.scheduler import Scheduler
+from llmjax.engine.speculation import Speculation, check_speculative
 from llmjax.errors import ConfigError
 from llmjax.kernels.attention import KVLayout
 from llmjax.machine_share import WHOLE_MACHINE, MachineShare
@@ -69,6 +70,9 @@ def load(config: EngineConfig, group: Alone, share: MachineShare = WHOLE_MACHINE
     kept = cache_dir if group.size == 1 else None  # programs and parts of weights are a rank's own
     model = load_model(config, platform, cache_dir=kept, progress=share.rank == 0 and config.node_rank == 0)
     config = _for_vectors(config, model, platform)
+    speculative = config.speculative
+    if speculative is not None:
+        check_speculative(speculative, model.graph.config, max_num_batched_tokens=config.max_num_batched_tokens)
     layout = KVLayout.of(
         platform.kv_dtype(config.kv_cache_dtype),
         page_size=config.page_size,
@@ -87,6 +91,8 @@ def load(config: EngineConfig, group: Alone, share: MachineShare = WHOLE_MACHINE
         decode_steps=config.decode_steps or (DECODE_STEPS if platform.is_cpu else 1),
         cache=ProgramCache.of(kept, platform.device),
         group=group,
+        drafts=0 if speculative is None else speculative.num_speculative_tokens,
+        drafted_rows=0 if speculative is None else speculative.disable_by_batch_size,
     )
     if not platform.is_cpu and config.kv_cache_memory_bytes is None:
         reserved = compiler.bytes_beside_kv()
@@ -125,6 +131,7 @@ def _engine(config: EngineConfig, compiler: StepCompiler) -> Engine:
         ),
         runner=Runner(compiler, compile_threads=config.compile_threads),
         pace=Pace(compiler.decode_steps),
+        speculation=None if config.speculative is None else Speculation(config.speculative),
         compilations=CompileCounter(),  # listens until it is closed: nothing before this may have failed
     )
 

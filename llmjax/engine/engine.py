@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -19,8 +19,9 @@ from llmjax.engine.pace import Pace
 from llmjax.engine.programs import CompileCounter
 from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, SequenceTimes, Status, Vectors
 from llmjax.engine.runner import HostLogprobs, PendingStep, Runner
-from llmjax.engine.scheduler import Row, Scheduler, StepPlan
-from llmjax.engine.stats import EngineTotals, HostTime, StatLogger, StepStats
+from llmjax.engine.scheduler import NO_DRAFTS, Row, Scheduler, StepPlan
+from llmjax.engine.speculation import Speculation
+from llmjax.engine.stats import DraftCounts, EngineTotals, HostTime, StatLogger, StepStats
 from llmjax.errors import CompileError, GenerationFailed, InvalidRequest, LLMJaxError
 from llmjax.outputs import Logprob, TokenLogprobs
 from llmjax.platforms import Platform
@@ -58,29 +59,34 @@ class _StepTimes:
 
 
 class _HostClock:
-    """Takes the laps of a step: plan, send, read, deliver."""
+    """Adds up what the parts of steps take, by their names in `HostTime`."""
 
     def __init__(self) -> None:
-        self._laps: list[float] = []
+        self._laps: dict[str, float] = {}
+        self._started = 0.0
+
+    def start(self) -> None:
+        """A part of a step begins."""
         self._started = time.thread_time()
 
-    def lap(self) -> None:
+    def lap(self, name: str) -> None:
+        """It has ended, and the next one begins."""
         now = time.thread_time()
-        self._laps.append(now - self._started)
+        self._laps[name] = self._laps.get(name, 0.0) + now - self._started
         self._started = now
 
-    def stop(self) -> HostTime:
-        """After the last lap."""
-        self.lap()
-        plan, send, read, deliver = self._laps
-        return HostTime(plan=plan, send=send, read=read, deliver=deliver)
+    def take(self) -> HostTime:
+        """All since the last time."""
+        taken, self._laps = self._laps, {}
+        return HostTime(**taken)
 
 
 class Engine:
     """Continuous batching over one model.
 
     ``step`` dispatches the next step before it reads the one before, so the device never waits for the host; tokens
-    come out one step late. While decodes run undisturbed, a dispatch takes several steps.
+    come out one step late. While decodes run undisturbed, a dispatch takes several steps. Where drafts of the next
+    tokens promise more, the step before is read first, for they follow from its tokens.
 
     Args:
         config: what was asked for.
@@ -91,6 +97,7 @@ class Engine:
         scheduler: over ``kv``.
         runner: the device side.
         pace: steps that a dispatch may take.
+        speculation: drafts of next tokens; None: there are none.
         compilations: counts what XLA compiles from now on.
     """
 
@@ -105,6 +112,7 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner,
         pace: Pace,
+        speculation: Speculation | None = None,
         compilations: CompileCounter,
     ) -> None:
         self.config = config
@@ -123,6 +131,8 @@ class Engine:
         self._arrivals = 0
         self._rng = np.random.default_rng(config.seed)
         self._pace = pace
+        self._speculation = speculation
+        self._clock = _HostClock()
         self._last_read = 0.0
         self._compilations_seen = 0
 
@@ -173,6 +183,8 @@ class Engine:
                 # What each token is scored by, or changed by, is worked out where it is sampled.
                 jumps=request.matcher is not None and params.logprobs is None and not resolved.uses_slot,
             )
+            if self._speculation is not None and not sequence.every_token:
+                sequence.drafter = self._speculation.drafter(sequence.tokens)
             sampling[sequence] = resolved
         # Nothing below fails: a request is there as a whole, or not at all.
         self._arrivals += params.n
@@ -195,7 +207,7 @@ class Engine:
         return outputs
 
     def step(self) -> list[EngineOutput]:
-        """Dispatches the next step or steps, then reads what was dispatched before.
+        """Dispatches the next step or steps, then reads what was dispatched before; with drafts, the other way round.
 
         Returns:
             What the dispatch that was read brought; empty if there was none.
@@ -204,32 +216,56 @@ class Engine:
             ended = self._let_in()
             if ended or (self.scheduler.only_held and self._pending is None):
                 return ended
-        clock = _HostClock()
+        outputs: list[EngineOutput] = []
+        self._clock.start()
+        drafts, before = self._drafts(), None
+        if drafts and (before := self._pending) is not None:
+            self._clock.lap("plan")
+            self._pending = None
+            outputs = self._read(before)
+            self._clock.start()
+            drafts = self._drafts()
         max_steps = min(self._pace.steps, self.runner.most_steps(len(self.scheduler.running)))
-        plan = self.scheduler.plan(max_steps=max_steps)
-        clock.lap()
+        plan = self.scheduler.plan(max_steps=max_steps, drafts=drafts)
+        self._clock.lap("plan")
         dispatched = None
         if plan.rows:
             dispatched = self.runner.dispatch(plan, tables=self.kv.take_changes(), sampling=self._sampling)
             for row in plan.rows:
                 if row.samples:
                     row.sequence.in_flight += row.steps
-        clock.lap()
+        self._clock.lap("send")
         pending, self._pending = self._pending, dispatched
-        if pending is None:
-            if dispatched is None and not self.scheduler.idle:
-                raise LLMJaxError(
-                    f"nothing can be computed for {len(self.scheduler.running)} running and "
-                    f"{self.scheduler.num_waiting} waiting sequences, and nothing will change that: {self.kv_stats()}"
-                )
-            return self._sample_masked()
+        if pending is not None:
+            outputs += self._read(pending)
+        elif dispatched is None and before is None and not self.scheduler.idle:
+            raise LLMJaxError(
+                f"nothing can be computed for {len(self.scheduler.running)} running and "
+                f"{self.scheduler.num_waiting} waiting sequences, and nothing will change that: {self.kv_stats()}"
+            )
+        outputs += self._sample_masked()
+        self._clock.lap("deliver")
+        return outputs
+
+    def _drafts(self) -> Mapping[Sequence, tuple[int, ...]]:
+        """Guesses at what follows the tokens that are known, where it pays to verify them."""
+        running = self.scheduler.running
+        if self._speculation is None or not running or not self.scheduler.only_decodes:
+            return NO_DRAFTS
+        if any(sequence.matcher is not None for sequence in running):
+            return NO_DRAFTS  # masks of several tokens would have to be made one after another
+        return self._speculation.drafts(running, most=self.runner.most_drafts(len(running)))
+
+    def _read(self, pending: PendingStep) -> list[EngineOutput]:
+        """Waits for a dispatch, and gives its tokens to the sequences."""
+        self._clock.start()
         tokens = pending.tokens()
         ready = time.perf_counter()
-        clock.lap()
+        self._clock.lap("read")
         times = _StepTimes(time.monotonic())
         outputs = self._process(pending, tokens, times)
-        outputs += self._sample_masked()
-        self._record(pending.plan, tokens, times, clock=clock, read_at=ready)
+        self._clock.lap("deliver")
+        self._record(pending, tokens, times, read_at=ready)
         return outputs
 
     def _let_in(self) -> list[EngineOutput]:
@@ -405,17 +441,22 @@ class Engine:
             del self._sequences[sequence.request.request_id]
 
     def _record(
-        self, plan: StepPlan, tokens: list[tuple[int, ...]], times: _StepTimes, *, clock: _HostClock, read_at: float
+        self, pending: PendingStep, tokens: list[tuple[int, ...]], times: _StepTimes, *, read_at: float
     ) -> None:
+        plan, speculation = pending.plan, self._speculation
         compiled = self.compilations.count
         first_admitted = [s for s in plan.admitted if not s.times.num_preemptions]
         seconds = read_at - self._last_read if self._last_read else 0.0
         # A dispatch takes none if every row had ended in the one before.
         steps = max([len(sampled) if row.samples else 1 for row, sampled in zip(plan.rows, tokens, strict=False)])
+        if plan.drafts:
+            steps = 1
         if plan.decode_only and not plan.admitted:
             self._pace.record(steps, seconds)
         else:
             self._pace.restart()
+        if speculation is not None and seconds and steps and (plan.drafts or pending.bucket.decode):
+            speculation.record(rows=pending.bucket.rows, seconds=seconds / steps, drafted=plan.drafts > 0)
         prompt_tokens = sum(
             min(r.count, r.sequence.num_prompt_tokens - r.start)
             for r in plan.rows
@@ -425,17 +466,15 @@ class Engine:
             num_running=len(self.scheduler.running),
             num_waiting=self.scheduler.num_waiting,
             kv_usage=self.kv.stats().usage,
-            step_tokens=[
-                sum([count > step for count in times.counts]) + (prompt_tokens if step == 0 else 0)
-                for step in range(steps)
-            ],
+            step_tokens=[sum(times.counts)] if plan.drafts else _by_step(times.counts, prompt_tokens, steps),
             num_prompt_tokens=prompt_tokens,
             num_generation_tokens=len(times.first_tokens) + len(times.inter_token),
             prefix_cache_queries=sum(s.num_prompt_tokens for s in first_admitted),
             prefix_cache_hits=sum(s.num_cached_tokens for s in first_admitted),
             num_preempted=plan.num_preempted,
             compilations=compiled - self._compilations_seen,
-            host=clock.stop(),
+            host=self._clock.take(),
+            drafts=_draft_counts(plan, tokens),
             step_seconds=seconds,
             time_to_first_tokens=times.first_tokens,
             inter_token_latencies=times.inter_token,
@@ -463,6 +502,23 @@ def _take_token_vectors(rows: list[Row], vectors: Vectors) -> None:
                 sequence.vectors.clear()  # of before it was preempted
             sequence.vectors.append(vectors[at : at + row.count])
         at += row.count
+
+
+def _by_step(counts: list[int], prompt_tokens: int, steps: int) -> list[int]:
+    """Tokens of each of a dispatch's steps, given those that were sampled of each row."""
+    sampled = [sum([count > step for count in counts]) for step in range(steps)]
+    return [sampled[0] + prompt_tokens, *sampled[1:]] if sampled else []
+
+
+def _draft_counts(plan: StepPlan, tokens: list[tuple[int, ...]]) -> DraftCounts:
+    if not plan.drafts:
+        return DraftCounts()
+    accepted = [len(brought) - 1 for row, brought in zip(plan.rows, tokens, strict=True) if row.drafts]
+    return DraftCounts(
+        num_drafts=len(accepted),
+        num_draft_tokens=sum([len(row.drafts) for row in plan.rows]),
+        accepted_per_pos=[sum([count > at for count in accepted]) for at in range(plan.drafts)],
+    )
 
 
 def _no_mask(why: str) -> InvalidRequest:

@@ -106,7 +106,7 @@ def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
         reference: of the same buckets; what its programs sample is right.
     """
     decode = min((b for b in compiler.layouts if b.decode), key=lambda b: (abs(b.rows - len(ROWS)), b.rows))
-    mixed = min((b for b in compiler.layouts if not b.decode), key=lambda b: b.tokens)
+    mixed = min((b for b in compiler.layouts if not b.decode and not b.drafts), key=lambda b: b.tokens)
     with ThreadPoolExecutor() as threads:
         programs, right = ([threads.submit(c.compile, b) for b in (decode, mixed)] for c in (compiler, reference))
     wrong = total = 0

@@ -28,7 +28,7 @@ LOGPROB_BLOCK = 64  # prompt positions whose logits exist at once
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sampled:
-    """The next token of each row."""
+    """The next token of each row, or the next ones ([K, R])."""
 
     tokens: jax.Array  # i32 [R]; NO_TOKEN where the row does not sample, NOT_FINITE where it cannot
     logprobs: LogprobArrays  # [R]; zeros unless a row asks
@@ -104,6 +104,67 @@ def sample(
     )
     new_state = replace(state, rows=new_rows, sampler=slots)
     return new_state, Sampled(jnp.where(samples, tokens, NO_TOKEN), chosen.logprobs)
+
+
+def verify(
+    model: CausalLM, state: DeviceState, hidden: jax.Array, batch: StepBatch, *, drafts: int, max_logprobs: int
+) -> tuple[DeviceState, Sampled]:
+    """Samples behind every token of each row, as if each draft were right, and keeps what was sampled up to the first
+    token that is not the draft of it.
+
+    This is speculative sampling (Leviathan et al. 2023) of proposals without chance: the token is the draft with its
+    probability p(draft), else one of the others, each in proportion to its p. And as noise depends on seed, position
+    and token alone, it is also the very token that a step without drafts would have sampled.
+
+    Args:
+        model: with its weights.
+        state: as ``forward`` has left it.
+        hidden: [T, D], from ``forward``.
+        batch: of that ``forward``, in the drafted family: each row's first token is known, the others are drafts.
+        drafts: of a row at most, K - 1.
+        max_logprobs: top alternatives that are reported.
+
+    Returns:
+        The state, which is that behind the tokens that were kept, and these: [K, R], NO_TOKEN behind the last one.
+    """
+    rows, fed, row = state.rows, batch.tokens, batch.row
+    first, count = batch.query_start[:-1], jnp.diff(batch.query_start)
+    place = jnp.arange(fed.shape[0], dtype=jnp.int32) - first[row]  # in the row; past its end for padding
+    alive = (batch.steps > 0) & (fed[first] != ENDED)
+    position = batch.kv_len[row] - count[row] + 1 + place  # of what is sampled
+    slot = batch.slot[row]
+    asked = SamplingBatch.from_words(
+        rows.word("sampling", slot), slot=slot, samples=alive[row] & (place < count[row]), position=position
+    )
+    behind = jnp.arange(1, 1 + drafts)  # places of drafts
+    here = jnp.minimum(first[row][:, None] + behind, fed.shape[0] - 1)
+    uncounted = jnp.where(behind <= place[:, None], fed[here], state.sampler.vocab_size)
+    logits = model.logits(hidden)
+    chosen = sampler.choose(
+        logits, state.sampler, asked, last_token=fed, max_logprobs=max_logprobs, uncounted=uncounted
+    )
+    tokens = jnp.where(_finite(logits), chosen.tokens, NOT_FINITE)
+    stopped = jnp.any(tokens[:, None] == rows.word("stops", slot), axis=1) & (position >= rows.word("min_len", slot))
+    ended = stopped | (tokens == NOT_FINITE)
+
+    # By row and place from here on, [R, K].
+    at = jnp.minimum(first[:, None] + jnp.arange(1 + drafts), fed.shape[0] - 1)
+    right = (tokens[at[:, :-1]] == fed[at[:, 1:]]) & ~ended[at[:, :-1]] & (behind < count[:, None])
+    kept = jnp.where(alive, 1 + jnp.sum(jnp.cumprod(right, axis=1), axis=1, dtype=jnp.int32), 0)
+    found = jnp.where(jnp.arange(1 + drafts) < kept[:, None], tokens[at], NO_TOKEN)
+    slots = state.sampler
+    for i in range(1 + drafts):
+        own = jax.tree.map(lambda x, i=i: x[at[:, i]], asked)
+        slots = sampler.count(slots, replace(own, samples=found[:, i] >= 0), jnp.maximum(found[:, i], 0))
+    last = at[jnp.arange(kept.shape[0]), jnp.maximum(kept - 1, 0)]
+    owner = jnp.where(alive, batch.slot, rows.length.shape[0])
+    new_rows = replace(
+        rows,
+        length=rows.length.at[owner].set(batch.kv_len - count + kept, mode="drop"),
+        last_token=rows.last_token.at[owner].set(jnp.where(ended[last], ENDED, tokens[last]), mode="drop"),
+    )
+    logprobs = jax.tree.map(lambda x: jnp.swapaxes(x[at], 0, 1), chosen.logprobs)
+    return replace(state, rows=new_rows, sampler=slots), Sampled(found.T, logprobs)
 
 
 def _finite(logits: jax.Array) -> jax.Array:

@@ -35,7 +35,8 @@ class MaskedPrograms:
     def prepare(self) -> None:
         """Begins to compile all of them; a second time does nothing."""
         for bucket in (self._compiler.largest, *self._compiler.layouts):
-            self._submit(bucket)
+            if not bucket.drafts:
+                self._submit(bucket)
 
     def can_sample(self, *, seconds: float = 0.0) -> bool:
         """Whether every plan can be sampled.

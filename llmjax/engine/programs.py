@@ -79,6 +79,8 @@ class StepCompiler:
         max_num_batched_tokens: tokens of the largest step.
         max_logprobs: top alternatives reported.
         decode_steps: decode steps a dispatch may take.
+        drafts: of the next tokens of a row, that a step may verify.
+        drafted_rows: rows of a step with drafts, at most.
         options: XLA's compiler options.
         cache: where programs are kept from start to start.
         group: the processes that run the model.
@@ -91,6 +93,8 @@ class StepCompiler:
     max_num_batched_tokens: int
     max_logprobs: int
     decode_steps: int = 1
+    drafts: int = 0
+    drafted_rows: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
     cache: ProgramCache = field(default_factory=ProgramCache)
     group: Alone = field(default_factory=Alone)
@@ -113,6 +117,8 @@ class StepCompiler:
             max_num_batched_tokens=self.max_num_batched_tokens,
             decode_steps=self.decode_steps,
             generates=self.generates,
+            drafts=self.drafts,
+            drafted_rows=self.drafted_rows,
         )
         return {
             bucket: BatchLayout(
@@ -127,7 +133,7 @@ class StepCompiler:
     @property
     def largest(self) -> Bucket:
         """The bucket that holds every plan."""
-        return max((bucket for bucket in self.layouts if not bucket.decode), key=lambda bucket: bucket.tokens)
+        return max(self.layouts, key=_cost)
 
     def make_state(self) -> DeviceState:
         """A new state on the device."""
@@ -416,6 +422,11 @@ class StepPrograms:
         there = (bucket for bucket in self._order if bucket in self._programs or bucket in self._kept)
         return max((bucket.steps for bucket in there if bucket.rows >= rows), default=1)
 
+    def most_drafts(self, rows: int) -> int:
+        """Drafts that each of so many rows may have with the programs that there are."""
+        there = (bucket for bucket in self._order if bucket in self._programs or bucket in self._kept)
+        return max((bucket.drafts for bucket in there if bucket.rows >= rows), default=0)
+
     def _at_hand(self, bucket: Bucket) -> Program | None:
         program = self._programs.get(bucket)
         if program is None and bucket in self._kept:
@@ -481,6 +492,6 @@ def build_one(build: Callable[[Bucket], Executable], bucket: Bucket) -> Executab
         raise CompileError(f"the step program of {bucket} does not compile: {cause}") from error
 
 
-def _cost(bucket: Bucket) -> tuple[int, bool]:
+def _cost(bucket: Bucket) -> tuple[int, bool, bool]:
     """Decode before mixed at equal size; the largest mixed bucket last."""
-    return (bucket.tokens, not bucket.decode)
+    return (bucket.tokens, not bucket.decode, not bucket.drafts)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
+from llmjax.engine.drafter import Drafter
 from llmjax.errors import LLMJaxError
 from llmjax.outputs import TokenLogprobs
 from llmjax.sampling.params import SamplingParams
@@ -103,6 +104,7 @@ class Sequence:
     every_token: bool = False  # the host has to see each token before the one after the next is sampled
     matcher: LLMatcher | None = None  # of the request's grammar, behind ``tokens``
     jumps: bool = False  # tokens that the grammar forces are not sampled
+    drafter: Drafter | None = None  # guesses at what follows ``tokens``; None: the sequence is decoded plainly
     keys: list[bytes] = field(default_factory=list)  # digests of the full pages hashed so far
     num_committed: int = 0  # full pages whose content the pools know
     room: int = 0  # tokens up to which no group of layers has pages to give out or to take back

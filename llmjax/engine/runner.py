@@ -119,6 +119,10 @@ class Runner:
         """Decode steps that a dispatch of so many rows may take now."""
         return self.programs.most_steps(rows)
 
+    def most_drafts(self, rows: int) -> int:
+        """Drafts of its next tokens that each of so many rows may have now."""
+        return self.programs.most_drafts(rows)
+
     def prepare_masks(self) -> None:
         """Compiles what masked steps need, if that has not begun."""
         self._masked.prepare()

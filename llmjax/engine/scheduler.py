@@ -5,24 +5,29 @@ from __future__ import annotations
 import heapq
 import time
 from bisect import insort
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 
 import msgspec
 
 from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.request import Sequence, Status
 
+NO_DRAFTS: Mapping[Sequence, tuple[int, ...]] = MappingProxyType({})
+
 
 class Row(msgspec.Struct, gc=False):  # a plan makes one for each sequence; nothing that it has leads back to it
     """One sequence's part of a dispatch: its tokens ``start : start + count``, and with ``steps`` above 1 those that
-    it samples but the last."""
+    it samples but the last, or drafts of them."""
 
     sequence: Sequence
     start: int
     count: int
     samples: bool  # the last of them is the sequence's last known token, so the step samples the next one
-    steps: int = 1  # tokens to sample one after another; fewer if the sequence ends
+    steps: int = 1  # tokens to sample one after another; fewer if the sequence ends, or drafts are rejected
+    drafts: tuple[int, ...] = ()  # guesses at the tokens that it samples but the last; all are computed in one step
 
     @property
     def span(self) -> int:
@@ -57,7 +62,12 @@ class StepPlan:
     @cached_property
     def num_tokens(self) -> int:
         """Of the first step."""
-        return sum([row.count for row in self.rows])
+        return sum([row.count + len(row.drafts) for row in self.rows])
+
+    @cached_property
+    def drafts(self) -> int:
+        """Of the row that has most."""
+        return max([len(row.drafts) for row in self.rows], default=0)
 
     @cached_property
     def steps(self) -> int:
@@ -175,11 +185,19 @@ class Scheduler:
             self._num_waiting -= 1  # its heap entry is dropped when it comes up
         sequence.status = Status.FINISHED
 
-    def plan(self, *, max_steps: int = 1) -> StepPlan:
+    @property
+    def only_decodes(self) -> bool:
+        """Whether the next dispatch is one token of each running sequence, for none is in its prompt and none can
+        come in."""
+        return not (self._num_waiting and self._free_slots) and all(s.missing <= 1 for s in self.running)
+
+    def plan(self, *, max_steps: int = 1, drafts: Mapping[Sequence, tuple[int, ...]] = NO_DRAFTS) -> StepPlan:
         """The next dispatch. Empty if nothing can run before a step in flight has been read.
 
         Args:
             max_steps: decode steps it may take; it takes more than one only if nobody waits for it to end.
+            drafts: guesses at what follows the tokens of sequences of which nothing is in flight. They are used if
+                there are `only_decodes`, as far as there is room for them; then the dispatch is one step.
         """
         self.kv.begin_plan()
         decodes: list[Sequence] = []
@@ -208,17 +226,31 @@ class Scheduler:
             if fits:
                 counts[sequence] = count
                 budget -= count
-        steps = 1 if preempted or chunks else self._steps(counts, max_steps)
+        guesses = {} if preempted or not (drafts and self.only_decodes) else self._fitting(counts, drafts)
+        steps = 1 if preempted or chunks or guesses else self._steps(counts, max_steps)
         rows = []
         for sequence, count in counts.items():  # only now: until here a row could still be preempted
             start, known = sequence.num_computed, len(sequence.tokens) + sequence.in_flight
-            steps_now = min(steps, sequence.steps_left) if steps > 1 else 1
-            rows.append(Row(sequence, start, count, start + count == known, steps_now))
+            own = guesses.get(sequence, ())
+            steps_now = 1 + len(own) if guesses else min(steps, sequence.steps_left) if steps > 1 else 1
+            rows.append(Row(sequence, start, count, start + count == known, steps_now, own))
             self.kv.advance(sequence, count + steps_now - 1)
         admitted = self._admit(budget, rows) if not preempted else []
         if chunks or admitted:
             rows.sort(key=_longer_than_one)
         return StepPlan(rows=rows, admitted=admitted, num_preempted=preempted)
+
+    def _fitting(
+        self, counts: dict[Sequence, int], drafts: Mapping[Sequence, tuple[int, ...]]
+    ) -> dict[Sequence, tuple[int, ...]]:
+        """As much of the drafts as the host need not come between, and as there are pages for."""
+        fitting = {}
+        for sequence in counts:
+            own = drafts.get(sequence, ())[: min(sequence.steps_left, sequence.steps_alone) - 1]
+            span = 1 + len(own)
+            if own and (sequence.num_computed + span <= sequence.room or self.kv.reserve(sequence, span)):
+                fitting[sequence] = own
+        return fitting
 
     def _steps(self, counts: dict[Sequence, int], max_steps: int) -> int:
         """Decode steps for sequences of which a token each is computed, as far as the host is not needed in between and

@@ -29,6 +29,19 @@ class HostTime:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DraftCounts:
+    """What became of guesses at next tokens."""
+
+    num_drafts: int = 0  # guesses, of one token or several
+    num_draft_tokens: int = 0
+    accepted_per_pos: list[int] = field(default_factory=list)  # draft tokens that were right, by place in their guess
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return sum(self.accepted_per_pos)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepStats:
     """One dispatch. Times in seconds."""
 
@@ -44,6 +57,7 @@ class StepStats:
     num_preempted: int = 0
     compilations: int = 0
     host: HostTime = HostTime()
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     step_seconds: float = 0.0  # from one dispatch's tokens to the next one's
     time_to_first_tokens: list[float] = field(default_factory=list)
     inter_token_latencies: list[float] = field(default_factory=list)
@@ -100,6 +114,8 @@ class EngineTotals:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     finished_requests: int = 0
@@ -113,6 +129,8 @@ class EngineTotals:
         self.prompt_tokens += stats.num_prompt_tokens
         self.generation_tokens += stats.num_generation_tokens
         self.preemptions += stats.num_preempted
+        self.draft_tokens += stats.drafts.num_draft_tokens
+        self.accepted_tokens += stats.drafts.num_accepted_tokens
         self.prefix_cache_queries += stats.prefix_cache_queries
         self.prefix_cache_hits += stats.prefix_cache_hits
 

@@ -2,7 +2,7 @@
 has to say first which tokens may be sampled, a second one samples.
 
 A decode dispatch may take several steps in a loop: each row's sampled token is its next input, and a row leaves when it
-has its tokens or samples a stop id.
+has its tokens or samples a stop id. With drafts of the next tokens it takes one step over all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from llmjax import models
 from llmjax.engine.batch import BatchLayout, StepBatch
 from llmjax.engine.device_state import NO_TOKEN, DeviceState, Ends, StepOutput
-from llmjax.engine.heads import Sampled, ends, sample, score
+from llmjax.engine.heads import Sampled, ends, sample, score, verify
 from llmjax.engine.pooling import pool
 from llmjax.kernels.qtensor import rounding_decodes
 from llmjax.models.functional import ModelGraph
@@ -72,6 +72,15 @@ def step(
             vectors=pooled.vectors,
             token_vectors=pooled.token_vectors,
         )
+
+    if layout.bucket.drafts:
+        model = merged(rounding_decodes(weights))  # or what is sampled would depend on there being drafts
+        state, hidden = forward(model, state, batch)
+        state, sampled = verify(model, state, hidden, batch, drafts=layout.bucket.drafts, max_logprobs=max_logprobs)
+        return state, StepOutput(
+            tokens=sampled.tokens, logprobs=sampled.logprobs, prompt_logprobs=None, ends=ends(hidden, batch)
+        )
+
     if not layout.bucket.decode:
         model = merged(weights)
         state, hidden = forward(model, state, batch)

@@ -64,7 +64,17 @@ MODEL = [
     ),
     *refused("-mm --mmproj|-mmu --mmproj-url", MEDIA),
     *accepted("--mmproj-auto|--mmproj-offload", MEDIA, neutral="true false", takes=SWITCH),
-    *refused("-md --model-draft|--draft|--draft-max|--draft-min|--spec-type", SPECULATION),
+    *alias(
+        "--spec-type",
+        "speculative_config",
+        key="method",
+        neutral="none",
+        words=dict.fromkeys(("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"), "ngram"),
+    ),
+    *alias("--draft --draft-n --draft-max", "speculative_config", key="num_speculative_tokens"),
+    *alias("--spec-ngram-size-n", "speculative_config", key="prompt_lookup_max"),
+    *accepted("--draft-min --draft-n-min|--spec-ngram-size-m", "drafts have --draft-max tokens"),
+    *refused("-md --model-draft", SPECULATION),
     *refused("-lcs --lookup-cache-static|-lcd --lookup-cache-dynamic", SPECULATION),
 ]
 

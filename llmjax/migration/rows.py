@@ -10,7 +10,8 @@ KERNELS = "llmjax picks its own kernels; llmjax doctor says which"
 PARALLEL = "not supported yet; --tensor-parallel-size N divides every layer over N devices"
 LORA = "adapters are not supported yet; merge the adapter into the model's weights first"
 MEDIA = "models read text only, so nothing here has media to prepare"
-SPECULATION = "speculative decoding is not supported yet; leave the flag out"
+SPECULATION = 'drafts come from prompt lookup alone: --speculative-config \'{"method": "ngram", ...}\''
+VERIFICATION = "drafts are verified exactly, whatever the request asks for"
 TRANSFER = "keys and values are not moved to other servers or stores; leave the flag out"
 
 

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from llmjax.migration.answers import ForeignFlag, Takes
-from llmjax.migration.rows import KERNELS, LORA, MEDIA, PARALLEL, SPECULATION, TRANSFER, accepted, alias, ours, refused
+from llmjax.migration.rows import (
+    KERNELS,
+    LORA,
+    MEDIA,
+    PARALLEL,
+    SPECULATION,
+    TRANSFER,
+    VERIFICATION,
+    accepted,
+    alias,
+    ours,
+    refused,
+)
 
 SWITCH, OPTIONAL, VALUES, NOTHING = Takes.SWITCH, Takes.OPTIONAL, Takes.VALUES, Takes.NOTHING
 
@@ -172,7 +184,7 @@ CACHE = [
     *accepted("--swap-space", "preempted requests are computed again, so none are swapped", neutral="0 4"),
     *accepted("--preemption-mode", "preempted requests are computed again", neutral="recompute"),
     *accepted("--use-v2-block-manager", "", neutral="true false", takes=SWITCH),
-    *accepted("--num-lookahead-slots", "nothing is speculated", neutral="0"),
+    *accepted("--num-lookahead-slots", "pages for drafts are reserved when there are any", neutral="0"),
     *refused("--kv-transfer-config|--kv-events-config|--ec-transfer-config", TRANSFER),
     *accepted("--ec-manager-config|--engram-config", MEDIA),
 ]
@@ -305,14 +317,19 @@ DECODING = [
         neutral="auto xgrammar guidance outlines lm-format-enforcer",
     ),
     *accepted("--guided-decoding-disable-fallback", "grammars have one implementation here", takes=SWITCH),
-    *refused("--speculative-config -sc|--spec-method|--spec-model|--spec-tokens|--speculative-model", SPECULATION),
-    *refused("--num-speculative-tokens|--ngram-prompt-lookup-max|--ngram-prompt-lookup-min", SPECULATION),
+    *alias("--speculative-config -sc", "speculative_config"),
+    *alias("--spec-method", "speculative_config", key="method"),
+    *alias("--spec-model --speculative-model", "speculative_config", key="model"),
+    *alias("--spec-tokens --num-speculative-tokens", "speculative_config", key="num_speculative_tokens"),
+    *alias("--ngram-prompt-lookup-max", "speculative_config", key="prompt_lookup_max"),
+    *alias("--ngram-prompt-lookup-min", "speculative_config", key="prompt_lookup_min"),
+    *alias("--speculative-disable-by-batch-size", "speculative_config", key="disable_by_batch_size"),
     *accepted("--speculative-draft-tensor-parallel-size|--speculative-max-model-len", SPECULATION),
-    *accepted("--speculative-disable-by-batch-size|--speculative-model-quantization", SPECULATION),
-    *accepted("--speculative-disable-mqa-scorer|--disable-logprobs-during-spec-decoding", SPECULATION, takes=SWITCH),
-    *accepted("--spec-decoding-acceptance-method", SPECULATION, neutral="rejection_sampler"),
+    *accepted("--speculative-model-quantization", SPECULATION),
+    *accepted("--speculative-disable-mqa-scorer|--disable-logprobs-during-spec-decoding", VERIFICATION, takes=SWITCH),
+    *accepted("--spec-decoding-acceptance-method", VERIFICATION, neutral="rejection_sampler"),
     *accepted(
-        "--typical-acceptance-sampler-posterior-threshold|--typical-acceptance-sampler-posterior-alpha", SPECULATION
+        "--typical-acceptance-sampler-posterior-threshold|--typical-acceptance-sampler-posterior-alpha", VERIFICATION
     ),
     *refused("--watermark-config", "answers are not watermarked"),
     *refused("--diffusion-config -dc", "diffusion models are not supported"),
@@ -339,7 +356,7 @@ OBSERVING = [
     *refused(
         "--collect-detailed-traces", "traces are not written yet; /metrics has the times of each phase", takes=VALUES
     ),
-    *accepted("--per-request-spec-decode-metrics", SPECULATION, neutral="none"),
+    *accepted("--per-request-spec-decode-metrics", "/metrics has those of all requests", neutral="none"),
     *accepted(
         "--kv-cache-metrics|--cudagraph-metrics|--enable-mfu-metrics|--enable-layerwise-nvtx-tracing",
         "/metrics has what is measured",

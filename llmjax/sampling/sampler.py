@@ -66,6 +66,10 @@ class SamplingBatch:
         return (self.features & int(feature)) != 0
 
 
+# What `choose` knows of its rows: batch, last_token, mask, uncounted.
+_Own = tuple[SamplingBatch, jax.Array, jax.Array | None, jax.Array | None]
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SampleOutput:
@@ -91,6 +95,7 @@ def choose(
     last_token: jax.Array,
     max_logprobs: int,
     mask: jax.Array | None = None,
+    uncounted: jax.Array | None = None,
 ) -> SampleOutput:
     """One token for each row.
 
@@ -104,14 +109,18 @@ def choose(
         last_token: i32 [R], the token before the one being sampled.
         max_logprobs: static number of top log-probabilities.
         mask: i32 [R, ceil(V / 32)], the tokens that may be sampled, a bit each, the lowest first; None: all.
+        uncounted: i32 [R, K], tokens of the output that the slot does not know of yet, V where there are fewer; None:
+            there are none.
     """
     logits = logits.astype(jnp.float32)
 
-    def chosen(logits: jax.Array, own: tuple[SamplingBatch, jax.Array, jax.Array | None]) -> SampleOutput:
-        batch, last_token, mask = own
-        return _choose(logits, state, batch, last_token=last_token, max_logprobs=max_logprobs, mask=mask)
+    def chosen(logits: jax.Array, own: _Own) -> SampleOutput:
+        batch, last_token, mask, uncounted = own
+        return _choose(
+            logits, state, batch, last_token=last_token, max_logprobs=max_logprobs, mask=mask, uncounted=uncounted
+        )
 
-    own, vocab_size = (batch, last_token, mask), state.vocab_size
+    own, vocab_size = (batch, last_token, mask, uncounted), state.vocab_size
     if parts("vocab") == 1:
         return chosen(logits, own)
     if mask is not None:
@@ -139,6 +148,7 @@ def _choose(
     last_token: jax.Array,
     max_logprobs: int,
     mask: jax.Array | None,
+    uncounted: jax.Array | None,
 ) -> SampleOutput:
     """`choose` of whole rows."""
     uses = _uses(batch)
@@ -147,7 +157,10 @@ def _choose(
     def full() -> jax.Array:
         # One condition for all edits: each one that is not taken copies the logits on an accelerator.
         edited = lax.cond(
-            uses(EDITS), lambda x: _edit(x, state, batch, last_token=last_token, uses=uses), _same, allowed
+            uses(EDITS),
+            lambda x: _edit(x, state, batch, last_token=last_token, uncounted=uncounted, uses=uses),
+            _same,
+            allowed,
         )
         return lax.cond(uses(Feature.RANDOM), lambda: _draw(edited, batch), lambda: argmax(edited))
 
@@ -166,7 +179,15 @@ def _bits(mask: jax.Array, count: int) -> jax.Array:
     return bits.reshape(mask.shape[0], -1)[:, :count] != 0
 
 
-def _edit(x: jax.Array, state: SamplerState, batch: SamplingBatch, *, last_token: jax.Array, uses: Uses) -> jax.Array:
+def _edit(
+    x: jax.Array,
+    state: SamplerState,
+    batch: SamplingBatch,
+    *,
+    last_token: jax.Array,
+    uncounted: jax.Array | None,
+    uses: Uses,
+) -> jax.Array:
     """Everything that may change which token is the most likely."""
 
     def bias(x: jax.Array) -> jax.Array:
@@ -180,6 +201,8 @@ def _edit(x: jax.Array, state: SamplerState, batch: SamplingBatch, *, last_token
 
     def penalize(x: jax.Array) -> jax.Array:
         count = state.output_count[batch.slot].astype(jnp.float32)
+        if uncounted is not None:
+            count = count.at[jnp.arange(x.shape[0])[:, None], uncounted].add(1.0, mode="drop")
         sampled = count > 0
         seen = state.prompt_seen[batch.slot] | sampled
         factor = batch.repetition[:, None]

@@ -110,7 +110,7 @@ def _engines(compile_cache_dir: str) -> Iterator[Callable[..., LLM]]:
             **({"tokenizer": str(CHARACTERS)} if text else {"skip_tokenizer_init": True}),
             **settings,
         }
-        key = (name, *sorted(options.items()))
+        key = (name, repr(sorted(options.items())))
         if key not in made:
             made[key] = LLM(str(CHECKPOINTS / name), **options)
         return made[key]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -56,6 +57,10 @@ def generated(model: str, devices: int, settings: dict[str, Any]) -> dict[str, A
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     # The greedy ones once more: their prefixes are found in the cache.
     outputs = [llm.generate(prompts, params) for params in (GREEDY, EVERYTHING, GREEDY)]
+    if "speculative_config" in settings:
+        llm.warm_up()  # there are no drafts before
+        llm.engine._speculation._pays = lambda rows, more: True
+        outputs += [llm.generate(prompts, replace(params, max_tokens=40)) for params in (GREEDY, EVERYTHING)]
     found = {"tokens": [[list(output.outputs[0].token_ids) for output in of_one] for of_one in outputs]}
     answers = [output.outputs[0].logprobs or [] for output in outputs[1]]
     scores = [(output.prompt_logprobs or [])[1:] for output in outputs[1]]
@@ -69,6 +74,7 @@ def generated(model: str, devices: int, settings: dict[str, Any]) -> dict[str, A
     pages = jax.tree.leaves(engine.runner._state.kv)[0].addressable_shards[0].data
     shape = ",".join(map(str, pages.shape))
     found["page_copies"] = len(re.findall(rf"\[{shape}\]\S* copy\(", text))
+    found["draft_tokens"] = llm.stats.draft_tokens
     found["page_mentions"] = len(re.findall(rf"\[{shape}\]", text))
     llm.close()
     return found

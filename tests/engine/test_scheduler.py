@@ -33,6 +33,7 @@ from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, Sequenc
 from llmjax.engine.rows import ENDED, ROW, NewRow, TableChanges, row_words
 from llmjax.engine.runner import PendingStep
 from llmjax.engine.scheduler import Row, Scheduler, StepPlan
+from llmjax.engine.speculation import Speculation
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.kernels.attention import KVLayout
 from llmjax.models import RMS, Attention, GatedMLP, LayerSpec, ModelConfig
@@ -40,6 +41,7 @@ from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Recurre
 from llmjax.sampling.logprobs import LogprobArrays
 from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.settings import RequestSampling
+from llmjax.speculative import SpeculativeConfig
 
 VOCAB = 5
 STOP = 4
@@ -59,6 +61,8 @@ class Shape:
     share_prefixes: bool = True
     decode_steps: int = 1  # in one dispatch at most
     leave_early: bool = False  # rows may have fewer steps than were planned for them, but for the first
+    drafts: int = 0  # of a row at most
+    drafted_rows: int = 4  # rows of a step with drafts, at most
 
     @property
     def pages_per_sequence(self) -> int:
@@ -102,6 +106,8 @@ class SimulatedDevice:
             max_num_seqs=shape.max_num_seqs,
             max_num_batched_tokens=shape.max_num_batched_tokens,
             decode_steps=shape.decode_steps,
+            drafts=shape.drafts,
+            drafted_rows=shape.drafted_rows,
         )
         # As in ``RowState``.
         self.last_token = np.zeros(shape.max_num_seqs, np.int32)
@@ -111,6 +117,9 @@ class SimulatedDevice:
 
     def most_steps(self, rows: int) -> int:
         return self.shape.decode_steps
+
+    def most_drafts(self, rows: int) -> int:
+        return max([bucket.drafts for bucket in self.buckets if bucket.rows >= rows], default=0)
 
     def dispatch(self, plan: StepPlan, *, tables: TableChanges, sampling: dict[Any, RequestSampling]) -> Any:
         bucket = next(bucket for bucket in self.buckets if bucket.holds(plan))
@@ -134,11 +143,13 @@ class SimulatedDevice:
             assert part["steps"][i] == (row.steps if row.samples else 0)
             assert row.sequence in sampling
             check_host_is_in_time(row)
-        tokens = np.full((bucket.steps, len(part["slot"])), NO_TOKEN, np.int32)
+        tokens = np.full((bucket.steps + bucket.drafts, len(part["slot"])), NO_TOKEN, np.int32)
         # The score of a token is its position, that of a prompt token the token itself, so that a shifted one shows.
         positions = np.zeros(tokens.shape, np.int32)
         steps = [self.chance.randint(1, row.steps) if self.shape.leave_early else row.steps for row in plan.rows]
-        for done in range(plan.steps):
+        if plan.drafts:
+            self._verify(plan, part, tokens, positions, steps)
+        for done in range(0 if plan.drafts else plan.steps):
             self._run(plan, part, done, tokens, positions, [count > done for count in steps])
         targets = part.get("targets")
         output = StepOutput(
@@ -196,6 +207,41 @@ class SimulatedDevice:
             if part["steps"][i]:
                 sampled[done, i] = self._sample(plan.rows[i], known[slot][length - 1], length)
                 positions[done, i] = length
+
+    def _verify(
+        self,
+        plan: StepPlan,
+        part: dict[str, np.ndarray],
+        sampled: np.ndarray,
+        positions: np.ndarray,
+        most: list[int],
+    ) -> None:
+        """One pass over rows with drafts, which are stored like all tokens, right or wrong."""
+        inputs, known, alive = [], {}, []
+        for i, row in enumerate(plan.rows):
+            slot = int(part["slot"][i])
+            first, end = part["query_start"][i : i + 2]
+            tokens = part["tokens"][first:end].tolist()
+            assert tuple(tokens[1:]) == row.drafts
+            tokens[0] = int(self.last_token[slot]) if tokens[0] == READ_DEVICE else tokens[0]
+            if tokens[0] == ENDED:
+                continue
+            start = int(self.length[slot])
+            assert start == row.start, "drafts follow from tokens that are known"
+            history = self.history[row.sequence.request.request_id, row.sequence.index]
+            assert history[start:] == tokens[:1]
+            inputs.append((slot, start, start + len(tokens)))
+            known[slot] = digests([*history[:start], *tokens])
+            alive.append((i, slot, start, tokens))
+        for group in range(len(self.shape.spans)):
+            self._run_pages(group, inputs, known)
+        for i, slot, start, tokens in alive:
+            for place in range(len(tokens)):
+                self.length[slot] = positions[place, i] = start + place + 1
+                found = self._sample(plan.rows[i], known[slot][start + place], start + place + 1)
+                sampled[place, i] = found
+                if self.last_token[slot] == ENDED or [found] != tokens[place + 1 : place + 2] or place + 1 >= most[i]:
+                    break
 
     def _run_pages(self, group: int, inputs: list[tuple[int, int, int]], known: dict[int, list[int]]) -> None:
         """Stores the rows' tokens, then reads what attention reads."""
@@ -267,6 +313,17 @@ def scores(values: np.ndarray) -> LogprobArrays:
     )
 
 
+class SometimesWorthIt(Speculation):
+    """What steps take is not measured, for here they take nothing."""
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        super().__init__(config)
+        self._chance = random.Random(0)
+
+    def _pays(self, rows: int, more: float) -> bool:
+        return self._chance.random() < 0.8
+
+
 class SimulatedEngine(Engine):
     """The real engine around the simulated device."""
 
@@ -293,6 +350,16 @@ class SimulatedEngine(Engine):
                 kv, max_num_seqs=shape.max_num_seqs, max_num_batched_tokens=shape.max_num_batched_tokens
             ),
             pace=Pace(shape.decode_steps, seconds=1e9),
+            speculation=SometimesWorthIt(
+                SpeculativeConfig(
+                    num_speculative_tokens=shape.drafts,
+                    prompt_lookup_max=3,
+                    prompt_lookup_min=1,
+                    disable_by_batch_size=shape.drafted_rows,
+                )
+            )
+            if shape.drafts
+            else None,
             **parts,
         )
 
@@ -446,6 +513,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         max_model_len=longest,
         share_prefixes=draw(st.booleans()),
         decode_steps=draw(st.sampled_from([1, 2, 3, 8])),
+        drafts=0 if STATE in spans else draw(st.sampled_from([0, 0, 1, 2, 5])),
         leave_early=draw(st.booleans()),
     )
 
@@ -907,6 +975,31 @@ def test_stop_strings_get_tokens_one_by_one() -> None:
         for output in engine.step():
             most[output.request_id] = max(most[output.request_id], len(output.new_token_ids))
     assert most == {"a": 1, "b": 8}
+
+
+DRAFTED = replace(PLAIN, drafts=4, max_num_batched_tokens=20)
+
+
+def test_drafts_bring_several_tokens_a_step() -> None:
+    engine = SimulatedEngine(replace(DRAFTED, max_model_len=64))
+    engine._speculation._pays = lambda rows, more: True  # type: ignore[method-assign, union-attr]
+    results = run(engine, [Arrival(request("a", [0] * 12, max_tokens=40), 0)], max_steps=60)
+    assert results["a", 0].tokens == alone([0] * 12, 3, 40, frozenset())
+    totals = engine.totals
+    assert totals.draft_tokens > 40
+    assert 0 < totals.accepted_tokens < totals.draft_tokens
+    assert totals.generation_tokens == 40
+    assert totals.steps <= 1 + 39 - totals.accepted_tokens + 1  # what was accepted took no step
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5])
+def test_drafts_stay_within_max_tokens_and_pages(max_tokens: int) -> None:
+    shape = replace(DRAFTED, num_pages=(5,), max_num_seqs=1, max_model_len=16)
+    engine = SimulatedEngine(shape)
+    prompt = [1, 2] * 5 + [1]
+    results = run(engine, [Arrival(request("a", prompt, max_tokens=max_tokens), 0)], max_steps=20)
+    assert results["a", 0].tokens == alone(prompt, 3, max_tokens, frozenset())
+    check_idle(engine)
 
 
 def test_too_few_pages_for_many_steps_are_enough_for_one() -> None:

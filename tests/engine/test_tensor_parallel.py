@@ -18,7 +18,8 @@ from llmjax.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "models" / "golden" / "llama"
-CASES = ("q4_k_m, 3 keys, int8 cache", "gptq, 8 keys", "q4_k experts")
+CASES = ("q4_k_m, 3 keys, int8 cache", "gptq, 8 keys", "q4_k experts", "drafts")
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,7 @@ def on_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         {"model": str(folder / "three.gguf"), "devices": [1, 2], "settings": {"kv_cache_dtype": "int8"}},
         {"model": str(folder / "gptq"), "devices": [1, 3]},
         {"model": str(folder / "experts"), "devices": [1, 4], "settings": {"quantization": "q4k"}},
+        {"model": str(GOLDEN), "devices": [1, 2], "settings": {"speculative_config": NGRAM}},
     )
     command = [sys.executable, "-m", "tests.engine.on_devices", *map(json.dumps, cases)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=550)
@@ -46,8 +48,12 @@ def on_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_tokens_are_those_of_one_device(on_devices: dict[str, Any], case: str) -> None:
     one, several = on_devices[case]
     assert several["tokens"] == one["tokens"]
-    greedy, _, again = several["tokens"]
+    greedy, _, again, *_ = several["tokens"]
     assert greedy == again
+
+
+def test_drafts_are_verified_on_several_devices(on_devices: dict[str, Any]) -> None:
+    assert all(found["draft_tokens"] > 0 for found in on_devices["drafts"])
 
 
 @pytest.mark.parametrize("case", CASES)

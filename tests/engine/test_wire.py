@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llmjax.config import EngineConfig
 from llmjax.engine.client import Control
 from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes
-from llmjax.engine.stats import StepStats
+from llmjax.engine.stats import DraftCounts, StepStats
 from llmjax.engine.wire import Abandon, Channel, Failure, FromEngine, Question, Start, StepMessage, Submit, ToEngine
 from llmjax.errors import CheckpointError, ConfigError, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.machine_share import MachineShare
@@ -63,6 +63,7 @@ STATS = StepStats(
     num_generation_tokens=4,
     time_to_first_tokens=[0.5],
     inter_token_latencies=[0.01, 0.02, 0.03],
+    drafts=DraftCounts(num_drafts=2, num_draft_tokens=5, accepted_per_pos=[2, 0]),
 )
 
 

@@ -199,6 +199,17 @@ def values_of(*argv: str) -> dict[str, Any]:
         ),
         ("-v", {"log_level": "debug"}),
         ("--device gcu", {"device": "gcu"}),
+        *[
+            (line, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}})
+            for line in (
+                '-sc {"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":3}',
+                "--speculative-config.method ngram --speculative-config.num_speculative_tokens 4 "
+                "--speculative-config.prompt_lookup_max 3",
+                "--spec-method ngram --spec-tokens 4 --ngram-prompt-lookup-max 3",
+                "--spec-type ngram-simple --draft-max 4 --spec-ngram-size-n 3",
+            )
+        ],
+        ("--spec-type none --draft-min 2", {}),
     ],
 )
 def test_what_command_lines_come_to(line: str, expected: dict[str, Any]) -> None:
@@ -214,7 +225,8 @@ def test_what_command_lines_come_to(line: str, expected: dict[str, Any]) -> None
         ("--lora-modules a=b c=d", "--lora-modules: adapters are not supported yet"),
         ("--num-gpu-blocks-override 5", "--num-gpu-blocks-override: size the KV cache with --kv-cache-memory-bytes"),
         ("--no-enable-chunked-prefill", "--no-enable-chunked-prefill: prompts are always computed in chunks"),
-        ("--speculative-config.model x", "--speculative-config: speculative decoding is not supported yet"),
+        ("--speculative-config.model x", "speculative_config does not know the method or model 'x'; ngram, without"),
+        ("-md draft.gguf", "-md: drafts come from prompt lookup alone: --speculative-config"),
         ("--middleware a.b c.d", "--middleware: code is not loaded into the server"),
         ("--mcp-command x", "--mcp-command: tools are called by the client"),
         ("-n 5", "-n: vLLM means --nnodes by it and llama-server --n-predict"),

@@ -12,7 +12,7 @@ from prometheus_client import Histogram as Reference
 
 from llmjax.config import EngineConfig
 from llmjax.engine.info import EngineState
-from llmjax.engine.stats import QUEUE_FULL, StepStats
+from llmjax.engine.stats import QUEUE_FULL, DraftCounts, StepStats
 from llmjax.serve.metrics import TOKEN_LATENCY, EngineMetrics, Histogram, one_two_five
 
 
@@ -34,6 +34,41 @@ def test_one_two_five() -> None:
     assert one_two_five(512) == (1, 2, 5, 10, 20, 50, 100, 200, 500)
     assert one_two_five(1) == (1,)
     assert one_two_five(10) == (1, 2, 5, 10)
+
+
+def test_drafts_have_vllms_names() -> None:
+    engine: Any = SimpleNamespace(
+        config=EngineConfig(model="m", speculative_config={"method": "ngram", "num_speculative_tokens": 3}),
+        info=SimpleNamespace(model_name="m", max_model_len=64),
+        states=(EngineState(serving=True),),
+    )
+    metrics = EngineMetrics(engine)
+    drafts = DraftCounts(num_drafts=2, num_draft_tokens=5, accepted_per_pos=[2, 1])
+    stats = StepStats(
+        num_running=2,
+        num_waiting=0,
+        kv_usage=0.5,
+        step_tokens=[5],
+        num_prompt_tokens=0,
+        num_generation_tokens=5,
+        drafts=drafts,
+    )
+    for _ in range(2):
+        metrics.record_step(stats)
+    samples = {
+        (sample.name.removeprefix("vllm:spec_decode_num_"), sample.labels.get("position")): sample.value
+        for family in metrics.collect()
+        for sample in family.samples
+        if "spec_decode" in sample.name
+    }
+    assert samples == {
+        ("drafts_total", None): 4,
+        ("draft_tokens_total", None): 10,
+        ("accepted_tokens_total", None): 6,
+        ("accepted_tokens_per_pos_total", "0"): 4,
+        ("accepted_tokens_per_pos_total", "1"): 2,
+        ("accepted_tokens_per_pos_total", "2"): 0,
+    }
 
 
 def test_waiting_by_reason_rejections_and_steps() -> None:

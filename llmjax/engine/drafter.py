@@ -1,0 +1,54 @@
+"""Guesses at the next tokens of one sequence, and how good they are."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from llmjax.engine.ngrams import NgramIndex
+from llmjax.speculative import SpeculativeConfig
+
+MEMORY = 0.8  # weight of all guesses before one among those up to it
+PRIOR = (2.0, 1.0)  # drafts that were right and wrong before the first one
+
+
+class Drafter:
+    """Drafts of one sequence, and how good they are.
+
+    Each guess is compared with the tokens that come, whether a step verified it or not: so what it would have brought
+    is known of text that is decoded plainly, too.
+
+    Args:
+        tokens: the sequence's, which grow.
+    """
+
+    def __init__(self, tokens: list[int], config: SpeculativeConfig) -> None:
+        self._tokens = tokens
+        self._config = config
+        self._guess: tuple[int, ...] = ()
+        self._at = 0  # tokens that stand before the guess
+        self._right, self._wrong = PRIOR
+
+    def drafts(self) -> tuple[int, ...]:
+        """What may follow the known tokens; empty: nothing can be said."""
+        known = len(self._tokens)
+        if self._guess and known > self._at:
+            self._learn()
+        if not self._guess or known > self._at:
+            self._guess, self._at = self._index.continuation(self._config.num_speculative_tokens), known
+        return self._guess
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the drafts behind right ones that are right themselves."""
+        return self._right / (self._right + self._wrong)
+
+    @cached_property
+    def _index(self) -> NgramIndex:
+        config = self._config
+        return NgramIndex(self._tokens, shortest=config.prompt_lookup_min, longest=config.prompt_lookup_max)
+
+    def _learn(self) -> None:
+        came = self._tokens[self._at : self._at + len(self._guess)]
+        right = next((i for i, (a, b) in enumerate(zip(came, self._guess, strict=False)) if a != b), len(came))
+        self._right = MEMORY * self._right + right
+        self._wrong = MEMORY * self._wrong + (right < len(came))
