@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from typing import Any
 
 
@@ -96,3 +98,26 @@ SCHEMAS: list[dict[str, Any]] = [
     record(*[f"k{i}" for i in range(12)], **{f"k{i}": YES for i in range(12)}),
     record("a", a=record("b", b=record("c", c=record("d", d=record("e", e=YES))))),
 ]
+
+
+def grown(count: int) -> list[dict[str, Any]]:
+    """So many: those above, then objects, arrays and alternatives of those before, ever deeper."""
+    found, chance = list(SCHEMAS), random.Random(0)
+    # References lead from the root, and these schemas have another one when they are parts.
+    parts = [schema for schema in SCHEMAS if not any(f'"{key}"' in json.dumps(schema) for key in ("$ref", "$schema"))]
+    while len(found) < count:
+        one, two, three = (chance.choice(parts) for _ in range(3))
+        kind = len(found) % 4
+        if kind == 0:
+            new = record("first", "third", first=one, second=two, third=three)
+        elif kind == 1:
+            new = {"type": "array", "prefixItems": [one, two], "items": three, "minItems": 1, "maxItems": 3}
+        elif kind == 2:
+            new = {
+                "anyOf": [record("kind", "value", kind={"const": i}, value=part) for i, part in enumerate((one, two))]
+            }
+        else:
+            new = record("items", items={"type": "array", "items": record("x", x=one, y=two), "maxItems": 2})
+        found.append(new)
+        parts.append(new)
+    return found

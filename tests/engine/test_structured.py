@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -16,6 +19,7 @@ from llmjax.outputs import CompletionOutput
 from llmjax.sampling.structured import FreeText, StructuredOutputsParams
 from tests.engine.schemas import SCHEMAS
 
+ROOT = Path(__file__).parents[2]
 PROMPT = [20, 33, 47, 15, 90, 61, 8, 77, 40]
 OTHERS = [[5, 6, 7, 8], [70, 60, 50], [9, 33, 9, 33, 9]]
 
@@ -346,3 +350,13 @@ def test_what_takes_much_is_bounded(bomb: str, llm: LLM) -> None:
         assert error.field == "structured_outputs" and len(str(error)) < 600
     (choice,) = answers(llm, wanted(choice=["fine"]))
     assert choice.text == "fine"
+
+
+def test_two_devices_give_what_one_gives() -> None:
+    command = [sys.executable, "-m", "tests.engine.structured_on_devices"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=550)
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = json.loads(done.stdout.splitlines()[-1])
+    assert two == one
+    assert re.fullmatch("[a-z]{4}(this|that) one [0-9]{5}", two[0][0])
+    assert list(json.loads(two[1][0])) == ["ab"]
