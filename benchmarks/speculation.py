@@ -23,7 +23,7 @@ CODE = (ROOT / "llmjax" / "engine" / "pace.py").read_text(encoding="utf-8")
 TEXT = "\n".join((ROOT / "docs" / "scaling.md").read_text(encoding="utf-8").splitlines()[:24])
 TASKS = {
     "code editing": f"Rename the class Pace to Tempo in this file and write it out again:\n```python\n{CODE}```",
-    "summarising": f"Summarise this text in its own words, quoting its most important sentences:\n\n{TEXT}",
+    "summarizing": f"Summarize this text in its own words, quoting its most important sentences:\n\n{TEXT}",
     "free text": "Tell a long story about a lighthouse keeper and the sea.",
 }
 
