@@ -37,7 +37,7 @@ HELP = {
     "spaces_between_special_tokens": "separate special tokens in the text",
 }
 # How outputs arrive is the command's own business; a form is an object of Python's.
-NOT_FLAGS = {"output_kind", "structured_outputs"}
+NOT_FLAGS = {"output_kind", "structured_outputs", "guided_decoding"}
 
 
 def sampling_settings(*, without: Collection[str] = (), **defaults: Any) -> dict[str, Setting]:
