@@ -38,8 +38,8 @@ class Card(Platform):
 
 @pytest.fixture
 def on_card(monkeypatch: pytest.MonkeyPatch, compile_cache_dir: str) -> Callable[..., LLM]:
-    def platform(config: EngineConfig, share: MachineShare) -> Card:
-        return Card(**vars(select_platform(config, share)))
+    def platform(config: EngineConfig, share: MachineShare, **meeting: Any) -> Card:
+        return Card(**vars(select_platform(config, share, **meeting)))
 
     def start(**settings: Any) -> LLM:
         return LLM(

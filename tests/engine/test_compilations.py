@@ -57,13 +57,13 @@ def test_what_penalties_and_biases_need_is_compiled_before_an_engine_is_ready(
 ) -> None:
     """And not by the thread that serves."""
     compiling: set[str] = set()
-    program = SlotEditor._program
+    program = SlotEditor.program
 
     def watched(*arguments: Any) -> Any:
         compiling.add(threading.current_thread().name)
         return program(*arguments)
 
-    monkeypatch.setattr(SlotEditor, "_program", watched)
+    monkeypatch.setattr(SlotEditor, "program", watched)
     llm = LLM(
         str(GOLDEN),
         dtype="float32",
