@@ -264,8 +264,11 @@ def decodes(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
             pages, kv_len = layers[0], jnp.full(requests, sizes.context, jnp.int32)
             reader = PageReader.of(pages, q)
             start = Split.of(requests, q.shape[1] // pages.data.shape[2], pages, table.shape[1], reader)
+            batch = RaggedBatch(
+                jnp.arange(requests + 1, dtype=jnp.int32), kv_len, table, jnp.zeros(requests, jnp.int32), decode=True
+            )
 
-            def run(choice: Choice, start: Split = start, inputs: Any = (q, layers, kv_len, table)) -> Any:
+            def run(choice: Choice, start: Split = start, inputs: Any = (q, layers, batch)) -> Any:
                 call = partial(decode, rules=rules, split=replace(start, **choice), interpret=interpret)
                 return partial(with_each_layer(call), *inputs)
 
