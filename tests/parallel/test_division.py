@@ -52,7 +52,11 @@ def test_sizes_of_a_devices_model() -> None:
     ("name", "devices", "message"),
     [
         ("llama", 9, "tensor_parallel_size 9: the model has 4 heads in a layer, and each device needs one"),
-        ("granite4", 2, "tensor_parallel_size 2: state spaces and short convolutions cannot be divided yet"),
+        (
+            "granite4",
+            2,
+            "tensor_parallel_size 2: state spaces, short convolutions and lightning attention cannot be divided yet",
+        ),
         ("olmo2", 2, "tensor_parallel_size 2: attention with norms over all heads cannot be divided yet"),
     ],
 )
