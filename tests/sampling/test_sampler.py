@@ -113,7 +113,11 @@ def edited(logits: jax.Array, state: SamplerState, words: jax.Array, last_token:
     """The logits before the temperature; row i in slot i."""
     slot = jnp.arange(len(logits))
     batch = SamplingBatch.from_words(words, slot=slot, samples=slot >= 0, position=slot)
-    return _edit(logits, state, batch, last_token=last_token, uses=lambda feature: jnp.any(batch.has(feature)))
+
+    def uses(feature: Feature) -> jax.Array:
+        return jnp.any(batch.has(feature))
+
+    return _edit(logits, state, batch, last_token=last_token, uncounted=None, uses=uses)
 
 
 def run(rows: Sequence[Row], *, slots: Sequence[int] | None = None, size: int = R) -> tuple[SampleOutput, SamplerState]:
