@@ -19,7 +19,7 @@ from llmjax.kernels.cpu.library import library
 from llmjax.sampling.noise import gumbel, row_keys
 from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.sampler import SampleOutput, SamplingBatch, _edit, sample
-from llmjax.sampling.settings import SETTINGS_WORDS, RequestSampling, request_sampling
+from llmjax.sampling.settings import SETTINGS_WORDS, Feature, RequestSampling, request_sampling
 from llmjax.sampling.state import (
     SamplerState,
     add_output_tokens,
