@@ -24,6 +24,8 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import jax
 import msgspec
+from jax._src import distributed, xla_bridge  # where gloo listens can be said nowhere else
+from jaxlib import _jax  # type: ignore[attr-defined]  # it has no types
 
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import Bucket
@@ -55,7 +57,7 @@ WAITING = 64  # connections that wait to be heard
 RETRY_SECONDS = 0.2
 CHECK_SECONDS = 0.5
 MOST_REFUSALS = 4  # that an error tells of
-CAUSE_SECONDS = 0.5  # from a failed exchange between devices to the end of the other process's connection
+CAUSE_SECONDS = 5.0  # at most, from a failed exchange between devices to the end of the other process's connection
 SHUTDOWN_SECONDS = 5
 HEARTBEAT_SECONDS = 30  # without a sign of a process, after which JAX's coordinator holds it for dead
 
@@ -221,7 +223,7 @@ class Leader(Alone):
             threading.Thread(target=self._hear, args=(member,), name=f"rank-{member.rank}", daemon=True).start()
 
     def meet(self) -> None:
-        _initialize(self._config, rank=0, port=self._port)
+        _initialize(self._config, rank=0, port=self._port, address=self._members[0].channel.address)
 
     def agree(self, model: str, kv_bytes: int) -> int:
         least = kv_bytes
@@ -270,6 +272,9 @@ class Leader(Alone):
             if self._closed:
                 return
             self._closed = True
+            waiting = [future for future in self._compiling.values() if not future.done()]
+        for future in waiting:  # or threads that compile would wait for those that have left
+            future.set_exception(EngineDead("the engine is closed"))
         for member in self._members:
             with suppress(OSError):  # it has gone already
                 member.channel.send(Leave())
@@ -449,7 +454,7 @@ class Follower(Alone):
         self._port = welcome.port
 
     def meet(self) -> None:
-        _initialize(self._config, rank=self._config.node_rank, port=self._port)
+        _initialize(self._config, rank=self._config.node_rank, port=self._port, address=self.channel.address)
 
     def agree(self, model: str, kv_bytes: int) -> int:
         self.channel.send(Loaded(model, kv_bytes))
@@ -499,8 +504,13 @@ def free_port(address: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _initialize(config: EngineConfig, *, rank: int, port: int) -> None:
-    """Connects JAX's processes."""
+def _initialize(config: EngineConfig, *, rank: int, port: int, address: str) -> None:
+    """Connects JAX's processes.
+
+    Args:
+        port: of JAX's coordinator, at rank 0.
+        address: of this process, where the others reach it.
+    """
     host = f"[{config.master_addr}]" if ":" in config.master_addr else config.master_addr
     # Else a process that ends would have JAX abort the others before they could say so.
     jax.config.update("jax_enable_recoverability", True)
@@ -516,6 +526,13 @@ def _initialize(config: EngineConfig, *, rank: int, port: int) -> None:
         )
     except RuntimeError as error:
         raise ConfigError(f"rank {rank} does not meet the others: {' '.join(str(error).split())}") from error
+
+    def cpu_client() -> Any:
+        # By itself gloo takes the address of the machine's name, which may have none, or one of another network.
+        client = distributed.global_state.client
+        return xla_bridge.make_cpu_client(_jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address))
+
+    xla_bridge.register_backend_factory("cpu", cpu_client, priority=0, fail_quietly=False)
 
 
 def _is_loopback(address: str) -> bool:

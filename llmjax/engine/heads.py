@@ -149,8 +149,10 @@ def verify(
 
     # By row and place from here on, [R, K].
     at = jnp.minimum(first[:, None] + jnp.arange(1 + drafts), fed.shape[0] - 1)
-    right = (tokens[at[:, :-1]] == fed[at[:, 1:]]) & ~ended[at[:, :-1]] & (behind < count[:, None])
-    kept = jnp.where(alive, 1 + jnp.sum(jnp.cumprod(right, axis=1), axis=1, dtype=jnp.int32), 0)
+    kept, right = alive.astype(jnp.int32), alive
+    for i in range(drafts):  # all places at once are compiled wrong by jaxlib 0.12 for AVX2
+        right &= (tokens[at[:, i]] == fed[at[:, i + 1]]) & ~ended[at[:, i]] & (i + 1 < count)
+        kept += right
     found = jnp.where(jnp.arange(1 + drafts) < kept[:, None], tokens[at], NO_TOKEN)
     slots = state.sampler
     for i in range(1 + drafts):

@@ -349,6 +349,12 @@ class Channel:
         self._decoder = msgspec.msgpack.Decoder(incoming)
         self._lock = threading.Lock()
 
+    @property
+    def address(self) -> str:
+        """Of this side, where the connection is one of a network."""
+        address: str = self._socket.getsockname()[0]
+        return address
+
     def encode(self, message: Message) -> bytes:
         """The message as it goes over the socket."""
         data = bytearray(LENGTH.size)

@@ -7,7 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -248,6 +248,7 @@ def test_the_same_rank_twice(config: EngineConfig) -> None:
     leader = joining(config)
     first = joining(config.replace(node_rank=1))
     twice = joining(config.replace(node_rank=1))
+    wait([first, twice], timeout=60, return_when=FIRST_COMPLETED)  # before all are there
     joining(config.replace(node_rank=2))
     leader.result(60).close()
     errors = [error for rank in (first, twice) if (error := rank.exception(60)) is not None]

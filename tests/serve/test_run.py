@@ -215,9 +215,22 @@ def test_a_killed_rank_ends_streams_with_an_error_and_the_others(engine_config: 
     assert why in log and "Traceback" not in log
 
 
-def test_ranks_end_with_the_one_that_leads_them(engine_config: EngineConfig) -> None:
+def listens_at(pid: int) -> set[str]:
+    """Addresses at which a process takes connections, as /proc has them."""
+    sockets = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == "0A" and f"socket:[{rest[5]}]" in sockets:
+                found.add(local.split(":")[0][-8:])  # of an IPv6 address what is one of IPv4
+    return found
+
+
+def test_ranks_listen_on_loopback_and_end_with_the_one_that_leads_them(engine_config: EngineConfig) -> None:
     with process(engine_config.replace(multi_process=True, tensor_parallel_size=2)) as (server, url):
         (rank,) = children(server.pid)
+        assert listens_at(server.pid) == listens_at(rank) == {"0100007F"}
         assert httpx.post(f"{url}/v1/completions", json={"prompt": [40]}, timeout=60).status_code == 200
         server.kill()
         wait_for(lambda: not Path(f"/proc/{rank}").exists() or b"Z" in Path(f"/proc/{rank}/stat").read_bytes())
