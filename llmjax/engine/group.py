@@ -373,8 +373,8 @@ class Leader(Alone):
                     case Failed():
                         error = EngineDead(f"{member.name}: {message.failure.message}")
         except (OSError, msgspec.MsgspecError) as broken:
-            error = error or EngineDead(f"{member.name} cannot be reached: {broken}")
-        self._lose(member, error or EngineDead(f"{member.name} has gone"))
+            error = error or _gone(member, broken)
+        self._lose(member, error or _gone(member))
 
     def _lose(self, member: _Member, error: LLMJaxError) -> None:
         with self._lock:
@@ -401,7 +401,7 @@ class Leader(Alone):
             try:
                 member.channel.send_encoded(encoded)
             except OSError as error:
-                self._lose(member, EngineDead(f"{member.name} cannot be reached: {error}"))
+                self._lose(member, _gone(member, error))
                 raise self._lost or error from error
 
     def _refuse(self, reason: str) -> NoReturn:
@@ -411,6 +411,13 @@ class Leader(Alone):
         for member in self._came.values():
             _refuse(member, reason)
         raise ConfigError(reason)
+
+
+def _gone(member: _Member, error: Exception | None = None) -> EngineDead:
+    """What the end of a connection means: how a process that ends is noticed depends on who notices it."""
+    if error is None or isinstance(error, ConnectionError):
+        return EngineDead(f"{member.name} has gone")
+    return EngineDead(f"{member.name} cannot be reached: {error}")
 
 
 def _refuse(member: _Member, reason: str) -> None:
