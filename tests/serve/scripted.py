@@ -15,7 +15,34 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from llmjax.config import EngineConfig
+
 END = "<|im_end|>"
+
+
+def scripted_engine(
+    folder: Path,
+    scripts: Mapping[str, str],
+    *,
+    special: Collection[str],
+    template: str,
+    context: int,
+    compile_cache_dir: str,
+) -> EngineConfig:
+    """Settings of an engine that runs such a model, which is written for it; arguments as of ``write_scripted``."""
+    folder.mkdir()
+    write_scripted(folder, scripts, special=special, template=template, context=context)
+    return EngineConfig(
+        model=str(folder),
+        dtype="float32",
+        max_model_len=context,
+        max_num_seqs=2,
+        max_num_batched_tokens=64,
+        page_size=16,
+        kv_cache_memory_bytes=8 * 2**20,
+        served_model_name="scripted",
+        compilation_cache_dir=compile_cache_dir,
+    )
 
 
 def write_scripted(

@@ -12,10 +12,10 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from llmjax.config import EngineConfig, ServerConfig
+from llmjax.config import ServerConfig
 from llmjax.errors import GenerationFailed
 from llmjax.outputs import CompletionOutput, RequestOutput
-from tests.serve.scripted import write_scripted
+from tests.serve.scripted import scripted_engine
 
 MESSAGES = "/v1/messages"
 CONTEXT = 1024
@@ -46,19 +46,13 @@ KEY = "the-key"
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, start_server: Any, compile_cache_dir: str) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("models") / "scripted"
-    folder.mkdir()
-    write_scripted(folder, SCRIPTS, special=SPECIAL, template=TEMPLATE, context=CONTEXT)
-    config = EngineConfig(
-        model=str(folder),
-        dtype="float32",
-        max_model_len=CONTEXT,
-        max_num_seqs=2,
-        max_num_batched_tokens=64,
-        page_size=16,
-        kv_cache_memory_bytes=8 * 2**20,
-        served_model_name="scripted",
-        compilation_cache_dir=compile_cache_dir,
+    config = scripted_engine(
+        tmp_path_factory.mktemp("models") / "scripted",
+        SCRIPTS,
+        special=SPECIAL,
+        template=TEMPLATE,
+        context=CONTEXT,
+        compile_cache_dir=compile_cache_dir,
     )
     server, stop = start_server(config, ServerConfig(port=0, api_key=[KEY], sse_keep_alive_interval=0))
     yield server

@@ -16,10 +16,10 @@ from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.response_item_list import ResponseItemList
 from pydantic import BaseModel, TypeAdapter
 
-from llmjax.config import EngineConfig, ServerConfig
+from llmjax.config import ServerConfig
 from llmjax.errors import GenerationFailed, QueueFull
 from llmjax.outputs import CompletionOutput, RequestOutput
-from tests.serve.scripted import write_scripted
+from tests.serve.scripted import scripted_engine
 
 RESPONSES = "/v1/responses"
 CONTEXT = 1024
@@ -58,19 +58,13 @@ MOST = 4
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, start_server: Any, compile_cache_dir: str) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("models") / "scripted"
-    folder.mkdir()
-    write_scripted(folder, SCRIPTS, special=SPECIAL, template=TEMPLATE, context=CONTEXT)
-    config = EngineConfig(
-        model=str(folder),
-        dtype="float32",
-        max_model_len=CONTEXT,
-        max_num_seqs=2,
-        max_num_batched_tokens=64,
-        page_size=16,
-        kv_cache_memory_bytes=8 * 2**20,
-        served_model_name="scripted",
-        compilation_cache_dir=compile_cache_dir,
+    config = scripted_engine(
+        tmp_path_factory.mktemp("models") / "scripted",
+        SCRIPTS,
+        special=SPECIAL,
+        template=TEMPLATE,
+        context=CONTEXT,
+        compile_cache_dir=compile_cache_dir,
     )
     settings = ServerConfig(
         port=0, trust_request_chat_template=True, api_key=KEYS, max_stored_responses=MOST, sse_keep_alive_interval=0

@@ -14,10 +14,10 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from llmjax.config import EngineConfig, ServerConfig
+from llmjax.config import ServerConfig
 from llmjax.errors import ConfigError
 from llmjax.serve.answers import OutputFormats
-from tests.serve.scripted import write_scripted
+from tests.serve.scripted import scripted_engine
 
 CHAT = "/v1/chat/completions"
 CONTEXT = 1024
@@ -68,19 +68,13 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, start_server: Any, compile_cache_dir: str) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("models") / "scripted"
-    folder.mkdir()
-    write_scripted(folder, SCRIPTS, special=SPECIAL, template=TEMPLATE, context=CONTEXT)
-    config = EngineConfig(
-        model=str(folder),
-        dtype="float32",
-        max_model_len=CONTEXT,
-        max_num_seqs=2,
-        max_num_batched_tokens=64,
-        page_size=16,
-        kv_cache_memory_bytes=8 * 2**20,
-        served_model_name="scripted",
-        compilation_cache_dir=compile_cache_dir,
+    config = scripted_engine(
+        tmp_path_factory.mktemp("models") / "scripted",
+        SCRIPTS,
+        special=SPECIAL,
+        template=TEMPLATE,
+        context=CONTEXT,
+        compile_cache_dir=compile_cache_dir,
     )
     server, stop = start_server(config, ServerConfig(port=0, trust_request_chat_template=True))
     yield server
