@@ -18,6 +18,7 @@ TARGETS = (
     "llmjax_linears",
     "llmjax_attention_block",
     "llmjax_experts",
+    "llmjax_finite",
     "llmjax_mlp",
     "llmjax_sample",
     "llmjax_zeros",

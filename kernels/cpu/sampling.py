@@ -20,6 +20,17 @@ def argmax(x: jax.Array, *, native: Library, isa: str | None = None) -> jax.Arra
     return out
 
 
+def finite_rows(x: jax.Array, *, native: Library, isa: str | None = None) -> jax.Array:
+    """``llmjax.kernels.finite.finite_rows`` by the library.
+
+    Args:
+        isa: one of its instruction sets; None: the best that the machine has.
+    """
+    call = jax.ffi.ffi_call("llmjax_finite", jax.ShapeDtypeStruct(x.shape[:1], jnp.bool_))
+    out: jax.Array = call(x, isa=np.int32(native.index(isa)))
+    return out
+
+
 def sample(
     x: jax.Array,
     keys: jax.Array,

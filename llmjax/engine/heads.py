@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from llmjax.engine.batch import StepBatch
 from llmjax.engine.device_state import NO_TOKEN, NOT_FINITE, DeviceState, Ends
 from llmjax.engine.rows import ENDED
+from llmjax.kernels.finite import finite_rows
 from llmjax.kernels.sharding import all_sum, parts
 from llmjax.models import CausalLM
 from llmjax.sampling import sampler
@@ -171,10 +172,10 @@ def verify(
 
 def _finite(logits: jax.Array) -> jax.Array:
     """Which rows have no NaN or infinity among their logits, bool [R]."""
-    finite = jnp.all(jnp.isfinite(logits), axis=1)
+    own = finite_rows(logits.astype(jnp.float32))
     if parts("vocab") == 1:
-        return finite
-    return all_sum((~finite).astype(jnp.int32), "vocab") == 0
+        return own
+    return all_sum((~own).astype(jnp.int32), "vocab") == 0
 
 
 def score(model: CausalLM, hidden: jax.Array, batch: StepBatch, *, vocab_size: int, max_logprobs: int) -> LogprobArrays:

@@ -116,6 +116,7 @@ struct Kernels {
   void (*rotate)(const Rotation&, float* heads);  // in place
   // The first of the largest entries; 0 where there is a NaN.
   int (*argmax)(const float* x, int size);
+  bool (*finite)(const float* x, int size);  // neither NaN nor infinity in the row
   int (*sample)(const SampleRow&, float* workspace);  // workspace: 3 * size + 48 floats, 64-byte aligned
 };
 

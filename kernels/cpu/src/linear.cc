@@ -1,5 +1,6 @@
 // Products of rows with matrices (contract: kernels/linear.py), plain ones of 16-bit floats and quantized ones.
 
+#include "huge_pages.h"
 #include "products.h"
 
 namespace llmjax {
@@ -21,6 +22,7 @@ ffi::Error linears_handler(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::R
     if (!y.has_value()) return y.error();
     const auto outer = (*y)->dimensions();
     if (outer.size() != 2 || outer[0] != rows) return invalid("products: shapes do not fit each other");
+    prefer_huge_pages((*y)->untyped_data(), (*y)->size_bytes());
     if (ffi::Error error = products.add(*matrix, static_cast<int>(outer[1]), (*y)->typed_data()); error.failure()) {
       return error;
     }

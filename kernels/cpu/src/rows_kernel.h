@@ -106,6 +106,17 @@ inline int first_largest(const float* x, int size) {
 
 int argmax(const float* x, int size) { return imax(0, first_largest(x, size)); }
 
+bool finite(const float* x, int size) {
+  Int wrong{};
+  each_vector(size, [&](int i, auto get, auto) {
+    const Vec v = get(x + i), difference = v - v;  // NaN for infinities too
+    wrong |= (Int)(difference != difference);
+  });
+  int any = 0;
+  for (int lane = 0; lane < kLanes; ++lane) any |= wrong[lane];
+  return any == 0;
+}
+
 }  // namespace
 
 #endif  // LLMJAX_ROWS_KERNEL_H_

@@ -1,4 +1,5 @@
-// Tokens from rows of logits (contracts: kernels/argmax.py, llmjax/sampling/draw.py).
+// Tokens from rows of logits, and whether they are numbers (contracts: kernels/argmax.py, kernels/finite.py,
+// llmjax/sampling/draw.py).
 
 #include "buffers.h"
 #include "kernels.h"
@@ -27,6 +28,21 @@ ffi::Error argmax_handler(ffi::ThreadPool pool, Floats x, Tokens out, int32_t is
   const float* from = x.typed_data();
   int32_t* found = out->typed_data();
   parallel_for(pool, rows, [=](size_t i) { found[i] = kernels->argmax(from + i * size, size); });
+  return ffi::Error::Success();
+}
+
+ffi::Error finite_handler(ffi::ThreadPool pool, Floats x, ffi::Result<ffi::Buffer<ffi::PRED>> out, int32_t isa) {
+  const auto dims = x.dimensions();
+  if (dims.size() != 2 || dims[1] >= INT32_MAX || !has_shape(*out, {dims[0]})) {
+    return invalid("finite: shapes do not fit each other");
+  }
+  const Kernels* kernels = find_kernels(isa, 0);
+  if (kernels == nullptr) return invalid("finite: this machine lacks the instruction set");
+  const int size = static_cast<int>(dims[1]);
+  const float* from = x.typed_data();
+  bool* found = out->typed_data();
+  parallel_for(pool, static_cast<size_t>(dims[0]),
+               [=](size_t i) { found[i] = kernels->finite(from + i * size, size); });
   return ffi::Error::Success();
 }
 
@@ -60,6 +76,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_argmax, argmax_handler,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<Floats>()                 // x [R, V]
                                   .Ret<ffi::Buffer<ffi::S32>>()  // [R]
+                                  .Attr<int32_t>("isa"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_finite, finite_handler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()                  // x [R, V]
+                                  .Ret<ffi::Buffer<ffi::PRED>>()  // [R]
                                   .Attr<int32_t>("isa"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_sample, sample_handler,
