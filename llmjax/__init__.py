@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from llmjax.inputs import TextPrompt, TokensPrompt
     from llmjax.llm import LLM, generate
     from llmjax.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
         ClassificationOutput,
         ClassificationRequestOutput,
         CompletionOutput,
@@ -30,12 +32,15 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from llmjax.pooling_params import PoolingParams
-    from llmjax.sampling.params import RequestOutputKind, SamplingParams
+    from llmjax.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
     from llmjax.sampling.structured import GuidedDecodingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
@@ -65,6 +70,9 @@ __all__ = [
 # Loaded when first used: ``llmjax --help`` and the settings do not need JAX.
 _MODULES = {
     "AsyncLLM": "llmjax.async_llm",
+    "BeamSearchOutput": "llmjax.outputs",
+    "BeamSearchParams": "llmjax.sampling.params",
+    "BeamSearchSequence": "llmjax.outputs",
     "ClassificationOutput": "llmjax.outputs",
     "ClassificationRequestOutput": "llmjax.outputs",
     "CompletionOutput": "llmjax.outputs",

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from functools import partial
 
 from llmjax.config import EngineConfig
+from llmjax.engine.beam_search import BeamSearch
 from llmjax.engine.client import Control, RunningEngine
 from llmjax.engine.data_parallel import DataParallelEngine
 from llmjax.engine.frontend import PromptInput
@@ -21,9 +22,9 @@ from llmjax.engine.setup import LoadedLLM
 from llmjax.engine.stats import QUEUE_FULL
 from llmjax.engine.vectors import PooledTokens, TextPair
 from llmjax.errors import EngineDead, GenerationFailed, LLMJaxError, QueueFull
-from llmjax.outputs import PoolingRequestOutput, RequestOutput, TokenLogprobs
+from llmjax.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput, TokenLogprobs
 from llmjax.pooling_params import PoolingParams
-from llmjax.sampling.params import SamplingParams
+from llmjax.sampling.params import BeamSearchParams, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +153,83 @@ class AsyncLLM(LoadedLLM):
                     scores = scores or await asyncio.to_thread(self._frontend.decoded, output.prompt_logprobs)
                     output.prompt_logprobs = scores
                 yield output
+
+    async def beam_search(
+        self,
+        prompt: PromptInput,
+        params: BeamSearchParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        logprobs: bool = True,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Searches for the likeliest continuations of a prompt; other arguments and errors as for ``generate``.
+
+        Args:
+            logprobs: continuations have those of the tokens that they were chosen from.
+
+        Yields:
+            One output: ``beam_width`` continuations, the best first.
+        """
+        self._check_open()
+        self._event_loop = asyncio.get_running_loop()
+        search = self._frontend.beam_search(prompt, params, cache_salt=cache_salt, keep_logprobs=logprobs)
+        num_cached = 0
+        while not search.done:
+            made = await self._grow(search, request_id, priority=priority)
+            if not search.steps:
+                num_cached = made[0].num_cached_tokens
+            # An aborted request has an output without a token.
+            if any(output.outputs[0].finish_reason == "abort" for output in made):
+                yield self._searched(search, request_id, [CompletionOutput(0, "", [], finish_reason="abort")], 0)
+                return
+            search.take([scores for output in made for scores in output.outputs[0].logprobs or ()])
+        decode = None
+        if self.tokenizer is not None:
+            decode = partial(
+                self._frontend.continued,
+                search.prompt,
+                skip_special_tokens=skip_special_tokens,
+                spaces_between_special_tokens=spaces_between_special_tokens,
+                shown=shown,
+            )
+        yield self._searched(search, request_id, search.outputs(decode), num_cached)
+
+    def _searched(
+        self, search: BeamSearch, request_id: str, found: list[CompletionOutput], num_cached_tokens: int
+    ) -> RequestOutput:
+        return RequestOutput(
+            request_id=request_id,
+            prompt=None,
+            prompt_token_ids=search.prompt,
+            outputs=found,
+            finished=True,
+            num_cached_tokens=num_cached_tokens,
+        )
+
+    async def _grow(self, search: BeamSearch, request_id: str, *, priority: int) -> list[RequestOutput]:
+        """The next token of each of a search's continuations; none of them is left behind when it fails."""
+
+        async def last(name: str, ids: list[int]) -> RequestOutput:
+            request = self._frontend.open(ids, params, name, priority=priority, cache_salt=search.cache_salt)
+            async with aclosing(self._outputs(request, name)) as outputs:
+                async for output in outputs:
+                    assert isinstance(output, RequestOutput)
+                    return output
+            raise EngineDead("the engine has stopped")
+
+        params, name = search.step_params, f"{request_id}/{search.steps}"
+        tasks = [asyncio.create_task(last(f"{name}.{number}", ids)) for number, ids in enumerate(search.prompts)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def pooled_tokens(self, prompt: PromptInput | TextPair, pooling_params: PoolingParams) -> PooledTokens:
         """What the engine reads where a vector is asked for, checked: ``encode`` takes it for a prompt. Any thread may

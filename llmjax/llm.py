@@ -8,9 +8,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from llmjax.config import DEFAULT_MODEL, EngineConfig, ServerConfig
+from llmjax.engine.beam_search import BeamSearch
 from llmjax.engine.build import build_engine
 from llmjax.engine.client import Control
 from llmjax.engine.engine import Engine
@@ -20,11 +22,12 @@ from llmjax.engine.request import EngineRequest
 from llmjax.engine.scores import pair_inputs, score_task, scored, text_pairs
 from llmjax.engine.setup import LoadedLLM
 from llmjax.engine.vectors import TextPair
-from llmjax.errors import ConfigError, InvalidRequest
+from llmjax.errors import ConfigError, InvalidRequest, LLMJaxError
 from llmjax.migration.answers import EMPTY, plain
 from llmjax.migration.tables import collect_known
 from llmjax.models.config import ModelConfig
 from llmjax.outputs import (
+    BeamSearchOutput,
     ClassificationOutput,
     ClassificationRequestOutput,
     EmbeddingOutput,
@@ -35,7 +38,7 @@ from llmjax.outputs import (
 )
 from llmjax.pooling_params import PoolingParams, PoolingTask
 from llmjax.progress import progress_bar
-from llmjax.sampling.params import PARAM_NAMES, RequestOutputKind, SamplingParams
+from llmjax.sampling.params import PARAM_NAMES, BeamSearchParams, RequestOutputKind, SamplingParams
 from llmjax.settings import nearest, settings_of, spellings
 from llmjax.tokenizer import Tokenizer
 
@@ -131,6 +134,71 @@ class LLM(LoadedLLM):
             for prompt, own, rank in zip(batch, params, priority or [0] * len(batch), strict=True)
         ]
         return self._finished(self._open_calls(calls), RequestOutput, progress=bool(use_tqdm))
+
+    def beam_search(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+        **others: Any,
+    ) -> list[BeamSearchOutput]:
+        """Searches for the likeliest continuations of every prompt.
+
+        Args:
+            prompts: as in ``generate``.
+            params: of all of them.
+            use_tqdm: show a progress bar.
+            concurrency_limit: prompts that are searched at once; None: all.
+            others: see ``generate``.
+
+        Returns:
+            For each prompt, in order, ``beam_width`` continuations, the best first. Of a prompt for which the engine
+            failed there is an ``error``.
+
+        Raises:
+            InvalidRequest: a prompt or parameter cannot be served; nothing has been computed then.
+        """
+        _check_others(others)
+        if concurrency_limit is not None and concurrency_limit < 1:
+            raise InvalidRequest("concurrency_limit must be at least 1", field="concurrency_limit")
+        searches = [self._frontend.beam_search(prompt, params) for prompt in _as_list(prompts)]
+        errors: dict[int, LLMJaxError] = {}
+        with progress_bar("Searching", shown=use_tqdm) as bar:
+            task = bar.add_task("", total=len(searches), note="")
+            waiting = list(range(len(searches)))[::-1]
+            running: list[int] = []
+            while waiting or running:
+                while waiting and len(running) < (concurrency_limit or len(searches)):
+                    running.append(waiting.pop())
+                errors |= self._grow({number: searches[number] for number in running})
+                ended = [number for number in running if number in errors or searches[number].done]
+                running = [number for number in running if number not in ended]
+                bar.update(task, advance=len(ended))
+        decode = partial(self.tokenizer.decode, skip_special_tokens=False) if self.tokenizer is not None else None
+        return [
+            BeamSearchOutput([] if number in errors else search.sequences(decode), errors.get(number))
+            for number, search in enumerate(searches)
+        ]
+
+    def _grow(self, searches: Mapping[int, BeamSearch]) -> dict[int, LLMJaxError]:
+        """Takes a step of every search; returns the errors of those that cannot go on."""
+        calls: list[Callable[[str], EngineRequest]] = []
+        ends = [0]
+        for search in searches.values():
+            params, salt = search.step_params, search.cache_salt
+            calls += [partial(self._frontend.open, ids, params, cache_salt=salt) for ids in search.prompts]
+            ends.append(len(calls))
+        outputs = self._finished(self._open_calls(calls), RequestOutput, progress=False)
+        errors: dict[int, LLMJaxError] = {}
+        for (number, search), (start, end) in zip(searches.items(), pairwise(ends), strict=True):
+            made = outputs[start:end]
+            if error := next((output.error for output in made if output.error is not None), None):
+                errors[number] = error
+            else:
+                search.take([scores for output in made for scores in output.outputs[0].logprobs or ()])
+        return errors
 
     def _finished(self, requests: Mapping[str, EngineRequest], kind: type[Output], *, progress: bool) -> list[Output]:
         """What comes of all requests, in their order."""

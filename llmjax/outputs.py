@@ -132,3 +132,23 @@ class RequestOutput:
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     metrics: RequestMetrics | None = field(default=None, repr=False)
     error: LLMJaxError | None = None  # why a continuation has the finish reason "error"
+
+
+@dataclass
+class BeamSearchSequence:
+    """A continuation that beam search has found."""
+
+    tokens: list[int]  # the prompt's and its own, with the one that ends the text
+    logprobs: list[TokenLogprobs]  # for each of its own tokens those that might have stood there
+    cum_logprob: float = 0.0  # of its own tokens together
+    text: str | None = None  # of all tokens
+    finish_reason: str | None = None  # "stop" or "length"
+    stop_reason: int | None = None  # the token that ends the text
+
+
+@dataclass
+class BeamSearchOutput:
+    """What ``LLM.beam_search`` finds for a prompt."""
+
+    sequences: list[BeamSearchSequence]  # the best first
+    error: LLMJaxError | None = None  # then there are none

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from starlette.types import Receive
 
 from llmjax.outputs import CompletionOutput, RequestOutput
-from llmjax.sampling.params import SamplingParams
+from llmjax.sampling.params import BeamSearchParams, SamplingParams
 from llmjax.serve.context import RequestRecord
 from llmjax.serve.errors import ApiError, ClientDisconnected
 from llmjax.serve.interfaces import Engine
@@ -28,6 +28,7 @@ class Job:
     Args:
         shown: special tokens that are part of the text.
         keep: the best of each prompt's continuations that are answered; None: all.
+        searches: instead of sampling, a beam search for each prompt.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Job:
     cache_salt: str | None = None
     shown: frozenset[int] = frozenset()
     keep: int | None = None
+    searches: Sequence[BeamSearchParams] = ()
 
 
 @dataclass(frozen=True)
@@ -58,18 +60,7 @@ def check_priority(engine: Engine, priority: int) -> None:
 
 async def run_job(engine: Engine, job: Job) -> AsyncGenerator[JobOutput, None]:
     """Outputs in the order they come; closing the generator aborts what is still running."""
-    streams = [
-        engine.generate(
-            {"prompt_token_ids": prompt.token_ids},
-            params,
-            # Clients may reuse an id while its first use still runs; the engine's ids must differ.
-            f"{job.id}-{uuid.uuid4().hex[:8]}",
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-            shown=job.shown,
-        )
-        for prompt, params in zip(job.prompts, job.params, strict=True)
-    ]
+    streams = [_stream(engine, job, index) for index in range(len(job.prompts))]
     if len(streams) == 1:
         async with aclosing(streams[0]) as stream:
             async for output in stream:
@@ -78,6 +69,26 @@ async def run_job(engine: Engine, job: Job) -> AsyncGenerator[JobOutput, None]:
     async with aclosing(_merged(streams)) as parts:
         async for part in parts:
             yield _checked(part)
+
+
+def _stream(engine: Engine, job: Job, index: int) -> AsyncGenerator[RequestOutput, None]:
+    """The outputs of one of the job's prompts."""
+    params, prompt = job.params[index], {"prompt_token_ids": job.prompts[index].token_ids}
+    # Clients may reuse an id while its first use still runs; the engine's ids must differ.
+    name = f"{job.id}-{uuid.uuid4().hex[:8]}"
+    if job.searches:
+        return engine.beam_search(
+            prompt,
+            job.searches[index],
+            name,
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+            logprobs=params.logprobs is not None,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+            shown=job.shown,
+        )
+    return engine.generate(prompt, params, name, priority=job.priority, cache_salt=job.cache_salt, shown=job.shown)
 
 
 async def collect(engine: Engine, job: Job, tally: Tally) -> list[RequestOutput]:
@@ -91,7 +102,7 @@ async def collect(engine: Engine, job: Job, tally: Tally) -> list[RequestOutput]
             final[part.prompt] = part.output
     if job.keep is not None:
         for output in final.values():
-            output.outputs = _best(output.outputs, job.keep)
+            output.outputs = output.outputs[: job.keep] if job.searches else _best(output.outputs, job.keep)
     return [final[i] for i in range(len(job.prompts))]
 
 

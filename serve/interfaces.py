@@ -9,7 +9,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.stats import StatLogger
 from llmjax.outputs import PoolingRequestOutput, RequestOutput
 from llmjax.pooling_params import PoolingParams
-from llmjax.sampling.params import SamplingParams
+from llmjax.sampling.params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:  # importing it takes a while, and a busy port should be reported at once
     from llmjax.engine.info import EngineInfo, EngineState
@@ -47,6 +47,20 @@ class Engine(Protocol):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        shown: frozenset[int] = frozenset(),
+    ) -> AsyncGenerator[RequestOutput, None]: ...
+
+    def beam_search(
+        self,
+        prompt: Mapping[str, Any],
+        params: BeamSearchParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        logprobs: bool = True,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
         shown: frozenset[int] = frozenset(),
     ) -> AsyncGenerator[RequestOutput, None]: ...
 

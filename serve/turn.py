@@ -30,7 +30,14 @@ from llmjax.serve.prompts import (
     unread_variables,
 )
 from llmjax.serve.protocol.chat import ChatRequest
-from llmjax.serve.protocol.common import check_logprobs, check_stream, check_truncation, sampling_params
+from llmjax.serve.protocol.common import (
+    beam_search_params,
+    check_beam_search,
+    check_logprobs,
+    check_stream,
+    check_truncation,
+    sampling_params,
+)
 from llmjax.serve.protocol.structured import demands_form
 from llmjax.serve.protocol.tools import calls_allowed, forced_tools
 from llmjax.serve.thinking import ThinkingBudget, collect_within, run_within
@@ -134,6 +141,7 @@ async def prepare(
     logprobs = body.num_logprobs
     check_logprobs(logprobs, field="top_logprobs", limit=engine.config.max_logprobs)
     check_logprobs(body.prompt_logprobs, field="prompt_logprobs", limit=engine.config.max_logprobs)
+    check_beam_search(body)
     check_stream(body)
     check_truncation(body)
     priority = body.priority or 0
@@ -163,6 +171,12 @@ async def prepare(
     structured = None
     if tools or demands_form(body):  # their schemas may be large
         structured = await asyncio.to_thread(answer_form, body, form, parsers, tools=tools)
+    if body.use_beam_search and structured is not None:
+        raise ApiError(
+            f"`{structured.field}` demands a form of the answer, which a beam search does not know",
+            param=structured.field,
+            code="unsupported_parameter",
+        )
     params = sampling_params(
         body,
         defaults=defaults,
@@ -180,6 +194,7 @@ async def prepare(
         cache_salt=cache_salt,
         shown=frozenset() if form.grammar is None else server.formats.shown(form.grammar),
         keep=None if body.best_of is None else body.choices,
+        searches=[beam_search_params(body, max_tokens=budget, asked=asked)] if body.use_beam_search else (),
     )
     constrained = params.structured_outputs is not None
     return Turn(

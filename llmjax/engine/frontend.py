@@ -14,6 +14,7 @@ from llguidance import LLMatcher
 
 from llmjax.config import EngineConfig
 from llmjax.constraints.compiler import GrammarCompiler
+from llmjax.engine.beam_search import MAX_BEAM_TOKENS, BeamSearch
 from llmjax.engine.info import EngineInfo
 from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes, Vectors
 from llmjax.engine.stats import RequestStats
@@ -30,7 +31,7 @@ from llmjax.outputs import (
     TokenLogprobs,
 )
 from llmjax.pooling_params import PoolingParams
-from llmjax.sampling.params import RequestOutputKind, SamplingParams
+from llmjax.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
 from llmjax.sampling.settings import request_sampling
 from llmjax.tokenizer import IncrementalDetokenizer, Tokenizer
 
@@ -192,9 +193,7 @@ class Frontend:
         """
         arrival = time.monotonic()
         self._check_new(name, priority)
-        if self._pooler is not None:
-            does = "makes embeddings" if self._pooler.task == "embed" else "classifies texts"
-            raise InvalidRequest(f"this model {does}; it does not generate text")
+        self._check_generates()
         text, token_ids = self._tokens(prompt)
         if isinstance(prompt, Mapping) and prompt.get("cache_salt") is not None:
             cache_salt = _salt(prompt["cache_salt"], cache_salt)
@@ -224,6 +223,56 @@ class Frontend:
         self._names[name] = request.request_id
         self._num_unfinished += params.n
         return request
+
+    def beam_search(
+        self,
+        prompt: PromptInput,
+        params: BeamSearchParams,
+        *,
+        cache_salt: str | None = None,
+        keep_logprobs: bool = True,
+    ) -> BeamSearch:
+        """Checks a search and begins it; arguments and errors as for `open`.
+
+        Args:
+            keep_logprobs: so that what is found has them.
+        """
+        self._check_generates()
+        _, token_ids = self._tokens(prompt)
+        if isinstance(prompt, Mapping) and prompt.get("cache_salt") is not None:
+            cache_salt = _salt(prompt["cache_salt"], cache_salt)
+        if params.candidates > self._config.max_logprobs:
+            raise InvalidRequest(
+                f"a beam_width of {params.beam_width} needs the log-probabilities of {params.candidates} tokens; the "
+                f"server gives at most {self._config.max_logprobs} (--max-logprobs)",
+                field="beam_width",
+            )
+        self._check(token_ids, SamplingParams())
+        max_tokens = min(params.max_tokens, self._max_model_len - len(token_ids))
+        if max_tokens * params.beam_width > MAX_BEAM_TOKENS:
+            raise InvalidRequest(
+                f"a search of {params.beam_width} beams may have at most {MAX_BEAM_TOKENS // params.beam_width} "
+                f"max_tokens, not {max_tokens}",
+                field="max_tokens",
+            )
+        return BeamSearch(
+            token_ids,
+            params,
+            max_tokens=max_tokens,
+            eos=self._eos,
+            keep_logprobs=keep_logprobs,
+            cache_salt=cache_salt,
+        )
+
+    def continued(self, prompt_ids: list[int], token_ids: list[int], **options: Any) -> str:
+        """The text of tokens behind a prompt.
+
+        Args:
+            options: of ``Tokenizer.detokenizer``.
+        """
+        assert self.tokenizer is not None
+        detokenizer = self.tokenizer.detokenizer(prompt_ids=prompt_ids, **options)
+        return detokenizer.add(token_ids) + detokenizer.finish()
 
     def sent(self, request_id: int, *, engine: int) -> None:
         """The open request went to the engine of that number."""
@@ -345,6 +394,11 @@ class Frontend:
             raise InvalidRequest(f"request id {name!r} is in use", field="request_id")
         if priority and self._config.scheduling_policy != "priority":
             raise InvalidRequest("priority needs a server started with --scheduling-policy priority", field="priority")
+
+    def _check_generates(self) -> None:
+        if self._pooler is not None:
+            does = "makes embeddings" if self._pooler.task == "embed" else "classifies texts"
+            raise InvalidRequest(f"this model {does}; it does not generate text")
 
     def id_of(self, name: str) -> int | None:
         """The engine's id of the open request that its user calls so."""

@@ -16,6 +16,7 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 128
 MAX_N = 128
 MAX_WORD_CHARS = 4096  # of all stop strings together, and of all bad words; every one is looked for at each step
+MAX_LENGTH_PENALTY = 32.0  # a million tokens to this power are a number still
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy (vLLM's threshold)
 
 
@@ -133,6 +134,48 @@ class SamplingParams:
 
 
 PARAM_NAMES = frozenset(f.name for f in fields(SamplingParams))
+
+
+@dataclass(frozen=True)
+class BeamSearchParams:
+    """How to search for likely continuations; immutable, checked on construction. Names follow vLLM's.
+
+    A continuation's score is its log-probability divided by ``length ** length_penalty``; length counts the prompt, but
+    not the token that ends the text.
+
+    Args:
+        beam_width: continuations that are kept at each step, and returned.
+        max_tokens: of a continuation.
+        ignore_eos: ends of texts are tokens like others.
+        temperature: accepted, and without effect: scores are those of the model.
+        length_penalty: above 0 favors long continuations, for log-probabilities are negative.
+        include_stop_str_in_output: the token that ends a text is among its tokens.
+        structured_outputs: None; forms are not searched yet.
+
+    Raises:
+        InvalidRequest: a value is out of range; ``field`` names it.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
+
+    def __post_init__(self) -> None:
+        _integer("beam_width", self.beam_width, 1, MAX_N)
+        _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if self.structured_outputs is not None:
+            raise InvalidRequest("structured_outputs cannot be combined with beam search", field="structured_outputs")
+
+    @property
+    def candidates(self) -> int:
+        """The likeliest tokens that may follow each continuation: half of them may end it, and enough are left."""
+        return 2 * self.beam_width
 
 
 def _at_most(name: str, values: Sequence[object], limit: int) -> None:

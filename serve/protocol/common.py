@@ -19,8 +19,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from llmjax.engine.beam_search import MAX_BEAM_TOKENS
 from llmjax.errors import InvalidRequest
-from llmjax.sampling.params import MAX_N, RequestOutputKind, SamplingParams
+from llmjax.sampling.params import MAX_N, BeamSearchParams, RequestOutputKind, SamplingParams
 from llmjax.serve.errors import ApiError, cut
 
 # One bad element ends the check: a list of 10^6 wrong ones must not make 10^6 error objects.
@@ -156,6 +157,8 @@ class GenerationRequest(ApiModel):
     request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
 
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
     parallel_tool_calls: bool | None = None
 
     # The form of the answer.
@@ -182,8 +185,6 @@ class GenerationRequest(ApiModel):
     repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
 
     # Known, not supported.
-    use_beam_search: Any = None
-    length_penalty: Any = None
     logprob_token_ids: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
@@ -193,8 +194,6 @@ class GenerationRequest(ApiModel):
     thinking_token_budget: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "use_beam_search": (False,),
-        "length_penalty": (1, 1.0),
         "logprob_token_ids": ([],),
         "kv_transfer_params": (),
         "vllm_xargs": ({},),
@@ -205,8 +204,6 @@ class GenerationRequest(ApiModel):
     }
 
     reasons: ClassVar[Mapping[str, str]] = {
-        "use_beam_search": "is not supported; n and best_of give several answers",
-        "length_penalty": "belongs to beam search, which is not supported",
         "logprob_token_ids": "is not supported; logprobs has the most probable tokens",
         "kv_transfer_params": "is not supported: keys and values are not moved to other servers",
         "vllm_xargs": "is not supported: there are no extensions that would read it",
@@ -230,7 +227,7 @@ class GenerationRequest(ApiModel):
             return
         if self.best_of < self.choices:
             raise ApiError(f"best_of is {self.best_of}, below n = {self.choices}", param="best_of")
-        if self.stream:
+        if self.stream and not self.use_beam_search:
             raise ApiError("best_of above n cannot be streamed: the best is known at the end", param="best_of")
 
     def without_effect(self) -> list[str]:
@@ -240,6 +237,8 @@ class GenerationRequest(ApiModel):
             "stream_interval": (self.stream_interval or 1) > 1,
             "repeat_last_n": self.repeat_last_n not in (None, -1),
         }
+        if self.use_beam_search:
+            asked |= {name: getattr(self, name) is not None for name in SAMPLING_ONLY}
         return [name for name, given in asked.items() if given]
 
     @property
@@ -265,6 +264,24 @@ class GenerationRequest(ApiModel):
     def continuous_usage(self) -> bool:
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
+
+# Fields that say how to choose among likely tokens: a search keeps the likeliest.
+SAMPLING_ONLY = ("temperature", "top_p", "top_k", "min_p", "seed")
+
+# Fields that change what is likely, or where an answer ends, with the values that do not.
+NOT_SEARCHED: Mapping[str, tuple[Any, ...]] = {
+    "stop": ("", []),
+    "stop_token_ids": ([],),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "prompt_logprobs": (),
+    "thinking_token_budget": (),
+}
 
 MAX_TOKEN_DIGITS = 10  # of a token id, which has 31 bits
 
@@ -332,6 +349,47 @@ def sampling_params(
         "output_kind": RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
     }
     return SamplingParams(**{**defaults, **given, **fixed, **changes})
+
+
+def check_beam_search(body: GenerationRequest) -> None:
+    """Raises ``ApiError`` for what a beam search cannot have, and for what belongs to one where there is none."""
+    if not body.use_beam_search:
+        if body.length_penalty not in (None, 1):
+            raise ApiError("length_penalty needs use_beam_search=true", param="length_penalty", code="invalid_value")
+        return
+    if body.stream:
+        raise ApiError(
+            "a beam search cannot be streamed: which answers are the best is known at the end",
+            param="stream",
+            code="invalid_value",
+        )
+    for name, neutral in NOT_SEARCHED.items():
+        if getattr(body, name, None) not in (None, *neutral):
+            raise ApiError(
+                f"`{name}` cannot be combined with use_beam_search", param=name, code="unsupported_parameter"
+            )
+
+
+def beam_search_params(body: GenerationRequest, *, max_tokens: int, asked: int | None) -> BeamSearchParams:
+    """A request's beam search.
+
+    Args:
+        max_tokens: resolved; see ``llmjax.serve.prompts.output_budget``.
+        asked: the request's own; if there is none, a search takes what it may.
+
+    Raises:
+        InvalidRequest: a value is out of range.
+    """
+    width = body.continuations
+    if asked is None:
+        max_tokens = min(max_tokens, max(MAX_BEAM_TOKENS // max(width, 1), 1))
+    return BeamSearchParams(
+        beam_width=width,
+        max_tokens=max_tokens,
+        ignore_eos=bool(body.ignore_eos),
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+    )
 
 
 def _token_keys(bias: Mapping[str, float]) -> dict[int, float]:

@@ -21,6 +21,7 @@ from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.structured import StructuredOutputsParams
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_of, server_of
+from llmjax.serve.errors import ApiError
 from llmjax.serve.generation import Job, JobOutput, Tally, check_priority, collect, guarded, run_job
 from llmjax.serve.logprobs import (
     LegacyLogprobs,
@@ -31,7 +32,14 @@ from llmjax.serve.logprobs import (
     prompt_offsets,
 )
 from llmjax.serve.prompts import EncodedPrompt, Truncation, check_queue, completion_prompts, off_loop, output_budget
-from llmjax.serve.protocol.common import check_logprobs, check_stream, check_truncation, sampling_params
+from llmjax.serve.protocol.common import (
+    beam_search_params,
+    check_beam_search,
+    check_logprobs,
+    check_stream,
+    check_truncation,
+    sampling_params,
+)
 from llmjax.serve.protocol.completions import CompletionRequest
 from llmjax.serve.protocol.structured import demands_form, structured_outputs
 from llmjax.serve.sse import EventStream, delta_event, event
@@ -65,6 +73,9 @@ async def _job(server: Server, body: CompletionRequest, request: Request) -> Job
     record_of(request).note(body)
     check_logprobs(body.logprobs, field="logprobs", limit=engine.config.max_logprobs)
     check_logprobs(body.prompt_logprobs, field="prompt_logprobs", limit=engine.config.max_logprobs)
+    check_beam_search(body)
+    if body.use_beam_search and (body.scores_echo or body.prompt_only):
+        raise ApiError("`echo` with scores of the prompt cannot be combined with use_beam_search", param="echo")
     check_stream(body)
     check_truncation(body)
     priority = body.priority or 0
@@ -80,6 +91,12 @@ async def _job(server: Server, body: CompletionRequest, request: Request) -> Job
         truncation=Truncation.of(server, body, room=asked or DEFAULT_MAX_TOKENS),
     )
     structured = await asyncio.to_thread(structured_outputs, body) if demands_form(body) else None
+    if structured is not None and body.use_beam_search:
+        raise ApiError(
+            f"`{structured.field}` demands a form of the answer, which a beam search does not know",
+            param=structured.field,
+            code="unsupported_parameter",
+        )
     params = [_params(server, body, prompt, asked=asked, structured=structured) for prompt in prompts]
     return Job(
         id=f"cmpl-{body.request_id or record_of(request).id}",
@@ -88,6 +105,9 @@ async def _job(server: Server, body: CompletionRequest, request: Request) -> Job
         priority=priority,
         cache_salt=cache_salt_of(request, body.cache_salt),
         keep=None if body.best_of is None else body.choices,
+        searches=[beam_search_params(body, max_tokens=own.max_tokens or 1, asked=asked) for own in params]
+        if body.use_beam_search
+        else (),
     )
 
 
