@@ -522,6 +522,14 @@ class ServerConfig:
     )
     max_stored_response_bytes: int = setting(64 * 2**20, "memory that the responses of a key may take", unit="bytes")
     stored_response_lifetime: float = setting(24 * 3600.0, "seconds that a response is kept")
+    record_conversation: bool = setting(
+        False,
+        "keep the messages of chats whose requests have a conversation_id (or record_conversation), so that clients "
+        "send the new ones only",
+    )
+    max_conversations: int = setting(1000, "conversations that are kept for each key; the oldest make room")
+    max_conversation_bytes: int = setting(64 * 2**20, "memory that the conversations of a key may take", unit="bytes")
+    conversation_lifetime: float = setting(24 * 3600.0, "seconds that a conversation is kept after its last message")
     files_dir: str | None = setting(
         None, "folder for files of batches and their results (default: a temporary one, which goes with the server)"
     )
@@ -568,7 +576,14 @@ class ServerConfig:
         for name in ("max_request_bytes", "max_header_bytes", "max_header_count", "max_idle_connections"):
             if (count := getattr(self, name)) is not None and count < 1:
                 raise ConfigError(f"{name} must be at least 1, not {count}")
-        for name in ("max_stored_responses", "max_stored_response_bytes", "max_file_bytes", "max_files_bytes"):
+        for name in (
+            "max_stored_responses",
+            "max_stored_response_bytes",
+            "max_conversations",
+            "max_conversation_bytes",
+            "max_file_bytes",
+            "max_files_bytes",
+        ):
             if (count := getattr(self, name)) < 0:
                 raise ConfigError(f"{name} must be at least 0, not {count}")
         for name in (
@@ -576,6 +591,7 @@ class ServerConfig:
             "read_timeout",
             "keep_alive_timeout",
             "stored_response_lifetime",
+            "conversation_lifetime",
             "file_lifetime",
         ):
             if (seconds := getattr(self, name)) is not None and not seconds > 0:

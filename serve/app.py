@@ -17,6 +17,7 @@ from llmjax.serve.access import PROBE_PATHS, STATUS_PATHS, ApiKeys, HostCheck
 from llmjax.serve.answers import OutputFormats
 from llmjax.serve.batches.service import Batches
 from llmjax.serve.context import Server, fingerprint, model_root
+from llmjax.serve.conversations import Conversations
 from llmjax.serve.drain import Gate
 from llmjax.serve.errors import ApiError, ClientDisconnected, handle_error
 from llmjax.serve.files import FileStore
@@ -31,6 +32,7 @@ from llmjax.serve.routes.admin import ADMIN_ROUTES
 from llmjax.serve.routes.batches import BATCH_ROUTES
 from llmjax.serve.routes.chat import CHAT_ROUTES
 from llmjax.serve.routes.completions import COMPLETION_ROUTES
+from llmjax.serve.routes.conversations import CONVERSATION_ROUTES
 from llmjax.serve.routes.files import FILE_ROUTES
 from llmjax.serve.routes.messages import MESSAGE_ROUTES
 from llmjax.serve.routes.models import MODEL_ROUTES
@@ -57,7 +59,8 @@ def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None
     ]
     handlers: Any = dict.fromkeys((ApiError, ClientDisconnected, LLMJaxError, HTTPException), handle_error)
     answering: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *MESSAGE_ROUTES, *POOLING_ROUTES]
-    routes = [*answering, *FILE_ROUTES, *BATCH_ROUTES, *MODEL_ROUTES, *TOKEN_ROUTES, *ADMIN_ROUTES]
+    routes = [*answering, *CONVERSATION_ROUTES, *FILE_ROUTES, *BATCH_ROUTES, *MODEL_ROUTES, *TOKEN_ROUTES]
+    routes += ADMIN_ROUTES
     routes += ops_routes(registry(metrics))
     if config.docs:
         routes += docs_routes(routes, keys=bool(config.api_key))
@@ -70,16 +73,23 @@ def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None
         most_bytes=config.max_files_bytes,
         lifetime=config.file_lifetime,
     )
+    limits = BodyLimits.of(engine, config)
     app.state.server = inner.state.server = Server(
         engine=engine,
         config=config,
         gate=gate,
-        limits=BodyLimits.of(engine, config),
+        limits=limits,
         formats=OutputFormats(engine.tokenizer, config),
         responses=ResponseStore(
             most=config.max_stored_responses,
             most_bytes=config.max_stored_response_bytes,
             lifetime=config.stored_response_lifetime,
+        ),
+        conversations=Conversations(
+            most=config.max_conversations if config.record_conversation else 0,
+            most_bytes=config.max_conversation_bytes,
+            most_request_bytes=limits.bytes,
+            lifetime=config.conversation_lifetime,
         ),
         files=files,
         fingerprint=fingerprint(engine),

@@ -23,6 +23,7 @@ from llmjax.serve.limits import BodyLimits
 from llmjax.version import __version__
 
 if TYPE_CHECKING:
+    from llmjax.serve.conversations import Conversations
     from llmjax.serve.files import FileStore
     from llmjax.serve.protocol.common import GenerationRequest
     from llmjax.serve.responses.store import ResponseStore
@@ -42,6 +43,7 @@ class Server:
     limits: BodyLimits
     formats: OutputFormats
     responses: ResponseStore
+    conversations: Conversations
     files: FileStore
     created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""

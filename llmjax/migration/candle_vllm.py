@@ -75,7 +75,7 @@ FLAGS: tuple[ForeignFlag, ...] = (
     *means("--thinking", "default_chat_template_kwargs", '{"enable_thinking": true}', off='{"enable_thinking": false}'),
     *alias("--enforce-parser", "tool_call_parser", words=PARSERS),
     *refused("--mcp-command|--mcp-args|--mcp-config", MCP),
-    *refused("--record-conversation", "conversations are not kept; send all messages with each request", takes=NOTHING),
+    *ours("--record-conversation"),
     *accepted("--ui-server", "there is no web page; llmjax chat talks in a terminal", takes=NOTHING),
     *ours("--num-nodes"),
     *refused("--num-shards", PARALLEL, neutral="1"),

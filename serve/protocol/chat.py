@@ -69,6 +69,9 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
+    conversation_id: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    record_conversation: bool | None = None
+
     tool_choice: str | dict[str, Any] | None = None
     functions: Annotated[list[dict[str, Any]], Field(fail_fast=True), at_most(MAX_TOOLS)] | None = None
     function_call: str | dict[str, Any] | None = None

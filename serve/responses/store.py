@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import orjson
 
-from llmjax.serve.errors import ApiError, cut, retry_later
+from llmjax.serve.errors import ApiError, retry_later
+from llmjax.serve.owned import OwnedStore
 
 
 class Run(Protocol):
@@ -76,24 +77,13 @@ class StoredResponse:
         return items + orjson.loads(self.body())["output"]
 
 
-class ResponseStore:
-    """Keeps responses in memory. Of one owner's, the oldest make room; those that are still written stay.
-
-    Args:
-        most: responses of one owner; 0: none are kept.
-        most_bytes: that they may take.
-        lifetime: seconds that each is kept.
-        clock: seconds.
-    """
+class ResponseStore(OwnedStore[StoredResponse]):
+    """Keeps responses; arguments as of `OwnedStore`."""
 
     def __init__(
         self, *, most: int, most_bytes: int, lifetime: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._most = most
-        self._most_bytes = most_bytes
-        self._lifetime = lifetime
-        self._clock = clock
-        self._kept: dict[str, OrderedDict[str, StoredResponse]] = {}  # by owner, oldest first
+        super().__init__("response", most=most, most_bytes=most_bytes, lifetime=lifetime, clock=clock)
 
     def check_room(self, owner: str) -> None:
         """Before a response in the background begins.
@@ -107,56 +97,12 @@ class ResponseStore:
                 param="background",
                 code="unsupported_parameter",
             )
-        if sum(stored.running for stored in self._kept.get(owner, {}).values()) >= self._most:
+        if self.num_running(owner) >= self._most:
             raise retry_later(f"{self._most} responses are being written already", seconds=1, code="queue_full")
-
-    def put(self, stored: StoredResponse) -> None:
-        """Keeps a response, unless it is too large."""
-        if self._most:
-            self._kept.setdefault(stored.owner, OrderedDict())[stored.id] = stored
-            stored.expires = self._clock() + self._lifetime
-            self.trim(stored.owner)
-
-    def trim(self, owner: str) -> None:
-        """Lets go of what is too old or too much."""
-        self._drop_expired()
-        kept = self._kept.get(owner, OrderedDict())
-        count, size = len(kept), sum(stored.size for stored in kept.values())
-        for stored in [stored for stored in kept.values() if not stored.running]:
-            if count <= self._most and size <= self._most_bytes:
-                break
-            count, size = count - 1, size - stored.size
-            del kept[stored.id]
-        if not kept:
-            self._kept.pop(owner, None)
-
-    def get(self, owner: str, id: str, *, field: str | None = None) -> StoredResponse:
-        """A response of one's own.
-
-        Args:
-            field: of the request, that names it.
-
-        Raises:
-            ApiError: 404, there is none.
-        """
-        self._drop_expired()
-        kept = self._kept.get(owner)
-        if kept is None or id not in kept:
-            message = f"there is no response {cut(id)!r}, or it is not kept any more"
-            raise ApiError(message, status=404, param=field, code="not_found")
-        return kept[id]
 
     def delete(self, owner: str, id: str) -> None:
         """Forgets a response, and ends it if it is still written; raises ``ApiError`` like `get`."""
         stored = self.get(owner, id)
         if stored.run is not None:
             stored.run.cancel()
-        self._kept[owner].pop(id, None)
-
-    def _drop_expired(self) -> None:
-        now = self._clock()
-        for owner, kept in list(self._kept.items()):
-            for stored in [stored for stored in kept.values() if stored.expires <= now and not stored.running]:
-                del kept[stored.id]
-            if not kept:
-                del self._kept[owner]
+        self._kept.get(owner, OrderedDict()).pop(id, None)

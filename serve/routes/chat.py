@@ -17,12 +17,13 @@ from starlette.types import ASGIApp
 from llmjax.outputs import CompletionOutput, RequestOutput
 from llmjax.serve.answers import AnswerReader
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_of, server_of
+from llmjax.serve.context import Server, cache_salt_of, ignored_fields, owner_of, record_of, server_of
+from llmjax.serve.conversations import ConversationTurn, Joined, UntilAnswered
 from llmjax.serve.generation import guarded
 from llmjax.serve.legacy_functions import read_functions, with_function_call
 from llmjax.serve.logprobs import TokenNames, chat_logprobs, num_logprobs, prompt_logprobs
-from llmjax.serve.prompts import off_loop
-from llmjax.serve.protocol.chat import ChatRequest
+from llmjax.serve.prompts import CHARS_PER_PART, off_loop
+from llmjax.serve.protocol.chat import ChatRequest, num_parts
 from llmjax.serve.sse import EventStream, delta_event, event
 from llmjax.serve.turn import Turn, prepare
 
@@ -30,9 +31,25 @@ from llmjax.serve.turn import Turn, prepare
 async def chat_completions(request: Request) -> Response | ASGIApp:
     """An answer to a conversation, whole or as a stream."""
     server = server_of(request)
-    config = server.config
     body = parse(await read_json(request), ChatRequest, ignored=ignored_fields(request))
     read_functions(body)
+    conversation = server.conversations.begin(owner_of(request), body)
+    if conversation is None:
+        return await _respond(request, server, body)
+    try:
+        messages = CHARS_PER_PART * num_parts(body.messages)
+        body.messages = await off_loop(conversation.history, size=conversation.size + messages)
+        response = await _respond(request, server, body, conversation)
+    except BaseException:
+        conversation.end()
+        raise
+    return UntilAnswered(response, conversation)
+
+
+async def _respond(
+    request: Request, server: Server, body: ChatRequest, conversation: ConversationTurn | None = None
+) -> Response | ASGIApp:
+    config = server.config
     turn = await prepare(
         server,
         body,
@@ -40,7 +57,7 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
         cache_salt=cache_salt_of(request, body.cache_salt),
         id=f"chatcmpl-{body.request_id or record_of(request).id}",
     )
-    answer = ChatAnswer(server=server, body=body, turn=turn, created=int(time.time()))
+    answer = ChatAnswer(server=server, body=body, turn=turn, created=int(time.time()), conversation=conversation)
     if body.stream:
         return EventStream(answer.events(), keep_alive=config.sse_keep_alive_interval, timeout=config.request_timeout)
     whole = await guarded(request.receive, answer.whole(), timeout=config.request_timeout)
@@ -55,6 +72,7 @@ class ChatAnswer:
     body: ChatRequest
     turn: Turn
     created: int
+    conversation: ConversationTurn | None = None
 
     @property
     def names(self) -> TokenNames:
@@ -69,6 +87,7 @@ class ChatAnswer:
             "system_fingerprint": self.server.fingerprint,
             "choices": choices,
             **self.body.tier,
+            **({} if self.conversation is None else self.conversation.said),
         }
 
     def _logprobs(self, choice: CompletionOutput) -> dict[str, Any] | None:
@@ -81,7 +100,14 @@ class ChatAnswer:
         output = await self.turn.whole()
         written = num_logprobs(output.prompt_logprobs, *(choice.logprobs for choice in output.outputs))
         read = 0 if self.turn.form.grammar is None else sum(len(choice.text) for choice in output.outputs)
-        return await off_loop(lambda: orjson.dumps(self._answer(output)), size=4 * written + read)
+        answer, body = await off_loop(lambda: self._written(output), size=4 * written + read)
+        if self.conversation is not None:
+            self.conversation.record(answer["choices"][0]["message"])
+        return body
+
+    def _written(self, output: RequestOutput) -> tuple[dict[str, Any], bytes]:
+        answer = self._answer(output)
+        return answer, orjson.dumps(answer)
 
     def _answer(self, output: RequestOutput) -> dict[str, Any]:
         choices = [self._choice(choice) for choice in sorted(output.outputs, key=lambda choice: choice.index)]
@@ -116,6 +142,7 @@ class ChatAnswer:
         """OpenAI's ``ChatCompletionChunk``s: a role per choice, deltas, a finish per choice, then the usage."""
         first = True
         readers = [self.turn.form.reader() for _ in range(self.body.choices)]
+        said = Joined()
         async with aclosing(self.turn.outputs()) as outputs:
             async for output in outputs:
                 if first:
@@ -124,8 +151,10 @@ class ChatAnswer:
                         yield self._opening(index)
                 for choice in output.outputs:
                     self.turn.tally.add_tokens(choice)
-                    for chunk in self._deltas(choice, readers[choice.index]):
+                    for chunk in self._deltas(choice, readers[choice.index], said):
                         yield chunk
+        if self.conversation is not None:
+            self.conversation.record(said.message())
         if self.body.include_usage:
             yield event({**self._envelope("chat.completion.chunk", []), "usage": self.turn.tally.usage()})
 
@@ -145,7 +174,7 @@ class ChatAnswer:
             chunk["prompt_token_ids"] = self.turn.job.prompts[0].token_ids
         return self._event(chunk)
 
-    def _deltas(self, choice: CompletionOutput, reader: AnswerReader) -> list[bytes]:
+    def _deltas(self, choice: CompletionOutput, reader: AnswerReader, said: Joined) -> list[bytes]:
         chunks = []
         counted = reader.reasoning_tokens
         deltas = reader.deltas(choice)
@@ -158,6 +187,8 @@ class ChatAnswer:
         if extra and not deltas:
             deltas = [{"content": ""}]
         for delta in deltas:
+            if self.conversation is not None:
+                said.add(delta)
             chunks.append(self._event(self._chunk(choice.index, self._as_asked(delta), **extra)))
             extra = {}  # tokens come with the first of what they say
         if choice.finish_reason is not None:

@@ -1,0 +1,120 @@
+"""What the server keeps for its clients in memory: so many, so large, so long, for each key by itself."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from llmjax.serve.errors import ApiError, cut
+
+
+class Owned(Protocol):
+    """A thing that is kept.
+
+    Attributes:
+        owner: whose it is; see `owner_of`.
+        expires: on the clock of the store.
+    """
+
+    id: str
+    owner: str
+    expires: float
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    @property
+    def running(self) -> bool:
+        """It is being worked on, and stays."""
+
+
+T = TypeVar("T", bound=Owned)
+
+
+class OwnedStore(Generic[T]):
+    """Keeps things in memory. Of one owner's, the oldest make room; those that are worked on stay.
+
+    Args:
+        noun: what they are called.
+        most: of one owner; 0: none are kept.
+        most_bytes: that they may take.
+        lifetime: seconds that each is kept after it was put here last.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        noun: str,
+        *,
+        most: int,
+        most_bytes: int,
+        lifetime: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._noun = noun
+        self._most = most
+        self._most_bytes = most_bytes
+        self._lifetime = lifetime
+        self._clock = clock
+        self._kept: dict[str, OrderedDict[str, T]] = {}  # by owner, oldest first
+
+    def put(self, thing: T) -> None:
+        """Keeps a thing as the newest of its owner's, unless it is too large."""
+        if self._most:
+            kept = self._kept.setdefault(thing.owner, OrderedDict())
+            kept[thing.id] = thing
+            kept.move_to_end(thing.id)
+            thing.expires = self._clock() + self._lifetime
+            self.trim(thing.owner)
+
+    def trim(self, owner: str) -> None:
+        """Lets go of what is too old or too much."""
+        self._drop_expired()
+        kept = self._kept.get(owner, OrderedDict())
+        count, size = len(kept), sum(thing.size for thing in kept.values())
+        for thing in [thing for thing in kept.values() if not thing.running]:
+            if count <= self._most and size <= self._most_bytes:
+                break
+            count, size = count - 1, size - thing.size
+            del kept[thing.id]
+        if not kept:
+            self._kept.pop(owner, None)
+
+    def find(self, owner: str, id: str) -> T | None:
+        """A thing of one's own, if there is such a one."""
+        self._drop_expired()
+        return self._kept.get(owner, OrderedDict()).get(id)
+
+    def get(self, owner: str, id: str, *, field: str | None = None) -> T:
+        """A thing of one's own.
+
+        Args:
+            field: of the request, that names it.
+
+        Raises:
+            ApiError: 404, there is none.
+        """
+        if (found := self.find(owner, id)) is None:
+            message = f"there is no {self._noun} {cut(id)!r}, or it is not kept any more"
+            raise ApiError(message, status=404, param=field, code="not_found")
+        return found
+
+    def delete(self, owner: str, id: str) -> None:
+        """Forgets a thing; raises ``ApiError`` like `get`."""
+        self.get(owner, id)
+        self._kept[owner].pop(id)
+
+    def num_running(self, owner: str) -> int:
+        """How many of an owner's are being worked on."""
+        return sum(thing.running for thing in self._kept.get(owner, OrderedDict()).values())
+
+    def _drop_expired(self) -> None:
+        now = self._clock()
+        for owner, kept in list(self._kept.items()):
+            for thing in [thing for thing in kept.values() if thing.expires <= now and not thing.running]:
+                del kept[thing.id]
+            if not kept:
+                del self._kept[owner]
