@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from functools import partial
 
 from llmjax.config import EngineConfig
@@ -18,10 +18,10 @@ from llmjax.engine.info import EngineState, ProgramInfo
 from llmjax.engine.process import ProcessEngine
 from llmjax.engine.report import ThroughputLog
 from llmjax.engine.request import EngineOutput, EngineRequest
-from llmjax.engine.setup import LoadedLLM
+from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, sleep_control, wake_controls
 from llmjax.engine.stats import QUEUE_FULL
 from llmjax.engine.vectors import PooledTokens, TextPair
-from llmjax.errors import EngineDead, GenerationFailed, LLMJaxError, QueueFull
+from llmjax.errors import Asleep, EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput, TokenLogprobs
 from llmjax.pooling_params import PoolingParams
 from llmjax.sampling.params import BeamSearchParams, SamplingParams
@@ -42,6 +42,7 @@ class AsyncLLM(LoadedLLM):
         self._streams: dict[str, asyncio.Queue[RequestOutput | PoolingRequestOutput | Exception]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
+        self._changing = False  # between sleeping and waking, which may take minutes
         if not config.disable_log_stats:
             self.add_stat_logger(ThroughputLog())
         self.client.start(deliver=self._from_engine, died=self._engine_died)
@@ -79,7 +80,8 @@ class AsyncLLM(LoadedLLM):
 
     def check_health(self) -> None:
         """Raises EngineDead when the engine has stopped or hangs; of several engines, when none serves."""
-        self.client.check_health()
+        if not self._changing or not self.client.running:
+            self.client.check_health()
 
     async def wait_ready(self) -> None:
         """Returns when requests can be computed without waiting for the compiler."""
@@ -92,6 +94,62 @@ class AsyncLLM(LoadedLLM):
     async def reset_prefix_cache(self) -> None:
         """Forgets what past requests have computed."""
         await asyncio.wrap_future(self.client.control(Control.RESET_PREFIX_CACHE))
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Frees the device's memory until ``wake_up``; requests are refused meanwhile.
+
+        Args:
+            level: as of ``LLM.sleep``.
+            mode: what becomes of requests: "abort" ends them, "wait" lets them end.
+
+        Raises:
+            InvalidRequest: there is no such level or mode, the engine is about to sleep or to wake, or several
+                processes run the model.
+        """
+        if mode == "keep":
+            raise InvalidRequest("mode keep is not supported: requests lose their keys and values", field="mode")
+        if mode not in ("abort", "wait"):
+            raise InvalidRequest(f"mode must be abort or wait, not {mode[:80]!r}", field="mode")
+        control = sleep_control(level)
+        with self._one_change():
+            before, self._away = self._away, frozenset({WEIGHTS, KV_CACHE})  # no new requests from now on
+            try:
+                while self.num_requests:
+                    if mode == "abort":
+                        for request_id in self.request_ids:
+                            await self.abort(request_id)
+                    await asyncio.sleep(0.01)
+                await asyncio.wrap_future(self.client.control(control))
+            except BaseException:
+                self._away = before
+                raise
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Takes back what ``sleep`` has freed; arguments and errors as of ``LLM.wake_up``."""
+        controls = wake_controls(tags, self._away)
+        with self._one_change():
+            for tag, control in controls.items():
+                await asyncio.wrap_future(self.client.control(control))
+                self._away -= {tag}
+
+    @contextmanager
+    def _one_change(self) -> Iterator[None]:
+        """Of what is on the device, at a time."""
+        if self._changing:
+            raise InvalidRequest("the engine is about to sleep or to wake")
+        self._changing = True
+        try:
+            yield
+        finally:
+            self._changing = False
+
+    async def start_profile(self) -> None:
+        """As of ``LLM``."""
+        await asyncio.wrap_future(self.client.control(Control.START_PROFILE))
+
+    async def stop_profile(self) -> None:
+        """As of ``LLM``."""
+        await asyncio.wrap_future(self.client.control(Control.STOP_PROFILE))
 
     async def programs(self) -> list[ProgramInfo]:
         """The engine's step programs, and which of them are ready."""
@@ -323,6 +381,8 @@ class AsyncLLM(LoadedLLM):
         if self._stopped:
             raise QueueFull("the server is shutting down", retry_after=5.0)
         self.check_health()
+        if self.is_sleeping:
+            raise Asleep
         if self.num_waiting >= self.config.max_num_queued_reqs:
             for stat_logger in self.client.loggers:
                 stat_logger.record_rejection(QUEUE_FULL)

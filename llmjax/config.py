@@ -317,6 +317,9 @@ class EngineConfig:
         several=True,
         section="name and logs",
     )
+    profile_dir: str | None = setting(
+        None, "folder for profiles, which /start_profile and /stop_profile (or LLM.start_profile) begin and end"
+    )
     disable_log_stats: bool = setting(False, "do not log the throughput every 10 s")
 
     def replace(self, **changes: Any) -> EngineConfig:

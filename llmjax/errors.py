@@ -60,6 +60,13 @@ class QueueFull(LLMJaxError):
         self.retry_after = retry_after
 
 
+class Asleep(LLMJaxError):
+    """The engine sleeps; nothing is computed before it is woken."""
+
+    def __init__(self, message: str = "the model sleeps; it has to be woken first (wake_up)") -> None:
+        super().__init__(message)
+
+
 class GenerationFailed(LLMJaxError):
     """A request ended inside the engine by no fault of its own; others go on."""
 

@@ -20,9 +20,9 @@ from llmjax.engine.frontend import PromptInput
 from llmjax.engine.inline import InlineEngine
 from llmjax.engine.request import EngineRequest
 from llmjax.engine.scores import pair_inputs, score_task, scored, text_pairs
-from llmjax.engine.setup import LoadedLLM
+from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, sleep_control, wake_controls
 from llmjax.engine.vectors import TextPair
-from llmjax.errors import ConfigError, InvalidRequest, LLMJaxError
+from llmjax.errors import Asleep, ConfigError, InvalidRequest, LLMJaxError
 from llmjax.migration.answers import EMPTY, plain
 from llmjax.migration.tables import collect_known
 from llmjax.models.config import ModelConfig
@@ -396,6 +396,45 @@ class LLM(LoadedLLM):
         """Forgets what past requests have computed."""
         self.client.control(Control.RESET_PREFIX_CACHE).result()
 
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Frees the memory of the device until ``wake_up``; requests are refused meanwhile.
+
+        Args:
+            level: 1: the KV cache is freed, and weights wait in the host's memory (where those of a CPU are); 2: they
+                are freed too, and loaded again from their files.
+            mode: vLLM's word for what becomes of running requests (abort, wait or keep); between calls there are none.
+
+        Raises:
+            InvalidRequest: there is no such level or mode, or several processes run the model.
+        """
+        if mode not in ("abort", "wait", "keep"):
+            raise InvalidRequest(f"mode must be abort, wait or keep, not {mode!r}", field="mode")
+        control = sleep_control(level)
+        self.client.control(control).result()
+        self._away = frozenset({WEIGHTS, KV_CACHE})
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Takes back what ``sleep`` has freed; the prefix cache is empty then.
+
+        Args:
+            tags: "weights", "kv_cache" or both; None: both. Requests need both.
+
+        Raises:
+            CheckpointError: weights have to be loaded again, and their files have changed.
+            InvalidRequest: a tag is not known.
+        """
+        for tag, control in wake_controls(tags, self._away).items():
+            self.client.control(control).result()
+            self._away -= {tag}
+
+    def start_profile(self) -> None:
+        """Begins to write down what is computed, in ``profile_dir``; raises InvalidRequest if that cannot be."""
+        self.client.control(Control.START_PROFILE).result()
+
+    def stop_profile(self) -> None:
+        """Ends the profile and writes it; raises InvalidRequest if there is none."""
+        self.client.control(Control.STOP_PROFILE).result()
+
     def close(self) -> None:
         """Stops the compiler threads; the model is freed with the object."""
         self.client.close()
@@ -415,6 +454,8 @@ class LLM(LoadedLLM):
         Args:
             calls: each opens a request under the name that it is given.
         """
+        if self.is_sleeping:
+            raise Asleep
         requests: dict[str, EngineRequest] = {}
         try:
             for call in calls:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmjax.errors import (
+    Asleep,
     EngineDead,
     GenerationFailed,
     InvalidRequest,
@@ -34,6 +35,7 @@ ANTHROPIC_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
 }
+ASLEEP_SECONDS = 5.0  # after which asking a server that sleeps again makes sense
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that went away; seen in logs only
 
 
@@ -118,6 +120,8 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(str(error), param="messages", code="invalid_value")
         case QueueFull():
             return retry_later(str(error), seconds=error.retry_after, code="queue_full")
+        case Asleep():
+            return retry_later(str(error), seconds=ASLEEP_SECONDS, code="asleep")
         case EngineDead():
             return ApiError(str(error) or "the engine has stopped", status=503, code="engine_dead")
         case GenerationFailed():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmjax.config import EngineConfig
@@ -38,6 +38,17 @@ class Engine(Protocol):
     async def abort(self, request_id: str) -> None: ...
 
     async def reset_prefix_cache(self) -> None: ...
+
+    @property
+    def is_sleeping(self) -> bool: ...
+
+    async def sleep(self, level: int, mode: str) -> None: ...
+
+    async def wake_up(self, tags: Sequence[str] | None) -> None: ...
+
+    async def start_profile(self) -> None: ...
+
+    async def stop_profile(self) -> None: ...
 
     def generate(
         self,

@@ -31,6 +31,12 @@ class Control(enum.Enum):
     RESET_PREFIX_CACHE = "reset_prefix_cache"  # → None: requests from now on find nothing computed before
     WAIT_READY = "wait_ready"  # → None, when requests can be computed without waiting for the compiler
     WARM_UP = "warm_up"  # → None, when every program is compiled
+    SLEEP = "sleep"  # → None: the device's memory is free, and the weights are in the host's
+    SLEEP_DEEPLY = "sleep_deeply"  # → None: the weights' is free, too
+    WAKE_WEIGHTS = "wake_weights"  # → None, when they are back
+    WAKE_KV_CACHE = "wake_kv_cache"  # → None, when it is there again
+    START_PROFILE = "start_profile"  # → None: what is computed from now on is written down, in ``profile_dir``
+    STOP_PROFILE = "stop_profile"  # → None, when it has been written
 
     @property
     def waits(self) -> bool:

@@ -98,6 +98,16 @@ def obey(engine: Engine, control: Control) -> Any:
             return engine.runner.wait_ready()
         case Control.WARM_UP:
             return engine.runner.warm_up()
+        case Control.SLEEP | Control.SLEEP_DEEPLY:
+            return engine.sleep(discard=control is Control.SLEEP_DEEPLY)
+        case Control.WAKE_WEIGHTS:
+            return engine.wake_weights()
+        case Control.WAKE_KV_CACHE:
+            return engine.wake_kv_cache()
+        case Control.START_PROFILE:
+            return engine.profiler.start()
+        case Control.STOP_PROFILE:
+            return engine.profiler.stop()
 
 
 def _model_name(config: EngineConfig, path: Path) -> str:

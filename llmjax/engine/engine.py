@@ -16,13 +16,15 @@ from llmjax.engine.kv_cache import KVCache, KVStats
 from llmjax.engine.memory import KVPlan
 from llmjax.engine.model import LoadedModel
 from llmjax.engine.pace import Pace
+from llmjax.engine.profiler import Profiler
 from llmjax.engine.programs import CompileCounter
 from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, SequenceTimes, Status, Vectors
 from llmjax.engine.runner import HostLogprobs, PendingStep, Runner
 from llmjax.engine.scheduler import NO_DRAFTS, Row, Scheduler, StepPlan
+from llmjax.engine.sleep import Sleeper
 from llmjax.engine.speculation import Speculation
 from llmjax.engine.stats import DraftCounts, EngineTotals, HostTime, StatLogger, StepStats
-from llmjax.errors import CompileError, GenerationFailed, InvalidRequest, LLMJaxError
+from llmjax.errors import Asleep, CompileError, GenerationFailed, InvalidRequest, LLMJaxError
 from llmjax.outputs import Logprob, TokenLogprobs
 from llmjax.platforms import Platform
 from llmjax.sampling.settings import RequestSampling, request_sampling
@@ -132,6 +134,8 @@ class Engine:
         self._rng = np.random.default_rng(config.seed)
         self._pace = pace
         self._speculation = speculation
+        self.profiler = Profiler(config.profile_dir)
+        self._sleeper = Sleeper(config, platform=platform, model=model, runner=runner)
         self._clock = _HostClock()
         self._last_read = 0.0
         self._compilations_seen = 0
@@ -150,7 +154,10 @@ class Engine:
         Raises:
             InvalidRequest: a sampling field does not fit the model.
             CompileError: it has a grammar, and what samples under masks does not compile.
+            Asleep: the engine sleeps.
         """
+        if self._sleeper.asleep:
+            raise Asleep
         params, held = request.params, False
         if request.grammar is not None:
             if request.matcher is None:
@@ -308,6 +315,32 @@ class Engine:
                 outputs.append(self._end(pending.plan.rows[i].sequence, _no_mask(matcher.get_error())))
         return outputs
 
+    def sleep(self, *, discard: bool) -> None:
+        """Frees the device's memory until the engine is woken; there may be no requests then. A second time it may free
+        more.
+
+        Args:
+            discard: the weights are loaded again from their files; otherwise they wait in the host's memory.
+
+        Raises:
+            InvalidRequest: requests have not ended, or several processes run the model.
+        """
+        if self._sequences:
+            raise InvalidRequest(f"{len(self._sequences)} requests have not ended: the engine cannot sleep")
+        self.runner.check_alone("an engine sleeps")
+        while not self.idle:
+            self.step()
+        self.kv.reset_prefix_cache()
+        self._sleeper.sleep(discard=discard)
+
+    def wake_weights(self) -> None:
+        """Brings the weights back; raises CheckpointError if their files have changed."""
+        self._sleeper.wake_weights()
+
+    def wake_kv_cache(self) -> None:
+        """Makes the KV cache again; requests can be computed once the weights are there, too."""
+        self._sleeper.wake_state()
+
     def close(self, *, wait: bool = True) -> None:
         """Waits for the device and stops the compiler threads.
 
@@ -318,6 +351,7 @@ class Engine:
             if self._pending is not None:
                 self._pending.tokens()
         finally:
+            self.profiler.close()
             self.runner.close(wait=wait)
             self.compilations.close()
 

@@ -99,7 +99,7 @@ class StepCompiler:
     cache: ProgramCache = field(default_factory=ProgramCache)
     group: Alone = field(default_factory=Alone)
 
-    @cached_property
+    @property
     def weights(self) -> tuple[jax.Array, ...]:
         """As ``step`` takes them."""
         return tuple(self.model.params.values())
@@ -220,7 +220,7 @@ class StepCompiler:
             results=(self.state_specs, PartitionSpec()),
         )
 
-    @cached_property
+    @property
     def head_weights(self) -> tuple[jax.Array, ...]:
         """As ``sample_masked`` takes them."""
         return tuple(self.model.params[name] for name in self._head_names)

@@ -21,7 +21,7 @@ from llmjax.engine.request import Sequence
 from llmjax.engine.rows import NewRow, TableChanges, row_words
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.engine.slots import SlotEditor, TableEditor
-from llmjax.errors import LLMJaxError
+from llmjax.errors import InvalidRequest, LLMJaxError
 from llmjax.host_memory import keep_freed_blocks
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.sampling.logprobs import LogprobArrays
@@ -72,10 +72,10 @@ class Runner:
 
     def __init__(self, compiler: StepCompiler, *, compile_threads: int = 0) -> None:
         self.model = compiler.model
+        self._compiler = compiler
         self._group = compiler.group
         self._layouts = compiler.layouts
-        self._weights = compiler.weights
-        self._head_weights = compiler.head_weights
+        self.take_weights()
         self._state = compiler.make_state()
         self._on_host = compiler.platform.is_cpu  # where results are without being copied
         if self._on_host:
@@ -93,6 +93,20 @@ class Runner:
         kept = [bucket for bucket in buckets if compiler.keeps(bucket)]
         self.programs = StepPrograms(compiler.compile, buckets, threads=self._threads, kept=kept)
         self._masked = MaskedPrograms(compiler, self._threads)  # after what all requests need
+
+    def take_weights(self) -> None:
+        """From now on steps use the weights that the model has now."""
+        self._weights = self._compiler.weights
+        self._head_weights = self._compiler.head_weights
+
+    def free_state(self) -> None:
+        """Gives back the memory of what lives from step to step; there are no steps before `new_state`."""
+        for leaf in jax.tree.leaves(self._state):
+            leaf.delete()
+
+    def new_state(self) -> None:
+        """Begins with no key and no token."""
+        self._state = self._compiler.make_state()
 
     @property
     def sampler_bytes(self) -> int:
@@ -181,6 +195,11 @@ class Runner:
         if not self._on_host:
             sampled.tokens.copy_to_host_async()
         return replace(pending, output=replace(pending.output, tokens=sampled.tokens, logprobs=sampled.logprobs))
+
+    def check_alone(self, what: str) -> None:
+        """Raises InvalidRequest if other processes run the model with this one."""
+        if self._group.size > 1:
+            raise InvalidRequest(f"{what} only where one process runs the model, and here {self._group.size} do")
 
     def watch(self, lost: Callable[[LLMJaxError], None]) -> None:
         """Has ``lost`` called, on another thread, when a process that runs the model with this one has gone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from llmjax.engine.frontend import Frontend
 from llmjax.engine.info import EngineInfo
 from llmjax.engine.kv_cache import KVStats
 from llmjax.engine.stats import EngineTotals, RequestStats, StatLogger
+from llmjax.errors import InvalidRequest
 from llmjax.tokenizer import Tokenizer, load_tokenizer
+
+WEIGHTS, KV_CACHE = "weights", "kv_cache"  # what leaves the device when an engine sleeps
 
 
 class LoadedLLM:
@@ -31,6 +35,7 @@ class LoadedLLM:
     def __init__(self, config: EngineConfig, client: EngineClient) -> None:
         self.config = config
         self.client = client
+        self._away: frozenset[str] = frozenset()  # of WEIGHTS and KV_CACHE
         self.info = client.info
         try:
             self.tokenizer = tokenizer_of(config, self.info)
@@ -64,12 +69,47 @@ class LoadedLLM:
         stats: KVStats = self.client.control(Control.KV_STATS).result()
         return stats
 
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether something that requests need has left the device."""
+        return bool(self._away)
+
     def add_stat_logger(self, stat_logger: StatLogger) -> None:
         self.client.loggers.append(stat_logger)
 
     def _record(self, stats: RequestStats) -> None:
         for stat_logger in self.client.loggers:
             stat_logger.record_request(stats)
+
+
+def sleep_control(level: int) -> Control:
+    """What puts an engine to sleep.
+
+    Args:
+        level: 1: weights wait in the host's memory; 2: they are loaded again.
+
+    Raises:
+        InvalidRequest: there is no such level.
+    """
+    if level not in (1, 2) or isinstance(level, bool):
+        raise InvalidRequest(f"level must be 1 or 2, not {level!r}", field="level")
+    return Control.SLEEP if level == 1 else Control.SLEEP_DEEPLY
+
+
+def wake_controls(tags: Sequence[str] | None, away: frozenset[str]) -> dict[str, Control]:
+    """What wakes an engine, by what comes back, in the order in which it does.
+
+    Args:
+        tags: what is to come back; None: everything.
+        away: what has left.
+
+    Raises:
+        InvalidRequest: a tag is not known.
+    """
+    controls = {WEIGHTS: Control.WAKE_WEIGHTS, KV_CACHE: Control.WAKE_KV_CACHE}
+    if unknown := next((tag for tag in tags or () if tag not in controls), None):
+        raise InvalidRequest(f"tags must be {WEIGHTS} or {KV_CACHE}, not {str(unknown)[:80]!r}", field="tags")
+    return {tag: control for tag, control in controls.items() if tag in away and tag in (tags or controls)}
 
 
 def tokenizer_of(config: EngineConfig, info: EngineInfo) -> Tokenizer | None:

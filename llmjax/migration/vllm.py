@@ -56,10 +56,12 @@ MODEL = [
         "--enable-return-routed-experts|--return-sampling-mask|--enable-trace-replay", "not reported", takes=SWITCH
     ),
     *accepted("--use-fp64-gumbel", "noise is computed in float32", takes=SWITCH),
-    *refused(
-        "--enable-sleep-mode|--sleep-mode-offload-cudagraph", "sleep and wake-up are not supported yet", takes=SWITCH
+    *accepted(
+        "--enable-sleep-mode|--sleep-mode-offload-cudagraph",
+        "any server with --api-key can be put to sleep, and any LLM",
+        takes=SWITCH,
     ),
-    *refused("--sleep-preserve-parameter-names", "sleep and wake-up are not supported yet", takes=VALUES),
+    *refused("--sleep-preserve-parameter-names", "all weights leave the device when an engine sleeps", takes=VALUES),
     *accepted("--enable-cumem-allocator|--enable-nccl-comm-suspend", "XLA allocates memory", takes=SWITCH),
     *refused("--logits-processors", "use logit_bias, bad_words or allowed_token_ids of requests", takes=VALUES),
     *refused("--logits-processor-pattern", "use logit_bias, bad_words or allowed_token_ids of requests"),
@@ -366,7 +368,7 @@ OBSERVING = [
         "--enable-logging-iteration-details|--enable-mm-processor-stats", "/metrics has what is measured", takes=SWITCH
     ),
     *accepted("--kv-cache-metrics-sample|--custom-histogram-buckets", "/metrics has what is measured", neutral="0.01"),
-    *refused("--profiler-config", "profile with XLA's own flags (XLA_FLAGS)"),
+    *refused("--profiler-config", "profiles are XLA's; --profile-dir says where they go"),
     *accepted("--fail-on-environ-validation", "no environment variable is a setting", takes=SWITCH),
 ]
 

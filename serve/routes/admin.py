@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -29,6 +30,40 @@ async def abort_requests(request: Request) -> Response:
     return Response()
 
 
+async def sleep(request: Request) -> Response:
+    """Free the device's memory until the model is woken (query: level, 1 or 2; mode, abort or wait)."""
+    server = _server(request)
+    level, mode = request.query_params.get("level", "1"), request.query_params.get("mode", "abort")
+    if level not in ("1", "2"):
+        raise ApiError("level must be 1 or 2", param="level", code="invalid_value")
+    await server.engine.sleep(int(level), mode)
+    return Response()
+
+
+async def wake_up(request: Request) -> Response:
+    """Take back what sleeping has freed (query: tags, weights or kv_cache; all without)."""
+    await _server(request).engine.wake_up(request.query_params.getlist("tags") or None)
+    return Response()
+
+
+async def is_sleeping(request: Request) -> Response:
+    """Whether the model sleeps."""
+    answer = {"is_sleeping": _server(request).engine.is_sleeping}
+    return Response(orjson.dumps(answer), media_type="application/json")
+
+
+async def start_profile(request: Request) -> Response:
+    """Begin to write down what is computed, in --profile-dir."""
+    await _server(request).engine.start_profile()
+    return Response()
+
+
+async def stop_profile(request: Request) -> Response:
+    """End the profile and write it."""
+    await _server(request).engine.stop_profile()
+    return Response()
+
+
 def _names(engine_id: str) -> tuple[str, str]:
     """The id of an answer, whose engine requests have something behind it, and the request's id, which is the answer's
     without its kind."""
@@ -46,4 +81,9 @@ def _server(request: Request) -> Server:
 ADMIN_ROUTES = [
     Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
     Route("/abort_requests", abort_requests, methods=["POST"]),
+    Route("/sleep", sleep, methods=["POST"]),
+    Route("/wake_up", wake_up, methods=["POST"]),
+    Route("/is_sleeping", is_sleeping, methods=["GET"]),
+    Route("/start_profile", start_profile, methods=["POST"]),
+    Route("/stop_profile", stop_profile, methods=["POST"]),
 ]

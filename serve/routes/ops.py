@@ -38,6 +38,7 @@ async def load(request: Request) -> Response:
 PRIVATE = frozenset(
     {"model", "tokenizer", "hf_token", "api_key", "chat_template", "download_dir", "compilation_cache_dir", "uds"}
     | {"ssl_keyfile", "ssl_certfile", "quantization_param_path", "files_dir", "generation_config", "gguf_file"}
+    | {"profile_dir"}
 )
 
 

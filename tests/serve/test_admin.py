@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from llmjax.config import EngineConfig, ServerConfig
 
 KEY = "the-key"
+HELLO = [{"role": "user", "content": "Hello"}]
 TRIES = 50  # a request may end by itself before it is aborted
 
 
@@ -28,7 +30,9 @@ def admin(guarded: Any) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.mark.parametrize("path", ["/reset_prefix_cache", "/abort_requests"])
+@pytest.mark.parametrize(
+    "path", ["/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up", "/start_profile", "/stop_profile"]
+)
 def test_a_key_is_needed(http: httpx.Client, guarded: Any, path: str) -> None:
     assert http.post(path, json={}).json()["error"]["code"] == "key_needed"
     assert httpx.post(guarded.url + path, json={}).status_code == 401
@@ -91,3 +95,68 @@ def test_all_requests_are_aborted(admin: httpx.Client, guarded: Any) -> None:
 
 def test_wrong_ids_are_refused(admin: httpx.Client) -> None:
     assert admin.post("/abort_requests", json={"request_ids": "x"}).json()["error"]["param"] == "request_ids"
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_server_sleeps_and_is_woken(guarded: Any, admin: httpx.Client, level: int) -> None:
+    body = {"prompt": "the", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    before = admin.post("/v1/completions", json=body).json()["choices"]
+    assert admin.post("/sleep", params={"level": level}).status_code == 200
+    assert admin.get("/is_sleeping").json() == {"is_sleeping": True}
+    answer = admin.post("/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "asleep")
+    assert "retry-after" in answer.headers and "wake_up" in answer.json()["error"]["message"]
+    with admin.stream("POST", "/v1/chat/completions", json={"messages": HELLO, "stream": True}) as stream:
+        assert stream.status_code == 503
+    assert admin.get("/health").status_code == 200
+    assert admin.post("/wake_up", params={"tags": "weights"}).status_code == 200
+    assert admin.get("/is_sleeping").json() == {"is_sleeping": True}
+    assert admin.post("/wake_up", params={"tags": ["weights", "kv_cache"]}).status_code == 200
+    assert admin.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert admin.post("/v1/completions", json=body).json()["choices"] == before
+
+
+@pytest.mark.parametrize(("mode", "status"), [("abort", 503), ("wait", 200)])
+def test_requests_before_a_server_sleeps(guarded: Any, admin: httpx.Client, mode: str, status: int) -> None:
+    found: list[httpx.Response] = []
+    body = {"prompt": "the", "max_tokens": 300, "ignore_eos": True}
+    asking = threading.Thread(target=lambda: found.append(admin.post("/v1/completions", json=body)))
+    asking.start()
+    while not guarded.engine.num_requests and asking.is_alive():
+        time.sleep(0.001)
+    assert admin.post("/sleep", params={"mode": mode}).status_code == 200
+    asking.join()
+    assert found[0].status_code in (status, 200)  # it may have ended before
+    assert guarded.engine.num_requests == 0 and guarded.engine.kv_stats().used == 0
+    assert admin.post("/wake_up").status_code == 200
+
+
+def test_a_search_that_is_put_to_sleep_ends(guarded: Any, admin: httpx.Client) -> None:
+    found: list[httpx.Response] = []
+    body = {"prompt": "the", "max_tokens": 400, "ignore_eos": True, "use_beam_search": True, "n": 3}
+    asking = threading.Thread(target=lambda: found.append(admin.post("/v1/completions", json=body)))
+    asking.start()
+    while not guarded.engine.num_requests and asking.is_alive():
+        time.sleep(0.001)
+    assert admin.post("/sleep").status_code == 200
+    asking.join()
+    assert found[0].status_code in (200, 503)
+    assert admin.post("/wake_up").status_code == 200
+    assert admin.post("/v1/completions", json={**body, "max_tokens": 2}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "param"),
+    [
+        ("/sleep", {"level": "3"}, "level"),
+        ("/sleep", {"mode": "keep"}, "mode"),
+        ("/sleep", {"mode": "x" * 10**4}, "mode"),
+        ("/wake_up", {"tags": "scheduling"}, "tags"),
+        ("/start_profile", {}, None),
+        ("/stop_profile", {}, None),
+    ],
+)
+def test_what_operators_cannot_have(admin: httpx.Client, path: str, params: dict[str, str], param: str | None) -> None:
+    answer = admin.post(path, params=params)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert admin.get("/is_sleeping").json() == {"is_sleeping": False}

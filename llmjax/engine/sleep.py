@@ -1,0 +1,94 @@
+"""An engine that sleeps: what it has on its device leaves it, and comes back when the engine is woken."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from llmjax.config import EngineConfig
+from llmjax.engine.model import LoadedModel, load_model
+from llmjax.engine.runner import Runner
+from llmjax.errors import CheckpointError
+from llmjax.host_memory import give_back
+from llmjax.platforms import Platform, use_compilation_cache
+
+logger = logging.getLogger(__name__)
+
+
+class Sleeper:
+    """Puts weights and state away and takes them back. Nothing may be computed meanwhile.
+
+    Args:
+        config: what the model was loaded with, and is again.
+        model: its weights.
+        runner: which uses them.
+    """
+
+    def __init__(self, config: EngineConfig, *, platform: Platform, model: LoadedModel, runner: Runner) -> None:
+        self._config = config
+        self._platform = platform
+        self._model = model
+        self._runner = runner
+        self._state_gone = False
+        self._discarded = False
+        self._on_host: list[npt.NDArray[Any]] | None = None  # leaves of the weights
+
+    @property
+    def asleep(self) -> bool:
+        """Nothing can be computed."""
+        return self._state_gone or self._discarded or self._on_host is not None
+
+    def sleep(self, *, discard: bool) -> None:
+        """Frees keys, values and everything else that lives from step to step, and of the weights the device's memory.
+
+        Args:
+            discard: the weights leave the host's memory too, and are loaded from their files again. Otherwise they
+                wait there; on a CPU they are there already, and stay as they are.
+        """
+        if not self._state_gone:
+            self._runner.free_state()
+            self._state_gone = True
+        leaves = [] if self._discarded else jax.tree.leaves(self._model.params)
+        if discard:
+            self._on_host, self._discarded = None, True
+        elif self._platform.is_cpu or self._discarded or self._on_host is not None:
+            leaves = []
+        else:
+            self._on_host = [np.asarray(leaf) for leaf in leaves]
+        for leaf in leaves:
+            leaf.delete()
+        give_back()
+
+    def wake_weights(self) -> None:
+        """Brings the weights back.
+
+        Raises:
+            CheckpointError: their files have changed or gone.
+        """
+        params, started = self._model.params, time.monotonic()
+        if self._discarded:
+            cache = use_compilation_cache(self._config.compilation_cache_dir)
+            found = load_model(self._config, self._platform, cache_dir=cache, progress=False)
+            if found.digest != self._model.digest:
+                raise CheckpointError(f"{self._model.path} holds another model than before: start the program again")
+            params.update(found.params)
+        elif self._on_host is not None:
+            leaves, tree = jax.tree.flatten(params)
+            back = [jax.device_put(stored, leaf.sharding) for stored, leaf in zip(self._on_host, leaves, strict=True)]
+            params.update(jax.block_until_ready(jax.tree.unflatten(tree, back)))
+        else:
+            return
+        self._on_host, self._discarded = None, False
+        self._runner.take_weights()
+        logger.info("the weights are back after %.1f s", time.monotonic() - started)
+
+    def wake_state(self) -> None:
+        """Makes a new state, in which there is no key."""
+        if self._state_gone:
+            self._runner.new_state()
+            self._state_gone = False
