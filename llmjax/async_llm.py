@@ -15,12 +15,13 @@ from llmjax.engine.client import Control, RunningEngine
 from llmjax.engine.data_parallel import DataParallelEngine
 from llmjax.engine.frontend import PromptInput
 from llmjax.engine.info import EngineState, ProgramInfo
+from llmjax.engine.pairs import TextPair
 from llmjax.engine.process import ProcessEngine
 from llmjax.engine.report import ThroughputLog
 from llmjax.engine.request import EngineOutput, EngineRequest
 from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, sleep_control, wake_controls
 from llmjax.engine.stats import QUEUE_FULL
-from llmjax.engine.vectors import PooledTokens, TextPair
+from llmjax.engine.vectors import PooledTokens
 from llmjax.errors import Asleep, EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput, TokenLogprobs
 from llmjax.pooling_params import PoolingParams

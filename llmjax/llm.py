@@ -18,10 +18,10 @@ from llmjax.engine.client import Control
 from llmjax.engine.engine import Engine
 from llmjax.engine.frontend import PromptInput
 from llmjax.engine.inline import InlineEngine
+from llmjax.engine.pairs import TextPair
 from llmjax.engine.request import EngineRequest
 from llmjax.engine.scores import pair_inputs, score_task, scored, text_pairs
 from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, sleep_control, wake_controls
-from llmjax.engine.vectors import TextPair
 from llmjax.errors import Asleep, ConfigError, InvalidRequest, LLMJaxError
 from llmjax.migration.answers import EMPTY, plain
 from llmjax.migration.tables import collect_known
@@ -318,17 +318,22 @@ class LLM(LoadedLLM):
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
+        instruction: str | None = None,
+        chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
         """How well texts fit, pair by pair: by a cross-encoder, or by the cosine of their embeddings.
 
         Args:
             data_1: one text for all of ``data_2``, or as many.
             data_2: the texts that it is compared with.
+            instruction: what a reranker that is told so judges by, instead of what its makers say.
+            chat_template: makes a prompt of a pair: Jinja source with messages of the roles query and document, or the
+                name of a built-in template.
 
         Raises:
             InvalidRequest: as ``encode``; the numbers of texts differ, or the model has more than one label.
         """
-        pairs = text_pairs(data_1, data_2)
+        pairs = text_pairs(data_1, data_2, instruction=instruction, chat_template=chat_template)
         params = pooling_params or PoolingParams()
         made = self._encoded(
             pair_inputs(pairs, self.info.pooler), params, score_task(self.info.pooler), truncate_prompt_tokens, use_tqdm

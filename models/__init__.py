@@ -1,5 +1,6 @@
 """Model definitions: Flax NNX modules used as pure functions of a flat dict of weights."""
 
+from llmjax.models.classifiers import TokenLabels
 from llmjax.models.config import ModelConfig
 from llmjax.models.decoder import CausalLM, Hidden
 from llmjax.models.errors import UnsupportedModel
@@ -19,7 +20,7 @@ from llmjax.models.layers.pooling import Dense, Pooler
 from llmjax.models.layers.residual import NormedParts, NormedStream, Parallel, PostNorm, PreNorm, Sandwich
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.nested import text_config, text_name
-from llmjax.models.registry import FAMILIES, has_unit_head, makes_vectors, model_config, tensor_names
+from llmjax.models.registry import FAMILIES, has_unit_head, makes_vectors, model_config, tensor_names, token_labels
 
 __all__ = [
     "FAMILIES",
@@ -50,6 +51,7 @@ __all__ = [
     "Sandwich",
     "SharedExpert",
     "ShortConvolution",
+    "TokenLabels",
     "UnsupportedModel",
     "abstract_model",
     "has_unit_head",
@@ -60,4 +62,5 @@ __all__ = [
     "tensor_names",
     "text_config",
     "text_name",
+    "token_labels",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from llmjax.models.fields import Fields
@@ -15,6 +16,54 @@ _ACTIVATIONS: dict[str, LabelActivation] = {
     "torch.nn.modules.linear.Identity": "identity",
 }
 MAX_LABELS = 2**16
+TOKENS = "classifier_from_token"
+DIFFERENCE = "from_2_way_softmax"
+ORIGINAL_QWEN3 = "is_original_qwen3_reranker"
+_METHODS = (DIFFERENCE, "no_post_processing")
+
+
+@dataclass(frozen=True)
+class TokenLabels:
+    """Labels whose logits are those of tokens: the labels' matrix is made of rows of the language model's head.
+
+    The keys are vLLM's, as is what they mean (`vllm.model_executor.models.adapters`).
+
+    Attributes:
+        tokens: their texts, or their ids.
+        difference: there is one label, whose logit is the second token's less the first's, so that its sigmoid is the
+            second one's share of a softmax over both.
+    """
+
+    tokens: tuple[str | int, ...]
+    difference: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> TokenLabels | None:
+        """What a config.json says of them; None: labels have a matrix of their own.
+
+        Raises:
+            UnsupportedModel: a key is wrong.
+        """
+        fields = Fields(config)
+        tokens = fields.get(TOKENS)
+        if tokens is None:
+            fields.require(ORIGINAL_QWEN3, False)
+            return None
+        known = isinstance(tokens, list | tuple) and all(
+            isinstance(token, str) or (type(token) is int and token >= 0) for token in tokens
+        )
+        if not known or not 1 <= len(tokens) <= MAX_LABELS:
+            raise fields.error(TOKENS, "must be a list of tokens, by their texts or their ids")
+        original = fields.get(ORIGINAL_QWEN3) is True
+        method = DIFFERENCE if original and fields.get("method") is None else fields.choice("method", _METHODS)
+        if method == DIFFERENCE and len(tokens) != 2:
+            raise fields.error(TOKENS, f"must be two tokens, no and yes, where method is {DIFFERENCE}")
+        return cls(tuple(tokens), method == DIFFERENCE)
+
+    @property
+    def count(self) -> int:
+        """Of the labels."""
+        return 1 if self.difference else len(self.tokens)
 
 
 def classifier_pooler(fields: Fields, *, kind: PoolingKind, before: Sequence[Dense] = (), bias: bool = True) -> Pooler:
@@ -34,7 +83,9 @@ def classifier_pooler(fields: Fields, *, kind: PoolingKind, before: Sequence[Den
 
 
 def _labels(fields: Fields) -> tuple[str, ...]:
-    """By ``id2label``, else ``num_labels``, else the two that transformers takes."""
+    """By tokens, else ``id2label``, else ``num_labels``, else the two that transformers takes."""
+    if (made := TokenLabels.of(fields.values)) is not None:
+        return tuple(f"LABEL_{number}" for number in range(made.count))
     names = fields.mapping("id2label")
     if names:
         if len(names) > MAX_LABELS or {str(number) for number in range(len(names))} != {str(key) for key in names}:

@@ -70,7 +70,7 @@ from llmjax.models import (
     stablelm,
     starcoder2,
 )
-from llmjax.models.classifiers import classifier_pooler
+from llmjax.models.classifiers import TokenLabels, classifier_pooler
 from llmjax.models.config import ModelConfig
 from llmjax.models.errors import UnsupportedModel
 from llmjax.models.fields import Fields
@@ -353,9 +353,14 @@ def model_config(
     model = FAMILIES[family](config, max_model_len=max_model_len)
     if config.get("is_causal") is False and model.causal:
         model = replace(model, layers=tuple(_bidirectional(layer, family) for layer in model.layers))
-    convert = convert or made or ("embed" if not model.causal else None)
+    labels = TokenLabels.of(config)
+    convert = convert or made or ("classify" if labels is not None else None) or ("embed" if not model.causal else None)
     if model.pooler is not None or convert is None:
         return model
+    if convert == "classify" and labels is not None and (model.head_bias or model.final_softcap is not None):
+        raise UnsupportedModel(
+            f"config.json: classifier_from_token is not supported for {family}, whose logits are more than a product"
+        )
     fields = Fields(config)
     pooler = classifier_pooler(fields, kind="last", bias=False) if convert == "classify" else Pooler(kind="last")
     return replace(model, pooler=pooler)
@@ -383,6 +388,14 @@ def makes_vectors(config: Mapping[str, Any], *, convert: Conversion | None = Non
         return model_config(config, convert=convert).pooler is not None
     except UnsupportedModel:
         return False
+
+
+def token_labels(config: Mapping[str, Any]) -> TokenLabels | None:
+    """Labels that are made of tokens; None: there are none, or they are wrong."""
+    try:
+        return TokenLabels.of(config)
+    except UnsupportedModel:
+        return None
 
 
 def has_unit_head(config: Mapping[str, Any]) -> bool:

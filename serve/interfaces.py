@@ -78,6 +78,9 @@ class Engine(Protocol):
     @property
     def states(self) -> tuple[EngineState, ...]: ...
 
+    @property
+    def renders_pairs(self) -> bool: ...
+
     def pooled_tokens(self, prompt: Any, pooling_params: PoolingParams) -> PooledTokens: ...
 
     def encode(

@@ -36,6 +36,25 @@ def write_with_tokenizer(name: str, folder: Path, *, ends: bool) -> Path:
     return copy
 
 
+RERANKER = {
+    "architectures": ["Qwen3ForSequenceClassification"],
+    "classifier_from_token": ["w7", "w9"],
+    "is_original_qwen3_reranker": True,
+}
+
+
+def split_prompt(tokens: np.ndarray) -> tuple[str, str, str]:
+    """A template that makes a golden prompt of two texts, and these: an instruction stands second, and words between
+    the texts and behind them."""
+    query, document = words(tokens[2:6]), words(tokens[7:-2])
+    template = (
+        f"{words(tokens[:1])} {{% for m in messages if m.role == 'system' %}}{{{{ m.content }}}}"
+        f"{{% else %}}{words(tokens[1:2])}{{% endfor %}} "
+        f"{{{{ messages[-2].content }}}} {words(tokens[6:7])} {{{{ messages[-1].content }}}} {words(tokens[-2:])}"
+    )
+    return template, query, document
+
+
 def golden(name: str) -> dict[str, np.ndarray]:
     return dict(np.load(GOLDEN / name / "golden.npz"))
 

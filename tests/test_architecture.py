@@ -209,6 +209,7 @@ ENGINES_OUTSIDE = {
     "inline",
     "loop",
     "memory",
+    "pairs",
     "process",
     "report",
     "request",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from llmjax import LLM, PoolingParams, TextPair
 from llmjax.errors import InvalidRequest
-from tests.pooled_models import GOLDEN, golden, pair, words, write_with_tokenizer
+from tests.pooled_models import GOLDEN, RERANKER, golden, pair, split_prompt, words, write_with_tokenizer
 
 
-def start(name: str, folder: Path, cache: str, *, ends: bool) -> LLM:
+def start(name: str, folder: Path, cache: str, *, ends: bool, **settings: Any) -> LLM:
     return LLM(
         str(write_with_tokenizer(name, folder, ends=ends)),
         dtype="float32",
@@ -22,6 +23,7 @@ def start(name: str, folder: Path, cache: str, *, ends: bool) -> LLM:
         max_num_batched_tokens=16,
         compilation_cache_dir=cache,
         compile_threads=1,
+        **settings,
     )
 
 
@@ -35,6 +37,15 @@ def embedder(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -
 @pytest.fixture(scope="module")
 def reranker(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> Iterator[LLM]:
     llm = start("bert-reranker", tmp_path_factory.mktemp("models"), compile_cache_dir, ends=True)
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> Iterator[LLM]:
+    """A language model that scores pairs by two of its tokens."""
+    settings = {"runner": "pooling", "hf_overrides": RERANKER}
+    llm = start("qwen3-reranker", tmp_path_factory.mktemp("models"), compile_cache_dir, ends=False, **settings)
     yield llm
     llm.close()
 
@@ -93,6 +104,41 @@ def test_pairs_are_scored_as_the_model_was_trained(reranker: LLM) -> None:
     np.testing.assert_allclose([output.outputs.data[0] for output in raw], logits, atol=1e-4)
     (reward,) = reranker.reward(TextPair(*pairs[0]), use_tqdm=False)
     np.testing.assert_allclose(reward.outputs.data, logits[:1], atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["long", "short"])
+def test_a_language_model_scores_pairs_by_two_of_its_tokens(judge: LLM, case: str) -> None:
+    found = golden("qwen3-reranker")
+    template, query, document = split_prompt(found[f"{case}/tokens"])
+    (output,) = judge.score(query, document, chat_template=template, use_tqdm=False)
+    assert output.prompt_token_ids == found[f"{case}/tokens"].tolist()
+    assert output.outputs.score == pytest.approx(1 / (1 + np.exp(-found[f"{case}/vector"][0])), abs=1e-5)
+    told = judge.score(query, document, chat_template=template, instruction="w90 w91", use_tqdm=False)[0]
+    assert told.prompt_token_ids[:4] == [found[f"{case}/tokens"][0], 90, 91, found[f"{case}/tokens"][2]]
+    assert judge.info.pooler is not None and judge.info.pooler.pair_template == "qwen3-reranker"
+
+
+def test_what_is_cut_of_a_pair_s_prompt_is_the_second_text_s_end(judge: LLM) -> None:
+    tokens = golden("qwen3-reranker")["long/tokens"]
+    template, query, document = split_prompt(tokens)
+    for limit in (39, 20, 9):
+        (output,) = judge.score(query, document, chat_template=template, truncate_prompt_tokens=limit, use_tqdm=False)
+        assert output.prompt_token_ids == [*tokens[: limit - 2], *tokens[-2:]]
+    with pytest.raises(InvalidRequest, match="has 9 tokens without the second text, not 8"):
+        judge.score(query, document, chat_template=template, truncate_prompt_tokens=8, use_tqdm=False)
+
+
+def test_a_finished_prompt_stays_as_it_is(judge: LLM) -> None:
+    (output,) = judge.score("[CLS] w5 w6", " w8 [SEP]", use_tqdm=False)
+    assert output.prompt_token_ids == [1, 5, 6, 8, 2]
+
+
+def test_instructions_that_nobody_reads_are_refused(judge: LLM, reranker: LLM, embedder: LLM) -> None:
+    for llm in (reranker, embedder):
+        with pytest.raises(InvalidRequest, match="instruction"):
+            llm.score("w3", "w4", instruction="w5", use_tqdm=False)
+    with pytest.raises(InvalidRequest, match="its template has no instruction"):
+        judge.score("w3", "w4", instruction="w5", chat_template="{{ messages[0].content }}", use_tqdm=False)
 
 
 def test_one_text_is_compared_with_many(reranker: LLM) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -15,9 +16,10 @@ from llmjax.checkpoint.files import read_object
 from llmjax.checkpoint.formats.registry import plain_tensors, stored_method
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.model import hf_config, hf_generation_config, hf_joined_tensors, hf_tensors
+from llmjax.checkpoint.label_rows import LABELS, LabelRows
 from llmjax.checkpoint.model_names import UnitRows, with_model_names, with_pooler_names
 from llmjax.checkpoint.safetensors import stored_tensors
-from llmjax.checkpoint.sentence_transformers import SentenceModules
+from llmjax.checkpoint.sentence_transformers import LogitScore, SentenceModules
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
@@ -29,6 +31,12 @@ logger = logging.getLogger(__name__)
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+QWEN3_RERANKER = {
+    "architectures": ["Qwen3ForSequenceClassification"],
+    "classifier_from_token": ["no", "yes"],
+    "is_original_qwen3_reranker": True,
+}
 
 Runner = Literal["auto", "generate", "pooling"]
 
@@ -45,6 +53,7 @@ class Checkpoint:
         gguf: the container, for its tokenizer; None for a folder.
         convert: what is made of a model that generates, as in ``llmjax.models.model_config``.
         modules: what sentence-transformers keeps beside the model; None: nothing, or it is not heeded.
+        logit_score: likewise, of a model that generates and scores pairs of texts by tokens.
         quantization: ``gguf``, or the ``quant_method`` of a quantized folder; else empty.
     """
 
@@ -56,6 +65,7 @@ class Checkpoint:
     quantization: str = ""
     convert: Conversion | None = None
     modules: SentenceModules | None = None
+    logit_score: LogitScore | None = None
 
     def model_config(self, *, max_model_len: int | None = None) -> ModelConfig:
         """What the config and the tensors together say the model is.
@@ -69,6 +79,11 @@ class Checkpoint:
         model = _model_config(self.config, self.path, max_model_len=max_model_len, convert=self.convert)
         if model.pooler is not None:
             embeds = model.pooler.task == "embed"
+            if not embeds and model.causal and LABELS not in self.tensors and models.token_labels(self.config) is None:
+                raise CheckpointError(
+                    f"{self.path}: the labels' matrix (score.weight) is missing; if tokens are the labels, as in "
+                    f"Qwen3-Reranker, set hf_overrides to {json.dumps(QWEN3_RERANKER)}"
+                )
             return self.modules.of(model) if self.modules is not None and embeds else model
         if not model.tie_word_embeddings and HEAD not in self.tensors:
             raise CheckpointError(
@@ -76,6 +91,26 @@ class Checkpoint:
                 'if the embedding is the head too, set hf_overrides to {"tie_word_embeddings": true}'
             )
         return model
+
+    def with_label_rows(self, tokens: Sequence[int]) -> Checkpoint:
+        """With a labels' matrix that is made of rows of the head, as `models.token_labels` of the config asks for.
+
+        Args:
+            tokens: ids of the tokens that the config names.
+
+        Raises:
+            CheckpointError: the model is not supported, or its head is missing or has no row for a token.
+        """
+        model, labels = self.model_config(), models.token_labels(self.config)
+        assert labels is not None
+        name = EMBEDDING if model.tie_word_embeddings else HEAD
+        if (head := self.tensors.get(name)) is None:
+            raise CheckpointError(f"{self.path}: tensor {name} is missing, of which labels are rows")
+        if max(tokens) >= head.shape[0]:
+            raise CheckpointError(f"{self.path}: tensor {name} has no row {max(tokens)}, which is to be a label")
+        rows = LabelRows(head, tuple(tokens), labels.difference, scale=model.logit_scale)
+        kept = {name: tensor for name, tensor in self.tensors.items() if name != HEAD}
+        return replace(self, tensors=MappingProxyType({**kept, LABELS: rows}))
 
 
 def open_checkpoint(
@@ -128,7 +163,10 @@ def _open_folder(path: Path, overrides: Mapping[str, Any], *, runner: Runner, co
     if text is not None:
         plain = {models.text_name(name): tensor for name, tensor in plain.items()}
     modules = SentenceModules.read(path) if runner != "generate" and convert != "classify" else None
-    if convert is None and (modules is not None or runner == "pooling"):
+    logit_score = LogitScore.read(path) if runner != "generate" and convert != "embed" else None
+    if logit_score is not None:
+        config = {**config, **logit_score.keys, **overrides}
+    if convert is None and (modules is not None or (runner == "pooling" and not models.makes_vectors(config))):
         convert = "embed"
     pools = models.makes_vectors(config, convert=convert)
     if pools and runner == "generate":
@@ -149,6 +187,7 @@ def _open_folder(path: Path, overrides: Mapping[str, Any], *, runner: Runner, co
         quantization=quantization,
         convert=convert,
         modules=modules if pools else None,
+        logit_score=logit_score,
     )
 
 

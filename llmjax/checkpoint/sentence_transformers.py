@@ -20,6 +20,7 @@ from llmjax.models.layers.pooling import Dense, Pooler, PoolingKind
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 LENGTHS = "sentence_bert_config.json"
+CAUSAL_LOGITS = "causal_logits"
 POOLING_KEYS: Mapping[str, PoolingKind] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -69,9 +70,7 @@ class SentenceModules:
         for module in read_list(folder / MODULES):
             if not isinstance(module, Mapping):
                 raise CheckpointError(f"{folder / MODULES}: an entry is not a JSON object")
-            name, path = str(module.get("type")).rpartition(".")[2], folder / str(module.get("path") or "")
-            if not path.resolve().is_relative_to(folder.resolve()):
-                raise CheckpointError(f"{folder / MODULES}: path {module['path']!r} leads out of the folder")
+            name, path = str(module.get("type")).rpartition(".")[2], _inside(folder, module)
             match name:
                 case "Transformer":
                     continue
@@ -79,6 +78,8 @@ class SentenceModules:
                     kind = _pooling(path / "config.json")
                 case "Normalize":
                     normalize = True
+                case "LogitScore":
+                    return None  # see `LogitScore`
                 case "Dense":
                     spec, found = _dense(path, number=len(dense))
                     dense.append(spec)
@@ -113,6 +114,57 @@ class SentenceModules:
         pooler = Pooler(kind=self.kind, dense=self.dense, normalize=self.normalize)
         length = min(model.max_position, self.max_length or model.max_position)
         return replace(model, pooler=pooler, max_position=length)
+
+
+@dataclass(frozen=True)
+class LogitScore:
+    """How a model that generates scores pairs of texts: by the logits of tokens behind its chat template's prompt.
+
+    Attributes:
+        keys: of config.json, which say it in vLLM's way.
+        instruction: what the model is told to judge by, where a request does not say it; None: what the template says.
+    """
+
+    keys: Mapping[str, Any]
+    instruction: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> LogitScore | None:
+        """What a folder says; None: nothing.
+
+        Raises:
+            CheckpointError: a file is missing or malformed, or names an unknown input.
+        """
+        if not (folder / MODULES).exists():
+            return None
+        modules = [module for module in read_list(folder / MODULES) if isinstance(module, Mapping)]
+        found = next((module for module in modules if str(module.get("type")).endswith(".LogitScore")), None)
+        if found is None:
+            return None
+        path = _inside(folder, found) / "config.json"
+        values, settings = read_object(path), _object_if_there(folder / SETTINGS)
+        if (given := values.get("module_input_name", CAUSAL_LOGITS)) != CAUSAL_LOGITS:
+            raise CheckpointError(f"{path}: module_input_name = {str(given)[:80]!r} is not supported")
+        yes, no = values.get("true_token_id"), values.get("false_token_id")
+        if type(yes) is not int or type(no) not in (int, type(None)):
+            raise CheckpointError(f"{path}: true_token_id and false_token_id must be ids of tokens")
+        keys: dict[str, Any] = {
+            "classifier_from_token": [yes] if no is None else [no, yes],
+            "method": "no_post_processing" if no is None else "from_2_way_softmax",
+        }
+        if (activation := settings.get("activation_fn")) is not None:
+            keys["sentence_transformers"] = {"activation_fn": activation}
+        prompts, name = settings.get("prompts"), settings.get("default_prompt_name")
+        instruction = prompts.get(name) if isinstance(prompts, Mapping) else None
+        return cls(keys, instruction if isinstance(instruction, str) else None)
+
+
+def _inside(folder: Path, module: Mapping[str, Any]) -> Path:
+    """Where a module's files are."""
+    path = folder / str(module.get("path") or "")
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise CheckpointError(f"{folder / MODULES}: path {module['path']!r} leads out of the folder")
+    return path
 
 
 def _pooling(path: Path) -> PoolingKind:

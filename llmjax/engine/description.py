@@ -16,6 +16,7 @@ from llmjax.engine.info import CONTEXTS, EngineInfo, PoolerInfo, ProgramInfo
 from llmjax.engine.memory import ProgramMemory
 from llmjax.engine.model import LoadedModel
 from llmjax.kernels.cpu.library import describe
+from llmjax.models.classifiers import ORIGINAL_QWEN3
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def info_of(engine: Engine) -> EngineInfo:
 
 
 def _pooler(model: LoadedModel) -> PoolerInfo | None:
-    pooler, modules = model.config.pooler, model.checkpoint.modules
+    pooler, modules, logit_score = model.config.pooler, model.checkpoint.modules, model.checkpoint.logit_score
     if pooler is None:
         return None
     return PoolerInfo(
@@ -67,7 +68,16 @@ def _pooler(model: LoadedModel) -> PoolerInfo | None:
         prompts={} if modules is None else dict(modules.prompts),
         default_prompt=None if modules is None else modules.default_prompt,
         lowercase=modules is not None and modules.lowercase,
+        pair_template=_pair_template(model),
+        instruction=None if logit_score is None else logit_score.instruction,
     )
+
+
+def _pair_template(model: LoadedModel) -> str | None:
+    checkpoint = model.checkpoint
+    if checkpoint.config.get(ORIGINAL_QWEN3) is True:
+        return "qwen3-reranker"
+    return "default" if checkpoint.logit_score is not None and checkpoint.convert != "embed" else None
 
 
 def programs_of(engine: Engine) -> list[ProgramInfo]:

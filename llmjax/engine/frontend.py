@@ -6,7 +6,7 @@ import functools
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,11 @@ from llmjax.config import EngineConfig
 from llmjax.constraints.compiler import GrammarCompiler
 from llmjax.engine.beam_search import MAX_BEAM_TOKENS, BeamSearch
 from llmjax.engine.info import EngineInfo
+from llmjax.engine.pairs import PairPrompts, TextPair
 from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes, Vectors
 from llmjax.engine.stats import RequestStats
 from llmjax.engine.stop import StopMatcher
-from llmjax.engine.vectors import PooledTokens, TextPair, finished, pooled_request, task_of
+from llmjax.engine.vectors import PooledTokens, finished, pooled_request, task_of
 from llmjax.errors import GenerationFailed, InvalidRequest, LLMJaxError, PromptTooLong
 from llmjax.outputs import (
     CompletionOutput,
@@ -147,6 +148,9 @@ class Frontend:
         self._vocab_size = info.vocab_size
         self._max_model_len = info.max_model_len
         self._pooler = info.pooler
+        self._pairs = None
+        if tokenizer is not None and info.pooler is not None:
+            self._pairs = PairPrompts.of(tokenizer, info.pooler, chosen=config.chat_template is not None)
         self._eos = info.eos_token_ids | (tokenizer.eos_token_ids if tokenizer is not None else frozenset())
         self._grammars = None
         if tokenizer is not None:
@@ -161,6 +165,11 @@ class Frontend:
     def num_requests(self) -> int:
         """Requests that have not ended."""
         return len(self._open)
+
+    @property
+    def renders_pairs(self) -> bool:
+        """Whether pairs of texts go through a template, which another process renders."""
+        return self._pairs is not None and self._pairs.template is not None
 
     @property
     def num_unfinished(self) -> int:
@@ -376,7 +385,10 @@ class Frontend:
         if limit is None:
             for text in texts:
                 self.tokenizer.check_length(text, max_tokens=self._max_model_len)
-        return self.tokenizer.encode_texts(*texts, limit=limit)
+        if not isinstance(prompt, TextPair):
+            return self.tokenizer.encode_texts(*texts, limit=limit)
+        assert self._pairs is not None
+        return self._pairs.tokens(replace(prompt, first=texts[0], second=texts[1]), limit=limit)
 
     def _prompted(self, text: str, params: PoolingParams) -> str:
         """A text behind the model's prompt for it."""

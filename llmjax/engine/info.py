@@ -21,6 +21,9 @@ class PoolerInfo:
         prompts: text that is put in front of a text, by the name of what the text is.
         default_prompt: the name of that of texts for which none is asked; None: none.
         lowercase: texts are made lower case.
+        pair_template: name of the template that makes a prompt of a pair, "default" being the tokenizer's own; None:
+            the texts follow each other as the tokenizer has it.
+        instruction: what a pair is judged by, where a request does not say it; None: what the template says.
     """
 
     kind: PoolingKind
@@ -34,6 +37,8 @@ class PoolerInfo:
     prompts: dict[str, str]
     default_prompt: str | None
     lowercase: bool
+    pair_template: str | None = None
+    instruction: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from llmjax.checkpoint.resolve import resolve_model
 from llmjax.config import EngineConfig
 from llmjax.engine.packed_weights import PackedWeights
 from llmjax.engine.placement import Placer
+from llmjax.engine.token_labels import with_token_labels
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.offloading import SplitStack
@@ -102,8 +103,8 @@ def load_model(
     path = resolve_model(config)
     started = time.monotonic()
     files = identity(path)
-    checkpoint = open_checkpoint(
-        path, overrides=config.hf_overrides, runner=config.runner_of_task, convert=config.conversion
+    checkpoint = with_token_labels(
+        open_checkpoint(path, overrides=config.hf_overrides, runner=config.runner_of_task, convert=config.conversion)
     )
     model_config = checkpoint.model_config(max_model_len=config.max_model_len)
     division = Division(model_config, len(platform.devices))

@@ -7,14 +7,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from llmjax.engine.info import PoolerInfo
-from llmjax.engine.vectors import TextPair
+from llmjax.engine.pairs import TextPair
 from llmjax.errors import InvalidRequest
 from llmjax.outputs import PoolingRequestOutput, ScoringOutput, ScoringRequestOutput
 from llmjax.pooling_params import PoolingTask
 
 
-def text_pairs(first: str | Sequence[str], second: str | Sequence[str]) -> list[TextPair]:
+def text_pairs(
+    first: str | Sequence[str],
+    second: str | Sequence[str],
+    *,
+    instruction: str | None = None,
+    chat_template: str | None = None,
+) -> list[TextPair]:
     """One text with each of the others, or pair by pair.
+
+    Args:
+        instruction, chat_template: of all pairs, as in `TextPair`.
 
     Raises:
         InvalidRequest: there are none, or their numbers differ.
@@ -25,7 +34,7 @@ def text_pairs(first: str | Sequence[str], second: str | Sequence[str]) -> list[
         firsts *= len(seconds)
     if not firsts or len(firsts) != len(seconds):
         raise InvalidRequest(f"{len(firsts)} and {len(seconds)} texts cannot be compared pair by pair", field="text_2")
-    return [TextPair(*pair) for pair in zip(firsts, seconds, strict=True)]
+    return [TextPair(*pair, instruction, chat_template) for pair in zip(firsts, seconds, strict=True)]
 
 
 def score_task(pooler: PoolerInfo | None) -> PoolingTask:
@@ -42,9 +51,16 @@ def score_task(pooler: PoolerInfo | None) -> PoolingTask:
 
 
 def pair_inputs(pairs: Sequence[TextPair], pooler: PoolerInfo | None) -> list[TextPair | str]:
-    """What the model is to read for them: the pairs, or each text once."""
+    """What the model is to read for them: the pairs, or each text once.
+
+    Raises:
+        InvalidRequest: pairs have an instruction or a template, but the texts are read one by one.
+    """
     if pooler is None or pooler.task == "classify":
         return list(pairs)
+    for name in ("instruction", "chat_template"):
+        if any(getattr(pair, name) is not None for pair in pairs):
+            raise InvalidRequest(f"{name}: this model makes embeddings of texts, and reads no pairs", field=name)
     return list(dict.fromkeys(text for pair in pairs for text in (pair.first, pair.second)))
 
 

@@ -64,6 +64,11 @@ class LoadedLLM:
         """Counts since the start."""
         return self.client.totals
 
+    @property
+    def renders_pairs(self) -> bool:
+        """Whether pairs of texts go through a template."""
+        return self._frontend.renders_pairs
+
     def kv_stats(self) -> KVStats:
         """Pages by state."""
         stats: KVStats = self.client.control(Control.KV_STATS).result()

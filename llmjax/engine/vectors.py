@@ -1,4 +1,4 @@
-"""What requests that pool come to and go from: pairs of texts, and vectors as their users want them."""
+"""What requests that pool come to and go from: tokens, and vectors as their users want them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,6 @@ from llmjax.errors import InvalidRequest
 from llmjax.pooling_params import NEEDS, PoolingParams, PoolingTask
 
 LEAST_LENGTH = 1e-12  # a vector of zeros stays one
-
-
-@dataclass(frozen=True)
-class TextPair:
-    """Two texts that a cross-encoder reads together."""
-
-    first: str
-    second: str
 
 
 @dataclass(frozen=True)

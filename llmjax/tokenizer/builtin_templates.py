@@ -1,4 +1,4 @@
-"""Chat templates by name, for models whose files bring none.
+"""Chat templates by name, for models whose files bring none; and templates for pairs of texts that are scored.
 
 The forms: ggml-org/llama.cpp, ``src/llama-chat.cpp``. BOS is written by the template where the family has one.
 """
@@ -60,5 +60,18 @@ BUILTIN_TEMPLATES = {
         "{% if m.role == 'user' %}{{ '<｜User｜>' + m.content }}"
         "{% else %}{{ '<｜Assistant｜>' + m.content + '<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"
+    ),
+}
+
+# Of the roles query and document, as vLLM's templates for scores have them. The form: Qwen3-Reranker's model card.
+PAIR_TEMPLATES = {
+    "qwen3-reranker": (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+        "<Instruct>: {% for m in messages if m.role == 'system' %}{{ m.content }}"
+        "{% else %}Given a web search query, retrieve relevant passages that answer the query{% endfor %}"
+        "{% for m in messages if m.role == 'query' %}{{ '\n<Query>: ' + m.content }}{% endfor %}"
+        "{% for m in messages if m.role == 'document' %}{{ '\n<Document>: ' + m.content }}{% endfor %}"
+        "{{ '<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n' }}"
     ),
 }

@@ -13,9 +13,10 @@ from typing import Any
 from llmjax.errors import ChatTemplateError, TokenizerError
 from llmjax.templating.pool import RenderPool
 from llmjax.templating.wire import RenderRequest
-from llmjax.tokenizer.builtin_templates import BUILTIN_TEMPLATES
+from llmjax.tokenizer.builtin_templates import BUILTIN_TEMPLATES, PAIR_TEMPLATES
 
 MAX_TEMPLATE = 256 * 1024  # characters; the longest known template has about 30,000
+NAMED = {**BUILTIN_TEMPLATES, **PAIR_TEMPLATES}
 _JINJA_MARKS = ("{{", "{%", "{#")
 
 
@@ -59,11 +60,11 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: it is neither.
         """
-        if text in BUILTIN_TEMPLATES:
-            text = BUILTIN_TEMPLATES[text]
+        if text in NAMED:
+            text = NAMED[text]
         elif not any(mark in text for mark in _JINJA_MARKS):
             raise ChatTemplateError(
-                f"chat_template {text[:80]!r} is neither Jinja nor one of {', '.join(sorted(BUILTIN_TEMPLATES))}"
+                f"chat_template {text[:80]!r} is neither Jinja nor one of {', '.join(sorted(NAMED))}"
             )
         return ChatTemplate({"default": text}, of_request=of_request)
 
@@ -75,12 +76,12 @@ class ChatTemplate:
             ChatTemplateError: it is neither, or does not compile; names the line.
             TokenizerError: the file cannot be read.
         """
-        if any(mark in text for mark in _JINJA_MARKS) or text in BUILTIN_TEMPLATES:
+        if any(mark in text for mark in _JINJA_MARKS) or text in NAMED:
             template = ChatTemplate.from_text(text)
         elif os.path.isfile(path := os.path.expanduser(text)):  # False, too, for what cannot be a path
             template = ChatTemplate({"default": _read(Path(path))})
         else:
-            names = ", ".join(sorted(BUILTIN_TEMPLATES))
+            names = ", ".join(sorted(NAMED))
             raise ChatTemplateError(f"chat_template {text[:200]!r} is neither Jinja, nor a file, nor one of {names}")
         template.check()
         return template

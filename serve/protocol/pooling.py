@@ -3,16 +3,19 @@ shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from llmjax.engine.pairs import TextPair
+from llmjax.engine.scores import text_pairs
 from llmjax.pooling_params import PoolingParams, PoolingTask
 from llmjax.serve.errors import ApiError
 from llmjax.serve.protocol.common import ApiModel, Ints, Strings, at_most, object_of
 
 MOST_TEXTS = 2**14  # in one request
+MOST_INSTRUCTION = 2**14  # characters
 IntLists = Annotated[list[Ints], Field(fail_fast=True)]
 Texts = Annotated[Strings, at_most(MOST_TEXTS)]
 Inputs = str | Strings | Ints | IntLists
@@ -104,17 +107,33 @@ class ClassifyRequest(InputBody):
     """POST /classify."""
 
 
-class ScoreRequest(PooledBody):
+class PairsBody(PooledBody):
+    """Pairs of texts."""
+
+    instruction: Annotated[str, Field(max_length=MOST_INSTRUCTION)] | None = None
+    instruct: Annotated[str, Field(max_length=MOST_INSTRUCTION)] | None = None  # SGLang's name of it
+
+    def pairs_of(self, first: str | Sequence[str], second: Sequence[str] | str) -> list[TextPair]:
+        """One text with each of the others, or pair by pair, with the instruction."""
+        return text_pairs(first, second, instruction=self.instruct if self.instruction is None else self.instruction)
+
+
+class ScoreRequest(PairsBody):
     """POST /score."""
 
     text_1: str | Texts
     text_2: str | Texts
 
+    @property
+    def pairs(self) -> list[TextPair]:
+        """What is scored."""
+        return self.pairs_of(self.text_1, self.text_2)
+
 
 Document = Annotated[dict[str, str], object_of(str)]
 
 
-class RerankRequest(PooledBody):
+class RerankRequest(PairsBody):
     """POST /rerank."""
 
     query: str
@@ -129,6 +148,11 @@ class RerankRequest(PooledBody):
         "max_tokens_per_doc": (),
         "rank_fields": (["text"],),
     }
+
+    @property
+    def pairs(self) -> list[TextPair]:
+        """What is scored."""
+        return self.pairs_of(self.query, self.texts)
 
     @property
     def texts(self) -> list[str]:

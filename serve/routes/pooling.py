@@ -20,8 +20,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llmjax.engine.info import PoolerInfo
-from llmjax.engine.scores import pair_inputs, score_task, scored, text_pairs
-from llmjax.engine.vectors import PooledTokens, TextPair
+from llmjax.engine.pairs import TextPair
+from llmjax.engine.scores import pair_inputs, score_task, scored
+from llmjax.engine.vectors import PooledTokens
 from llmjax.errors import InvalidRequest
 from llmjax.outputs import PoolingRequestOutput
 from llmjax.pooling_params import PoolingParams
@@ -96,7 +97,7 @@ async def score(request: Request) -> Response:
     server = server_of(request)
     body = parse(await read_json(request), ScoreRequest, ignored=ignored_fields(request))
     server.check_task("score")
-    scores, made = await _scores(request, server, body, text_pairs(body.text_1, body.text_2), field="text_2")
+    scores, made = await _scores(request, server, body, body.pairs, field="text_2")
     data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
     return await _answer(server, "score", {"data": data}, made)
 
@@ -107,7 +108,7 @@ async def rerank(request: Request) -> Response:
     body = parse(await read_json(request), RerankRequest, ignored=ignored_fields(request))
     server.check_task("score")
     texts = body.texts
-    scores, made = await _scores(request, server, body, text_pairs(body.query, texts), field="documents")
+    scores, made = await _scores(request, server, body, body.pairs, field="documents")
     order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n or None]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
     if body.return_documents:
@@ -233,7 +234,9 @@ async def _tokens(
             while end < len(inputs) and chars < SLICE_CHARS:
                 chars += _num_chars(inputs[end])
                 end += 1
-            await off_loop(partial(take, inputs[at:end]), size=int(chars))
+            # What a template is for is sent to another process, whose answer a thread awaits.
+            rendered = server.engine.renders_pairs and isinstance(inputs[at], TextPair)
+            await off_loop(partial(take, inputs[at:end]), size=SLICE_CHARS if rendered else int(chars))
             at = end
     except InvalidRequest as error:
         error.field = field if error.field == "prompt" else error.field

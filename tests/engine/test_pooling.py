@@ -13,9 +13,17 @@ from llmjax import LLM, PoolingParams, SamplingParams
 from llmjax.errors import InvalidRequest
 
 GOLDEN = Path(__file__).parent / "golden" / "pooling"
-DECODERS = ["qwen3-embedding", "llama-mean", "qwen2-labels"]
+DECODERS = ["qwen3-embedding", "llama-mean", "qwen2-labels", "qwen3-reranker"]
 ENCODERS = ["bert", "bert-cls", "xlm-roberta", "xlm-roberta-labels", "modernbert", "modernbert-labels", "nomic-bert"]
 BOTH_SIDES = ["gemma-embedding", "qwen2-both-sides"]  # decoders whose tokens see those behind them
+# Of checkpoints whose files do not say what is made of them.
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "qwen3-reranker": {
+        "architectures": ["Qwen3ForSequenceClassification"],
+        "classifier_from_token": [7, 9],
+        "is_original_qwen3_reranker": True,
+    }
+}
 CASES = ("long", "short", "least", "one")
 
 
@@ -54,6 +62,7 @@ def start(name: str, cache: str, **settings: Any) -> Served:
             "max_num_batched_tokens": 16,
             "compilation_cache_dir": cache,
             "compile_threads": 1,
+            "hf_overrides": OVERRIDES.get(name, {}),
             **settings,
         },
     )

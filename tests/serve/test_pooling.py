@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
-from tests.pooled_models import golden, pair, words, write_with_tokenizer
+from tests.pooled_models import RERANKER, golden, pair, split_prompt, words, write_with_tokenizer
 from tests.serve.conftest import Running
 
 
@@ -157,6 +157,32 @@ def test_the_best_document_comes_first(reranker: Running, path: str) -> None:
     assert answer["usage"]["total_tokens"] > 40
 
 
+def test_a_language_model_reranks(tmp_path: Path, compile_cache_dir: str, start_server: Callable[..., Any]) -> None:
+    found = golden("qwen3-reranker")
+    template, query, document = split_prompt(found["long/tokens"])
+    own = {"hf_overrides": RERANKER, "chat_template": template, "engine_process": "process"}
+    settings = config("qwen3-reranker", tmp_path, compile_cache_dir, ends=False, **own)
+    server, stop = start_server(settings, ServerConfig(port=0))
+    try:
+        expected = 1 / (1 + np.exp(-found["long/vector"][0]))
+        (entry,) = post(server, "/score", text_1=query, text_2=document).json()["data"]
+        assert entry["score"] == pytest.approx(expected, abs=1e-5)
+        results = post(server, "/rerank", query=query, documents=["w5", document], top_n=2).json()["results"]
+        by_index = {result["index"]: result["relevance_score"] for result in results}
+        assert by_index[1] == pytest.approx(expected, abs=1e-5) and results[0]["index"] == max(
+            by_index, key=lambda index: by_index[index]
+        )
+        told, named_otherwise = (
+            post(server, "/rerank", query=query, documents=[document], **{name: "w90 w91"}).json()
+            for name in ("instruction", "instruct")
+        )
+        assert told["usage"]["prompt_tokens"] == len(found["long/tokens"]) + 1
+        scores = [answer["results"][0]["relevance_score"] for answer in (told, named_otherwise)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-5) and abs(scores[0] - expected) > 1e-4
+    finally:
+        stop()
+
+
 def test_scores_of_pairs_and_labels(reranker: Running) -> None:
     found = golden("bert-reranker")
     first, second = pair(found["short/tokens"], found["short/types"])
@@ -174,6 +200,7 @@ REFUSED = [
     ("/v1/embeddings", {"input": "w3"}, "this model classifies texts"),
     ("/rerank", {"query": "w3", "documents": []}, "`documents` is empty"),
     ("/rerank", {"query": "w3", "documents": [{"title": "w4"}]}, "`documents.0` has no text"),
+    ("/rerank", {"query": "w3", "documents": ["w4"], "instruction": "w5"}, "its template has no instruction"),
     ("/rerank", {"query": "w3", "documents": ["w4"], "top": 3}, "unknown field `top`; did you mean `top_n`?"),
     ("/rerank", {"query": "w3", "documents": ["w4"], "max_tokens_per_doc": 9}, "`max_tokens_per_doc` is not supported"),
     ("/score", {"text_1": ["w3", "w4"], "text_2": ["w3", "w4", "w5"]}, "2 and 3 texts cannot be compared"),

@@ -6,7 +6,7 @@ Needs ``torch`` (CPU), ``transformers`` and ``safetensors``, none of which the t
 
 A folder a checkpoint, in Hugging Face layout, with sentence-transformers' files where the real ones have them, and
 ``golden.npz``: ``<case>/tokens`` [n], ``<case>/types`` [n] and ``<case>/vector`` f32, the embedding after pooling,
-matrices and normalization, or the logits of the labels.
+matrices and normalization, or the logits of the labels (of a model that generates: of token 9 less that of token 7).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 
 HERE = Path(__file__).parent / "pooling"
 VOCAB = 96
+NO, YES = 7, 9
 LENGTHS = {"long": 40, "short": 17, "least": 2, "one": 1}
 
 SIZES = {
@@ -83,6 +84,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any], str | None, list[tuple[int, bo
     "modernbert-labels": (
         "ModernBertForSequenceClassification", {**MODERN, **THREE, "classifier_pooling": "mean"}, None, []
     ),
+    "qwen3-reranker": ("Qwen3ForCausalLM", {**DECODER, "tie_word_embeddings": True}, None, []),
     "nomic-bert": ("NomicBertModel", {**SIZES, "type_vocab_size": 2}, "mean", []),
 }  # fmt: skip
 
@@ -127,6 +129,8 @@ def make(name: str) -> None:
             # Transformers' Qwen2 does not look at is_causal, but takes a mask as it is.
             mask = torch.zeros(1, 1, length, length) if keys.get("is_causal") is False else torch.ones_like(ids)
             out = model(input_ids=ids, attention_mask=mask, **given)
+        if class_name == "Qwen3ForCausalLM":  # the last token's logits of yes, less that of no
+            out.logits = (out.logits[:, -1, YES] - out.logits[:, -1, NO])[:, None]
         vector = out.logits[0] if kind is None else pooled(out.last_hidden_state[0], kind, matrices)
         arrays |= {f"{case}/tokens": tokens.astype(np.int32), f"{case}/types": types.astype(np.int32)}
         arrays[f"{case}/vector"] = vector.float().numpy()
