@@ -55,8 +55,10 @@ class ModelConfig:
 
     @property
     def states(self) -> tuple[StateKind | None, ...]:
-        """What each layer keeps from step to step; None: it reads what another one keeps."""
-        return tuple(layer.mixer.state if layer.state_of is None else None for layer in self.layers)
+        """What each layer keeps from step to step (None: it reads what another one keeps); then what mixers beside
+        others keep, in the order of their layers."""
+        own = tuple(layer.mixer.state if layer.state_of is None else None for layer in self.layers)
+        return own + tuple(layer.beside.state for layer in self.layers if layer.beside is not None)
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -73,6 +75,18 @@ class ModelConfig:
         """Prompts of one kind have the same keys for the same tokens; see ``layers/rope_lengths.py``."""
         return tuple(rope.by_length.kind(prompt_len) for rope in self.ropes if rope.by_length is not None)
 
-    def group_of(self, layer: int) -> int:
-        """Index into ``spans`` of a layer."""
-        return self.spans.index(self.layers[layer].mixer.state.span)
+    @property
+    def kept_by(self) -> tuple[tuple[int, ...], ...]:
+        """Of each layer, what it reads and writes: indices into ``states`` for its mixer, and for one beside that."""
+        beside = [number for number, layer in enumerate(self.layers) if layer.beside is not None]
+        others = {number: self.num_layers + i for i, number in enumerate(beside)}
+        return tuple(
+            (number if layer.state_of is None else layer.state_of, *((others[number],) if number in others else ()))
+            for number, layer in enumerate(self.layers)
+        )
+
+    def group_of(self, kept: int) -> int:
+        """Index into ``spans`` of one of ``states``."""
+        state = self.states[kept]
+        assert state is not None
+        return self.spans.index(state.span)

@@ -30,9 +30,9 @@ class Hidden:
 
 
 @jax.jit
-def decoder_layer(layer: DecoderLayer, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
+def decoder_layer(layer: DecoderLayer, x: jax.Array, *contexts: Context) -> tuple[jax.Array, tuple[LayerState, ...]]:
     """One layer as a function, so that all layers with equal specs share one trace and one compiled function."""
-    return layer(x, context)
+    return layer(x, *contexts)
 
 
 class Decoder(nnx.Module):
@@ -125,15 +125,20 @@ class CausalLM(nnx.Module):
         rotations = {rope: rotation(positions, rope, prompt_len) for rope in config.ropes}
         stacks = list(kv)
         places = {number: (i, at) for i, stack in enumerate(kv) for at, number in enumerate(stack.layers)}
+        kept_by = config.kept_by
         for number, layer in enumerate(self.model.layers):
             rope = config.layers[number].mixer.rope
             by = None if rope is None else rotations[rope]
-            source = config.layers[number].state_of
-            i, at = places[number if source is None else source]
-            batch = replace(batches[config.group_of(number)], first_page=stacks[i].first_page(at))
             vector = None if vectors is None else vectors[:, number]
-            x, state = decoder_layer(layer, x, Context(by, stacks[i].of(at), batch, vector))
-            stacks[i] = stacks[i].after(state)
+            contexts = []
+            for kept in kept_by[number]:
+                i, at = places[kept]
+                batch = replace(batches[config.group_of(kept)], first_page=stacks[i].first_page(at))
+                contexts.append(Context(by, stacks[i].of(at), batch, vector))
+            x, states = decoder_layer(layer, x, *contexts)
+            for kept, state in zip(kept_by[number], states, strict=True):
+                i, _ = places[kept]
+                stacks[i] = stacks[i].after(state)
         return Hidden(hidden=x, kv=tuple(stacks))
 
     def headed(self, x: jax.Array) -> jax.Array:

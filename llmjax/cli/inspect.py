@@ -150,6 +150,8 @@ def _sizes(model: ModelConfig) -> Facts:
 
     found: Facts = {"layers": model.num_layers, "hidden size": model.hidden_size}
     for layer in model.layers:
+        if isinstance(layer.beside, Mamba2):
+            found |= {"recurrent heads": layer.beside.heads}
         if isinstance(mixer := layer.mixer, GatedDelta):
             found |= {"recurrent heads": mixer.value_heads}
         elif isinstance(mixer, Mamba2 | LightningAttention):

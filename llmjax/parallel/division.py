@@ -60,7 +60,7 @@ class Division:
     def __post_init__(self) -> None:
         if self.devices == 1:
             return
-        mixers = [layer.mixer for layer in self.config.layers]
+        mixers = [mixer for layer in self.config.layers for mixer in (layer.mixer, layer.beside) if mixer is not None]
         said = f"tensor_parallel_size {self.devices}"
         if any(isinstance(mixer, Attention) and mixer.qk_norm_over == "all heads" for mixer in mixers):
             raise ConfigError(f"{said}: attention with norms over all heads cannot be divided yet")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from llmjax.kernels.sharding import all_sum
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.convolution import ShortConvolution
@@ -27,9 +28,11 @@ from llmjax.models.layers.residual import (
     PostNorm,
     PreNorm,
     Residual,
+    TwoMixers,
     add_both,
     add_fed_forward,
     add_mixed,
+    added,
     normed,
 )
 from llmjax.models.layers.state import LayerState
@@ -49,6 +52,7 @@ class LayerSpec:
     state_of: int | None = None  # the layer, before this one, whose keys and values it reads; None: it has its own
     per_layer: PerLayer | None = None  # what is given to it at its end
     scaled: bool = False  # what leaves it is multiplied by a number
+    beside: Mixer | None = None  # a second mixer, see `TwoMixers`, with a state of its own
 
     def build(self, size: int, *, dtype: jnp.dtype) -> DecoderLayer:
         """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
@@ -65,14 +69,27 @@ class DecoderLayer(nnx.Module):
         self.spec = spec
         for name in spec.residual.norms:
             setattr(self, name, spec.norm.build(size))
-        setattr(self, spec.mixer.name, spec.mixer.build(size, dtype=dtype))
+        for mixer in (spec.mixer, spec.beside):
+            if mixer is not None:
+                setattr(self, mixer.name, mixer.build(size, dtype=dtype))
         if spec.feed_forward is not None:
             setattr(self, spec.feed_forward.name, spec.feed_forward.build(size, dtype=dtype))
         self.per_layer = None if spec.per_layer is None else PerLayerGate(spec.per_layer, size, dtype=dtype)
         self.layer_scalar = parameter((1,), jnp.float32, axes=(None,)) if spec.scaled else None
 
-    def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
-        """[T, D] to [T, D], and what the mixer keeps."""
+    def __call__(
+        self, x: jax.Array, context: Context, beside: Context | None = None
+    ) -> tuple[jax.Array, tuple[LayerState, ...]]:
+        """[T, D] to [T, D], and what the mixer keeps; then what the mixer beside it keeps, for which the second context
+        is."""
+        if beside is not None:
+            x, *states = self.mix_both(x, context, beside)
+            return self.feed_forward(x, context), tuple(states)
+        x, state = self.mix_and_feed(x, context)
+        return x, (state,)
+
+    def mix_and_feed(self, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
+        """A layer of one mixer."""
         names = self.spec.residual
         if isinstance(names, Parallel):
             before_mixer, before = self.norm(names.before_mixer), self.norm(names.before_feed_forward)
@@ -97,6 +114,20 @@ class DecoderLayer(nnx.Module):
             return kept * x, state
         return add_mixed(x, self.mixer, before, after, context, scale=names.scale)
 
+    def mix_both(self, x: jax.Array, context: Context, beside: Context) -> tuple[jax.Array, LayerState, LayerState]:
+        """The first half, of a layer with two mixers."""
+        names, spec = self.spec.residual, self.spec
+        assert isinstance(names, TwoMixers) and spec.beside is not None
+        other = getattr(self, spec.beside.name)
+        n = normed(x, self.norm(names.before_mixer))
+        found, state = self.mixer.half(
+            n if names.given == 1 else names.given * n, self.mixer, None, None, context, residual=False
+        )
+        more, state_beside = other.half(n, other, None, None, beside, residual=False)
+        x = added(x, all_sum(found, self.mixer.divided), self.mixer.last_bias, None, scale=names.mixer)
+        x = added(x, all_sum(more, other.divided), other.last_bias, None, scale=names.beside)
+        return x, state, state_beside
+
     def feed_forward(self, x: jax.Array, context: Context) -> jax.Array:
         """The second half, if there is one."""
         names = self.spec.residual
@@ -108,7 +139,8 @@ class DecoderLayer(nnx.Module):
         if isinstance(names, NormedStream):
             kept, added = names.feed_forward
             return kept * add_fed_forward(normed(x, before), self.part, None, None, context, scale=added / kept)
-        return add_fed_forward(x, self.part, before, after, context, scale=names.scale)
+        scale = names.feed_forward if isinstance(names, TwoMixers) else names.scale
+        return add_fed_forward(x, self.part, before, after, context, scale=scale)
 
     @property
     def mixer(self) -> Any:

@@ -51,12 +51,13 @@ class GatedMLP:
     inner: int  # size of what ``down`` is given
     activation: str  # a key of ACTIVATIONS
     bias: bool = False
+    gate_scale: float = 1.0  # of what the activation is given
 
     name: ClassVar[str] = "mlp"
 
     def build(self, size: int, *, dtype: jnp.dtype) -> GatedMLPModule:
         """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
-        return GatedMLPModule(self, size, dtype=dtype)
+        return (GatedMLPModule if self.gate_scale == 1 else SteppedGatedMLPModule)(self, size, dtype=dtype)
 
 
 def _operands(
@@ -82,7 +83,8 @@ class GatedMLPModule(InnerModule):
 
     def inner(self, n: jax.Array) -> jax.Array:
         """What ``down_proj`` is given, [T, inner]."""
-        gate = ACTIVATIONS[self.spec.activation](self.gate_proj(n).astype(jnp.float32))
+        gate = self.gate_proj(n).astype(jnp.float32)
+        gate = ACTIVATIONS[self.spec.activation](gate if self.spec.gate_scale == 1 else gate * self.spec.gate_scale)
         return gate.astype(n.dtype) * self.up_proj(n)
 
     def weights(self, before: NormModule | None, after: NormModule | None) -> MLPWeights:
@@ -94,6 +96,12 @@ class GatedMLPModule(InnerModule):
             down=self.down_proj.projection,
             after=kernel_norm(after),
         )
+
+
+class SteppedGatedMLPModule(GatedMLPModule):
+    """A gated MLP that the fused kernels do not have: a scale of what the activation is given."""
+
+    half: ClassVar[Operation] = Operation("gated MLP", (Implementation("in steps", fed_forward),))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,6 +78,20 @@ class Parallel(Residual):
 
 
 @dataclass(frozen=True)
+class TwoMixers(Residual):
+    """With ``n = norm(x)``: ``x + a mixer(b n) + c beside(n)``, then ``x + d feed_forward(norm(x))``."""
+
+    before_mixer: str = "input_layernorm"
+    after_mixer: None = None
+    before_feed_forward: str = "post_attention_layernorm"
+    after_feed_forward: None = None
+    given: float = 1.0  # b
+    mixer: float = 1.0  # a
+    beside: float = 1.0  # c
+    feed_forward: float = 1.0  # d
+
+
+@dataclass(frozen=True)
 class NormedParts(Residual):
     """``x + norm(mixer(x))``, then ``x + norm(feed_forward(x))``."""
 

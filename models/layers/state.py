@@ -217,7 +217,7 @@ class LayerStack:
     """
 
     state: LayerState
-    layers: tuple[int, ...] = field(metadata={"static": True})  # their numbers in the model
+    layers: tuple[int, ...] = field(metadata={"static": True})  # their places among ``ModelConfig.states``
 
     @property
     def page_size(self) -> int:
@@ -261,7 +261,7 @@ def make_stacks(
     """Zeroed states of all layers of a model: a stack for each kind, or several where it is too large for one.
 
     Args:
-        kinds: of each layer; None: it keeps nothing.
+        kinds: as ``ModelConfig.states`` has them.
         num_pages: of each layer of a span.
         page_size: tokens.
         dtype, as_bits: of keys and values, as in ``llmjax.kernels.attention.make_pages``.
@@ -281,6 +281,6 @@ def make_stacks(
         each = -(-len(numbers) // count)
         for first in range(0, len(numbers), each):
             own = tuple(numbers[first : first + each])
-            scales = None if calibration is None else calibration[jnp.asarray(own)]
+            scales = None if calibration is None or isinstance(kind, Recurrent) else calibration[jnp.asarray(own)]
             stacks.append(LayerStack(make(num_pages=len(own) * pages, calibration=scales), own))
     return tuple(stacks)

@@ -45,6 +45,7 @@ BEST_KNOWN: Mapping[str, str] = {
     "Exaone4ForCausalLM": "LGAI-EXAONE/EXAONE-4.0-1.2B",
     "ExaoneForCausalLM": "LGAI-EXAONE/EXAONE-3.5-2.4B-Instruct",
     "FalconForCausalLM": "tiiuae/falcon-7b-instruct",
+    "FalconH1ForCausalLM": "tiiuae/Falcon-H1-0.5B-Instruct",
     "GPT2LMHeadModel": "openai-community/gpt2",
     "GPTBigCodeForCausalLM": "bigcode/starcoder",
     "GPTJForCausalLM": "EleutherAI/gpt-j-6b",
@@ -152,13 +153,14 @@ def page() -> str:
 def _lines() -> Iterator[str]:
     compared = architectures([*test_golden.CHECKPOINTS, *test_golden.MORE, *test_golden.VARIANTS])
     compared |= architectures(test_pooling.ENCODERS, POOLED)
-    converted = architectures(test_families.CONVERSIONS)
+    conversions = test_families.CONVERSIONS | test_families.WITH_FACTORS
+    converted = architectures(conversions)
     shared = architectures(dict.fromkeys([*test_sharding.CHECKPOINTS, *test_sharding.UNEVEN]))
     named: dict[str, list[str]] = {}
     for name, architecture in ARCHITECTURES.items():
         named.setdefault(architecture.hf_class, []).append(name)
     for name, checkpoints in converted.items():  # some of llama.cpp's names stand for several architectures
-        own = [MODEL_ARCH_NAMES[test_families.CONVERSIONS[checkpoint].arch] for checkpoint in checkpoints]
+        own = [MODEL_ARCH_NAMES[conversions[checkpoint].arch] for checkpoint in checkpoints]
         named[name] = list(dict.fromkeys([*named.get(name, ()), *own]))
     yield INTRODUCTION
     for name in sorted(FAMILIES, key=str.lower):

@@ -76,6 +76,7 @@ MORE = [
     "mamba2",
     "granite4",
     "bamba",
+    "falcon-h1",
     "nemotron-h",
     "qwen3_5",
     "phimoe",
@@ -86,6 +87,7 @@ MORE = [
 VARIANTS = [
     "granite-moe-shared",
     "granite4-dense",
+    "falcon-h1-odd",
     "olmo3",
     "glm",
     "chatglm",

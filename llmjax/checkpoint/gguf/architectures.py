@@ -503,6 +503,13 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             activation=("activation", "gelu"),
             specialize=_falcon,
         ),
+        "falcon-h1": Architecture(
+            hf_class="FalconH1ForCausalLM",
+            model_type="falcon_h1",
+            layer_tensors=LLAMA_LAYER | STATE_SPACE,
+            changes=recurrent.STATE_SPACE_CHANGES,
+            specialize=recurrent.falcon_h1,
+        ),
         "bloom": Architecture(
             hf_class="BloomForCausalLM",
             model_type="bloom",

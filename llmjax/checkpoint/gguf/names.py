@@ -213,13 +213,15 @@ def hf_name(name: str, modules: Mapping[str, str]) -> str:
         top, _, suffix = name.rpartition(".")
         module = modules.get(top, GLOBAL_TENSORS.get(top))
         return name if module is None else f"{module}.{suffix}"
-    module = modules.get(layer["stem"])
-    if module is None or (layer["suffix"] is None and layer["stem"] not in BARE):
+    module, suffix = modules.get(layer["stem"]), layer["suffix"]
+    if suffix is None and layer["stem"].endswith("_norm"):  # which Falcon-H1's converter leaves out
+        suffix = "weight"
+    if module is None or (suffix is None and layer["stem"] not in BARE):
         return name
     if layer["expert"] is not None:  # stored one by one, as older files of Mixtral have them
         module = module.replace("mlp.", f"mlp.experts.{int(layer['expert'])}.")
     if layer["stem"] not in BARE:
-        module = f"{module}.{layer['suffix']}"
+        module = f"{module}.{suffix}"
     return f"model.layers.{int(layer['layer'])}.{module}"
 
 

@@ -1,7 +1,7 @@
 """Models with recurrent layers in GGUF files: what config.json says about them, and what converters do to their
 tensors.
 
-Source: llama.cpp's converters of Mamba 2, Granite 4, Bamba, Nemotron-H, Qwen3-Next, Qwen3.5 and LFM2.
+Source: llama.cpp's converters of Mamba 2, Granite 4, Bamba, Falcon-H1, Nemotron-H, Qwen3-Next, Qwen3.5 and LFM2.
 """
 
 from __future__ import annotations
@@ -150,20 +150,34 @@ def mamba2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> di
     """Keys of state spaces, in the words of the families that have them among other layers."""
     for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
         keys.value(key, 0)  # of layers beside them; 0 where there are none
+    found, inner = _state_space(keys, gguf), keys.integer("ssm.inner_size")
+    if inner % config["hidden_size"]:
+        keys.fail("ssm.inner_size", f"is {inner}, not a multiple of embedding_length = {config['hidden_size']}")
+    return found | {"mamba_expand": inner // config["hidden_size"]}
+
+
+def _state_space(keys: ArchitectureKeys, gguf: GGUFFile) -> dict[str, Any]:
     heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
     if inner % heads:
         keys.fail("ssm.inner_size", f"is {inner}, not a multiple of ssm.time_step_rank = {heads}")
-    if inner % config["hidden_size"]:
-        keys.fail("ssm.inner_size", f"is {inner}, not a multiple of embedding_length = {config['hidden_size']}")
     return {
         "mamba_n_heads": heads,
         "mamba_d_head": inner // heads,
         "mamba_n_groups": keys.integer("ssm.group_count", 1),
         "mamba_d_state": keys.integer("ssm.state_size"),
         "mamba_d_conv": keys.integer("ssm.conv_kernel"),
-        "mamba_expand": inner // config["hidden_size"],
         "mamba_conv_bias": has_any(gguf.tensors, f"{CONVOLUTION}.bias"),
         "mamba_proj_bias": has_any(gguf.tensors, "ssm_in.bias"),
+    }
+
+
+def falcon_h1(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Falcon-H1, whose factors the converter has put into the weights."""
+    return _state_space(keys, gguf) | {
+        "mamba_d_ssm": keys.integer("ssm.inner_size"),
+        "mamba_rms_norm": has_any(gguf.tensors, f"{HEADS_NORM}.weight"),
+        "mamba_norm_before_gate": False,
+        "projectors_bias": has_any(gguf.tensors, f"{RECURRENT_OUT}.bias"),
     }
 
 

@@ -167,9 +167,10 @@ def check_kinds(config: ModelConfig, path: Path) -> None:
         CheckpointError: a kind is not known here.
     """
     for spec in dict.fromkeys(config.layers):
-        if spec.state_of is not None or spec.per_layer is not None or spec.scaled:
+        if spec.state_of is not None or spec.per_layer is not None or spec.scaled or spec.beside is not None:
             raise CheckpointError(
-                f"{path}: layers with embeddings or factors of their own, or keys of others, cannot be calibrated"
+                f"{path}: layers with embeddings or factors of their own, keys of others, or two mixers, cannot be "
+                "calibrated"
             )
         unlike = NormedParts | NormedStream | Parallel | PostNorm
         if isinstance(spec.residual, unlike) or not isinstance(spec.norm, RMS):

@@ -487,6 +487,35 @@ def bamba(config: Config) -> dict[str, Any]:
     }
 
 
+def falcon_h1(config: Config) -> dict[str, Any]:
+    inner = {"ssm.inner_size": config["mamba_d_ssm"], "vocab_size": config["vocab_size"]}
+    return like_llama({"rms_norm_eps": 1e-5, **config}) | state_space(config) | inner
+
+
+def falcon_h1_changes(name: str, values: np.ndarray, config: Config) -> np.ndarray:
+    values = state_space_changes(name, values, config).astype(np.float32)
+    given, of_gate = config.get("attention_in_multiplier", 1.0), config.get("mlp_multipliers", (1.0, 1.0))
+    factors = {
+        "down_proj": of_gate[1],
+        "gate_proj": of_gate[0],
+        "k_proj": given * config.get("key_multiplier", 1.0),
+        "q_proj": given,
+        "v_proj": given,
+        "o_proj": config.get("attention_out_multiplier", 1.0),
+        "out_proj": config.get("ssm_out_multiplier", 1.0),
+        "lm_head": config.get("lm_head_multiplier", 1.0),
+        "embed_tokens": config.get("embedding_multiplier", 1.0),
+    }
+    if ".mamba.in_proj" in name:
+        groups = config["mamba_n_groups"] * config["mamba_d_state"]
+        sizes = (config["mamba_d_ssm"], config["mamba_d_ssm"], groups, groups, config["mamba_n_heads"])
+        parts = np.repeat(config.get("ssm_multipliers", [1.0] * 5), sizes).astype(np.float32)
+        parts = parts.reshape(-1, *(1,) * (values.ndim - 1))
+        return values * parts * np.float32(config.get("ssm_in_multiplier", 1.0) if values.ndim == 2 else 1.0)
+    module = name.split(".")[-2]
+    return values * np.float32(factors.get(module, 1.0))
+
+
 def nemotron_h(config: Config) -> dict[str, Any]:
     pattern = config["hybrid_override_pattern"]
     return (
@@ -720,8 +749,14 @@ CONVERSIONS = {
 }
 
 
+# Whose factors the converter puts into weights: other numbers, and the same logits.
+WITH_FACTORS = {
+    name: Conversion(gguf.MODEL_ARCH.FALCON_H1, falcon_h1, falcon_h1_changes) for name in ("falcon-h1", "falcon-h1-odd")
+}
+
+
 def converted(name: str, path: Path, conversion: Conversion | None = None) -> Checkpoint:
-    folder, conversion = GOLDEN / name, conversion or CONVERSIONS[name]
+    folder, conversion = GOLDEN / name, conversion or (CONVERSIONS | WITH_FACTORS)[name]
     config = open_checkpoint(folder).config
     keys = conversion.keys(config)
     names = gguf.get_tensor_name_map(conversion.arch, keys["block_count"])
@@ -823,7 +858,11 @@ def qwen3_next_apart(path: Path) -> Checkpoint:
 
 
 @pytest.mark.parametrize(
-    ("conversion", "make"), [("qwen3-next", qwen3_next_apart), ("deepseek-v3", partial(converted, "deepseek-v3"))]
+    ("conversion", "make"),
+    [
+        ("qwen3-next", qwen3_next_apart),
+        *((name, partial(converted, name)) for name in ("deepseek-v3", *WITH_FACTORS)),
+    ],
 )
 def test_logits_of_files_with_other_tensors(
     conversion: str, make: Callable[[Path], Checkpoint], tmp_path: Path

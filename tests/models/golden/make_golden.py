@@ -79,6 +79,18 @@ _MAMBA = {
     "mamba_d_conv": 4,
     "mamba_expand": 2,
 }
+_FALCON_H1 = {**_MAMBA, "mamba_d_ssm": 64, "head_dim": 12, "rope_theta": 1e4}
+_FACTORS = {
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.6,
+    "key_multiplier": 1.4,
+    "attention_in_multiplier": 0.7,
+    "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.4,
+    "ssm_multipliers": [0.6, 1.2, 0.8, 1.1, 0.7],
+    "mlp_multipliers": [1.7, 0.5],
+}
 _DELTA_NET = {
     "num_hidden_layers": 4,
     "head_dim": 16,
@@ -599,6 +611,29 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": (
         "BambaForCausalLM",
         {**_MAMBA, "attn_layer_indices": [2], "mamba_proj_bias": True, "time_step_limit": [0.2, 1.5]},
+    ),
+    "falcon-h1": ("FalconH1ForCausalLM", {**_FALCON_H1, **_FACTORS, "num_hidden_layers": 3}),
+    # 7 queries a key, of which there is one; a head size and a hidden size that are no multiple of 32.
+    "falcon-h1-odd": (
+        "FalconH1ForCausalLM",
+        {
+            **_FALCON_H1,
+            "num_hidden_layers": 2,
+            "vocab_size": 1003,
+            "hidden_size": 76,
+            "num_attention_heads": 7,
+            "num_key_value_heads": 1,
+            "head_dim": 100,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "key_multiplier": 0.4,
+            "attention_out_multiplier": 0.7,
+            "mlp_multipliers": [1.0, 0.6],
+        },
     ),
     "nemotron-h": (
         "NemotronHForCausalLM",
