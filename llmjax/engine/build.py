@@ -15,6 +15,7 @@ from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.local_ranks import LocalRanks
 from llmjax.engine.memory import check_memory, plan_kv
 from llmjax.engine.model import LoadedModel, load_model
+from llmjax.engine.offload_setup import offload_of
 from llmjax.engine.pace import Pace
 from llmjax.engine.program_cache import ProgramCache
 from llmjax.engine.programs import CompileCounter, StepCompiler
@@ -107,6 +108,7 @@ def load(config: EngineConfig, group: Alone, share: MachineShare = WHOLE_MACHINE
 
 def _engine(config: EngineConfig, compiler: StepCompiler) -> Engine:
     model, kv_plan = compiler.model, compiler.kv_plan
+    offload = offload_of(config, compiler)
     kv = KVCache(
         kv_plan.groups,
         page_size=config.page_size,
@@ -115,6 +117,7 @@ def _engine(config: EngineConfig, compiler: StepCompiler) -> Engine:
         # Keys of a text whose tokens see those behind them are of that text alone.
         share_prefixes=config.enable_prefix_caching and model.config.causal,
         prompt_kind=model.config.prompt_kind,
+        offload=offload,
     )
     return Engine(
         config=config,
@@ -129,7 +132,7 @@ def _engine(config: EngineConfig, compiler: StepCompiler) -> Engine:
             whole_prompts=not model.config.causal,
             chunk_steps=CHUNK_STEPS if compiler.platform.is_cpu else 0,
         ),
-        runner=Runner(compiler, compile_threads=config.compile_threads),
+        runner=Runner(compiler, compile_threads=config.compile_threads, moves_pages=offload is not None),
         pace=Pace(compiler.decode_steps),
         speculation=None if config.speculative is None else Speculation(config.speculative),
         compilations=CompileCounter(),  # listens until it is closed: nothing before this may have failed

@@ -198,7 +198,7 @@ class Engine:
         self._sampling |= sampling
         self._sequences[request.request_id] = list(sampling)
         for sequence in sampling:
-            if held:
+            if self.kv.fetch(sequence) or held:
                 self.scheduler.hold(sequence)
             else:
                 self.scheduler.add(sequence)
@@ -237,6 +237,7 @@ class Engine:
         self._clock.lap("plan")
         dispatched = None
         if plan.rows:
+            self.kv.move_pages(self.runner)
             dispatched = self.runner.dispatch(plan, tables=self.kv.take_changes(), sampling=self._sampling)
             for row in plan.rows:
                 if row.samples:
@@ -276,18 +277,26 @@ class Engine:
         return outputs
 
     def _let_in(self) -> list[EngineOutput]:
-        """Queues the requests with a grammar that have come before the program that they need.
+        """Queues the requests that have got what they waited for: the program that samples under masks, or pages from
+        disk.
 
         Returns:
-            Their ends, if there will never be one.
+            The ends of those with a grammar, if there will never be such a program.
         """
-        alone = self.scheduler.only_held and self._pending is None
-        try:
-            if self.runner.can_sample_masked(seconds=MESSAGE_SECONDS if alone else 0.0):
-                self.scheduler.let_in()
-        except CompileError as error:
-            return [self._end(sequence, error) for sequence in self.scheduler.held]
-        return []
+        seconds = MESSAGE_SECONDS if self.scheduler.only_held and self._pending is None else 0.0
+        ended, ready = [], []
+        for sequence in self.scheduler.held:
+            try:
+                waits = sequence.matcher is not None and not self.runner.can_sample_masked(seconds=seconds)
+            except CompileError as error:
+                ended.append(self._end(sequence, error))
+                continue
+            waits = waits or not self.kv.fetched(sequence, seconds=seconds)
+            seconds = 0.0
+            if not waits:
+                ready.append(sequence)
+        self.scheduler.let_in(ready)
+        return ended
 
     def _sample_masked(self) -> list[EngineOutput]:
         """Lets a dispatch go on that waits for its masks; every token before is known now.
@@ -330,7 +339,7 @@ class Engine:
         self.runner.check_alone("an engine sleeps")
         while not self.idle:
             self.step()
-        self.kv.reset_prefix_cache()
+        self.kv.reset_prefix_cache(offloaded=False)
         self._sleeper.sleep(discard=discard)
 
     def wake_weights(self) -> None:
@@ -341,6 +350,10 @@ class Engine:
         """Makes the KV cache again; requests can be computed once the weights are there, too."""
         self._sleeper.wake_state()
 
+    def keep(self) -> None:
+        """Keeps on disk what a later start may find; for the end, and only once."""
+        self.kv.close(self.runner)
+
     def close(self, *, wait: bool = True) -> None:
         """Waits for the device and stops the compiler threads.
 
@@ -350,6 +363,7 @@ class Engine:
         try:
             if self._pending is not None:
                 self._pending.tokens()
+            self.keep()
         finally:
             self.profiler.close()
             self.runner.close(wait=wait)
@@ -468,6 +482,7 @@ class Engine:
 
     def _finish(self, sequence: Sequence) -> None:
         self.scheduler.finish(sequence)
+        self.kv.end_fetch(sequence)
         del self._sampling[sequence]
         siblings = self._sequences[sequence.request.request_id]
         siblings.remove(sequence)
@@ -509,6 +524,7 @@ class Engine:
             compilations=compiled - self._compilations_seen,
             host=self._clock.take(),
             drafts=_draft_counts(plan, tokens),
+            offload=self.kv.take_offload_counts(),
             step_seconds=seconds,
             time_to_first_tokens=times.first_tokens,
             inter_token_latencies=times.inter_token,

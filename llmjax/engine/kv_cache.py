@@ -8,9 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmjax.engine.layer_states import GroupSpec, LayerStates, kind_of
+from llmjax.engine.offload import Fetch, Offload, PageDevice
 from llmjax.engine.page_pool import PageKey, PagePool
 from llmjax.engine.request import Sequence
 from llmjax.engine.rows import TableChanges
+from llmjax.engine.stats import OffloadCounts
+
+AWAY = -1  # in place of a page: it is not on the device, but can be restored
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class KVCache:
         pages_per_sequence: width of a page table.
         share_prefixes: whether different requests may share pages (continuations of one request always do).
         prompt_kind: of a prompt's length; prompts of different kinds have different keys for the same tokens.
+        offload: takes the pages that are evicted, and has them restored; None: they are lost.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class KVCache:
         pages_per_sequence: int,
         share_prefixes: bool = True,
         prompt_kind: Callable[[int], tuple[int, ...]] = lambda prompt_len: (),
+        offload: Offload | None = None,
     ) -> None:
         self.page_size = page_size
         self.share_prefixes = share_prefixes
@@ -56,6 +62,10 @@ class KVCache:
             kind_of(spec.span)(spec, page_size=page_size, num_slots=num_slots, pages_per_sequence=pages_per_sequence)
             for spec in specs
         ]
+        self._offload = offload
+        self._fetches: dict[Sequence, Fetch] = {}
+        if offload is not None:
+            offload.watch(self.pools)
 
     @property
     def pools(self) -> list[PagePool]:
@@ -74,6 +84,8 @@ class KVCache:
         """A new step is planned; until the next one, `attach_prefix` finds nothing that would have to run before it."""
         for group in self.groups:
             group.begin_plan()
+        if self._offload is not None:
+            self._offload.begin_plan()
 
     def attach_prefix(self, sequence: Sequence) -> int | None:
         """Gives a sequence the cached pages of its longest known prefix.
@@ -91,11 +103,63 @@ class KVCache:
             soon = self._longest_hit(self._known_pages(sequence, soon=True))
             if soon > length:
                 return None
-        for group, pages in zip(self.groups, known, strict=True):
-            group.attach(sequence, pages[:length])
+        if self._offload is None:
+            for group, pages in zip(self.groups, known, strict=True):
+                group.attach(sequence, pages[:length])
+        else:
+            length = self._attach_and_restore(sequence, self._offload, length)
+            self.end_fetch(sequence)
         sequence.num_committed = length
         sequence.num_computed = length * self.page_size
         return sequence.num_computed
+
+    def fetch(self, sequence: Sequence) -> bool:
+        """Whether it is worth to wait, until `fetched`, for pages of a sequence's prefix that are on disk."""
+        offload = self._offload
+        if offload is None or not self.share_prefixes:
+            return False
+        known = self._known_pages(sequence, on_disk=True)
+        most = offload.most_fetched // max(1, sum(offload.page_bytes))
+        length = self._longest_hit([pages[:most] for pages in known])
+        names = [
+            (number, sequence.keys[index])
+            for number, (group, pages) in enumerate(zip(self.groups, known, strict=True))
+            for index in range(group.first_needed(length * self.page_size), length)
+            if pages[index] == AWAY
+        ]
+        if (fetch := offload.fetch(names)) is None:
+            return False
+        self._fetches[sequence] = fetch
+        return True
+
+    def fetched(self, sequence: Sequence, *, seconds: float = 0.0) -> bool:
+        """Whether a sequence has nothing to wait for any more.
+
+        Args:
+            seconds: to wait for any sequence's pages.
+        """
+        fetch = self._fetches.get(sequence)
+        return fetch is None or self._offload is None or self._offload.arrived(fetch, seconds=seconds)
+
+    def end_fetch(self, sequence: Sequence) -> None:
+        """It has been given pages, or will not be; a second time nothing happens."""
+        if self._offload is not None and (fetch := self._fetches.pop(sequence, None)) is not None:
+            self._offload.end_fetch(fetch)
+
+    def move_pages(self, device: PageDevice) -> None:
+        """Moves the pages that leave the device with the step that is planned, or come back for it. The step is to be
+        dispatched after it."""
+        if self._offload is not None:
+            self._offload.move(device)
+
+    def take_offload_counts(self) -> OffloadCounts:
+        """What has been moved since the last time."""
+        return OffloadCounts() if self._offload is None else self._offload.take_counts()
+
+    def close(self, device: PageDevice) -> None:
+        """Keeps what later starts may find."""
+        if self._offload is not None:
+            self._offload.close(device, self.pools)
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Makes room for the next ``num_tokens`` tokens in every group, or changes nothing and returns False."""
@@ -151,8 +215,11 @@ class KVCache:
     def forget(self, sequence: Sequence) -> None:
         """What was computed for the sequence cannot be relied on: nobody finds it from now on."""
         for index in range(sequence.num_committed):
-            for group in self.groups:
-                group.forget(self._key(sequence, index))
+            key = self._key(sequence, index)
+            for number, group in enumerate(self.groups):
+                group.forget(key)
+                if self._offload is not None:
+                    self._offload.forget(number, key)
         sequence.num_committed = len(sequence.tokens)  # or giving the pages back would register them again
 
     def release(self, sequence: Sequence) -> None:
@@ -175,9 +242,18 @@ class KVCache:
         for pool in self.pools:
             pool.check()
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self, *, offloaded: bool = True) -> None:
+        """Forgets what the device's pages hold, which are given to others or vanish.
+
+        Args:
+            offloaded: what is kept elsewhere is forgotten, too.
+        """
         for pool in self.pools:
             pool.forget_all()
+        if self._offload is not None:
+            self._offload.drop_moves()
+            if offloaded:
+                self._offload.clear()
 
     def _key(self, sequence: Sequence, index: int) -> PageKey:
         """Key of the sequence's full page ``index``; those before it must have been asked for."""
@@ -195,12 +271,75 @@ class KVCache:
         kind = "".join(f"{part} " for part in self._prompt_kind(sequence.num_prompt_tokens))
         return PageKey.root("salt", kind + request.cache_salt) if request.cache_salt else PageKey.root("all", kind)
 
-    def _known_pages(self, sequence: Sequence, *, soon: bool = False) -> list[list[int | None]]:
-        """Per group, the cached page of each full page of the prompt, as far as it can be of use."""
+    def _attach_and_restore(self, sequence: Sequence, offload: Offload, length: int) -> int:
+        """Gives a sequence the pages of its longest prefix, of which ``length`` pages need not be restored.
+
+        Returns:
+            Pages of the prefix.
+        """
+        known = self._known_pages(sequence, away=True)
+        longest = self._longest_hit(known)
+        while longest > length and not self._can_restore(known, longest):
+            longest = self._longest_hit([pages[: longest - 1] for pages in known])
+        longest = max(longest, length)
+        held: list[list[int]] = []
+        for group, pages in zip(self.groups, known, strict=True):
+            needed = pages[group.first_needed(longest * self.page_size) : longest]
+            held.append([page for page in needed if page is not None and page != AWAY])
+            for page in held[-1]:
+                group.pool.hold(page)  # or it might be given out for what is restored
+        fetched = set()
+        for number, (group, pages) in enumerate(zip(self.groups, known, strict=True)):
+            for index in range(group.first_needed(longest * self.page_size), longest):
+                if pages[index] != AWAY:
+                    continue
+                new = group.pool.allocate(1)
+                assert new is not None
+                key = self._key(sequence, index)
+                group.pool.commit(new[0], key)
+                if offload.restore(number, key, new[0]):
+                    fetched.add(index)
+                pages[index] = new[0]
+                held[number] += new
+            group.attach(sequence, pages[:longest])
+            group.pool.release(held[number])
+        if sequence.times.scheduled is None:  # else its prompt has been counted
+            disk = len([index for index in fetched if index >= length])
+            offload.count_hits(host=(longest - length - disk) * self.page_size, disk=disk * self.page_size)
+        return longest
+
+    def _can_restore(self, known: list[list[int | None]], length: int) -> bool:
+        """Whether each group has enough pages to give out beside those that are needed."""
+        for group, pages in zip(self.groups, known, strict=True):
+            needed = pages[group.first_needed(length * self.page_size) : length]
+            idle = {page for page in needed if page is not None and page != AWAY and not group.pool.holders(page)}
+            if needed.count(AWAY) > group.pool.available - len(idle):
+                return False
+        return True
+
+    def _find(self, number: int, key: PageKey, *, soon: bool, away: bool, on_disk: bool) -> int | None:
+        group, offload = self.groups[number], self._offload
+        page = group.find(key, soon=soon)
+        if page is not None or offload is None or not (away or on_disk):
+            return page
+        # What the step under way computes is found when it has run, and need not come back.
+        known = group.pool.find(key) is None and offload.find(number, key, on_disk=on_disk)
+        return AWAY if known else None
+
+    def _known_pages(
+        self, sequence: Sequence, *, soon: bool = False, away: bool = False, on_disk: bool = False
+    ) -> list[list[int | None]]:
+        """Per group, the cached page of each full page of the prompt, as far as it can be of use.
+
+        Args:
+            soon: as `LayerStates.find` has it.
+            away: AWAY for those in host memory.
+            on_disk: AWAY for those in host memory and on disk.
+        """
         known: list[list[int | None]] = [[] for _ in self.groups]
         for index in range(self._sharable_pages(sequence)):
             key = self._key(sequence, index)
-            found = [group.find(key, soon=soon) for group in self.groups]
+            found = [self._find(number, key, soon=soon, away=away, on_disk=on_disk) for number in range(len(known))]
             if any(group.keeps_all and page is None for group, page in zip(self.groups, found, strict=True)):
                 break
             for pages, page in zip(known, found, strict=True):

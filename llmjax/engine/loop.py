@@ -89,6 +89,7 @@ class EngineLoop:
         try:
             while self._handle_messages():
                 deliver(self._engine.step())
+            self._engine.keep()
         except Exception as error:
             if (cause := self._engine.runner.cause(error)) is error:
                 raise

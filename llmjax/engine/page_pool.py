@@ -6,6 +6,7 @@ import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from llmjax.errors import LLMJaxError
 
@@ -41,6 +42,16 @@ class PageKey:
         return PageKey(digest.digest(), own)
 
 
+class PoolWatcher(Protocol):
+    """Is told which content is not known any more."""
+
+    def evicted(self, page: int, key: PageKey) -> None:
+        """The page is given to somebody else. What it holds stays there until the next step runs."""
+
+    def forgotten(self, key: PageKey) -> None:
+        """It is not worth knowing, or cannot be relied on."""
+
+
 class PagePool:
     """Reference-counted pages with a prefix cache.
 
@@ -61,6 +72,7 @@ class PagePool:
         self._used = 0  # pages with a holder
         self._keys: list[PageKey | None] = [None] * num_pages
         self._pages: dict[bytes, int] = {}  # digest -> page
+        self.watchers: list[PoolWatcher] = []  # of single pages; who empties all of it says so to everybody
 
     @property
     def free(self) -> int:
@@ -89,7 +101,9 @@ class PagePool:
                 page = self._free.popleft()
             else:
                 page, _ = self._cached.popitem(last=False)
-                self._forget(page)
+                if (key := self._forget(page)) is not None:
+                    for watcher in self.watchers:
+                        watcher.evicted(page, key)
             self._holders[page] = 1
             pages.append(page)
         self._used += count
@@ -141,7 +155,9 @@ class PagePool:
 
     def forget(self, page: int) -> None:
         """States that the content of a used or cached page is not worth knowing."""
-        self._forget(page)
+        if (key := self._forget(page)) is not None:
+            for watcher in self.watchers:
+                watcher.forgotten(key)
         if page in self._cached:
             del self._cached[page]
             self._free.append(page)
@@ -156,14 +172,20 @@ class PagePool:
             if key is not None:
                 self._forget(page)
 
+    def cached_pages(self) -> list[tuple[int, PageKey]]:
+        """The cached pages and what they hold, the most recently used one first."""
+        found = [(page, self._keys[page]) for page in reversed(self._cached)]
+        return [(page, key) for page, key in found if key is not None]
+
     def check(self) -> None:
         """Raises if a page is lost or counted twice (for tests and the idle engine)."""
         held = sum(holders > 0 for holders in self._holders)
         if held != self.used or self.free + self.cached + held != self.total:
             raise LLMJaxError(f"pages leaked: {self.free} free + {self.cached} cached + {held} used != {self.total}")
 
-    def _forget(self, page: int) -> None:
+    def _forget(self, page: int) -> PageKey | None:
         key = self._keys[page]
         if key is not None:
             del self._pages[key.digest]
             self._keys[page] = None
+        return key

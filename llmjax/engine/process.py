@@ -21,6 +21,7 @@ import msgspec
 
 from llmjax.config import EngineConfig
 from llmjax.engine.client import Control, Deliver, Died, RunningEngine
+from llmjax.engine.disk_thread import CLOSE_SECONDS
 from llmjax.engine.info import EngineInfo, ProgramInfo
 from llmjax.engine.kv_cache import KVStats
 from llmjax.engine.request import EngineRequest
@@ -65,6 +66,7 @@ class ProcessEngine(RunningEngine):
     def __init__(self, config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> None:
         super().__init__()
         self._name = None if share.is_whole else share.name
+        self._leave_seconds = LEAVE_SECONDS + (CLOSE_SECONDS if config.kv_offloading_dir is not None else 0)
         self.totals = EngineTotals()
         self.loggers = [self.totals]
         self._deliver: Deliver | None = None
@@ -143,7 +145,7 @@ class ProcessEngine(RunningEngine):
     def close(self) -> None:
         """Ends the process, by force if it does not end by itself in a few seconds."""
         self.stop()
-        self._reader.join(LEAVE_SECONDS)
+        self._reader.join(self._leave_seconds)
         self._end()
         self._reader.join()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Listing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,9 @@ from llmjax.engine.batch import Bucket
 from llmjax.engine.compile_threads import CompileThreads
 from llmjax.engine.device_state import NO_TOKEN, StepOutput
 from llmjax.engine.group_wire import Array, RunMasked, RunStep
+from llmjax.engine.host_pages import PageContent
 from llmjax.engine.masked import MaskedPrograms
+from llmjax.engine.page_moves import PageMover, PendingPages
 from llmjax.engine.programs import StepCompiler, StepPrograms
 from llmjax.engine.request import Sequence
 from llmjax.engine.rows import NewRow, TableChanges, row_words
@@ -68,9 +71,10 @@ class Runner:
     Args:
         compiler: knows weights, state and buckets.
         compile_threads: compilations at once; 0: one per core.
+        moves_pages: pages will be read and written.
     """
 
-    def __init__(self, compiler: StepCompiler, *, compile_threads: int = 0) -> None:
+    def __init__(self, compiler: StepCompiler, *, compile_threads: int = 0, moves_pages: bool = False) -> None:
         self.model = compiler.model
         self._compiler = compiler
         self._group = compiler.group
@@ -89,6 +93,7 @@ class Runner:
         self._slot_editor = self._threads.submit(SlotEditor(self._state.sampler, **where).compiled)
         tables = TableEditor(self._state.rows.page_tables, **where)
         self._table_editor = self._threads.submit(tables.compiled)
+        self._mover = self._threads.submit(PageMover(compiler).compiled) if moves_pages else None
         buckets = list(self._layouts)
         kept = [bucket for bucket in buckets if compiler.keeps(bucket)]
         self.programs = StepPrograms(compiler.compile, buckets, threads=self._threads, kept=kept)
@@ -122,6 +127,8 @@ class Runner:
         self.programs.wait_first()
         self._slot_editor.result()
         self._table_editor.result()
+        if self._mover is not None:
+            self._mover.result()
 
     def warm_up(self) -> None:
         """Waits until everything that requests may need is compiled; raises as `wait_ready`."""
@@ -200,6 +207,16 @@ class Runner:
         """Raises InvalidRequest if other processes run the model with this one."""
         if self._group.size > 1:
             raise InvalidRequest(f"{what} only where one process runs the model, and here {self._group.size} do")
+
+    def read_pages(self, group: int, pages: Listing[int]) -> PendingPages:
+        """Starts to read what pages of a group of layers hold when all that was dispatched before has run."""
+        assert self._mover is not None
+        return self._mover.result().read(self._state.kv, group, pages)
+
+    def write_pages(self, group: int, pages: Listing[int], contents: Listing[PageContent]) -> None:
+        """Gives pages of a group of layers other content, before all that is dispatched after."""
+        assert self._mover is not None
+        self._state = replace(self._state, kv=self._mover.result().write(self._state.kv, group, pages, contents))
 
     def watch(self, lost: Callable[[LLMJaxError], None]) -> None:
         """Has ``lost`` called, on another thread, when a process that runs the model with this one has gone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -162,11 +162,11 @@ class Scheduler:
         sequence.status = Status.WAITING
         self._held.append(sequence)
 
-    def let_in(self) -> None:
-        """Queues those that are held."""
-        for sequence in self._held:
+    def let_in(self, sequences: Iterable[Sequence]) -> None:
+        """Queues some of those that are held."""
+        for sequence in sequences:
+            self._held.remove(sequence)
             self.add(sequence)
-        self._held.clear()
 
     def add(self, sequence: Sequence) -> None:
         """Queues a new or preempted sequence."""

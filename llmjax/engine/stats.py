@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 
@@ -42,6 +42,24 @@ class DraftCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OffloadCounts:
+    """Pages between the device, the host's memory and its disk. Hits in tokens, the rest in bytes."""
+
+    host_hits: int = 0  # prompt tokens whose pages were in host memory
+    disk_hits: int = 0  # and on disk
+    device_to_host_bytes: int = 0
+    host_to_device_bytes: int = 0
+    disk_write_bytes: int = 0
+    disk_read_bytes: int = 0
+    disk_dropped_bytes: int = 0  # not written, for the disk is too slow
+
+    def __add__(self, other: OffloadCounts) -> OffloadCounts:
+        return OffloadCounts(
+            **{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepStats:
     """One dispatch. Times in seconds."""
 
@@ -58,6 +76,7 @@ class StepStats:
     compilations: int = 0
     host: HostTime = HostTime()
     drafts: DraftCounts = field(default_factory=DraftCounts)
+    offload: OffloadCounts = OffloadCounts()
     step_seconds: float = 0.0  # from one dispatch's tokens to the next one's
     time_to_first_tokens: list[float] = field(default_factory=list)
     inter_token_latencies: list[float] = field(default_factory=list)
@@ -118,6 +137,7 @@ class EngineTotals:
     accepted_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    offload: OffloadCounts = OffloadCounts()
     finished_requests: int = 0
     rejections: int = 0
 
@@ -133,6 +153,7 @@ class EngineTotals:
         self.accepted_tokens += stats.drafts.num_accepted_tokens
         self.prefix_cache_queries += stats.prefix_cache_queries
         self.prefix_cache_hits += stats.prefix_cache_hits
+        self.offload += stats.offload
 
     def record_request(self, stats: RequestStats) -> None:
         self.finished_requests += 1

@@ -169,12 +169,7 @@ CACHE = [
         KERNELS,
         takes=SWITCH,
     ),
-    *refused(
-        "--kv-offloading-size",
-        "keys and values stay on the device; a larger cache is --kv-cache-memory-bytes",
-        neutral="0",
-    ),
-    *accepted("--kv-offloading-backend", "keys and values stay on the device", neutral="native"),
+    *ours("--kv-offloading-size --kv-offloading-backend"),
     *refused(
         "--cpu-offload-gb",
         "of a mixture of experts --num-experts-offload-per-rank keeps experts in host memory; other weights stay",

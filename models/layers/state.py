@@ -224,6 +224,17 @@ class LayerStack:
         """Tokens in a page."""
         return self.state.page_size
 
+    @property
+    def arrays(self) -> tuple[jax.Array, ...]:
+        """Those that have an entry for each page of each layer, [layers * pages, …]."""
+        return (self.state.data,) if isinstance(self.state, KVPages) else tuple(jax.tree.leaves(self.state))
+
+    def with_arrays(self, arrays: Sequence[jax.Array]) -> LayerStack:
+        """With others in place of `arrays`."""
+        if isinstance(self.state, KVPages):
+            return replace(self, state=self.state.with_data(arrays[0]))
+        return replace(self, state=jax.tree.unflatten(jax.tree.structure(self.state), list(arrays)))
+
     def axes(self, kinds: Sequence[StateKind | None]) -> LayerStack:
         """The logical axes of the arrays in place of these; ``kinds``: of all layers."""
         state: Any = self.state

@@ -61,6 +61,11 @@ def generated(model: str, devices: int, settings: dict[str, Any]) -> dict[str, A
         llm.warm_up()  # there are no drafts before
         llm.engine._speculation._pays = lambda rows, more: True
         outputs += [llm.generate(prompts, replace(params, max_tokens=40)) for params in (GREEDY, EVERYTHING)]
+    if "kv_offloading_size" in settings:
+        for pool in llm.engine.kv.pools:
+            pool.release(pool.allocate(pool.available) or [])
+        llm.engine.kv.move_pages(llm.engine.runner)
+        outputs.append(llm.generate(prompts, GREEDY))
     found = {"tokens": [[list(output.outputs[0].token_ids) for output in of_one] for of_one in outputs]}
     answers = [output.outputs[0].logprobs or [] for output in outputs[1]]
     scores = [(output.prompt_logprobs or [])[1:] for output in outputs[1]]
@@ -74,6 +79,7 @@ def generated(model: str, devices: int, settings: dict[str, Any]) -> dict[str, A
     pages = jax.tree.leaves(engine.runner._state.kv)[0].addressable_shards[0].data
     shape = ",".join(map(str, pages.shape))
     found["page_copies"] = len(re.findall(rf"\[{shape}\]\S* copy\(", text))
+    found["host_hits"] = llm.stats.offload.host_hits
     found["draft_tokens"] = llm.stats.draft_tokens
     found["page_mentions"] = len(re.findall(rf"\[{shape}\]", text))
     llm.close()

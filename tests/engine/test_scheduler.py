@@ -11,9 +11,11 @@ import random
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,10 +25,13 @@ from hypothesis import strategies as st
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import READ_DEVICE, BatchLayout, make_buckets
 from llmjax.engine.device_state import NO_TOKEN, StepOutput
+from llmjax.engine.disk_pages import DiskPages
 from llmjax.engine.engine import Engine
+from llmjax.engine.host_pages import HostPages, PageContent
 from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.layer_states import FullPages, GroupSpec, StateSlots
 from llmjax.engine.memory import plan_kv
+from llmjax.engine.offload import Offload
 from llmjax.engine.pace import Pace
 from llmjax.engine.page_pool import DUMMY_PAGE
 from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, SequenceTimes
@@ -63,6 +68,8 @@ class Shape:
     leave_early: bool = False  # rows may have fewer steps than were planned for them, but for the first
     drafts: int = 0  # of a row at most
     drafted_rows: int = 4  # rows of a step with drafts, at most
+    host_pages: int = 0  # evicted ones that are kept
+    folder: Path | None = None  # where they are kept, too
 
     @property
     def pages_per_sequence(self) -> int:
@@ -90,6 +97,31 @@ def alone(prompt: list[int], seed: int, max_tokens: int, stops: frozenset[int], 
     return output
 
 
+@dataclass(frozen=True)
+class SimulatedPages:
+    """What pages held when they were read: digests by offset, and where there are any."""
+
+    found: list[PageContent]
+
+    def contents(self) -> list[PageContent]:
+        return self.found
+
+
+def offload_of(shape: Shape) -> Offload | None:
+    if not shape.host_pages:
+        return None
+    content = (
+        jax.ShapeDtypeStruct((shape.page_size,), np.int64),
+        jax.ShapeDtypeStruct((shape.page_size,), np.bool_),
+    )
+    disk = None
+    if shape.folder is not None:
+        options = {"identity": "ab" * 16, "limit": 2**20, "page_size": shape.page_size}
+        disk = DiskPages(shape.folder, shapes=[content] * len(shape.spans), **options)
+    each = 9 * shape.page_size
+    return Offload(HostPages(shape.host_pages * each), disk, page_bytes=[each] * len(shape.spans))
+
+
 @dataclass
 class SimulatedDevice:
     """A runner without weights. It checks every read against the tokens it knows each sequence to have."""
@@ -114,6 +146,25 @@ class SimulatedDevice:
         self.length = np.zeros(shape.max_num_seqs, np.int32)
         self.words = np.zeros(shape.max_num_seqs, ROW)
         self.page_tables = np.zeros((len(shape.spans), shape.max_num_seqs, shape.pages_per_sequence), np.int32)
+
+    def read_pages(self, group: int, pages: Seq[int]) -> SimulatedPages:
+        content, size = self.content[group], self.shape.page_size
+        return SimulatedPages(
+            [
+                (
+                    np.array([content.get((page, offset), 0) for offset in range(size)], np.int64),
+                    np.array([(page, offset) in content for offset in range(size)]),
+                )
+                for page in pages
+            ]
+        )
+
+    def write_pages(self, group: int, pages: Seq[int], contents: Seq[PageContent]) -> None:
+        for page, (values, there) in zip(pages, contents, strict=True):
+            for offset in range(self.shape.page_size):
+                self.content[group].pop((page, offset), None)
+                if there[offset]:
+                    self.content[group][page, offset] = int(values[offset])
 
     def most_steps(self, rows: int) -> int:
         return self.shape.decode_steps
@@ -335,9 +386,10 @@ class SimulatedEngine(Engine):
             num_slots=shape.max_num_seqs,
             pages_per_sequence=shape.pages_per_sequence,
             share_prefixes=shape.share_prefixes,
+            offload=offload_of(shape),
         )
         parts: dict[str, Any] = {
-            "config": SimpleNamespace(seed=0),
+            "config": SimpleNamespace(seed=0, profile_dir=None),
             "platform": None,
             "model": SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB)),
             "kv_plan": None,
@@ -504,6 +556,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         elif span == STATE:
             alone_needs = 2
         num_pages.append(1 + alone_needs + draw(st.integers(0, 2 * alone_needs * (seqs if span == STATE else 1))))
+    share_prefixes = draw(st.booleans())
     return Shape(
         page_size=page_size,
         spans=spans,
@@ -511,7 +564,8 @@ def shapes(draw: st.DrawFn) -> Shape:
         max_num_seqs=seqs,
         max_num_batched_tokens=batched,
         max_model_len=longest,
-        share_prefixes=draw(st.booleans()),
+        share_prefixes=share_prefixes,
+        host_pages=draw(st.integers(0, 20)) if share_prefixes else 0,
         decode_steps=draw(st.sampled_from([1, 2, 3, 8])),
         drafts=0 if STATE in spans else draw(st.sampled_from([0, 0, 1, 2, 5])),
         leave_early=draw(st.booleans()),

@@ -36,7 +36,11 @@ def on_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         {"model": str(folder / "three.gguf"), "devices": [1, 2], "settings": {"kv_cache_dtype": "int8"}},
         {"model": str(folder / "gptq"), "devices": [1, 3]},
         {"model": str(folder / "experts"), "devices": [1, 4], "settings": {"quantization": "q4k"}},
-        {"model": str(GOLDEN), "devices": [1, 2], "settings": {"speculative_config": NGRAM}},
+        {
+            "model": str(GOLDEN),
+            "devices": [1, 2],
+            "settings": {"speculative_config": NGRAM, "kv_offloading_size": 0.01},
+        },
     )
     command = [sys.executable, "-m", "tests.engine.on_devices", *map(json.dumps, cases)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=550)
@@ -54,6 +58,12 @@ def test_tokens_are_those_of_one_device(on_devices: dict[str, Any], case: str) -
 
 def test_drafts_are_verified_on_several_devices(on_devices: dict[str, Any]) -> None:
     assert all(found["draft_tokens"] > 0 for found in on_devices["drafts"])
+
+
+def test_pages_of_several_devices_come_back_from_host_memory(on_devices: dict[str, Any]) -> None:
+    for found in on_devices["drafts"]:
+        assert found["host_hits"] == 16  # four pages of the first prompt
+        assert found["tokens"][-1] == found["tokens"][0]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -12,7 +12,7 @@ from prometheus_client import Histogram as Reference
 
 from llmjax.config import EngineConfig
 from llmjax.engine.info import EngineState
-from llmjax.engine.stats import QUEUE_FULL, DraftCounts, StepStats
+from llmjax.engine.stats import QUEUE_FULL, DraftCounts, OffloadCounts, StepStats
 from llmjax.serve.metrics import TOKEN_LATENCY, EngineMetrics, Histogram, one_two_five
 
 
@@ -68,6 +68,54 @@ def test_drafts_have_vllms_names() -> None:
         ("accepted_tokens_per_pos_total", "0"): 4,
         ("accepted_tokens_per_pos_total", "1"): 2,
         ("accepted_tokens_per_pos_total", "2"): 0,
+    }
+
+
+def test_offloaded_pages_have_vllms_names() -> None:
+    engine: Any = SimpleNamespace(
+        config=EngineConfig(model="m", kv_offloading_size=1.0),
+        info=SimpleNamespace(model_name="m", max_model_len=64),
+        states=(EngineState(serving=True),),
+    )
+    metrics = EngineMetrics(engine)
+    offload = OffloadCounts(
+        host_hits=8,
+        disk_hits=4,
+        device_to_host_bytes=100,
+        host_to_device_bytes=50,
+        disk_write_bytes=70,
+        disk_read_bytes=20,
+        disk_dropped_bytes=10,
+    )
+    stats = StepStats(
+        num_running=1,
+        num_waiting=0,
+        kv_usage=0.5,
+        step_tokens=[5],
+        num_prompt_tokens=5,
+        num_generation_tokens=1,
+        prefix_cache_queries=40,
+        prefix_cache_hits=32,
+        offload=offload,
+    )
+    for _ in range(2):
+        metrics.record_step(stats)
+    samples = {
+        (sample.name, sample.labels.get("tier") or sample.labels.get("transfer_type")): sample.value
+        for family in metrics.collect()
+        for sample in family.samples
+        if "offload" in sample.name or "external" in sample.name
+    }
+    assert samples == {
+        ("vllm:external_prefix_cache_queries_total", None): 40,
+        ("vllm:external_prefix_cache_hits_total", None): 24,
+        ("llmjax:kv_offload_hits_total", "host"): 16,
+        ("llmjax:kv_offload_hits_total", "disk"): 8,
+        ("vllm:kv_offload_total_bytes_total", "GPU_to_CPU"): 200,
+        ("vllm:kv_offload_total_bytes_total", "CPU_to_GPU"): 100,
+        ("vllm:kv_offload_total_bytes_total", "CPU_to_disk"): 140,
+        ("vllm:kv_offload_total_bytes_total", "disk_to_CPU"): 40,
+        ("vllm:kv_offload_total_bytes_total", "dropped"): 20,
     }
 
 
