@@ -14,6 +14,7 @@ from llmjax.kernels.cpu import experts as cpu
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.cuda import experts as cuda
 from llmjax.kernels.linear import linear
+from llmjax.kernels.loops import for_loop
 from llmjax.kernels.registry import Implementation, Operation
 
 MOST_ROWS = 256  # of a block: beyond it a product is no faster per row, and its temporaries only grow
@@ -56,7 +57,7 @@ def experts_by_blocks(
         return out.at[tokens].add(jnp.where(used[:, None], made * flat_shares[rows, None], 0))
 
     wide = x.astype(jnp.float32)
-    out: jax.Array = jax.lax.fori_loop(0, blocks.count, add, jnp.zeros_like(wide))
+    out = for_loop(0, blocks.count, add, jnp.zeros_like(wide), most=blocks.most)
     return out.astype(x.dtype)
 
 
@@ -74,6 +75,12 @@ class _Blocks:
     def count(self) -> jax.Array:
         """Blocks."""
         return self.ends[-1]
+
+    @property
+    def most(self) -> int:
+        """Blocks there may be: none is empty, and one of each expert is not full."""
+        choices = len(self.order)
+        return min(choices, choices // max(1, self.size) + len(self.counts))
 
     def at(self, i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Expert, choices i32 [size] and which of them count, of block i."""

@@ -159,7 +159,8 @@ class EngineConfig:
         None,
         "how to quantize weights at load: a ggml type for every matrix (q4k, q80 …), a mix of types as in llama.cpp's "
         "files (q4_k_m …), int8, w8a8, int4 or fp8; none: dequantize; the name of a format (gptq, awq, gguf …): the "
-        "checkpoint must be in it; default: as the checkpoint has them",
+        "checkpoint must be in it; stored: as the checkpoint has them; default: stored on CPUs and NVIDIA GPUs, and on "
+        "other devices, which have no kernels for them, none",
         aliases=("--isq", "--quant"),
     )
     quantization_rules: dict[str, str] = setting(  # noqa: RUF009

@@ -24,6 +24,7 @@ from llmjax.cpu_affinity import bind_process, check_threads
 from llmjax.errors import ConfigError
 from llmjax.host_memory import free_memory, own_memory
 from llmjax.kernels.cpu.library import library
+from llmjax.kernels.devices import CPU, CUDA, OWN_KERNELS, platform_of, take_donations
 from llmjax.kernels.qtensor import CPU_TILE, CUDA_TILE, INT8_DECODES
 from llmjax.kernels.sharding import WHOLE, Sharding
 from llmjax.machine_share import WHOLE_MACHINE, MachineShare
@@ -45,6 +46,7 @@ class Platform:
     """The devices that run the model, and the types they run it in."""
 
     device: jax.Device  # the first of this process
+    name: str  # that its client is registered under: cpu, cuda, or a plug-in's
     dtype: jnp.dtype  # of weights
     activation_dtype: jnp.dtype  # between layers
     cache_dtype: jnp.dtype  # of keys and values, unless the configuration names one
@@ -79,11 +81,17 @@ class Platform:
 
     @property
     def is_cpu(self) -> bool:
-        return self.device.platform == "cpu"
+        """Whether it is jaxlib's own CPU."""
+        return self.name == CPU
 
     @property
     def is_cuda(self) -> bool:
-        return self.device.platform == "gpu"
+        return self.name == CUDA
+
+    @property
+    def has_own_kernels(self) -> bool:
+        """Whether kernels are made for it; else everything is operations of XLA's, which any PJRT device can run."""
+        return self.name in OWN_KERNELS
 
     def kv_dtype(self, name: str) -> jnp.dtype:
         """The type that a ``kv_cache_dtype`` names."""
@@ -96,7 +104,7 @@ class Platform:
     @property
     def weight_tile(self) -> int:
         """Rows of quantized matrices to interleave, as the device's kernels read them."""
-        return {"cpu": CPU_TILE, "gpu": CUDA_TILE}.get(self.device.platform, 1)
+        return {CPU: CPU_TILE, CUDA: CUDA_TILE}.get(self.name, 1)
 
     def free_memory(self) -> int:
         """Bytes that are free on each device (on a CPU: its part of what is free in the machine)."""
@@ -144,17 +152,15 @@ def select_platform(
         jax.config.update("jax_cuda_visible_devices", ",".join(map(str, numbers)))
     meet()
     bind_process(config, share)  # may open the backends
-    name = {"auto": None, "cuda": "gpu"}.get(config.device, config.device)
-    try:
-        seen = jax.devices(name) if name else jax.devices()
-    except (RuntimeError, AssertionError) as error:  # the latter where JAX_PLATFORMS names what finds no device
-        raise ConfigError(_not_there(config.device, str(error))) from error
+    seen = devices_of(config.device)
     devices = seen if alone else [device for device in seen if device.process_index == jax.process_index()]
-    if others_are_hidden and devices[0].platform in ("cpu", "gpu"):
+    name = platform_of(devices[0])
+    take_donations(name)
+    if others_are_hidden and name in OWN_KERNELS:
         numbers = range(len(numbers))  # it sees no others
     if (last := max(numbers)) >= len(devices):
         wanted = f"device_ids names device {last}" if config.device_ids else f"tensor_parallel_size is {len(numbers)}"
-        why = "; JAX has opened the CPU as so many in this process" if devices[0].platform == "cpu" else ""
+        why = "; JAX has opened the CPU as so many in this process" if name == CPU else ""
         raise ConfigError(f"{wanted}; there {'are' if len(devices) > 1 else 'is'} {len(devices)}{why}")
     device = devices[numbers[0]]
     mesh = [devices[number] for number in numbers] if alone else seen
@@ -163,14 +169,14 @@ def select_platform(
             f"the {config.nnodes} processes have {len(mesh)} devices, and tensor_parallel_size is "
             f"{config.tensor_parallel_size}"
         )
-    if device.platform == "gpu" and (pool := pool_share()) not in (None, config.gpu_memory_utilization):
+    if name == CUDA and (pool := pool_share()) not in (None, config.gpu_memory_utilization):
         logger.warning(
             "gpu_memory_utilization %g has no effect: JAX has already opened the card in this process, with a pool of "
             "%g of its memory",
             config.gpu_memory_utilization,
             pool,
         )
-    cpu = device.platform == "cpu"
+    cpu = name == CPU
     if cpu:
         check_threads(config, share, devices=len(devices))
     if config.dtype == "auto":
@@ -179,6 +185,7 @@ def select_platform(
         dtype = jnp.dtype(config.dtype)
     return Platform(
         device=device,
+        name=name,
         mesh=tuple(mesh) if len(mesh) > 1 else (),
         dtype=dtype,
         # Small operations on a CPU are faster in f32 and cost no bandwidth there, so only what is kept is narrow.
@@ -187,6 +194,27 @@ def select_platform(
         quantized_activations=_quantized_activations(config, cpu=cpu),
         host_memory=share.host_memory,
     )
+
+
+def devices_of(platform: str) -> list[jax.Device]:
+    """All devices of a platform, those of other processes too.
+
+    Args:
+        platform: as ``--device`` names it.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    try:
+        found: list[jax.Device] = jax.devices() if platform == "auto" else jax.devices(_registered(platform))
+    except (RuntimeError, AssertionError) as error:  # the latter where JAX_PLATFORMS names what finds no device
+        raise ConfigError(_not_there(platform, str(error))) from error
+    return found
+
+
+def _registered(name: str) -> str:
+    """A platform as JAX has it: plug-ins are found whatever the case of their names."""
+    return next((known for known in xla_bridge.backends() if known.lower() == name.lower()), name)
 
 
 def _divide_cpu(config: EngineConfig, count: int) -> None:
@@ -208,7 +236,7 @@ def _quantized_activations(config: EngineConfig, *, cpu: bool) -> str:
 
 def _not_there(name: str, error: str) -> str:
     try:
-        there = ", ".join(sorted({device.platform for device in jax.devices()}))
+        there = ", ".join(sorted(xla_bridge.backends()))
     except (RuntimeError, AssertionError):  # that is what was wrong
         there = "none"
     wanted = os.environ.get("JAX_PLATFORMS", "")
@@ -216,7 +244,7 @@ def _not_there(name: str, error: str) -> str:
     said = f"device {name!r} is not available (there is: {there})"
     why = error.splitlines()[0] if error else f"JAX finds no device of JAX_PLATFORMS={wanted}"
     if name not in CUDA_NAMES and not (name == "auto" and named):
-        return f"{said}: {why}"
+        return f"{said}: {why}; docs/plugins.md says how plug-ins are found"
     if cuda_plugin() is None:
         return f"{said}: JAX has no plug-in for NVIDIA GPUs; install llmjax with it, pip install 'llmjax[cuda]'"
     if wanted and not named:

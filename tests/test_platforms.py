@@ -19,8 +19,9 @@ from llmjax import platforms
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
 from llmjax.kernels.cpu.library import library
+from llmjax.kernels.devices import platform_of
 from llmjax.kernels.qtensor import INT8_DECODES
-from llmjax.platforms import nvidia_cards, select_platform, use_compilation_cache
+from llmjax.platforms import devices_of, nvidia_cards, select_platform, use_compilation_cache
 
 
 @pytest.fixture
@@ -148,7 +149,7 @@ def test_options_of_the_user_stay(unopened: None, caplog: pytest.LogCaptureFixtu
 def test_a_pool_that_is_open_already_keeps_its_size(
     unopened: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    card = SimpleNamespace(platform="gpu")
+    card = SimpleNamespace(platform="gpu", client=None)
     select_platform(EngineConfig(gpu_memory_utilization=0.7))
     monkeypatch.setattr(platforms.xla_bridge, "backends_are_initialized", lambda: True)
     monkeypatch.setattr(jax, "devices", lambda *_: [card])
@@ -165,15 +166,43 @@ def test_a_pool_that_is_open_already_keeps_its_size(
     ]
 
 
-@pytest.mark.parametrize(("platform", "available"), [("gpu", 60), ("gcu", 30)])
+@pytest.mark.parametrize(("platform", "available"), [("cuda", 60), ("gcu", 30)])
 def test_available_memory(platform: str, available: int) -> None:
     """A CUDA pool is the share already; other devices say all they have."""
     stats = {"bytes_limit": 100, "bytes_in_use": 40}
-    device = SimpleNamespace(platform=platform, memory_stats=lambda: stats)
-    assert replace(select_platform(EngineConfig()), device=device).available_memory(0.7) == available
-    silent = SimpleNamespace(platform=platform, memory_stats=lambda: None)
+    device = SimpleNamespace(memory_stats=lambda: stats)
+    assert replace(select_platform(EngineConfig()), device=device, name=platform).available_memory(0.7) == available
+    silent = SimpleNamespace(memory_stats=lambda: None)
     with pytest.raises(ConfigError, match="does not say how much memory it has; set kv_cache_memory_bytes"):
-        replace(select_platform(EngineConfig()), device=silent).available_memory(0.7)
+        replace(select_platform(EngineConfig()), device=silent, name=platform).available_memory(0.7)
+
+
+def test_a_device_is_of_the_platform_that_its_client_is_registered_under(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other = object(), object()
+    monkeypatch.setattr(platforms.xla_bridge, "backends", lambda: {"cpu": own, "gcu": other})
+    assert platform_of(SimpleNamespace(client=own, platform="cpu")) == "cpu"
+    assert platform_of(SimpleNamespace(client=other, platform="cpu")) == "gcu"  # whatever it calls itself
+    described = SimpleNamespace(client=None, platform="gpu")
+    assert platform_of(described) == "cuda"
+
+
+def test_a_plugin_is_found_whatever_the_case_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(platforms.xla_bridge, "backends", lambda: {"cpu": None, "METAL": None})
+    monkeypatch.setattr(jax, "devices", lambda name: asked.append(name) or ["a device"])
+    assert devices_of("metal") == ["a device"] and asked == ["METAL"]
+
+
+def test_a_plugin_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"'metal' is not available .*docs/plugins.md says how plug-ins are found"):
+        devices_of("metal")
+
+
+@pytest.mark.parametrize(("name", "own", "tile"), [("cpu", True, 16), ("cuda", True, 32), ("gcu", False, 1)])
+def test_what_a_plugin_does_not_get(name: str, own: bool, tile: int) -> None:
+    platform = replace(select_platform(EngineConfig(device="cpu")), name=name)
+    assert (platform.has_own_kernels, platform.weight_tile) == (own, tile)
+    assert (platform.is_cpu, platform.is_cuda) == (name == "cpu", name == "cuda")
 
 
 @pytest.mark.parametrize(

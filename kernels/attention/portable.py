@@ -3,6 +3,9 @@
 Online softmax over blocks of keys (Dao et al. 2022, arXiv:2205.14135), so no matrix grows with the page table. Loop
 lengths follow the data, not the bucket: a step costs what its longest request needs. Rows with one token (decodes)
 run batched over requests; rows with more run query block by query block.
+
+Products are of numbers in the queries' type, added up in f32: softmax weights are rounded to it, as kernels made for a
+device do.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from llmjax.kernels.attention.types import KVPages, RaggedBatch
+from llmjax.kernels.loops import for_loop
 
 KEY_BLOCK = 256  # keys a loop iteration gathers, at least
 QUERY_BLOCK = 128  # queries of one request that share the gathered keys
@@ -67,15 +71,16 @@ def attend(
 def write_kv(pages: KVPages, k: jax.Array, v: jax.Array | None, places: jax.Array) -> KVPages:
     """Stores each token's K and V ([T, K, h], V None for latent pages) at its place (i32 [T], see
     ``RaggedBatch.places``)."""
-    _, parts, kv_heads, _, head_dim = pages.data.shape
+    _, parts, kv_heads, _, columns = pages.data.shape
     # Indexed as it is: XLA copies all pages to and from a flat view that leaves out a dimension of size 1.
     page, offset = (x[:, None, None] for x in jnp.divmod(places, pages.page_size))
     part, head = jnp.arange(parts)[:, None], jnp.arange(kv_heads)
     values, scales = pages.encode(k, v)
     data = pages.data.at[page, part, head, offset].set(values)
     if scales is not None:
-        row, column = jnp.divmod(4 * offset[..., None] + jnp.arange(4), head_dim)  # behind the values
-        stored = jax.lax.bitcast_convert_type(scales, jnp.uint8)  # [T, parts, K, 4]
+        elements = 1 if pages.in_words else 4  # of a scale, behind the values
+        row, column = jnp.divmod(elements * offset[..., None] + jnp.arange(elements), columns)
+        stored = jax.lax.bitcast_convert_type(scales, data.dtype).reshape(*scales.shape, elements)  # [T, parts, K, ·]
         at = (page[..., None], part[..., None], head[:, None], pages.page_size + row, column)
         data = data.at[at].set(stored)
     return pages.with_data(data)
@@ -96,7 +101,7 @@ def ragged_paged_attention(
     """Attention of every token over the pages of its request (contract: ``llmjax.kernels.attention.attend``)."""
     rules = _QueryRules(scale=scale, window=window, causal=causal, softcap=softcap, sinks=sinks, slopes=slopes)
     tokens, _, head_dim = q.shape
-    grouped = q.astype(jnp.float32).reshape(tokens, pages.data.shape[2], -1, head_dim)  # [T, K, G, h]
+    grouped = q.reshape(tokens, pages.data.shape[2], -1, head_dim)  # [T, K, G, h]
     shape = (*q.shape[:2], pages.value_dim)
     if batch.decode:
         return _decode(grouped, pages, batch, rules).reshape(shape).astype(q.dtype)
@@ -124,22 +129,23 @@ def _decode(q: jax.Array, pages: KVPages, batch: RaggedBatch, rules: _QueryRules
     def body(index: jax.Array, partial: _Partial) -> _Partial:
         page = first_page[:, None] + index * per_block + jnp.arange(per_block)  # [R, per_block]
         ids = jnp.take_along_axis(batch.page_table, jnp.minimum(page, batch.page_table.shape[1] - 1), axis=1)
-        keys, values = _gather(pages, batch.first_page + ids)  # [R, K, C, h]
+        keys, values = _gather(pages, batch.first_page + ids, q.dtype)  # [R, K, C, h]
         key = (first_page * page_size + index * block)[:, None] + jnp.arange(block)  # [R, C]
         visible = (key <= position[:, None]) & (key >= first_key[:, None])
         values = jnp.where(visible[:, None, :, None], values, 0.0)  # a weight of 0 does not keep NaN out
-        logits = jnp.einsum("rkgh,rkch->rkgc", q, keys, precision="highest")
+        logits = _product("rkgh,rkch->rkgc", q, keys)
         logits = _biased(_cap(logits, rules), slopes, (position[:, None] - key)[:, None, None])
         logits = jnp.where(visible[:, None, None], logits, MASKED)
-        return _update(partial, logits, lambda w: jnp.einsum("rkgc,rkch->rkgh", w, values, precision="highest"))
+        return _update(partial, logits, lambda w: _product("rkgc,rkch->rkgh", w.astype(values.dtype), values))
 
     sinks = None if rules.sinks is None else rules.sinks.reshape(q.shape[1:3])
-    return _finish(jax.lax.fori_loop(0, blocks, body, _start((*q.shape[:3], pages.value_dim), sinks)))
+    most = _most_blocks(batch, per_block, page_size, None if rules.window is None else rules.window + page_size - 1)
+    return _finish(for_loop(0, blocks, body, _start((*q.shape[:3], pages.value_dim), sinks), most=most))
 
 
 def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array, rules: _QueryRules) -> jax.Array:
-    """Rows of several queries: q [T, K, G, h], row r has ``count[r]`` of them; returns [T, K, G, size of a value], zero
-    elsewhere."""
+    """Rows of several queries: q [T, K, G, h], row r has ``count[r]`` of them; returns f32 [T, K, G, size of a value],
+    zero elsewhere."""
     tokens, kv_heads, group, head_dim = q.shape
     page_size = pages.page_size
     queries = min(QUERY_BLOCK, tokens)
@@ -149,6 +155,8 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
     padded = jnp.pad(q, ((0, queries), (0, 0), (0, 0), (0, 0)))
     table = jnp.pad(batch.page_table, ((0, 0), (0, per_block)))  # so that a slice never slides back
     slopes = None if rules.slopes is None else rules.slopes.reshape(kv_heads, group, 1, 1)
+    seen = None if rules.window is None else rules.window * (1 if rules.causal else 2) + queries
+    most = _most_blocks(batch, per_block, page_size, seen) + 1  # the first block may begin before the first key
 
     def query_block(index: jax.Array, out: jax.Array) -> jax.Array:
         row = jnp.searchsorted(ends, index, side="right")
@@ -165,31 +173,33 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
 
         def key_block(index: jax.Array, partial: _Partial) -> _Partial:
             ids = jax.lax.dynamic_slice(table, (row, index * per_block), (1, per_block))
-            keys, values = (x[0] for x in _gather(pages, batch.first_page + ids))  # [K, C, h]
+            keys, values = (x[0] for x in _gather(pages, batch.first_page + ids, q.dtype))  # [K, C, h]
             key = index * block + jnp.arange(block)
             values = jnp.where(((key >= first_key) & (key <= last_key))[:, None], values, 0.0)  # as in `_decode`
             visible = key[None] <= (position[:, None] if rules.causal else last_key)  # [Q, C]
             if rules.window is not None:
                 visible &= key[None] > position[:, None] - rules.window
                 visible &= key[None] < position[:, None] + rules.window
-            logits = jnp.einsum("kqh,kch->kqc", mine, keys, precision="highest")
+            logits = _product("kqh,kch->kqc", mine, keys)
             logits = _cap(logits, rules).reshape(kv_heads, group, queries, block)
             logits = _biased(logits, slopes, jnp.abs(position[:, None] - key))
             logits = jnp.where(visible, logits, MASKED)
 
             def weigh(weights: jax.Array) -> jax.Array:
-                flat = weights.reshape(kv_heads, group * queries, block)
-                return jnp.einsum("kqc,kch->kqh", flat, values, precision="highest").reshape(partial.acc.shape)
+                flat = weights.reshape(kv_heads, group * queries, block).astype(values.dtype)
+                return _product("kqc,kch->kqh", flat, values).reshape(partial.acc.shape)
 
             return _update(partial, logits, weigh)
 
         sinks = None if rules.sinks is None else rules.sinks.reshape(kv_heads, group, 1)
         start_state = _start((kv_heads, group, queries, pages.value_dim), sinks)
-        result = _finish(jax.lax.fori_loop(first_key // block, last_key // block + 1, key_block, start_state))
+        found = for_loop(first_key // block, last_key // block + 1, key_block, start_state, most=most)
+        result = _finish(found)
         return jax.lax.dynamic_update_slice_in_dim(out, result.transpose(2, 0, 1, 3), start, 0)
 
-    out = jnp.zeros((*padded.shape[:3], pages.value_dim), padded.dtype)
-    out = jax.lax.fori_loop(0, ends[-1], query_block, out)
+    out = jnp.zeros((*padded.shape[:3], pages.value_dim), jnp.float32)
+    # Every row may have a block of queries that is not full.
+    out = for_loop(0, ends[-1], query_block, out, most=tokens // queries + min(len(count), tokens // 2))
     return out[:tokens]
 
 
@@ -197,13 +207,25 @@ def _pages_per_block(pages: KVPages, batch: RaggedBatch) -> int:
     return min(max(1, KEY_BLOCK // pages.page_size), batch.page_table.shape[1])
 
 
-def _gather(pages: KVPages, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys and values of pages ``ids`` [R, n] as f32 [R, K, n * page_size, h]."""
-    num_pages, parts, kv_heads, rows, head_dim = pages.data.shape
-    flat = pages.data.reshape(num_pages * parts * kv_heads, rows, head_dim)
+def _most_blocks(batch: RaggedBatch, per_block: int, page_size: int, keys: int | None) -> int:
+    """Blocks that hold all that a row may see: ``keys`` (None: any number) of the tokens in its page table."""
+    pages = batch.page_table.shape[1]
+    return -(-(pages if keys is None else min(pages, -(-keys // page_size))) // per_block)
+
+
+def _product(letters: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Of numbers of one type, in f32. "highest" keeps f32 in f32 where a device would use less; others are exact."""
+    return jnp.einsum(letters, x, y, precision="highest", preferred_element_type=jnp.float32)
+
+
+def _gather(pages: KVPages, ids: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+    """Keys and values of pages ``ids`` [R, n], [R, K, n * page_size, h] in ``dtype``."""
+    num_pages, parts, kv_heads, rows, columns = pages.data.shape
+    flat = pages.data.reshape(num_pages * parts * kv_heads, rows, columns)
     part, heads = jnp.arange(parts)[:, None, None, None], jnp.arange(kv_heads)[:, None]
     records = flat[(ids[:, None, :] * parts + part) * kv_heads + heads]  # [parts, R, K, n, rows, h]: not transposed
-    keys, values = (x.reshape(len(ids), kv_heads, -1, x.shape[-1]) for x in pages.keys_and_values(records))
+    found = (x.astype(dtype) for x in pages.keys_and_values(records))
+    keys, values = (x.reshape(len(ids), kv_heads, -1, x.shape[-1]) for x in found)
     return keys, values
 
 

@@ -94,10 +94,11 @@ class KVPages:
     dummy page: padding reads and writes it, nobody owns it.
 
     ``data`` holds the layout's type; as bits in uint8 where that is one byte wide, and in uint16 where it is two bytes
-    wide and XLA cannot index such floats in place (CPU: it would widen the whole array at every access).
+    wide and XLA cannot index such floats in place (CPU: it would widen the whole array at every access). Four of one
+    byte may be a word, in uint32, the first in its low bits: not every device can store single bytes.
     """
 
-    data: jax.Array  # [N, layout.parts (keys, values), K, layout.rows(h), h]
+    data: jax.Array  # [N, layout.parts (keys, values), K, layout.rows(h), h, or words of h]
     calibration: jax.Array | None  # f32 [layout.parts, 2 (scale, zero point)] of one-byte types; None: not given
     layout: KVLayout = field(metadata={"static": True})
 
@@ -116,9 +117,19 @@ class KVPages:
         return self.layout.dtype
 
     @property
+    def in_words(self) -> bool:
+        """Whether four bytes are a word."""
+        return bool(self.data.dtype.itemsize == 4 * self.dtype.itemsize)
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a key."""
+        return int(self.data.shape[-1]) * (4 if self.in_words else 1)
+
+    @property
     def value_dim(self) -> int:
         """Size of a value."""
-        return self.layout.value_dim or int(self.data.shape[-1])
+        return self.layout.value_dim or self.head_dim
 
     def with_data(self, data: jax.Array) -> KVPages:
         return replace(self, data=data)
@@ -134,6 +145,8 @@ class KVPages:
             x, scales = self.layout.scaled(x.astype(jnp.float32), lines)
             x = jnp.round(x) if self.dtype == jnp.int8 else x
         x = x.astype(self.dtype)
+        if self.in_words:
+            x = x.reshape(*x.shape[:-1], -1, 4)
         bits = x if self.data.dtype == self.dtype else jax.lax.bitcast_convert_type(x, self.data.dtype)
         return bits, scales
 
@@ -144,8 +157,11 @@ class KVPages:
 
     def decode(self, records: jax.Array) -> jax.Array:
         """Records [parts, ..., layout.rows(h), h] as f32 [parts, ..., page_size, h]."""
+        if self.in_words:
+            single = jax.lax.bitcast_convert_type(records, jnp.uint8)
+            records = single.reshape(*records.shape[:-1], -1)
         x = records[..., : self.page_size, :]
-        x = x if self.data.dtype == self.dtype else jax.lax.bitcast_convert_type(x, self.dtype)
+        x = x if x.dtype == self.dtype else jax.lax.bitcast_convert_type(x, self.dtype)
         x = x.astype(jnp.float32)
         if self.calibration is not None:
             scale, zero = (self.calibration[:, i].reshape(-1, *[1] * (x.ndim - 1)) for i in (0, 1))
@@ -187,6 +203,7 @@ def make_pages(
     head_dim: int,
     dtype: jnp.dtype,
     as_bits: bool = False,
+    as_words: bool = False,
     calibration: jax.Array | None = None,
     value_dim: int | None = None,
 ) -> KVPages:
@@ -195,6 +212,7 @@ def make_pages(
     Args:
         dtype: float32, bfloat16, float16, int8, float8_e4m3fn or float8_e5m2.
         as_bits: keep two-byte floats as uint16 (for CPUs).
+        as_words: keep four numbers of one byte as uint32 where they fill words (for devices that nothing is known of).
         calibration: f32 [2, 2], scale and zero point of keys and of values, for one-byte types; None: a scale for each
             token and head is computed when it is stored. Latent pages have one of each, f32 [1, 2].
         value_dim: pages are latent: the value is so many leading elements of the key.
@@ -205,5 +223,8 @@ def make_pages(
         stored = jnp.dtype(jnp.uint8)
     elif stored.itemsize == 2 and as_bits:
         stored = jnp.dtype(jnp.uint16)
-    shape = (num_pages, layout.parts, num_kv_heads, layout.rows(head_dim), head_dim)
+    row = head_dim
+    if as_words and layout.dtype.itemsize == 1 and row % 4 == 0:
+        stored, row = jnp.dtype(jnp.uint32), row // 4
+    shape = (num_pages, layout.parts, num_kv_heads, layout.rows(head_dim), row)
     return KVPages(data=zeros(shape, stored), calibration=calibration, layout=layout)

@@ -21,6 +21,8 @@ def refuses(q: jax.Array, pages: KVPages) -> str | None:
         return f"activations are {q.dtype}"
     if pages.dtype.name not in CACHE_TYPES:
         return f"pages are {pages.dtype.name}"
+    if pages.in_words:
+        return "bytes of pages are kept as words"
     if pages.layout.value_dim is not None:
         return "pages are latent"
     if q.shape[-1] % MIN_HEAD_DIVISOR:

@@ -41,7 +41,7 @@ def attention_block_refuses(
     x: jax.Array, weights: AttentionWeights, by: Rotation, pages: KVPages, *_: Any, **__: Any
 ) -> str | None:
     """Why the library does not take these types and sizes; None: it does."""
-    heads = jax.ShapeDtypeStruct((x.shape[0], 1, pages.data.shape[-1]), x.dtype)
+    heads = jax.ShapeDtypeStruct((x.shape[0], 1, pages.head_dim), x.dtype)
     projections = (weights.q, weights.k, weights.v, weights.o)
     return _refuses(x, projections) or cpu_attention.refuses(heads, pages)
 

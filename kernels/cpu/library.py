@@ -11,6 +11,8 @@ from pathlib import Path
 
 import jax
 
+from llmjax.kernels.devices import CPU, platform_of
+
 LIBRARY = Path(__file__).parent / "libllmjax_cpu.so"
 TARGETS = (
     "llmjax_argmax",
@@ -58,7 +60,7 @@ def library() -> Library | None:
     loaded = _load()
     if isinstance(loaded, Library):
         return loaded
-    if loaded and jax.default_backend() == "cpu":
+    if loaded and platform_of(jax.devices()[0]) == CPU:
         _warn(loaded)
     return None
 

@@ -38,6 +38,8 @@ def refuses(
         return f"activations are {q.dtype}"
     if pages.dtype.name not in CACHE_TYPES:
         return f"pages are {pages.dtype.name}"
+    if pages.in_words:
+        return "bytes of pages are kept as words"
     if pages.data.dtype == jnp.uint16:
         return "pages are kept as bits of two-byte floats"
     if head_dim % 8 or (value is None and head_dim > MAX_HEAD_DIM):

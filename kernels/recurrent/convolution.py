@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from llmjax.kernels.attention import RaggedBatch
+from llmjax.kernels.loops import for_loop
 from llmjax.kernels.recurrent.places import Places, read_entries, write_entries
 
 
@@ -59,4 +60,6 @@ def causal_convolution(
         kept = jnp.concatenate([back(count, at) for count in range(width - 2, -1, -1)])
         return write_entries(states, places.entry(row[at], position[at]), kept[None])
 
-    return y, jax.lax.fori_loop(0, last.sum(), store, states)
+    # A row leaves one where it ends, and one in every page that it fills.
+    most = min(len(x), len(x) // page_size + 2 * len(rows))
+    return y, for_loop(0, last.sum(), store, states, most=most)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from llmjax.kernels.attention import RaggedBatch
+from llmjax.kernels.loops import while_loop
 from llmjax.kernels.recurrent.places import Places, read_entries, write_entries
 
 CHUNK = 64  # tokens that are computed by products of matrices
@@ -90,7 +91,10 @@ def _longer(
         return number + over, jnp.where(over, 0, done + size), out, states
 
     start = (jnp.int32(0), jnp.int32(0), out, states)
-    _, _, out, states = jax.lax.while_loop(lambda carry: carry[0] < count, body, start)
+    # Pieces end with a row, with a page, or when they are as long as they may be; none is empty.
+    size = len(out)
+    most = min(size, size // longest + size // places.page_size + 2 * len(batch.kv_len))
+    _, _, out, states = while_loop(lambda carry: carry[0] < count, body, start, most=most)
     return out, states
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,12 +17,16 @@ from rich.table import Table
 
 from llmjax.cli.parser import Parser, add_config_flags, configs_of
 from llmjax.config import EngineConfig
+from llmjax.errors import ConfigError
 
 if TYPE_CHECKING:
     import jax.numpy as jnp
 
+    from llmjax.cli.device_checks import Outcome
     from llmjax.platforms import Platform
 
+CANNOT_OPEN = "device: open"
+KNOWN = ("auto", "cpu", "cuda", "gpu")  # what is opened before it is known whether it is a plug-in's
 PACKAGES = ("llmjax", "jax", "jaxlib", "flax", "tokenizers", "numpy")
 MIN_FREE_DISK = 2 * 2**30  # a small model and its compiled programs
 
@@ -46,9 +51,14 @@ def main(argv: list[str]) -> int:
     """
     parser = Parser(prog="llmjax doctor", description="Show what this machine has and what llmjax would use of it.")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--check-device",
+        action="store_true",
+        help="compute on the device what steps compute, and compare; done without the flag where a plug-in is used",
+    )
     add_config_flags(parser)
     values = parser.parse(argv)
-    findings = examine(configs_of(values).engine)
+    findings = examine(configs_of(values).engine, check_device=values.check_device)
     if values.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -56,26 +66,40 @@ def main(argv: list[str]) -> int:
     return int(any(finding.advice for finding in findings))
 
 
-def examine(config: EngineConfig) -> list[Finding]:
-    """Looks at the machine as ``config`` would use it; loads no model."""
+def examine(config: EngineConfig, *, check_device: bool = False) -> list[Finding]:
+    """Looks at the machine as ``config`` would use it; loads no model.
+
+    Args:
+        check_device: also where kernels are made for the device.
+    """
     import jax
 
     from llmjax import cpu_affinity
     from llmjax.kernels.cpu import library
     from llmjax.platforms import CACHE_DIR, select_platform
 
-    chosen = select_platform(config)
     findings = [
         Finding("versions", ", ".join(f"{name} {_version(name)}" for name in PACKAGES)),
         Finding("python", f"{platform.python_version()} on {platform.platform()}"),
+    ]
+    checks: list[Finding] = []
+    # Before this process has the device, for some let only one process have them.
+    if check_device or config.device.lower() not in KNOWN:
+        checks = _checks(config.device)
+        if checks[0].name == CANNOT_OPEN:
+            return [*findings, *checks]
+    chosen = select_platform(config)
+    if not checks and not chosen.has_own_kernels:
+        checks = _checks(chosen.name)
+    findings += [
         Finding("devices", ", ".join(str(device) for device in jax.devices())),
-        Finding("used", f"{chosen.device} ({chosen.device.device_kind})"),
+        Finding("used", f"{_name_of(chosen)}{chosen.device} ({chosen.device.device_kind})"),
         Finding(
             "types",
             f"{chosen.dtype} weights, {chosen.kv_dtype(config.kv_cache_dtype)} KV cache, "
             f"{chosen.activation_dtype} between layers",
         ),
-        Finding("free memory", f"{chosen.free_memory() / 2**30:.1f} GiB"),
+        _free_memory(chosen, config),
     ]
     if chosen.is_cpu:
         native = library.library() is not None or os.environ.get(library.ISA_VARIABLE) == "none"
@@ -85,11 +109,46 @@ def examine(config: EngineConfig) -> list[Finding]:
         findings.append(_block_sizes(chosen.device.device_kind))
     return [
         *findings,
+        *checks,
         *_nvidia(chosen, config),
         *_picks(chosen, chosen.kv_dtype(config.kv_cache_dtype)),
         _folder("models", Path(config.download_dir) if config.download_dir else CACHE_DIR / "models"),
         _programs(config),
     ]
+
+
+def _name_of(chosen: Platform) -> str:
+    """Of a plug-in, whose devices may call themselves anything."""
+    return "" if chosen.has_own_kernels else f"{chosen.name}: "
+
+
+def _free_memory(chosen: Platform, config: EngineConfig) -> Finding:
+    try:
+        return Finding("free memory", f"{chosen.free_memory() / 2**30:.1f} GiB")
+    except ConfigError as error:
+        advice = None if config.kv_cache_memory_bytes else "set --kv-cache-memory-bytes; what fits is yours to know"
+        return Finding("free memory", str(error), advice)
+
+
+def _checks(device: str) -> list[Finding]:
+    """What a device can do of what steps ask of it; of one that cannot be used that alone, CANNOT_OPEN."""
+    from llmjax.cli.device_checks import CHECKS, run_checks
+
+    findings, console = [], Console(stderr=True)
+    with console.status(f"checking {device}") as status:
+        for number, outcome in enumerate(run_checks([sys.executable, "-m", "llmjax.cli.device_checks", device])):
+            status.update(f"checking {device}: {number + 1} of {len(CHECKS)}")
+            findings.append(_finding(outcome))
+    return findings
+
+
+def _finding(outcome: Outcome) -> Finding:
+    name = f"device: {outcome.name}"
+    if outcome.error is None:
+        return Finding(name, f"works{f', {outcome.detail}' if outcome.detail else ''}")
+    if outcome.needed:
+        return Finding(name, f"FAILS: {outcome.error}", outcome.meaning)
+    return Finding(name, f"does not work ({outcome.meaning}): {outcome.error}")
 
 
 def _block_sizes(card: str) -> Finding:
@@ -139,10 +198,16 @@ def _picks(chosen: Platform, kv_dtype: jnp.dtype) -> list[Finding]:
     from llmjax.kernels.dense_linear import LINEAR
     from llmjax.models import GatedMLP
 
-    name = chosen.device.platform
+    name = chosen.name
     pages = jax.eval_shape(
         lambda: make_pages(
-            num_pages=2, page_size=32, num_kv_heads=8, head_dim=128, dtype=kv_dtype, as_bits=chosen.is_cpu
+            num_pages=2,
+            page_size=32,
+            num_kv_heads=8,
+            head_dim=128,
+            dtype=kv_dtype,
+            as_bits=chosen.is_cpu,
+            as_words=not chosen.has_own_kernels,
         )
     )
     heads = jax.ShapeDtypeStruct((1, 32, 128), chosen.activation_dtype)

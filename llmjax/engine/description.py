@@ -36,6 +36,7 @@ def info_of(engine: Engine) -> EngineInfo:
         eos_token_ids=frozenset([*_ints(generation.get("eos_token_id")), *model.config.eos_token_ids]),
         default_sampling_params=sampling_defaults(generation),
         device=", ".join(map(str, platform.devices)),
+        platform=platform.name,
         dtype=str(platform.dtype),
         kernels=describe() if platform.is_cpu else None,
         weight_bytes=model.num_bytes,
@@ -49,6 +50,7 @@ def info_of(engine: Engine) -> EngineInfo:
         longest_contexts={n: plan.longest_context(n) for n in CONTEXTS if n <= config.max_num_seqs},
         sampler_bytes=engine.runner.sampler_bytes,
         pooler=_pooler(model),
+        dequantized_from=model.dequantized_from,
     )
 
 

@@ -56,6 +56,9 @@ class EngineInfo:
         device: as JAX names it.
         dtype: of the weights that are not quantized.
         kernels: which C++ kernels serve; None: the device is not a CPU.
+        platform: the name that JAX has for it.
+        dequantized_from: how the checkpoint stores weights that are dequantized because the device has no kernels for
+            them; empty: there are none, or the configuration says what becomes of them.
         weight_bytes: of all weights; ``offloaded_bytes`` of them lie in the host's memory.
         load_seconds: that loading took.
         kv_bytes: of the KV cache, which holds ``kv_tokens`` tokens in pages of ``page_size``.
@@ -75,6 +78,7 @@ class EngineInfo:
     eos_token_ids: frozenset[int]
     default_sampling_params: dict[str, Any]
     device: str
+    platform: str
     dtype: str
     kernels: str | None
     weight_bytes: int
@@ -88,6 +92,7 @@ class EngineInfo:
     longest_contexts: dict[int, int]
     sampler_bytes: int
     pooler: PoolerInfo | None = None
+    dequantized_from: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -300,7 +300,8 @@ def kv_footprint(model: ModelConfig, dtype: jnp.dtype, *, page_size: int) -> KVF
 
 
 def weight_bytes(tensors: Mapping[str, StoredTensor], platform: Platform) -> int:
-    """Bytes of a model's weights on the device: quantized matrices as they are kept there, others in its type.
+    """Bytes of a model's weights on the device: quantized matrices as they are kept there unless the configuration says
+    what becomes of them, others in its type.
 
     Args:
         tensors: of a checkpoint, by name; those that the model does not use count too.
@@ -310,7 +311,7 @@ def weight_bytes(tensors: Mapping[str, StoredTensor], platform: Platform) -> int
     """
     total = 0
     for tensor in tensors.values():
-        source = tensor.row_source() if len(tensor.shape) > 1 else None
+        source = tensor.row_source() if len(tensor.shape) > 1 and platform.has_own_kernels else None
         if source is None:
             total += prod(tensor.shape) * platform.dtype.itemsize
         else:

@@ -33,7 +33,7 @@ from llmjax.models.config import ModelConfig
 from llmjax.models.functional import ModelGraph
 from llmjax.parallel.division import Division
 from llmjax.platforms import Platform
-from llmjax.quantization.plan import Kept, QuantizationPlan
+from llmjax.quantization.plan import PLAIN, STORED, Kept, QuantizationPlan
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class LoadedModel:
     load_seconds: float
     mapped_bytes: int = 0  # of weights that take memory only when a step reads them
     kv_calibration: npt.NDArray[np.float32] | None = None  # see `quantization.kv_scales.kv_calibration`
+    dequantized_from: str = ""  # how the checkpoint stores what the device has no kernels for
 
     @property
     def num_bytes(self) -> int:
@@ -120,8 +121,9 @@ def load_model(
         dtype=platform.kv_dtype(config.kv_cache_dtype),
         model=model_config,
     )
+    dequantized = "" if platform.has_own_kernels or config.quantization else _stored_as(checkpoint)
     plan = QuantizationPlan.of(
-        config.quantization,
+        PLAIN if dequantized else config.quantization,
         config.quantization_rules,
         model_config,
         stored=checkpoint.quantization,
@@ -151,6 +153,12 @@ def load_model(
             "%d matrices, for example %s, are dequantized: %d devices would have to divide groups of their columns",
             *(len(names), names[0], division.devices),
         )
+    if dequantized:
+        logger.info(
+            "weights are stored as %s and dequantized, for %s has no kernels for them; set --quantization %s to keep "
+            "them as they are, in less memory and with more to compute in every step",
+            *(dequantized, platform.name, STORED),
+        )
     _warn_of_slow_products(params, platform)
     seconds = time.monotonic() - started
     return LoadedModel(
@@ -161,8 +169,15 @@ def load_model(
         path=path,
         load_seconds=seconds,
         mapped_bytes=packed.mapped_bytes if platform.is_cpu else 0,
+        dequantized_from=dequantized,
         kv_calibration=calibration,
     )
+
+
+def _stored_as(checkpoint: Checkpoint) -> str:
+    """The format of quantized matrices; empty: there are none."""
+    matrices = (tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1)
+    return checkpoint.quantization if any(tensor.row_source() is not None for tensor in matrices) else ""
 
 
 def _shown(weights: Sequence[T]) -> Iterable[T]:

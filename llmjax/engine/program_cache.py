@@ -30,6 +30,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from llmjax.engine.kept_files import Damaged, check_owner, line
 from llmjax.engine.signature import SourcesChanged, digest, environment_digest, sources_digest
+from llmjax.kernels.devices import CPU, OWN_KERNELS, platform_of
+from llmjax.kernels.loops import bounded_loops
 from llmjax.kernels.sharding import Sharding
 
 logger = logging.getLogger(__name__)
@@ -83,10 +85,12 @@ class ProgramSpec:
             parts = jax.tree.map(_spec_of, self.arguments)
             program = self.sharding.program(program, arguments=parts, results=self.results)
         program.__name__ = name
+        platform = platform_of(self.device)
         # Kernels look at the default device while they are lowered (`llmjax.kernels.cuda.tuned`).
-        with jax.default_device(self.device):
+        with jax.default_device(self.device), bounded_loops(platform not in OWN_KERNELS):
             # What is lowered says all of a program only if it takes all arguments, used or not.
-            return jax.jit(program, donate_argnums=self.donated, keep_unused=True).lower(*self.arguments)
+            traced = jax.jit(program, donate_argnums=self.donated, keep_unused=True).trace(*self.arguments)
+            return traced.lower(lowering_platforms=(platform,))
 
 
 def _spec_of(shape: jax.ShapeDtypeStruct) -> PartitionSpec:
@@ -116,7 +120,7 @@ class ProgramCache:
 
         Only programs for CPUs are kept: elsewhere JAX's own cache has to do.
         """
-        if directory is None or device.platform != "cpu":
+        if directory is None or platform_of(device) != CPU:
             return cls()
         folder = directory / FOLDER / digest(MAGIC, KEPT_APART, environment_digest(device))
         with contextlib.suppress(OSError):

@@ -42,7 +42,14 @@ QUIET = 1.0  # seconds without a step after which nobody minds that programs are
 
 
 def new_state(
-    scales: jax.Array | None, *, config: ModelConfig, vocab_size: int, plan: KVPlan, num_slots: int, as_bits: bool
+    scales: jax.Array | None,
+    *,
+    config: ModelConfig,
+    vocab_size: int,
+    plan: KVPlan,
+    num_slots: int,
+    as_bits: bool,
+    as_words: bool,
 ) -> DeviceState:
     """No key, no token, nothing seen.
 
@@ -50,7 +57,7 @@ def new_state(
         scales: `LoadedModel.kv_calibration`.
         config: of the model that a device runs.
         vocab_size: of the whole model.
-        as_bits: as in ``llmjax.kernels.attention.make_pages``.
+        as_bits, as_words: as in ``llmjax.kernels.attention.make_pages``.
     """
     kv = make_stacks(
         config.states,
@@ -58,6 +65,7 @@ def new_state(
         page_size=plan.page_size,
         dtype=plan.layout.dtype,
         as_bits=as_bits,
+        as_words=as_words,
         calibration=scales,
     )
     # A model that makes vectors samples nothing.
@@ -165,6 +173,7 @@ class StepCompiler:
             "plan": self.kv_plan,
             "num_slots": self.max_num_seqs,
             "as_bits": self.platform.is_cpu,
+            "as_words": not self.platform.has_own_kernels,
         }
 
     @cached_property

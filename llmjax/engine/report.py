@@ -19,7 +19,7 @@ LOG_INTERVAL = 10.0  # seconds
 
 def startup_table(info: EngineInfo, programs: Sequence[ProgramInfo]) -> Table:
     """Weights, KV cache, longest contexts, and the step programs compiled so far."""
-    table = Table(title=f"llmjax on {info.device}", show_header=False, title_justify="left")
+    table = Table(title=f"llmjax on {info.platform}: {info.device}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
     table.add_row("model", f"{info.architecture}, {info.num_layers} layers, {info.dtype} weights")
@@ -27,6 +27,9 @@ def startup_table(info: EngineInfo, programs: Sequence[ProgramInfo]) -> Table:
         table.add_row("kernels", info.kernels)
     host = f", {_size(info.offloaded_bytes)} of them in the host's memory" if info.offloaded_bytes else ""
     table.add_row("weights", f"{_size(info.weight_bytes)}{host}, loaded in {info.load_seconds:.1f} s")
+    if info.dequantized_from:
+        why = f"{info.platform} has no kernels for it; --quantization stored keeps it"
+        table.add_row("", f"dequantized from {info.dequantized_from}: {why}")
     scales = " with calibrated scales" if info.kv_calibrated else ""
     table.add_row(
         "KV cache",

@@ -21,6 +21,7 @@ import numpy as np
 
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.kernels.cpu.library import LIBRARY, library
+from llmjax.kernels.devices import CPU, platform_of
 
 IMPORTED = time.time()
 PACKAGE = Path(__file__).parents[1]
@@ -57,7 +58,7 @@ def digest(*parts: Any) -> str:
 def environment_digest(device: jax.Device) -> str:
     """Of everything beyond a program's own definition: the versions of what compiles it, the kernels that it calls, the
     machine and its settings."""
-    native = library() if device.platform == "cpu" else None
+    native = library() if platform_of(device) == CPU else None
     # As attributes where there are such: those say what holds in this thread.
     known = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
     settings = {name: repr(value) for name, value in known.items() if not _beside(name)}

@@ -52,8 +52,9 @@ def sampler_state_bytes(*, num_slots: int, vocab_size: int, max_bans: int = MAX_
 
 def reset_slot(state: SamplerState, slot: jax.Array, bias_fill: jax.Array) -> SamplerState:
     """Forgets the slot's last request; every token's bias becomes ``bias_fill`` (0, or -inf to forbid all)."""
+    unseen = jnp.zeros(state.vocab_size, bool)
     return SamplerState(
-        prompt_seen=state.prompt_seen.at[slot].set(False),
+        prompt_seen=_with_row(state.prompt_seen, slot, unseen),
         output_count=state.output_count.at[slot].set(0),
         logit_bias=state.logit_bias.at[slot].set(bias_fill),
         ban_previous=state.ban_previous.at[slot].set(-1),
@@ -63,7 +64,8 @@ def reset_slot(state: SamplerState, slot: jax.Array, bias_fill: jax.Array) -> Sa
 
 def add_prompt_tokens(state: SamplerState, slot: jax.Array, ids: jax.Array) -> SamplerState:
     """Marks ``ids`` (i32 [K], padded with V) as seen in the prompt."""
-    return replace(state, prompt_seen=state.prompt_seen.at[slot, ids].set(True, mode="drop"))
+    found = jnp.zeros(state.vocab_size, jnp.int32).at[ids].set(1, mode="drop")
+    return replace(state, prompt_seen=_with_row(state.prompt_seen, slot, state.prompt_seen[slot] | (found > 0)))
 
 
 def add_output_tokens(state: SamplerState, slot: jax.Array, ids: jax.Array) -> SamplerState:
@@ -85,3 +87,8 @@ def set_bans(state: SamplerState, slot: jax.Array, previous: jax.Array, tokens: 
         ban_previous=state.ban_previous.at[slot].set(previous),
         ban_token=state.ban_token.at[slot].set(tokens),
     )
+
+
+def _with_row(array: jax.Array, slot: jax.Array, row: jax.Array) -> jax.Array:
+    """As a slice, and no scatter: not every device can scatter bytes."""
+    return jax.lax.dynamic_update_index_in_dim(array, row, slot, axis=0)

@@ -93,6 +93,7 @@ class Paged(ABC):
         page_size: int,
         dtype: jnp.dtype,
         as_bits: bool = False,
+        as_words: bool = False,
         calibration: jax.Array | None = None,
     ) -> KVPages:
         """Zeroed pages; arguments as in ``llmjax.kernels.attention.make_pages``."""
@@ -104,6 +105,7 @@ class Paged(ABC):
             value_dim=self.value_dim,
             dtype=dtype,
             as_bits=as_bits,
+            as_words=as_words,
             calibration=calibration,
         )
 
@@ -186,6 +188,7 @@ class Recurrent:
         page_size: int,
         dtype: jnp.dtype,
         as_bits: bool = False,
+        as_words: bool = False,
         calibration: jax.Array | None = None,
     ) -> RecurrentState:
         """Zeroed states.
@@ -193,7 +196,7 @@ class Recurrent:
         Args:
             num_pages: states.
             page_size: tokens after which another entry takes the state.
-            dtype, as_bits, calibration: of keys and values; states are always f32.
+            dtype, as_bits, as_words, calibration: of keys and values; states are always f32.
         """
 
         def entries(shape: tuple[int, ...] | None) -> jax.Array | None:
@@ -266,6 +269,7 @@ def make_stacks(
     page_size: int,
     dtype: jnp.dtype,
     as_bits: bool = False,
+    as_words: bool = False,
     calibration: jax.Array | None = None,
     max_elements: int = MAX_ELEMENTS,
 ) -> tuple[LayerStack, ...]:
@@ -275,7 +279,7 @@ def make_stacks(
         kinds: as ``ModelConfig.states`` has them.
         num_pages: of each layer of a span.
         page_size: tokens.
-        dtype, as_bits: of keys and values, as in ``llmjax.kernels.attention.make_pages``.
+        dtype, as_bits, as_words: of keys and values, as in ``llmjax.kernels.attention.make_pages``.
         calibration: f32 [layers, 2, 2], as there for each layer.
         max_elements: of an array, but for one that a single layer needs.
     """
@@ -286,7 +290,7 @@ def make_stacks(
     stacks = []
     for kind, numbers in layers.items():
         pages = num_pages[kind.span]
-        make = partial(kind.make, page_size=page_size, dtype=dtype, as_bits=as_bits)
+        make = partial(kind.make, page_size=page_size, dtype=dtype, as_bits=as_bits, as_words=as_words)
         largest = max(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(partial(make, num_pages=pages))))
         count = -(-len(numbers) // max(1, max_elements // largest))
         each = -(-len(numbers) // count)

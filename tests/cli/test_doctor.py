@@ -34,8 +34,10 @@ def test_advises(capsys: pytest.CaptureFixture[str]):
 
 
 def test_device_that_is_not_there(capsys: pytest.CaptureFixture[str]):
-    assert main(["doctor", "--device", "gcu"]) == 1
-    assert "device 'gcu' is not available (there is: cpu" in capsys.readouterr().err
+    status, found = report(capsys, "--device", "gcu")
+    assert status == 1
+    assert "device 'gcu' is not available (there is: cpu)" in str(found["device: open"]["value"])
+    assert "docs/plugins.md" in str(found["device: open"]["value"])
 
 
 @pytest.mark.parametrize(

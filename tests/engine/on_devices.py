@@ -53,7 +53,7 @@ OPTIONS = {
 
 
 def generated(model: str, devices: int, settings: dict[str, Any]) -> dict[str, Any]:
-    llm = LLM(model, **OPTIONS, **settings, tensor_parallel_size=devices)  # type: ignore[arg-type]
+    llm = LLM(model, **{**OPTIONS, **settings}, tensor_parallel_size=devices)
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     # The greedy ones once more: their prefixes are found in the cache.
     outputs = [llm.generate(prompts, params) for params in (GREEDY, EVERYTHING, GREEDY)]

@@ -23,7 +23,7 @@ PARAMS = [
 ]
 
 
-def generated(devices: int) -> list[Any]:
+def generated(devices: int, **settings: Any) -> list[Any]:
     """Texts and tokens of all."""
     llm = LLM(
         str(TESTS / "models" / "golden" / "llama"),
@@ -36,6 +36,7 @@ def generated(devices: int) -> list[Any]:
         kv_cache_memory_bytes=2**20,
         compilation_cache_dir="off",
         tensor_parallel_size=devices,
+        **settings,
     )
     outputs = llm.generate([[5, 6, 7, 8, 9]] * len(PARAMS), PARAMS, use_tqdm=False)
     llm.close()

@@ -32,6 +32,7 @@ INFO = EngineInfo(
     eos_token_ids=frozenset({EOS}),
     default_sampling_params={},
     device="cpu",
+    platform="cpu",
     dtype="float32",
     kernels=None,
     weight_bytes=0,

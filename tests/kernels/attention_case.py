@@ -139,7 +139,7 @@ def make_data(case: Case, seed: int = 0) -> Data:
     )
 
 
-def empty_pages(case: Case, *, as_bits: bool) -> KVPages:
+def empty_pages(case: Case, *, as_bits: bool = False, as_words: bool = False) -> KVPages:
     """Shapes and types of the case's pages."""
     return jax.eval_shape(
         lambda: make_pages(
@@ -149,6 +149,7 @@ def empty_pages(case: Case, *, as_bits: bool) -> KVPages:
             head_dim=case.head_dim,
             dtype=jnp.dtype(case.cache),
             as_bits=as_bits,
+            as_words=as_words,
             calibration=None if case.calibration is None else np.asarray(case.calibration, np.float32),
             value_dim=case.value_dim,
         )

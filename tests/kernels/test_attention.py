@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from llmjax.kernels.attention import ATTENTION, attend, portable, reference
 from llmjax.kernels.attention.types import KVPages, make_pages
 from llmjax.kernels.cuda import attention as cuda
-from tests.kernels.attention_case import Case, filled_pages, make_data, owned, without_unseen
+from llmjax.kernels.loops import bounded_loops
+from tests.kernels.attention_case import Case, empty_pages, filled_pages, make_data, owned, without_unseen
 
 PAGE = 4
 SLOW = pytest.mark.slow
@@ -96,6 +98,79 @@ def test_portable_equals_reference(mix, rule, kind, monkeypatch):
     out = np.asarray(out)
     assert np.isfinite(out).all()
     np.testing.assert_allclose(out[data.real], expected[data.real], atol=2e-6, rtol=1e-5)
+
+
+PLUGIN = {
+    "decodes": ("decodes", "all", jnp.float32, None),
+    "decodes and chunks": ("decodes and chunks", "all", jnp.float32, None),
+    "window on both sides": ("one prefill", "window on both sides", jnp.float32, None),
+    "words of int8": ("decodes and chunks", "window", jnp.int8, None),
+    "words of latent e4m3": ("decodes and chunks", "plain", jnp.float8_e4m3fn, 5),
+}
+
+
+@pytest.mark.parametrize("name", PLUGIN)
+def test_loops_of_fixed_length_and_pages_of_words(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What devices get that nothing is known of."""
+    mix, rule, dtype, value_dim = PLUGIN[name]
+    monkeypatch.setattr(portable, "KEY_BLOCK", 8)
+    monkeypatch.setattr(portable, "QUERY_BLOCK", 8)
+    case = Case(
+        MIXES[mix],
+        heads=6,
+        kv_heads=1 if value_dim else 2,
+        head_dim=8,
+        page_size=PAGE,
+        cache=jnp.dtype(dtype).name,
+        decode=mix == "decodes",
+        padding=5,
+        value_dim=value_dim,
+        **RULES[rule],
+    )
+    data = make_data(case)
+    pages, words = filled_pages(case, data.filling, as_bits=False), empty_pages(case, as_words=True)
+    assert words.in_words == (jnp.dtype(dtype).itemsize == 1) and words.head_dim == case.head_dim
+
+    @jax.jit
+    def compute(q, k, v, pages, batch, sinks, slopes):
+        return portable.attend(q, k, v, pages, batch, sinks, slopes, **{"window": None, "softcap": None, **data.rules})
+
+    given = words.with_data(jnp.asarray(np.asarray(pages.data).view(words.data.dtype)))
+    with bounded_loops(True):
+        arguments = (data.q, data.k, data.v, given, data.batch, data.sinks, data.slopes)
+        text = compute.lower(*arguments).as_text()
+        out, written = compute(*arguments)
+    assert "stablehlo.case" in text or "stablehlo.if" in text
+    rules = {**data.rules, "sinks": data.sinks, "slopes": data.slopes}
+    expected_pages = reference.write_kv(pages, data.k, data.v, data.batch.places(PAGE))
+    expected = reference.ragged_paged_attention(data.q, expected_pages, data.batch, **rules)
+    stored = np.asarray(written.data).view(np.asarray(expected_pages.data).dtype)
+    np.testing.assert_array_equal(owned(case, stored), owned(case, expected_pages.data))
+    np.testing.assert_allclose(np.asarray(out)[data.real], expected[data.real], atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("decode", [True, False])
+def test_products_are_of_the_queries_type_with_sums_in_f32(decode: bool) -> None:
+    mix = MIXES["decodes" if decode else "chunk of a long prompt"]
+    case = Case(mix, heads=6, kv_heads=2, head_dim=8, page_size=PAGE, cache="bfloat16", decode=decode)
+    data = make_data(case)
+    pages = filled_pages(case, data.filling, as_bits=False)
+    q, k, v = (np.asarray(x).astype(jnp.bfloat16) for x in (data.q, data.k, data.v))
+
+    def compute(q, k, v, pages, batch):
+        return portable.attend(q, k, v, pages, batch, None, **{"window": None, "softcap": None, **data.rules})
+
+    text = jax.jit(compute).lower(q, k, v, pages, data.batch).as_text()
+    products = re.findall(r"dot_general.*\((.*)\) -> tensor<[^>]*x(b?f\d+)>", text)
+    assert products
+    for operands, result in products:
+        assert re.findall(r"x(b?f\d+)>", operands) == ["bf16", "bf16"] and result == "f32"
+    out, _ = jax.jit(compute)(q, k, v, pages, data.batch)
+    assert out.dtype == jnp.bfloat16
+    expected_pages = reference.write_kv(pages, k, v, data.batch.places(PAGE))
+    expected = reference.ragged_paged_attention(q, expected_pages, data.batch, **data.rules)
+    # Weights and results are rounded to 8 bits.
+    np.testing.assert_allclose(np.asarray(out, np.float32)[data.real], expected[data.real], atol=3e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("decode", [False, True])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from llmjax.kernels.attention import RaggedBatch
+from llmjax.kernels.loops import bounded_loops
 from llmjax.kernels.recurrent.linear_attention import linear_attention
 
 GROUPS, HEADS, KEY, VALUE, TOKENS, PAGE, ENTRIES = 2, 6, 5, 7, 150, 96, 8
@@ -37,6 +38,15 @@ def expected(tokens: tuple[np.ndarray, ...]) -> np.ndarray:
 @pytest.mark.parametrize("cuts", [(150,), (1, 149), (64, 64, 22), (7, 1, 90, 1, 51), (63, 65, 22)])
 def test_chunks_and_single_tokens(tokens: tuple[np.ndarray, ...], expected: np.ndarray, cuts: tuple[int, ...]) -> None:
     """Of a row beside one of which each step has one token, over states that began as noise."""
+    check(tokens, expected, cuts)
+
+
+def test_loops_of_fixed_length(tokens: tuple[np.ndarray, ...], expected: np.ndarray) -> None:
+    with bounded_loops(True):
+        check(tokens, expected, (7, 1, 90, 1, 51))
+
+
+def check(tokens: tuple[np.ndarray, ...], expected: np.ndarray, cuts: tuple[int, ...]) -> None:
     states, done, found, beside = jnp.full((ENTRIES, HEADS, KEY, VALUE), 9.0), 0, [], []
     tables = jnp.asarray([[3, 5], [6, 2]], jnp.int32)  # two pages of each row
     for step, count in enumerate(cuts):
