@@ -1,5 +1,5 @@
-"""Gemma 4 (text): layers with windows and wider ones without, values with a norm, embeddings for each layer, and last
-layers that read the keys and values of earlier ones."""
+"""Gemma 4 (text): layers with windows and wider ones without, values with a norm, embeddings for each layer, last
+layers that read the keys and values of earlier ones, and in some checkpoints experts beside each MLP."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.moe import Experts, SharedExpert
 from llmjax.models.layers.norm import RMS
 from llmjax.models.layers.per_layer import PerLayer
-from llmjax.models.layers.residual import Sandwich
+from llmjax.models.layers.residual import Sandwich, SandwichedMixer
 from llmjax.models.layers.rope_scaling import rope_parameters
 from llmjax.models.names import Names
 
@@ -36,6 +37,8 @@ DEFAULTS = {
     "vocab_size_per_layer_input": 262144,
     "enable_moe_block": False,
     "num_experts": None,  # matter to blocks with experts alone
+    "top_k_experts": None,
+    "moe_intermediate_size": None,
     "rope_parameters": {
         SLIDING: {"rope_type": "default", "rope_theta": 1e4},
         FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
@@ -43,16 +46,24 @@ DEFAULTS = {
 }
 PERIOD = 6  # of layers without windows, where no key says which they are
 _LAYER = "model.layers.*"
-NAMES = Names(
-    modules={
-        "model.embed_tokens_per_layer": "model.per_layer.embed_tokens",
-        "model.per_layer_model_projection": "model.per_layer.projection",
-        "model.per_layer_projection_norm": "model.per_layer.norm",
-        f"{_LAYER}.per_layer_input_gate": f"{_LAYER}.per_layer.gate",
-        f"{_LAYER}.per_layer_projection": f"{_LAYER}.per_layer.projection",
-        f"{_LAYER}.post_per_layer_input_norm": f"{_LAYER}.per_layer.norm",
-    }
-)
+_MODULES = {
+    "model.embed_tokens_per_layer": "model.per_layer.embed_tokens",
+    "model.per_layer_model_projection": "model.per_layer.projection",
+    "model.per_layer_projection_norm": "model.per_layer.norm",
+    f"{_LAYER}.per_layer_input_gate": f"{_LAYER}.per_layer.gate",
+    f"{_LAYER}.per_layer_projection": f"{_LAYER}.per_layer.projection",
+    f"{_LAYER}.post_per_layer_input_norm": f"{_LAYER}.per_layer.norm",
+}
+DENSE = "dense"
+_EXPERTS = {
+    **{f"{_LAYER}.mlp.{part}_proj": f"{_LAYER}.mlp.{DENSE}.{part}_proj" for part in ("gate", "up", "down")},
+    f"{_LAYER}.router": f"{_LAYER}.mlp.gate",
+    f"{_LAYER}.router.proj": f"{_LAYER}.mlp.gate",
+    f"{_LAYER}.pre_feedforward_layernorm": f"{_LAYER}.mlp.before_shared",
+    f"{_LAYER}.post_feedforward_layernorm_1": f"{_LAYER}.mlp.after_shared",
+    f"{_LAYER}.pre_feedforward_layernorm_2": f"{_LAYER}.mlp.before_experts",
+    f"{_LAYER}.post_feedforward_layernorm_2": f"{_LAYER}.mlp.after_experts",
+}
 
 
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
@@ -60,11 +71,13 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     fields = Fields(config, DEFAULTS)
     fields.require("use_bidirectional_attention", False, "vision")
     fields.require("mlp_bias", False)
-    fields.require("enable_moe_block", False)
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     kinds = list(layer_types(fields, [SLIDING if (i + 1) % PERIOD else FULL for i in range(count)]))
     kinds[-1] = FULL  # whatever the file says, as in transformers
     norm, mlp = rms(fields), gated_mlp(fields, activation="hidden_activation")
+    experts = _experts(fields, norm) if fields.flag("enable_moe_block") else None
+    if experts is not None and fields.flag("use_double_wide_mlp"):
+        raise fields.error("use_double_wide_mlp", "is not supported beside experts")
     attention = {kind: _attention(fields, kind, max_model_len, norm) for kind in dict.fromkeys(kinds)}
     sources = _sources(fields, kinds)
     per_layer, layers = _per_layer(fields, norm), []
@@ -73,9 +86,9 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         layers.append(
             LayerSpec(
                 mixer=replace(attention[kind], reads_only=source is not None),
-                feed_forward=replace(mlp, inner=2 * mlp.inner) if wide else mlp,
+                feed_forward=experts or (replace(mlp, inner=2 * mlp.inner) if wide else mlp),
                 norm=norm,
-                residual=Sandwich(),
+                residual=Sandwich() if experts is None else SandwichedMixer(),
                 state_of=source,
                 per_layer=per_layer,
                 scaled=True,
@@ -89,6 +102,26 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         embedding_scale=fields.integer("hidden_size") ** 0.5,
         final_softcap=fields.optional_number("final_logit_softcapping"),
         per_layer=per_layer,
+    )
+
+
+def names(config: Mapping[str, Any]) -> Names:
+    """What files call the parts of a model; its MLPs are shared experts, where there are others."""
+    return Names(modules=_MODULES | _EXPERTS if config.get("enable_moe_block") is True else _MODULES)
+
+
+def _experts(fields: Fields, norm: RMS) -> Experts:
+    count, per_token = fields.integer("num_experts"), fields.integer("top_k_experts")
+    if per_token > count:
+        raise fields.error("top_k_experts", f"is more than there are experts, {count}")
+    return Experts(
+        count=count,
+        per_token=per_token,
+        inner=fields.integer("moe_intermediate_size"),
+        activation=fields.choice("hidden_activation", ACTIVATIONS),
+        normalize=True,
+        shared=SharedExpert(inner=fields.integer("intermediate_size"), name=DENSE, gated=False),
+        own_norms=norm,
     )
 
 

@@ -202,7 +202,6 @@ NAMES: Mapping[str, Names] = MappingProxyType(
         "GPTBigCodeForCausalLM": gpt_bigcode.NAMES,
         "GPTJForCausalLM": gptj.NAMES,
         "GPTNeoXForCausalLM": gpt_neox.NAMES,
-        "Gemma4ForCausalLM": gemma4.NAMES,
         "Glm4ForCausalLM": glm.NAMES,
         "GlmForCausalLM": glm.NAMES,
         "GptOssForCausalLM": gpt_oss.NAMES,
@@ -238,7 +237,11 @@ NAMES: Mapping[str, Names] = MappingProxyType(
 
 # Of families whose names depend on the config.
 NAMES_BY_CONFIG: Mapping[str, Callable[[Mapping[str, Any]], Names]] = MappingProxyType(
-    {"GraniteMoeHybridForCausalLM": granite_moe.hybrid_names, "NemotronHForCausalLM": nemotron_h.names}
+    {
+        "Gemma4ForCausalLM": gemma4.names,
+        "GraniteMoeHybridForCausalLM": granite_moe.hybrid_names,
+        "NemotronHForCausalLM": nemotron_h.names,
+    }
 )
 
 # Of families in which the head of a model with this vocabulary has rows that are to be made one long.

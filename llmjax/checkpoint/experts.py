@@ -27,10 +27,11 @@ from llmjax.weights.packing import RowSource, RowStack, aligned_empty
 logger = logging.getLogger(__name__)
 
 ONE = re.compile(
-    r"(?P<layer>.*)\.(?:mlp|mixer|block_sparse_moe|feed_forward)\.experts\.(?P<expert>0|[1-9][0-9]{0,8})\.(?P<projection>\w+)\.weight"
+    r"(?P<layer>.*)\.(?:(?:mlp|mixer|block_sparse_moe|feed_forward)\.|(?<=\d\.))experts\."
+    r"(?P<expert>0|[1-9][0-9]{0,8})\.(?P<projection>\w+)\.weight"
 )
 STACK = re.compile(
-    r"(?P<layer>.*)\.(?:mlp\.experts\.(?P<projection>gate_proj|up_proj|down_proj|gate_up_proj)"
+    r"(?P<layer>.*)\.(?:(?:mlp\.|(?<=\d\.))experts\.(?P<projection>gate_proj|up_proj|down_proj|gate_up_proj)"
     r"|block_sparse_moe\.(?P<granite>input_linear|output_linear))(?:\.weight)?"
 )
 BIAS = re.compile(r"(?P<module>.*\.mlp\.experts)\.(?P<projection>gate_up_proj|down_proj)_bias")
@@ -39,7 +40,7 @@ OTHER_ROUTER = re.compile(
 )
 LLAMA4 = re.compile(r"(?P<layer>.*)\.feed_forward\.experts\.(?P<projection>gate_up_proj|down_proj)")
 DBRX = re.compile(r"(?P<module>.*\.ffn)\.experts\.mlp\.(?P<projection>w1|v1|w2)")
-ROUTER = r"(?:mlp|block_sparse_moe|feed_forward)\.gate|shared_expert_gate|router(?:\.layer)?"
+ROUTER = r"(?:mlp|block_sparse_moe|feed_forward)\.gate|shared_expert_gate|router(?:\.layer|\.proj)?"
 """Pattern of the modules that choose experts, at the end of a name."""
 CORRECTIONS = MappingProxyType({"expert_bias": "e_score_correction_bias"})
 """Of scores, by LFM2's name."""

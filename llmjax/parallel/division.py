@@ -66,6 +66,9 @@ class Division:
             raise ConfigError(f"{said}: attention with norms over all heads cannot be divided yet")
         if any(isinstance(mixer, UNDIVIDED) for mixer in mixers):
             raise ConfigError(f"{said}: state spaces, short convolutions and lightning attention cannot be divided yet")
+        halves = [layer.feed_forward for layer in self.config.layers]
+        if any(isinstance(half, Experts) and half.own_norms is not None for half in halves):
+            raise ConfigError(f"{said}: experts with norms behind them cannot be divided yet")
         if any(layer.per_layer is not None or layer.state_of is not None for layer in self.config.layers):
             raise ConfigError(f"{said}: embeddings of layers, and keys that layers share, cannot be divided yet")
         most = max(_count(mixer) for mixer in mixers)

@@ -11,14 +11,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from llmjax.kernels.blocks import ExpertWeights, Projection
+from llmjax.kernels.norm import Norm, rms_norm
 from llmjax.kernels.offloading import experts_anywhere
 from llmjax.kernels.registry import Implementation, Operation
 from llmjax.kernels.sharding import own_number, parts
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.mlp import MLP, GatedMLP
+from llmjax.models.layers.norm import RMS
 from llmjax.models.layers.parameter import parameter
-from llmjax.models.layers.residual import fed_forward
+from llmjax.models.layers.residual import fed_forward, normed
 
 SCORES = MappingProxyType({"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid})
 AS_GATE = MappingProxyType({"relu2": "relu"})
@@ -66,6 +68,8 @@ class Experts:
     bias: bool = False  # of the router, and of each expert's projections
     gated: bool = True  # False: experts, the shared one too, are ``down(activation(up(n)))``
     latent: int | None = None  # entries of what experts are given and return; None: those of the residual stream
+    own_norms: RMS | None = None  # before and behind the experts and the shared expert, and before the router, each its
+    # own; experts have a factor of their shares then too
 
     name: ClassVar[str] = "mlp"
 
@@ -80,7 +84,8 @@ class ExpertsModule(nnx.Module):
     Routers are in f32: a rounded score may choose another expert. Formulas: Hugging Face's ``Qwen2MoeSparseMoeBlock``,
     of which ``Qwen3MoeSparseMoeBlock`` and ``MixtralSparseMoeBlock`` leave out the shared expert; ``DeepseekV2Moe``,
     whose shared expert has no gate; ``DeepseekV3MoE``, with sigmoids and corrections; ``NemotronHMoE``, whose experts
-    have no gates and may work on a latent vector.
+    have no gates and may work on a latent vector; ``Gemma4TextDecoderLayer``, with norms inside, whose MLP is the
+    shared expert.
     """
 
     # Positional: x, module, before, after, context. Static: residual.
@@ -95,7 +100,12 @@ class ExpertsModule(nnx.Module):
         if spec.latent is not None:
             self.fc1_latent_proj = Linear(size, spec.latent, bias=False, dtype=dtype)
             self.fc2_latent_proj = Linear(spec.latent, size, bias=False, dtype=dtype)
+        norms = spec.own_norms
+        self.before_experts = None if norms is None else norms.build(size)
+        self.after_experts = None if norms is None else norms.build(size)
         if (shared := spec.shared) is not None:
+            self.before_shared = None if norms is None else norms.build(size)
+            self.after_shared = None if norms is None else norms.build(size)
             if spec.gated:
                 mlp: GatedMLP | MLP = GatedMLP(inner=shared.inner, activation=spec.activation)
             else:
@@ -110,7 +120,9 @@ class ExpertsModule(nnx.Module):
         # Tokens of padding all choose alike: they would make one group of choices as large as all others.
         real = jnp.arange(len(n)) < context.batch.query_start[-1]
         shares = jnp.where(real[:, None], shares, 0)
-        given = n if self.spec.latent is None else self.fc1_latent_proj(n)
+        given = normed(n, self.before_experts)
+        if self.spec.latent is not None:
+            given = self.fc1_latent_proj(given)
         if self.spec.scaled_inputs:  # each of a token's experts is given another multiple of it
             given = (given[:, None] * shares[..., None]).astype(n.dtype).reshape(-1, given.shape[1])
             chosen = chosen.reshape(-1, 1)
@@ -121,8 +133,9 @@ class ExpertsModule(nnx.Module):
             out = out.reshape(len(n), -1, out.shape[1]).sum(axis=1)
         if self.spec.latent is not None:
             out = self.fc2_latent_proj(out)
+        out = normed(out, self.after_experts)
         if (shared := self.spec.shared) is not None:
-            added = getattr(self, shared.name)(n)
+            added = normed(getattr(self, shared.name)(normed(n, self.before_shared)), self.after_shared)
             if shared.gated:
                 score = _in_f32(n, getattr(self, f"{shared.name}_gate"))
                 added = jax.nn.sigmoid(score).astype(n.dtype) * added
@@ -140,7 +153,7 @@ class ExpertsModule(nnx.Module):
             n: [T, D].
         """
         spec = self.spec
-        logits = _in_f32(n, self.gate)
+        logits = _in_f32(self.gate.given(n), self.gate)
         if spec.score == "sparse mixer":
             return sparse_mixer(logits, spec.margin)
         scores = SCORES[spec.score](logits)
@@ -155,7 +168,7 @@ class ExpertsModule(nnx.Module):
         shares = jnp.take_along_axis(scores, chosen, axis=-1)
         if spec.normalize:
             shares = shares / (shares.sum(axis=-1, keepdims=True) + spec.no_share)
-        return chosen.astype(jnp.int32), shares * spec.scaling
+        return chosen.astype(jnp.int32), self.gate.scaled(shares, chosen) * spec.scaling
 
 
 class Router(Linear):
@@ -164,10 +177,24 @@ class Router(Linear):
     def __init__(self, size: int, spec: Experts) -> None:
         super().__init__(size, spec.count, bias=spec.bias, dtype=jnp.dtype(jnp.float32))
         self.e_score_correction_bias = parameter((spec.count,), jnp.float32, axes=(None,)) if spec.corrected else None
+        self.norm = spec.own_norms
+        if self.norm is not None:
+            self.scale = parameter((size,), jnp.float32, axes=(None,))
+            self.per_expert_scale = parameter((spec.count,), jnp.float32, axes=(None,))
 
     def corrected(self, scores: jax.Array) -> jax.Array:
         """Scores as they are compared."""
         return scores if self.e_score_correction_bias is None else scores + self.e_score_correction_bias.get_value()
+
+    def given(self, n: jax.Array) -> jax.Array:
+        """What is multiplied with the weights, of what the layer's part is given, [T, D]."""
+        if self.norm is None:
+            return n
+        return rms_norm(n.astype(jnp.float32), Norm(self.scale.get_value(), self.norm.eps)) * n.shape[1] ** -0.5
+
+    def scaled(self, shares: jax.Array, chosen: jax.Array) -> jax.Array:
+        """Shares of chosen experts, both [T, K], with the experts' factors."""
+        return shares if self.norm is None else shares * self.per_expert_scale.get_value()[chosen]
 
 
 class Stacks(nnx.Module):

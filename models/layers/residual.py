@@ -92,6 +92,16 @@ class TwoMixers(Residual):
 
 
 @dataclass(frozen=True)
+class SandwichedMixer(Residual):
+    """``x + norm(mixer(norm(x)))``, then ``x + norm(feed_forward(x))``, whose parts have norms of their own."""
+
+    before_mixer: str = "input_layernorm"
+    after_mixer: str = "post_attention_layernorm"
+    before_feed_forward: None = None
+    after_feed_forward: str = "post_feedforward_layernorm"
+
+
+@dataclass(frozen=True)
 class NormedParts(Residual):
     """``x + norm(mixer(x))``, then ``x + norm(feed_forward(x))``."""
 

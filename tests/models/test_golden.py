@@ -107,6 +107,7 @@ VARIANTS = [
     "minimax",
     "gemma4",
     "gemma4-plain",
+    "gemma4-experts",
     "llama4-long",
 ]
 ROPES = [

@@ -897,7 +897,17 @@ def test_gemma4() -> None:
     assert [got.layers[i].feed_forward.inner for i in (7, 8)] == [9216, 18432]
     assert got.per_layer == got.layers[0].per_layer and got.per_layer.size == 256
     assert model_config({**keys, "hidden_size_per_layer_input": 0}).per_layer is None
-    for wrong in ({"num_kv_shared_layers": 8}, {"enable_moe_block": True}, {"use_bidirectional_attention": "all"}):
+    moe = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
+    experts = model_config({**keys, **moe}).layers[0].feed_forward
+    assert (experts.count, experts.per_token, experts.inner, experts.own_norms) == (128, 8, 704, RMS(1e-6))
+    assert experts.shared == SharedExpert(inner=9216, name="dense", gated=False)
+    for wrong in (
+        {"num_kv_shared_layers": 8},
+        {"num_experts": None, "enable_moe_block": True},
+        {"top_k_experts": 129, **{key: value for key, value in moe.items() if key != "top_k_experts"}},
+        {"use_double_wide_mlp": True, **moe},
+        {"use_bidirectional_attention": "all"},
+    ):
         with pytest.raises(UnsupportedModel, match=next(iter(wrong))):
             model_config({**keys, **wrong})
 

@@ -762,6 +762,21 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_size_per_layer_input": 0,
         },
     ),
+    "gemma4-experts": (
+        "Gemma4ForCausalLM",
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 16,
+        },
+    ),
     "gemma4": (
         "Gemma4ForCausalLM",
         {
