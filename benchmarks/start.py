@@ -4,8 +4,9 @@
 
 Each run is a process of its own, from nothing to a stream that all programs serve. The first table has the way to the
 first token: seconds on the clock and of computing, of all threads, each phase less those in it, and the least of all
-runs. The second has what JAX did until all programs were there, and how fast the stream was from its first token on, in
-parts of what it makes when all programs are there: for SECONDS, or until they are.
+runs. The second has what JAX did in the engine's process until all programs were there, and how fast the stream was
+from its first token on, for SECONDS or until they were: in parts of what it makes when all programs are there, and of
+what it makes then with nothing but the programs that it had.
 
 With --cold programs are kept in a new folder for each run, else in one that a run before the first has filled.
 """
@@ -31,11 +32,14 @@ from benchmarks.machine import this_machine
 
 if TYPE_CHECKING:
     from llmjax import LLM
+    from llmjax.engine.batch import Bucket
+    from llmjax.engine.programs import Program, StepPrograms
+    from llmjax.engine.scheduler import StepPlan
 
 # Functions that are timed where they are called, by module and name.
 TIMED = {
     "read the file": ("llmjax.engine.model", "open_checkpoint"),
-    "declare the model": ("llmjax.engine.model.models", "abstract_model"),
+    "declare the model": ("llmjax.engine.model", "declare"),
     "weights": ("llmjax.engine.model.Placer", "place"),
     "tokenizer": ("llmjax.engine.setup", "load_tokenizer"),
     "device state": ("llmjax.engine.programs.StepCompiler", "make_state"),
@@ -64,6 +68,7 @@ class Start:
         rates: of the stream, tokens a second in each WINDOW from its first token on, until all programs are there or
             SECONDS have passed.
         steady: tokens a second when all programs are there.
+        shares: of the stream in each WINDOW, in parts of what the programs that it used make when nothing else is done.
     """
 
     wall: dict[str, float] = field(default_factory=dict)
@@ -73,6 +78,7 @@ class Start:
     ready_cpu: float = 0.0
     rates: list[float] = field(default_factory=list)
     steady: float = 0.0
+    shares: list[float] = field(default_factory=list)
 
     @property
     def first_token(self) -> float:
@@ -135,10 +141,25 @@ class Phases:
 
 
 class Stream:
-    """One request after another, token by token."""
+    """One request after another, token by token.
+
+    Attributes:
+        used: buckets of the programs that it had in each window of time.
+    """
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
+        self.used: list[set[Bucket]] = []
+        self._picked: set[Bucket] = set()
+        programs = llm.engine.runner.programs
+        pick = programs.pick
+
+        def noted(plan: StepPlan, **options: Any) -> Program:
+            program = pick(plan, **options)
+            self._picked.add(program.bucket)
+            return program
+
+        programs.pick = noted  # type: ignore[method-assign]
         tokenizer = llm.get_tokenizer()
         assert tokenizer is not None
         self._prompt = tokenizer.encode(PROMPT)
@@ -172,7 +193,8 @@ class Stream:
             count += self.step()
             if (now := time.perf_counter()) - began >= WINDOW:
                 found.append(count / (now - began))
-                count, began = 0, now
+                self.used.append(self._picked or self.used[-1])  # none was picked while it waited
+                count, began, self._picked = 0, now, set()
         return found
 
 
@@ -185,7 +207,7 @@ def start(model: str, settings: dict[str, Any], started: float) -> Start:
     phases = Phases(started)
     for name, modules in (
         ("import jax", ["jax", "jax.numpy"]),
-        ("import models (Flax)", ["llmjax.models"]),
+        ("import models", ["llmjax.models"]),
         ("other imports", ["llmjax.llm"]),
     ):
         with phases.phase(name):
@@ -210,14 +232,35 @@ def start(model: str, settings: dict[str, Any], started: float) -> Start:
     found = phases.found
     programs, end = llm.engine.runner.programs, time.perf_counter() + SECONDS
     found.rates = stream.rates(lambda: time.perf_counter() < end and len(programs.ready) < len(programs.buckets))
+    used = stream.used
     llm.warm_up()
     found.ready, found.ready_cpu = time.time() - started, time.process_time()
     found.events = dict(events)
-    end = time.perf_counter() + STEADY_SECONDS
-    steady = sorted(stream.rates(lambda: time.perf_counter() < end))
-    found.steady = steady[len(steady) // 2]
+    found.steady = _steady(stream)
+    alone = {bucket: _steady_with(stream, programs, bucket) for bucket in set().union(*used)}
+    found.shares = [
+        rate / min(alone[bucket] for bucket in buckets) for rate, buckets in zip(found.rates, used, strict=True)
+    ]
     llm.close()
     return found
+
+
+def _steady(stream: Stream) -> float:
+    """Tokens a second, the median of windows."""
+    end = time.perf_counter() + STEADY_SECONDS
+    rates = sorted(stream.rates(lambda: time.perf_counter() < end))
+    return rates[len(rates) // 2]
+
+
+def _steady_with(stream: Stream, programs: StepPrograms, bucket: Bucket) -> float:
+    """The same with one program alone, and that which holds every plan."""
+    everything = programs._programs
+    programs._programs = {one: everything[one] for one in (bucket, programs.buckets[-1])}
+    kept, programs._kept = programs._kept, set()
+    try:
+        return _steady(stream)
+    finally:
+        programs._programs, programs._kept = everything, kept
 
 
 def _child(model: str, settings: dict[str, Any]) -> Start:
@@ -237,15 +280,17 @@ def report(runs: Sequence[Start]) -> str:
     lines += [f"| **all** | **{wall:.2f}** | **{cpu:.2f}** |", ""]
     lines += [
         f"| run | {' | '.join(EVENTS.values())} | all programs after, s | CPU, s | steady, tok/s |"
-        " 90 % of it after the first token, s | least and mean before all programs were there |",
-        "|---|" + "---:|" * (len(EVENTS) + 5),
+        " 90 % of it after the first token, s | least and mean before all programs were there |"
+        " of what the programs at hand make |",
+        "|---|" + "---:|" * (len(EVENTS) + 6),
     ]
     for i, run in enumerate(runs):
         counts = " | ".join(str(run.events.get(name, 0)) for name in EVENTS.values())
         mean = sum(run.rates) / len(run.rates) / run.steady
         lines.append(
             f"| {i + 1} | {counts} | {run.ready:.1f} | {run.ready_cpu:.1f} | {run.steady:.0f} "
-            f"| {run.full_speed_after():.2f} | {min(run.rates) / run.steady:.0%}, {mean:.0%} |"
+            f"| {run.full_speed_after():.2f} | {min(run.rates) / run.steady:.0%}, {mean:.0%} "
+            f"| {min(run.shares):.0%}, {sum(run.shares) / len(run.shares):.0%} |"
         )
     return "\n".join(lines)
 

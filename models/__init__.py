@@ -1,10 +1,17 @@
-"""Model definitions: Flax NNX modules used as pure functions of a flat dict of weights."""
+"""Model definitions: data, and Flax NNX modules used as pure functions of a flat dict of weights.
+
+What needs Flax, a quarter of what a start would import, is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from llmjax.models.classifiers import TokenLabels
 from llmjax.models.config import ModelConfig
-from llmjax.models.decoder import CausalLM, Hidden
 from llmjax.models.errors import UnsupportedModel
-from llmjax.models.functional import abstract_model, init_random, merge
+from llmjax.models.graph import ModelGraph
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.convolution import ShortConvolution
 from llmjax.models.layers.embedding import LearnedPositions
@@ -21,6 +28,10 @@ from llmjax.models.layers.residual import NormedParts, NormedStream, Parallel, P
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.nested import text_config, text_name
 from llmjax.models.registry import FAMILIES, has_unit_head, makes_vectors, model_config, tensor_names, token_labels
+
+if TYPE_CHECKING:
+    from llmjax.models.decoder import CausalLM, Hidden
+    from llmjax.models.functional import abstract_model, init_random, merge
 
 __all__ = [
     "FAMILIES",
@@ -41,6 +52,7 @@ __all__ = [
     "LightningAttention",
     "Mamba2",
     "ModelConfig",
+    "ModelGraph",
     "NormedParts",
     "NormedStream",
     "Parallel",
@@ -64,3 +76,17 @@ __all__ = [
     "text_name",
     "token_labels",
 ]
+
+_COMPUTING = {
+    "CausalLM": "llmjax.models.decoder",
+    "Hidden": "llmjax.models.decoder",
+    "abstract_model": "llmjax.models.functional",
+    "init_random": "llmjax.models.functional",
+    "merge": "llmjax.models.functional",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _COMPUTING:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_COMPUTING[name]), name)

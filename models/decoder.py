@@ -12,12 +12,15 @@ from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.linear import linear
 from llmjax.models.config import ModelConfig
 from llmjax.models.layers.context import Context
-from llmjax.models.layers.embedding import Embedding, TypeEmbedding
-from llmjax.models.layers.layer import DecoderLayer
-from llmjax.models.layers.linear import Linear
-from llmjax.models.layers.residual import normed
 from llmjax.models.layers.rope import rotation
 from llmjax.models.layers.state import LayerStack, LayerState
+from llmjax.models.modules.embedding import Embedding, PositionEmbedding, TypeEmbedding
+from llmjax.models.modules.layer import DecoderLayer
+from llmjax.models.modules.linear import Linear
+from llmjax.models.modules.norm import build_norm
+from llmjax.models.modules.per_layer import PerLayerModule
+from llmjax.models.modules.pooling import pooler_head
+from llmjax.models.modules.residual import normed
 
 
 @jax.tree_util.register_dataclass
@@ -48,18 +51,22 @@ class Decoder(nnx.Module):
             activation_dtype=activation_dtype,
         )
         self.project_in = None if narrow is None else Linear(narrow, size, bias=False, dtype=dtype)
-        self.embed_positions = None if config.positions is None else config.positions.build(size, dtype=dtype)
+        self.embed_positions = (
+            None if config.positions is None else PositionEmbedding(config.positions, size, dtype=dtype)
+        )
         types = config.token_types
         self.embed_types = None if types is None else TypeEmbedding(types, size, dtype=dtype)
-        self.embed_norm = None if config.embedding_norm is None else config.embedding_norm.build(size)
+        self.embed_norm = None if config.embedding_norm is None else build_norm(config.embedding_norm, size)
         per_layer = config.per_layer
         self.per_layer = (
             None
             if per_layer is None
-            else per_layer.build(size, layers=config.num_layers, dtype=dtype, activation_dtype=activation_dtype)
+            else PerLayerModule(
+                per_layer, size, layers=config.num_layers, dtype=dtype, activation_dtype=activation_dtype
+            )
         )
-        self.layers = nnx.List([spec.build(size, dtype=dtype) for spec in config.layers])
-        self.norm = None if config.norm is None else config.norm.build(size)
+        self.layers = nnx.List([DecoderLayer(spec, size, dtype=dtype) for spec in config.layers])
+        self.norm = None if config.norm is None else build_norm(config.norm, size)
         self.project_out = None if narrow is None else Linear(size, narrow, bias=False, dtype=dtype)
 
     def embed(self, tokens: jax.Array, positions: jax.Array, types: jax.Array | None = None) -> jax.Array:
@@ -94,7 +101,7 @@ class CausalLM(nnx.Module):
         tied = config.tie_word_embeddings
         size, rows = config.embedding_size or config.hidden_size, config.vocab_size
         bias = config.head_bias
-        self.head = None if config.pooler is None else config.pooler.build(size)
+        self.head = None if config.pooler is None else pooler_head(config.pooler, size)
         self.lm_head = (
             None
             if tied or config.pooler is not None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -14,38 +13,15 @@ from flax import nnx
 
 from llmjax.models.config import ModelConfig
 from llmjax.models.decoder import CausalLM
+from llmjax.models.graph import ModelGraph
 from llmjax.models.layers.norm import RMS
-from llmjax.models.layers.parameter import axes_of, is_plain, named
+from llmjax.models.modules.parameter import axes_of, is_plain, named
 
 
-@dataclass(frozen=True)
-class ModelGraph:
-    """A model without weights: static, hashable, to be closed over by a jitted function."""
-
-    config: ModelConfig
-    dtype: jnp.dtype  # of weight matrices
-    activation_dtype: jnp.dtype  # of everything between layers
-    names: tuple[str, ...]  # of its parameters
-    axes: tuple[tuple[str | None, ...], ...]  # logical names of each parameter's axes
-    plain: frozenset[str] = frozenset()  # names of those that must be arrays, however files store them
-
-    @cached_property
-    def definition(self) -> nnx.GraphDef:
-        """The modules as NNX takes them apart; made when something is traced, which a start may never do."""
-        return nnx.split(CausalLM(self.config, dtype=self.dtype, activation_dtype=self.activation_dtype))[0]
-
-    @cached_property
-    def without_layers(self) -> ModelGraph:
-        """The model of the parameters that no layer has: enough for ``CausalLM.logits``."""
-        kept = [i for i, name in enumerate(self.names) if not name.startswith("model.layers.")]
-        names = tuple(self.names[i] for i in kept)
-        return replace(
-            self,
-            config=replace(self.config, layers=()),
-            names=names,
-            axes=tuple(self.axes[i] for i in kept),
-            plain=self.plain & frozenset(names),
-        )
+@lru_cache(maxsize=8)
+def definition(graph: ModelGraph) -> nnx.GraphDef:
+    """The modules of a model as NNX takes them apart."""
+    return nnx.split(CausalLM(graph.config, dtype=graph.dtype, activation_dtype=graph.activation_dtype))[0]
 
 
 def abstract_model(
@@ -90,7 +66,7 @@ def merge(graph: ModelGraph, params: Mapping[str, Any]) -> CausalLM:
     for name, axes in zip(graph.names, graph.axes, strict=True):
         path = tuple(int(part) if part.isdigit() else part for part in name.split("."))
         flat[path] = named(params[name], axes)
-    return nnx.merge(graph.definition, nnx.from_flat_state(flat))
+    return nnx.merge(definition(graph), nnx.from_flat_state(flat))
 
 
 def init_random(config: ModelConfig, key: jax.Array, *, dtype: jnp.dtype) -> dict[str, jax.Array]:

@@ -197,6 +197,7 @@ def _picks(chosen: Platform, kv_dtype: jnp.dtype) -> list[Finding]:
     from llmjax.kernels.attention import ATTENTION, make_pages
     from llmjax.kernels.dense_linear import LINEAR
     from llmjax.models import GatedMLP
+    from llmjax.models.modules.mlp import GatedMLPModule
 
     name = chosen.name
     pages = jax.eval_shape(
@@ -212,7 +213,7 @@ def _picks(chosen: Platform, kv_dtype: jnp.dtype) -> list[Finding]:
     )
     heads = jax.ShapeDtypeStruct((1, 32, 128), chosen.activation_dtype)
     weight = jax.ShapeDtypeStruct((4096, 4096), chosen.dtype)
-    mlp = GatedMLP(inner=4096, activation="silu").build(4096, dtype=chosen.dtype)
+    mlp = GatedMLPModule(GatedMLP(inner=4096, activation="silu"), 4096, dtype=chosen.dtype)
     findings = [Finding("attention", ATTENTION.explain(name, heads, heads, heads, pages))]
     for rows in (1, 16, 512):
         x = jax.ShapeDtypeStruct((rows, 4096), jnp.float32)

@@ -69,7 +69,9 @@ def load(config: EngineConfig, group: Alone, share: MachineShare = WHOLE_MACHINE
     platform = select_platform(config, share, meet=group.meet)
     check_graphs(config, platform)
     kept = cache_dir if group.size == 1 else None  # programs and parts of weights are a rank's own
-    model = load_model(config, platform, cache_dir=kept, progress=share.rank == 0 and config.node_rank == 0)
+    programs = ProgramCache.of(kept, platform.device)
+    progress = share.rank == 0 and config.node_rank == 0
+    model = load_model(config, platform, cache_dir=kept, programs=programs, progress=progress)
     config = _for_vectors(config, model, platform)
     speculative = config.speculative
     if speculative is not None:
@@ -90,7 +92,7 @@ def load(config: EngineConfig, group: Alone, share: MachineShare = WHOLE_MACHINE
         max_logprobs=config.max_logprobs,
         # Without graphs the condition of a loop on an accelerator is a round trip to the host.
         decode_steps=config.decode_steps or (DECODE_STEPS if platform.is_cpu else 1),
-        cache=ProgramCache.of(kept, platform.device),
+        cache=programs,
         group=group,
         drafts=0 if speculative is None else speculative.num_speculative_tokens,
         drafted_rows=0 if speculative is None else speculative.disable_by_batch_size,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,13 @@ from llmjax.engine.device_state import NO_TOKEN, NOT_FINITE, DeviceState, Ends
 from llmjax.engine.rows import ENDED
 from llmjax.kernels.finite import finite_rows
 from llmjax.kernels.sharding import all_sum, parts
-from llmjax.models import CausalLM
 from llmjax.sampling import sampler
 from llmjax.sampling.logprobs import LogprobArrays, no_logprobs, token_logprobs
 from llmjax.sampling.sampler import SampleOutput, SamplingBatch
 from llmjax.sampling.whole_rows import on_whole_rows
+
+if TYPE_CHECKING:
+    from llmjax.models import CausalLM
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits exist at once
 

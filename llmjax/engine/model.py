@@ -23,14 +23,14 @@ from llmjax.checkpoint.resolve import resolve_model
 from llmjax.config import EngineConfig
 from llmjax.engine.packed_weights import PackedWeights
 from llmjax.engine.placement import Placer
+from llmjax.engine.program_cache import ProgramCache
 from llmjax.engine.token_labels import with_token_labels
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.offloading import SplitStack
 from llmjax.kernels.qtensor import QTensor
-from llmjax.models import Experts
+from llmjax.models import Experts, ModelGraph
 from llmjax.models.config import ModelConfig
-from llmjax.models.functional import ModelGraph
 from llmjax.parallel.division import Division
 from llmjax.platforms import Platform
 from llmjax.quantization.plan import PLAIN, STORED, Kept, QuantizationPlan
@@ -90,12 +90,18 @@ def _kind_of(weight: jax.Array | QTensor | SplitStack) -> str:
 
 
 def load_model(
-    config: EngineConfig, platform: Platform, *, cache_dir: Path | None = None, progress: bool = True
+    config: EngineConfig,
+    platform: Platform,
+    *,
+    cache_dir: Path | None = None,
+    programs: ProgramCache | None = None,
+    progress: bool = True,
 ) -> LoadedModel:
     """Resolves, opens, checks and loads the model that the configuration names.
 
     Args:
         cache_dir: where packed weights are kept from start to start; None: nowhere.
+        programs: where programs are, and what the model declares.
         progress: show people in a terminal how far it has got.
 
     Raises:
@@ -111,9 +117,9 @@ def load_model(
     division = Division(model_config, len(platform.devices))
     if division.devices > 1 and config.num_experts_offload_per_rank:
         raise ConfigError("num_experts_offload_per_rank: experts of a model that several devices divide stay on these")
-    types = {"dtype": platform.dtype, "activation_dtype": platform.activation_dtype}
-    whole, shapes = models.abstract_model(model_config, **types)
-    graph = whole if division.devices == 1 else models.abstract_model(division.local, **types)[0]
+    programs = ProgramCache() if programs is None else programs
+    whole, shapes = declare(model_config, platform, programs)
+    graph = whole if division.devices == 1 else declare(division.local, platform, programs)[0]
     _check_tensors(checkpoint, shapes)
     calibration = kv_calibration(
         checkpoint,
@@ -178,6 +184,15 @@ def _stored_as(checkpoint: Checkpoint) -> str:
     """The format of quantized matrices; empty: there are none."""
     matrices = (tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1)
     return checkpoint.quantization if any(tensor.row_source() is not None for tensor in matrices) else ""
+
+
+def declare(
+    config: ModelConfig, platform: Platform, programs: ProgramCache
+) -> tuple[ModelGraph, dict[str, jax.ShapeDtypeStruct]]:
+    """As ``models.abstract_model``, which needs Flax: what it has said is kept, so that later starts need none."""
+    types = {"dtype": platform.dtype, "activation_dtype": platform.activation_dtype}
+    parts = ("what a model declares", config, types)
+    return programs.kept(parts, lambda: models.abstract_model(config, **types))
 
 
 def _shown(weights: Sequence[T]) -> Iterable[T]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from llmjax.engine.batch import StepBatch
 from llmjax.engine.device_state import NO_TOKEN, NOT_FINITE, POOLED, DeviceState
-from llmjax.models import CausalLM
 from llmjax.models.layers.pooling import PoolingKind
+
+if TYPE_CHECKING:
+    from llmjax.models import CausalLM
 
 
 @jax.tree_util.register_dataclass

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax._src import config  # a setting for one thread is made nowhere else
@@ -37,6 +37,7 @@ from llmjax.kernels.sharding import Sharding
 logger = logging.getLogger(__name__)
 
 Executable = Callable[..., Any]
+T = TypeVar("T")
 
 MAGIC = b"llmjax program 1\n"
 HEADER_BYTES = len(MAGIC) + 2 * hashlib.sha256().digest_size
@@ -127,6 +128,11 @@ class ProgramCache:
             os.utime(folder)  # for those who look for folders that nobody uses any more
         return cls(folder)
 
+    @property
+    def folder(self) -> Path | None:
+        """Of the programs, named by the environment."""
+        return self._folder
+
     def signature(self, spec: ProgramSpec) -> str | None:
         """A digest of the specification and of the sources.
 
@@ -149,6 +155,30 @@ class ProgramCache:
         if known is None:
             known = self._digests[id(value)] = (value, digest(value))  # the value stays, so that its id stays its own
         return known[1]
+
+    def kept(self, parts: tuple[Any, ...], make: Callable[[], T]) -> T:
+        """What ``make`` has made in this start or one before.
+
+        Args:
+            parts: all that decides it beside the sources, as ``digest`` takes it; first what it is.
+            make: of a value that can be pickled.
+        """
+        try:
+            name = None if self._folder is None else digest(sources_digest(), *parts)
+        except (TypeError, SourcesChanged, OSError) as why:
+            logger.debug("%s is made at every start: %s", parts[0], why)
+            name = None
+        if name is None:
+            return make()
+        if (content := self._content(name)) is not None:
+            try:
+                found: T = pickle.loads(content)
+                return found
+            except Exception as error:  # a pickle may raise anything
+                self._refuse(name, error)
+        made = make()
+        self._write(name, lambda: pickle.dumps(made))
+        return made
 
     def has(self, spec: ProgramSpec) -> bool:
         """Whether the program needs only to be read, as far as can be said without reading it."""
@@ -232,7 +262,7 @@ class ProgramCache:
             self._warn(f"a program is not kept: {line(error)}")
 
     def _refuse(self, name: str, error: Exception) -> None:
-        self._warn(f"{self._folder}/{name} is not used, and its program is compiled again: {line(error)}")
+        self._warn(f"{self._folder}/{name} is not used, and what it held is made again: {line(error)}")
 
     def _warn(self, message: str) -> None:
         """Once: what is wrong with one file is wrong with others too."""

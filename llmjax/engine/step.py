@@ -19,7 +19,7 @@ from llmjax.engine.device_state import NO_TOKEN, DeviceState, Ends, StepOutput
 from llmjax.engine.heads import Sampled, ends, sample, score, verify
 from llmjax.engine.pooling import pool
 from llmjax.kernels.qtensor import rounding_decodes
-from llmjax.models.functional import ModelGraph
+from llmjax.models import ModelGraph
 from llmjax.sampling.logprobs import LogprobArrays, no_logprobs
 
 

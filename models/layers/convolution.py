@@ -5,35 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-
-from llmjax.kernels.attention import RaggedBatch
-from llmjax.kernels.recurrent.convolution import causal_convolution
-from llmjax.kernels.registry import Implementation, Operation
-from llmjax.models.layers.context import Context
-from llmjax.models.layers.linear import Linear
-from llmjax.models.layers.parameter import parameter
-from llmjax.models.layers.residual import mixed
-from llmjax.models.layers.state import Recurrent, RecurrentState
-
-
-class Convolution(nnx.Module):
-    """The weight of a convolution of each channel by itself, f32 [channels, 1, width], the newest token's last, and
-    maybe a bias, f32 [channels]."""
-
-    def __init__(self, channels: int, width: int, *, bias: bool = False) -> None:
-        f32 = jnp.float32
-        self.weight = parameter((channels, 1, width), f32, axes=("channels", None, None), plain=True)
-        self.bias = parameter((channels,), f32, axes=("channels",)) if bias else None
-
-    def __call__(self, x: jax.Array, state: RecurrentState, batch: RaggedBatch) -> tuple[jax.Array, jax.Array]:
-        """f32 [T, channels] of the same, and ``state.recent`` with the tokens taken in."""
-        assert state.recent is not None
-        weight: jax.Array = self.weight.get_value()
-        x, recent = causal_convolution(x, weight[:, 0], state.recent, batch, page_size=state.page_size)
-        return (x if self.bias is None else x + self.bias.get_value()), recent
+from llmjax.models.layers.state import Recurrent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,45 +23,3 @@ class ShortConvolution:
     def state(self) -> Recurrent:
         """What a layer keeps: the convolution's last inputs."""
         return Recurrent(recent=(self.width - 1, self.size))
-
-    def build(self, size: int, *, dtype: jnp.dtype) -> ShortConvolutionModule:
-        """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
-        return ShortConvolutionModule(self, size, dtype=dtype)
-
-
-class ShortConvolutionModule(nnx.Module):
-    """``out(c * convolution(b * x))`` of the three parts b, c and x of a product.
-
-    Formula: Hugging Face's ``Lfm2ShortConv``.
-    """
-
-    # Positional: x, module, before, after, context. Static: residual.
-    half: ClassVar[Operation] = Operation("short convolution half", (Implementation("in steps", mixed),))
-    divided: ClassVar[str] = "heads"
-
-    def __init__(self, spec: ShortConvolution, size: int, *, dtype: jnp.dtype) -> None:
-        self.spec = spec
-        self.in_proj = Linear(size, 3 * size, bias=spec.bias, dtype=dtype)
-        self.conv = Convolution(size, spec.width, bias=spec.bias)
-        self.out_proj = Linear(size, size, bias=spec.bias, dtype=dtype)
-
-    def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """[T, D] to [T, D], and the state with the tokens taken in."""
-        read, state = self._read(n, context)
-        return self.out_proj(read), state
-
-    def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """`__call__` without the bias of ``out_proj``."""
-        read, state = self._read(n, context)
-        return self.out_proj.product(read), state
-
-    @property
-    def last_bias(self) -> jax.Array | None:
-        """What `partial` leaves out, [D]."""
-        return self.out_proj.projection.bias
-
-    def _read(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        state: RecurrentState = context.state
-        b, c, x = jnp.split(self.in_proj(n).astype(jnp.float32), 3, axis=-1)
-        x, recent = self.conv(b * x, state, context.batch)
-        return (c * x).astype(n.dtype), RecurrentState(recent, None, state.page_size)

@@ -5,23 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-
-from llmjax.kernels.activations import ACTIVATIONS
-from llmjax.kernels.norm import rms_norm
-from llmjax.kernels.recurrent.gated_delta import gated_delta
-from llmjax.kernels.registry import Implementation, Operation
-from llmjax.models.layers.context import Context
-from llmjax.models.layers.convolution import Convolution
-from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import RMS
-from llmjax.models.layers.parameter import parameter
-from llmjax.models.layers.residual import mixed
-from llmjax.models.layers.state import Recurrent, RecurrentState
-
-L2_EPS = 1e-6  # added to the squared length of queries and keys
+from llmjax.models.layers.state import Recurrent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,95 +37,3 @@ class GatedDelta:
         return Recurrent(
             recent=(self.width - 1, self.channels), memory=(self.value_heads, self.key_dim, self.value_dim)
         )
-
-    def build(self, size: int, *, dtype: jnp.dtype) -> GatedDeltaModule:
-        """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
-        return GatedDeltaModule(self, size, dtype=dtype)
-
-
-class GatedDeltaModule(nnx.Module):
-    """``out(norm(read) * silu(z))``, where q, k and v go through a convolution first.
-
-    Formula: Hugging Face's ``Qwen3NextGatedDeltaNet``.
-    """
-
-    # Positional: x, module, before, after, context. Static: residual.
-    half: ClassVar[Operation] = Operation("gated delta half", (Implementation("in steps", mixed),))
-    divided: ClassVar[str] = "heads"  # the columns of ``out_proj``
-    last_bias: ClassVar[None] = None
-
-    def __init__(self, spec: GatedDelta, size: int, *, dtype: jnp.dtype) -> None:
-        self.spec = spec
-        values, f32 = spec.value_heads * spec.value_dim, jnp.float32
-        by_head = ("heads", "hidden")  # key heads, each with its value heads
-        if spec.in_turn:
-            self.in_proj_qkv = Linear(size, spec.channels, bias=False, dtype=dtype, axes=("channels", "hidden"))
-            self.in_proj_z = Linear(size, values, bias=False, dtype=dtype, axes=by_head)
-            self.in_proj_b = Linear(size, spec.value_heads, bias=False, dtype=dtype, axes=by_head)
-            self.in_proj_a = Linear(size, spec.value_heads, bias=False, dtype=dtype, axes=by_head)
-        else:  # a key head's query, key, values and gates follow each other, and then come the next one's
-            self.in_proj_qkvz = Linear(size, spec.channels + values, bias=False, dtype=dtype, axes=by_head)
-            self.in_proj_ba = Linear(size, 2 * spec.value_heads, bias=False, dtype=dtype, axes=by_head)
-        self.conv1d = Convolution(spec.channels, spec.width)
-        self.dt_bias = parameter((spec.value_heads,), f32, axes=("heads",))
-        self.A_log = parameter((spec.value_heads,), f32, axes=("heads",))
-        self.norm = spec.norm.build(spec.value_dim)
-        self.out_proj = Linear(values, size, bias=False, dtype=dtype, axes=("hidden", "heads"))
-
-    def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """[T, D] to [T, D], and the state with the tokens taken in."""
-        spec, batch, tokens = self.spec, context.batch, len(n)
-        state: RecurrentState = context.state
-        assert state.memory is not None
-        shared = spec.value_heads // spec.key_heads
-        x, z, b, a = self._projected(n)
-        heads = x.shape[-1] // (2 * spec.key_dim + shared * spec.value_dim)  # of this device
-        x, recent = self.conv1d(x, state, batch)
-        keys = heads * spec.key_dim
-        q, k, v = _split(ACTIVATIONS[spec.activation](x), (keys, keys, x.shape[-1] - 2 * keys))
-        q, k = (_normed(part.reshape(tokens, heads, -1)) for part in (q, k))
-        q, k = (jnp.repeat(part, shared, axis=1) for part in (q * spec.key_dim**-0.5, k))
-        decay = -jnp.exp(self.A_log.get_value()) * jax.nn.softplus(a.reshape(tokens, -1) + self.dt_bias.get_value())
-        read, memory = gated_delta(
-            q,
-            k,
-            v.reshape(tokens, -1, spec.value_dim),
-            decay,
-            jax.nn.sigmoid(b.reshape(tokens, -1)),
-            state.memory,
-            batch,
-            page_size=state.page_size,
-        )
-        read = rms_norm(read.astype(n.dtype), self.norm.norm).astype(jnp.float32)
-        read = read * jax.nn.silu(z.reshape(read.shape).astype(jnp.float32))
-        out = self.out_proj(read.astype(n.dtype).reshape(tokens, -1))
-        return out, RecurrentState(recent, memory, state.page_size)
-
-    def _projected(self, n: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """What the convolution is given, f32 [T, channels], gates [T, heads x value size], and of each value head how
-        much is written and what decays, f32 [T, heads] before their functions."""
-        spec, tokens, f32 = self.spec, len(n), jnp.float32
-        if spec.in_turn:
-            b, a = self.in_proj_b(n).astype(f32), self.in_proj_a(n).astype(f32)
-            return self.in_proj_qkv(n).astype(f32), self.in_proj_z(n), b, a
-        shared = spec.value_heads // spec.key_heads
-        sizes = (spec.key_dim, spec.key_dim, shared * spec.value_dim, shared * spec.value_dim)
-        q, k, v, z = _split(self.in_proj_qkvz(n).reshape(tokens, -1, sum(sizes)), sizes)
-        b, a = _split(self.in_proj_ba(n).reshape(tokens, -1, 2 * shared).astype(f32), (shared, shared))
-        x = jnp.concatenate([part.reshape(tokens, -1) for part in (q, k, v)], axis=-1).astype(f32)
-        return x, z, b, a
-
-    def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """`__call__`, which ends in a product without a bias."""
-        return self(n, context)
-
-
-def _split(x: jax.Array, sizes: tuple[int, ...]) -> list[jax.Array]:
-    """Parts of the last axis."""
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
-    return jnp.split(x, ends, axis=-1)
-
-
-def _normed(x: jax.Array) -> jax.Array:
-    """Vectors of length one."""
-    return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + L2_EPS)

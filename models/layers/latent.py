@@ -5,17 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-
-from llmjax.kernels.attention import KVPages, attend
-from llmjax.kernels.registry import Implementation, Operation
-from llmjax.kernels.rope import rotate
-from llmjax.models.layers.context import Context
-from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import RMS
-from llmjax.models.layers.residual import mixed
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.layers.state import LatentKV
 
@@ -41,90 +31,3 @@ class LatentAttention:
     def state(self) -> LatentKV:
         """What a layer keeps: the latent vector, normed, and the rotated key."""
         return LatentKV(dim=self.kv_rank + self.rope_dim, value_dim=self.kv_rank)
-
-    def build(self, size: int, *, dtype: jnp.dtype) -> LatentAttentionModule:
-        """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
-        return LatentAttentionModule(self, size, dtype=dtype)
-
-
-class LatentAttentionModule(nnx.Module):
-    """``o(attention(q, [latent, rotated key], latent))`` with the keys' and values' projections absorbed.
-
-    A key is ``W_k latent``, so ``q · key`` is ``(W_kᵀ q) · latent``: queries are projected into the latent space, heads
-    attend there as queries of one key, and what they find is projected to values.
-    """
-
-    # Positional: x, module, before, after, context. Static: residual.
-    half: ClassVar[Operation] = Operation("latent attention half", (Implementation("in steps", mixed),))
-    divided: ClassVar[str] = "heads"  # the columns of ``o_proj``
-
-    def __init__(self, spec: LatentAttention, size: int, *, dtype: jnp.dtype) -> None:
-        self.spec = spec
-        q_size = spec.heads * (spec.nope_dim + spec.rope_dim)
-        if spec.q_rank is None:
-            self.q_proj = Linear(size, q_size, bias=False, dtype=dtype, axes=("heads", "hidden"))
-        else:
-            self.q_a_proj = Linear(size, spec.q_rank, bias=spec.bias, dtype=dtype)
-            self.q_a_layernorm = spec.norm.build(spec.q_rank)
-            self.q_b_proj = Linear(spec.q_rank, q_size, bias=False, dtype=dtype, axes=("heads", None))
-        self.kv_a_proj_with_mqa = Linear(size, spec.kv_rank + spec.rope_dim, bias=spec.bias, dtype=dtype)
-        self.kv_a_layernorm = spec.norm.build(spec.kv_rank)
-        kv_size = spec.heads * (spec.nope_dim + spec.value_dim)
-        # Its halves are absorbed, so that it is not a matrix to multiply with.
-        self.kv_b_proj = Linear(spec.kv_rank, kv_size, bias=False, dtype=dtype, axes=("heads", None), plain=True)
-        values = spec.heads * spec.value_dim
-        self.o_proj = Linear(values, size, bias=spec.bias, dtype=dtype, axes=("hidden", "heads"))
-
-    def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
-        """[T, D] to [T, D], and the pages with the tokens' latent vectors stored."""
-        values, pages = self.values(n, context)
-        return self.o_proj(values), pages
-
-    def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
-        """`__call__` without the bias of ``o_proj``."""
-        values, pages = self.values(n, context)
-        return self.o_proj.product(values), pages
-
-    def values(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
-        """What ``o_proj`` is given, [T, H * value_dim], and the pages."""
-        spec = self.spec
-        of_keys, of_values = self._up_projections()
-        queries = self._queries(n).reshape(len(n), -1, spec.nope_dim + spec.rope_dim)
-        latent = self.kv_a_proj_with_mqa(n)
-        key = jnp.expand_dims(latent[:, spec.kv_rank :], 1)  # [T, 1, rope_dim]
-        latent = jnp.expand_dims(self.kv_a_layernorm(latent[:, : spec.kv_rank]), 1)  # [T, 1, kv_rank]
-        turned = queries[..., spec.nope_dim :]
-        if context.rotation is not None:
-            turned, key = (rotate(x, context.rotation, interleaved=spec.rope.interleaved) for x in (turned, key))
-        met = _by_head("thn,hnr->thr", queries[..., : spec.nope_dim], of_keys)
-        found, pages = attend(
-            jnp.concatenate((met, turned), -1),
-            jnp.concatenate((latent, key), -1),
-            None,
-            context.state,
-            context.batch,
-            scale=spec.scale,
-        )
-        return _by_head("thr,hvr->thv", found, of_values).reshape(len(n), -1), pages
-
-    def _queries(self, n: jax.Array) -> jax.Array:
-        if self.spec.q_rank is None:
-            return self.q_proj(n)
-        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(n)))
-
-    def _up_projections(self) -> tuple[jax.Array, jax.Array]:
-        """[H, nope_dim, kv_rank] to keys and [H, value_dim, kv_rank] to values."""
-        weight = self.kv_b_proj.weight.get_value()
-        by_head = weight.reshape(-1, self.spec.nope_dim + self.spec.value_dim, self.spec.kv_rank)
-        return by_head[:, : self.spec.nope_dim], by_head[:, self.spec.nope_dim :]
-
-    @property
-    def last_bias(self) -> jax.Array | None:
-        """What `partial` leaves out, [D]."""
-        return self.o_proj.projection.bias
-
-
-def _by_head(letters: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """A product for each head with f32 accumulation, in x's dtype."""
-    out = jnp.einsum(letters, x.astype(weight.dtype), weight, precision="highest", preferred_element_type=jnp.float32)
-    return out.astype(x.dtype)

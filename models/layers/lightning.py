@@ -5,18 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-
-from llmjax.kernels.activations import ACTIVATIONS
-from llmjax.kernels.recurrent.linear_attention import linear_attention
-from llmjax.kernels.registry import Implementation, Operation
-from llmjax.models.layers.context import Context
-from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import RMS
-from llmjax.models.layers.residual import mixed
-from llmjax.models.layers.state import Recurrent, RecurrentState
+from llmjax.models.layers.state import Recurrent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,46 +26,3 @@ class LightningAttention:
     def state(self) -> Recurrent:
         """What a layer keeps."""
         return Recurrent(memory=(self.heads, self.head_dim, self.head_dim))
-
-    def build(self, size: int, *, dtype: jnp.dtype) -> LightningAttentionModule:
-        """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
-        return LightningAttentionModule(self, size, dtype=dtype)
-
-
-class LightningAttentionModule(nnx.Module):
-    """``out(sigmoid(gate(n)) * norm(read))``.
-
-    Formula: Hugging Face's ``MiniMaxLightningAttention``.
-    """
-
-    # Positional: x, module, before, after, context. Static: residual.
-    half: ClassVar[Operation] = Operation("lightning attention half", (Implementation("in steps", mixed),))
-    divided: ClassVar[str] = "heads"
-    last_bias: ClassVar[None] = None
-
-    def __init__(self, spec: LightningAttention, size: int, *, dtype: jnp.dtype) -> None:
-        self.spec, inner = spec, spec.heads * spec.head_dim
-        self.qkv_proj = Linear(
-            size, 3 * inner, bias=False, dtype=dtype
-        )  # a head's query, key and value, then the next's
-        self.output_gate = Linear(size, inner, bias=False, dtype=dtype)
-        self.norm = spec.norm.build(inner)
-        self.out_proj = Linear(inner, size, bias=False, dtype=dtype)
-
-    def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """[T, D] to [T, D], and the state with the tokens taken in."""
-        spec, tokens, f32 = self.spec, len(n), jnp.float32
-        state: RecurrentState = context.state
-        assert state.memory is not None
-        fused = ACTIVATIONS[spec.activation](self.qkv_proj(n).astype(f32))
-        q, k, v = jnp.split(fused.reshape(tokens, spec.heads, -1), 3, axis=-1)
-        rates = spec.decay * 2.0 ** (-8.0 * jnp.arange(1, spec.heads + 1, dtype=f32) / spec.heads)
-        decay = jnp.broadcast_to(-rates, (tokens, spec.heads))
-        read, memory = linear_attention(q, k, v, decay, state.memory, context.batch, page_size=state.page_size)
-        read = self.norm(read.reshape(tokens, -1))
-        read = (jax.nn.sigmoid(self.output_gate(n).astype(f32)) * read).astype(n.dtype)
-        return self.out_proj(read), RecurrentState(None, memory, state.page_size)
-
-    def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """`__call__`, which ends in a product without a bias."""
-        return self(n, context)

@@ -5,21 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-
-from llmjax.kernels.activations import ACTIVATIONS
-from llmjax.kernels.norm import Norm, rms_norm
-from llmjax.kernels.recurrent.linear_attention import linear_attention
-from llmjax.kernels.registry import Implementation, Operation
-from llmjax.models.layers.context import Context
-from llmjax.models.layers.convolution import Convolution
-from llmjax.models.layers.linear import Linear
 from llmjax.models.layers.norm import RMS
-from llmjax.models.layers.parameter import parameter
-from llmjax.models.layers.residual import mixed
-from llmjax.models.layers.state import Recurrent, RecurrentState
+from llmjax.models.layers.state import Recurrent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,97 +53,3 @@ class Mamba2:
     def state(self) -> Recurrent:
         """What a layer keeps: the state, and the convolution's last inputs."""
         return Recurrent(recent=(self.width - 1, self.channels), memory=(self.heads, self.state_dim, self.head_dim))
-
-    def build(self, size: int, *, dtype: jnp.dtype) -> Mamba2Module:
-        """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
-        return Mamba2Module(self, size, dtype=dtype)
-
-
-class Mamba2Module(nnx.Module):
-    """``out(norm(read * silu(gate)))``, where x, B and C go through a convolution first.
-
-    With a step d, a head's state S becomes ``exp(-d exp(A_log)) S + d B xᵀ``, and ``Cᵀ S + D x`` is read. Formula:
-    Hugging Face's ``Mamba2Mixer``; ``FalconH1Mixer`` has scales beside.
-    """
-
-    # Positional: x, module, before, after, context. Static: residual.
-    half: ClassVar[Operation] = Operation("Mamba 2 half", (Implementation("in steps", mixed),))
-    divided: ClassVar[str] = "heads"
-
-    def __init__(self, spec: Mamba2, size: int, *, dtype: jnp.dtype) -> None:
-        self.spec, f32 = spec, jnp.float32
-        self.in_proj = Linear(size, sum(spec.parts), bias=spec.in_bias, dtype=dtype)
-        self.conv1d = Convolution(spec.channels, spec.width, bias=spec.conv_bias)
-        self.dt_bias = parameter((spec.heads,), f32, axes=(None,))
-        self.A_log = parameter((spec.heads,), f32, axes=(None,))
-        self.D = parameter((spec.heads,), f32, axes=(None,))
-        self.norm = None if spec.norm is None else spec.norm.build(spec.inner)
-        self.out_proj = Linear(spec.inner, size, bias=spec.out_bias, dtype=dtype)
-
-    def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """[T, D] to [T, D], and the state with the tokens taken in."""
-        read, state = self._read(n, context)
-        return _scaled(self.out_proj(read), self.spec.out_scale), state
-
-    def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """`__call__` without the bias of ``out_proj``."""
-        read, state = self._read(n, context)
-        return _scaled(self.out_proj.product(read), self.spec.out_scale), state
-
-    @property
-    def last_bias(self) -> jax.Array | None:
-        """What `partial` leaves out, [D]."""
-        bias = self.out_proj.projection.bias
-        return None if bias is None else _scaled(bias, self.spec.out_scale)
-
-    def _read(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """What ``out_proj`` is given, [T, inner]."""
-        spec, tokens = self.spec, len(n)
-        state: RecurrentState = context.state
-        assert state.memory is not None
-        parts = self._parts(self.in_proj(_scaled(n, spec.scale)).astype(jnp.float32))
-        gate, steps = parts[0], parts[4]
-        mixed_in, recent = self.conv1d(jnp.concatenate(parts[1:4], axis=-1), state, context.batch)
-        x, b, c = _split(ACTIVATIONS[spec.activation](mixed_in), spec.parts[1:4])
-        x = x.reshape(tokens, spec.heads, spec.head_dim)
-        b, c = (part.reshape(tokens, spec.groups, spec.state_dim) for part in (b, c))
-        steps = jnp.clip(jax.nn.softplus(steps + self.dt_bias.get_value()), *spec.steps)
-        read, memory = linear_attention(
-            c,
-            b,
-            x * steps[..., None],
-            -jnp.exp(self.A_log.get_value()) * steps,
-            state.memory,
-            context.batch,
-            page_size=state.page_size,
-        )
-        read = (read + x * self.D.get_value()[:, None]).reshape(tokens, spec.inner)
-        return self._gated(read, gate).astype(n.dtype), RecurrentState(recent, memory, state.page_size)
-
-    def _parts(self, projected: jax.Array) -> list[jax.Array]:
-        """Gate, x, B, C and steps, each with its scale."""
-        parts = _split(projected, self.spec.parts)
-        return [_scaled(part, scale) for part, scale in zip(parts, self.spec.part_scales, strict=True)]
-
-    def _gated(self, read: jax.Array, gate: jax.Array) -> jax.Array:
-        if self.norm is None:
-            return read * jax.nn.silu(gate)
-        if self.spec.norm_first:
-            return self._normed(read) * jax.nn.silu(gate)
-        return self._normed(read * jax.nn.silu(gate))
-
-    def _normed(self, x: jax.Array) -> jax.Array:
-        """[T, inner], each group by itself."""
-        assert self.norm is not None
-        norm = self.norm.norm
-        weight = norm.weight.reshape(self.spec.groups, -1)
-        return rms_norm(x.reshape(len(x), *weight.shape), Norm(weight, norm.eps)).reshape(x.shape)
-
-
-def _split(x: jax.Array, sizes: tuple[int, ...]) -> list[jax.Array]:
-    """Parts of the last axis."""
-    return jnp.split(x, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)], axis=-1)
-
-
-def _scaled(x: jax.Array, scale: float) -> jax.Array:
-    return x if scale == 1 else x * scale

@@ -3,45 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import jax
-import jax.numpy as jnp
-from flax import nnx
-
-from llmjax.kernels.activations import ACTIVATIONS
-from llmjax.kernels.blocks import MLPWeights
-from llmjax.kernels.cpu import blocks as cpu
-from llmjax.kernels.registry import Implementation, Operands, Operation
-from llmjax.models.layers.context import Context
-from llmjax.models.layers.linear import Linear
-from llmjax.models.layers.norm import NormModule, kernel_norm
-from llmjax.models.layers.residual import fed_forward
-
-
-class InnerModule(nnx.Module):
-    """``down(inner(n))``."""
-
-    half: ClassVar[Operation]  # positional: x, module, before, after, context; static: residual
-    divided: ClassVar[str] = "inner"  # the columns of ``down_proj``
-    down_proj: Linear
-
-    def inner(self, n: jax.Array) -> jax.Array:
-        """What ``down_proj`` is given, [T, inner]."""
-        raise NotImplementedError
-
-    def __call__(self, n: jax.Array, context: Context | None = None) -> jax.Array:
-        """[T, D] to [T, D]."""
-        return self.down_proj(self.inner(n))
-
-    def partial(self, n: jax.Array, context: Context | None = None) -> jax.Array:
-        """`__call__` without the bias of ``down_proj``."""
-        return self.down_proj.product(self.inner(n))
-
-    @property
-    def last_bias(self) -> jax.Array | None:
-        """What `partial` leaves out, [D]."""
-        return self.down_proj.projection.bias
+from typing import ClassVar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,54 +17,6 @@ class GatedMLP:
 
     name: ClassVar[str] = "mlp"
 
-    def build(self, size: int, *, dtype: jnp.dtype) -> GatedMLPModule:
-        """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
-        return (GatedMLPModule if self.gate_scale == 1 else SteppedGatedMLPModule)(self, size, dtype=dtype)
-
-
-def _operands(
-    x: jax.Array, mlp: GatedMLPModule, before: NormModule | None, after: NormModule | None, _: Any, **options: bool
-) -> Operands:
-    return Operands(x, mlp.weights(before, after), activation=mlp.spec.activation, **options)
-
-
-# Positional: x, module, before, after, context. Static: residual.
-GATED_MLP_HALF = Operation("gated MLP", (cpu.MLP.taking(_operands), Implementation("in steps", fed_forward)))
-
-
-class GatedMLPModule(InnerModule):
-    """``down(activation(gate(n)) * up(n))``; the activation is computed in f32."""
-
-    half: ClassVar[Operation] = GATED_MLP_HALF
-
-    def __init__(self, spec: GatedMLP, size: int, *, dtype: jnp.dtype) -> None:
-        self.spec = spec
-        self.gate_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype, axes=("inner", "hidden"))
-        self.up_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype, axes=("inner", "hidden"))
-        self.down_proj = Linear(spec.inner, size, bias=spec.bias, dtype=dtype, axes=("hidden", "inner"))
-
-    def inner(self, n: jax.Array) -> jax.Array:
-        """What ``down_proj`` is given, [T, inner]."""
-        gate = self.gate_proj(n).astype(jnp.float32)
-        gate = ACTIVATIONS[self.spec.activation](gate if self.spec.gate_scale == 1 else gate * self.spec.gate_scale)
-        return gate.astype(n.dtype) * self.up_proj(n)
-
-    def weights(self, before: NormModule | None, after: NormModule | None) -> MLPWeights:
-        """As kernels take them."""
-        return MLPWeights(
-            before=kernel_norm(before),
-            gate=self.gate_proj.projection,
-            up=self.up_proj.projection,
-            down=self.down_proj.projection,
-            after=kernel_norm(after),
-        )
-
-
-class SteppedGatedMLPModule(GatedMLPModule):
-    """A gated MLP that the fused kernels do not have: a scale of what the activation is given."""
-
-    half: ClassVar[Operation] = Operation("gated MLP", (Implementation("in steps", fed_forward),))
-
 
 @dataclass(frozen=True, kw_only=True)
 class MLP:
@@ -113,22 +27,3 @@ class MLP:
     bias: bool = True
 
     name: ClassVar[str] = "mlp"
-
-    def build(self, size: int, *, dtype: jnp.dtype) -> MLPModule:
-        """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
-        return MLPModule(self, size, dtype=dtype)
-
-
-class MLPModule(InnerModule):
-    """``down(activation(up(n)))``; the activation is computed in f32."""
-
-    half: ClassVar[Operation] = Operation("MLP", (Implementation("in steps", fed_forward),))
-
-    def __init__(self, spec: MLP, size: int, *, dtype: jnp.dtype) -> None:
-        self.spec = spec
-        self.up_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype, axes=("inner", "hidden"))
-        self.down_proj = Linear(spec.inner, size, bias=spec.bias, dtype=dtype, axes=("hidden", "inner"))
-
-    def inner(self, n: jax.Array) -> jax.Array:
-        """What ``down_proj`` is given, [T, inner]."""
-        return ACTIVATIONS[self.spec.activation](self.up_proj(n).astype(jnp.float32)).astype(n.dtype)

@@ -1,15 +1,8 @@
-"""Norms."""
+"""Norms as data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import jax
-import jax.numpy as jnp
-from flax import nnx
-
-from llmjax.kernels.norm import Norm, layer_norm, rms_norm
-from llmjax.models.layers.parameter import parameter
 
 
 @dataclass(frozen=True)
@@ -20,14 +13,6 @@ class RMS:
     plus_one: bool = False  # weights are stored as w, applied as 1 + w, product in f32 (Gemma)
     weighted: bool = True
 
-    def build(self, *shape: int, axes: tuple[str | None, ...] = ()) -> RMSNorm:
-        """Over a last axis of so many entries; axes before it have weights of their own.
-
-        Args:
-            axes: logical names of the weight's axes; none: not divided.
-        """
-        return RMSNorm(self, shape, axes)
-
 
 @dataclass(frozen=True)
 class Layer:
@@ -36,60 +21,5 @@ class Layer:
     eps: float
     bias: bool = True
 
-    def build(self, *shape: int, axes: tuple[str | None, ...] = ()) -> LayerNorm:
-        """As `RMS.build`."""
-        return LayerNorm(self, shape, axes)
-
 
 NormSpec = RMS | Layer
-
-
-class RMSNorm(nnx.Module):
-    """``x / rms(x) * weight``."""
-
-    def __init__(self, spec: RMS, shape: tuple[int, ...], axes: tuple[str | None, ...] = ()) -> None:
-        self.spec, self.size = spec, shape[-1]
-        self.weight = _vector(shape, axes) if spec.weighted else None
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return rms_norm(x, self.norm)
-
-    @property
-    def norm(self) -> Norm:
-        """As kernels take it."""
-        weight = jnp.ones(self.size, jnp.float32) if self.weight is None else self.weight.get_value()
-        return Norm(weight, self.spec.eps, self.spec.plus_one)
-
-
-class LayerNorm(nnx.Module):
-    """``(x - mean(x)) / std(x) * weight + bias``."""
-
-    def __init__(self, spec: Layer, shape: tuple[int, ...], axes: tuple[str | None, ...] = ()) -> None:
-        self.spec = spec
-        self.weight = _vector(shape, axes)
-        self.bias = _vector(shape, axes) if spec.bias else None
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        bias = None if self.bias is None else self.bias.get_value()
-        return layer_norm(x, self.weight.get_value(), bias, eps=self.spec.eps)
-
-
-NormModule = RMSNorm | LayerNorm
-
-
-def is_fused(norm: NormModule | None) -> bool:
-    """Whether kernels that fuse more than one step have this norm; None: no norm."""
-    return norm is None or isinstance(norm, RMSNorm)
-
-
-def kernel_norm(norm: NormModule | None) -> Norm | None:
-    """A norm that `is_fused`, as kernels take it."""
-    if norm is None:
-        return None
-    assert isinstance(norm, RMSNorm)
-    return norm.norm
-
-
-def _vector(shape: tuple[int, ...], axes: tuple[str | None, ...]) -> nnx.Param:
-    # A few kilobytes: f32 keeps them exact whatever the matrices' dtype is.
-    return parameter(shape, jnp.float32, axes=axes or (None,) * len(shape), plain=len(shape) > 1)

@@ -51,18 +51,20 @@ def test_tokens_are_counted_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         return 5
 
     monkeypatch.setattr(module.time, "perf_counter", lambda: now)
-    stream: Any = SimpleNamespace(step=step)
+    stream: Any = SimpleNamespace(step=step, used=[], _picked={"a program"})
     assert Stream.rates(stream, lambda: now < 0.8) == pytest.approx([50, 50, 50])
+    assert stream.used == [{"a program"}] * 3
 
 
 def test_the_tables() -> None:
     first = Start(
         wall={"Python": 1.0, "weights": 2.0}, cpu={"Python": 0.5, "weights": 3.0}, rates=[50, 100], steady=100
     )
+    first.shares = [0.5, 0.9]
     second = Start(wall={"Python": 2.0, "weights": 1.0}, cpu={"Python": 0.25, "weights": 3.5}, rates=[90], steady=100)
-    second.events = {"lowered": 2}
+    second.events, second.shares = {"lowered": 2}, [1.0]
     lines = report([first, second]).splitlines()
     assert "| weights | 1.00 | 3.00 |" in lines
     assert "| **all** | **3.00** | **3.50** |" in lines
-    assert lines[-2].endswith("| 100 | 0.25 | 50%, 75% |")
+    assert lines[-2].endswith("| 100 | 0.25 | 50%, 75% | 50%, 70% |")
     assert lines[-1].startswith("| 2 | 0 | 2 | 0 |")

@@ -119,12 +119,13 @@ llm.warm_up()
 params = SamplingParams(max_tokens=6, presence_penalty=1.0, logit_bias={3: 1.0}, ignore_eos=True)
 outputs = llm.generate([[5, 6], [7] * 9], params, use_tqdm=False)
 llm.close()
-print(json.dumps({"counts": counts, "tokens": [output.outputs[0].token_ids for output in outputs]}))
+tokens = [output.outputs[0].token_ids for output in outputs]
+print(json.dumps({"counts": counts, "tokens": tokens, "flax": "flax" in sys.modules}))
 """
 
 
 def test_a_second_start_traces_lowers_and_compiles_nothing(tmp_path: Path) -> None:
-    """Of the step, of what sets up slots, or of the state."""
+    """Of the step, of what sets up slots, or of the state; nor does it import what only tracing needs."""
 
     def start() -> dict[str, Any]:
         command = [sys.executable, "-c", START, str(GOLDEN), str(tmp_path)]
@@ -137,3 +138,4 @@ def test_a_second_start_traces_lowers_and_compiles_nothing(tmp_path: Path) -> No
     assert len(compiling) == 3  # it is traced, lowered and compiled
     assert {event: second["counts"].get(event, 0) for event in compiling} == dict.fromkeys(compiling, 0)
     assert second["tokens"] == first["tokens"]
+    assert first["flax"] and not second["flax"]

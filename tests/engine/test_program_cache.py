@@ -276,7 +276,7 @@ def test_a_damaged_file_is_a_warning_and_is_replaced(
     damage(file, how)
     np.testing.assert_array_equal(run(ProgramCache(file.parent).get(spec())), EXPECTED)
     (line,) = warnings(caplog)
-    assert str(file) in line and "compiled again" in line and "\n" not in line
+    assert str(file) in line and "made again" in line and "\n" not in line
     caplog.clear()
     work.counts.update(dict.fromkeys(work.counts, 0))
     program = ProgramCache(file.parent).get(spec())
@@ -395,3 +395,25 @@ def test_folders_of_old_environments_are_removed(tmp_path: Path) -> None:
         os.utime(path, (1e9 - age, 1e9 - age))
     ProgramCache(tmp_path / FOLDER / "new").get(spec())
     assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {"new", *(str(i) for i in range(ENVIRONMENTS - 1))}
+
+
+def test_what_is_kept_beside_programs_is_made_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made: list[int] = []
+
+    def make() -> dict[str, tuple[int, ...]]:
+        made.append(1)
+        return {"names": (1, 2)}
+
+    def kept(number: int, folder: Path | None = folder) -> dict[str, tuple[int, ...]]:
+        return ProgramCache(folder).kept(("something", number), make)
+
+    assert kept(1) == kept(1) == {"names": (1, 2)} and len(made) == 1
+    assert kept(2) == {"names": (1, 2)} and len(made) == 2  # made of something else
+    for path in folder.iterdir():
+        damage(path, "not a pickle")
+    assert kept(1) == {"names": (1, 2)} and len(made) == 3
+    (line,) = warnings(caplog)
+    assert "made again" in line
+    assert kept(1) == {"names": (1, 2)} and len(made) == 3
+    kept(1, None)
+    assert len(made) == 4

@@ -22,12 +22,13 @@ from llmjax.kernels.norm import Norm
 from llmjax.kernels.qtensor import Codes, QTensor, RowFormat
 from llmjax.kernels.rope import Rotation
 from llmjax.models import RMS, Attention, GatedMLP, RopeConfig
-from llmjax.models.layers.attention import ATTENTION_HALF
 from llmjax.models.layers.context import Context
-from llmjax.models.layers.linear import Linear
-from llmjax.models.layers.mlp import GATED_MLP_HALF
-from llmjax.models.layers.norm import RMSNorm
-from llmjax.models.layers.residual import fed_forward, mixed
+from llmjax.models.modules.attention import ATTENTION_HALF
+from llmjax.models.modules.layer import build_part
+from llmjax.models.modules.linear import Linear
+from llmjax.models.modules.mlp import GATED_MLP_HALF, GatedMLPModule
+from llmjax.models.modules.norm import RMSNorm, build_norm
+from llmjax.models.modules.residual import fed_forward, mixed
 from tests.kernels.attention_case import Case, filled_pages, ragged_batch, real_tokens
 from tests.kernels.instruction_sets import INSTRUCTION_SETS
 
@@ -74,14 +75,14 @@ def linear_of(projection: Projection) -> Linear:
 def norm_of(norm: Norm | None) -> RMSNorm | None:
     if norm is None:
         return None
-    made = RMS(norm.eps, norm.plus_one).build(1)
+    made = build_norm(RMS(norm.eps, norm.plus_one), 1)
     made.weight = nnx.Param(norm.weight)
     return made
 
 
 def mlp_in_steps(x: jax.Array, weights: MLPWeights, *, activation: str, residual: bool = True) -> jax.Array:
     """The model's own definition, with these weights."""
-    module = GatedMLP(inner=1, activation=activation).build(1, dtype=F32)
+    module = GatedMLPModule(GatedMLP(inner=1, activation=activation), 1, dtype=F32)
     for name in ("gate", "up", "down"):
         setattr(module, f"{name}_proj", linear_of(getattr(weights, name)))
     return fed_forward(x, module, norm_of(weights.before), norm_of(weights.after), None, residual=residual)
@@ -109,7 +110,7 @@ def attention_in_steps(
         softcap=rules.softcap,
         qk_norm=None if weights.q_norm is None else RMS(1.0),
     )
-    module = spec.build(1, dtype=F32)
+    module = build_part(spec, 1, dtype=F32)
     for name in ("q", "k", "v", "o"):
         setattr(module, f"{name}_proj", linear_of(getattr(weights, name)))
     if weights.q_norm is not None:
@@ -326,7 +327,7 @@ def test_a_page_that_does_not_exist_is_an_error() -> None:
 
 def test_what_the_library_takes_goes_to_it() -> None:
     def explain(platform: str, rows: int = 1, *, activation: str = "silu", dtype: Any = jnp.float32) -> str:
-        mlp = GatedMLP(inner=64, activation=activation).build(64, dtype=jnp.dtype(jnp.bfloat16))
+        mlp = GatedMLPModule(GatedMLP(inner=64, activation=activation), 64, dtype=jnp.dtype(jnp.bfloat16))
         return GATED_MLP_HALF.explain(platform, jax.ShapeDtypeStruct((rows, 64), dtype), mlp, None, None, None)
 
     assert explain("cpu") == "C++"

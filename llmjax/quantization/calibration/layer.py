@@ -23,9 +23,10 @@ from llmjax.errors import CheckpointError
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.models import RMS, ModelConfig, NormedParts, NormedStream, Parallel, PostNorm
 from llmjax.models.layers.context import Context
-from llmjax.models.layers.layer import DecoderLayer, LayerSpec
-from llmjax.models.layers.residual import normed
+from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.rope import rotation
+from llmjax.models.modules.layer import DecoderLayer
+from llmjax.models.modules.residual import normed
 from llmjax.platforms import Platform
 
 PAGE = 64  # tokens
@@ -177,7 +178,7 @@ def check_kinds(config: ModelConfig, path: Path) -> None:
             raise CheckpointError(
                 f"{path}: parallel halves, and norms behind them or with a mean, cannot be calibrated"
             )
-        layer = spec.build(config.hidden_size, dtype=jnp.dtype(F32))
+        layer = DecoderLayer(spec, config.hidden_size, dtype=jnp.dtype(F32))
         shapes = _shapes(nnx.split(layer)[1])
         for module in (module for half in halves_of(layer) for stage in half.stages for module in stage.modules):
             if f"{module}.weight" not in shapes:
@@ -211,7 +212,7 @@ class CalibratedLayer:
     def __init__(self, checkpoint: Checkpoint, config: ModelConfig, index: int, platform: Platform) -> None:
         self.prefix = f"model.layers.{index}."
         self.spec: LayerSpec = config.layers[index]
-        layer = self.spec.build(config.hidden_size, dtype=platform.dtype)
+        layer = DecoderLayer(self.spec, config.hidden_size, dtype=platform.dtype)
         self.halves: tuple[Half, ...] = halves_of(layer)
         self._definition, state = nnx.split(layer)
         self._device = platform.device

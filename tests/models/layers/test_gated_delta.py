@@ -15,9 +15,10 @@ from flax import nnx
 from llmjax.kernels.attention import KVLayout, RaggedBatch
 from llmjax.models import RMS
 from llmjax.models.layers.context import Context
-from llmjax.models.layers.gated_delta import GatedDelta, GatedDeltaModule
-from llmjax.models.layers.parameter import axes_of, named
+from llmjax.models.layers.gated_delta import GatedDelta
 from llmjax.models.layers.state import Recurrent, RecurrentState
+from llmjax.models.modules.gated_delta import GatedDeltaModule
+from llmjax.models.modules.parameter import axes_of, named
 
 F32 = jnp.dtype(jnp.float32)
 SPEC = GatedDelta(key_heads=2, value_heads=6, key_dim=8, value_dim=12, width=4, activation="silu", norm=RMS(1e-5))
@@ -34,7 +35,7 @@ def golden() -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def run(golden: dict[str, np.ndarray]) -> Any:
     """One compiled step: (inputs, state, batch) to (outputs, state)."""
-    graph, state = nnx.split(SPEC.build(golden["x"].shape[1], dtype=F32))
+    graph, state = nnx.split(GatedDeltaModule(SPEC, golden["x"].shape[1], dtype=F32))
     flat = {}
     for path, parameter in nnx.to_flat_state(state):
         value = golden[".".join(path)]

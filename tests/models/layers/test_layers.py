@@ -13,8 +13,9 @@ from flax import nnx
 
 from llmjax.kernels.activations import ACTIVATIONS, CLAMPED_SWIGLU, gated
 from llmjax.kernels.norm import layer_norm
-from llmjax.models.layers.embedding import Embedding
 from llmjax.models.layers.norm import RMS
+from llmjax.models.modules.embedding import Embedding
+from llmjax.models.modules.norm import build_norm
 
 RNG = np.random.default_rng(0)
 
@@ -27,15 +28,15 @@ def with_weight(module: Any, weight: Any) -> Any:
 def test_rms_norm() -> None:
     x, weight = RNG.standard_normal((3, 8)).astype(np.float32), RNG.standard_normal(8).astype(np.float32)
     expected = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-3)
-    plain = with_weight(RMS(1e-3).build(8), weight)(jnp.asarray(x))
-    plus_one = with_weight(RMS(1e-3, plus_one=True).build(8), weight)(jnp.asarray(x))
+    plain = with_weight(build_norm(RMS(1e-3), 8), weight)(jnp.asarray(x))
+    plus_one = with_weight(build_norm(RMS(1e-3, plus_one=True), 8), weight)(jnp.asarray(x))
     np.testing.assert_allclose(plain, expected * weight, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(plus_one, expected * (1 + weight.astype(np.float64)), rtol=1e-6, atol=1e-6)
 
 
 def test_rms_norm_statistics_are_f32_for_bf16_inputs() -> None:
     x = jnp.full((1, 4096), 1.0078125, jnp.bfloat16)  # a bf16 sum of the squares would stall at 256
-    out = with_weight(RMS(0.0).build(4096), np.ones(4096, np.float32))(x)
+    out = with_weight(build_norm(RMS(0.0), 4096), np.ones(4096, np.float32))(x)
     assert out.dtype == jnp.bfloat16
     np.testing.assert_array_equal(out.astype(jnp.float32), 1)
 

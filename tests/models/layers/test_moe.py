@@ -13,8 +13,8 @@ from flax import nnx
 from llmjax.kernels.attention import RaggedBatch, make_pages
 from llmjax.models import RMS, ExpertGroups, Experts, SharedExpert
 from llmjax.models.layers.context import Context
-from llmjax.models.layers.moe import ExpertsModule
-from llmjax.models.layers.norm import RMSNorm
+from llmjax.models.modules.moe import ExpertsModule
+from llmjax.models.modules.norm import RMSNorm, build_norm
 
 SIZE, COUNT = 16, 6
 F32 = jnp.dtype(jnp.float32)
@@ -22,7 +22,7 @@ F32 = jnp.dtype(jnp.float32)
 
 def module(**experts: Any) -> tuple[ExpertsModule, dict[str, np.ndarray]]:
     """A layer with random weights, and these by name."""
-    moe = Experts(count=COUNT, inner=8, activation="silu", **experts).build(SIZE, dtype=F32)
+    moe = ExpertsModule(Experts(count=COUNT, inner=8, activation="silu", **experts), SIZE, dtype=F32)
     rng, values = np.random.default_rng(0), {}
     graph, state = nnx.split(moe)
     for path, parameter in nnx.to_flat_state(state):
@@ -42,7 +42,7 @@ def run(moe: ExpertsModule, x: Any, tokens: int, *, after: RMSNorm | None = None
 
 
 def norm() -> RMSNorm:
-    made = RMS(1e-6).build(SIZE)
+    made = build_norm(RMS(1e-6), SIZE)
     made.weight = nnx.Param(jnp.ones(SIZE))
     return made
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 from llmjax.kernels.blocks import Projection
 from llmjax.kernels.linear import linear
-from llmjax.models.layers.parameter import parameter
+from llmjax.models.modules.parameter import parameter
 
 
 class Linear(nnx.Module):

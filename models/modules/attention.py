@@ -1,0 +1,188 @@
+"""What computes `Attention`, in one call of a kernel that fuses it or step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from llmjax.kernels.attention import KVPages, attend
+from llmjax.kernels.blocks import AttentionRules, AttentionWeights
+from llmjax.kernels.cpu import blocks as cpu
+from llmjax.kernels.registry import Implementation, Operands, Operation
+from llmjax.kernels.rope import Rotation, rotate
+from llmjax.kernels.sharding import own_part
+from llmjax.models.layers.attention import Attention
+from llmjax.models.layers.chunks import by_chunk
+from llmjax.models.layers.context import Context
+from llmjax.models.modules.linear import Linear
+from llmjax.models.modules.norm import NormModule, build_norm, kernel_norm
+from llmjax.models.modules.parameter import parameter
+from llmjax.models.modules.residual import mixed, normed
+
+
+def _operands(
+    x: jax.Array,
+    attention: AttentionModule,
+    before: NormModule | None,
+    after: NormModule | None,
+    context: Context,
+    **options: bool,
+) -> Operands:
+    by = context.rotation
+    if by is None:
+        by = Rotation(cos=jnp.zeros((len(x), 0)), sin=jnp.zeros((len(x), 0)))
+    weights = attention.weights(before, after)
+    return Operands(x, weights, by, context.state, context.batch, rules=attention.rules, **options)
+
+
+# Positional: x, module, before, after, context. Static: residual.
+ATTENTION_HALF = Operation("attention half", (cpu.ATTENTION_BLOCK.taking(_operands), Implementation("in steps", mixed)))
+
+
+class AttentionModule(nnx.Module):
+    """``o(attention(q(n), k(n), v(n)))``, q and k normed where the model does that, and rotated."""
+
+    half: ClassVar[Operation] = ATTENTION_HALF
+    divided: ClassVar[str] = "heads"  # the columns of ``o_proj``
+
+    def __init__(self, spec: Attention, size: int, *, dtype: jnp.dtype) -> None:
+        q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        self.spec = spec
+        of_q, of_kv = ("heads", "hidden"), ("kv_heads", "hidden")
+        parts_of_q = 2 if spec.gated else 1
+        self.q_proj = Linear(size, parts_of_q * q_size, bias=spec.qkv_bias, dtype=dtype, axes=of_q)
+        if not spec.reads_only:
+            self.k_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
+            self.k_norm = _norm_of(spec, spec.kv_heads, "kv_heads")
+            self.v_norm = None if spec.v_norm is None else build_norm(spec.v_norm, spec.head_dim)
+            if not spec.values_of_keys:
+                self.v_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
+        self.o_proj = Linear(q_size, size, bias=spec.o_bias, dtype=dtype, axes=("hidden", "heads"))
+        self.sinks = parameter((spec.heads,), jnp.float32, axes=("heads",)) if spec.sinks else None
+        self.q_norm = _norm_of(spec, spec.heads, "heads")
+
+    def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
+        """[T, D] to [T, D], and the pages with the tokens' keys and values stored."""
+        heads, pages = self.heads(n, context)
+        return self.o_proj(heads), pages
+
+    def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
+        """`__call__` without the bias of ``o_proj``."""
+        heads, pages = self.heads(n, context)
+        return self.o_proj.product(heads), pages
+
+    def heads(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
+        """What ``o_proj`` is given, [T, H * h], and the pages."""
+        spec = self.spec
+        q, gate = self.queries(n)
+        q, batch = self.placed(q, self.q_norm, context), context.batch
+        if spec.sharpened is not None:
+            q = q * spec.sharpened.factors(batch)[:, None, None].astype(q.dtype)
+        if spec.chunk is not None:
+            batch = by_chunk(batch, spec.chunk, page_size=context.state.page_size)
+        if spec.reads_only:  # what is stored goes where that of padding goes
+            k = v = jnp.zeros((len(n), spec.kv_heads, spec.head_dim), q.dtype)
+            batch = replace(batch, kv_index=jnp.zeros_like(batch.kv_index))
+        else:
+            k = self.k_proj(n).reshape(len(n), -1, spec.head_dim)
+            v = k if spec.values_of_keys else self.v_proj(n).reshape(k.shape)
+            if spec.clip is not None:
+                v = jnp.clip(v, -spec.clip, spec.clip)
+            k, v = self.placed(k, self.k_norm, context), normed(v, self.v_norm)
+        out, pages = attend(
+            q,
+            k,
+            v,
+            context.state,
+            batch,
+            scale=spec.scale,
+            window=spec.window,
+            causal=spec.causal,
+            softcap=spec.softcap,
+            sinks=None if self.sinks is None else self.sinks.get_value(),
+            slopes=None if spec.slopes is None else own_part(jnp.asarray(spec.slopes, jnp.float32), "heads"),
+        )
+        out = out.reshape(len(n), -1)
+        return out if gate is None else out * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(out.dtype), pages
+
+    def placed(self, x: jax.Array, norm: NormModule | None, context: Context) -> jax.Array:
+        """Queries or keys [T, H, h], clipped, normed and rotated."""
+        spec = self.spec
+        if spec.clip is not None:
+            x = jnp.clip(x, -spec.clip, spec.clip)
+        if spec.qk_norm_first:
+            x = _normed(x, norm, spec)
+        if spec.rope is not None and context.rotation is not None:
+            x = rotate(x, context.rotation, interleaved=spec.rope.interleaved)
+        return x if spec.qk_norm_first else _normed(x, norm, spec)
+
+    def queries(self, n: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Queries [T, H, h], and what gates the heads, [T, H * h]."""
+        q = self.q_proj(n)
+        if not self.spec.gated:
+            return q.reshape(len(n), -1, self.spec.head_dim), None
+        # A head's query and gate follow each other, and then come the next one's.
+        q, gate = jnp.split(q.reshape(len(n), -1, 2 * self.spec.head_dim), 2, axis=-1)
+        return q, gate.reshape(len(n), -1)
+
+    def weights(self, before: NormModule | None, after: NormModule | None) -> AttentionWeights:
+        """As kernels take them."""
+        return AttentionWeights(
+            before=kernel_norm(before),
+            q=self.q_proj.projection,
+            k=self.k_proj.projection,
+            v=self.v_proj.projection,
+            q_norm=kernel_norm(self.q_norm),
+            k_norm=kernel_norm(self.k_norm),
+            o=self.o_proj.projection,
+            after=kernel_norm(after),
+        )
+
+    @property
+    def last_bias(self) -> jax.Array | None:
+        """What `partial` leaves out, [D]."""
+        return self.o_proj.projection.bias
+
+    @property
+    def rules(self) -> AttentionRules:
+        """What is static, as kernels take it."""
+        spec = self.spec
+        interleaved = spec.rope is not None and spec.rope.interleaved
+        return AttentionRules(
+            scale=spec.scale,
+            interleaved=interleaved,
+            window=spec.window,
+            causal=spec.causal,
+            softcap=spec.softcap,
+        )
+
+
+class SteppedAttentionModule(AttentionModule):
+    """Attention that the fused kernels do not have: gates, sinks, clipped entries, ALiBi, other norms of q and k,
+    values that are normed or are keys, chunks, and keys of another layer."""
+
+    half: ClassVar[Operation] = Operation("attention half", (Implementation("in steps", mixed),))
+
+
+def attention_module(spec: Attention, size: int, *, dtype: jnp.dtype) -> AttentionModule:
+    """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
+    return (AttentionModule if spec.is_fused else SteppedAttentionModule)(spec, size, dtype=dtype)
+
+
+def _norm_of(spec: Attention, heads: int, axis: str) -> NormModule | None:
+    if spec.qk_norm is None:
+        return None
+    if spec.qk_norm_over == "each head":
+        return build_norm(spec.qk_norm, heads, spec.head_dim, axes=(axis, None))
+    return build_norm(spec.qk_norm, spec.head_dim if spec.qk_norm_over == "head" else heads * spec.head_dim)
+
+
+def _normed(x: jax.Array, norm: NormModule | None, spec: Attention) -> jax.Array:
+    """Heads [T, H, h] with their norm, if they have one."""
+    if norm is None:
+        return x
+    return norm(x.reshape(len(x), -1)).reshape(x.shape) if spec.qk_norm_over == "all heads" else norm(x)

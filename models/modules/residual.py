@@ -1,0 +1,139 @@
+"""The residual stream: ``x + after(part(before(x)))`` for each half of a layer.
+
+A part either mixes tokens, ``part(n, context) -> (out, state)``, or takes each token by itself, ``part(n, context) ->
+out``. What stands here is the portable way. Parts with kernels that fuse all of it list them in their ``half``.
+
+Where ``part.divided`` is divided over devices, each of them has a part of the last product's columns: a half is then
+the product (``part.partial``), the sum over devices, and `added`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from llmjax.kernels.sharding import all_sum, parts
+from llmjax.models.layers.context import Context
+from llmjax.models.layers.state import LayerState
+from llmjax.models.modules.norm import NormModule, is_fused
+
+
+def mixed(
+    x: jax.Array,
+    mixer: Any,
+    before: NormModule | None,
+    after: NormModule | None,
+    context: Context,
+    *,
+    residual: bool = True,
+) -> tuple[jax.Array, LayerState]:
+    """``x + after(mixer(before(x)))``, and what the mixer keeps.
+
+    Args:
+        x: [T, D].
+        mixer: a module, ``(n, context) -> (out [T, D], state)``.
+        before, after: None: no norm.
+        residual: False: only the mixer's last product, without its bias, ``after`` and x: what `added` is given.
+    """
+    n = normed(x, before)
+    if not residual:
+        partial: tuple[jax.Array, LayerState] = mixer.partial(n, context)
+        return partial
+    out, state = mixer(n, context)
+    return x + normed(out, after), state
+
+
+def fed_forward(
+    x: jax.Array,
+    feed_forward: Any,
+    before: NormModule | None,
+    after: NormModule | None,
+    context: Context,
+    *,
+    residual: bool = True,
+) -> jax.Array:
+    """``x + after(feed_forward(before(x)))``; arguments as for `mixed`."""
+    n = normed(x, before)
+    if not residual:
+        partial: jax.Array = feed_forward.partial(n, context)
+        return partial
+    return x + normed(feed_forward(n, context), after)
+
+
+def add_mixed(
+    x: jax.Array,
+    mixer: Any,
+    before: NormModule | None,
+    after: NormModule | None,
+    context: Context,
+    *,
+    scale: float = 1.0,
+) -> tuple[jax.Array, LayerState]:
+    """`mixed` by whatever fuses it; its product and what is left, where nothing does or it is a sum over devices.
+
+    Args:
+        scale: of what is added to x.
+    """
+    if parts(mixer.divided) == 1 and is_fused(before) and is_fused(after) and scale == 1:
+        whole: tuple[jax.Array, LayerState] = mixer.half(x, mixer, before, after, context)
+        return whole
+    n, before = (x, before) if is_fused(before) else (normed(x, before), None)
+    product, state = mixer.half(n, mixer, before, None, context, residual=False)
+    return added(x, all_sum(product, mixer.divided), mixer.last_bias, after, scale=scale), state
+
+
+def add_fed_forward(
+    x: jax.Array,
+    part: Any,
+    before: NormModule | None,
+    after: NormModule | None,
+    context: Context,
+    *,
+    scale: float = 1.0,
+) -> jax.Array:
+    """`fed_forward` by whatever fuses it; as `add_mixed`."""
+    if parts(part.divided) == 1 and is_fused(before) and is_fused(after) and scale == 1:
+        whole: jax.Array = part.half(x, part, before, after, context)
+        return whole
+    n, before = (x, before) if is_fused(before) else (normed(x, before), None)
+    product = part.half(n, part, before, None, context, residual=False)
+    return added(x, all_sum(product, part.divided), part.last_bias, after, scale=scale)
+
+
+def add_both(
+    x: jax.Array,
+    mixer: Any,
+    part: Any,
+    before_mixer: NormModule | None,
+    before: NormModule | None,
+    context: Context,
+    *,
+    scale: float = 1.0,
+) -> tuple[jax.Array, LayerState]:
+    """``x + mixer(before_mixer(x)) + part(before(x))``, and what the mixer keeps.
+
+    Args:
+        before: None: that of the mixer.
+        scale: of both products.
+    """
+    n = normed(x, before_mixer)
+    m = n if before is None else before(x)
+    mixed_product, state = mixer.half(n, mixer, None, None, context, residual=False)
+    fed_product = part.half(m, part, None, None, context, residual=False)
+    x = added(x, all_sum(mixed_product, mixer.divided), mixer.last_bias, None, scale=scale)
+    return added(x, all_sum(fed_product, part.divided), part.last_bias, None, scale=scale), state
+
+
+def added(
+    x: jax.Array, product: jax.Array, bias: jax.Array | None, after: NormModule | None, *, scale: float = 1.0
+) -> jax.Array:
+    """``x + scale * after(product + bias)``: what is left of a half when its last product has been summed over
+    devices."""
+    out = normed(product if bias is None else product + bias.astype(product.dtype), after)
+    return x + (out if scale == 1 else scale * out)
+
+
+def normed(x: jax.Array, norm: NormModule | None) -> jax.Array:
+    """``norm(x)``, or x."""
+    return x if norm is None else norm(x)
