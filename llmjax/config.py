@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from llmjax.errors import ConfigError
+from llmjax.kv_events import KVEventsConfig
 from llmjax.speculative import SpeculativeConfig
 
 
@@ -241,6 +242,12 @@ class EngineConfig:
         "several engines may share it",
     )
     kv_offloading_disk_size: float = setting(16.0, "GiB of files in that folder; the least recently used go first")
+    kv_events_config: dict[str, Any] | None = setting(  # noqa: RUF009
+        None,
+        "tell others over ZeroMQ which prefixes are cached, as JSON: "
+        '\'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}\'; routers '
+        "choose by it (default: nobody is told)",
+    )
     scheduling_policy: str = setting("fcfs", "order of the queue", choices=("fcfs", "priority"))
     max_num_queued_reqs: int = setting(
         1024, "maximum number of requests that wait beyond max_num_seqs (each of n counts); more are refused with 503"
@@ -345,6 +352,11 @@ class EngineConfig:
         return None if self.speculative_config is None else SpeculativeConfig.of(self.speculative_config)
 
     @property
+    def kv_events(self) -> KVEventsConfig | None:
+        """``kv_events_config``, read; None: nobody is told."""
+        return None if self.kv_events_config is None else KVEventsConfig.of(self.kv_events_config)
+
+    @property
     def served_names(self) -> tuple[str, ...]:
         """What clients may call the model, without the * that stands for any name."""
         names = (self.served_model_name,) if isinstance(self.served_model_name, str) else self.served_model_name
@@ -419,6 +431,8 @@ class EngineConfig:
         if self.conversion is not None and self.runner_of_task == "generate":
             raise ConfigError(f"convert {self.conversion} needs runner pooling")
         _ = self.speculative  # raises unless it is one
+        if self.kv_events is not None and not self.enable_prefix_caching:
+            raise ConfigError("kv_events_config tells of cached prefixes, which enable_prefix_caching turns off")
         self._check_offloading()
         self._check_devices()
         if self.quantization_param_path is not None and self.kv_cache_dtype not in ("int8", "fp8", "fp8_e4m3"):

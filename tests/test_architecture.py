@@ -17,7 +17,7 @@ ORDER = (
     ("kernels",),
     ("models",),
     ("errors", "version", "system", "collector", "text_file", "progress"),
-    ("speculative",),
+    ("speculative", "kv_events"),
     ("config", "settings", "migration", "config_file", "inputs"),
     ("host_memory", "machine_share", "cpu_affinity", "platforms"),
     ("weights",),

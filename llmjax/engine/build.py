@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from llmjax.collector import paused
 from llmjax.config import EngineConfig
+from llmjax.engine.cache_events import CacheEvents
 from llmjax.engine.engine import Engine
+from llmjax.engine.event_publisher import EventPublisher
 from llmjax.engine.generation_config import check_generation_config
 from llmjax.engine.graphs import check_graphs, with_graphs
 from llmjax.engine.group import Alone, group_of
@@ -53,7 +55,10 @@ def build_engine(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> E
             undo.callback(local.end)
         group = group_of(config, local)
         undo.callback(group.close)
-        engine = _engine(*load(config, group, share))
+        publisher = None if config.kv_events is None else EventPublisher(config.kv_events, rank=share.rank)
+        if publisher is not None:
+            undo.callback(publisher.close)
+        engine = _engine(*load(config, group, share), publisher)
         undo.pop_all()
     return engine
 
@@ -108,8 +113,10 @@ def load(config: EngineConfig, group: Alone, share: MachineShare = WHOLE_MACHINE
     return config, with_graphs(compiler, config, decode_steps=config.decode_steps or DECODE_STEPS)
 
 
-def _engine(config: EngineConfig, compiler: StepCompiler) -> Engine:
+def _engine(config: EngineConfig, compiler: StepCompiler, publisher: EventPublisher | None) -> Engine:
     model, kv_plan = compiler.model, compiler.kv_plan
+    if publisher is not None and not model.config.causal:
+        raise ConfigError("kv_events_config: this model sees each text as a whole, so texts share no pages")
     offload = offload_of(config, compiler)
     kv = KVCache(
         kv_plan.groups,
@@ -120,6 +127,7 @@ def _engine(config: EngineConfig, compiler: StepCompiler) -> Engine:
         share_prefixes=config.enable_prefix_caching and model.config.causal,
         prompt_kind=model.config.prompt_kind,
         offload=offload,
+        events=None if publisher is None else CacheEvents.of(kv_plan, model.config),
     )
     return Engine(
         config=config,
@@ -137,6 +145,7 @@ def _engine(config: EngineConfig, compiler: StepCompiler) -> Engine:
         runner=Runner(compiler, compile_threads=config.compile_threads, moves_pages=offload is not None),
         pace=Pace(compiler.decode_steps),
         speculation=None if config.speculative is None else Speculation(config.speculative),
+        publisher=publisher,
         compilations=CompileCounter(),  # listens until it is closed: nothing before this may have failed
     )
 

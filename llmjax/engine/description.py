@@ -105,7 +105,7 @@ def obey(engine: Engine, control: Control) -> Any:
         case Control.KV_STATS:
             return engine.kv_stats()
         case Control.RESET_PREFIX_CACHE:
-            return engine.kv.reset_prefix_cache()
+            return engine.reset_prefix_cache()
         case Control.WAIT_READY:
             return engine.runner.wait_ready()
         case Control.WARM_UP:

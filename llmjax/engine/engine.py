@@ -11,7 +11,9 @@ from itertools import chain
 import numpy as np
 
 from llmjax.config import EngineConfig
+from llmjax.engine.cache_events import EventBatch
 from llmjax.engine.device_state import NOT_FINITE
+from llmjax.engine.event_publisher import EventPublisher
 from llmjax.engine.kv_cache import KVCache, KVStats
 from llmjax.engine.memory import KVPlan
 from llmjax.engine.model import LoadedModel
@@ -100,6 +102,7 @@ class Engine:
         runner: the device side.
         pace: steps that a dispatch may take.
         speculation: drafts of next tokens; None: there are none.
+        publisher: of changes in the prefix cache, which ``kv`` takes down; None: there is none.
         compilations: counts what XLA compiles from now on.
     """
 
@@ -115,6 +118,7 @@ class Engine:
         runner: Runner,
         pace: Pace,
         speculation: Speculation | None = None,
+        publisher: EventPublisher | None = None,
         compilations: CompileCounter,
     ) -> None:
         self.config = config
@@ -134,6 +138,7 @@ class Engine:
         self._rng = np.random.default_rng(config.seed)
         self._pace = pace
         self._speculation = speculation
+        self._publisher = publisher
         self.profiler = Profiler(config.profile_dir)
         self._sleeper = Sleeper(config, platform=platform, model=model, runner=runner)
         self._clock = _HostClock()
@@ -211,6 +216,7 @@ class Engine:
             if index is None or sequence.index == index:
                 self._finish(sequence)
                 outputs.append(_output(sequence, finish_reason="abort"))
+        self._publish()
         return outputs
 
     def step(self) -> list[EngineOutput]:
@@ -252,8 +258,14 @@ class Engine:
                 f"{self.scheduler.num_waiting} waiting sequences, and nothing will change that: {self.kv_stats()}"
             )
         outputs += self._sample_masked()
+        self._publish()
         self._clock.lap("deliver")
         return outputs
+
+    def _publish(self) -> None:
+        """Tells of the changes in the prefix cache."""
+        if self._publisher is not None and (events := self.kv.take_events()):
+            self._publisher.publish(EventBatch(time.time(), events, self._publisher.rank))
 
     def _drafts(self) -> Mapping[Sequence, tuple[int, ...]]:
         """Guesses at what follows the tokens that are known, where it pays to verify them."""
@@ -339,7 +351,7 @@ class Engine:
         self.runner.check_alone("an engine sleeps")
         while not self.idle:
             self.step()
-        self.kv.reset_prefix_cache(offloaded=False)
+        self.reset_prefix_cache(offloaded=False)
         self._sleeper.sleep(discard=discard)
 
     def wake_weights(self) -> None:
@@ -349,6 +361,11 @@ class Engine:
     def wake_kv_cache(self) -> None:
         """Makes the KV cache again; requests can be computed once the weights are there, too."""
         self._sleeper.wake_state()
+
+    def reset_prefix_cache(self, *, offloaded: bool = True) -> None:
+        """As `KVCache.reset_prefix_cache`; who listens is told."""
+        self.kv.reset_prefix_cache(offloaded=offloaded)
+        self._publish()
 
     def keep(self) -> None:
         """Keeps on disk what a later start may find; for the end, and only once."""
@@ -365,6 +382,8 @@ class Engine:
                 self._pending.tokens()
             self.keep()
         finally:
+            if self._publisher is not None:
+                self._publisher.close()
             self.profiler.close()
             self.runner.close(wait=wait)
             self.compilations.close()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmjax.engine.cache_events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvents
 from llmjax.engine.layer_states import GroupSpec, LayerStates, kind_of
 from llmjax.engine.offload import Fetch, Offload, PageDevice
 from llmjax.engine.page_pool import PageKey, PagePool
@@ -42,6 +43,7 @@ class KVCache:
         share_prefixes: whether different requests may share pages (continuations of one request always do).
         prompt_kind: of a prompt's length; prompts of different kinds have different keys for the same tokens.
         offload: takes the pages that are evicted, and has them restored; None: they are lost.
+        events: takes down which pages can be found; None: nobody wants to know.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class KVCache:
         share_prefixes: bool = True,
         prompt_kind: Callable[[int], tuple[int, ...]] = lambda prompt_len: (),
         offload: Offload | None = None,
+        events: CacheEvents | None = None,
     ) -> None:
         self.page_size = page_size
         self.share_prefixes = share_prefixes
@@ -64,8 +67,10 @@ class KVCache:
         ]
         self._offload = offload
         self._fetches: dict[Sequence, Fetch] = {}
-        if offload is not None:
-            offload.watch(self.pools)
+        self._events = events
+        for watcher in (offload, events):
+            if watcher is not None:
+                watcher.watch(self.pools)
 
     @property
     def pools(self) -> list[PagePool]:
@@ -254,6 +259,12 @@ class KVCache:
             self._offload.drop_moves()
             if offloaded:
                 self._offload.clear()
+        if self._events is not None:
+            self._events.cleared()
+
+    def take_events(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
+        """Which pages can be found, or cannot any more, since the last time this was asked."""
+        return [] if self._events is None else self._events.take()
 
     def _key(self, sequence: Sequence, index: int) -> PageKey:
         """Key of the sequence's full page ``index``; those before it must have been asked for."""
@@ -296,7 +307,8 @@ class KVCache:
                 new = group.pool.allocate(1)
                 assert new is not None
                 key = self._key(sequence, index)
-                group.pool.commit(new[0], key)
+                if group.pool.commit(new[0], key) and self._events is not None:
+                    self._tell(self._events, sequence, number, index, key)
                 if offload.restore(number, key, new[0]):
                     fetched.add(index)
                 pages[index] = new[0]
@@ -325,6 +337,11 @@ class KVCache:
         # What the step under way computes is found when it has run, and need not come back.
         known = group.pool.find(key) is None and offload.find(number, key, on_disk=on_disk)
         return AWAY if known else None
+
+    def _tell(self, events: CacheEvents, sequence: Sequence, number: int, index: int, key: PageKey) -> None:
+        """A sequence's page ``index`` can be found in a group."""
+        parent = sequence.keys[index - 1] if index else None
+        events.stored(number, key, parent=parent, salt=sequence.request.cache_salt)
 
     def _known_pages(
         self, sequence: Sequence, *, soon: bool = False, away: bool = False, on_disk: bool = False
@@ -366,6 +383,7 @@ class KVCache:
         full = min(sequence.num_computed, known) // self.page_size
         for index in range(sequence.num_committed, full):
             key = self._key(sequence, index)
-            for group in self.groups:
-                group.commit(sequence, index, key)
+            for number, group in enumerate(self.groups):
+                if group.commit(sequence, index, key) and self._events is not None:
+                    self._tell(self._events, sequence, number, index, key)
         sequence.num_committed = max(sequence.num_committed, full)

@@ -124,8 +124,8 @@ class LayerStates(ABC):
         """
 
     @abstractmethod
-    def commit(self, sequence: Sequence, index: int, key: PageKey) -> None:
-        """States the content of the sequence's full page ``index``, if it still has it."""
+    def commit(self, sequence: Sequence, index: int, key: PageKey) -> bool:
+        """States the content of the sequence's full page ``index``, if it still has it; whether that was news."""
 
     @abstractmethod
     def held(self, sequence: Sequence) -> Iterable[int]:
@@ -211,10 +211,9 @@ class FullPages(LayerStates):
     def fits(self, sequence: Sequence, *, chunk: int) -> bool:
         return self.missing(sequence, sequence.num_tokens) <= self.pool.available
 
-    def commit(self, sequence: Sequence, index: int, key: PageKey) -> None:
+    def commit(self, sequence: Sequence, index: int, key: PageKey) -> bool:
         page = self._pages[sequence][index]
-        if page != DUMMY_PAGE:
-            self.pool.commit(page, key)
+        return page != DUMMY_PAGE and self.pool.commit(page, key)
 
     def held(self, sequence: Sequence) -> list[int]:
         return self._pages[sequence]
@@ -373,17 +372,18 @@ class StateSlots(LayerStates):
         missing = self.missing(sequence, sequence.num_tokens)
         return missing <= self.pool.available and 2 * len(self._entries) <= max(2, self.pool.total)
 
-    def commit(self, sequence: Sequence, index: int, key: PageKey) -> None:
+    def commit(self, sequence: Sequence, index: int, key: PageKey) -> bool:
         entries = self._entries[sequence]
         page = entries.pages.get(index)
         if page is None or not self.pool.commit(page, key):
-            return
+            return False
         self._fresh.add(page)
         self._num_snapshots += 1
         if (index + 1) * self.page_size > sequence.num_prompt_tokens:
             if entries.output is not None:
                 self._supersede(sequence, *entries.output)
             entries.output = (page, key)
+        return True
 
     def held(self, sequence: Sequence) -> Iterable[int]:
         return self._entries[sequence].pages.values()

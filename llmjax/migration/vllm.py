@@ -182,7 +182,8 @@ CACHE = [
     *accepted("--preemption-mode", "preempted requests are computed again", neutral="recompute"),
     *accepted("--use-v2-block-manager", "", neutral="true false", takes=SWITCH),
     *accepted("--num-lookahead-slots", "pages for drafts are reserved when there are any", neutral="0"),
-    *refused("--kv-transfer-config|--kv-events-config|--ec-transfer-config", TRANSFER),
+    *ours("--kv-events-config"),
+    *refused("--kv-transfer-config|--ec-transfer-config", TRANSFER),
     *accepted("--ec-manager-config|--engram-config", MEDIA),
 ]
 

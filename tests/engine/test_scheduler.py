@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import READ_DEVICE, BatchLayout, make_buckets
+from llmjax.engine.cache_events import CacheEvents
 from llmjax.engine.device_state import NO_TOKEN, StepOutput
 from llmjax.engine.disk_pages import DiskPages
 from llmjax.engine.engine import Engine
@@ -70,6 +71,7 @@ class Shape:
     drafted_rows: int = 4  # rows of a step with drafts, at most
     host_pages: int = 0  # evicted ones that are kept
     folder: Path | None = None  # where they are kept, too
+    events: bool = False  # changes of the prefix cache are taken down
 
     @property
     def pages_per_sequence(self) -> int:
@@ -387,6 +389,7 @@ class SimulatedEngine(Engine):
             pages_per_sequence=shape.pages_per_sequence,
             share_prefixes=shape.share_prefixes,
             offload=offload_of(shape),
+            events=CacheEvents(shape.spans, latent=False, page_size=shape.page_size) if shape.events else None,
         )
         parts: dict[str, Any] = {
             "config": SimpleNamespace(seed=0, profile_dir=None),
