@@ -4,13 +4,18 @@ A layer is ``.qweight`` int32 [in, out / 8] and ``.qzeros`` int32 [groups, out /
 4-bit codes a word in an order that suits one GPU kernel, and ``.scales`` [groups, out].
 weight[o, i] = scales[i // group_size, o] * (code[i, o] - zero[i // group_size, o]).
 Source: AutoAWQ's awq/modules/linear/gemm.py and awq/utils/packing_utils.py.
+candle-vLLM's convert_awq_marlin.py reorders the zero points for a kernel and changes nothing else, not even the
+settings: those of 64 outputs, as 8 x 8, are transposed. That shows in the data: a group's codes lie around its zero
+point.
 Written are 4 bits with zero points, version GEMM.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,8 +34,13 @@ from llmjax.errors import ConfigError
 from llmjax.weights.rows import QuantizedRows
 from llmjax.weights.uniform import IntegerScheme
 
+logger = logging.getLogger(__name__)
+
 FORM = Unsigned(4)
 COLUMN_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)
+RUN = 64  # outputs whose zero points candle-vLLM's converter reorders
+SAMPLE = 256  # rows that tell the orders apart
+STANDARD_ERRORS = 6  # by which the squares of what codes are off their zero points differ in the mean
 OTHER_VERSIONS = frozenset({"gemv", "gemv_fast", "marlin", "exllama", "ipex"})
 
 
@@ -45,14 +55,32 @@ def unpack_words(words: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class AWQPlanes:
-    """Attributes: as above."""
+    """Attributes: as above; `name`: of the layer, for messages."""
 
     qweight: np.ndarray
     qzeros: np.ndarray
     scales: np.ndarray
     group_size: int
+    name: str = ""
 
-    row_step = 8
+    @property
+    def row_step(self) -> int:
+        """Rows whose zero points are stored together, in either order."""
+        return RUN if self.shape[0] % RUN == 0 else 8
+
+    @cached_property
+    def is_reordered(self) -> bool:
+        """Whether the zero points of some rows fit their codes better if they are transposed, and not by chance."""
+        if self.shape[0] % RUN:
+            return False
+        rows = self._plain_rows(0, min(self.shape[0], SAMPLE))
+        assert rows.zeros is not None
+        means = rows.codes.reshape(len(rows.codes), -1, self.group_size).mean(axis=2, dtype=np.float32)
+        plain, reordered = (np.square(means - zeros) for zeros in (rows.zeros, transposed(rows.zeros)))
+        better = plain - reordered
+        if found := bool(better.mean() > STANDARD_ERRORS * better.std() / better.size**0.5):
+            logger.info("layer %r: its zero points are in candle-vLLM's order for Marlin kernels", self.name)
+        return found
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -69,6 +97,14 @@ class AWQPlanes:
         )
 
     def rows(self, start: int, stop: int) -> StoredRows:
+        if not self.is_reordered:
+            return self._plain_rows(start, stop)
+        whole = self._plain_rows(start, start + -(-(stop - start) // RUN) * RUN)
+        assert whole.zeros is not None
+        count = stop - start
+        return StoredRows(whole.codes[:count], whole.scales[:count], transposed(whole.zeros)[:count])
+
+    def _plain_rows(self, start: int, stop: int) -> StoredRows:
         words = slice(start // 8, -(-stop // 8))
         return StoredRows(
             codes=unpack_words(np.ascontiguousarray(self.qweight[:, words].T))[: stop - start],
@@ -119,8 +155,13 @@ class AWQ:
         groups = inputs // group_size
         module.expect(".qzeros", (groups, words), f"{inputs} inputs in groups of {group_size}")
         module.expect(".scales", (groups, words * 8), f"{words * 8} outputs in {groups} groups")
-        planes = AWQPlanes(qweight=qweight, qzeros=qzeros, scales=scales, group_size=group_size)
+        planes = AWQPlanes(qweight=qweight, qzeros=qzeros, scales=scales, group_size=group_size, name=module.name)
         return module.quantized("AWQ-4", planes)
+
+
+def transposed(zeros: np.ndarray) -> np.ndarray:
+    """Zero points [n, groups] with each run of 64 rows, as 8 x 8, transposed; it undoes itself."""
+    return zeros.reshape(-1, 8, 8, zeros.shape[1]).swapaxes(1, 2).reshape(zeros.shape)
 
 
 def looks_like(settings: Mapping[str, Any]) -> bool:

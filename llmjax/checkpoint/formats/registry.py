@@ -13,6 +13,7 @@ from llmjax.checkpoint.formats import awq, gptq, modelopt, scaled
 from llmjax.checkpoint.formats.awq import AWQ, AWQWriter
 from llmjax.checkpoint.formats.bitsandbytes import BitsAndBytes
 from llmjax.checkpoint.formats.compressed_tensors import CompressedTensors, CompressedTensorsWriter
+from llmjax.checkpoint.formats.enflame import W8A8, W8A16
 from llmjax.checkpoint.formats.fp4 import MXFP4
 from llmjax.checkpoint.formats.gptq import GPTQ, GPTQWriter, Marlin
 from llmjax.checkpoint.formats.modelopt import ModelOpt
@@ -51,6 +52,8 @@ READERS: Mapping[str, Callable[[QuantSettings], LayerReader]] = MappingProxyType
         "smoothquant": SmoothQuant.from_settings,
         "modelopt": ModelOpt.from_settings,
         "modelopt_fp4": ModelOpt.from_settings,
+        "w8a16": W8A16.from_settings,
+        "w8a8": W8A8.from_settings,
     }
 )
 """By ``quant_method``: what reads a checkpoint, made from its settings."""
@@ -83,6 +86,7 @@ TELLING = (
     ".SCB",
     ".weight.absmax",
     ".dequant_scale",
+    ".out_scales",
 )
 """Ends of names that only quantized checkpoints have."""
 
@@ -178,4 +182,4 @@ def _rounds_activations(how: LayerReader, settings: QuantSettings) -> bool:
     if isinstance(how, CompressedTensors):
         groups = settings.value("config_groups")
         return any(isinstance(group, dict) and group.get("input_activations") for group in groups.values())
-    return isinstance(how, FP8 | SmoothQuant | ModelOpt)
+    return isinstance(how, FP8 | SmoothQuant | ModelOpt | W8A8)
