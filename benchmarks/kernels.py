@@ -56,6 +56,7 @@ class AttentionShape:
     kv_heads: int
     head_dim: int
     cache: str = "bfloat16"
+    common: int = 0  # leading tokens of all requests, which are on the same pages
 
 
 ATTENTION = (
@@ -65,6 +66,13 @@ ATTENTION = (
     AttentionShape("decode 16 x 512, int8", 16, 512, 1, 9, 3, 64, "int8"),
     AttentionShape("decode 16 x 512, e4m3", 16, 512, 1, 9, 3, 64, "float8_e4m3fn"),
     AttentionShape("decode 1 x 8192", 1, 8192, 1, 9, 3, 64),
+    *(
+        AttentionShape(
+            f"decode 16 x 4224, {cache}{', one prompt' if common else ''}", 16, 4224, 1, 9, 3, 64, cache, common
+        )
+        for cache in ("bfloat16", "float32", "int8")
+        for common in (0, 4096)
+    ),
     AttentionShape("decode 4 x 2048, h 128", 4, 2048, 1, 16, 8, 128),
     AttentionShape("decode 4 x 2048, h 128, int8", 4, 2048, 1, 16, 8, 128, "int8"),
     AttentionShape("prefill 512", 1, 512, 512, 9, 3, 64),
@@ -115,6 +123,7 @@ def attention_input(shape: AttentionShape) -> tuple[jax.Array, jax.Array, list[K
     rng = np.random.default_rng(0)
     per_row = -(-shape.length // PAGE_SIZE)
     table = 1 + np.arange(shape.requests * per_row, dtype=np.int32).reshape(shape.requests, per_row)
+    table[:, : shape.common // PAGE_SIZE] = table[0, : shape.common // PAGE_SIZE]
     position = np.arange(shape.length - shape.new, shape.length)
     kv_index = table[:, position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
     batch = RaggedBatch(
@@ -176,7 +185,7 @@ def attention_rows(native: Library | None, repeat: int, only: str) -> Iterator[R
             ways |= {f"C++ {x}": functools.partial(cpu_attention.attend, library=native, isa=x) for x in native.usable}
         layout = KVLayout.of(jnp.dtype(shape.cache), page_size=PAGE_SIZE)
         page = layout.page_bytes(num_kv_heads=shape.kv_heads, head_dim=shape.head_dim)
-        kept = shape.requests * shape.length * page // PAGE_SIZE
+        kept = (shape.requests * (shape.length - shape.common) + shape.common) * page // PAGE_SIZE
         seen = shape.requests * (shape.new * shape.length - shape.new * (shape.new - 1) // 2)
         for name, attend in ways.items():
             seconds = attention_seconds(shape, attend, max(3, repeat // 10) if name == "XLA" else repeat)

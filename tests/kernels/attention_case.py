@@ -33,11 +33,12 @@ class Case:
     calibration: tuple[tuple[float, float], ...] | None = None  # (scale, zero) of keys, of values
     value_dim: int | None = None  # of latent pages
     padding: int = 3  # tokens and rows that belong to nobody
+    common: int = 0  # leading tokens of all rows, which are on the same pages
     first_page: int = 2  # pages of other layers before
 
     @property
     def num_pages(self) -> int:
-        """The dummy page, those of the rows and two that nobody has."""
+        """The dummy page, those of the rows and two that nobody has; more where rows share some."""
         return 3 + sum(-(-kv // self.page_size) for _, kv in self.lengths)
 
     @property
@@ -68,6 +69,7 @@ class Data:
 
 def ragged_batch(case: Case, rng: np.random.Generator) -> RaggedBatch:
     """The case's rows on shuffled pages; where pages lie behind the window, they are given back."""
+    assert all(kv - count >= case.common for count, kv in case.lengths if count)
     needed = [-(-kv // case.page_size) for _, kv in case.lengths]
     free = iter(rng.permutation(np.arange(1, case.num_pages)))
     rows = len(case.lengths) + case.padding
@@ -75,8 +77,9 @@ def ragged_batch(case: Case, rng: np.random.Generator) -> RaggedBatch:
     start = np.arange(rows + 1) if case.decode else np.cumsum([0, *counts])
     table, kv_len = np.zeros((rows, max(needed) + 1), np.int32), np.zeros(rows, np.int32)
     kv_index = np.zeros(rows if case.decode else sum(counts) + case.padding, np.int32)
+    common = [next(free) for _ in range(case.common // case.page_size)]
     for r, (count, kv) in enumerate(case.lengths):
-        table[r, : needed[r]] = [next(free) for _ in range(needed[r])]
+        table[r, : needed[r]] = (common + [next(free) for _ in range(needed[r] - len(common))])[: needed[r]]
         kv_len[r] = kv
         positions = np.arange(kv - count, kv)
         page = table[r, positions // case.page_size]

@@ -130,6 +130,24 @@ CASES = {
     "head size 128": Case(MIX, head_dim=128, cache="float16"),
     "head size 256": Case(MIX, head_dim=256, heads=4, kv_heads=1, cache="bfloat16"),
 }
+COMMON_DECODES = ((1, 700), (1, 513), (0, 0), (1, 1100), (1, 769))
+COMMON_PROMPTS = {
+    "decodes": Case(COMMON_DECODES, decode=True, common=512),
+    "decodes of bf16": Case(COMMON_DECODES, decode=True, common=512, cache="bfloat16", softcap=5.0),
+    "decodes of f16, short pages": Case(COMMON_DECODES, decode=True, common=512, cache="float16", page_size=3),
+    "decodes of int8": Case(COMMON_DECODES, decode=True, common=512, cache="int8", head_dim=32, heads=10),
+    "decodes of int8, calibrated": Case(
+        COMMON_DECODES, decode=True, common=512, cache="int8", calibration=((0.03, 0.25), (0.02, -0.5))
+    ),
+    "decodes of e4m3": Case(COMMON_DECODES, decode=True, common=512, cache="float8_e4m3fn"),
+    "window and sinks": Case(COMMON_DECODES, common=512, window=512, sinks=True, cache="bfloat16", page_size=8),
+    "drafts, a chunk and decodes": Case(
+        ((3, 700), (3, 550), (1, 601), (1, 532), (200, 712)), common=512, cache="bfloat16"
+    ),
+    "many heads share": Case(((1, 1100), (1, 1029), (5, 1200), (5, 1200)), common=1024, heads=24, kv_heads=2),
+    "many heads share, bf16": Case(((1, 1100), (1, 1029)), common=1024, heads=24, kv_heads=2, cache="bfloat16"),
+}
+CASES |= {f"common prompt: {name}": case for name, case in COMMON_PROMPTS.items()}
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
@@ -143,8 +161,9 @@ def cases(draw: st.DrawFn) -> Case:
     counts = draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 90)), min_size=1, max_size=4))
     decode = draw(st.booleans())
     lengths = [(min(count, 1) if decode else count, past) for count, past in counts]
+    common = draw(st.sampled_from([0, 0, 320, 600]))
     return Case(
-        lengths=tuple((count, count + past) if count else (0, 0) for count, past in lengths),
+        lengths=tuple((count, common + count + past) if count else (0, 0) for count, past in lengths),
         heads=draw(st.sampled_from([1, 2, 3, 7, 16])) * (kv_heads := draw(st.integers(1, 2))),
         kv_heads=kv_heads,
         head_dim=draw(st.sampled_from([8, 24, 32, 64, 96])),
@@ -155,6 +174,7 @@ def cases(draw: st.DrawFn) -> Case:
         sinks=draw(st.booleans()),
         decode=decode,
         padding=draw(st.integers(1, 3)),
+        common=common,
     )
 
 
@@ -185,6 +205,30 @@ def test_result_of_a_request_does_not_depend_on_the_batch() -> None:
     q, k, v = (np.concatenate([x] * 12) for x in (alone.q, alone.k, alone.v))
     many, _ = run(replace(alone, q=q, k=k, v=v, batch=batch), pages)
     assert jnp.array_equal(many[0], out[0])
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("name", COMMON_PROMPTS)
+def test_rows_that_share_pages_get_what_each_gets_alone(name: str, isa: str) -> None:
+    case = COMMON_PROMPTS[name]
+    together = make_data(case)
+    pages = pages_of(together)
+    out = np.asarray(run(together, pages, isa)[0])
+    start = np.asarray(together.batch.query_start)
+    for r, (count, _) in enumerate(case.lengths):
+        if not count:
+            continue
+        own = slice(start[r], start[r] + count)
+        batch = replace(
+            together.batch,
+            query_start=jnp.asarray([0, count], jnp.int32),
+            kv_len=together.batch.kv_len[r : r + 1],
+            page_table=together.batch.page_table[r : r + 1],
+            kv_index=together.batch.kv_index[own],
+        )
+        k, v = together.k[own], None if together.v is None else together.v[own]
+        alone, _ = run(replace(together, q=together.q[own], k=k, v=v, batch=batch), pages, isa)
+        np.testing.assert_array_equal(out[own], np.asarray(alone))
 
 
 @pytest.mark.parametrize(

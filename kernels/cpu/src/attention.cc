@@ -1,8 +1,11 @@
-// Ragged paged attention (contract: kernels/attention/__init__.py): stores the step's keys and values, then divides the
-// queries among the threads.
+// Ragged paged attention (contract: kernels/attention/__init__.py): stores the step's keys and values, then divides
+// queries and keys among the threads. Keys are divided at fixed places, and rows that have the same pages between two of
+// these, such as those of a common prompt, read them together: a cascade (Juravsky et al. 2024, arXiv:2402.05099) that
+// needs nothing but the page tables.
 
 #include "attention.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -15,7 +18,8 @@ namespace ffi = xla::ffi;
 constexpr int kRowsOfBlock = 192;  // queries times heads that share a pass over the keys; multiple of 16
 constexpr int kMaxQueries = 64;
 constexpr int kFewRows = 8;
-constexpr int kMaxParts = 16;
+constexpr int kPart = 256, kLargePart = 1024;  // keys of a task of few rows and of many, where they are divided
+constexpr size_t kTasksOfThread = 4;  // at least, before requests share one
 constexpr size_t kElementsOfTask = 1 << 11;  // of keys to store, at least
 
 int first_key(const Attention& call, int position) {
@@ -55,15 +59,6 @@ ffi::Error check(const Attention& call, const Batch& batch) {
     }
   }
   return ffi::Error::Success();
-}
-
-// How the keys of some queries are divided. It depends on this request alone, so that its result does not change with
-// what else is in the batch or with the number of threads.
-int parts_of(int keys, int rows, bool only_block) {
-  if (!only_block) return 1;
-  const int least = rows <= kFewRows ? 256 : 1024;
-  const int parts = (keys + least - 1) / least;
-  return parts < kMaxParts ? parts : kMaxParts;
 }
 
 }  // namespace
@@ -147,52 +142,161 @@ void PagedAttention::store_token(int token) const {
   }
 }
 
-void PagedAttention::make_plan() {
+// What one pass over keys takes of each row. How the keys are divided depends on a request alone, so that its result does
+// not change with what else is in the batch or with the number of threads.
+void PagedAttention::find_runs() {
   const Attention& call = call_;
-  const Batch& batch = batch_;
-  int max_queries = 0;
-  const int group = call.group();
-  int block = kRowsOfBlock / group < kMaxQueries ? kRowsOfBlock / group : kMaxQueries;
-  if (block < 1) block = 1;
-  for (int r = batch.rows - 1; r >= 0; --r) {  // long tasks first: prefills follow decodes, late queries see more keys
-    const int count = batch.queries(r);
+  const int group = call.group(), block = std::max(1, std::min(kRowsOfBlock / group, kMaxQueries));
+  for (int r = batch_.rows - 1; r >= 0; --r) {  // long tasks first: prefills follow decodes, late queries see more keys
+    const int count = batch_.queries(r), length = batch_.kv_len[r];
     if (count == 0) continue;
     for (int first = (count - 1) / block * block; first >= 0; first -= block) {
-      const int queries = count - first < block ? count - first : block;
-      const int position = batch.kv_len[r] - count + first;
-      const int begin = first_key(call, position);
-      const int keys = end_of_keys(call, position + queries - 1, batch.kv_len[r]) - begin;
-      const int parts = parts_of(keys, queries * group, count <= block);
-      const int step = ((keys + parts - 1) / parts + 31) / 32 * 32;
-      if (queries > max_queries) max_queries = queries;
-      for (int head = 0; head < call.kv_heads; ++head) {
-        AttentionTask task{batch.first_token(r) + first, queries, position, head, begin, 0, true, batch.pages(r), nullptr,
-                           nullptr};
-        int made = 0;
-        for (int key = begin; key < begin + keys; key += step, ++made) {
-          task.key_begin = key;
-          task.key_end = key + step < begin + keys ? key + step : begin + keys;
-          task.first_keys = made == 0;
-          tasks_.push_back(task);
+      const int queries = std::min(count - first, block), position = length - count + first;
+      Run run{};
+      run.first_token = batch_.first_token(r) + first;
+      run.queries = queries;
+      run.first_position = position;
+      run.key_begin = first_key(call, position);
+      run.key_end = end_of_keys(call, position + queries - 1, length);
+      run.seen_begin = first_key(call, position + queries - 1);
+      run.seen_end = end_of_keys(call, position, length);
+      run.part = count > block ? run.key_end : queries * group <= kFewRows ? kPart : kLargePart;
+      run.pages = batch_.pages(r);
+      run.first_split = -1;
+      runs_.push_back(run);
+    }
+  }
+}
+
+// Whether one task may compute a part of both runs: all queries see all of its keys, on the same pages.
+bool PagedAttention::same_keys(const Run& a, const Run& b, int part) const {
+  if (a.queries != b.queries || a.part != b.part) return false;
+  const int begin = part * a.part, end = begin + a.part, size = call_.page_size;
+  for (const Run* run : {&a, &b}) {
+    if (begin < run->seen_begin || end > run->seen_end) return false;
+  }
+  if ((part == a.first_part()) != (part == b.first_part())) return false;  // the first one takes the sinks in
+  const size_t first = begin / size, last = (end - 1) / size;
+  return std::memcmp(a.pages + first, b.pages + first, (last - first + 1) * sizeof(int32_t)) == 0;
+}
+
+// For each part of each run: which of the runs that can share it is the first.
+void PagedAttention::find_sharers() {
+  int last_part = 0;
+  for (size_t i = 0; i < runs_.size(); ++i) {
+    Run& run = runs_[i];
+    run.first_entry = static_cast<int>(run_of_.size());
+    run_of_.insert(run_of_.end(), run.parts(), static_cast<int>(i));
+    if (run.parts() > 1) last_part = std::max(last_part, run.first_part() + run.parts() - 1);
+  }
+  leader_ = run_of_;
+  next_.assign(leader_.size(), -1);
+  std::vector<std::pair<int32_t, int>> starts;  // page in which the part begins, run: equal pages come together
+  for (int part = 0; part < last_part; ++part) {
+    starts.clear();
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      const Run& run = runs_[i];
+      const int begin = part * run.part;
+      if (run.parts() == 1 || begin < run.key_begin || begin + run.part > run.key_end) continue;
+      starts.emplace_back(run.pages[begin / call_.page_size], static_cast<int>(i));
+    }
+    std::sort(starts.begin(), starts.end());
+    const auto entry = [&](int run) { return runs_[run].entry(part); };
+    for (size_t first = 0, end; first < starts.size(); first = end) {
+      for (end = first + 1; end < starts.size() && starts[end].first == starts[first].first; ++end) {
+      }
+      for (size_t i = first + 1; i < end; ++i) {
+        const int run = starts[i].second;
+        for (size_t j = first; j < i; ++j) {
+          const int other = starts[j].second;
+          if (leader_[entry(other)] != other || !same_keys(runs_[other], runs_[run], part)) continue;
+          leader_[entry(run)] = other;
+          next_[entry(run)] = next_[entry(other)];
+          next_[entry(other)] = run;
+          break;
         }
-        split_of_.insert(split_of_.end(), made, made > 1 ? static_cast<int>(parts_.size()) : -1);
-        if (made > 1) {
-          parts_.push_back(made);
-          partial_floats_ += made * partial_size(call, queries);
+      }
+    }
+  }
+}
+
+void PagedAttention::make_splits() {
+  const size_t heads = static_cast<size_t>(call_.kv_heads);
+  size_t floats = 0, count = 0;
+  for (Run& run : runs_) {
+    if (run.parts() == 1) continue;
+    run.first_split = static_cast<int>(count);
+    count += heads;
+    floats += heads * run.parts() * partial_size(call_, run.queries);
+  }
+  float* partials = reinterpret_cast<float*>(thread_memory<0>(floats * sizeof(float)));
+  splits_.reset(new Split[count]);
+  for (const Run& run : runs_) {
+    for (int head = 0; run.first_split >= 0 && head < call_.kv_heads; ++head) {
+      Split& split = splits_[run.first_split + head];
+      split.queries = {run.first_token, run.first_position, nullptr};
+      split.count = run.queries, split.kv_head = head;
+      split.partials = partials, split.parts = run.parts();
+      split.left.store(split.parts, std::memory_order_relaxed);
+      partials += split.parts * partial_size(call_, run.queries);
+    }
+  }
+}
+
+void PagedAttention::make_tasks(size_t threads) {
+  const size_t heads = static_cast<size_t>(call_.kv_heads);
+  size_t fewest = 0;  // tasks, if all runs share that can
+  for (size_t i = 0; i < leader_.size(); ++i) fewest += heads * (leader_[i] == run_of_[i]);
+  const int pieces = static_cast<int>(kTasksOfThread * threads / std::max<size_t>(fewest, 1)) + 1;
+  members_.reserve(leader_.size() * heads);  // tasks point to them
+  int most = 0;
+  std::vector<int> sharers;
+  for (size_t i = 0; i < runs_.size(); ++i) {
+    const Run& run = runs_[i];
+    for (int head = 0; head < call_.kv_heads; ++head) {
+      for (int part = run.first_part(); part < run.first_part() + run.parts(); ++part) {
+        if (leader_[run.entry(part)] != static_cast<int>(i)) continue;
+        sharers.clear();
+        for (int other = static_cast<int>(i); other >= 0; other = next_[runs_[other].entry(part)]) sharers.push_back(other);
+        const int all = static_cast<int>(sharers.size());
+        const int room = std::max(1, kRowsOfBlock / (run.queries * call_.group()));
+        const int tasks = std::min(all, std::max(pieces, (all + room - 1) / room)), size = (all + tasks - 1) / tasks;
+        for (int first = 0; first < all; first += size) {
+          const int count = std::min(size, all - first);
+          tasks_.push_back({members_.data() + members_.size(), count, run.queries, head,
+                            std::max(run.key_begin, part * run.part), std::min(run.key_end, (part + 1) * run.part),
+                            part == run.first_part(), run.pages, nullptr});
+          most = std::max(most, count * run.queries);
+          for (int k = first; k < first + count; ++k) add_member(runs_[sharers[k]], part, head);
         }
       }
     }
   }
   for (size_t i = 0; i + 1 < tasks_.size(); ++i) tasks_[i].next = &tasks_[i + 1];
-  workspace_ = kernels_->attention_workspace(call, max_queries);
+  workspace_ = kernels_->attention_workspace(call_, most);
 }
 
-void PagedAttention::run(size_t task) {
-  kernels_->attention(call_, tasks_[task], thread_memory<1>(workspace_));
-  if (split_of_[task] < 0) return;
-  Split& split = splits_[split_of_[task]];
-  if (split.left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-    kernels_->attention_merge(call_, tasks_[task], split.partials, split.parts);
+void PagedAttention::add_member(const Run& run, int part, int head) {
+  Queries queries{run.first_token, run.first_position, nullptr};
+  const int split = run.first_split < 0 ? -1 : run.first_split + head;
+  if (split >= 0) {
+    queries.partial = splits_[split].partials + (part - run.first_part()) * partial_size(call_, run.queries);
+  }
+  members_.push_back(queries);
+  split_of_.push_back(split);
+}
+
+void PagedAttention::run(size_t i) {
+  const AttentionTask& task = tasks_[i];
+  kernels_->attention(call_, task, thread_memory<1>(workspace_));
+  if (task.members->partial == nullptr) return;
+  for (int m = 0; m < task.num_members; ++m) {
+    Split& split = splits_[split_of_[task.members - members_.data() + m]];
+    if (split.left.fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
+    AttentionTask whole{};
+    whole.members = &split.queries, whole.num_members = 1;
+    whole.queries = split.count, whole.kv_head = split.kv_head;
+    kernels_->attention_merge(call_, whole, split.partials, split.parts);
   }
 }
 
@@ -210,24 +314,11 @@ void PagedAttention::clear_padding() const {
   std::memset(out + used * bytes, 0, (batch_.tokens - used) * bytes);
 }
 
-void PagedAttention::append(std::function<void(int)> prepare, std::vector<Phase>& phases) {
-  make_plan();
-  float* partials = reinterpret_cast<float*>(thread_memory<0>(partial_floats_ * sizeof(float)));
-  splits_.reset(new Split[parts_.size()]);
-  for (size_t i = 0; i < tasks_.size();) {
-    const int split = split_of_[i];
-    if (split < 0) {
-      ++i;
-      continue;
-    }
-    splits_[split].partials = partials;
-    splits_[split].parts = parts_[split];
-    splits_[split].left.store(parts_[split], std::memory_order_relaxed);
-    for (int part = 0; part < parts_[split]; ++part, ++i) {
-      tasks_[i].partial = partials;
-      partials += partial_size(call_, tasks_[i].queries);
-    }
-  }
+void PagedAttention::append(std::function<void(int)> prepare, size_t threads, std::vector<Phase>& phases) {
+  find_runs();
+  find_sharers();
+  make_splits();
+  make_tasks(threads);
   clear_padding();
   const int tokens = batch_.decode ? batch_.rows : batch_.query_start[batch_.rows];
   const int chunk = static_cast<int>(kElementsOfTask / (static_cast<size_t>(call_.kv_heads) * call_.head_dim)) + 1;
@@ -271,7 +362,7 @@ ffi::Error attention_handler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
   PagedAttention attention{};
   if (ffi::Error error = attention.init(arguments, rows); error.failure()) return error;
   std::vector<Phase> phases;
-  attention.append(nullptr, phases);
+  attention.append(nullptr, threads_of(pool), phases);
   run_phases(pool, std::move(phases));
   return ffi::Error::Success();
 }

@@ -4,6 +4,7 @@
 #define LLMJAX_ATTENTION_H_
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -53,18 +54,39 @@ class PagedAttention {
  public:
   // Checks everything that comes from the engine as data.
   xla::ffi::Error init(const AttentionArguments& arguments, const AttentionRows& rows);
-  // `prepare(token)` finishes q, k and v of a token first; null: they are.
-  void append(std::function<void(int)> prepare, std::vector<Phase>& phases);
+  // `prepare(token)` finishes q, k and v of a token first; null: they are. `threads`: that are to have something to do.
+  void append(std::function<void(int)> prepare, size_t threads, std::vector<Phase>& phases);
 
  private:
-  // Tasks that differ in their keys only, and how many of them are not done.
+  // Some queries of a row and their keys, which are divided at the multiples of `part`.
+  struct Run {
+    int first_token, queries, first_position;
+    int key_begin, key_end;    // that some query sees
+    int seen_begin, seen_end;  // that all do
+    int part;
+    const int32_t* pages;
+    int first_split;  // of the first head, -1: it is not divided
+    int first_entry;  // of its parts, which have numbers among those of all runs
+
+    int first_part() const { return key_begin / part; }
+    int parts() const { return (key_end - 1) / part - first_part() + 1; }
+    int entry(int number) const { return first_entry + number - first_part(); }
+  };
+  // The parts of a run and a head, and how many of them are not done.
   struct Split {
+    Queries queries;
+    int count, kv_head;  // count: of queries
     float* partials;
     int parts;
     std::atomic<int> left;
   };
 
-  void make_plan();
+  void find_runs();
+  void find_sharers();
+  bool same_keys(const Run& a, const Run& b, int part) const;
+  void make_splits();
+  void make_tasks(size_t threads);
+  void add_member(const Run& run, int part, int head);
   void store_token(int token) const;
   void run(size_t task);
   void clear_padding() const;
@@ -73,11 +95,14 @@ class PagedAttention {
   Attention call_;
   Batch batch_;
   const char *k_, *v_;
+  std::vector<Run> runs_;
+  // By entry: whose part it is, the run that it is computed with, and the next one that is too.
+  std::vector<int> run_of_, leader_, next_;
+  std::vector<Queries> members_;
+  std::vector<int> split_of_;  // of each member, -1: none
   std::vector<AttentionTask> tasks_;
-  std::vector<int> split_of_;  // of each task, -1: none
-  std::vector<int> parts_;     // of each split
   std::unique_ptr<Split[]> splits_;
-  size_t partial_floats_ = 0, workspace_ = 0;
+  size_t workspace_ = 0;
 };
 
 }  // namespace llmjax

@@ -1,10 +1,11 @@
 // Attention of some queries over some keys, for the instruction set of the including object. Online softmax over blocks
 // of keys (Dao et al. 2022, arXiv:2205.14135).
 //
-// The `queries * group` rows that share the keys of one key/value head are processed together, 16 at a time. Three ways
-// to multiply, by how much there is to share: rows of few queries take dot products with the pages where they lie;
-// many queries first bring the block into a form that a matrix product likes; pages of bf16, and of one byte widened to
-// bf16, go through tiles if there are.
+// The rows (queries times heads of a group) that share the keys of one key/value head are processed together, 16 at a
+// time. Three ways to multiply, by how many rows one request has: few take dot products with the pages where they lie;
+// many first bring the block into a form that a matrix product likes; pages of bf16, and of one byte widened to bf16,
+// go through tiles if there are. Requests that share a task change no way and no order of a sum: keys are read, and brought
+// into another type, once for all of them, and each row's result is to the bit what it is alone.
 //
 // Scales never touch an element: those of keys multiply scores, those of values multiply weights.
 
@@ -40,11 +41,11 @@ struct Workspace {
   float *keys, *values;            // a block in the form the product takes: at most [h, kBlock] and [kBlock, h]
   float *key_scales, *value_scales;  // [kBlock], where the pages have them
   float* offsets;                    // [rows], what the zero point of keys adds to every score
-  uint16_t *narrow_q, *weights;      // bf16 [rows, h], [16, kBlock]
-  // For few rows in tiles: queries as pairs [h / 2, 16], products with keys [kPad, 16] and values [16, h].
+  uint16_t *narrow_q, *weights;      // bf16 [rows, h], [2, 16, kBlock]
+  // For few rows in tiles: queries as pairs [h / 2, 16], 8 after 8, products with keys [kPad, 16] and values [16, h].
   uint32_t* paired_q;
   float *products, *outputs;
-  uint16_t* wide;  // bf16 [kBlock, h], keys of a narrower type
+  uint16_t* wide;  // bf16 [kBlock, h], keys of a narrower type or from short pages
   size_t bytes;
 };
 
@@ -68,9 +69,9 @@ inline Workspace divide(char* memory, int rows, int head_dim) {
   w.value_scales = reinterpret_cast<float*>(take(kBlock, 4));
   w.offsets = reinterpret_cast<float*>(take(padded, 4));
   w.narrow_q = reinterpret_cast<uint16_t*>(take(padded * head_dim, 2));
-  w.weights = reinterpret_cast<uint16_t*>(take(kRowTile * kBlock, 2));
+  w.weights = reinterpret_cast<uint16_t*>(take(2 * kRowTile * kBlock, 2));
 #if defined(__AMX_BF16__)
-  w.paired_q = reinterpret_cast<uint32_t*>(take(static_cast<size_t>(head_dim) * kRowTile / 2, 4));
+  w.paired_q = reinterpret_cast<uint32_t*>(take(padded / kFewRows * head_dim * kRowTile / 2, 4));
   w.products = reinterpret_cast<float*>(take(kPad * kRowTile, 4));
   w.outputs = reinterpret_cast<float*>(take(static_cast<size_t>(head_dim) * kRowTile, 4));
   w.wide = reinterpret_cast<uint16_t*>(take(static_cast<size_t>(kBlock) * head_dim, 2));
@@ -135,10 +136,12 @@ class AttentionKernel {
       : call_(call),
         task_(task),
         group_(call.group()),
-        rows_(task.queries * call.group()),
+        own_rows_(task.queries * group_),
+        rows_(task.num_members * own_rows_),
         head_dim_(call.head_dim),
         w_(divide(memory, rows_, head_dim_)),
-        way_(choose(rows_, head_dim_)) {}
+        way_(choose(own_rows_, head_dim_)),
+        widened_(way_ == Way::kScattered && sizeof(T) < sizeof(float) && rows_ > kFewRows) {}
 
   void run() {
     begin();
@@ -154,6 +157,7 @@ class AttentionKernel {
   }
 
  private:
+  // Args: rows: of one member.
   static Way choose(int rows, int head_dim) {
     (void)head_dim;
 #if defined(__AMX_BF16__)
@@ -165,15 +169,17 @@ class AttentionKernel {
 
   int head_of(int row) const { return task_.kv_head * group_ + row % group_; }
   size_t token_offset(int row) const {
-    return (static_cast<size_t>(task_.first_token + row / group_) * call_.heads + head_of(row)) * head_dim_;
+    const int token = task_.members[row / own_rows_].first_token + row % own_rows_ / group_;
+    return (static_cast<size_t>(token) * call_.heads + head_of(row)) * head_dim_;
   }
   // Keys first..end of the block at `begin` are visible to a row.
   int first_visible(int row, int begin) const {
-    const int position = task_.first_position + row / group_;
-    return call_.window == 0 ? 0 : imax(0, position - call_.window + 1 - begin);
+    if (call_.window == 0 || task_.num_members > 1) return 0;
+    return imax(0, task_.members->first_position + row / group_ - call_.window + 1 - begin);
   }
   int end_visible(int row, int begin, int count) const {
-    const int position = task_.first_position + row / group_;
+    if (task_.num_members > 1) return count;
+    const int position = task_.members->first_position + row / group_;
     if (call_.causal) return imin(count, position + 1 - begin);
     return call_.window == 0 ? count : imin(count, position + call_.window - begin);
   }
@@ -206,7 +212,12 @@ class AttentionKernel {
       w_.total[m] = sink ? 1.0f : 0.0f;
     }
 #if defined(__AMX_BF16__)
-    if (way_ == Way::kFewTiles) pair_queries(w_.q, rows_, head_dim_, w_.paired_q);
+    if (way_ == Way::kFewTiles) {
+      for (int m = 0; m < rows_; m += kFewRows) {
+        const size_t at = static_cast<size_t>(m) * head_dim_;
+        pair_queries(w_.q + at, imin(kFewRows, rows_ - m), head_dim_, w_.paired_q + at);
+      }
+    }
 #endif
   }
 
@@ -243,6 +254,7 @@ class AttentionKernel {
     const int count = imin(kBlock, task_.key_end - begin);
     locate(begin, count);
     if (way_ == Way::kDense || way_ == Way::kTiles) stage(round_up(count, kPad));
+    if (widened_) widen_rows(round_up(count, kPad));
     for (int m = 0; m < rows_; m += kRowTile) {
       const int rows = imin(kRowTile, rows_ - m);
       const int first = first_visible(m, begin) / kPad * kPad;
@@ -271,6 +283,18 @@ class AttentionKernel {
         for (int i = 0; i < keys * row; i += 64) __builtin_prefetch(from + i, 0, 2);
       }
       key += keys;
+    }
+  }
+
+  // Keys and values of the block as f32, for many rows to read.
+  void widen_rows(int count) {
+    for (int c = 0; c < count; ++c) {
+      const size_t at = static_cast<size_t>(c) * head_dim_;
+      for (int d = 0; d < head_dim_; d += kLanes) {
+        store(w_.keys + at + d, load(keys_[c] + d));
+        store(w_.values + at + d, load(values_[c] + d));
+      }
+      wide_keys_[c] = w_.keys + at;
     }
   }
 
@@ -312,30 +336,39 @@ class AttentionKernel {
     }
   }
 
-  // Rows 0..rows of scores for keys first..end.
-  void score_few_tiles(int rows, int first, int end) {
-    fetch(keys_, first, imin(first + kPad, end), head_dim_);
-    for (int c = first; c < end; c += kPad) {
-      fetch(keys_, c + kPad, imin(c + 2 * kPad, end), head_dim_);
-      fetch(values_, c, c + kPad, head_dim_);
-      const Bf16* keys[kPad];
-      bf16_rows(c, w_.wide, keys);
-      const Bf16* starts[2];
-      for (int half = 0; half < 2; ++half) {
-        const Bf16* const* rows16 = keys + half * kTile;
-        // Pages of 16 or more have nothing else at this distance; shorter ones could by chance.
-        const bool together = rows16[15] == rows16[0] + 15 * head_dim_ && (sizeof(T) == 1 || call_.page_size >= kTile);
-        starts[half] = rows16[0];
-        if (together) continue;
-        uint16_t* copy = w_.wide + static_cast<size_t>(half) * kTile * head_dim_;
-        for (int i = 0; i < kTile; ++i) {
-          std::memcpy(copy + static_cast<size_t>(i) * head_dim_, rows16[i], static_cast<size_t>(head_dim_) * 2);
-        }
-        starts[half] = reinterpret_cast<const Bf16*>(copy);
+  // kPad keys from c on as bf16, 16 after 16.
+  void place_keys(int c) {
+    uint16_t* wide = w_.wide + (rows_ > kFewRows ? static_cast<size_t>(c) * head_dim_ : 0);  // else the nearest cache keeps it
+    const Bf16* keys[kPad];
+    bf16_rows(c, wide, keys);
+    for (int half = 0; half < 2; ++half) {
+      const Bf16* const* rows16 = keys + half * kTile;
+      const Bf16*& start = starts_[c / kTile + half];
+      // Pages of 16 or more have nothing else at this distance; shorter ones could by chance.
+      const bool together = rows16[15] == rows16[0] + 15 * head_dim_ && (sizeof(T) == 1 || call_.page_size >= kTile);
+      start = rows16[0];
+      if (together) continue;
+      uint16_t* copy = wide + static_cast<size_t>(half) * kTile * head_dim_;
+      for (int i = 0; i < kTile; ++i) {
+        std::memcpy(copy + static_cast<size_t>(i) * head_dim_, rows16[i], static_cast<size_t>(head_dim_) * 2);
       }
-      multiply_keys<2>(starts, w_.paired_q, head_dim_, w_.products);
-      add_and_transpose(w_.products, rows, w_.scores + c, kBlock);
-      add_and_transpose(w_.products + kTile * kTile, rows, w_.scores + c + kTile, kBlock);
+      start = reinterpret_cast<const Bf16*>(copy);
+    }
+  }
+
+  // Scores of up to 8 rows from m on, for keys first..end.
+  void score_few_tiles(int m, int rows, int first, int end, float* scores) {
+    const uint32_t* queries = w_.paired_q + static_cast<size_t>(m) * head_dim_;
+    if (m == 0) fetch(keys_, first, imin(first + kPad, end), head_dim_);
+    for (int c = first; c < end; c += kPad) {
+      if (m == 0) {
+        fetch(keys_, c + kPad, imin(c + 2 * kPad, end), head_dim_);
+        fetch(values_, c, c + kPad, head_dim_);
+        place_keys(c);
+      }
+      multiply_keys<2>(starts_ + c / kTile, queries, head_dim_, w_.products);
+      add_and_transpose(w_.products, rows, scores + c, kBlock);
+      add_and_transpose(w_.products + kTile * kTile, rows, scores + c + kTile, kBlock);
     }
   }
 #endif
@@ -343,7 +376,12 @@ class AttentionKernel {
   void score(int m, int rows, int first, int end) {
 #if defined(__AMX_BF16__)
     if constexpr (kFitsBf16) {
-      if (way_ == Way::kFewTiles) return score_few_tiles(rows, first, end);
+      if (way_ == Way::kFewTiles) {
+        for (int i = 0; i < rows; i += kFewRows) {
+          score_few_tiles(m + i, imin(kFewRows, rows - i), first, end, scores_of(i));
+        }
+        return;
+      }
     }
     if (way_ == Way::kTiles) {
       multiply_bf16(w_.narrow_q + static_cast<size_t>(m) * head_dim_, head_dim_, reinterpret_cast<uint32_t*>(w_.keys),
@@ -352,31 +390,38 @@ class AttentionKernel {
     }
 #endif
     const float* q = w_.q + static_cast<size_t>(m) * head_dim_;
-    if (rows_ > kFewRows) {
+    if (way_ == Way::kDense) {
       multiply(q, head_dim_, Dense{w_.keys, kBlock}, rows, first, end, 0, head_dim_, Matrix{w_.scores, kBlock}, false);
       return;
     }
-    fetch(keys_, first, imin(first + kPad, end), head_dim_);
+    if (!widened_ && m == 0) fetch(keys_, first, imin(first + kPad, end), head_dim_);
     for (int c = first; c < end; c += kPad) {
-      fetch(keys_, c + kPad, imin(c + 2 * kPad, end), head_dim_);
-      fetch(values_, c, c + kPad, head_dim_);
-      score_rows(q, rows, c, c + kPad);
+      if (widened_) {
+        score_rows(q, rows, wide_keys_, c, c + kPad);
+        continue;
+      }
+      if (m == 0) {
+        fetch(keys_, c + kPad, imin(c + 2 * kPad, end), head_dim_);
+        fetch(values_, c, c + kPad, head_dim_);
+      }
+      score_rows(q, rows, keys_, c, c + kPad);
     }
   }
 
-  void score_rows(const float* q, int rows, int first, int end) {
+  template <class K>
+  void score_rows(const float* q, int rows, const K* const* keys, int first, int end) {
     for (int i = 0; i < rows;) {
       const int left = rows - i;
       const float* from = q + static_cast<size_t>(i) * head_dim_;
-      float* to = w_.scores + i * kBlock;
+      float* to = scores_of(i);
       if (left >= 4) {
-        score_few<4>(from, head_dim_, keys_, first, end, to);
+        score_few<4>(from, head_dim_, keys, first, end, to);
       } else if (left == 3) {
-        score_few<3>(from, head_dim_, keys_, first, end, to);
+        score_few<3>(from, head_dim_, keys, first, end, to);
       } else if (left == 2) {
-        score_few<2>(from, head_dim_, keys_, first, end, to);
+        score_few<2>(from, head_dim_, keys, first, end, to);
       } else {
-        score_few<1>(from, head_dim_, keys_, first, end, to);
+        score_few<1>(from, head_dim_, keys, first, end, to);
       }
       i += imin(left, 4);
     }
@@ -443,7 +488,8 @@ class AttentionKernel {
   // Scores as weights; their sums, lane by lane.
   Vec weigh(int i, float peak, int first, int end) const {
     float* scores = scores_of(i);
-    uint16_t* weights = w_.weights + i * kBlock;
+    // Tiles of few rows: 8 rows of larger addends, then 8 of the rest.
+    uint16_t* weights = w_.weights + (way_ == Way::kFewTiles ? i + i / kFewRows * kFewRows : i) * kBlock;
     Vec total{};
 #if defined(__AMX_BF16__)
     if (way_ == Way::kTiles) return weigh_for_tiles(scores, peak, first, end, weights);
@@ -469,10 +515,14 @@ class AttentionKernel {
     if constexpr (kFitsBf16) {
       if (way_ == Way::kFewTiles) {
         uint32_t* paired = reinterpret_cast<uint32_t*>(w_.values);
-        pair_rows(values_, first, end, head_dim_, paired);
-        multiply_bf16(w_.weights, kBlock, paired, head_dim_, 0, head_dim_, first, end, w_.outputs, head_dim_, false);
-        for (int i = 0; i < rows * head_dim_; i += kLanes) {
-          store(sums + i, load(sums + i) + load(w_.outputs + i) + load(w_.outputs + kFewRows * head_dim_ + i));
+        if (m == 0) pair_rows(values_, first, end, head_dim_, paired);
+        for (int i = 0; i < rows; i += kFewRows, sums += kFewRows * head_dim_) {
+          multiply_bf16(w_.weights + 2 * i * kBlock, kBlock, paired, head_dim_, 0, head_dim_, first, end, w_.outputs,
+                        head_dim_, false);
+          const float* rest = w_.outputs + kFewRows * head_dim_;
+          for (int j = 0; j < imin(kFewRows, rows - i) * head_dim_; j += kLanes) {
+            store(sums + j, load(sums + j) + load(w_.outputs + j) + load(rest + j));
+          }
         }
         return;
       }
@@ -484,7 +534,7 @@ class AttentionKernel {
     }
 #endif
     const Matrix to{sums, head_dim_};
-    if (rows_ > kFewRows) {
+    if (way_ == Way::kDense || widened_) {
       multiply(w_.scores, kBlock, Dense{w_.values, head_dim_}, rows, 0, head_dim_, first, end, to, true);
     } else {
       multiply(w_.scores, kBlock, Scattered<T>{values_}, rows, 0, head_dim_, first, end, to, true);
@@ -492,10 +542,14 @@ class AttentionKernel {
   }
 
   void finish() {
-    if (task_.partial != nullptr) {
-      std::memcpy(task_.partial, w_.peak, rows_ * sizeof(float));
-      std::memcpy(task_.partial + rows_, w_.total, rows_ * sizeof(float));
-      std::memcpy(task_.partial + 2 * rows_, w_.sums, static_cast<size_t>(rows_) * head_dim_ * sizeof(float));
+    if (task_.members->partial != nullptr) {
+      const size_t rows = static_cast<size_t>(own_rows_);
+      for (int i = 0; i < task_.num_members; ++i) {
+        float* to = task_.members[i].partial;
+        std::memcpy(to, w_.peak + i * rows, rows * sizeof(float));
+        std::memcpy(to + rows, w_.total + i * rows, rows * sizeof(float));
+        std::memcpy(to + 2 * rows, w_.sums + i * rows * head_dim_, rows * head_dim_ * sizeof(float));
+      }
       return;
     }
     for (int m = 0; m < rows_; ++m) write_out(m, w_.sums + static_cast<size_t>(m) * head_dim_, w_.total[m]);
@@ -518,11 +572,16 @@ class AttentionKernel {
  private:
   const Attention& call_;
   const AttentionTask& task_;
-  const int group_, rows_, head_dim_;
+  const int group_, own_rows_, rows_, head_dim_;  // own: of each member
   const Workspace w_;
   const Way way_;
+  const bool widened_;  // keys and values are read from copies in f32
   const T* keys_[kBlock];
   const T* values_[kBlock];
+  const float* wide_keys_[kBlock];
+#if defined(__AMX_BF16__)
+  const Bf16* starts_[kBlock / kTile];  // of each 16 keys as bf16
+#endif
 };
 
 size_t attention_workspace(const Attention& call, int queries) {

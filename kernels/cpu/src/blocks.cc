@@ -161,7 +161,7 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
   };
   std::vector<Phase> phases;
   project.append(shared, fill_normed(*kernels, *first, x.typed_data(), size), phases);
-  attention.append(rotate, phases);
+  attention.append(rotate, threads_of(pool), phases);
   output.append(shared + bytes, nullptr, phases);
   if (adds_normed) phases.push_back(add_normed(*kernels, *last, x.typed_data(), projected, out->typed_data(), rows, size));
   run_phases(pool, std::move(phases));

@@ -39,20 +39,27 @@ struct Attention {
   }
 };
 
-// Some consecutive queries of one request and the query heads of one key/value head, over some of their keys.
-struct AttentionTask {
+// Consecutive queries of one request.
+struct Queries {
   int first_token;     // of q and out
-  int queries;         // tokens
   int first_position;  // of first_token in its request
+  float* partial;      // null: the task writes out; else where their online-softmax state goes, for `attention_merge`
+};
+
+// The query heads of one key/value head over some keys: for queries of one request, or of several whose pages are the
+// same there and which all see all of these keys. What comes out for a request does not depend on the others.
+struct AttentionTask {
+  const Queries* members;
+  int num_members;
+  int queries;  // tokens of each member
   int kv_head;
   int key_begin, key_end;
-  bool first_keys;       // takes the sinks in
-  const int32_t* pages;  // the request's row of the page table
-  float* partial;        // null: writes out; else the online-softmax state for `attention_merge`
+  bool first_keys;            // takes the sinks in
+  const int32_t* pages;       // a row of the page table
   const AttentionTask* next;  // what to fetch ahead; or null
 };
 
-// Floats of one task's partial state: peak and total of each query, then the weighted sums.
+// Floats of a member's partial state: peak and total of each query, then the weighted sums.
 inline size_t partial_size(const Attention& call, int queries) {
   return static_cast<size_t>(queries) * call.group() * (2 + call.head_dim);
 }
@@ -100,9 +107,10 @@ struct Kernels {
 
   // Stores a token's elements of one head, [h] in the activations' type, in a record. `fixed`: as it is for all tokens.
   void (*attention_store)(const Attention&, const void* from, char* record, int offset, Affine fixed);
-  size_t (*attention_workspace)(const Attention&, int queries);  // bytes
+  size_t (*attention_workspace)(const Attention&, int queries);  // bytes; queries: of all members
   void (*attention)(const Attention&, const AttentionTask&, char* workspace);  // workspace: 64-byte aligned
-  // Combines the partial states of `parts` tasks that differ in their keys, `partials` one after the other.
+  // Combines the partial states that `parts` tasks with different keys have left of one member, the task's only one;
+  // `partials`: one after the other.
   void (*attention_merge)(const Attention&, const AttentionTask&, float* partials, int parts);
 
   size_t (*linear_workspace)(const Linear&);                              // bytes, 64-byte aligned

@@ -69,6 +69,12 @@ class RunningPhase {
   alignas(64) std::atomic<size_t> done_{0};
 };
 
+// How many threads may work for a call, the calling one included.
+template <class Pool>
+size_t threads_of(const Pool& pool) {
+  return static_cast<size_t>(pool.num_threads() > 0 ? pool.num_threads() : 1);
+}
+
 // Runs phases one after the other on the pool's threads and the calling one, and returns when all are done. Helpers are
 // called once and walk through the phases with us. We never wait for one that has not begun (the pool may be busy with
 // whoever waits for us): a late one finds nothing to do, and what they share lives until the last has gone. Pool: as
@@ -77,7 +83,7 @@ template <class Pool>
 void run_phases(Pool& pool, std::vector<Phase> phases) {
   size_t most = 0;
   for (const Phase& phase : phases) most = phase.count > most ? phase.count : most;
-  const size_t available = static_cast<size_t>(pool.num_threads() > 0 ? pool.num_threads() : 1);
+  const size_t available = threads_of(pool);
   const size_t threads = available < most ? available : most;
   if (threads <= 1) {
     for (const Phase& phase : phases) {
