@@ -166,6 +166,7 @@ class AsyncLLM(LoadedLLM):
         priority: int = 0,
         cache_salt: str | None = None,
         shown: frozenset[int] = frozenset(),
+        written: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams a request; closing the generator or cancelling its task aborts it.
 
@@ -175,6 +176,7 @@ class AsyncLLM(LoadedLLM):
             priority: smaller first; needs ``scheduling_policy="priority"``.
             cache_salt: only requests with the same salt share cached prefixes.
             shown: special tokens that are part of the text even where ``sampling_params`` leaves them out.
+            written: the last so many tokens of the prompt begin what has to match ``structured_outputs``.
 
         Yields:
             Outputs as ``sampling_params.output_kind`` says; the last one has ``finished``.
@@ -203,6 +205,7 @@ class AsyncLLM(LoadedLLM):
             cache_salt=cache_salt,
             shown=shown,
             constraint=constraint,
+            written=written,
         )
         scores: list[TokenLogprobs | None] = []
         async with aclosing(self._outputs(request, request_id)) as outputs:

@@ -258,6 +258,9 @@ class EngineConfig:
         '\'{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}\'; what is '
         "sampled stays the same (default: tokens are made one by one)",
     )
+    stream_interval: int = setting(
+        1, "tokens of each piece of a stream at least, but for the first and the last; requests may ask for more"
+    )
     max_logprobs: int = setting(20, "largest logprobs or prompt_logprobs a request may ask for")
 
     device: str = setting(
@@ -411,6 +414,7 @@ class EngineConfig:
             ("page_size", 1),
             ("max_num_queued_reqs", 1),
             ("max_logprobs", 0),
+            ("stream_interval", 1),
             ("packed_weights_bytes", 0),
         ):
             if getattr(self, name) < low:
@@ -600,6 +604,9 @@ class ServerConfig:
         words={"": "auto"},
     )
     enable_auto_tool_choice: bool = setting(True, "let the model decide whether to call the tools of a request")
+    enable_per_request_metrics: bool = setting(
+        False, "say in each answer of completions and chats how long it has waited, read and written"
+    )
     docs: bool = setting(
         True,
         "answer /docs and /openapi.json, which describe the endpoints",

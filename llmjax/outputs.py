@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from llmjax.errors import LLMJaxError
 
+REPETITION = "repetition"  # a finish reason: ``SamplingParams.repetition_detection`` has found one
+
 
 @dataclass(frozen=True)
 class Logprob:
@@ -33,7 +35,7 @@ class CompletionOutput:
     token_ids: list[int]
     cumulative_logprob: float | None = None
     logprobs: list[TokenLogprobs] | None = None  # one entry per token id, but none for those of a stop string
-    finish_reason: str | None = None  # "stop", "length", "abort", "error"
+    finish_reason: str | None = None  # "stop", "length", "repetition", "abort", "error"
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it
 
     def finished(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from llmjax.outputs import CompletionOutput, RequestOutput
+from llmjax.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from llmjax.sampling.params import BeamSearchParams, SamplingParams
 from llmjax.serve.context import RequestRecord
 from llmjax.serve.errors import ApiError, ClientDisconnected
@@ -29,6 +29,7 @@ class Job:
         shown: special tokens that are part of the text.
         keep: the best of each prompt's continuations that are answered; None: all.
         searches: instead of sampling, a beam search for each prompt.
+        written: the last tokens of the prompt that belong to an answer which has a form.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Job:
     shown: frozenset[int] = frozenset()
     keep: int | None = None
     searches: Sequence[BeamSearchParams] = ()
+    written: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,15 @@ def _stream(engine: Engine, job: Job, index: int) -> AsyncGenerator[RequestOutpu
             spaces_between_special_tokens=params.spaces_between_special_tokens,
             shown=job.shown,
         )
-    return engine.generate(prompt, params, name, priority=job.priority, cache_salt=job.cache_salt, shown=job.shown)
+    return engine.generate(
+        prompt,
+        params,
+        name,
+        priority=job.priority,
+        cache_salt=job.cache_salt,
+        shown=job.shown,
+        written=job.written,
+    )
 
 
 async def collect(engine: Engine, job: Job, tally: Tally) -> list[RequestOutput]:
@@ -185,6 +195,32 @@ def _checked(part: JobOutput) -> JobOutput:
         if choice.finish_reason == "error":
             raise ApiError("the engine failed on this request", status=500, code="engine_error")
     return part
+
+
+def request_metrics(times: RequestMetrics | None, *, tokens: int) -> dict[str, float | None]:
+    """vLLM's ``PerRequestMetrics``: milliseconds in the queue, from there to the first token, from that to the last;
+    tokens by the second since the queue.
+
+    Args:
+        times: of the one continuation; None, or None in it: not known, and null.
+        tokens: of it.
+    """
+    scheduled = first = last = arrival = None
+    if times is not None:
+        arrival, scheduled = times.arrival_time, times.first_scheduled_time
+        first, last = times.first_token_time, times.last_token_time
+
+    def between(start: float | None, end: float | None) -> float | None:
+        return None if start is None or end is None else 1000 * max(end - start, 0.0)
+
+    generation, inference = between(first, last), between(scheduled, last)
+    return {
+        "queue_time_ms": between(arrival, scheduled),
+        "time_to_first_token_ms": between(scheduled, first),
+        "generation_time_ms": generation,
+        "mean_itl_ms": None if generation is None or tokens < 2 else generation / (tokens - 1),
+        "tokens_per_second": 1000 * tokens / inference if inference else None,
+    }
 
 
 class Tally:

@@ -59,6 +59,7 @@ class Engine(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         shown: frozenset[int] = frozenset(),
+        written: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]: ...
 
     def beam_search(

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from llmjax.engine.stats import REJECTIONS, OffloadCounts, RequestStats, StepStats
+from llmjax.outputs import REPETITION
 from llmjax.serve.interfaces import Engine
 
 LABELS = ("model_name", "engine")
@@ -159,7 +160,7 @@ class _Numbers:
         self.counters = dict.fromkeys((*COUNTERS, *DRAFT_COUNTERS, *EXTERNAL_COUNTERS, *OWN_COUNTERS), 0.0)
         self.accepted_per_pos = Counter[int]()
         self.offload = OffloadCounts()
-        self.finished = Counter[str]({"stop": 0, "length": 0, "abort": 0, "error": 0})
+        self.finished = Counter[str]({"stop": 0, "length": 0, "abort": 0, "error": 0, REPETITION: 0})
         self.histograms = _histograms(max_model_len)
 
 

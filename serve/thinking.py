@@ -66,7 +66,7 @@ async def run_within(
         yield JobOutput(0, RequestOutput(job.id, None, [], [end], finished=len(said) == most))
     if len(said) < most:
         second = params.clone(**_share(params, before=len(said), tokens=most - len(said)), prompt_logprobs=None)
-        rest = replace(job, prompts=[EncodedPrompt(prompt.token_ids + said)], params=[second])
+        rest = replace(job, prompts=[EncodedPrompt(prompt.token_ids + said)], params=[second], written=len(said))
         async with aclosing(run_job(engine, rest)) as parts:
             async for part in parts:
                 part.output.num_cached_tokens = 0  # of the request's own prompt the first has told

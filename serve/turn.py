@@ -196,29 +196,23 @@ async def prepare(
         keep=None if body.best_of is None else body.choices,
         searches=[beam_search_params(body, max_tokens=budget, asked=asked)] if body.use_beam_search else (),
     )
-    constrained = params.structured_outputs is not None
     return Turn(
         engine=engine,
         job=job,
         form=form,
-        budget=thinking_budget(server, body, form, template=source, constrained=constrained),
+        budget=thinking_budget(server, body, form, template=source),
         tally=Tally(job, record),
     )
 
 
-def thinking_budget(
-    server: Server, body: ChatRequest, form: AnswerFormat, *, template: str, constrained: bool
-) -> ThinkingBudget | None:
-    """``thinking_token_budget``; None: there is none.
-
-    Args:
-        constrained: the answer has a form.
+def thinking_budget(server: Server, body: ChatRequest, form: AnswerFormat, *, template: str) -> ThinkingBudget | None:
+    """``thinking_token_budget``; None: there is none, as -1 says, too.
 
     Raises:
         ApiError: the model does not reason, or the request asks for what an answer in two parts cannot have.
     """
     tokens = body.thinking_token_budget
-    if tokens is None:
+    if tokens is None or tokens == -1:
         return None
     marks = server.formats.parsers(template).reasoning_marks
     if marks is None:
@@ -237,12 +231,6 @@ def thinking_budget(
     if clash := next((name for name, given in asked.items() if given), None):
         raise ApiError(
             f"`thinking_token_budget` cannot be combined with `{clash}` yet",
-            param="thinking_token_budget",
-            code="unsupported_parameter",
-        )
-    if constrained:
-        raise ApiError(
-            "`thinking_token_budget` cannot be combined with a demanded form of the answer yet",
             param="thinking_token_budget",
             code="unsupported_parameter",
         )

@@ -38,6 +38,7 @@ HELP = {
 }
 # How outputs arrive is the command's own business; a form is an object of Python's.
 NOT_FLAGS = {"output_kind", "structured_outputs", "guided_decoding"}
+NOT_FLAGS |= {"repetition_detection", "stream_interval", "skip_reading_prefix_cache"}  # which few want everywhere
 
 
 def sampling_settings(*, without: Collection[str] = (), **defaults: Any) -> dict[str, Setting]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
+from llguidance import LLMatcher
 
 from llmjax.config import EngineConfig
 from llmjax.engine.cache_events import EventBatch
@@ -27,7 +28,7 @@ from llmjax.engine.sleep import Sleeper
 from llmjax.engine.speculation import Speculation
 from llmjax.engine.stats import DraftCounts, EngineTotals, HostTime, StatLogger, StepStats
 from llmjax.errors import Asleep, CompileError, GenerationFailed, InvalidRequest, LLMJaxError
-from llmjax.outputs import Logprob, TokenLogprobs
+from llmjax.outputs import REPETITION, Logprob, TokenLogprobs
 from llmjax.platforms import Platform
 from llmjax.sampling.settings import RequestSampling, request_sampling
 
@@ -191,7 +192,7 @@ class Engine:
                 tokens=list(request.prompt_token_ids),
                 times=SequenceTimes(arrival=request.arrival_time),
                 every_token=resolved.bans_vary or request.matcher is not None,
-                matcher=None if request.matcher is None else request.matcher.deep_copy(),
+                matcher=None if request.matcher is None else _begun(request.matcher, request),
                 # What each token is scored by, or changed by, is worked out where it is sampled.
                 jumps=request.matcher is not None and params.logprobs is None and not resolved.uses_slot,
             )
@@ -459,6 +460,8 @@ class Engine:
                 output.finish_reason = "stop"  # nothing more can follow
             elif len(known) >= sequence.end:
                 output.finish_reason = "length"
+            elif params.repetition_detection is not None and _repeats(sequence):
+                output.finish_reason = REPETITION
             else:
                 continue
             self._finish(sequence)
@@ -554,11 +557,31 @@ class Engine:
             logger.record_step(stats)
 
 
+def _begun(matcher: LLMatcher, request: EngineRequest) -> LLMatcher:
+    """The grammar's matcher behind what has been written already.
+
+    Raises:
+        InvalidRequest: that does not match.
+    """
+    found = matcher.deep_copy()
+    if request.written and not found.consume_tokens(request.prompt_token_ids[-request.written :]):
+        raise InvalidRequest("the answer cannot go on: its grammar has no such beginning", field="structured_outputs")
+    return found
+
+
 def _forced(sequence: Sequence) -> Iterator[int]:
     """What must come behind the tokens that a step has brought, once these are taken: those that a grammar leaves no
     choice about, as every mask would say."""
     if sequence.jumps and sequence.matcher is not None:
         yield from sequence.matcher.compute_ff_tokens()
+
+
+def _repeats(sequence: Sequence) -> bool:
+    """Whether the output only repeats itself, and may end."""
+    params, start = sequence.request.params, sequence.num_prompt_tokens
+    assert params.repetition_detection is not None
+    enough = len(sequence.tokens) >= start + params.min_tokens
+    return enough and params.repetition_detection.repeats(sequence.tokens, start=start)
 
 
 def _take_token_vectors(rows: list[Row], vectors: Vectors) -> None:

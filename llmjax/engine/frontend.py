@@ -23,6 +23,7 @@ from llmjax.engine.stop import StopMatcher
 from llmjax.engine.vectors import PooledTokens, finished, pooled_request, task_of
 from llmjax.errors import GenerationFailed, InvalidRequest, LLMJaxError, PromptTooLong
 from llmjax.outputs import (
+    REPETITION,
     CompletionOutput,
     Logprob,
     PoolingOutput,
@@ -62,11 +63,20 @@ class _Continuation:
     token_starts: list[int] = field(default_factory=list)  # characters before each token; with stop strings only
     text_sent: int = 0  # for DELTA
     tokens_sent: int = 0
+    tokens_due: int = 0  # when there was an output last, with ``stream_interval``
 
     @property
     def num_shown(self) -> int:
         """Tokens whose text has begun to be shown, or will not be kept back any longer."""
         return bisect_left(self.token_starts, len(self.text)) if self.token_starts else len(self.token_ids)
+
+    def is_due(self, interval: int) -> bool:
+        """Whether as many tokens are new since the last output; the first and the last are at once."""
+        known = len(self.token_ids)
+        due = self.finish_reason is not None or not self.tokens_due or known - self.tokens_due >= interval
+        if due:
+            self.tokens_due = known
+        return due
 
     def output(self, *, delta: bool) -> CompletionOutput:
         """A snapshot, or only what is new since the last one: tokens come with their text."""
@@ -186,6 +196,7 @@ class Frontend:
         cache_salt: str | None = None,
         shown: frozenset[int] = frozenset(),
         constraint: Constraint | None = None,
+        written: int = 0,
     ) -> EngineRequest:
         """Checks a request and remembers it.
 
@@ -193,6 +204,7 @@ class Frontend:
             name: its user's id; no other open request may have it.
             shown: special tokens that are part of the text even where others are left out.
             constraint: of these parameters, where `constraint` has been asked for it before.
+            written: the last so many tokens of the prompt begin what the constraint is for.
 
         Returns:
             What to send to the engine.
@@ -223,6 +235,7 @@ class Frontend:
             bad_words_token_ids=bad_words,
             grammar=None if constraint is None else constraint.grammar,
             matcher=None if constraint is None else constraint.matcher,
+            written=written,
             priority=priority,
             cache_salt=cache_salt,
             arrival_time=arrival,
@@ -578,6 +591,8 @@ class Frontend:
         elif output.finish_reason is not None:
             continuation.text += continuation.stop.finish()
             continuation.finish_reason, continuation.stop_reason = output.finish_reason, output.stop_reason
+            if output.finish_reason == REPETITION:
+                continuation.stop_reason = "repetition_detected"
             request.error = output.error or request.error
 
     def _pooled_output(self, request: _Open) -> PoolingRequestOutput:
@@ -626,6 +641,10 @@ class Frontend:
             touched = request.continuations
         elif kind is RequestOutputKind.CUMULATIVE and not request.num_unfinished:
             touched = request.continuations
+        else:
+            interval = max(self._config.stream_interval, request.request.params.stream_interval or 1)
+            if interval > 1 and not (touched := [c for c in touched if c.is_due(interval)]):
+                return None
         prompt_logprobs = request.prompt_logprobs
         if kind is RequestOutputKind.DELTA:
             request.prompt_logprobs = None  # once
@@ -707,7 +726,7 @@ def _stats(request: _Open) -> RequestStats:
     return RequestStats(
         engine=request.engine,
         request_id=request.name,
-        finish_reason=next((r for r in ("error", "abort", "length") if r in reasons), "stop"),
+        finish_reason=next((r for r in ("error", "abort", REPETITION, "length") if r in reasons), "stop"),
         num_prompt_tokens=len(request.request.prompt_token_ids),
         num_generation_tokens=sum(len(c.token_ids) for c in request.continuations),
         num_cached_tokens=request.num_cached_tokens,

@@ -365,7 +365,7 @@ class KVCache:
 
     def _sharable_pages(self, sequence: Sequence) -> int:
         """Full pages that may be found instead of computed."""
-        if sequence.needs_every_position:
+        if sequence.needs_every_position or sequence.request.params.skip_reading_prefix_cache:
             return 0
         return (len(sequence.tokens) - 1) // self.page_size
 

@@ -39,6 +39,7 @@ class EngineRequest:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: str | None = None  # that outputs have to match
     matcher: LLMatcher | None = None  # of the grammar, at the beginning; made again on the far side of a boundary
+    written: int = 0  # the last tokens of the prompt that the grammar is about, too
     pooling: PooledRequest | None = None  # then ``params`` and what follows from them mean nothing
     priority: int = 0
     cache_salt: str | None = None

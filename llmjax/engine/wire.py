@@ -93,6 +93,7 @@ class Submit(Message, tag="submit"):
     stop_token_ids: list[int]
     bad_words_token_ids: list[list[int]]
     grammar: str | None
+    written: int
     pooling: PooledRequest | None
     priority: int
     cache_salt: bytes | None
@@ -112,6 +113,7 @@ class Submit(Message, tag="submit"):
             stop_token_ids=list(request.stop_token_ids),
             bad_words_token_ids=[list(word) for word in request.bad_words_token_ids],
             grammar=request.grammar,
+            written=request.written,
             pooling=request.pooling,
             priority=request.priority,
             cache_salt=None if salt is None else salt.encode(errors="surrogatepass"),
@@ -128,6 +130,7 @@ class Submit(Message, tag="submit"):
             stop_token_ids=frozenset(self.stop_token_ids),
             bad_words_token_ids=tuple(tuple(word) for word in self.bad_words_token_ids),
             grammar=self.grammar,
+            written=self.written,
             pooling=self.pooling,
             priority=self.priority,
             cache_salt=None if salt is None else salt.decode(errors="surrogatepass"),

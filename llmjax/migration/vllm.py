@@ -222,7 +222,7 @@ SCHEDULING = [
         neutral="true false",
         takes=SWITCH,
     ),
-    *accepted("--stream-interval", "every token is sent when it is there", neutral="1"),
+    *ours("--stream-interval"),
 ]
 
 COMPILATION = [
@@ -394,7 +394,7 @@ FRONTEND = [
     *refused("--tool-server", "tools are called by the client"),
     *accepted("--tool-strict-level", "each tool's own strict says it", neutral="auto"),
     *accepted("--enable-prompt-tokens-details", "", neutral="true false", takes=SWITCH),
-    *refused("--enable-per-request-metrics", "/metrics has the times of all requests together", takes=SWITCH),
+    *ours("--enable-per-request-metrics"),
     *accepted("--enable-server-load-tracking", "", neutral="true false", takes=SWITCH),
     *refused("--enable-force-include-usage", "requests set stream_options.include_usage", takes=SWITCH),
     *accepted("--enable-tokenizer-info-endpoint", "", neutral="true false", takes=SWITCH),

@@ -16,6 +16,7 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 128
 MAX_N = 128
 MAX_WORD_CHARS = 4096  # of all stop strings together, and of all bad words; every one is looked for at each step
+MAX_PATTERN = 256  # tokens; every length up to it is looked for behind each token
 MAX_LENGTH_PENALTY = 32.0  # a million tokens to this power are a number still
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy (vLLM's threshold)
 
@@ -26,6 +27,40 @@ class RequestOutputKind(enum.Enum):
     CUMULATIVE = 0  # everything so far
     DELTA = 1  # what is new since the last output
     FINAL_ONLY = 2  # one output, at the end
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepetitionDetectionParams:
+    """When an output counts as one that only repeats itself; it ends then. Names follow vLLM's.
+
+    Args:
+        max_pattern_size: tokens of the longest pattern that is looked for; 0: none is.
+        min_pattern_size: of the shortest; 0 is 1.
+        min_count: how often the pattern stands at the end, one right behind the other.
+
+    Raises:
+        InvalidRequest: a value is out of range.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        name = "repetition_detection"
+        _integer(f"{name}.max_pattern_size", self.max_pattern_size, 0, MAX_PATTERN, field=name)
+        _integer(f"{name}.min_pattern_size", self.min_pattern_size, 0, self.max_pattern_size, field=name)
+        _integer(f"{name}.min_count", self.min_count, 2 if self.max_pattern_size else 0, 2**31 - 1, field=name)
+
+    def repeats(self, tokens: Sequence[int], *, start: int) -> bool:
+        """Whether ``tokens[start:]`` end in such a pattern."""
+        end = len(tokens)
+        longest = min(self.max_pattern_size, (end - start) // self.min_count if self.min_count else 0)
+        for size in range(max(self.min_pattern_size, 1), longest + 1):
+            repeated = size * (self.min_count - 1)
+            if tokens[-1] == tokens[-1 - size] and tokens[end - repeated :] == tokens[end - repeated - size : -size]:
+                return True
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +96,9 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    repetition_detection: RepetitionDetectionParams | None = None  # a mapping of its fields is one, too
+    stream_interval: int | None = None  # tokens of a streamed output at least, but for the first and the last
+    skip_reading_prefix_cache: bool | None = None  # everything is computed, whatever is cached
     guided_decoding: StructuredOutputsParams | None = None  # older name of structured_outputs, where it is put
 
     def __post_init__(self) -> None:
@@ -69,6 +107,8 @@ class SamplingParams:
                 raise InvalidRequest("guided_decoding is structured_outputs; give one of them", field="guided_decoding")
             object.__setattr__(self, "structured_outputs", self.guided_decoding)
             object.__setattr__(self, "guided_decoding", None)
+        if isinstance(self.repetition_detection, Mapping):
+            object.__setattr__(self, "repetition_detection", _repetition_detection(self.repetition_detection))
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         bad_words = (self.bad_words,) if isinstance(self.bad_words, str) else tuple(self.bad_words or ())
         object.__setattr__(self, "stop", stop)
@@ -117,6 +157,12 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _integer(name, value, -1, 2**31 - 1)
+        if self.stream_interval is not None:
+            _integer("stream_interval", self.stream_interval, 1, 2**31 - 1)
+        if not isinstance(self.skip_reading_prefix_cache, bool | None):
+            raise InvalidRequest("skip_reading_prefix_cache must be a boolean", field="skip_reading_prefix_cache")
+        if not isinstance(self.repetition_detection, RepetitionDetectionParams | None):
+            raise InvalidRequest("repetition_detection must be RepetitionDetectionParams", field="repetition_detection")
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             raise InvalidRequest("structured_outputs must be StructuredOutputsParams", field="structured_outputs")
         _token_ids("stop_token_ids", self.stop_token_ids)
@@ -211,6 +257,15 @@ def _number(name: str, value: object, low: float, high: float, *, low_open: bool
         raise InvalidRequest(f"{name} must be a number in {interval}, not {value!r}", field=name)
 
 
-def _integer(name: str, value: object, low: int, high: int) -> None:
+def _integer(name: str, value: object, low: int, high: int, *, field: str | None = None) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidRequest(f"{name} must be an integer in [{low}, {high}], not {value!r}", field=name)
+        shown = f"{value!r}"[:80]
+        raise InvalidRequest(f"{name} must be an integer in [{low}, {high}], not {shown}", field=field or name)
+
+
+def _repetition_detection(given: Mapping[str, Any]) -> RepetitionDetectionParams:
+    known = {field.name for field in fields(RepetitionDetectionParams)}
+    if unknown := next((name for name in given if name not in known), None):
+        message = f"repetition_detection has no {str(unknown)[:80]!r}; it has {', '.join(sorted(known))}"
+        raise InvalidRequest(message, field="repetition_detection")
+    return RepetitionDetectionParams(**given)

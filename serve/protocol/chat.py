@@ -85,7 +85,7 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     enable_thinking: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool | None = None
-    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
     verbosity: Any = None
     web_search_options: Any = None
     echo: Any = None

@@ -151,6 +151,10 @@ class GenerationRequest(ApiModel):
     truncation_side: Literal["left", "right"] | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
+    return_prompt_text: bool | None = None
+    stream_interval: Annotated[int, Field(ge=1)] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    repetition_detection: Annotated[dict[str, int], object_of(int)] | None = None
     priority: int | None = None
     # Hashed for each of n continuations, on the engine's thread.
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
@@ -181,25 +185,18 @@ class GenerationRequest(ApiModel):
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     prompt_cache_key: Name | None = None
     store: bool | None = None
-    stream_interval: Annotated[int, Field(ge=1)] | None = None
     repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
 
     # Known, not supported.
     logprob_token_ids: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
-    repetition_detection: Any = None
-    skip_reading_prefix_cache: Any = None
-    return_prompt_text: Any = None
     thinking_token_budget: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "logprob_token_ids": ([],),
         "kv_transfer_params": (),
         "vllm_xargs": ({},),
-        "repetition_detection": (),
-        "skip_reading_prefix_cache": (False,),
-        "return_prompt_text": (False,),
         "thinking_token_budget": (),
     }
 
@@ -207,9 +204,6 @@ class GenerationRequest(ApiModel):
         "logprob_token_ids": "is not supported; logprobs has the most probable tokens",
         "kv_transfer_params": "is not supported: keys and values are not moved to other servers",
         "vllm_xargs": "is not supported: there are no extensions that would read it",
-        "repetition_detection": "is not supported; repetition_penalty and frequency_penalty work against repetition",
-        "skip_reading_prefix_cache": "is not supported; a cache_salt of its own keeps a request from cached prefixes",
-        "return_prompt_text": "is not supported; return_token_ids gives the prompt's tokens, /detokenize their text",
     }
 
     @property
@@ -234,7 +228,6 @@ class GenerationRequest(ApiModel):
         """Fields that are accepted although nothing comes of what they ask for."""
         asked = {
             "store": bool(self.store),
-            "stream_interval": (self.stream_interval or 1) > 1,
             "repeat_last_n": self.repeat_last_n not in (None, -1),
         }
         if self.use_beam_search:
@@ -280,7 +273,8 @@ NOT_SEARCHED: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
     "prompt_logprobs": (),
-    "thinking_token_budget": (),
+    "repetition_detection": (),
+    "thinking_token_budget": (-1,),
 }
 
 MAX_TOKEN_DIGITS = 10  # of a token id, which has 31 bits
@@ -306,6 +300,9 @@ SAME_NAME = (
     "allowed_token_ids",
     "bad_words",
     "prompt_logprobs",
+    "stream_interval",
+    "skip_reading_prefix_cache",
+    "repetition_detection",
 )
 
 

@@ -59,7 +59,7 @@ class InputRequest(GenerationRequest):
 class ResponsesRequest(InputRequest):
     max_output_tokens: int | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None  # of tools that OpenAI runs: there are none
-    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     include: Annotated[Strings, at_most(len(INCLUDABLE))] | None = None
     background: bool | None = None
@@ -82,6 +82,7 @@ class ResponsesRequest(InputRequest):
         "response_format": (),
         "prompt_logprobs": (),
         "return_token_ids": (False,),
+        "return_prompt_text": (False,),
         "return_tokens_as_token_ids": (False,),
         "truncate_prompt_tokens": (),
         "truncation_side": (),
@@ -103,6 +104,7 @@ class ResponsesRequest(InputRequest):
         "response_format": "is called `text.format` here",
         "prompt_logprobs": "is not supported here; /v1/chat/completions has it",
         "return_token_ids": "is not supported here; /v1/chat/completions has it",
+        "return_prompt_text": "is not supported here; /v1/chat/completions has it",
         "return_tokens_as_token_ids": "is not supported here; /v1/chat/completions has it",
         "truncate_prompt_tokens": "is not supported here; send fewer items",
         "truncation_side": "is not supported here; send fewer items",

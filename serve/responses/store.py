@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -77,6 +77,18 @@ class StoredResponse:
         return items + orjson.loads(self.body())["output"]
 
 
+def find_items(stored: Iterable[StoredResponse], ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Items of responses, and of their input, that have one of ``ids``. For long ones it takes a while."""
+    found: dict[str, dict[str, Any]] = {}
+    for response in stored:
+        if len(found) == len(ids):
+            break
+        if response.answer is not None:
+            known = {item["id"]: item for item in response.context()}
+            found = {id: item for id in ids if (item := known.get(id)) is not None} | found
+    return found
+
+
 class ResponseStore(OwnedStore[StoredResponse]):
     """Keeps responses; arguments as of `OwnedStore`."""
 
@@ -99,6 +111,10 @@ class ResponseStore(OwnedStore[StoredResponse]):
             )
         if self.num_running(owner) >= self._most:
             raise retry_later(f"{self._most} responses are being written already", seconds=1, code="queue_full")
+
+    def all(self, owner: str) -> list[StoredResponse]:
+        """What one has here, the newest first."""
+        return list(self._kept.get(owner, OrderedDict()).values())[::-1]
 
     def delete(self, owner: str, id: str) -> None:
         """Forgets a response, and ends it if it is still written; raises ``ApiError`` like `get`."""

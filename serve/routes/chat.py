@@ -19,7 +19,7 @@ from llmjax.serve.answers import AnswerReader
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, ignored_fields, owner_of, record_of, server_of
 from llmjax.serve.conversations import ConversationTurn, Joined, UntilAnswered
-from llmjax.serve.generation import guarded
+from llmjax.serve.generation import guarded, request_metrics
 from llmjax.serve.legacy_functions import read_functions, with_function_call
 from llmjax.serve.logprobs import TokenNames, chat_logprobs, num_logprobs, prompt_logprobs
 from llmjax.serve.prompts import CHARS_PER_PART, off_loop
@@ -114,9 +114,25 @@ class ChatAnswer:
         answer = {**self._envelope("chat.completion", choices), "usage": self.turn.tally.usage()}
         if self.body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs, names=self.names)
-        if self.body.return_token_ids:
-            answer["prompt_token_ids"] = self.turn.job.prompts[0].token_ids
+        answer |= self._prompt()
+        if self.server.config.enable_per_request_metrics:
+            answer["metrics"] = self._metrics(output)
         return answer
+
+    def _metrics(self, output: RequestOutput) -> dict[str, float | None] | None:
+        if self.body.continuations > 1 or self.turn.budget is not None:
+            return None  # several engine requests, or times of several answers
+        return request_metrics(output.metrics, tokens=self.turn.tally.completion_tokens)
+
+    def _prompt(self) -> dict[str, Any]:
+        """What a request wants to know of its own prompt."""
+        (prompt,) = self.turn.job.prompts
+        found: dict[str, Any] = {}
+        if self.body.return_token_ids:
+            found["prompt_token_ids"] = prompt.token_ids
+        if self.body.return_prompt_text:
+            found["prompt_text"] = prompt.text
+        return found
 
     def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
         reader = self.turn.form.reader()
@@ -140,7 +156,7 @@ class ChatAnswer:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """OpenAI's ``ChatCompletionChunk``s: a role per choice, deltas, a finish per choice, then the usage."""
-        first = True
+        first, last = True, None
         readers = [self.turn.form.reader() for _ in range(self.body.choices)]
         said = Joined()
         async with aclosing(self.turn.outputs()) as outputs:
@@ -149,6 +165,7 @@ class ChatAnswer:
                     first = False
                     for index in range(self.body.choices):
                         yield self._opening(index)
+                last = output
                 for choice in output.outputs:
                     self.turn.tally.add_tokens(choice)
                     for chunk in self._deltas(choice, readers[choice.index], said):
@@ -156,7 +173,10 @@ class ChatAnswer:
         if self.conversation is not None:
             self.conversation.record(said.message())
         if self.body.include_usage:
-            yield event({**self._envelope("chat.completion.chunk", []), "usage": self.turn.tally.usage()})
+            end = {**self._envelope("chat.completion.chunk", []), "usage": self.turn.tally.usage()}
+            if self.server.config.enable_per_request_metrics and last is not None:
+                end["metrics"] = self._metrics(last)
+            yield event(end)
 
     def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
@@ -170,9 +190,7 @@ class ChatAnswer:
 
     def _opening(self, index: int) -> bytes:
         chunk = self._chunk(index, {"role": self.server.config.response_role, "content": "", "refusal": None})
-        if self.body.return_token_ids:
-            chunk["prompt_token_ids"] = self.turn.job.prompts[0].token_ids
-        return self._event(chunk)
+        return self._event({**chunk, **self._prompt()})
 
     def _deltas(self, choice: CompletionOutput, reader: AnswerReader, said: Joined) -> list[bytes]:
         chunks = []

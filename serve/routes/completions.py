@@ -22,7 +22,7 @@ from llmjax.sampling.structured import StructuredOutputsParams
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_of, server_of
 from llmjax.serve.errors import ApiError
-from llmjax.serve.generation import Job, JobOutput, Tally, check_priority, collect, guarded, run_job
+from llmjax.serve.generation import Job, JobOutput, Tally, check_priority, collect, guarded, request_metrics, run_job
 from llmjax.serve.logprobs import (
     LegacyLogprobs,
     TextOffsets,
@@ -86,7 +86,7 @@ async def _job(server: Server, body: CompletionRequest, request: Request) -> Job
         server,
         body.prompts,
         add_special_tokens=body.add_special_tokens,
-        echo=body.echo,
+        echo=body.echo or bool(body.return_prompt_text),
         skip_special_tokens=body.skip_special_tokens is not False,
         truncation=Truncation.of(server, body, room=asked or DEFAULT_MAX_TOKENS),
     )
@@ -174,7 +174,15 @@ class CompletionAnswer:
             for i, output in enumerate(outputs)
             for choice in sorted(output.outputs, key=lambda choice: choice.index)
         ]
-        return {**self._envelope(choices), "usage": self.tally.usage()}
+        answer = {**self._envelope(choices), "usage": self.tally.usage()}
+        if self.server.config.enable_per_request_metrics:
+            answer["metrics"] = self._metrics(outputs[-1])
+        return answer
+
+    def _metrics(self, output: RequestOutput) -> dict[str, float | None] | None:
+        if len(self.job.prompts) * self.body.continuations > 1:
+            return None  # there are times of several
+        return request_metrics(output.metrics, tokens=self.tally.completion_tokens)
 
     def _choice(
         self, prompt_index: int, output: RequestOutput, choice: CompletionOutput, offsets: list[int]
@@ -189,8 +197,10 @@ class CompletionAnswer:
         states: dict[int, _Choice] = {}
         scores = _PromptScores(needed=self.body.scores_echo)
         offsets = await self._prompt_offsets()
+        last = None
         async with aclosing(run_job(self.server.engine, self.job)) as parts:
             async for arrived in parts:
+                last = arrived.output
                 for part in scores.admit(arrived):
                     self.tally.add_cached(part)
                     for choice in part.output.outputs:
@@ -204,7 +214,10 @@ class CompletionAnswer:
                         if chunk := self._delta(await off_loop(entry, size=4 * num_logprobs(echoed))):
                             yield chunk
         if self.body.include_usage:
-            yield event({**self._envelope([]), "usage": self.tally.usage()})
+            end = {**self._envelope([]), "usage": self.tally.usage()}
+            if self.server.config.enable_per_request_metrics and last is not None:
+                end["metrics"] = self._metrics(last)
+            yield event(end)
 
     def _delta(self, entry: dict[str, Any]) -> bytes | None:
         if not (entry["text"] or entry["logprobs"] or entry["finish_reason"] or entry.get("token_ids")):
@@ -289,6 +302,8 @@ class _Choice:
             entry["token_ids"] = [] if body.prompt_only else choice.token_ids
             if self._first:
                 entry["prompt_token_ids"] = self._prompt.token_ids
+        if body.return_prompt_text and self._first:
+            entry["prompt_text"] = self._prompt.text
         self._first = False
         return entry
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -36,7 +37,7 @@ from llmjax.serve.protocol.responses import (
 from llmjax.serve.protocol.tools import calls_allowed
 from llmjax.serve.responses.background import Background
 from llmjax.serve.responses.conversation import Item, flat_name, listed, messages_of, new_id
-from llmjax.serve.responses.store import StoredResponse
+from llmjax.serve.responses.store import StoredResponse, find_items
 from llmjax.serve.responses.writer import ResponseWriter
 from llmjax.serve.sse import EventStream, named_event, obfuscated
 from llmjax.serve.turn import Said, Turn, prepare, thinking_variables
@@ -166,6 +167,7 @@ async def _chat(server: Server, body: InputRequest, request: Request) -> tuple[C
         _check_previous(server, previous, items=len(own))
         before = previous.context()
     ignored = record_of(request).ignored
+    own = await _dereferenced(server, own, owner_of(request))
 
     def read() -> tuple[list[Any], list[Item]]:
         return messages_of(body.instructions, before, own, ignored), before + listed(own)
@@ -183,6 +185,33 @@ async def _chat(server: Server, body: InputRequest, request: Request) -> tuple[C
         response_format=_response_format(body),
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
     ), items
+
+
+async def _dereferenced(server: Server, items: list[Item], owner: str) -> list[Item]:
+    """Items with those that they refer to in their places.
+
+    Raises:
+        ApiError: one is not kept, is referred to twice, or together they are larger than a request may be.
+    """
+    places: dict[int, str] = {}
+    for i, item in enumerate(items):
+        if item.get("type") == "item_reference":
+            if not isinstance(id := item.get("id"), str):
+                raise ApiError(f"`input.{i}.id` must be a string", param=f"input.{i}.id", code="invalid_type")
+            places[i] = id
+    if not places:
+        return items
+    if len(ids := set(places.values())) < len(places):
+        raise ApiError("an item is referred to twice", param="input", code="invalid_value")
+    found = await asyncio.to_thread(find_items, server.responses.all(owner), ids)
+    for i, id in places.items():
+        if id not in found:
+            message = f"there is no item {cut(id)!r}, or its response is not kept (any more)"
+            raise ApiError(message, status=404, param=f"input.{i}.id", code="not_found")
+    if sum(len(orjson.dumps(item)) for item in found.values()) > server.limits.bytes:
+        message = f"the items that are referred to take more than {server.limits.bytes} bytes"
+        raise ApiError(message, param="input", code="invalid_value")
+    return [found[places[i]] if i in places else item for i, item in enumerate(items)]
 
 
 def _check_previous(server: Server, previous: StoredResponse, *, items: int) -> None:

@@ -134,10 +134,16 @@ def test_a_form_goes_as_its_grammar() -> None:
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+"))
     grammar = '{"grammars": [{"lark_grammar": "start: /a+/"}]}'
     request = EngineRequest(
-        request_id=0, prompt_token_ids=[1], params=params, max_tokens=3, stop_token_ids=frozenset(), grammar=grammar
+        request_id=0,
+        prompt_token_ids=[1],
+        params=params,
+        max_tokens=3,
+        stop_token_ids=frozenset(),
+        grammar=grammar,
+        written=1,
     )
     found = passed(Submit.of(request), ToEngine).request()
-    assert found.grammar == grammar and found.params == params.clone(structured_outputs=None)
+    assert (found.grammar, found.written) == (grammar, 1) and found.params == params.clone(structured_outputs=None)
 
 
 def test_a_configuration() -> None:

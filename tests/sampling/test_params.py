@@ -6,10 +6,12 @@ import dataclasses
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import llmjax
 from llmjax.errors import InvalidRequest
-from llmjax.sampling.params import MAX_WORD_CHARS, SamplingParams
+from llmjax.sampling.params import MAX_WORD_CHARS, RepetitionDetectionParams, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -60,3 +62,36 @@ def test_a_form_under_its_older_name() -> None:
     assert caught.value.field == "guided_decoding"
     with pytest.raises(InvalidRequest, match=r"^guided_decoding has both json and regex"):
         llmjax.GuidedDecodingParams(json={}, regex="a")
+
+
+@given(
+    tokens=st.lists(st.integers(0, 2), max_size=24),
+    start=st.integers(0, 4),
+    least=st.integers(0, 5),
+    more=st.integers(0, 3),
+    count=st.integers(2, 4),
+)
+def test_repetition_is_what_stands_several_times_at_the_end(
+    tokens: list[int], start: int, least: int, more: int, count: int
+) -> None:
+    params = RepetitionDetectionParams(max_pattern_size=least + more, min_pattern_size=least, min_count=count)
+    said = tokens[start:]
+    patterns = [
+        said[len(said) - size :] for size in range(max(least, 1), least + more + 1) if size * count <= len(said)
+    ]
+    expected = any(said[len(said) - len(pattern) * count :] == pattern * count for pattern in patterns)
+    assert params.repeats(tokens, start=min(start, len(tokens))) == expected
+
+
+def test_repetition_detection_may_be_a_mapping() -> None:
+    wanted: Any = {"max_pattern_size": 3, "min_count": 2}
+    assert SamplingParams(repetition_detection=wanted).repetition_detection == RepetitionDetectionParams(**wanted)
+    for bad in (
+        {"size": 3},
+        {"max_pattern_size": 3},
+        {"max_pattern_size": 3, "min_pattern_size": 4, "min_count": 2},
+        3,
+    ):
+        with pytest.raises(InvalidRequest) as raised:
+            SamplingParams(repetition_detection=bad)  # type: ignore[arg-type]
+        assert raised.value.field == "repetition_detection"

@@ -138,11 +138,11 @@ def test_a_tier_is_echoed(http: httpx.Client) -> None:
 
 
 def test_what_has_no_effect_is_named(http: httpx.Client) -> None:
-    fields = {"store": True, "stream_interval": 4, "repeat_last_n": 64, "thinking": True}
+    fields = {"store": True, "repeat_last_n": 64, "thinking": True}
     answer = http.post(CHAT, json={**BODY, **fields})
     assert answer.status_code == 200
-    assert answer.headers["x-ignored-fields"] == "store,stream_interval,repeat_last_n,thinking"
-    neutral = {"store": False, "stream_interval": 1, "repeat_last_n": None, "thinking": None}
+    assert answer.headers["x-ignored-fields"] == "store,repeat_last_n,thinking"
+    neutral = {"store": False, "repeat_last_n": None, "thinking": None}
     assert "x-ignored-fields" not in http.post(CHAT, json={**BODY, **neutral}).headers
 
 
@@ -153,6 +153,63 @@ def test_who_asks_is_logged(http: httpx.Client, caplog: pytest.LogCaptureFixture
         http.get("/v1/models")  # answered later: the line of the first has been written
     (line,) = [line for message in caplog.messages if (line := json.loads(message))["request_id"] == "who-asks"]
     assert (line["user"], line["session"], line["metadata"]) == ("hash", "s", {"team": "blue"})
+
+
+def events(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    with http.stream("POST", path, json={**body, "stream": True}) as stream:
+        assert stream.status_code == 200, stream.read()
+        return [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+
+
+def test_streams_in_larger_pieces(http: httpx.Client) -> None:
+    body = {"prompt": "the", "max_tokens": 12, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
+    one_by_one = [chunk["choices"][0] for chunk in events(http, TEXT, body)]
+    pieces = [chunk["choices"][0] for chunk in events(http, TEXT, {**body, "stream_interval": 4})]
+    counts = [len(piece["token_ids"]) for piece in pieces if piece["token_ids"]]
+    assert sum(counts) == 12 and len(counts) <= 4 and all(count >= 4 for count in counts[1:-1])
+    assert "".join(piece["text"] for piece in pieces) == "".join(piece["text"] for piece in one_by_one)
+    error = http.post(TEXT, json={**body, "stream_interval": 0}).json()["error"]
+    assert error["param"] == "stream_interval"
+
+
+def test_repetition_is_detected(http: httpx.Client) -> None:
+    body = {"prompt": "the", "max_tokens": 40, "ignore_eos": True, "allowed_token_ids": [40], "return_token_ids": True}
+    wanted = {"max_pattern_size": 3, "min_pattern_size": 2, "min_count": 3}
+    (choice,) = http.post(TEXT, json={**body, "repetition_detection": wanted}).json()["choices"]
+    assert choice["token_ids"] == [40] * 6
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
+    later = {**body, "repetition_detection": wanted, "min_tokens": 9}
+    assert len(http.post(TEXT, json=later).json()["choices"][0]["token_ids"]) == 9
+    last = [chunk["choices"][0] for chunk in events(http, TEXT, {**body, "repetition_detection": wanted})][-1]
+    assert last["finish_reason"] == "repetition"
+    for bad in ({"max_pattern_size": 3}, {"max_pattern_size": 10**6, "min_count": 2}, {"size": 3}, {"min_count": "3"}):
+        error = http.post(TEXT, json={**body, "repetition_detection": bad}).json()["error"]
+        assert error["param"] == "repetition_detection", bad
+    off = {**body, "repetition_detection": {"max_pattern_size": 0}}
+    assert http.post(TEXT, json=off).json()["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_prompt_is_shown(http: httpx.Client) -> None:
+    chat = http.post(CHAT, json={**BODY, "return_prompt_text": True}).json()
+    assert chat["prompt_text"].endswith("<|im_start|>assistant\n") and "Hello the world" in chat["prompt_text"]
+    first = events(http, CHAT, {**BODY, "return_prompt_text": True})[0]
+    assert first["prompt_text"] == chat["prompt_text"]
+    text = {"prompt": [[264, 116], [101]], "max_tokens": 1, "return_prompt_text": True}
+    shown = [choice["prompt_text"] for choice in http.post(TEXT, json=text).json()["choices"]]
+    plain = [http.post("/detokenize", json={"tokens": tokens}).json()["prompt"] for tokens in text["prompt"]]  # type: ignore
+    assert shown == plain
+    assert "prompt_text" not in http.post(CHAT, json=BODY).json()
+
+
+def test_the_prefix_cache_is_left_alone(http: httpx.Client) -> None:
+    body = {"prompt": list(range(50, 120)), "max_tokens": 1}
+
+    def cached(**more: Any) -> int:
+        found = http.post(TEXT, json={**body, **more}).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return int(found)
+
+    cached()
+    assert cached() >= 64 and cached(skip_reading_prefix_cache=True) == 0 and cached() >= 64
 
 
 @pytest.mark.parametrize("stop", [{"Single": "e"}, {"Multi": ["e", "zz"]}])

@@ -490,7 +490,7 @@ def test_a_stream_that_fails_says_so(running: Any, http: httpx.Client, monkeypat
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "x"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "tool_choice"),
         ({"input": []}, "input", "1 item"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type", "item_reference"),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input.0.type", "web_search_call"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", "user"),
         ({"input": [{"role": "user"}]}, "input.0.content", "string"),
         (
@@ -517,3 +517,27 @@ def test_a_stream_that_fails_says_so(running: Any, http: httpx.Client, monkeypat
 def test_what_is_wrong_is_named(http: httpx.Client, more: dict[str, Any], param: str, words: str) -> None:
     error = refusal(http, **more)
     assert error["param"] == param and words in error["message"], error
+
+
+def test_items_are_referred_to(http: httpx.Client) -> None:
+    first = http.post("/v1/responses", json={"input": "Hello the world", "max_output_tokens": 6}).json()
+    (message,) = first["output"]
+    asked = http.get(f"/v1/responses/{first['id']}/input_items").json()["data"][0]["id"]
+    items = [{"type": "item_reference", "id": asked}, {"type": "item_reference", "id": message["id"]}]
+    user = {"role": "user", "content": "and then"}
+    by_id = http.post("/v1/responses/input_tokens", json={"input": [*items, user]}).json()
+    said = {"role": "assistant", "content": message["content"]}
+    whole = http.post(
+        "/v1/responses/input_tokens", json={"input": [{"role": "user", "content": "Hello the world"}, said, user]}
+    ).json()
+    assert by_id == whole and by_id["input_tokens"] > 10
+    second = http.post("/v1/responses", json={"input": [*items, user], "max_output_tokens": 4})
+    assert second.status_code == 200
+    assert len(http.get(f"/v1/responses/{second.json()['id']}/input_items").json()["data"]) == 3
+    for reference, status in (
+        ({"type": "item_reference", "id": "msg_none"}, 404),
+        ({"type": "item_reference"}, 400),
+        ({"type": "item_reference", "id": 3}, 400),
+    ):
+        assert http.post("/v1/responses", json={"input": [reference, user]}).status_code == status
+    assert http.post("/v1/responses", json={"input": [items[0], items[0], user]}).status_code == 400

@@ -348,6 +348,28 @@ def test_thinking_ends_at_its_budget(http: httpx.Client, budget: int) -> None:
     assert [c["finish_reason"] for c in pieces if c["finish_reason"]] == ["stop"]
 
 
+@pytest.mark.parametrize("budget", [-1, 0, 1, 5, 9, 13, 40])
+def test_a_form_behind_thinking_that_has_a_budget(http: httpx.Client, budget: int) -> None:
+    """Whether the first request ends in the reasoning, or in what has the form."""
+    forms = ["Good day.", "Good evening to all of you."]
+    fields = {"thinking_token_budget": budget, "guided_choice": forms, "max_tokens": 60, "tools": None}
+    found = answer(http, "[THINK]", **fields)
+    (choice,) = found["choices"]
+    assert choice["message"]["content"] in forms and choice["finish_reason"] == "stop"
+    assert EXPECTED["[THINK]"]["reasoning"].startswith(choice["message"].get("reasoning", ""))
+    if 0 <= budget < 10:
+        assert found["usage"]["completion_tokens_details"]["reasoning_tokens"] == budget
+    pieces = [c["delta"] for chunk in deltas(http, "[THINK]", **fields) for c in chunk["choices"]]
+    assert "".join(piece.get("content") or "" for piece in pieces) == choice["message"]["content"]
+
+
+def test_a_forced_call_behind_thinking_that_has_a_budget(http: httpx.Client) -> None:
+    fields = {"thinking_token_budget": 3, "tool_choice": "required", "parallel_tool_calls": False}
+    (choice,) = answer(http, "thought and call", **fields)["choices"]
+    ((name, _),) = calls_of(choice["message"])
+    assert name == "get_weather" and len(choice["message"]["reasoning"]) < 20
+
+
 def test_a_budget_above_what_may_be_said(http: httpx.Client) -> None:
     for budget in (2, 3, 4, 9):
         (choice,) = answer(http, "[THINK]", thinking_token_budget=budget, max_tokens=4, return_token_ids=True)[
@@ -483,7 +505,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "look-around",
     ),
     ({"tools": [strict("f", {"not": {}})]}, "tools", "not"),
-    ({"thinking_token_budget": 5, "guided_regex": "a"}, "thinking_token_budget", "a demanded form"),
     ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice", "not among"),
     ({"tool_choice": {"type": "function"}}, "tool_choice", "not among"),
     ({"tool_choice": "sometimes"}, "tool_choice", "must be"),
@@ -504,7 +525,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [1]}, "tools.0", "dict"),
     ({"chat_template": "{{ tools }}"}, "tools", "--tool-call-parser"),
     ({"chat_template": "{{ 1 }}", "tools": None, "reasoning_effort": "low"}, "reasoning_effort", "does not read it"),
-    ({"thinking_token_budget": -1}, "thinking_token_budget", "greater than or equal to 0"),
+    ({"thinking_token_budget": -2}, "thinking_token_budget", "greater than or equal to -1"),
     ({"thinking_token_budget": 5, "n": 2}, "thinking_token_budget", "`n`"),
     ({"thinking_token_budget": 5, "logprobs": True}, "thinking_token_budget", "`logprobs`"),
     ({"thinking_token_budget": 5, "frequency_penalty": 1}, "thinking_token_budget", "`frequency_penalty`"),
