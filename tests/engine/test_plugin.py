@@ -74,7 +74,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def all_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     experts = MoEShape(256, 256, 1, 4, 2, 515, experts=4, experts_per_token=2, size_of_head=64)
     write_random_model(folder / "experts", experts, max_position_embeddings=64)
@@ -83,23 +83,19 @@ def all_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     quantize(str(folder / "three"), folder / "three.gguf", scheme="q4_k_m", skip_tokenizer_init=True)
     gptq: dict[str, Any] = {"scheme": "int4", "format": "gptq", "group_size": 64, "skip_tokenizer_init": True}
     quantize(str(folder / "eight"), folder / "gptq", **gptq)
-    cases = []
-    for case in CASES.values():
-        plain = {"quantization": "none"} if case["model"].endswith(".gguf") else {}
-        runs = [
-            {"device": "cpu", "devices": 1, "settings": plain},
-            *({"device": "gcu", "devices": n} for n in case["devices"]),
-        ]
-        cases.append({**case, "model": str(folder / case["model"]), "runs": runs})  # absolute paths stay
-    environment = registered(folder, build(folder))
-    return dict(zip(CASES, run("tests.engine.on_plugin", *cases, environment=environment), strict=True))
+    return folder
 
 
 @needs_stand_in
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_models_and_features(all_runs: dict[str, Any], case: str) -> None:
-    cpu, *others = all_runs[case]
+@pytest.mark.parametrize("name", CASES)
+def test_models_and_features(models: Path, tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    plain = {"quantization": "none"} if case["model"].endswith(".gguf") else {}
+    runs = [{"device": "cpu", "devices": 1, "settings": plain}]
+    runs += [{"device": "gcu", "devices": number} for number in case["devices"]]
+    given = {**case, "model": str(models / case["model"]), "runs": runs}  # absolute paths stay as they are
+    ((cpu, *others),) = run("tests.engine.on_plugin", given, environment=registered(tmp_path, build(tmp_path)))
     for found in others:
         compare(cpu, found)
         assert found["page_mentions"] and not found["page_copies"]  # what is donated is changed in place

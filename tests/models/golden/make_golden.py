@@ -613,7 +613,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_MAMBA, "attn_layer_indices": [2], "mamba_proj_bias": True, "time_step_limit": [0.2, 1.5]},
     ),
     "falcon-h1": ("FalconH1ForCausalLM", {**_FALCON_H1, **_FACTORS, "num_hidden_layers": 3}),
-    # 7 queries a key, of which there is one; a head size and a hidden size that are no multiple of 32.
+    # 7 queries a key, of which there is one; a head size and a hidden size that are not multiples of 32.
     "falcon-h1-odd": (
         "FalconH1ForCausalLM",
         {
