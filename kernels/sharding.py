@@ -43,7 +43,7 @@ class ShardingRules:
     kv_heads: str | None = "tensor"
     channels: str | None = "tensor"  # of a convolution, which are those of a device's heads
     inner: str | None = "tensor"
-    experts: str | None = None
+    experts: str | None = "tensor"  # where devices have whole ones; else each has a part of all, along "inner"
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,13 @@ def all_sum(partial: Tree, name: str) -> Tree:
 def own_number(name: str) -> jax.Array | int:
     """Which part of a logical axis this device has, i32 []."""
     return 0 if parts(name) == 1 else jax.lax.axis_index(mesh_axis(name))
+
+
+def own_range(name: str, size: int) -> tuple[jax.Array | int, jax.Array | int]:
+    """The entries of a logical axis that this device has, of ``size`` that are spread evenly: the first of them, and
+    the first of the next device."""
+    number, count = own_number(name), parts(name)
+    return number * size // count, (number + 1) * size // count
 
 
 def own_part(x: jax.Array, name: str) -> jax.Array:

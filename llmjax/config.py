@@ -76,6 +76,22 @@ def check_choices(config: Any) -> None:
             raise ConfigError(f"{field.name} must be one of {', '.join(choices)}, not {value!r}")
 
 
+def parse_device_ids(text: str) -> tuple[int, ...]:
+    """Numbers of devices as in ``0,1``.
+
+    Raises:
+        ConfigError: the text is not such a list, or names one twice.
+    """
+    parts = [part.strip() for part in text.strip().removesuffix(",").split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) <= 6 for part in parts):
+        raise ConfigError(f"device_ids must be numbers of devices such as 0,1, not {text!r}")
+    numbers = tuple(map(int, parts))
+    twice = next((number for number in numbers if numbers.count(number) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"device_ids names device {twice} twice: {text!r}")
+    return numbers
+
+
 TYPES = {
     "half": "float16",
     "fp16": "float16",
@@ -215,8 +231,8 @@ class EngineConfig:
     )
     num_experts_offload_per_rank: int = setting(
         0,
-        "number of experts of each layer that stay in the host's memory, from which steps fetch those that they use: "
-        "for mixtures of experts that are larger than the device's memory",
+        "number of experts of each layer, on each device, that stay in the host's memory, from which steps fetch those "
+        "that they use: for mixtures of experts that are larger than the memory of their devices",
     )
     kv_cache_memory_bytes: int | None = setting(
         None,
@@ -281,6 +297,11 @@ class EngineConfig:
         "many as device_ids names, else 1)",
         aliases=("--tp",),
     )
+    enable_expert_parallel: bool = setting(
+        False,
+        "divide the experts of a mixture over the devices of tensor_parallel_size as whole experts, each device having "
+        "some of them, instead of a part of every one; all else stays divided",
+    )
     data_parallel_size: int = setting(
         1,
         "number of engines behind one server, each with all of the model, in a process and on devices of its own; on "
@@ -309,7 +330,11 @@ class EngineConfig:
         0, "threads that a CPU computes on, those of all engines together; 0: one per core", words={"-1": 0}
     )
     cpu_list: str | None = setting(None, "cores to pin the process to, for example 0-3,8 (Linux)")
-    numa: int | None = setting(None, "the one NUMA node whose cores and memory are used (Linux)")
+    numa: Sequence[int] = setting(
+        (),
+        "NUMA nodes whose cores and memory are used: one for all, or one for each device, rank or engine, 0,0,1,1 "
+        "(Linux)",
+    )
     compilation_cache_dir: str | None = setting(
         None, "where compiled programs are kept (default: ~/.cache/llmjax/xla); 'off' keeps none"
     )
@@ -391,14 +416,7 @@ class EngineConfig:
         """Of the devices that this process uses, those of all engines one after another."""
         if self.device_ids is None or not self.device_ids.strip():
             return tuple(range((self.tensor_parallel_size or 1) * self.data_parallel_size // self.nnodes))
-        parts = [part.strip() for part in self.device_ids.strip().removesuffix(",").split(",")]
-        if not all(part.isascii() and part.isdecimal() and len(part) <= 6 for part in parts):
-            raise ConfigError(f"device_ids must be numbers of devices such as 0,1, not {self.device_ids!r}")
-        numbers = tuple(map(int, parts))
-        twice = next((number for number in numbers if numbers.count(number) > 1), None)
-        if twice is not None:
-            raise ConfigError(f"device_ids names device {twice} twice: {self.device_ids!r}")
-        return numbers
+        return parse_device_ids(self.device_ids)
 
     def __post_init__(self) -> None:
         for name, low in (
@@ -423,8 +441,8 @@ class EngineConfig:
             raise ConfigError(f"tensor_parallel_size must be at least 1, not {self.tensor_parallel_size}")
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"max_model_len must be at least 1, not {self.max_model_len}")
-        if self.numa is not None and self.numa < 0:
-            raise ConfigError(f"numa must be at least 0, not {self.numa}")
+        if self.numa and min(self.numa) < 0:
+            raise ConfigError(f"numa must be at least 0, not {min(self.numa)}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must lie in (0, 1], not {self.gpu_memory_utilization}")
         if self.kv_cache_memory_bytes is not None and self.kv_cache_memory_bytes < 1:
@@ -481,6 +499,9 @@ class EngineConfig:
             raise ConfigError(f"data_parallel_size {engines}: several engines run in processes, not on threads")
         if 0 < self.threads < engines:
             raise ConfigError(f"threads is {self.threads}: data_parallel_size {engines} needs one for each engine")
+        if len(self.numa) > 1 and len(self.numa) not in (engines, named):
+            there = f"{_count(engines, 'engine')} of {_count(named // engines, 'device')}"
+            raise ConfigError(f"numa names {len(self.numa)} nodes, for {there}: name one for all, or one for each")
 
     def _check_ranks(self) -> None:
         """Raises ConfigError unless there can be such a group of processes."""
@@ -502,6 +523,10 @@ class EngineConfig:
             raise ConfigError(f"{said} must divide tensor_parallel_size, which is {size or 'not given'}")
         if self.data_parallel_size > 1:
             raise ConfigError(f"data_parallel_size {self.data_parallel_size}: such engines are of one process each")
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 # What a chat template gets from fields of their own.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,18 @@ class Configs:
     server: ServerConfig
 
 
-def load_configs(config: str | None = None, overrides: Mapping[str, Any] | None = None) -> Configs:
-    """Defaults, then the file's values, then the overrides.
+def load_configs(
+    config: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+) -> Configs:
+    """Defaults, then the file's values, then the overrides, then what follows from them.
 
     Args:
         config: a YAML file, or the name of a bundled one (``qwen3``); None: no file.
         overrides: checked values by field name, from flags.
+        derived: gives further values for those that are given.
 
     Raises:
         ConfigError: the file is missing or malformed, or a key or value in it is wrong.
@@ -43,6 +49,8 @@ def load_configs(config: str | None = None, overrides: Mapping[str, Any] | None 
         for note in notes:
             print(f"llmjax: note: {note}", file=sys.stderr)
     values |= overrides or {}
+    if derived is not None:
+        values |= derived(values)
     return Configs(
         engine=EngineConfig(**{name: values[name] for name in engine if name in values}),
         server=ServerConfig(**{name: values[name] for name in server if name in values}),

@@ -1,4 +1,4 @@
-"""Where on the CPU the engine runs: cores, threads, memory of a NUMA node. Set before JAX starts its CPU backend, whose
+"""Where on the CPU the engine runs: cores, threads, memory of NUMA nodes. Set before JAX starts its CPU backend, whose
 threads inherit it. Linux only."""
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmjax.config import EngineConfig
@@ -19,41 +21,131 @@ from llmjax.machine_share import WHOLE_MACHINE, MachineShare
 POOL_THREAD = "tf_XLAEigen"  # what Linux calls the threads that XLA computes on
 # XLA's CPU client takes the size of its pool from here, else from the affinity mask; there is no option for it.
 POOL_VARIABLE = "NPROC"
-NODES = Path("/sys/devices/system/node")
-CORES = Path("/sys/devices/system/cpu")
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # system call numbers; the C library does not export it
-MPOL_BIND = 2  # linux/mempolicy.h: this node's memory only
+MPOL_BIND = 2  # linux/mempolicy.h: these nodes' memory only
 
 
-def bind_process(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> None:
+@dataclass(frozen=True)
+class Topology:
+    """The machine's cores and NUMA nodes.
+
+    Args:
+        root: where Linux shows them.
+    """
+
+    root: Path = Path("/sys/devices/system")
+
+    @property
+    def nodes(self) -> list[int]:
+        """NUMA nodes, if the kernel shows them."""
+        return sorted(int(node.name.removeprefix("node")) for node in self.root.glob("node/node[0-9]*"))
+
+    def cores_of(self, node: int) -> frozenset[int]:
+        """Cores of a NUMA node.
+
+        Raises:
+            ConfigError: this machine has no such node.
+        """
+        path = self.root / "node" / f"node{node}" / "cpulist"
+        if not path.exists():
+            there = ", ".join(map(str, self.nodes)) or "none"
+            raise ConfigError(f"numa: this machine has no NUMA node {node} (there is: {there})")
+        text = path.read_text().strip()
+        return parse_cpu_list(text, source=str(path)) if text else frozenset()
+
+    def in_order(self, cores: Collection[int]) -> list[int]:
+        """Cores such that those that share a NUMA node, and within it the threads of one physical core, are
+        neighbors."""
+        nodes = {core: node for node in self.nodes for core in self.cores_of(node)}
+
+        def place(core: int) -> tuple[int, int, int]:
+            siblings = self.root / "cpu" / f"cpu{core}" / "topology" / "thread_siblings_list"
+            text = siblings.read_text().strip() if siblings.exists() else ""
+            first = min(parse_cpu_list(text, source=str(siblings))) if text else core
+            return nodes.get(core, 0), first, core
+
+        return sorted(cores, key=place)
+
+
+MACHINE = Topology()
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Where a process is to run.
+
+    Attributes:
+        cores: None: where it runs already.
+        nodes: NUMA nodes whose memory it takes; (): of all.
+    """
+
+    cores: frozenset[int] | None = None
+    nodes: tuple[int, ...] = ()
+
+
+def binding_of(
+    share: MachineShare,
+    *,
+    cpu_list: str | None,
+    numa: Sequence[int],
+    allowed: frozenset[int],
+    topology: Topology = MACHINE,
+) -> Binding:
+    """Which cores and nodes are those of a process. Those that have the same nodes divide their cores evenly.
+
+    Args:
+        share: of the machine, which equal processes divide.
+        cpu_list, numa: as in ``EngineConfig``, for all of them.
+        allowed: cores that they may use.
+
+    Raises:
+        ConfigError: there is no such core or node, or none is left.
+    """
+    if cpu_list is None and not numa and share.is_whole:
+        return Binding()
+    named = None if cpu_list is None else parse_cpu_list(cpu_list, source="cpu_list")
+    cores_of = {node: topology.cores_of(node) for node in numa}
+    if named is not None and numa and not named <= (local := frozenset[int]().union(*cores_of.values())):
+        raise ConfigError(f"cpu_list names cores outside NUMA {_names(numa)}, which has {format_cpu_list(local)}")
+    if named is not None and not named <= allowed:
+        raise ConfigError(
+            f"cpu_list names core {min(named - allowed)}; this process may use {format_cpu_list(allowed)}"
+        )
+    nodes_of = [frozenset(replace(share, rank=rank).part(numa)) for rank in range(share.count)]
+    nodes = nodes_of[share.rank]
+    cores = allowed if named is None else named
+    if nodes:
+        cores &= frozenset[int]().union(*(cores_of[node] for node in nodes))
+        if not cores:
+            raise ConfigError(f"this process may use no core of NUMA {_names(sorted(nodes))}")
+    beside = [rank for rank, theirs in enumerate(nodes_of) if theirs == nodes]
+    own = replace(share, rank=beside.index(share.rank), count=len(beside))
+    return Binding(frozenset(own.part(topology.in_order(cores))), tuple(sorted(nodes)))
+
+
+def bind_process(config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, topology: Topology = MACHINE) -> None:
     """Ties this process to the cores and the memory that the configuration names, and sizes XLA's thread pool.
 
     Args:
-        share: of cores and threads, where several engines divide them.
+        share: of cores, nodes and threads, where several engines divide them.
 
     Raises:
         ConfigError: there is no such core or node, or this system cannot do it.
     """
-    cores = parse_cpu_list(config.cpu_list, source="cpu_list") if config.cpu_list is not None else None
-    if config.numa is not None:
-        local = node_cores(config.numa)
-        if cores is not None and not cores <= local:
-            raise ConfigError(
-                f"cpu_list names cores outside NUMA node {config.numa}, which has {format_cpu_list(local)}"
-            )
-        cores = cores or local & _allowed()
-        if not cores:
-            raise ConfigError(f"this process may use no core of NUMA node {config.numa}")
-        _bind_memory(config.numa)
-    if cores is not None:
-        _bind_cores(cores)
-    # XLA sees the affinity mask, but not a limit on the cores' time.
-    limited = sys.platform == "linux" and usable_cores() < len(_allowed())
-    threads = config.threads or (usable_cores() if limited or not share.is_whole else 0)
-    if not share.is_whole and sys.platform == "linux":
-        _bind_cores(frozenset(share.part(_in_order(_allowed()))))
-    if threads:
-        _start_backend(len(share.part(range(threads))))
+    total, linux = usable_cores(), sys.platform == "linux"
+    limited = total < len(_allowed()) if linux else not share.is_whole  # XLA does not see a limit on the cores' time
+    if linux or config.cpu_list is not None or config.numa:
+        binding = binding_of(share, cpu_list=config.cpu_list, numa=config.numa, allowed=_allowed(), topology=topology)
+        if binding.nodes:
+            _bind_memory(binding.nodes)
+        if binding.cores is not None:
+            _bind_cores(binding.cores)
+    if config.threads:
+        _start_backend(len(share.part(range(config.threads))))
+    elif limited:
+        _start_backend(min(usable_cores(), len(share.part(range(total)))))
+    elif not share.is_whole:
+        _start_backend(usable_cores())
 
 
 def check_threads(config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, devices: int = 1) -> None:
@@ -84,23 +176,9 @@ def describe() -> str:
         parts.append(f"limited to the time of {cores}")
     if threads := pool_threads():
         parts.append(f"{threads} threads")
-    if len(nodes := _nodes()) > 1:
-        parts += [f"NUMA node {node}: {format_cpu_list(node_cores(node))}" for node in nodes]
+    if len(nodes := MACHINE.nodes) > 1:
+        parts += [f"NUMA node {node}: {format_cpu_list(MACHINE.cores_of(node))}" for node in nodes]
     return "; ".join(parts)
-
-
-def node_cores(node: int) -> frozenset[int]:
-    """Cores of a NUMA node.
-
-    Raises:
-        ConfigError: this machine has no such node.
-    """
-    path = NODES / f"node{node}" / "cpulist"
-    if not path.exists():
-        there = ", ".join(map(str, _nodes())) or "none"
-        raise ConfigError(f"numa: this machine has no NUMA node {node} (there is: {there})")
-    text = path.read_text().strip()
-    return parse_cpu_list(text, source=str(path)) if text else frozenset()
 
 
 def parse_cpu_list(text: str, *, source: str) -> frozenset[int]:
@@ -133,52 +211,45 @@ def format_cpu_list(cores: frozenset[int]) -> str:
     return ",".join("-".join(map(str, run)) for run in runs)
 
 
+def _names(nodes: Iterable[int]) -> str:
+    found = sorted(set(nodes))
+    return f"node{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
+
+
 def _allowed() -> frozenset[int]:
     if sys.platform != "linux":
         raise ConfigError("cpu_list and numa need Linux")
     return frozenset(os.sched_getaffinity(0))
 
 
-def _nodes() -> list[int]:
-    """The machine's NUMA nodes, if its kernel shows them."""
-    return sorted(int(node.name.removeprefix("node")) for node in NODES.glob("node[0-9]*"))
-
-
-def _in_order(cores: frozenset[int]) -> list[int]:
-    """Cores such that those that share a NUMA node, and within it the threads of one physical core, are neighbors."""
-    nodes = {core: node for node in _nodes() for core in node_cores(node)}
-
-    def place(core: int) -> tuple[int, int, int]:
-        siblings = CORES / f"cpu{core}" / "topology" / "thread_siblings_list"
-        first = min(parse_cpu_list(siblings.read_text().strip(), source=str(siblings))) if siblings.exists() else core
-        return nodes.get(core, 0), first, core
-
-    return sorted(cores, key=place)
+def unbound_cores() -> frozenset[int]:
+    """All cores of the machine; none, where this process may not use all of them, or the system does not say."""
+    if sys.platform != "linux":
+        return frozenset()
+    allowed = _allowed()
+    return allowed if len(allowed) == os.cpu_count() else frozenset()
 
 
 def _bind_cores(cores: frozenset[int]) -> None:
-    allowed = _allowed()
-    if not cores <= allowed:
-        raise ConfigError(
-            f"cpu_list names core {min(cores - allowed)}; this process may use {format_cpu_list(allowed)}"
-        )
     if sys.platform == "linux":
         for task in os.listdir("/proc/self/task"):  # libraries have started threads already
             with suppress(ProcessLookupError):  # it has just ended
                 os.sched_setaffinity(int(task), cores)
 
 
-def _bind_memory(node: int) -> None:
+def _bind_memory(nodes: Sequence[int]) -> None:
     number = SET_MEMPOLICY.get(platform.machine())
     if sys.platform != "linux" or number is None:
         raise ConfigError(f"numa is not supported on {platform.system()} {platform.machine()}")
     bits = 8 * ctypes.sizeof(ctypes.c_ulong)
-    mask = (ctypes.c_ulong * (node // bits + 1))()
-    mask[node // bits] = 1 << node % bits
+    mask = (ctypes.c_ulong * (max(nodes) // bits + 1))()
+    for node in nodes:
+        mask[node // bits] |= 1 << node % bits
     libc = ctypes.CDLL(None, use_errno=True)
     # The kernel reads one bit less than it is told (set_mempolicy(2), bugs).
     if libc.syscall(number, MPOL_BIND, ctypes.byref(mask), ctypes.c_ulong(len(mask) * bits + 1)):
-        raise ConfigError(f"numa: the memory cannot be bound to node {node}: {os.strerror(ctypes.get_errno())}")
+        why = os.strerror(ctypes.get_errno())
+        raise ConfigError(f"numa: the memory cannot be bound to {_names(nodes)}: {why}")
 
 
 def _start_backend(threads: int) -> None:

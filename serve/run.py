@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ import uvicorn
 from llmjax.collector import permanent, put_aside
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.errors import ChatTemplateError
+from llmjax.launcher import place_of
 from llmjax.serve.answers import OutputFormats
 from llmjax.serve.app import create_app
 from llmjax.serve.connection import BoundedConnection, IdleConnections
@@ -45,6 +47,10 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     if engine_config.node_rank:
         from llmjax.engine.follower import follow
 
+        place = place_of(os.environ)
+        if place is not None and place.size > 1:  # what a launcher sends to all ranks is rank 0's affair
+            for ignored in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(ignored, signal.SIG_IGN)
         follow(engine_config)
     check_tls(server_config)
     OutputFormats(None, server_config)  # says so if there is no parser of a name

@@ -19,7 +19,7 @@ ORDER = (
     ("errors", "version", "system", "collector", "text_file", "progress"),
     ("speculative", "kv_events"),
     ("config", "settings", "migration", "config_file", "inputs"),
-    ("host_memory", "machine_share", "cpu_affinity", "platforms"),
+    ("host_memory", "machine_share", "cpu_affinity", "launcher", "platforms"),
     ("weights",),
     ("checkpoint",),
     ("quantization",),
@@ -217,6 +217,7 @@ ENGINES_OUTSIDE = {
     "setup",
     "stats",
     "vectors",
+    "waited",
 }
 
 

@@ -13,10 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmjax import cpu_affinity
 from llmjax.config import EngineConfig
-from llmjax.cpu_affinity import NODES, bind_process, format_cpu_list, node_cores, parse_cpu_list, pool_threads
+from llmjax.cpu_affinity import (
+    MACHINE,
+    Binding,
+    Topology,
+    bind_process,
+    binding_of,
+    format_cpu_list,
+    parse_cpu_list,
+    pool_threads,
+)
 from llmjax.errors import ConfigError
+from llmjax.machine_share import WHOLE_MACHINE, MachineShare
+from tests.machines import two_nodes
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 
@@ -64,25 +74,25 @@ def test_cores_and_threads() -> None:
 
 
 @LINUX
-@pytest.mark.skipif(not (NODES / "node0").exists(), reason="the kernel shows no NUMA nodes")
+@pytest.mark.skipif(0 not in MACHINE.nodes, reason="the kernel shows no NUMA nodes")
 def test_numa_node() -> None:
-    (found,) = report({"numa": 0})
+    (found,) = report({"numa": [0]})
     if isinstance(found, str):  # containers may forbid it
         assert found.startswith("numa: the memory cannot be bound to node 0: ")
         return
     assert found[0] == len(found[1][0])  # one thread a core
-    assert {core for mask in found[1] for core in mask} <= node_cores(0)
+    assert {core for mask in found[1] for core in mask} <= MACHINE.cores_of(0)
 
 
 @LINUX
 def test_what_is_not_there() -> None:
     with pytest.raises(ConfigError, match="no NUMA node 4096"):
-        bind_process(EngineConfig(numa=4096))
+        bind_process(EngineConfig(numa=(4096,)))
     with pytest.raises(ConfigError, match="cpu_list names core 4096; this process may use "):
         bind_process(EngineConfig(cpu_list="0,4096"))
-    if (NODES / "node0").exists():
+    if 0 in MACHINE.nodes:
         with pytest.raises(ConfigError, match="cpu_list names cores outside NUMA node 0, which has "):
-            bind_process(EngineConfig(cpu_list="4096", numa=0))
+            bind_process(EngineConfig(cpu_list="4096", numa=(0,)))
 
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "-1", "3-1", "1,,2", "1;2", "1-2-3", "٣"])
@@ -91,7 +101,7 @@ def test_bad_lists(text: str) -> None:
         parse_cpu_list(text, source="cpu_list")
 
 
-@pytest.mark.parametrize(("field", "value"), [("threads", -1), ("numa", -1), ("decode_steps", -1)])
+@pytest.mark.parametrize(("field", "value"), [("threads", -1), ("numa", (0, -1)), ("decode_steps", -1)])
 def test_numbers_out_of_range(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{field} must be at least 0, not -1"):
         EngineConfig(**{field: value})
@@ -178,20 +188,54 @@ def test_two_engines_divide_cores_and_threads(settings: dict[str, Any], threads:
     assert ids == others == list(range(devices))
 
 
-def test_threads_of_a_core_and_cores_of_a_node_stay_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two nodes of two cores of two threads each, numbered as Linux does on many machines."""
-    cores, nodes = tmp_path / "cpu", tmp_path / "node"
-    for core in range(8):
-        topology = cores / f"cpu{core}" / "topology"
-        topology.mkdir(parents=True)
-        (topology / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
-    for node, listed in enumerate(("0,2,4,6", "1,3,5,7")):
-        (nodes / f"node{node}").mkdir(parents=True)
-        (nodes / f"node{node}" / "cpulist").write_text(listed + "\n")
-    monkeypatch.setattr(cpu_affinity, "CORES", cores)
-    monkeypatch.setattr(cpu_affinity, "NODES", nodes)
-    assert cpu_affinity._in_order(frozenset(range(8))) == [0, 4, 2, 6, 1, 5, 3, 7]
-    assert cpu_affinity._in_order(frozenset({7, 6, 3})) == [6, 3, 7]
-    monkeypatch.setattr(cpu_affinity, "CORES", tmp_path / "nothing")
-    monkeypatch.setattr(cpu_affinity, "NODES", tmp_path / "nothing")
-    assert cpu_affinity._in_order(frozenset({3, 1, 2})) == [1, 2, 3]
+def test_threads_of_a_core_and_cores_of_a_node_stay_together(tmp_path: Path) -> None:
+    machine = two_nodes(tmp_path)
+    assert machine.in_order(range(8)) == [0, 4, 2, 6, 1, 5, 3, 7]
+    assert machine.in_order({7, 6, 3}) == [6, 3, 7]
+    assert Topology(tmp_path / "nothing").in_order({3, 1, 2}) == [1, 2, 3]
+
+
+def bindings(count: int, machine: Topology, **settings: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """Cores and nodes of each of so many processes."""
+    options = {"cpu_list": None, "numa": (), "allowed": frozenset(range(8)), "topology": machine, **settings}
+    found = [binding_of(MachineShare(rank=rank, count=count), **options) for rank in range(count)]
+    return [(format_cpu_list(one.cores or frozenset()), one.nodes) for one in found]
+
+
+def test_nodes_of_processes(tmp_path: Path) -> None:
+    machine = two_nodes(tmp_path)
+    assert bindings(2, machine, numa=(0, 1)) == [("0,2,4,6", (0,)), ("1,3,5,7", (1,))]
+    assert bindings(2, machine, numa=(1, 0)) == [("1,3,5,7", (1,)), ("0,2,4,6", (0,))]
+    # of one node they divide the cores, threads of a core together
+    assert bindings(4, machine, numa=(0, 0, 1, 1)) == [("0,4", (0,)), ("2,6", (0,)), ("1,5", (1,)), ("3,7", (1,))]
+    assert bindings(3, machine, numa=(0, 1, 0)) == [("0,4", (0,)), ("1,3,5,7", (1,)), ("2,6", (0,))]
+    assert bindings(2, machine, numa=(1,)) == [("1,5", (1,)), ("3,7", (1,))]
+    # two devices each
+    assert bindings(2, machine, numa=(0, 0, 1, 1)) == [("0,2,4,6", (0,)), ("1,3,5,7", (1,))]
+    assert bindings(1, machine, numa=(0, 1)) == [("0-7", (0, 1))]
+    assert bindings(2, machine, numa=(0, 1), cpu_list="0-3") == [("0,2", (0,)), ("1,3", (1,))]
+    assert bindings(2, machine) == [("0,2,4,6", ()), ("1,3,5,7", ())]
+    none: Any = {"cpu_list": None, "numa": (), "allowed": frozenset({0}), "topology": machine}
+    assert binding_of(WHOLE_MACHINE, **none) == Binding(None, ())
+
+
+def test_nodes_that_are_not_there(tmp_path: Path) -> None:
+    machine = two_nodes(tmp_path)
+    for rank in range(2):  # each process says it, whoever should have had the node
+        share: Any = {"share": MachineShare(rank=rank, count=2), "cpu_list": None, "allowed": frozenset({0, 2})}
+        with pytest.raises(ConfigError, match=r"^numa: this machine has no NUMA node 3 \(there is: 0, 1\)$"):
+            binding_of(**share, numa=(0, 3), topology=machine)
+    with pytest.raises(ConfigError, match=r"^this process may use no core of NUMA node 1$"):
+        binding_of(**share, numa=(0, 1), topology=machine)
+    share |= {"cpu_list": "0-1", "numa": (0,)}
+    with pytest.raises(ConfigError, match=r"^cpu_list names cores outside NUMA node 0, which has 0,2,4,6$"):
+        binding_of(**share, topology=machine)
+
+
+def test_one_node_for_all_or_for_each() -> None:
+    assert EngineConfig(numa=(0, 1), data_parallel_size=2).numa == (0, 1)
+    assert EngineConfig(numa=(0, 0, 1, 1), data_parallel_size=2, tensor_parallel_size=2).numa == (0, 0, 1, 1)
+    with pytest.raises(ConfigError, match=r"^numa names 2 nodes, for 1 engine of 1 device: name one for all, or one"):
+        EngineConfig(numa=(0, 1))
+    with pytest.raises(ConfigError, match=r"^numa names 3 nodes, for 2 engines of 2 devices: name one for all, or one"):
+        EngineConfig(numa=(0, 0, 1), data_parallel_size=2, tensor_parallel_size=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,9 @@ import llmjax
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine.generation_config import check_generation_config, generation_config, sampling_defaults
-from llmjax.errors import CheckpointError, ConfigError, InvalidRequest, PromptTooLong
+from llmjax.engine.process import ProcessEngine
+from llmjax.engine.waited import WaitedEngine
+from llmjax.errors import CheckpointError, ConfigError, EngineDead, InvalidRequest, PromptTooLong
 
 GOLDEN = Path(__file__).parent / "models" / "golden" / "llama"
 CHARACTERS = Path(__file__).parent / "engine" / "golden" / "characters"
@@ -325,3 +329,28 @@ def test_made_from_a_configuration(settings: dict[str, Any], llm: LLM) -> None:
         assert said(made, "Hello") == said(llm, "Hello")
     finally:
         made.close()
+
+
+def test_an_engine_in_a_process_of_its_own(llm: LLM, settings: dict[str, Any]) -> None:
+    apart = LLM(str(GOLDEN), **settings, engine_process="process")
+    try:
+        assert isinstance(apart.client, WaitedEngine)
+        prompts = ["Hello", "Good day", "Hell"]
+        params = [GREEDY, SamplingParams(n=2, seed=3, max_tokens=6), SamplingParams(temperature=0, stop=["e"])]
+        expected = llm.generate(prompts, params, use_tqdm=False)
+        found = apart.generate(prompts, params, use_tqdm=False)
+        for one, other in zip(found, expected, strict=True):
+            assert [(o.text, o.token_ids, o.finish_reason) for o in one.outputs] == [
+                (o.text, o.token_ids, o.finish_reason) for o in other.outputs
+            ]
+        assert apart.client.idle and apart.stats.generation_tokens > 0
+        with pytest.raises(ConfigError, match="what this LLM computes with is in other processes"):
+            _ = apart.engine
+        engine = apart.client._engine
+        assert isinstance(engine, ProcessEngine)
+        os.kill(engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineDead):
+            apart.generate(prompts, params, use_tqdm=False)
+        assert apart.client.idle
+    finally:
+        apart.close()

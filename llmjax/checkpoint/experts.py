@@ -104,6 +104,13 @@ class ExpertStack:
             values[expert] = matrix.read(dtype)
         return values
 
+    def read_some(self, experts: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """`read` of these alone, [their number, out, in]; zeros for one that is below 0."""
+        values = aligned_empty((len(experts), *self.shape[1:]), dtype)
+        for place, expert in enumerate(experts):
+            values[place] = self.matrices[expert].read(dtype) if expert >= 0 else 0
+        return values
+
     def _warn(self, problem: str) -> None:
         logger.warning("tensor %r of type %s is dequantized: %s", self.name, self.type_name, problem)
 

@@ -97,13 +97,19 @@ def add_config_flags(parser: Parser, *classes: type, without: Collection[str] = 
         parser.foreign = {**parser.foreign, **settings}
 
 
-def configs_of(values: argparse.Namespace, *classes: type, model: str | None = None) -> Configs:
+def configs_of(
+    values: argparse.Namespace,
+    *classes: type,
+    model: str | None = None,
+    derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+) -> Configs:
     """The settings that flags, the file of ``--config`` and the defaults give.
 
     Args:
         values: what ``Parser.parse`` returned.
         classes: the settings classes whose flags were added, ``EngineConfig`` if none is named.
         model: the positional model, if the command has one and it was given.
+        derived: as in ``load_configs``.
 
     Raises:
         ConfigError: a value is wrong, or the model is given twice.
@@ -118,7 +124,7 @@ def configs_of(values: argparse.Namespace, *classes: type, model: str | None = N
         if given.get("model", model) != model:
             raise ConfigError(f"the model is given twice: {model} and --model {given['model']}")
         given["model"] = model
-    return load_configs(values.config, given)
+    return load_configs(values.config, given, derived=derived)
 
 
 def _add_setting(group: Any, setting: Setting) -> None:

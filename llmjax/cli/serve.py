@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
+from typing import Any
+
 from llmjax.cli.parser import Parser, add_config_flags, configs_of
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.config_file import Configs
+from llmjax.launcher import launched_settings
 
 
 def main(argv: list[str]) -> int:
@@ -39,4 +44,12 @@ def serve_parser(prog: str = "llmjax serve") -> Parser:
 def settings(parser: Parser, argv: list[str]) -> Configs:
     """What a command line comes to; see ``parse``."""
     values = parser.parse(argv)
-    return configs_of(values, EngineConfig, ServerConfig, model=values.positional_model)
+    return configs_of(values, EngineConfig, ServerConfig, model=values.positional_model, derived=_of_launcher)
+
+
+def _of_launcher(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What mpiexec or srun says, where one of them has started this process."""
+    found, line = launched_settings(given)
+    if line is not None:
+        print(f"llmjax: note: {line}", file=sys.stderr)
+    return found

@@ -46,7 +46,9 @@ def build_engine(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> E
         ConfigError: a setting does not fit the device, its memory or the model, or a rank another.
     """
     if config.node_rank:
-        raise ConfigError(f"node_rank {config.node_rank}: requests go to rank 0; start this one with llmjax serve")
+        raise ConfigError(
+            f"node_rank {config.node_rank}: requests go to rank 0; start this one with llmjax serve or LLM"
+        )
     local = LocalRanks(config) if config.multi_process else None
     if local is not None:
         config, share = local.config, local.share

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -48,6 +49,8 @@ def follow(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> NoRetur
         raise
     logger.info("rank 0 has ended")
     logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(0)  # threads may be inside XLA, and the other processes are ending, too
 
 

@@ -114,9 +114,9 @@ def load_model(
         open_checkpoint(path, overrides=config.hf_overrides, runner=config.runner_of_task, convert=config.conversion)
     )
     model_config = checkpoint.model_config(max_model_len=config.max_model_len)
-    division = Division(model_config, len(platform.devices))
-    if division.devices > 1 and config.num_experts_offload_per_rank:
-        raise ConfigError("num_experts_offload_per_rank: experts of a model that several devices divide stay on these")
+    division = Division(model_config, len(platform.devices), whole_experts=config.enable_expert_parallel)
+    if config.enable_expert_parallel and division.devices == 1:
+        logger.warning("enable_expert_parallel changes nothing: one device has all experts (see tensor_parallel_size)")
     programs = ProgramCache() if programs is None else programs
     whole, shapes = declare(model_config, platform, programs)
     graph = whole if division.devices == 1 else declare(division.local, platform, programs)[0]
@@ -138,7 +138,7 @@ def load_model(
     placer = Placer(
         platform,
         activations=platform.quantized_activations,
-        offloaded=_offloaded_experts(config, model_config),
+        offloaded=_offloaded_experts(config, division.local),
         packed=packed,
     )
     params: dict[str, jax.Array | QTensor | SplitStack] = {}
@@ -206,15 +206,15 @@ def _shown(weights: Sequence[T]) -> Iterable[T]:
 
 
 def _offloaded_experts(config: EngineConfig, model: ModelConfig) -> int:
-    """How many experts of each layer lie in the host's memory."""
+    """How many experts of each layer lie in the host's memory; ``model`` is that of a device."""
     halves = [layer.feed_forward for layer in model.layers]
     wanted = config.num_experts_offload_per_rank
-    there = min((half.count for half in halves if isinstance(half, Experts)), default=0)
+    there = min((half.stacked for half in halves if isinstance(half, Experts)), default=0)
     if wanted and wanted >= there:
         raise ConfigError(
             f"num_experts_offload_per_rank is {wanted}; "
             + (
-                f"the layers have {there} experts, one of which must stay on the device"
+                f"a device has {there} experts of each layer, one of which must stay there"
                 if there
                 else "the model has no experts"
             )

@@ -82,7 +82,7 @@ class PackedWeights:
                 files,
                 checkpoint.config,
                 (config.quantization, config.quantization_rules, config.num_experts_offload_per_rank),
-                (platform.weight_tile, len(platform.devices)),
+                (platform.weight_tile, len(platform.devices), config.enable_expert_parallel),
             )
         except (OSError, SourcesChanged, TypeError) as why:
             logger.debug("weights are packed at every start: %s", why)

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from llmjax.config import setting
 from llmjax.engine.inline import InlineEngine
 from llmjax.engine.request import EngineOutput, EngineRequest
+from llmjax.engine.waited import WaitedEngine
 from llmjax.errors import ConfigError
 from llmjax.sampling.params import SamplingParams
 from llmjax.tokenizer import Tokenizer
@@ -167,7 +168,7 @@ def text_tokens(tokenizer: Tokenizer, text: str) -> tuple[list[int], int | None]
     return tokenizer.encode(text, add_special_tokens=False, parse_special=False), bos
 
 
-def score_windows(engine: InlineEngine, windows: Sequence[Window]) -> Iterator[npt.NDArray[np.float64]]:
+def score_windows(engine: InlineEngine | WaitedEngine, windows: Sequence[Window]) -> Iterator[npt.NDArray[np.float64]]:
     """Log-probabilities f64 [scored] of each window's scored tokens, in the order in which windows finish.
 
     Only a few windows are in the engine at a time. The values are those of ``prompt_logprobs``: log-softmax in f32 of

@@ -91,6 +91,8 @@ class ForeignFlag:
             raise ConfigError(f"{source}: {self.setting} is a setting of `llmjax serve`")
         if self.key is not None:
             return Answer({self.setting: {self.key: _json(value)}})
+        if setting.kind is list and setting.separator and isinstance(value, list) and set(map(type, value)) == {str}:
+            value = setting.separator.join(value)
         if isinstance(value, str):
             checked = parse_text(setting, value, source=source)
         else:

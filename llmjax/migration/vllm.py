@@ -13,6 +13,7 @@ from llmjax.migration.rows import (
     VERIFICATION,
     accepted,
     alias,
+    means,
     ours,
     refused,
 )
@@ -91,7 +92,7 @@ LOADING = [
 ]
 
 PARALLELISM = [
-    *ours("--tensor-parallel-size --data-parallel-size --device-ids"),
+    *ours("--tensor-parallel-size --data-parallel-size --device-ids --enable-expert-parallel"),
     *alias("-tp", "tensor_parallel_size"),
     *alias("-dp", "data_parallel_size"),
     *refused("--pipeline-parallel-size -pp", PARALLEL, neutral="1"),
@@ -115,17 +116,13 @@ PARALLELISM = [
     *alias("--cpu-distributed-timeout-seconds", "distributed_timeout_seconds"),
     *accepted("--distributed-executor-backend", "one process drives all devices, or --multi-process", neutral="mp uni"),
     *accepted("--worker-use-ray|--engine-use-ray", "devices are driven by one process", takes=SWITCH),
-    *refused("--numa-bind", "use --numa NODE, which takes the cores and memory of one node", takes=SWITCH),
-    *refused("--numa-bind-nodes", "use --numa NODE", takes=VALUES),
+    *accepted("--numa-bind", "processes are bound to the nodes that --numa (--numa-bind-nodes) names", takes=SWITCH),
+    *alias("--numa-bind-nodes", "numa", takes=VALUES),
     *refused("--numa-bind-cpus", "use --cpu-list, for example 0-3,8", takes=VALUES),
     *refused("--decode-context-parallel-size -dcp|--prefill-context-parallel-size -pcp", PARALLEL, neutral="1"),
     *accepted("--dcp-comm-backend|--dcp-kv-cache-interleave-size|--cp-kv-cache-interleave-size", PARALLEL, neutral="1"),
     *accepted("--dcp-q-replicate|--enable-hc-sp|--enable-batch-sharded-sampling", PARALLEL, takes=SWITCH),
-    *accepted(
-        "--enable-expert-parallel -ep",
-        "with --tensor-parallel-size the experts' inner columns are divided",
-        takes=SWITCH,
-    ),
+    *means("-ep", "enable_expert_parallel", True, off=False),
     *accepted("--enable-ep-weight-filter|--enable-dbo|--enable-shm-tensor-arena|--enable-eplb", PARALLEL, takes=SWITCH),
     *accepted("--all2all-backend", KERNELS, neutral="allgather_reducescatter"),
     *accepted("--ubatch-size", PARALLEL, neutral="0"),

@@ -28,7 +28,7 @@ from llmjax.models import (
     ShortConvolution,
 )
 from llmjax.models.layers.layer import FeedForward, Mixer
-from llmjax.parallel.shares import NOTHING, HeadShares, Share, even_share, inner_share, of_entries
+from llmjax.parallel.shares import NOTHING, HeadShares, Share, even_share, inner_share, of_entries, spread_share
 
 LAYER = re.compile(r"\.layers\.(\d+)\.")
 UNDIVIDED = Mamba2 | ShortConvolution | LightningAttention
@@ -49,6 +49,7 @@ class Division:
     Attributes:
         config: of the whole model.
         devices: that divide it.
+        whole_experts: each device has some experts of a mixture, else a part of each one.
 
     Raises:
         ConfigError: the model cannot be divided, or not among so many.
@@ -56,8 +57,11 @@ class Division:
 
     config: ModelConfig
     devices: int
+    whole_experts: bool = False
 
     def __post_init__(self) -> None:
+        if self.whole_experts and not any(isinstance(layer.feed_forward, Experts) for layer in self.config.layers):
+            raise ConfigError("enable_expert_parallel: the model has no experts")
         if self.devices == 1:
             return
         mixers = [mixer for layer in self.config.layers for mixer in (layer.mixer, layer.beside) if mixer is not None]
@@ -102,6 +106,8 @@ class Division:
             match part:
                 case "vocab":
                     return Cut(axis, self._vocab)
+                case "experts" if self.whole_experts:
+                    return Cut(axis, spread_share(shape[axis], self.devices))
                 case "inner":
                     return Cut(axis, inner_share(shape[axis], self.devices))
                 case "heads" | "kv_heads":
@@ -162,12 +168,12 @@ class Division:
         match half:
             case GatedMLP() | MLP():
                 return replace(half, inner=inner)
-            case Experts(shared=None):
-                return replace(half, inner=inner)
             case Experts(shared=shared):
-                assert shared is not None
-                own = inner_share(shared.inner, self.devices).shape[1]
-                return replace(half, inner=inner, shared=replace(shared, inner=own))
+                if shared is not None:
+                    shared = replace(shared, inner=inner_share(shared.inner, self.devices).shape[1])
+                if self.whole_experts:
+                    return replace(half, held=spread_share(half.count, self.devices).shape[1], shared=shared)
+                return replace(half, inner=inner, shared=shared)
 
 
 def _count(mixer: Mixer) -> int:

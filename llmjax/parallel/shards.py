@@ -1,7 +1,8 @@
 """Parts of stored matrices: what one device has of them, cut before it is packed.
 
-A part is a matrix of its own: its rows are some of the whole's, or its columns are. So nothing that packs or multiplies
-knows that it is one. Where a share has NOTHING, weights are zeros.
+A part is a matrix of its own: its rows are some of the whole's, or its columns are; or it is a stack of some of the
+whole's matrices. So nothing that packs or multiplies knows that it is one. Where a share has NOTHING, weights are
+zeros.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def cut_source(source: RowSource | RowStack, cut: Cut, device: int) -> RowSource
     """
     stacked = isinstance(source, RowStack)
     form, entries = source.format, cut.entries[device]
+    if isinstance(source, RowStack) and cut.axis == 0:
+        return _some_matrices(source, entries)
     if cut.axis == int(stacked):  # rows
         if isinstance(source, RowStack):
             whole = source
@@ -56,12 +59,32 @@ def cut_source(source: RowSource | RowStack, cut: Cut, device: int) -> RowSource
     return SomeColumns(source, entries, own)
 
 
+def _some_matrices(stack: RowStack, entries: Entries) -> RowStack:
+    """Matrices of a stack, and such of zeros; all of them with an order of columns, if any in the stack has one."""
+    ordered = stack.columns is not None
+    rows, in_order = np.arange(stack.size_out), np.arange(stack.format.size_in)
+
+    def matrix(index: int) -> RowSource:
+        at = int(entries[index])
+        if at == NOTHING:
+            return SomeRows(stack.first, np.full_like(rows, NOTHING), in_order if ordered else None)
+        one = stack.matrix(at)
+        return SomeRows(one, rows, in_order) if ordered and one.columns is None else one
+
+    return RowStack(len(entries), matrix)
+
+
 @dataclass(frozen=True, eq=False)
 class SomeRows:
-    """Rows of a matrix as a `RowSource`."""
+    """Rows of a matrix as a `RowSource`.
+
+    Attributes:
+        order: see `RowSource.columns`; None: as the whole's.
+    """
 
     whole: RowSource
     entries: Entries
+    order: np.ndarray | None = None
 
     row_step = 1
 
@@ -72,8 +95,8 @@ class SomeRows:
 
     @property
     def columns(self) -> np.ndarray | None:
-        """As the whole's."""
-        return self.whole.columns
+        """See `RowSource`."""
+        return self.whole.columns if self.order is None else self.order
 
     @property
     def size_out(self) -> int:

@@ -31,6 +31,13 @@ def even_share(size: int, devices: int, *, unit: int = 1) -> Share:
     return np.where(share < size, share, NOTHING)
 
 
+def spread_share(size: int, devices: int) -> Share:
+    """Consecutive entries for each device, as many as for another or one more; programs find them by ``own_range``."""
+    starts = np.arange(devices + 1) * size // devices
+    share = starts[:-1, None] + np.arange(-(-size // devices))
+    return np.where(share < starts[1:, None], share, NOTHING)
+
+
 def inner_share(size: int, devices: int) -> Share:
     """`even_share` of inner columns, by the largest of UNITS that wastes little, so that groups of them stay whole."""
     least = -(-size // devices)

@@ -57,5 +57,11 @@ class Experts:
     latent: int | None = None  # entries of what experts are given and return; None: those of the residual stream
     own_norms: RMS | None = None  # before and behind the experts and the shared expert, and before the router, each its
     # own; experts have a factor of their shares then too
+    held: int | None = None  # where several devices divide them: experts that each has at most; None: it has all
 
     name: ClassVar[str] = "mlp"
+
+    @property
+    def stacked(self) -> int:
+        """Experts in the stacks of a device."""
+        return self.count if self.held is None else self.held

@@ -13,7 +13,7 @@ from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.norm import Norm, rms_norm
 from llmjax.kernels.offloading import experts_anywhere
 from llmjax.kernels.registry import Implementation, Operation
-from llmjax.kernels.sharding import own_number, parts
+from llmjax.kernels.sharding import own_number, own_range, parts
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import AS_GATE, Experts
@@ -38,7 +38,7 @@ class ExpertsModule(nnx.Module):
 
     # Positional: x, module, before, after, context. Static: residual.
     half: ClassVar[Operation] = Operation("mixture of experts", (Implementation("in steps", fed_forward),))
-    divided: ClassVar[str] = "inner"  # the columns of each expert's ``down_proj``
+    divided: ClassVar[str] = "inner"  # the columns of each expert's ``down_proj``, or whole experts
     last_bias: ClassVar[None] = None
 
     def __init__(self, spec: Experts, size: int, *, dtype: jnp.dtype) -> None:
@@ -76,6 +76,7 @@ class ExpertsModule(nnx.Module):
             given = (given[:, None] * shares[..., None]).astype(n.dtype).reshape(-1, given.shape[1])
             chosen = chosen.reshape(-1, 1)
             shares = jnp.repeat(real, self.spec.per_token)[:, None].astype(jnp.float32)
+        chosen, shares = self._own(chosen, shares)
         activation = self.spec.activation if self.spec.gated else AS_GATE[self.spec.activation]
         out = experts_anywhere(given, chosen, shares, self.experts.weights, activation=activation)
         if self.spec.scaled_inputs:
@@ -94,6 +95,14 @@ class ExpertsModule(nnx.Module):
     def partial(self, n: jax.Array, context: Context) -> jax.Array:
         """`__call__`, which is linear in the last products."""
         return self(n, context)
+
+    def _own(self, chosen: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The choices by their places in this device's stacks; those of other devices' experts have no share."""
+        if self.spec.held is None:
+            return chosen, shares
+        first, last = own_range("experts", self.spec.count)
+        here = (first <= chosen) & (chosen < last)
+        return jnp.where(here, chosen - first, 0), jnp.where(here, shares, 0)
 
     def route(self, n: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The experts of each token, i32 [T, K], best first, and their shares, f32 [T, K].
@@ -150,6 +159,7 @@ class Stacks(nnx.Module):
     """The experts of a layer, stacked; checkpoints hold them one by one or stacked."""
 
     def __init__(self, size: int, spec: Experts, *, dtype: jnp.dtype) -> None:
+        self.held = spec.held
         gate = Stack(spec, size, spec.inner, dtype=dtype, axes=("inner", "hidden")) if spec.gated else None
         self.gate_proj = gate
         self.up_proj = Stack(spec, size, spec.inner, dtype=dtype, axes=("inner", "hidden"))
@@ -159,18 +169,18 @@ class Stacks(nnx.Module):
     def weights(self) -> ExpertWeights:
         """As kernels take them: what has no gate is its own, see AS_GATE."""
         down, up = self.down_proj.projection, self.up_proj.projection
-        if parts("inner") > 1 and down.bias is not None:  # one device brings it to the sum
+        if self.held is None and parts("inner") > 1 and down.bias is not None:  # one device brings it to the sum
             down = Projection(down.weight, jnp.where(own_number("inner") == 0, down.bias, 0))
         return ExpertWeights(up if self.gate_proj is None else self.gate_proj.projection, up, down)
 
 
 class Stack(nnx.Module):
-    """A weight [count, out, in], and maybe a bias [count, out]; ``axes``: names of the last two."""
+    """A weight [E, out, in], and maybe a bias [E, out]; ``axes``: names of the last two."""
 
     def __init__(self, spec: Experts, size_in: int, size_out: int, *, dtype: jnp.dtype, axes: tuple[str, str]) -> None:
-        self.weight = parameter((spec.count, size_out, size_in), dtype, axes=("experts", *axes))
-        of_bias = ("experts", axes[0])
-        self.bias = parameter((spec.count, size_out), jnp.float32, axes=of_bias, plain=True) if spec.bias else None
+        count, of_bias = spec.stacked, ("experts", axes[0])
+        self.weight = parameter((count, size_out, size_in), dtype, axes=("experts", *axes))
+        self.bias = parameter((count, size_out), jnp.float32, axes=of_bias, plain=True) if spec.bias else None
 
     @property
     def projection(self) -> Projection:

@@ -1,9 +1,10 @@
-"""Engines on one and on several devices; run as a module by test_tensor_parallel.py and test_ranks.py, since a process
-has one number of devices.
+"""Engines on one and on several devices; run as a module by test_tensor_parallel.py, test_expert_parallel.py and
+test_ranks.py, since a process has one number of devices.
 
     python -m tests.engine.on_devices CASE…
 
-A case is JSON: a model, numbers of devices, settings. Prints for each what an engine on each number of them generates,
+A case is JSON: a model, numbers of devices, settings, among them ``launched`` where the process may be one of several
+that a launcher has started. Prints for each what an engine on each number of them generates,
 as JSON.
 """
 
@@ -11,13 +12,17 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from llmjax import LLM, SamplingParams
+from llmjax.launcher import launched
 
 PROMPTS = [[1, 5, 9, 2, 7, 3, 8, 4, 6, 11, 1, 5, 9, 2, 7, 3, 8, 4], [3, 2, 1]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -52,8 +57,18 @@ OPTIONS = {
 }
 
 
+def found_on_devices(cases: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """What a process finds in cases, by their names."""
+    command = [sys.executable, "-m", "tests.engine.on_devices", *map(json.dumps, cases.values())]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, timeout=550)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(zip(cases, json.loads(done.stdout), strict=True))
+
+
 def generated(model: str, devices: int, settings: dict[str, Any]) -> dict[str, Any]:
-    llm = LLM(model, **{**OPTIONS, **settings}, tensor_parallel_size=devices)
+    options = {**OPTIONS, **settings, "tensor_parallel_size": devices}
+    llm = LLM(model, **(launched(**options) if options.pop("launched", False) else options))
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     # The greedy ones once more: their prefixes are found in the cache.
     outputs = [llm.generate(prompts, params) for params in (GREEDY, EVERYTHING, GREEDY)]
@@ -89,7 +104,7 @@ def generated(model: str, devices: int, settings: dict[str, Any]) -> dict[str, A
 def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     cases = [json.loads(case) for case in sys.argv[1:]]
-    if not any({"nnodes", "multi_process"} & case.get("settings", {}).keys() for case in cases):
+    if not any({"nnodes", "multi_process", "launched"} & case.get("settings", {}).keys() for case in cases):
         jax.config.update("jax_num_cpu_devices", 4)
     found = []
     for case in cases:

@@ -133,6 +133,18 @@ async def test_tokens_are_those_of_one_engine_and_counts_say_which_had_them(engi
     client_of(engine).loggers.remove(recorder)
 
 
+@pytest.mark.slow
+def test_offline(config: EngineConfig, offline: LLM) -> None:
+    llm = LLM.from_config(config)
+    try:
+        prompts: Any = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (5, 9, 4, 70, 30)]
+        expected = offline.generate(prompts, SHORT, use_tqdm=False)
+        found = llm.generate(prompts, SHORT, use_tqdm=False)
+        assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
+    finally:
+        llm.close()
+
+
 async def test_questions_are_answered_for_both(engine: AsyncLLM, offline: LLM) -> None:
     one = offline.kv_stats()
     assert engine.kv_stats().total == 2 * one.total

@@ -58,7 +58,7 @@ def test_stacks_are_divided_as_they_are_read(quantization: str | None) -> None:
 
 def test_wrong_numbers(engine_of: Callable[..., LLM]) -> None:
     with pytest.raises(
-        ConfigError, match=rf"per_rank is {EXPERTS}; the layers have {EXPERTS} experts, one of which must"
+        ConfigError, match=rf"per_rank is {EXPERTS}; a device has {EXPERTS} experts of each layer, one of which"
     ):
         engine_of("qwen3-moe", num_experts_offload_per_rank=EXPERTS)
     with pytest.raises(ConfigError, match="num_experts_offload_per_rank is 1; the model has no experts"):

@@ -22,7 +22,7 @@ from llmjax import LLM, AsyncLLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine.process import ProcessEngine
 from llmjax.engine.stats import HostTime, RequestStats, StepStats
-from llmjax.errors import CheckpointError, ConfigError, EngineDead
+from llmjax.errors import CheckpointError, EngineDead
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
 
@@ -281,8 +281,3 @@ def test_it_does_not_outlive_its_parent(config: EngineConfig) -> None:
     while alive(pid):
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-def test_offline_generation_has_no_process(config: EngineConfig) -> None:
-    with pytest.raises(ConfigError, match="engine_process is for servers"):
-        LLM.from_config(config)

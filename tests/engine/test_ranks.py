@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +17,8 @@ import pytest
 
 from benchmarks.random_model import Shape, write_random_model
 from llmjax import LLM
+from llmjax.config import EngineConfig
+from llmjax.engine.build import build_engine
 from llmjax.engine.group import free_port
 from llmjax.errors import ConfigError
 from tests.engine.on_devices import OPTIONS
@@ -45,14 +49,29 @@ def generated(model: str, devices: int, **settings: Any) -> dict[str, Any]:
     return dict(found)
 
 
+def told(number: int, count: int, *, here: tuple[int, int]) -> dict[str, str]:
+    """What Hydra tells a rank; ``here``: which it is of how many on its machine."""
+    values = {"PMI_RANK": number, "PMI_SIZE": count, "MPI_LOCALRANKID": here[0], "MPI_LOCALNRANKS": here[1]}
+    return {name: str(value) for name, value in values.items()}
+
+
 @contextmanager
-def rank(number: int, model: str, devices: int, **settings: Any) -> Iterator[subprocess.Popen[str]]:
-    """``llmjax serve`` with a rank that does not serve."""
-    command = [sys.executable, "-m", "serve", "--model", model, "--node-rank", str(number)]
+def rank(
+    number: int, model: str, devices: int, *, environment: dict[str, str] | None = None, **settings: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """``llmjax serve`` with a rank that does not serve.
+
+    Args:
+        environment: that says which rank it is; None: a flag does.
+    """
+    command = [sys.executable, "-m", "serve", "--model", model]
+    if environment is None:
+        command += ["--node-rank", str(number)]
     options = OPTIONS | {"quantization": "q80", "tensor_parallel_size": devices} | settings
     for name, value in options.items():
         command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    surroundings = os.environ | (environment or {})
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=surroundings)
     try:
         yield process
     finally:
@@ -70,15 +89,16 @@ def check(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 def test_two_processes_of_two_devices(model: str, expected: dict[str, Any]) -> None:
     settings: dict[str, Any] = {
-        "nnodes": 2,
+        "master_addr": "127.0.0.1",
         "master_port": free_port("127.0.0.1"),
         "master_secret": "word",
         "distributed_timeout_seconds": 200,
     }
-    with rank(1, model, 4, **settings) as other:
-        check(generated(model, 4, **settings), expected)
+    with rank(1, model, 4, environment=told(1, 2, here=(0, 1)), **settings) as other:
+        check(generated(model, 4, nnodes=2, **settings), expected)
         _, said = other.communicate(timeout=SECONDS)
         assert other.returncode == 0 and "rank 0 has ended" in said
+        assert "MPICH or Intel MPI has started this as rank 1 of 2; rank 0 is at 127.0.0.1" in said
 
 
 @pytest.mark.slow
@@ -97,5 +117,52 @@ def test_other_settings_are_one_line_on_every_rank(model: str) -> None:
 
 
 def test_requests_go_to_rank_0(model: str) -> None:
-    with pytest.raises(ConfigError, match=r"^node_rank 1: requests go to rank 0; start this one with llmjax serve$"):
-        LLM(model, nnodes=2, node_rank=1, tensor_parallel_size=2)
+    config = EngineConfig(model=model, nnodes=2, node_rank=1, tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"^node_rank 1: requests go to rank 0; start this one with llmjax serve or"):
+        build_engine(config)
+
+
+def program_of(model: str) -> list[str]:
+    """A program for all ranks that a launcher starts."""
+    settings = {"quantization": "q80", "launched": True, "master_port": free_port("127.0.0.1"), "threads": 1}
+    case = json.dumps({"model": model, "devices": [2], "settings": settings})
+    return [sys.executable, "-m", "tests.engine.on_devices", case]
+
+
+@pytest.mark.slow
+def test_ranks_find_in_their_environments_which_they_are(model: str, expected: dict[str, Any]) -> None:
+    command, processes = program_of(model), []
+    try:
+        for number in range(2):
+            environment = os.environ | told(number, 2, here=(number, 2))
+            processes.append(
+                subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+                )
+            )
+        (first, errors), (second, more) = [process.communicate(timeout=SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0], errors + more
+    ((found,),) = json.loads(first.splitlines()[-1])
+    check(found, expected)
+    assert "tokens" not in second  # it has not come so far
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="there is no mpiexec")
+def test_mpiexec(model: str, expected: dict[str, Any]) -> None:
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # as in containers
+    done = subprocess.run(
+        ["mpiexec", "-n", "2", *program_of(model)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | allowed,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    ((found,),) = json.loads(done.stdout.splitlines()[-1])
+    check(found, expected)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +12,9 @@ import pytest
 from benchmarks.random_model import MoEShape, Shape, write_random_model
 from llmjax import LLM, quantize
 from llmjax.errors import ConfigError
+from tests.engine.on_devices import found_on_devices
 
-ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests" / "models" / "golden" / "llama"
+GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
 CASES = ("q4_k_m, 3 keys, int8 cache", "gptq, 8 keys", "q4_k experts", "drafts")
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
@@ -32,7 +29,7 @@ def on_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     quantize(str(folder / "three"), folder / "three.gguf", scheme="q4_k_m", skip_tokenizer_init=True)
     gptq: dict[str, Any] = {"scheme": "int4", "format": "gptq", "group_size": 64, "skip_tokenizer_init": True}
     quantize(str(folder / "eight"), folder / "gptq", **gptq)
-    cases = (
+    cases: tuple[dict[str, Any], ...] = (
         {"model": str(folder / "three.gguf"), "devices": [1, 2], "settings": {"kv_cache_dtype": "int8"}},
         {"model": str(folder / "gptq"), "devices": [1, 3]},
         {"model": str(folder / "experts"), "devices": [1, 4], "settings": {"quantization": "q4k"}},
@@ -42,10 +39,7 @@ def on_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "settings": {"speculative_config": NGRAM, "kv_offloading_size": 0.01},
         },
     )
-    command = [sys.executable, "-m", "tests.engine.on_devices", *map(json.dumps, cases)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=550)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(zip(CASES, json.loads(done.stdout), strict=True))
+    return found_on_devices(dict(zip(CASES, cases, strict=True)))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -15,15 +15,19 @@ from llmjax.parallel.division import Division
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 FAMILIES = ("llama-bias", "qwen2-moe", "deepseek-v2", "qwen3-next", "qwen3_5", "mpt", "stablelm-2-12b", "gpt-bigcode")
 
+MIXTURES = ("qwen2-moe", "deepseek-v2", "mixtral", "gpt-oss")
+
 
 def config_of(name: str) -> ModelConfig:
     return model_config(json.loads((GOLDEN / name / "config.json").read_text()))
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_parts_of_parameters_are_those_of_a_devices_model(name: str, devices: int) -> None:
-    division = Division(config_of(name), devices)
+@pytest.mark.parametrize(
+    ("name", "whole_experts"), [*((name, False) for name in FAMILIES), *((name, True) for name in MIXTURES)]
+)
+def test_parts_of_parameters_are_those_of_a_devices_model(name: str, whole_experts: bool, devices: int) -> None:
+    division = Division(config_of(name), devices, whole_experts=whole_experts)
     graph, whole = abstract_model(division.config, dtype=jnp.float32, activation_dtype=jnp.float32)
     _, local = abstract_model(division.local, dtype=jnp.float32, activation_dtype=jnp.float32)
     for parameter, axes in zip(graph.names, graph.axes, strict=True):
@@ -46,6 +50,15 @@ def test_sizes_of_a_devices_model() -> None:
     assert isinstance(mixer, Attention) and isinstance(half, Experts)
     assert (mixer.heads, mixer.kv_heads, half.count) == (2, 1, 6)
     assert local.vocab_size == config_of("qwen2-moe").vocab_size // 2
+
+
+def test_whole_experts_of_a_device() -> None:
+    config = config_of("qwen2-moe")
+    half = Division(config, 4, whole_experts=True).local.layers[0].feed_forward
+    whole = config.layers[0].feed_forward
+    assert isinstance(half, Experts) and isinstance(whole, Experts) and half.shared is not None
+    assert (half.count, half.stacked, half.inner) == (6, 2, whole.inner)
+    assert whole.shared is not None and half.shared.inner < whole.shared.inner  # which all devices share
 
 
 @pytest.mark.parametrize(

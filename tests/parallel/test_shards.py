@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llmjax.kernels.qtensor import Codes, RowFormat
 from llmjax.parallel.division import Cut
 from llmjax.parallel.shards import cut_array, cut_source, format_of_columns
-from llmjax.parallel.shares import NOTHING, HeadShares, even_share, inner_share, of_entries
+from llmjax.parallel.shares import NOTHING, HeadShares, even_share, inner_share, of_entries, spread_share
 from llmjax.weights.packing import RowStack
 from llmjax.weights.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
 
@@ -138,3 +138,25 @@ def test_each_matrix_of_a_stack_is_cut() -> None:
     for cut in (Cut(1, even_share(8, 3)), Cut(2, inner_share(192, 3))):
         part = cut_source(stack, cut, 1)
         assert np.array_equal(weights(part), cut_array(weights(stack), cut, 1))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_some_matrices_of_a_stack(name: str) -> None:
+    matrices = [matrix(name, 20), replace(matrix(name, 20), row_step=1)]
+    stack = RowStack(2, matrices.__getitem__)
+    cut = Cut(0, spread_share(2, 3))
+    for device in range(3):
+        part = cut_source(stack, cut, device)
+        assert isinstance(part, RowStack) and part.columns is None
+        assert np.array_equal(weights(part), cut_array(weights(stack), cut, device))
+
+
+def test_matrices_in_orders_of_their_own_are_so_on_all_devices() -> None:
+    order = np.random.default_rng(0).permutation(256)
+    matrices = [matrix("gptq", 8), matrix("gptq", 8, columns=order), matrix("gptq", 8)]
+    stack = RowStack(3, matrices.__getitem__)
+    cut, in_order = Cut(0, spread_share(3, 4)), np.arange(256)
+    for device, expected in enumerate((in_order, in_order, order, in_order)):
+        part = cut_source(stack, cut, device)
+        assert part is not None and part.columns is not None and np.array_equal(part.columns, expected[None])
+        assert np.array_equal(weights(part), cut_array(weights(stack), cut, device))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AbstractMesh
 
-from llmjax.parallel.shares import NOTHING, UNITS, HeadShares, even_share, inner_share, of_entries
+from llmjax.kernels.sharding import Sharding, own_range, sharded
+from llmjax.parallel.shares import NOTHING, UNITS, HeadShares, even_share, inner_share, of_entries, spread_share
 
 DEVICES = st.integers(1, 9)
 
@@ -19,6 +23,19 @@ def test_every_unit_is_one_devices(size: int, devices: int, unit: int) -> None:
     assert share.shape[1] % unit == 0 and share.size - size < devices * unit
     starts = share[:, ::unit]
     assert (starts[starts != NOTHING] % unit == 0).all()
+
+
+@given(size=st.integers(1, 300), devices=DEVICES)
+def test_spread_as_a_program_counts(size: int, devices: int) -> None:
+    share = spread_share(size, devices)
+    assert share[share != NOTHING].tolist() == list(range(size))
+    counts = (share != NOTHING).sum(axis=1)
+    assert counts.max() == share.shape[1] and counts.max() - counts.min() <= 1
+    mesh = AbstractMesh((devices,), ("tensor",))
+    for device, row in enumerate(share):
+        with patch("jax.lax.axis_index", lambda axis, device=device: device), sharded(Sharding(mesh)):
+            first, last = own_range("experts", size)
+        assert list(range(first, last)) == row[row != NOTHING].tolist()
 
 
 @given(size=st.integers(1, 30000), devices=DEVICES)
