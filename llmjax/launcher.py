@@ -246,7 +246,7 @@ def first_host(nodes: str) -> str:
     """The first of a list of hosts as Slurm writes it: ``node[007-009,12]-a,other``.
 
     Raises:
-        ConfigError: it is no such list.
+        ConfigError: it is not a list of hosts.
     """
     match = re.fullmatch(r"([^][,\s]*)(?:\[(\d+)[^][\s]*\]([^][,\s]*))?(?:,\S*)?", nodes, re.ASCII)
     host = "" if match is None else "".join(part or "" for part in match.groups())
