@@ -14,6 +14,7 @@ from llmjax import models
 from llmjax.checkpoint.experts import with_stacked_experts
 from llmjax.checkpoint.files import read_object
 from llmjax.checkpoint.formats.registry import plain_tensors, stored_method
+from llmjax.checkpoint.gguf.encoders import sentence_modules
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.model import hf_config, hf_generation_config, hf_joined_tensors, hf_tensors
 from llmjax.checkpoint.label_rows import LABELS, LabelRows
@@ -138,18 +139,33 @@ def open_checkpoint(
         logger.warning("%s is read as %s, as hf_overrides has it", path, (overrides or {})["architectures"])
     if path.is_dir():
         return _open_folder(path, overrides or {}, runner=runner, convert=convert)
-    if convert is not None or runner == "pooling":
-        raise CheckpointError(f"{path}: vectors of texts are made of folders alone, not of GGUF files yet")
-    return _open_gguf(path, overrides or {})
+    return _open_gguf(path, overrides or {}, runner=runner, convert=convert)
 
 
-def _open_gguf(path: Path, overrides: Mapping[str, Any]) -> Checkpoint:
+def _open_gguf(path: Path, overrides: Mapping[str, Any], *, runner: Runner, convert: Conversion | None) -> Checkpoint:
     gguf = GGUFFile.open(path)
     config = hf_config(gguf)
     stacked = with_stacked_experts(hf_tensors(gguf, config), path)
     tensors = _with_unit_head(stacked | hf_joined_tensors(gguf, config), config)
     config = {**config, **overrides}
-    return Checkpoint(path, config, hf_generation_config(gguf), MappingProxyType(tensors), gguf, "gguf")
+    modules = sentence_modules(gguf) if runner != "generate" and convert != "classify" else None
+    if convert is None and (modules is not None or (runner == "pooling" and not models.makes_vectors(config))):
+        convert = "embed"
+    pools = models.makes_vectors(config, convert=convert)
+    if pools and runner == "generate":
+        raise CheckpointError(f"{path}: {_named(config)} does not generate text; leave runner and task at auto")
+    if pools and convert == "embed":
+        tensors = {name: tensor for name, tensor in tensors.items() if name != HEAD}
+    return Checkpoint(
+        path,
+        config,
+        hf_generation_config(gguf),
+        MappingProxyType(tensors),
+        gguf,
+        "gguf",
+        convert=convert,
+        modules=modules if pools else None,
+    )
 
 
 def _open_folder(path: Path, overrides: Mapping[str, Any], *, runner: Runner, convert: Conversion | None) -> Checkpoint:

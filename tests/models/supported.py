@@ -13,7 +13,7 @@ from gguf import MODEL_ARCH_NAMES
 
 from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
 from llmjax.models.registry import FAMILIES
-from tests.checkpoint.gguf import test_families
+from tests.checkpoint.gguf import test_encoders, test_families
 from tests.engine import test_pooling
 from tests.models import test_golden, test_sharding
 
@@ -154,13 +154,14 @@ def _lines() -> Iterator[str]:
     compared = architectures([*test_golden.CHECKPOINTS, *test_golden.MORE, *test_golden.VARIANTS])
     compared |= architectures(test_pooling.ENCODERS, POOLED)
     conversions = test_families.CONVERSIONS | test_families.WITH_FACTORS
-    converted = architectures(conversions)
+    encoders = {name: found for name, found in test_encoders.CONVERSIONS.items() if name in test_pooling.ENCODERS}
+    converted = architectures(conversions) | architectures(encoders, POOLED)
     shared = architectures(dict.fromkeys([*test_sharding.CHECKPOINTS, *test_sharding.UNEVEN]))
     named: dict[str, list[str]] = {}
     for name, architecture in ARCHITECTURES.items():
         named.setdefault(architecture.hf_class, []).append(name)
     for name, checkpoints in converted.items():  # some of llama.cpp's names stand for several architectures
-        own = [MODEL_ARCH_NAMES[conversions[checkpoint].arch] for checkpoint in checkpoints]
+        own = [MODEL_ARCH_NAMES[{**conversions, **encoders}[checkpoint].arch] for checkpoint in checkpoints]
         named[name] = list(dict.fromkeys([*named.get(name, ()), *own]))
     yield INTRODUCTION
     for name in sorted(FAMILIES, key=str.lower):

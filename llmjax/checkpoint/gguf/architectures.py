@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmjax.checkpoint.gguf import latent, recurrent
+from llmjax.checkpoint.gguf import encoders, latent, recurrent
 from llmjax.checkpoint.gguf.changes import Change
 from llmjax.checkpoint.gguf.experts import deepseek_experts, mixtral_experts, qwen_experts, same_experts
 from llmjax.checkpoint.gguf.file import GGUFFile, GGUFTensor
@@ -420,7 +420,12 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             layer_tensors=LLAMA_LAYER,
             bias_keys=False,
         ),
-        "qwen3": Architecture(hf_class="Qwen3ForCausalLM", model_type="qwen3", layer_tensors=LLAMA_LAYER | HEAD_NORMS),
+        "qwen3": Architecture(
+            hf_class="Qwen3ForCausalLM",
+            model_type="qwen3",
+            layer_tensors=LLAMA_LAYER | HEAD_NORMS,
+            specialize=encoders.qwen3,
+        ),
         "qwen2moe": Architecture(
             hf_class="Qwen2MoeForCausalLM",
             model_type="qwen2_moe",
@@ -829,6 +834,32 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             mixed=True,
             changes=recurrent.SHORT_CONVOLUTION_CHANGES,
             specialize=recurrent.lfm2moe,
+        ),
+        "bert": Architecture(
+            hf_class="BertModel",
+            model_type="bert",
+            layer_tensors=encoders.BERT_LAYER,
+            bias_keys=False,
+            eps=(_LAYER_NORM, "layer_norm_eps"),
+            activation=("hidden_act", "gelu"),
+            specialize=encoders.bert,
+        ),
+        "nomic-bert": Architecture(
+            hf_class="NomicBertModel",
+            model_type="nomic_bert",
+            layer_tensors=encoders.BERT_LAYER,
+            bias_keys=False,
+            eps=(_LAYER_NORM, "layer_norm_eps"),
+            specialize=encoders.nomic_bert,
+        ),
+        "modern-bert": Architecture(
+            hf_class="ModernBertModel",
+            model_type="modernbert",
+            layer_tensors=LLAMA_LAYER,
+            fused_gate=True,
+            eps=(_LAYER_NORM, "norm_eps"),
+            activation=("hidden_activation", "gelu"),
+            specialize=encoders.modern_bert,
         ),
     }
 )

@@ -12,7 +12,7 @@ from llmjax.errors import CheckpointError
 
 LARGEST = float(np.finfo(np.float32).max)
 
-HARMLESS = frozenset({"tensor_data_layout", "rope.scaling.finetuned", "attention.layer_norm_epsilon"})
+HARMLESS = frozenset({"pooling_type", "tensor_data_layout", "rope.scaling.finetuned", "attention.layer_norm_epsilon"})
 """Keys that a decoder with RMS norms need not know."""
 
 HARMLESS_PREFIXES = ("vision.", "mm.")  # image encoders packed into the same file; their tensors stay unused
@@ -23,7 +23,6 @@ ONLY = {
     "attention.clamp_kqv": 0,
     "expert_count": 0,
     "expert_used_count": 0,
-    "pooling_type": 0,
     "rope.scaling.yarn_log_multiplier": 0,
     "use_parallel_residual": False,
 }

@@ -14,6 +14,7 @@ GLOBAL_TENSORS = MappingProxyType(
         "token_embd": "model.embed_tokens",
         "token_embd_norm": "model.embed_norm",
         "position_embd": "model.embed_positions",
+        "token_types": "model.embed_types",
         "output_norm": "model.norm",
         "output": "lm_head",
     },

@@ -1,0 +1,93 @@
+"""Models of embeddings in GGUF files: what config.json says about encoders, and how hidden states become vectors.
+
+Source: llama.cpp's converters of BERT, RoBERTa, nomic-bert, ModernBERT and Qwen3-Reranker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from llmjax.checkpoint.gguf.file import GGUFFile
+from llmjax.checkpoint.gguf.keys import ArchitectureKeys
+from llmjax.checkpoint.gguf.names import FUSED_QKV, LLAMA_LAYER
+from llmjax.checkpoint.sentence_transformers import SentenceModules
+from llmjax.errors import CheckpointError
+from llmjax.models.layers.pooling import PoolingKind
+
+POOLING = "pooling_type"
+KINDS: Mapping[int, PoolingKind] = MappingProxyType({1: "mean", 2: "cls", 3: "last"})
+UNSAID, RANK = 0, 4
+YES_AND_NO = "cls.output.weight"
+BERT_LAYER = MappingProxyType(
+    {
+        **{stem: module for stem, module in LLAMA_LAYER.items() if stem not in ("attn_norm", "ffn_norm")},
+        "attn_output_norm": "input_layernorm",
+        "layer_output_norm": "post_attention_layernorm",
+    }
+)
+"""Norms stand behind the residual sums."""
+
+
+def bert(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """BERT, and RoBERTa without the rows of positions that it does not use."""
+    _encoder(keys)
+    positions = gguf.tensors.get("position_embd.weight")
+    if positions is None:
+        raise CheckpointError(f"{gguf.path}: tensor 'position_embd.weight' is missing")
+    return {"max_position_embeddings": positions.shape[0], **_segments(gguf)}
+
+
+def nomic_bert(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """nomic-bert, with rotary positions and a gate."""
+    _encoder(keys)
+    if f"blk.0.{FUSED_QKV}.bias" in gguf.tensors:
+        raise CheckpointError(f"{gguf.path}: tensor 'blk.0.{FUSED_QKV}.bias' is not supported with 'nomic-bert'")
+    return {"rotary_emb_base": config["rope_theta"], **_segments(gguf)}
+
+
+def modern_bert(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """ModernBERT, with windows in most layers."""
+    _encoder(keys)
+    return {
+        "local_attention": keys.integer("attention.sliding_window"),
+        "global_attn_every_n_layers": keys.integer("attention.sliding_window_pattern", 3),
+        "global_rope_theta": config["rope_theta"],
+        "local_rope_theta": keys.number("rope.freq_base_swa", 10_000.0),
+    }
+
+
+def qwen3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Qwen3-Reranker, whose rows for yes and no are those of the embedding."""
+    if keys.value(POOLING, UNSAID) != RANK or YES_AND_NO not in gguf.tensors:
+        return {}
+    keys.value("classifier.output_labels", ["yes", "no"])
+    return {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
+
+
+def sentence_modules(gguf: GGUFFile) -> SentenceModules | None:
+    """How a file says that hidden states become vectors; None: it does not.
+
+    Raises:
+        CheckpointError: a kind of pooling that is not supported.
+    """
+    keys = ArchitectureKeys(gguf)
+    value = keys.value(POOLING, UNSAID)
+    if value in (UNSAID, RANK):
+        return None
+    if value not in KINDS:
+        keys.fail(POOLING, f"is {value!r}; supported are {', '.join(map(str, KINDS))}")
+    return SentenceModules(kind=KINDS[value], normalize=True)
+
+
+def _encoder(keys: ArchitectureKeys) -> None:
+    if keys.value("attention.causal", False) is not False:
+        keys.fail("attention.causal", "is not false")
+    if keys.value(POOLING, UNSAID) == RANK:
+        keys.fail(POOLING, "is that of a reranker, which is not read from GGUF files yet")
+
+
+def _segments(gguf: GGUFFile) -> dict[str, Any]:
+    types = gguf.tensors.get("token_types.weight")
+    return {"type_vocab_size": 0 if types is None else types.shape[0]}

@@ -1,0 +1,178 @@
+"""Models of embeddings written as GGUF the way llama.cpp's converters do, with the names that the gguf package has for
+their architectures, are the same models; and what they make is what Hugging Face's make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from llmjax import LLM, PoolingParams
+from llmjax.checkpoint import Checkpoint, open_checkpoint
+from llmjax.checkpoint.gguf.encoders import BERT_LAYER
+from llmjax.checkpoint.gguf.names import GLOBAL_TENSORS, HEAD_NORMS, LLAMA_LAYER
+from llmjax.errors import CheckpointError
+from tests.checkpoint.gguf.test_families import comparable, like_llama
+from tests.checkpoint.gguf.test_model import write
+
+POOLED = Path(__file__).parents[2] / "engine" / "golden" / "pooling"
+F32 = np.dtype(np.float32)
+MEAN, CLS, LAST, RANK = 1, 2, 3, 4
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Attributes: `fused`: by stem, the stems whose rows are stored together; `layer`: model's modules by stem."""
+
+    arch: gguf.MODEL_ARCH
+    keys: Callable[[Config], dict[str, Any]]
+    pooling: int
+    layer: Mapping[str, str] = field(default_factory=lambda: BERT_LAYER)
+    fused: Mapping[str, tuple[str, ...]] | None = None
+
+
+def bert(config: Config) -> dict[str, Any]:
+    return {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.layer_norm_epsilon": config.get("layer_norm_eps", config.get("norm_eps", 1e-12)),
+        "attention.causal": False,
+    }
+
+
+def nomic_bert(config: Config) -> dict[str, Any]:
+    return bert(config) | {"rope.freq_base": 1000.0}
+
+
+def modern_bert(config: Config) -> dict[str, Any]:
+    return bert(config) | {
+        "attention.sliding_window": config["local_attention"],
+        "attention.sliding_window_pattern": 2,
+        "rope.freq_base": 160_000.0,
+        "rope.freq_base_swa": 10_000.0,
+        "rope.scaling.type": "none",
+        "vocab_size": config["vocab_size"],
+    }
+
+
+def qwen3(config: Config) -> dict[str, Any]:
+    return like_llama({"rms_norm_eps": 1e-6, **config, "rope_theta": 1e6})
+
+
+QKV = {"attn_qkv": ("attn_q", "attn_k", "attn_v")}
+CONVERSIONS = {
+    "bert": Conversion(gguf.MODEL_ARCH.BERT, bert, MEAN),
+    "nomic-bert": Conversion(gguf.MODEL_ARCH.NOMIC_BERT, nomic_bert, MEAN, fused=QKV),
+    "modernbert": Conversion(
+        gguf.MODEL_ARCH.MODERN_BERT, modern_bert, CLS, LLAMA_LAYER, {**QKV, "ffn_up": ("ffn_gate", "ffn_up")}
+    ),
+    "qwen3-embedding": Conversion(gguf.MODEL_ARCH.QWEN3, qwen3, LAST, LLAMA_LAYER | HEAD_NORMS),
+    "qwen3-reranker": Conversion(gguf.MODEL_ARCH.QWEN3, qwen3, RANK, LLAMA_LAYER | HEAD_NORMS),
+}
+
+
+def without_pretraining(checkpoint: Checkpoint) -> Checkpoint:
+    """Without what stands behind the first token for sentence pairs of the training, which no file has."""
+    kept = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith("pooler.dense")}
+    return replace(checkpoint, tensors=kept)
+
+
+def converted(
+    name: str, folder: Path, conversion: Conversion, *, extra: Mapping[str, np.ndarray] | None = None, cut: int = 0
+) -> Path:
+    """Args: `cut`: rows of positions that the converter leaves out."""
+    source = without_pretraining(open_checkpoint(POOLED / name))
+    stems = {module: stem for stem, module in {**GLOBAL_TENSORS, **conversion.layer}.items()}
+    tensors: dict[str, np.ndarray] = dict(extra or {})
+    for own, tensor in source.tensors.items():
+        module, _, suffix = own.rpartition(".")
+        layer = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", module)
+        block = "" if layer is None else f"blk.{layer[1]}."
+        values = tensor.read(F32)
+        stem = stems[module if layer is None else layer[2]]
+        tensors[f"{block}{stem}.{suffix}"] = values[cut:] if stem == "position_embd" else values
+    for whole, parts in (conversion.fused or {}).items():
+        for own in [found for found in tensors if f".{parts[0]}." in found]:
+            names = [own.replace(f".{parts[0]}.", f".{part}.") for part in parts]
+            rows = [tensors.pop(each) for each in names]
+            tensors[own.replace(f".{parts[0]}.", f".{whole}.")] = np.concatenate(rows)
+    known = {gguf.TENSOR_NAMES[kind] for kind in gguf.MODEL_TENSORS[conversion.arch]} | {"cls.output"}
+    assert {re.sub(r"^blk\.\d+", "blk.{bid}", own.rpartition(".")[0]) for own in tensors} <= known
+    arch = gguf.MODEL_ARCH_NAMES[conversion.arch]
+    keys = conversion.keys(source.config) | {"pooling_type": conversion.pooling}
+    return write(folder / f"{name}.gguf", arch, keys, tensors)
+
+
+@pytest.mark.parametrize("name", ["bert", "nomic-bert", "modernbert", "qwen3-embedding"])
+def test_gguf_of_a_model_of_embeddings(name: str, tmp_path: Path) -> None:
+    source, found = (
+        without_pretraining(open_checkpoint(POOLED / name)),
+        open_checkpoint(converted(name, tmp_path, CONVERSIONS[name])),
+    )
+    expected, got = comparable(source.model_config()), comparable(found.model_config())
+    assert got == replace(expected, tie_word_embeddings=got.tie_word_embeddings)
+    assert found.modules is not None and found.tensors.keys() == source.tensors.keys()
+    for key, tensor in source.tensors.items():
+        np.testing.assert_array_equal(found.tensors[key].read(F32), tensor.read(F32), err_msg=key)
+
+
+def vectors(model: Path, cache: str, prompts: list[list[int]], **settings: Any) -> list[np.ndarray]:
+    llm = LLM(
+        str(model),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        kv_cache_dtype="float32",
+        page_size=4,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        compilation_cache_dir=cache,
+        compile_threads=1,
+        **settings,
+    )
+    made = llm.encode(prompts, PoolingParams(use_activation=False), use_tqdm=False)
+    llm.close()
+    return [output.outputs.data for output in made]
+
+
+def test_vectors_of_a_roberta_whose_unused_positions_are_left_out(tmp_path: Path, compile_cache_dir: str) -> None:
+    golden = np.load(POOLED / "xlm-roberta" / "golden.npz")
+    path = converted("xlm-roberta", tmp_path, Conversion(gguf.MODEL_ARCH.BERT, bert, CLS), cut=2)
+    cases = ("long", "short")
+    made = vectors(path, compile_cache_dir, [golden[f"{case}/tokens"].tolist() for case in cases])
+    for case, vector in zip(cases, made, strict=True):
+        assert vector @ golden[f"{case}/vector"] >= 0.99999
+
+
+def test_scores_of_qwen3_reranker(tmp_path: Path, compile_cache_dir: str) -> None:
+    golden = np.load(POOLED / "qwen3-reranker" / "golden.npz")
+    embedding = open_checkpoint(POOLED / "qwen3-reranker").tensors["model.embed_tokens.weight"].read(F32)
+    yes_and_no = {"cls.output.weight": embedding[[9, 7]]}
+    path = converted("qwen3-reranker", tmp_path, CONVERSIONS["qwen3-reranker"], extra=yes_and_no)
+    overrides = {"classifier_from_token": [7, 9]}  # "no" and "yes", of which this tiny vocabulary has no texts
+    (score,) = vectors(path, compile_cache_dir, [golden["long/tokens"].tolist()], hf_overrides=overrides)
+    np.testing.assert_allclose(score, golden["long/vector"], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pooling_type": 7}, "'bert.pooling_type' is 7; supported are 1, 2, 3"),
+        ({"pooling_type": RANK}, "is that of a reranker"),
+        ({"attention.causal": True}, "'bert.attention.causal' is not false"),
+    ],
+)
+def test_what_is_not_supported(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    conversion = replace(CONVERSIONS["bert"], keys=lambda config: bert(config) | changes)
+    conversion = replace(conversion, pooling=changes.get("pooling_type", MEAN))
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(converted("bert", tmp_path, conversion))
