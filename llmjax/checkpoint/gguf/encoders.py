@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from llmjax.checkpoint.gguf.architecture import LAYER_NORM, Architecture
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys
 from llmjax.checkpoint.gguf.names import FUSED_QKV, LLAMA_LAYER
@@ -91,3 +92,35 @@ def _encoder(keys: ArchitectureKeys) -> None:
 def _segments(gguf: GGUFFile) -> dict[str, Any]:
     types = gguf.tensors.get("token_types.weight")
     return {"type_vocab_size": 0 if types is None else types.shape[0]}
+
+
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "bert": Architecture(
+            hf_class="BertModel",
+            model_type="bert",
+            layer_tensors=BERT_LAYER,
+            bias_keys=False,
+            eps=(LAYER_NORM, "layer_norm_eps"),
+            activation=("hidden_act", "gelu"),
+            specialize=bert,
+        ),
+        "nomic-bert": Architecture(
+            hf_class="NomicBertModel",
+            model_type="nomic_bert",
+            layer_tensors=BERT_LAYER,
+            bias_keys=False,
+            eps=(LAYER_NORM, "layer_norm_eps"),
+            specialize=nomic_bert,
+        ),
+        "modern-bert": Architecture(
+            hf_class="ModernBertModel",
+            model_type="modernbert",
+            layer_tensors=LLAMA_LAYER,
+            fused_gate=True,
+            eps=(LAYER_NORM, "norm_eps"),
+            activation=("hidden_activation", "gelu"),
+            specialize=modern_bert,
+        ),
+    }
+)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+from llmjax.checkpoint.gguf.architecture import Architecture
 from llmjax.checkpoint.gguf.experts import deepseek_experts
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys
+from llmjax.checkpoint.gguf.names import CORRECTION_TENSORS, EXPERT_TENSORS, LATENT_LAYER, SHARED_EXPERTS_TENSORS
 
 SOFTMAX, SIGMOID = 1, 2
 LOG_MULTIPLIER = 0.1  # what converters multiply DeepSeek's ``mscale_all_dim`` with
@@ -64,3 +68,23 @@ def deepseek2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) ->
 def minicpm3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
     """MiniCPM 3, whose factors no key says."""
     return latent_sizes(keys, config) | {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
+
+
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "deepseek2": Architecture(
+            hf_class="DeepseekV2ForCausalLM",
+            model_type="deepseek_v2",
+            layer_tensors=LATENT_LAYER | EXPERT_TENSORS | SHARED_EXPERTS_TENSORS | CORRECTION_TENSORS,
+            latent=True,
+            specialize=deepseek2,
+        ),
+        "minicpm3": Architecture(
+            hf_class="MiniCPM3ForCausalLM",
+            model_type="minicpm3",
+            layer_tensors=LATENT_LAYER,
+            latent=True,
+            specialize=minicpm3,
+        ),
+    }
+)

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from llmjax import models
-from llmjax.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
+from llmjax.checkpoint.gguf.architecture import Architecture
+from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
 from llmjax.checkpoint.gguf.changes import UNCHANGED, Change, halves_apart, minus
 from llmjax.checkpoint.gguf.file import GGUFFile, GGUFTensor
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from llmjax.checkpoint.gguf.architecture import Architecture
 from llmjax.checkpoint.gguf.changes import Change, log_of_minus
 from llmjax.checkpoint.gguf.experts import deepseek_experts, has_experts, qwen_experts, same_experts
 from llmjax.checkpoint.gguf.file import GGUFFile, GGUFTensor
@@ -19,12 +20,24 @@ from llmjax.checkpoint.gguf.keys import ArchitectureKeys
 from llmjax.checkpoint.gguf.names import (
     CONVOLUTION,
     CORRECTION,
+    CORRECTION_TENSORS,
     DECAY,
+    DELTA_NET,
+    EXPERT_TENSORS,
     FUSED_QKV,
+    HEAD_NORMS,
     HEADS_NORM,
+    LLAMA_LAYER,
+    NORM_BEFORE_MLP,
     RECURRENT_OUT,
+    ROUTER,
+    SHARED_EXPERT_TENSORS,
+    SHARED_MLP_TENSORS,
+    SHORT_CONVOLUTION,
     SKIP,
+    STATE_SPACE,
     STEPS,
+    UP,
     WRITTEN_AND_DECAYS,
     has_any,
 )
@@ -256,3 +269,127 @@ def lfm2moe(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> d
 def _kinds(gguf: GGUFFile, config: Config, *, recurrent: str, other: str) -> list[str]:
     layers = range(config["num_hidden_layers"])
     return [recurrent if f"blk.{i}.{RECURRENT_OUT}.weight" in gguf.tensors else other for i in layers]
+
+
+_NEMOTRON_H_LAYER = {
+    "attn_norm": "norm",
+    **{stem: f"mixer.{module.removeprefix('mamba.')}" for stem, module in STATE_SPACE.items()},
+    **{stem: f"mixer.{part}_proj" for stem, part in (("attn_q", "q"), ("attn_k", "k"), ("attn_v", "v"))},
+    "attn_output": "mixer.o_proj",
+    UP: "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+}
+_NEMOTRON_H_MOE_LAYER = _NEMOTRON_H_LAYER | {
+    ROUTER: "mixer.gate",
+    CORRECTION: "mixer.gate.e_score_correction_bias",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+}
+_LFM2_LAYER = LLAMA_LAYER | HEAD_NORMS | SHORT_CONVOLUTION | {"token_embd_norm": "model.norm"}
+_HYBRID_LAYER = LLAMA_LAYER | HEAD_NORMS | NORM_BEFORE_MLP | DELTA_NET
+
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "falcon-h1": Architecture(
+            hf_class="FalconH1ForCausalLM",
+            model_type="falcon_h1",
+            layer_tensors=LLAMA_LAYER | STATE_SPACE,
+            changes=STATE_SPACE_CHANGES,
+            specialize=falcon_h1,
+        ),
+        "mamba2": Architecture(
+            hf_class="Mamba2ForCausalLM",
+            model_type="mamba2",
+            layer_tensors={"attn_norm": "input_layernorm"} | STATE_SPACE,
+            bias_keys=False,
+            attends=False,
+            eps=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+            changes=STATE_SPACE_CHANGES,
+            specialize=mamba2,
+        ),
+        "granitehybrid": Architecture(
+            hf_class="GraniteMoeHybridForCausalLM",
+            model_type="granitemoehybrid",
+            layer_tensors=LLAMA_LAYER | EXPERT_TENSORS | SHARED_MLP_TENSORS | STATE_SPACE,
+            permuted_qk=True,
+            mixed=True,
+            changes=STATE_SPACE_CHANGES,
+            specialize=granite_hybrid,
+        ),
+        "nemotron_h": Architecture(
+            hf_class="NemotronHForCausalLM",
+            model_type="nemotron_h",
+            layer_tensors=_NEMOTRON_H_LAYER,
+            eps=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+            activation=("mlp_hidden_act", "relu2"),
+            mixed=True,
+            family_names=True,
+            changes=STATE_SPACE_CHANGES,
+            specialize=nemotron_h,
+        ),
+        "nemotron_h_moe": Architecture(
+            hf_class="NemotronHForCausalLM",
+            model_type="nemotron_h",
+            layer_tensors=_NEMOTRON_H_MOE_LAYER,
+            eps=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+            activation=("mlp_hidden_act", "relu2"),
+            mixed=True,
+            family_names=True,
+            changes=STATE_SPACE_CHANGES,
+            specialize=nemotron_h_moe,
+        ),
+        "qwen3next": Architecture(
+            hf_class="Qwen3NextForCausalLM",
+            model_type="qwen3_next",
+            layer_tensors=_HYBRID_LAYER
+            | EXPERT_TENSORS
+            | SHARED_EXPERT_TENSORS
+            | {"ssm_in": "linear_attn.in_proj_qkvz", WRITTEN_AND_DECAYS: "linear_attn.in_proj_ba"},
+            norm_offset=1.0,
+            mixed=True,
+            changes=DELTA_NET_CHANGES,
+            parts=QWEN3NEXT_PARTS,
+            specialize=qwen3next,
+        ),
+        "qwen35": Architecture(
+            hf_class="Qwen3_5ForCausalLM",
+            model_type="qwen3_5_text",
+            layer_tensors=_HYBRID_LAYER,
+            norm_offset=1.0,
+            mixed=True,
+            changes=QWEN35_CHANGES,
+            specialize=delta_net,
+        ),
+        "qwen35moe": Architecture(
+            hf_class="Qwen3_5MoeForCausalLM",
+            model_type="qwen3_5_moe_text",
+            layer_tensors=_HYBRID_LAYER | EXPERT_TENSORS | SHARED_EXPERT_TENSORS,
+            norm_offset=1.0,
+            mixed=True,
+            changes=QWEN35_CHANGES,
+            specialize=qwen35moe,
+        ),
+        "lfm2": Architecture(
+            hf_class="Lfm2ForCausalLM",
+            model_type="lfm2",
+            layer_tensors=_LFM2_LAYER,
+            eps=("attention.layer_norm_rms_epsilon", "norm_eps"),
+            mixed=True,
+            changes=SHORT_CONVOLUTION_CHANGES,
+            specialize=lfm2,
+        ),
+        "lfm2moe": Architecture(
+            hf_class="Lfm2MoeForCausalLM",
+            model_type="lfm2_moe",
+            layer_tensors=_LFM2_LAYER | EXPERT_TENSORS | CORRECTION_TENSORS,
+            eps=("attention.layer_norm_rms_epsilon", "norm_eps"),
+            mixed=True,
+            changes=SHORT_CONVOLUTION_CHANGES,
+            specialize=lfm2moe,
+        ),
+    }
+)

@@ -1,0 +1,254 @@
+"""Decoders with RMS norms and gated MLPs, as Llama has them, in GGUF files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from llmjax.checkpoint.gguf import encoders, recurrent
+from llmjax.checkpoint.gguf.architecture import Architecture, in_first_layer, layer_kinds, window_of
+from llmjax.checkpoint.gguf.experts import mixtral_experts
+from llmjax.checkpoint.gguf.file import GGUFFile
+from llmjax.checkpoint.gguf.keys import ArchitectureKeys
+from llmjax.checkpoint.gguf.names import (
+    EXPERT_TENSORS,
+    GEMMA_NORMS,
+    GLM4_NORMS,
+    HEAD_NORMS,
+    LLAMA_LAYER,
+    NORM_BEFORE_MLP,
+    NORMS_BEHIND,
+)
+
+
+def _llama(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    # Mistral shares llama's GGUF architecture and differs by its window alone, Mixtral by its experts.
+    window = keys.integer("attention.sliding_window", 0, least=0)
+    windowed = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+    return (windowed if window else {}) | mixtral_experts(keys, config, gguf)
+
+
+def _gemma2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    # 27B, told by its depth, scales by hidden size over heads; no key carries query_pre_attn_scalar.
+    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    scaled_by = config["hidden_size"] // heads if layers == 46 else config["head_dim"]
+    return {
+        "query_pre_attn_scalar": round(keys.number("attention.scale", scaled_by**-0.5) ** -2, 3),
+        "sliding_window": keys.integer("attention.sliding_window", 4096),
+        "layer_types": layer_kinds(keys, layers, 2),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0) or None,
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0) or None,
+    }
+
+
+def _gemma3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    layers, head_dim = config["num_hidden_layers"], config["head_dim"]
+    # 27B, told by its depth, scales by hidden size over heads; no key carries query_pre_attn_scalar.
+    scaled_by = config["hidden_size"] // config["num_attention_heads"] if layers == 62 else head_dim
+    scale = keys.number("attention.scale", scaled_by**-0.5)
+    found: dict[str, Any] = {
+        "query_pre_attn_scalar": round(scale**-2, 3),
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10000.0),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 0.0) or None,
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
+    }
+    pattern = keys.value("attention.sliding_window_pattern", 6)
+    if isinstance(pattern, np.ndarray):
+        if pattern.shape != (layers,):
+            keys.fail("attention.sliding_window_pattern", f"has {pattern.size} elements for {layers} layers")
+        found["layer_types"] = ["sliding_attention" if sliding else "full_attention" for sliding in pattern.tolist()]
+    else:
+        found["sliding_window_pattern"] = keys.integer("attention.sliding_window_pattern", 6)
+    for key in ("attention.key_length_swa", "attention.value_length_swa"):
+        keys.only(key, head_dim)
+    return found
+
+
+def phi3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Windows, and no length before scaling."""
+    return {"sliding_window": window_of(keys), "original_max_position_embeddings": None}
+
+
+def granite(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Factors."""
+    keys.only("rope.scaling.finetuned", True)  # else its heads are not rotated
+    return recurrent.granite_factors(keys, config)
+
+
+def _olmo2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    if not (window := window_of(keys)):
+        return {}
+    kinds = layer_kinds(keys, config["num_hidden_layers"], 4)
+    third = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}
+    return {**third, "sliding_window": window, "layer_types": kinds}
+
+
+def glm(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Heads that are rotated as a whole, where no key says otherwise."""
+    return {} if "partial_rotary_factor" in config else {"partial_rotary_factor": 1.0}
+
+
+def _internlm2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    return {"bias": config["attention_bias"]}
+
+
+def _exaone4(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    if not (window := window_of(keys)):
+        return {"sliding_window": None}
+    return {"sliding_window": window, "layer_types": layer_kinds(keys, config["num_hidden_layers"], 4)}
+
+
+def _seed_oss(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    return {"attention_out_bias": in_first_layer(gguf, "attn_output.bias")}
+
+
+def ernie(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Biases, which all products have or none."""
+    return {"use_bias": in_first_layer(gguf, "attn_output.bias")}
+
+
+def _minicpm(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    depth, hidden = config["num_hidden_layers"], config["hidden_size"]
+    # The first files have none of these keys, and are of the first models.
+    return {
+        "scale_emb": keys.number("embedding_scale", 12.0),
+        "scale_depth": keys.number("residual_scale", 1.4 / depth**0.5) * depth**0.5,
+        "dim_model_base": round(hidden / keys.number("logit_scale", hidden / 256)),
+    }
+
+
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "llama": Architecture(
+            hf_class="LlamaForCausalLM",
+            model_type="llama",
+            layer_tensors=LLAMA_LAYER | EXPERT_TENSORS,
+            permuted_qk=True,
+            specialize=_llama,
+        ),
+        "qwen2": Architecture(
+            hf_class="Qwen2ForCausalLM",
+            model_type="qwen2",
+            layer_tensors=LLAMA_LAYER,
+            bias_keys=False,
+        ),
+        "qwen3": Architecture(
+            hf_class="Qwen3ForCausalLM",
+            model_type="qwen3",
+            layer_tensors=LLAMA_LAYER | HEAD_NORMS,
+            specialize=encoders.qwen3,
+        ),
+        "gemma": Architecture(
+            hf_class="GemmaForCausalLM",
+            model_type="gemma",
+            layer_tensors=LLAMA_LAYER,
+            norm_offset=1.0,
+            activation=("hidden_act", "gelu_pytorch_tanh"),
+        ),
+        "gemma2": Architecture(
+            hf_class="Gemma2ForCausalLM",
+            model_type="gemma2",
+            layer_tensors=LLAMA_LAYER | GEMMA_NORMS,
+            norm_offset=1.0,
+            activation=("hidden_activation", "gelu_pytorch_tanh"),
+            specialize=_gemma2,
+        ),
+        "gemma3": Architecture(
+            hf_class="Gemma3ForCausalLM",
+            model_type="gemma3_text",
+            layer_tensors=LLAMA_LAYER | HEAD_NORMS | GEMMA_NORMS,
+            norm_offset=1.0,
+            activation=("hidden_activation", "gelu_pytorch_tanh"),
+            specialize=_gemma3,
+        ),
+        "phi3": Architecture(
+            hf_class="Phi3ForCausalLM",
+            model_type="phi3",
+            layer_tensors=LLAMA_LAYER,
+            fused_gate=True,
+            specialize=phi3,
+        ),
+        "smollm3": Architecture(
+            hf_class="SmolLM3ForCausalLM",
+            model_type="smollm3",
+            layer_tensors=LLAMA_LAYER,
+            permuted_qk=True,
+        ),
+        "granite": Architecture(
+            hf_class="GraniteForCausalLM",
+            model_type="granite",
+            layer_tensors=LLAMA_LAYER,
+            permuted_qk=True,
+            specialize=granite,
+        ),
+        "olmo2": Architecture(
+            hf_class="Olmo2ForCausalLM",
+            model_type="olmo2",
+            layer_tensors=LLAMA_LAYER | HEAD_NORMS | NORMS_BEHIND,
+            specialize=_olmo2,
+        ),
+        "chatglm": Architecture(
+            hf_class="GlmForCausalLM",
+            model_type="glm",
+            layer_tensors=LLAMA_LAYER,
+            fused_gate=True,
+            specialize=glm,
+        ),
+        "glm4": Architecture(
+            hf_class="Glm4ForCausalLM",
+            model_type="glm4",
+            layer_tensors=LLAMA_LAYER | GLM4_NORMS,
+            fused_gate=True,
+            specialize=glm,
+        ),
+        "internlm2": Architecture(
+            hf_class="InternLM2ForCausalLM",
+            model_type="internlm2",
+            layer_tensors=LLAMA_LAYER,
+            permuted_qk=True,
+            specialize=_internlm2,
+        ),
+        "exaone": Architecture(hf_class="ExaoneForCausalLM", model_type="exaone", layer_tensors=LLAMA_LAYER),
+        "exaone4": Architecture(
+            hf_class="Exaone4ForCausalLM",
+            model_type="exaone4",
+            layer_tensors=LLAMA_LAYER | HEAD_NORMS | NORMS_BEHIND,
+            specialize=_exaone4,
+        ),
+        "seed_oss": Architecture(
+            hf_class="SeedOssForCausalLM",
+            model_type="seed_oss",
+            layer_tensors=LLAMA_LAYER | NORM_BEFORE_MLP,
+            specialize=_seed_oss,
+        ),
+        "ernie4_5": Architecture(
+            hf_class="Ernie4_5ForCausalLM",
+            model_type="ernie4_5",
+            layer_tensors=LLAMA_LAYER,
+            bias_keys=False,
+            specialize=ernie,
+        ),
+        "hunyuan-dense": Architecture(
+            hf_class="HunYuanDenseV1ForCausalLM",
+            model_type="hunyuan_v1_dense",
+            layer_tensors=LLAMA_LAYER | HEAD_NORMS,
+        ),
+        "minicpm": Architecture(
+            hf_class="MiniCPMForCausalLM",
+            model_type="minicpm",
+            layer_tensors=LLAMA_LAYER,
+            permuted_qk=True,
+            specialize=_minicpm,
+        ),
+        "baichuan": Architecture(
+            hf_class="BaichuanForCausalLM",
+            model_type="baichuan",
+            layer_tensors=LLAMA_LAYER,
+            permuted_qk=True,
+        ),
+    }
+)
