@@ -201,7 +201,7 @@ def _devices(place: Place, given: Mapping[str, Any], environment: Mapping[str, s
 
 
 def _binding(place: Place, given: Mapping[str, Any], cores: frozenset[int], topology: Topology) -> dict[str, Any]:
-    """What of this machine's cores and NUMA nodes the rank has, as settings."""
+    """What of this machine's cores, threads and NUMA nodes the rank has, as settings."""
     share, numa, cpu_list = place.share, given.get("numa") or (), given.get("cpu_list")
     if len(numa) > 1 and len(numa) % share.count:
         raise ConfigError(
@@ -210,11 +210,15 @@ def _binding(place: Place, given: Mapping[str, Any], cores: frozenset[int], topo
         )
     if share.is_whole:
         return {}
+    own: dict[str, Any] = {}
+    if given.get("threads"):
+        own["threads"] = len(share.part(range(given["threads"])))
     if not cores:  # the launcher has divided them
-        return {"numa": list(share.part(numa))} if numa else {}
+        return own | ({"numa": list(share.part(numa))} if numa else {})
     found = binding_of(share, cpu_list=cpu_list, numa=numa, allowed=cores, topology=topology)
-    own = {} if found.cores is None else {"cpu_list": format_cpu_list(found.cores)}
-    return {**own, "numa": list(found.nodes)} if found.nodes else own
+    if found.cores is not None:
+        own["cpu_list"] = format_cpu_list(found.cores)
+    return own | ({"numa": list(found.nodes)} if found.nodes else {})
 
 
 def _place(launcher: Launcher, environment: Mapping[str, str]) -> Place:

@@ -176,8 +176,10 @@ def test_cores_and_nodes_of_a_machine_are_divided(tmp_path: Path) -> None:
         ([1], "1,5"),
         ([1], "3,7"),
     ]
-    bound = settings_of(open_mpi(1, 2), frozenset(), machine, numa=[0, 1])  # by the launcher
-    assert bound["numa"] == [1] and "cpu_list" not in bound
+    bound = settings_of(open_mpi(1, 2), frozenset(), machine, numa=[0, 1], threads=5)  # by the launcher
+    assert (bound["numa"], bound["threads"]) == ([1], 3) and "cpu_list" not in bound
+    named = settings_of(open_mpi(1, 2), CORES, machine, cpu_list="0,4,1")
+    assert named["cpu_list"] == "1,4"
 
 
 def test_the_command_line_knows_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
