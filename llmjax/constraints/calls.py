@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llmjax.constraints.closing import closed
 from llmjax.parsing.grammar import Grammar, Role, State
 
 Format = dict[str, Any]  # as in ``tags``
@@ -31,10 +32,13 @@ class Tool:
 
     @classmethod
     def of(cls, tool: Mapping[str, Any], *, enforced: bool = True) -> Tool:
-        """A tool in OpenAI's form; where its schema is not enforced, arguments are any object."""
+        """A tool in OpenAI's form; where its schema is not enforced, arguments are any object.
+
+        Arguments that it does not name are not written: functions do not know them, and models invent them.
+        """
         function = tool["function"]
         schema = function.get("parameters") or {"type": "object", "properties": {}}
-        return cls(name=function["name"], parameters=schema if enforced else {"type": "object"})
+        return cls(name=function["name"], parameters=closed(dict(schema)) if enforced else {"type": "object"})
 
 
 def forced_calls(tools: Sequence[Tool], *, several: bool, family: Grammar, key: str) -> Format:

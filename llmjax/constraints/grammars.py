@@ -8,6 +8,7 @@ from typing import Any
 
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
+from llmjax.constraints.closing import closed
 from llmjax.constraints.lark import Markers, lark_regex
 from llmjax.constraints.tags import tag_grammar
 from llmjax.errors import InvalidRequest
@@ -47,7 +48,7 @@ def _form(params: StructuredOutputsParams, markers: Markers) -> dict[str, Any]:
     if params.json is not None:
         schema = _read("json", params.json, params)
         if params.disable_additional_properties:
-            schema = _closed(schema)
+            schema = closed(schema)
         return {"json_schema": _with_options(schema, json_options(params))}
     if params.regex is not None:
         return {"lark_grammar": f"start: {lark_regex(params.regex)}"}
@@ -65,18 +66,6 @@ def _form(params: StructuredOutputsParams, markers: Markers) -> dict[str, Any]:
 
 def _with_options(schema: Any, options: dict[str, Any]) -> Any:
     return {**schema, "x-guidance": options} if isinstance(schema, dict) else schema
-
-
-def _closed(schema: Any) -> Any:
-    """A schema whose objects have no other properties than those that it names."""
-    if isinstance(schema, list):
-        return [_closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {name: _closed(part) for name, part in schema.items()}
-    if ("properties" in schema or "patternProperties" in schema) and "additionalProperties" not in schema:
-        closed["additionalProperties"] = False
-    return closed
 
 
 def _read(kind: str, text: Any, params: StructuredOutputsParams) -> Any:

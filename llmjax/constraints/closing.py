@@ -1,0 +1,31 @@
+"""JSON Schemas whose objects have the properties that they name, and no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Where a schema holds others: one, a list of them, or several by name. What is joined with its surroundings (``allOf``,
+# ``if`` …) is left as it is: closed, it would forbid what stands beside it.
+ONE = frozenset({"items", "additionalItems", "additionalProperties", "contains", "propertyNames"})
+SEVERAL = frozenset({"prefixItems", "items"})
+CHOICES = frozenset({"anyOf", "oneOf"})
+NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+JOINED = frozenset({"allOf", "anyOf", "oneOf", "if", "then", "else", "$ref", "$dynamicRef", "unevaluatedProperties"})
+
+
+def closed(schema: Any) -> Any:
+    """The schema with ``additionalProperties: false`` wherever properties are named and nothing is said of others."""
+    if not isinstance(schema, dict):
+        return schema
+    named = "properties" in schema or "patternProperties" in schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in NAMED and isinstance(value, dict):
+            found[key] = {name: closed(part) for name, part in value.items()}
+        elif isinstance(value, list) and (key in SEVERAL or (key in CHOICES and not named)):
+            found[key] = [closed(part) for part in value]
+        else:
+            found[key] = closed(value) if key in ONE else value
+    if named and "additionalProperties" not in schema and not schema.keys() & JOINED:
+        found["additionalProperties"] = False
+    return found
