@@ -1,8 +1,10 @@
-"""DeepSeek V3, R1 and V3.1, and Kimi K2: latent attention, and experts that are chosen by sigmoids with corrections."""
+"""DeepSeek V3, R1 and V3.1, and Kimi K2: latent attention, and experts that are chosen by sigmoids with corrections;
+and V3.2 as far as its tokens see all those before them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmjax.models import deepseek_v2
@@ -35,6 +37,9 @@ DEFAULTS = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
+# What Hugging Face's DeepseekV32Config means by a missing key.
+V32_DEFAULTS = {**DEFAULTS, "max_position_embeddings": 163840, "index_topk": 2048}
+INDEXED = "indexed_attention"
 GROUP_BEST = 2  # experts whose scores are a group's
 
 
@@ -48,6 +53,30 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     assert len(halves) == len(kinds)
     layers = [LayerSpec(mixer=attention, feed_forward=half, norm=norm) for half in halves]
     return decoder_config(fields, architecture="DeepseekV3ForCausalLM", layers=layers, norm=norm)
+
+
+def v32_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """`from_hf` for V3.2, in which a token sees the ``index_topk`` tokens before it that an indexer has chosen: all of
+    them, in sequences of no more tokens than that, which are all that is supported.
+
+    Raises:
+        UnsupportedModel: as `from_hf`; longer sequences are to be served.
+    """
+    fields = Fields(config, V32_DEFAULTS)
+    longest = fields.integer("index_topk")
+    if max_model_len is not None and max_model_len > longest:
+        problem = f"is less than max_model_len = {max_model_len}; the indexer of longer sequences is not supported"
+        raise fields.error("index_topk", problem)
+    kinds = layer_types(fields, kinds=(INDEXED, "full_attention"))
+    dense = min(len(kinds), fields.integer("first_k_dense_replace", minimum=0))
+    if fields.get("mlp_layer_types") not in (None, ["dense"] * dense + ["sparse"] * (len(kinds) - dense)):
+        problem = f"is not first_k_dense_replace = {dense} dense layers with experts behind them"
+        raise fields.error("mlp_layer_types", problem)
+    known = {key: value for key, value in config.items() if key != "layer_types"}
+    model = from_hf(
+        {"max_position_embeddings": V32_DEFAULTS["max_position_embeddings"], **known}, max_model_len=max_model_len
+    )
+    return replace(model, architecture="DeepseekV32ForCausalLM", max_position=min(model.max_position, longest))
 
 
 def sigmoid_experts(fields: Fields) -> Experts:

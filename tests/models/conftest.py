@@ -153,7 +153,12 @@ def golden() -> Callable[..., Golden]:
                 for case in sorted(names)
             }
         checkpoint = open_checkpoint(folder)
-        params = {name: tensor.read(np.dtype(np.float32)) for name, tensor in checkpoint.tensors.items()}
+        # DeepSeek V3.2's indexers choose among the tokens of sequences longer than those that are served.
+        params = {
+            name: tensor.read(np.dtype(np.float32))
+            for name, tensor in checkpoint.tensors.items()
+            if ".indexer." not in name
+        }
         return Golden(config=checkpoint.config, params=params, cases=cases)
 
     return read

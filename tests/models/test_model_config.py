@@ -74,6 +74,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "MiniCPMForCausalLM": {"head_dim": None},
     "DeepseekForCausalLM": {"n_routed_experts": 8, "num_experts_per_tok": 2},
     "DeepseekV3ForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
+    "DeepseekV32ForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
     "Dots1ForCausalLM": {"num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 2},
     "HunYuanMoEV1ForCausalLM": {"num_experts": 8, "moe_topk": [2, 2]},
     "MiniCPM3ForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
@@ -879,6 +880,18 @@ def test_hybrids_with_state_spaces() -> None:
     assert nemotron.layers[0].mixer.steps == (0.001, np.inf) and nemotron.layers[2].mixer.rope is None
     listed = ["mamba", "mamba", "mlp", "attention", "mlp", "mamba"]
     assert model_config({"model_type": "nemotron_h", "layers_block_type": listed}) == nemotron
+
+
+def test_deepseek_v3_2_as_far_as_its_tokens_see_all_before_them() -> None:
+    keys = {"model_type": "deepseek_v32", "num_hidden_layers": 4, "layer_types": ["indexed_attention"] * 4}
+    got = model_config(keys, max_model_len=2048)
+    third = model_config({"model_type": "deepseek_v3", "num_hidden_layers": 4, "max_position_embeddings": 163840})
+    assert got.layers == third.layers and got.max_position == 2048
+    assert model_config({**keys, "index_topk": 64}).max_position == 64
+    with pytest.raises(UnsupportedModel, match="index_topk = 2048 is less than max_model_len = 2049; the indexer"):
+        model_config(keys, max_model_len=2049)
+    with pytest.raises(UnsupportedModel, match="mlp_layer_types"):
+        model_config({**keys, "mlp_layer_types": ["sparse"] * 4})
 
 
 def test_gemma4() -> None:

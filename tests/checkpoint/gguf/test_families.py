@@ -742,6 +742,8 @@ CONVERSIONS = {
         renamed={"backbone.layers.1.mlp": "model.layers.1.mlp", "backbone.layers.3.mlp": "model.layers.3.mlp"},
     ),
     "qwen3_5": Conversion(gguf.MODEL_ARCH.QWEN35, qwen35, first_value_heads_first, by_model_names=True),
+    "qwen3-odd": Conversion(gguf.MODEL_ARCH.QWEN3, like_llama),
+    "qwen3_5-odd": Conversion(gguf.MODEL_ARCH.QWEN35, qwen35, first_value_heads_first, by_model_names=True),
     "qwen3_5-moe": Conversion(gguf.MODEL_ARCH.QWEN35MOE, qwen35, first_value_heads_first, by_model_names=True),
     "lfm2": Conversion(gguf.MODEL_ARCH.LFM2, lfm2, **LFM2),
     "lfm2-moe": Conversion(gguf.MODEL_ARCH.LFM2MOE, lfm2_moe, instead={"routed_scaling_factor": 1.0}, **LFM2),

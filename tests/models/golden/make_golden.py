@@ -108,6 +108,13 @@ _GEMMA4 = {
     "final_logit_softcapping": 12.0,
     "tie_word_embeddings": True,
 }
+_ODD = {
+    "num_hidden_layers": 2,
+    "vocab_size": 1003,
+    "hidden_size": 76,
+    "num_attention_heads": 7,
+    "num_key_value_heads": 1,
+}
 _GLM = {"num_hidden_layers": 2, "head_dim": 12, "partial_rotary_factor": 0.5, "pad_token_id": 0}
 
 # Heads times head size differs from the hidden size wherever the family allows it.
@@ -489,6 +496,65 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
                 "mscale": 1.0,
                 "mscale_all_dim": 1.0,
             },
+        },
+    ),
+    "deepseek-v32": (
+        "DeepseekV32ForCausalLM",
+        {
+            **_LATENT,
+            **_DEEPSEEK_EXPERTS,
+            "num_hidden_layers": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+            "rope_theta": 100.0,
+            "index_topk": 64,
+            "index_head_dim": 16,
+            "index_n_heads": 2,
+        },
+    ),
+    # Odd shapes of newer families: head sizes of 72 and 100, hidden sizes that are no multiple of 32, one key for seven
+    # queries, a vocabulary of 1,003.
+    "qwen3-odd": (
+        "Qwen3ForCausalLM",
+        {**_ODD, "head_dim": 72, "rope_theta": 1e6, "tie_word_embeddings": True},
+    ),
+    "lfm2-odd": (
+        "Lfm2ForCausalLM",
+        {
+            **_ODD,
+            "hidden_size": 84,
+            "head_dim": 12,
+            "layer_types": ["conv", "full_attention"],
+            "conv_L_cache": 3,
+            "block_multiple_of": 4,
+            "rope_theta": 1e4,
+        },
+    ),
+    "gemma4-odd": (
+        "Gemma4ForCausalLM",
+        {
+            **_GEMMA4,
+            **_ODD,
+            "head_dim": 72,
+            "global_head_dim": 100,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": 1003,
+        },
+    ),
+    "qwen3_5-odd": (
+        "Qwen3_5ForCausalLM",
+        {
+            **_DELTA_NET,
+            **_ODD,
+            "head_dim": 72,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 7,
+            "linear_key_head_dim": 20,
+            "linear_value_head_dim": 12,
         },
     ),
     "glm4-moe": (
