@@ -32,12 +32,12 @@ ORDER = (
     ("evaluation",),
     ("llm", "async_llm", "conversion"),
     ("",),  # llmjax/__init__.py
-    ("cli", "bench", "serve", "__main__"),
+    ("cli", "bench", "serve", "deploy", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # The console script starts the server, or does its work on a file; nothing else in llmjax knows of it.
-EXCEPTIONS = {("llmjax/cli/serve.py", "serve"), ("llmjax/cli/run_batch.py", "serve")}
+EXCEPTIONS = {("llmjax/cli/serve.py", "serve"), ("llmjax/cli/run_batch.py", "serve"), ("llmjax/deploy/ray.py", "serve")}
 
 
 def imports(path: Path) -> Iterator[str]:

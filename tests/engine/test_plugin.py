@@ -62,7 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
     "latent pages": {"model": str(GOLDEN / "deepseek-v3"), "devices": [1, 4]},
     "windows, int8 cache": {"model": str(GOLDEN / "gemma3"), "settings": {"kv_cache_dtype": "int8"}, "devices": [1, 3]},
     "recurrent layers": {"model": str(GOLDEN / "qwen3-next"), "devices": [1, 4]},
-    "convolutions": {"model": str(GOLDEN / "lfm2"), "devices": [1, 3]},
+    "convolutions": {"model": str(GOLDEN / "lfm2"), "devices": [1]},
     "slopes": {"model": str(GOLDEN / "bloom"), "devices": [1]},
     "drafts, fp8 cache": {
         "model": str(GOLDEN / "llama"),

@@ -1,0 +1,1 @@
+"""llmjax within systems that start servers themselves."""

@@ -1,0 +1,118 @@
+"""Replicas of the server on Ray Serve: ``serve run llmjax.deploy.ray:app model=Qwen/Qwen3-8B num_replicas=2``.
+
+A replica is the server's own ASGI application around an engine of its own. Tokens go from it straight to Serve's proxy,
+never through deployment handles.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import yaml
+from ray import serve
+from ray.serve import Application
+from starlette.applications import Starlette
+
+from llmjax.async_llm import AsyncLLM
+from llmjax.config import EngineConfig, ServerConfig
+from llmjax.config_file import Configs
+from llmjax.errors import ConfigError
+from llmjax.migration.tables import collect_known
+from llmjax.serve.app import create_app
+from llmjax.settings import Setting, parse_text, settings_of, spellings
+
+SOURCE = "an argument of llmjax.deploy.ray"
+RAY_OPTIONS = ("num_replicas", "autoscaling_config", "num_cpus", "num_gpus")
+HEALTH_SECONDS = 10.0  # between questions whether a replica's engine is alive
+
+
+@serve.ingress()
+class Replica:
+    """An engine and the application around it, in an actor of Ray's.
+
+    Args:
+        engine: whose model is loaded before requests come.
+        server: how requests are treated; it listens nowhere.
+    """
+
+    async def __init__(self, engine: EngineConfig, server: ServerConfig) -> None:  # type: ignore[misc]  # Ray awaits it
+        self._server = server
+        self._engine = AsyncLLM.from_config(engine)
+        await self._engine.wait_ready()
+
+    def __serve_build_asgi_app__(self) -> Starlette:
+        return create_app(self._engine, self._server)
+
+    def check_health(self) -> None:
+        """Ray starts another replica in place of one that raises.
+
+        Raises:
+            EngineDead: its engine has died, or hangs.
+        """
+        self._engine.check_health()
+
+    async def __del__(self) -> None:
+        if engine := getattr(self, "_engine", None):
+            await engine.shutdown(drain_timeout=0)
+
+
+def app(arguments: Mapping[str, Any]) -> Application:
+    """The application as ``serve run`` and Serve's configuration files make it.
+
+    Args:
+        arguments: settings of ``llmjax serve``, by name; text is read as on a command line. Beside them, for Ray:
+            ``num_replicas`` (1; ``auto``: as ``autoscaling_config`` says), ``autoscaling_config`` (a mapping), and
+            ``num_cpus`` and ``num_gpus`` of each replica.
+
+    Raises:
+        ConfigError: an argument is unknown, or its value is wrong.
+    """
+    configs = configs_of(arguments)
+    options = {name: _yaml(arguments[name]) for name in RAY_OPTIONS if name in arguments}
+    actor = {name: options.pop(name) for name in ("num_cpus", "num_gpus") if name in options}
+    engine = configs.engine
+    deployment = serve.deployment(
+        Replica,
+        name="llmjax",
+        ray_actor_options=actor,
+        # The engine queues and refuses by itself; Ray is to send it all that it may have.
+        max_ongoing_requests=engine.max_num_seqs + engine.max_num_queued_reqs,
+        graceful_shutdown_timeout_s=configs.server.shutdown_timeout,
+        health_check_period_s=HEALTH_SECONDS,
+        **options,
+    )
+    bound: Application = deployment.bind(engine, configs.server)
+    return bound
+
+
+def configs_of(arguments: Mapping[str, Any]) -> Configs:
+    """The settings among the arguments of `app`; raises as it does."""
+    engine, server = settings_of(EngineConfig), settings_of(ServerConfig)
+    known = spellings([*engine.values(), *server.values()])
+    given = {name: value for name, value in arguments.items() if name not in RAY_OPTIONS}
+    typed = {name: _typed(known[name][0], value) if name in known else value for name, value in given.items()}
+    values, notes = collect_known({**engine, **server}, typed, source=SOURCE)
+    for note in notes:
+        print(f"llmjax: note: {note}", file=sys.stderr)
+    found = Configs(
+        engine=EngineConfig(**{name: values[name] for name in engine if name in values}),
+        server=ServerConfig(**{name: values[name] for name in server if name in values}),
+    )
+    if found.engine.nnodes > 1:
+        raise ConfigError("nnodes: a replica on Ray Serve is one process; start groups as docs/scaling.md says")
+    # Ray's proxy listens, and requests are addressed to it.
+    return replace(found, server=replace(found.server, host="0.0.0.0"))
+
+
+def _typed(setting: Setting, value: Any) -> Any:
+    """The command line of Ray has text alone."""
+    if not isinstance(value, str) or setting.kind is str:
+        return value
+    return _yaml(value) if setting.kind is bool else parse_text(setting, value, source=setting.flag)
+
+
+def _yaml(value: Any) -> Any:
+    return yaml.safe_load(value) if isinstance(value, str) else value

@@ -1,0 +1,118 @@
+"""Two replicas on Ray Serve, one of which is killed under load; run as a module by test_ray.py: Ray takes a process.
+
+    python -m tests.deploy.on_ray MODEL CACHE RESULT
+
+Writes what clients have seen to a file, as JSON: Ray prints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+from ray.util.state import list_actors
+
+from llmjax.deploy.ray import app
+from llmjax.engine.group import free_port
+
+REPLICAS, REQUESTS = 2, 40
+BODY = {"prompt": "the and", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+
+
+async def ask(client: httpx.AsyncClient, **fields: Any) -> str:
+    """How a request ended: its text, or what went wrong."""
+    try:
+        if not fields.get("stream"):
+            answer = await client.post("/v1/completions", json={**BODY, **fields})
+            return answer.json()["choices"][0]["text"] if answer.status_code == 200 else f"status {answer.status_code}"
+        text = ""
+        async with client.stream("POST", "/v1/completions", json={**BODY, **fields}) as answer:
+            async for line in answer.aiter_lines():
+                if line == "data: [DONE]":
+                    return text
+                if line.startswith("data: {"):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        return "error event"
+                    text += event["choices"][0]["text"]
+        return f"status {answer.status_code}" if answer.status_code != 200 else "cut off"
+    except httpx.HTTPError as error:
+        return f"lost: {type(error).__name__}"
+
+
+def replicas() -> dict[str, int]:
+    """Process ids of replicas that are alive, by actor."""
+    found = list_actors(filters=[("state", "=", "ALIVE")], detail=True)
+    return {actor.actor_id: actor.pid for actor in found if actor.class_name.startswith("ServeReplica:")}
+
+
+async def until_two(client: httpx.AsyncClient, *, but: str = "") -> list[str]:
+    """Waits for two replicas that serve."""
+    limit = time.monotonic() + 240
+    while time.monotonic() < limit:
+        details = serve.status().applications["default"]
+        alive = [actor for actor in replicas() if actor != but]
+        if details.status == "RUNNING" and len(alive) == REPLICAS:
+            return alive
+        await asyncio.sleep(1)
+    raise TimeoutError(f"no two replicas: {serve.status()}")
+
+
+async def clients(url: str) -> dict[str, Any]:
+    async with httpx.AsyncClient(base_url=url, timeout=200) as client:
+        await until_two(client)
+        found: dict[str, Any] = {"plain": await ask(client), "stream": await ask(client, stream=True)}
+        found["health"] = (await client.get("/health")).status_code
+        victim, pid = next(iter(replicas().items()))
+        load = [asyncio.create_task(ask(client, stream=i % 2 == 0, max_tokens=400)) for i in range(REQUESTS)]
+        await asyncio.wait(load, return_when=asyncio.FIRST_COMPLETED)  # the others run or wait
+        os.kill(pid, signal.SIGKILL)
+        ended = await asyncio.wait_for(asyncio.gather(*load), 200)
+        found["ended"] = collections.Counter("answered" if len(text) > 24 else text for text in ended)
+        await until_two(client, but=victim)
+        found["after"] = [await ask(client) for _ in range(4)]
+        return found
+
+
+def main() -> None:
+    model, cache, result = sys.argv[1:]
+    port = free_port("127.0.0.1")
+    ray.init(
+        _node_ip_address="127.0.0.1",
+        num_cpus=4,
+        include_dashboard=True,
+        dashboard_host="127.0.0.1",
+        logging_level="warning",
+    )
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    arguments = {
+        "model": model,
+        "num_replicas": str(REPLICAS),
+        "num_cpus": "1",
+        "device": "cpu",
+        "dtype": "float32",
+        "max_num_seqs": "4",
+        "max_num_batched_tokens": "32",
+        "kv_cache_memory_bytes": "8MiB",
+        "compilation_cache_dir": cache,
+    }
+    serve.run(app(arguments))
+    try:
+        Path(result).write_text(json.dumps(asyncio.run(clients(f"http://127.0.0.1:{port}"))))
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The server on Ray Serve (``pip install 'llmjax[ray]'``)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmjax.errors import ConfigError
+
+pytest.importorskip("ray.serve")
+
+from llmjax.deploy.ray import app, configs_of
+from tests.serve.conftest import write_llama, write_tokenizer
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_arguments_are_settings_of_the_server() -> None:
+    found = configs_of(
+        {"model": "m", "max_model_len": "8k", "enable_expert_parallel": "false", "api_key": "a", "num_gpus": 1}
+    )
+    assert (found.engine.model, found.engine.max_model_len) == ("m", 8000)
+    assert list(found.server.api_key) == ["a"] and found.server.host == "0.0.0.0"
+    assert configs_of({"model": "m", "max_num_seqs": 7}).engine.max_num_seqs == 7
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ConfigError, match="max_modle_len"):
+        app({"model": "m", "max_modle_len": 8})
+    with pytest.raises(ConfigError, match="nnodes: a replica on Ray Serve is one process"):
+        app({"model": "m", "nnodes": "2", "tensor_parallel_size": "2"})
+
+
+def test_what_ray_is_told() -> None:
+    made = app({"model": "m", "num_replicas": "3", "num_gpus": "2", "max_num_seqs": "8", "max_num_queued_reqs": "4"})
+    deployment = made._bound_deployment
+    assert deployment.num_replicas == 3 and deployment.max_ongoing_requests == 12
+    assert deployment.ray_actor_options["num_gpus"] == 2
+
+
+@pytest.mark.slow
+def test_two_replicas_of_which_one_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    write_llama(tmp_path / "model", vocab=write_tokenizer(tmp_path / "model"))
+    paths = [str(tmp_path / name) for name in ("model", "cache", "result.json")]
+    command = [sys.executable, "-m", "tests.deploy.on_ray", *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=570)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert found["plain"] and found["stream"] == found["plain"] and found["health"] == 200
+    assert sum(found["ended"].values()) == 40  # none is without an end
+    assert found["ended"]["answered"] >= 10  # those of the other replica
+    assert found["after"] == [found["plain"]] * 4
