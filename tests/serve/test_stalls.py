@@ -25,6 +25,7 @@ CONTEXT = 2048
 TIMES = 5  # the median gap: what another client may at most notice
 TRIES = 4  # the machine may be busy with something else
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 
 def fill(start: bytes, item: bytes, end: bytes) -> bytes:
@@ -78,6 +79,33 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "tools": (
         CHAT,
         lambda: fill(USER + b'"x"}], "tools": [', b'{"type": "function", "function": {"name": "f"}}', b"]}"),
+    ),
+    "response items": (RESPONSES, lambda: fill(b'{"input": [', b'{"role": "user", "content": "x"}', b"]}")),
+    "response parts": (
+        RESPONSES,
+        lambda: fill(b'{"input": [{"role": "user", "content": [', b'{"type": "input_text", "text": "x"}', b"]}]}"),
+    ),
+    "referred items": (RESPONSES, lambda: fill(b'{"input": [', b'{"type": "item_reference", "id": "x"}', b"]}")),
+    "response text": (RESPONSES, lambda: b'{"input": "' + b"a b c d " * (LIMIT // 8 - 10) + b'"}'),
+    "message blocks": (
+        MESSAGES,
+        lambda: fill(
+            b'{"max_tokens": 1, "messages": [{"role": "user", "content": [', b'{"type": "text", "text": "x"}', b"]}]}"
+        ),
+    ),
+    "message text": (
+        MESSAGES,
+        lambda: (
+            b'{"max_tokens": 1, "messages": [{"role": "user", "content": "' + b"a b c d " * (LIMIT // 8 - 20) + b'"}]}'
+        ),
+    ),
+    "texts to embed": ("/v1/embeddings", lambda: fill(b'{"input": [', b'"x"', b"]}")),
+    "tokens to embed": ("/v1/embeddings", lambda: fill(b'{"input": [', b"[1]", b"]}")),
+    "documents": ("/rerank", lambda: fill(b'{"query": "x", "documents": [', b'"x"', b"]}")),
+    "pairs": ("/score", lambda: fill(b'{"text_1": "x", "text_2": [', b'"x"', b"]}")),
+    "batch metadata": (
+        "/v1/batches",
+        lambda: numbered(b'{"input_file_id": "x", "metadata": {', b'"%d": "a"', b"}}", count=500_000),
     ),
     # Within the limits: these are taken.
     "many allowed_token_ids": (TEXT, lambda: numbered(PROMPT + b'"allowed_token_ids": [', b"%d", b"]}", count=49_000)),
