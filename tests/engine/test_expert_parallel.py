@@ -24,12 +24,16 @@ CASES: dict[str, dict[str, Any]] = {
 }
 MORE_CASES: dict[str, dict[str, Any]] = {
     "shared experts, latent attention": {"model": "deepseek-v3", "devices": [1, 2], "settings": WHOLE},
-    "four experts on two devices and on three": {"model": "mixtral", "devices": [1, 2, 3], "settings": WHOLE},
+    "four experts on two devices and on three": {
+        "model": "mixtral",
+        "devices": [1, 2, 3],
+        "settings": WHOLE | OF_ONE_LAYER,
+    },
     "biases": {"model": "gpt-oss", "devices": [1, 3], "settings": WHOLE},
     "parts of some in the host's memory": {
         "model": "mixtral",
         "devices": [1, 2],
-        "settings": {"num_experts_offload_per_rank": 2},
+        "settings": OF_ONE_LAYER | {"num_experts_offload_per_rank": 2},
     },
 }
 
@@ -51,8 +55,9 @@ def test_devices_with_whole_experts() -> None:
 
 
 @pytest.mark.slow
-def test_more_devices_with_whole_experts() -> None:
-    check(MORE_CASES)
+@pytest.mark.parametrize("case", MORE_CASES)
+def test_more_devices_with_whole_experts(case: str) -> None:
+    check({case: MORE_CASES[case]})
 
 
 def test_a_model_without_experts() -> None:
