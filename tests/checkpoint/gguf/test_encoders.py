@@ -3,6 +3,7 @@ their architectures, are the same models; and what they make is what Hugging Fac
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -82,15 +83,43 @@ CONVERSIONS = {
 
 
 def without_pretraining(checkpoint: Checkpoint) -> Checkpoint:
-    """Without what stands behind the first token for sentence pairs of the training, which no file has."""
-    kept = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith("pooler.dense")}
-    return replace(checkpoint, tensors=kept)
+    """Without what stands behind the first token for sentence pairs of the training, and buffers, which no file has."""
+    left_out = ("pooler.dense", "embeddings.position_ids")
+    return replace(checkpoint, tensors={n: t for n, t in checkpoint.tensors.items() if not n.startswith(left_out)})
+
+
+def word_pieces(folder: Path) -> dict[str, Any]:
+    """Keys of a tokenizer as the converter has them: words begin with ▁, and what continues them has no ##."""
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
+    special = [token.startswith("[") and token.endswith("]") for token in tokens]
+    prefix = "tokenizer.ggml."
+    return {
+        f"{prefix}model": "bert",
+        f"{prefix}pre": "default",
+        f"{prefix}tokens": [
+            token if own else token[2:] if token.startswith("##") else f"\u2581{token}"
+            for token, own in zip(tokens, special, strict=True)
+        ],
+        f"{prefix}token_type": [3 if own else 1 for own in special],
+        f"{prefix}token_type_count": 2,
+        f"{prefix}bos_token_id": vocabulary["[CLS]"],
+        f"{prefix}seperator_token_id": vocabulary["[SEP]"],
+        f"{prefix}unknown_token_id": vocabulary["[UNK]"],
+        f"{prefix}padding_token_id": vocabulary["[PAD]"],
+    }
 
 
 def converted(
-    name: str, folder: Path, conversion: Conversion, *, extra: Mapping[str, np.ndarray] | None = None, cut: int = 0
+    name: str,
+    folder: Path,
+    conversion: Conversion,
+    *,
+    extra: Mapping[str, np.ndarray] | None = None,
+    cut: int = 0,
+    tokenizer: dict[str, Any] | None = None,
 ) -> Path:
-    """Args: `cut`: rows of positions that the converter leaves out."""
+    """Args: `name`: of a golden model, or a folder's path; `cut`: rows of positions that the converter leaves out."""
     source = without_pretraining(open_checkpoint(POOLED / name))
     stems = {module: stem for stem, module in {**GLOBAL_TENSORS, **conversion.layer}.items()}
     tensors: dict[str, np.ndarray] = dict(extra or {})
@@ -110,7 +139,7 @@ def converted(
     assert {re.sub(r"^blk\.\d+", "blk.{bid}", own.rpartition(".")[0]) for own in tensors} <= known
     arch = gguf.MODEL_ARCH_NAMES[conversion.arch]
     keys = conversion.keys(source.config) | {"pooling_type": conversion.pooling}
-    return write(folder / f"{name}.gguf", arch, keys, tensors)
+    return write(folder / f"{Path(name).name}.gguf", arch, keys, tensors, tokenizer)
 
 
 @pytest.mark.parametrize("name", ["bert", "nomic-bert", "modernbert", "qwen3-embedding"])
@@ -161,6 +190,18 @@ def test_scores_of_qwen3_reranker(tmp_path: Path, compile_cache_dir: str) -> Non
     overrides = {"classifier_from_token": [7, 9]}  # "no" and "yes", of which this tiny vocabulary has no texts
     (score,) = vectors(path, compile_cache_dir, [golden["long/tokens"].tolist()], hf_overrides=overrides)
     np.testing.assert_allclose(score, golden["long/vector"], atol=1e-4)
+
+
+@pytest.mark.real_model
+def test_vectors_of_fifty_texts(minilm_path: Path, tmp_path: Path, compile_cache_dir: str) -> None:
+    golden = np.load(POOLED.parent / "minilm.npz")
+    path = converted(str(minilm_path), tmp_path, CONVERSIONS["bert"], tokenizer=word_pieces(minilm_path))
+    llm = LLM(str(path), dtype="float32", max_num_seqs=32, max_model_len=256, compilation_cache_dir=compile_cache_dir)
+    params = PoolingParams(truncate_prompt_tokens=-1)
+    made = llm.embed(golden["texts"].tolist(), pooling_params=params, use_tqdm=False)
+    llm.close()
+    cosines = (np.array([output.outputs.embedding for output in made]) * golden["vectors"]).sum(1)
+    assert len(cosines) == 50 and cosines.min() >= 0.99999
 
 
 @pytest.mark.parametrize(
