@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from llmjax.errors import ConfigError
 from llmjax.kv_events import KVEventsConfig
+from llmjax.kv_transfer import KVTransferConfig
 from llmjax.speculative import SpeculativeConfig
 
 
@@ -264,6 +265,12 @@ class EngineConfig:
         '\'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}\'; routers '
         "choose by it (default: nobody is told)",
     )
+    kv_transfer_config: dict[str, Any] | None = setting(  # noqa: RUF009
+        None,
+        "compute prompts for other servers, or continue what they have computed, as JSON: "
+        '\'{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_ip": "10.0.0.5", "kv_port": 14579}\'; routers '
+        "tell servers of each other (default: each computes its own prompts)",
+    )
     scheduling_policy: str = setting("fcfs", "order of the queue", choices=("fcfs", "priority"))
     max_num_queued_reqs: int = setting(
         1024, "maximum number of requests that wait beyond max_num_seqs (each of n counts); more are refused with 503"
@@ -385,6 +392,11 @@ class EngineConfig:
         return None if self.kv_events_config is None else KVEventsConfig.of(self.kv_events_config)
 
     @property
+    def kv_transfer(self) -> KVTransferConfig | None:
+        """``kv_transfer_config``, read."""
+        return None if self.kv_transfer_config is None else KVTransferConfig.of(self.kv_transfer_config)
+
+    @property
     def served_names(self) -> tuple[str, ...]:
         """What clients may call the model, without the * that stands for any name."""
         names = (self.served_model_name,) if isinstance(self.served_model_name, str) else self.served_model_name
@@ -468,6 +480,14 @@ class EngineConfig:
         for name in ("kv_offloading_size", "kv_offloading_disk_size"):
             if not 0 <= getattr(self, name) < MOST_GIB:
                 raise ConfigError(f"{name} must be from 0 to {MOST_GIB:,} GiB, not {getattr(self, name):g}")
+        if self.kv_transfer is not None:
+            if not self.enable_prefix_caching:
+                raise ConfigError("kv_transfer_config moves cached prefixes, which enable_prefix_caching turns off")
+            if self.nnodes > 1 or self.multi_process or self.data_parallel_size > 1:
+                raise ConfigError(
+                    "kv_transfer_config is for servers of one engine and process: leave out nnodes, multi_process and "
+                    "data_parallel_size, and start more servers instead"
+                )
         if not self.kv_offloading_size:
             if self.kv_offloading_dir is not None:
                 raise ConfigError("kv_offloading_dir needs kv_offloading_size: pages go through host memory to disk")

@@ -109,7 +109,7 @@ DRAFT_COUNTERS = {
 
 EXTERNAL_COUNTERS = {
     "external_prefix_cache_queries": "Prompt tokens that had no pages on the device.",
-    "external_prefix_cache_hits": "Of those, found in host memory or on disk.",
+    "external_prefix_cache_hits": "Of those, found in host memory, on disk or at another server.",
 }
 
 OWN_COUNTERS = {
@@ -120,12 +120,13 @@ OWN_COUNTERS = {
 }
 
 
-OFFLOAD_HITS = {"host": "host_hits", "disk": "disk_hits"}
+OFFLOAD_HITS = {"host": "host_hits", "disk": "disk_hits", "remote": "remote_hits"}
 OFFLOAD_BYTES = {  # by vLLM's names of where from and to
     "GPU_to_CPU": "device_to_host_bytes",
     "CPU_to_GPU": "host_to_device_bytes",
     "CPU_to_disk": "disk_write_bytes",
     "disk_to_CPU": "disk_read_bytes",
+    "remote_to_CPU": "remote_read_bytes",
     "dropped": "disk_dropped_bytes",
 }
 
@@ -178,7 +179,7 @@ class EngineMetrics(Collector):
         }
         speculative = engine.config.speculative
         self._drafts = 0 if speculative is None else speculative.num_speculative_tokens
-        self._offloads = engine.config.kv_offloading_size > 0
+        self._offloads = engine.config.kv_offloading_size > 0 or engine.config.kv_transfer is not None
         self._max_model_len = engine.info.max_model_len
         self._rejected = Counter[str](dict.fromkeys(REJECTIONS, 0))
         self._engines = [_Numbers(self._max_model_len) for _ in engine.states]
@@ -198,7 +199,7 @@ class EngineMetrics(Collector):
         counters["spec_decode_num_draft_tokens"] += stats.drafts.num_draft_tokens
         counters["spec_decode_num_accepted_tokens"] += stats.drafts.num_accepted_tokens
         numbers.accepted_per_pos.update(dict(enumerate(stats.drafts.accepted_per_pos)))
-        external = stats.offload.host_hits + stats.offload.disk_hits
+        external = stats.offload.host_hits + stats.offload.disk_hits + stats.offload.remote_hits
         counters["external_prefix_cache_queries"] += stats.prefix_cache_queries - stats.prefix_cache_hits + external
         counters["external_prefix_cache_hits"] += external
         numbers.offload += stats.offload

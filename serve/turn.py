@@ -41,6 +41,7 @@ from llmjax.serve.protocol.common import (
 from llmjax.serve.protocol.structured import demands_form
 from llmjax.serve.protocol.tools import calls_allowed, forced_tools
 from llmjax.serve.thinking import ThinkingBudget, collect_within, run_within
+from llmjax.serve.transfer import transfer_of
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,7 @@ async def prepare(
         logprobs=logprobs,
         detokenize=True,
         structured_outputs=structured,
+        kv_transfer=transfer_of(engine, body, id=id),
     )
     job = Job(
         id=id,

@@ -17,7 +17,7 @@ ORDER = (
     ("kernels",),
     ("models",),
     ("errors", "version", "system", "collector", "text_file", "progress"),
-    ("speculative", "kv_events"),
+    ("speculative", "kv_events", "kv_transfer"),
     ("config", "settings", "migration", "config_file", "inputs"),
     ("host_memory", "machine_share", "cpu_affinity", "launcher", "platforms"),
     ("weights",),

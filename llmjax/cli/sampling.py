@@ -37,7 +37,7 @@ HELP = {
     "spaces_between_special_tokens": "separate special tokens in the text",
 }
 # How outputs arrive is the command's own business; a form is an object of Python's.
-NOT_FLAGS = {"output_kind", "structured_outputs", "guided_decoding"}
+NOT_FLAGS = {"output_kind", "structured_outputs", "guided_decoding", "kv_transfer"}
 NOT_FLAGS |= {"repetition_detection", "stream_interval", "skip_reading_prefix_cache"}  # which few want everywhere
 
 

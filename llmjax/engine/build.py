@@ -17,7 +17,7 @@ from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.local_ranks import LocalRanks
 from llmjax.engine.memory import check_memory, plan_kv
 from llmjax.engine.model import LoadedModel, load_model
-from llmjax.engine.offload_setup import offload_of
+from llmjax.engine.offload_setup import giver_of, offload_of, taker_of
 from llmjax.engine.pace import Pace
 from llmjax.engine.program_cache import ProgramCache
 from llmjax.engine.programs import CompileCounter, StepCompiler
@@ -119,7 +119,7 @@ def _engine(config: EngineConfig, compiler: StepCompiler, publisher: EventPublis
     model, kv_plan = compiler.model, compiler.kv_plan
     if publisher is not None and not model.config.causal:
         raise ConfigError("kv_events_config: this model sees each text as a whole, so texts share no pages")
-    offload = offload_of(config, compiler)
+    offload, giver, taker = offload_of(config, compiler), giver_of(config, compiler), taker_of(config, compiler)
     kv = KVCache(
         kv_plan.groups,
         page_size=config.page_size,
@@ -130,7 +130,9 @@ def _engine(config: EngineConfig, compiler: StepCompiler, publisher: EventPublis
         prompt_kind=model.config.prompt_kind,
         offload=offload,
         events=None if publisher is None else CacheEvents.of(kv_plan, model.config),
+        taker=None if taker is None else taker.take,
     )
+    moves_pages = offload is not None or giver is not None
     return Engine(
         config=config,
         platform=compiler.platform,
@@ -144,10 +146,11 @@ def _engine(config: EngineConfig, compiler: StepCompiler, publisher: EventPublis
             whole_prompts=not model.config.causal,
             chunk_steps=CHUNK_STEPS if compiler.platform.is_cpu else 0,
         ),
-        runner=Runner(compiler, compile_threads=config.compile_threads, moves_pages=offload is not None),
+        runner=Runner(compiler, compile_threads=config.compile_threads, moves_pages=moves_pages),
         pace=Pace(compiler.decode_steps),
         speculation=None if config.speculative is None else Speculation(config.speculative),
         publisher=publisher,
+        giver=giver,
         compilations=CompileCounter(),  # listens until it is closed: nothing before this may have failed
     )
 

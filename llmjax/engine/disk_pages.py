@@ -19,10 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import jax
-import numpy as np
-
-from llmjax.engine.host_pages import KeptPage, PageName
+from llmjax.engine.host_pages import KeptPage, PageFormat, PageName
 from llmjax.engine.kept_files import Damaged, check_owner, line
 from llmjax.engine.page_pool import DIGEST_BYTES
 
@@ -46,27 +43,17 @@ class DiskPages:
         folder: of all identities; made if it is not there.
         identity: hexadecimal digits.
         limit: bytes of all files in the folder, those of other identities too. The least recently used go first.
-        page_size: tokens of a page.
-        shapes: of a page's content, by group.
+        formats: of pages, by group.
 
     Raises:
         OSError: the folder cannot be made, read or written.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        identity: str,
-        limit: int,
-        page_size: int,
-        shapes: Sequence[tuple[jax.ShapeDtypeStruct, ...]],
-    ) -> None:
+    def __init__(self, folder: Path, *, identity: str, limit: int, formats: Sequence[PageFormat]) -> None:
         self._all = folder
         self._own = folder / identity
         self._limit = limit
-        self._page_size = page_size
-        self._shapes = shapes
+        self._formats = formats
         self._lock = threading.Lock()  # of what follows
         self._known: set[PageName] = set()
         self._num_bytes = 0  # of the folder, as far as this process knows
@@ -92,7 +79,7 @@ class DiskPages:
             Bytes written; 0 where the page is there already, or there is no room for it.
         """
         path = self._path(name)
-        payload = b"".join([np.array(page.tokens, "<i4").tobytes(), *(array.tobytes() for array in page.content)])
+        payload = self._formats[name[0]].encode(page)
         size = HEADER_BYTES + len(payload)
         try:
             if name in self._known:
@@ -156,16 +143,10 @@ class DiskPages:
         payload = content[HEADER_BYTES:]
         if content[:HEADER_BYTES] != MAGIC + _checksum(self._path(name).name, payload):
             raise Damaged("it is cut short, damaged or another page's")
-        group, at = name[0], 4 * self._page_size
-        tokens = tuple(np.frombuffer(payload, "<i4", self._page_size).tolist())
-        arrays = []
-        for shape in self._shapes[group]:
-            count = int(np.prod(shape.shape))
-            arrays.append(np.frombuffer(payload, shape.dtype, count, at).reshape(shape.shape))
-            at += count * shape.dtype.itemsize
-        if at != len(payload):
-            raise Damaged("it holds another model's page")
-        return KeptPage(tokens, tuple(arrays))
+        try:
+            return self._formats[name[0]].decode(payload)
+        except ValueError as error:
+            raise Damaged(str(error)) from error
 
     def _path(self, name: PageName) -> Path:
         group, digest = name

@@ -19,6 +19,7 @@ from llmjax.engine.kv_cache import KVCache, KVStats
 from llmjax.engine.memory import KVPlan
 from llmjax.engine.model import LoadedModel
 from llmjax.engine.pace import Pace
+from llmjax.engine.page_transfer import PageGiver
 from llmjax.engine.profiler import Profiler
 from llmjax.engine.programs import CompileCounter
 from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, SequenceTimes, Status, Vectors
@@ -104,6 +105,7 @@ class Engine:
         pace: steps that a dispatch may take.
         speculation: drafts of next tokens; None: there are none.
         publisher: of changes in the prefix cache, which ``kv`` takes down; None: there is none.
+        giver: of pages to other servers; None: none have any.
         compilations: counts what XLA compiles from now on.
     """
 
@@ -120,6 +122,7 @@ class Engine:
         pace: Pace,
         speculation: Speculation | None = None,
         publisher: EventPublisher | None = None,
+        giver: PageGiver | None = None,
         compilations: CompileCounter,
     ) -> None:
         self.config = config
@@ -140,6 +143,7 @@ class Engine:
         self._pace = pace
         self._speculation = speculation
         self._publisher = publisher
+        self._giver = giver
         self.profiler = Profiler(config.profile_dir)
         self._sleeper = Sleeper(config, platform=platform, model=model, runner=runner)
         self._clock = _HostClock()
@@ -385,6 +389,8 @@ class Engine:
         finally:
             if self._publisher is not None:
                 self._publisher.close()
+            if self._giver is not None:
+                self._giver.close()
             self.profiler.close()
             self.runner.close(wait=wait)
             self.compilations.close()
@@ -464,9 +470,16 @@ class Engine:
                 output.finish_reason = REPETITION
             else:
                 continue
+            self._give(sequence)
             self._finish(sequence)
             break
         return len(known) - before
+
+    def _give(self, sequence: Sequence) -> None:
+        """Lets another server have the pages of the prompt, if the request says so."""
+        transfer = sequence.request.params.kv_transfer
+        if self._giver is not None and transfer is not None and transfer.give is not None and not sequence.index:
+            self._giver.give(transfer.give, self.kv.give(sequence, self.runner))
 
     def _take_vector(self, sequence: Sequence, state: tuple[int, ...], vector: Vectors) -> EngineOutput:
         """Ends a sequence whose text has been read to its end."""

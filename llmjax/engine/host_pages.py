@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import numpy as np
 import numpy.typing as npt
 
 from llmjax.engine.page_pool import PageKey
@@ -28,6 +30,39 @@ class KeptPage:
     @property
     def num_bytes(self) -> int:
         return sum(array.nbytes for array in self.content)
+
+
+@dataclass(frozen=True)
+class PageFormat:
+    """A group's pages as bytes: the tokens as i32, then each array.
+
+    Args:
+        page_size: tokens.
+        shapes: of a page's content.
+    """
+
+    page_size: int
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a page."""
+        return 4 * self.page_size + sum(shape.size * shape.dtype.itemsize for shape in self.shapes)
+
+    def encode(self, page: KeptPage) -> bytes:
+        """The page as bytes."""
+        return b"".join([np.array(page.tokens, "<i4").tobytes(), *(array.tobytes() for array in page.content)])
+
+    def decode(self, payload: bytes) -> KeptPage:
+        """The page again; raises ValueError if it is not one of this format."""
+        if len(payload) != self.num_bytes:
+            raise ValueError("it holds another model's page")
+        tokens = tuple(np.frombuffer(payload, "<i4", self.page_size).tolist())
+        arrays, at = [], 4 * self.page_size
+        for shape in self.shapes:
+            arrays.append(np.frombuffer(payload, shape.dtype, shape.size, at).reshape(shape.shape))
+            at += arrays[-1].nbytes
+        return KeptPage(tokens, tuple(arrays))
 
 
 class HostPages:

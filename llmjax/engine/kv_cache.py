@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from llmjax.engine.cache_events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvents
+from llmjax.engine.host_pages import KeptPage, PageName
 from llmjax.engine.layer_states import GroupSpec, LayerStates, kind_of
-from llmjax.engine.offload import Fetch, Offload, PageDevice
+from llmjax.engine.offload import HOST, Contents, Fetch, Offload, PageDevice, Source
 from llmjax.engine.page_pool import PageKey, PagePool
 from llmjax.engine.request import Sequence
 from llmjax.engine.rows import TableChanges
@@ -44,6 +47,7 @@ class KVCache:
         prompt_kind: of a prompt's length; prompts of different kinds have different keys for the same tokens.
         offload: takes the pages that are evicted, and has them restored; None: they are lost.
         events: takes down which pages can be found; None: nobody wants to know.
+        taker: gets pages under a name from a host and port; None: no other server has any.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class KVCache:
         prompt_kind: Callable[[int], tuple[int, ...]] = lambda prompt_len: (),
         offload: Offload | None = None,
         events: CacheEvents | None = None,
+        taker: Callable[..., Iterator[tuple[PageName, KeptPage]]] | None = None,
     ) -> None:
         self.page_size = page_size
         self.share_prefixes = share_prefixes
@@ -68,6 +73,7 @@ class KVCache:
         self._offload = offload
         self._fetches: dict[Sequence, Fetch] = {}
         self._events = events
+        self._taker = taker
         for watcher in (offload, events):
             if watcher is not None:
                 watcher.watch(self.pools)
@@ -123,19 +129,44 @@ class KVCache:
         offload = self._offload
         if offload is None or not self.share_prefixes:
             return False
-        known = self._known_pages(sequence, on_disk=True)
         most = offload.most_fetched // max(1, sum(offload.page_bytes))
+        known = self._known_pages(sequence, on_disk=True)
         length = self._longest_hit([pages[:most] for pages in known])
-        names = [
-            (number, sequence.keys[index])
-            for number, (group, pages) in enumerate(zip(self.groups, known, strict=True))
-            for index in range(group.first_needed(length * self.page_size), length)
-            if pages[index] == AWAY
-        ]
-        if (fetch := offload.fetch(names)) is None:
+        source = self._source(sequence)
+        if source is not None:
+            # All that is not here: the other server has what the next token needs.
+            there = min(self._sharable_pages(sequence), most)
+            source, length = (source, there) if there > length else (None, length)
+        names = []
+        for number, (group, pages) in enumerate(zip(self.groups, known, strict=True)):
+            for index in range(group.first_needed(length * self.page_size), length):
+                key = self._key(sequence, index)
+                if (pages[index] if index < len(pages) else None) in (AWAY, None) and group.find(key) is None:
+                    names.append((number, key.digest))
+        if (fetch := offload.fetch(names, source)) is None:
             return False
         self._fetches[sequence] = fetch
         return True
+
+    def _source(self, sequence: Sequence) -> Source | None:
+        """The other server that has computed the prompt."""
+        transfer = sequence.request.params.kv_transfer
+        if self._taker is None or transfer is None or transfer.take is None or sequence.index:
+            return None
+        return partial(self._taker, transfer.take, host=transfer.host, port=transfer.port)
+
+    def give(self, sequence: Sequence, device: PageDevice) -> list[tuple[int, list[PageKey], Contents]]:
+        """Starts to read out the pages of a prompt that has been computed, by group, as many as can be shared."""
+        count = (sequence.num_prompt_tokens - 1) // self.page_size
+        known = [pages[:count] for pages in self._known_pages(sequence, soon=True)]
+        length, given = self._longest_hit(known), []
+        for number, (group, pages) in enumerate(zip(self.groups, known, strict=True)):
+            first = group.first_needed(length * self.page_size)
+            keys = [self._key(sequence, index) for index in range(first, length)]
+            needed = [page for page in pages[first:length] if page is not None]
+            if keys:
+                given.append((number, keys, device.read_pages(number, needed)))
+        return given
 
     def fetched(self, sequence: Sequence, *, seconds: float = 0.0) -> bool:
         """Whether a sequence has nothing to wait for any more.
@@ -299,7 +330,7 @@ class KVCache:
             held.append([page for page in needed if page is not None and page != AWAY])
             for page in held[-1]:
                 group.pool.hold(page)  # or it might be given out for what is restored
-        fetched = set()
+        came: dict[int, str] = {}  # by index of the page, where it was
         for number, (group, pages) in enumerate(zip(self.groups, known, strict=True)):
             for index in range(group.first_needed(longest * self.page_size), longest):
                 if pages[index] != AWAY:
@@ -309,15 +340,18 @@ class KVCache:
                 key = self._key(sequence, index)
                 if group.pool.commit(new[0], key) and self._events is not None:
                     self._tell(self._events, sequence, number, index, key)
-                if offload.restore(number, key, new[0]):
-                    fetched.add(index)
+                where = offload.restore(number, key, new[0])
+                came[index] = where if came.get(index, HOST) == HOST else came[index]
                 pages[index] = new[0]
                 held[number] += new
             group.attach(sequence, pages[:longest])
             group.pool.release(held[number])
         if sequence.times.scheduled is None:  # else its prompt has been counted
-            disk = len([index for index in fetched if index >= length])
-            offload.count_hits(host=(longest - length - disk) * self.page_size, disk=disk * self.page_size)
+            where, found = HOST, Counter[str]()
+            for index in reversed(range(length, longest)):
+                where = came.get(index, where)  # of pages that nobody needs, where those behind them were
+                found[where] += self.page_size
+            offload.count_hits(found)
         return longest
 
     def _can_restore(self, known: list[list[int | None]], length: int) -> bool:

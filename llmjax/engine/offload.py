@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -24,6 +24,8 @@ from llmjax.engine.stats import OffloadCounts
 
 logger = logging.getLogger(__name__)
 
+DISK, REMOTE, HOST = "disk", "remote", "host"  # where pages come from
+TAKERS = 4  # threads that take pages from other servers
 QUEUED_BYTES = 256 * 2**20  # of pages that wait to be written to disk; what comes then is not
 FETCH_SECONDS = 10.0  # that a request waits for pages from disk; then they are computed
 BATCH = 16  # pages that are read out at once when the engine ends
@@ -45,13 +47,24 @@ class PageDevice(Protocol):
         """Gives pages other content, before all that is dispatched after."""
 
 
+class PagesLost(Exception):
+    """Pages do not come from another server."""
+
+
+class Source(Protocol):
+    """Where a fetch gets its pages."""
+
+    def __call__(self) -> Iterator[tuple[PageName, KeptPage]]:
+        """Pages as they come, perhaps others beside those that are wanted; raises PagesLost."""
+
+
 @dataclass
 class Fetch:
     """Pages that a request waits for.
 
     Attributes:
         names: of pages on disk and in host memory, none of which goes from there meanwhile.
-        wanted: those on disk.
+        wanted: those on disk, or at another server.
         num_bytes: of all of them.
         done: all that can be had are there.
         begun: they are being read.
@@ -63,6 +76,7 @@ class Fetch:
     num_bytes: int
     deadline: float
     cleared: int  # times that everything had been forgotten before
+    source: Source | None = None  # another server; None: the disk
     done: bool = False
     begun: bool = False
     given_up: bool = False
@@ -95,12 +109,13 @@ class Offload:
         self._reading: list[_Reading] = []
         self._fetches: deque[Fetch] = deque()  # not begun
         self._fetched_bytes = 0  # of those that have begun and are in use
-        self._from_disk: set[PageName] = set()  # in host memory, and not used since they came from there
+        self._came_from: dict[PageName, str] = {}  # of those in host memory that have not been used since
         self._cleared = 0  # times that everything was forgotten
         self._closed = False
         self._counts = OffloadCounts()
         self._writes = DiskThread("kv-to-disk") if disk is not None else None
         self._reads = DiskThread("kv-from-disk") if disk is not None else None
+        self._takers: deque[DiskThread] = deque()
         self._arrived: deque[tuple[Fetch, dict[PageName, KeptPage]]] = deque()
         self._arrival = threading.Event()
 
@@ -135,23 +150,21 @@ class Offload:
             return True
         return on_disk and self._disk is not None and (group, key.digest) in self._disk
 
-    def restore(self, group: int, key: PageKey, page: int) -> bool:
+    def restore(self, group: int, key: PageKey, page: int) -> str:
         """Has a page that was found written to a page of the device.
 
         Returns:
-            Whether it has come from disk for this.
+            Where it was: DISK or REMOTE if it has come from there for this, else HOST.
         """
         kept, name = self._host.find(group, key), (group, key.digest)
         assert kept is not None
         self._host.use(name)
         self._restored[group, page] = (key, kept)
-        came = name in self._from_disk
-        self._from_disk.discard(name)
-        return came
+        return self._came_from.pop(name, HOST)
 
-    def count_hits(self, *, host: int, disk: int) -> None:
-        """Adds prompt tokens whose pages were found in host memory, and on disk."""
-        self._count(host_hits=host, disk_hits=disk)
+    def count_hits(self, tokens: Mapping[str, int]) -> None:
+        """Adds prompt tokens whose pages were found, by where they were."""
+        self._count(**{f"{where}_hits": count for where, count in tokens.items()})
 
     def forget(self, group: int, key: PageKey) -> None:
         """What a page holds cannot be relied on."""
@@ -159,7 +172,7 @@ class Offload:
         self._evicted.pop(name, None)
         self._settle()
         self._host.remove(name)
-        self._from_disk.discard(name)
+        self._came_from.pop(name, None)
         if self._disk is not None and self._writes is not None:
             self._writes.add(partial(self._disk.remove, name))
 
@@ -173,7 +186,7 @@ class Offload:
         """Nothing of what was kept is found any more."""
         self.drop_moves()
         self._host.clear()
-        self._from_disk.clear()
+        self._came_from.clear()
         self._cleared += 1
         if self._disk is not None and self._writes is not None:
             self._disk.forget_all()
@@ -202,22 +215,23 @@ class Offload:
         for group, contents in back.items():
             device.write_pages(group, [page for page, _ in contents], [content for _, content in contents])
 
-    # The disk
+    # Disk and other servers
 
-    def fetch(self, names: Sequence[PageName]) -> Fetch | None:
-        """Starts to bring pages from disk to host memory.
+    def fetch(self, names: Sequence[PageName], source: Source | None = None) -> Fetch | None:
+        """Starts to bring pages from disk to host memory, or from another server.
 
         Args:
             names: of all that are to be restored together.
+            source: of another server's.
 
         Returns:
-            What to wait for; None: none of them is on disk alone.
+            What to wait for; None: all of them are in host memory.
         """
         wanted = [name for name in names if name not in self._host]
         if not wanted:
             return None
         size = sum(self.page_bytes[group] for group, _ in names)
-        fetch = Fetch(list(names), wanted, size, time.monotonic() + FETCH_SECONDS, self._cleared)
+        fetch = Fetch(list(names), wanted, size, time.monotonic() + FETCH_SECONDS, self._cleared, source)
         self._host.pin(names)
         self._fetches.append(fetch)
         self._begin_fetches()
@@ -291,11 +305,15 @@ class Offload:
         self._reading.clear()
 
     def _keep(self, name: PageName, page: KeptPage) -> None:
-        self._from_disk.difference_update(self._host.add(name, page))
+        self._add(name, page)
         if self._disk is not None and self._writes is not None:
             written = partial(self._disk.write, name, page)
             if not self._writes.offer(written, page.num_bytes, limit=QUEUED_BYTES):
                 self._count(disk_dropped_bytes=page.num_bytes)
+
+    def _add(self, name: PageName, page: KeptPage) -> None:
+        for gone in self._host.add(name, page):
+            self._came_from.pop(gone, None)
 
     def _begin_fetches(self) -> None:
         while self._fetches:
@@ -305,8 +323,11 @@ class Offload:
             self._fetches.popleft()
             self._fetched_bytes += fetch.num_bytes
             fetch.begun = True
-            assert self._reads is not None
-            self._reads.add(partial(self._read, fetch))
+            if fetch.source is not None:
+                self._take_in_turn().add(partial(self._take, fetch))
+            else:
+                assert self._reads is not None
+                self._reads.add(partial(self._read, fetch))
 
     def _read(self, fetch: Fetch) -> None:
         """On the reading thread."""
@@ -322,16 +343,39 @@ class Offload:
         self._arrived.append((fetch, found))
         self._arrival.set()
 
+    def _take_in_turn(self) -> DiskThread:
+        if len(self._takers) < TAKERS:
+            self._takers.append(DiskThread("kv-take"))
+        self._takers.rotate()
+        return self._takers[0]
+
+    def _take(self, fetch: Fetch) -> None:
+        """On a thread that takes: what comes too late for its request is of use to later ones."""
+        assert fetch.source is not None
+        found: dict[PageName, KeptPage] = {}
+        wanted = frozenset(fetch.wanted)
+        try:
+            for name, page in fetch.source():
+                if name in wanted:
+                    found[name] = page
+                if fetch.given_up:
+                    break
+        except PagesLost as why:
+            logger.warning("pages of another server are computed here: %s", why)
+        self._arrived.append((fetch, found))
+        self._arrival.set()
+
     def _take_arrivals(self) -> None:
         self._arrival.clear()
         while self._arrived:
             fetch, found = self._arrived.popleft()
             fetch.done = True
+            where = DISK if fetch.source is None else REMOTE
             for name, page in found.items() if fetch.cleared == self._cleared else ():
-                self._count(disk_read_bytes=page.num_bytes)
+                self._count(**{f"{where}_read_bytes": page.num_bytes})
                 if name not in self._host:
-                    self._from_disk.difference_update(self._host.add(name, page))
-                    self._from_disk.add(name)
+                    self._add(name, page)
+                    self._came_from[name] = where
 
     def _count(self, **more: int) -> None:
         counts = self._counts

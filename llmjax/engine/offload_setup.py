@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from llmjax.checkpoint.identity import identity
 from llmjax.config import EngineConfig
 from llmjax.engine.disk_pages import MAGIC, DiskPages
-from llmjax.engine.host_pages import HostPages
+from llmjax.engine.host_pages import HostPages, PageFormat
 from llmjax.engine.offload import Offload
 from llmjax.engine.page_moves import page_shapes
+from llmjax.engine.page_transfer import PageGiver, PageTaker
 from llmjax.engine.programs import StepCompiler
 from llmjax.engine.signature import digest
 from llmjax.errors import ConfigError
@@ -33,21 +35,24 @@ def offload_of(config: EngineConfig, compiler: StepCompiler) -> Offload | None:
     Raises:
         ConfigError: it does not suit the model or the machine.
     """
+    transfer = config.kv_transfer
     limit = int(config.kv_offloading_size * GIB)
+    if transfer is not None and transfer.takes:
+        limit = max(limit, int(transfer.kv_buffer_size))
     if not limit:
         return None
     if not compiler.model.config.causal:
-        raise ConfigError("kv_offloading_size: this model sees each text as a whole, so texts share no pages")
+        name = "kv_offloading_size" if config.kv_offloading_size else "kv_transfer_config"
+        raise ConfigError(f"{name}: this model sees each text as a whole, so texts share no pages")
     free = free_memory()
     if compiler.platform.host_memory is not None:
         free = min(free, compiler.platform.host_memory)
     if limit > free:
-        raise ConfigError(
-            f"kv_offloading_size {config.kv_offloading_size:g} is too large: {free / GIB:.1f} GiB of the machine's "
-            "memory are free"
-        )
-    shapes = [page_shapes(compiler, group) for group in range(len(compiler.kv_plan.groups))]
-    page_bytes = [sum(shape.size * shape.dtype.itemsize for shape in of_group) for of_group in shapes]
+        name = f"kv_offloading_size {config.kv_offloading_size:g}"
+        if transfer is not None and limit > config.kv_offloading_size * GIB:
+            name = f"kv_transfer_config: kv_buffer_size {transfer.kv_buffer_size:g}"
+        raise ConfigError(f"{name} is too large: {free / GIB:.1f} GiB of the machine's memory are free")
+    formats = page_formats(compiler)
     disk = None
     if config.kv_offloading_dir is not None:
         folder = Path(config.kv_offloading_dir).expanduser()
@@ -56,12 +61,55 @@ def offload_of(config: EngineConfig, compiler: StepCompiler) -> Offload | None:
                 folder,
                 identity=pages_identity(config, compiler),
                 limit=int(config.kv_offloading_disk_size * GIB),
-                page_size=compiler.kv_plan.page_size,
-                shapes=shapes,
+                formats=formats,
             )
         except OSError as error:
             raise ConfigError(f"kv_offloading_dir {folder}: {error.strerror or error}") from error
-    return Offload(HostPages(limit), disk, page_bytes=page_bytes)
+    return Offload(HostPages(limit), disk, page_bytes=[form.num_bytes for form in formats])
+
+
+def giver_of(config: EngineConfig, compiler: StepCompiler) -> PageGiver | None:
+    """What gives pages to other servers; None: nothing does.
+
+    Raises:
+        ConfigError: its address cannot be used, or the model's texts share no pages.
+    """
+    if config.kv_transfer is None or not config.kv_transfer.gives:
+        return None
+    if not compiler.model.config.causal:
+        raise ConfigError("kv_transfer_config: this model sees each text as a whole, so texts share no pages")
+    return PageGiver(config.kv_transfer, **_agreed(config, compiler))
+
+
+def taker_of(config: EngineConfig, compiler: StepCompiler) -> PageTaker | None:
+    """What takes pages from other servers; None: nothing does."""
+    if config.kv_transfer is None or not config.kv_transfer.takes:
+        return None
+    return PageTaker(**_agreed(config, compiler))
+
+
+def _agreed(config: EngineConfig, compiler: StepCompiler) -> dict[str, Any]:
+    """What both sides must have alike. Machines differ in paths and devices: files are those of the same names and
+    sizes, and who knows the secret is believed that they hold the same."""
+    model = compiler.model
+    formats = page_formats(compiler)
+    same = digest(
+        __version__,
+        [(Path(name).name, size) for name, size, *_ in identity(model.path)],
+        model.config,
+        {name: getattr(config, name) for name in DECIDING},
+        compiler.kv_plan.layout,
+        tuple(group.span for group in compiler.kv_plan.groups),
+        [form.shapes for form in formats],
+        model.kv_calibration,
+    )
+    return {"identity": same, "secret": config.master_secret, "formats": formats}
+
+
+def page_formats(compiler: StepCompiler) -> list[PageFormat]:
+    """Of each group of layers."""
+    size, groups = compiler.kv_plan.page_size, range(len(compiler.kv_plan.groups))
+    return [PageFormat(size, page_shapes(compiler, group)) for group in groups]
 
 
 def pages_identity(config: EngineConfig, compiler: StepCompiler) -> str:

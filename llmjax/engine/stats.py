@@ -46,11 +46,13 @@ class OffloadCounts:
     """Pages between the device, the host's memory and its disk. Hits in tokens, the rest in bytes."""
 
     host_hits: int = 0  # prompt tokens whose pages were in host memory
-    disk_hits: int = 0  # and on disk
+    disk_hits: int = 0  # on disk
+    remote_hits: int = 0  # and at another server
     device_to_host_bytes: int = 0
     host_to_device_bytes: int = 0
     disk_write_bytes: int = 0
     disk_read_bytes: int = 0
+    remote_read_bytes: int = 0
     disk_dropped_bytes: int = 0  # not written, for the disk is too slow
 
     def __add__(self, other: OffloadCounts) -> OffloadCounts:

@@ -12,7 +12,6 @@ LORA = "adapters are not supported yet; merge the adapter into the model's weigh
 MEDIA = "models read text only, so nothing here has media to prepare"
 SPECULATION = 'drafts come from prompt lookup alone: --speculative-config \'{"method": "ngram", ...}\''
 VERIFICATION = "drafts are verified exactly, whatever the request asks for"
-TRANSFER = "keys and values are not moved to other servers or stores; leave the flag out"
 
 
 def ours(names: str) -> list[ForeignFlag]:

@@ -9,7 +9,6 @@ from llmjax.migration.rows import (
     MEDIA,
     PARALLEL,
     SPECULATION,
-    TRANSFER,
     VERIFICATION,
     accepted,
     alias,
@@ -179,8 +178,8 @@ CACHE = [
     *accepted("--preemption-mode", "preempted requests are computed again", neutral="recompute"),
     *accepted("--use-v2-block-manager", "", neutral="true false", takes=SWITCH),
     *accepted("--num-lookahead-slots", "pages for drafts are reserved when there are any", neutral="0"),
-    *ours("--kv-events-config"),
-    *refused("--kv-transfer-config|--ec-transfer-config", TRANSFER),
+    *ours("--kv-events-config --kv-transfer-config"),
+    *refused("--ec-transfer-config", MEDIA),
     *accepted("--ec-manager-config|--engram-config", MEDIA),
 ]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from llmjax.errors import InvalidRequest
+from llmjax.kv_transfer import KVTransfer
 from llmjax.sampling.structured import StructuredOutputsParams
 
 MAX_STOP_STRINGS = 64
@@ -99,6 +100,7 @@ class SamplingParams:
     repetition_detection: RepetitionDetectionParams | None = None  # a mapping of its fields is one, too
     stream_interval: int | None = None  # tokens of a streamed output at least, but for the first and the last
     skip_reading_prefix_cache: bool | None = None  # everything is computed, whatever is cached
+    kv_transfer: KVTransfer | None = None  # what becomes of the prompt's pages at other servers
     guided_decoding: StructuredOutputsParams | None = None  # older name of structured_outputs, where it is put
 
     def __post_init__(self) -> None:

@@ -187,22 +187,21 @@ class GenerationRequest(ApiModel):
     store: bool | None = None
     repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
 
+    kv_transfer_params: dict[str, Any] | None = None  # read by `llmjax.kv_transfer.KVTransfer`
+
     # Known, not supported.
     logprob_token_ids: Any = None
-    kv_transfer_params: Any = None
     vllm_xargs: Any = None
     thinking_token_budget: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "logprob_token_ids": ([],),
-        "kv_transfer_params": (),
         "vllm_xargs": ({},),
         "thinking_token_budget": (),
     }
 
     reasons: ClassVar[Mapping[str, str]] = {
         "logprob_token_ids": "is not supported; logprobs has the most probable tokens",
-        "kv_transfer_params": "is not supported: keys and values are not moved to other servers",
         "vllm_xargs": "is not supported: there are no extensions that would read it",
     }
 

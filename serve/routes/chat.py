@@ -25,6 +25,7 @@ from llmjax.serve.logprobs import TokenNames, chat_logprobs, num_logprobs, promp
 from llmjax.serve.prompts import CHARS_PER_PART, off_loop
 from llmjax.serve.protocol.chat import ChatRequest, num_parts
 from llmjax.serve.sse import EventStream, delta_event, event
+from llmjax.serve.transfer import transfer_answer
 from llmjax.serve.turn import Turn, prepare
 
 
@@ -117,7 +118,7 @@ class ChatAnswer:
         answer |= self._prompt()
         if self.server.config.enable_per_request_metrics:
             answer["metrics"] = self._metrics(output)
-        return answer
+        return answer | transfer_answer(self.server.engine, self.turn.job)
 
     def _metrics(self, output: RequestOutput) -> dict[str, float | None] | None:
         if self.body.continuations > 1 or self.turn.budget is not None:

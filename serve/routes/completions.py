@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from llmjax.kv_transfer import KVTransfer
 from llmjax.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.structured import StructuredOutputsParams
@@ -43,6 +44,7 @@ from llmjax.serve.protocol.common import (
 from llmjax.serve.protocol.completions import CompletionRequest
 from llmjax.serve.protocol.structured import demands_form, structured_outputs
 from llmjax.serve.sse import EventStream, delta_event, event
+from llmjax.serve.transfer import transfer_answer, transfer_of
 
 if TYPE_CHECKING:
     from llmjax.tokenizer import IncrementalDetokenizer
@@ -97,9 +99,13 @@ async def _job(server: Server, body: CompletionRequest, request: Request) -> Job
             param=structured.field,
             code="unsupported_parameter",
         )
-    params = [_params(server, body, prompt, asked=asked, structured=structured) for prompt in prompts]
+    id = f"cmpl-{body.request_id or record_of(request).id}"
+    transfer = transfer_of(engine, body, id=id, prompts=len(prompts))
+    params = [
+        _params(server, body, prompt, asked=asked, structured=structured, kv_transfer=transfer) for prompt in prompts
+    ]
     return Job(
-        id=f"cmpl-{body.request_id or record_of(request).id}",
+        id=id,
         prompts=prompts,
         params=params,
         priority=priority,
@@ -118,6 +124,7 @@ def _params(
     *,
     asked: int | None,
     structured: StructuredOutputsParams | None,
+    kv_transfer: KVTransfer | None,
 ) -> SamplingParams:
     defaults = server.engine.info.default_sampling_params
     default = defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
@@ -130,6 +137,7 @@ def _params(
         logprobs=body.logprobs,
         detokenize=server.engine.tokenizer is not None,
         structured_outputs=structured,
+        kv_transfer=kv_transfer,
         **echoed,
     )
 
@@ -177,7 +185,7 @@ class CompletionAnswer:
         answer = {**self._envelope(choices), "usage": self.tally.usage()}
         if self.server.config.enable_per_request_metrics:
             answer["metrics"] = self._metrics(outputs[-1])
-        return answer
+        return answer | transfer_answer(self.server.engine, self.job)
 
     def _metrics(self, output: RequestOutput) -> dict[str, float | None] | None:
         if len(self.job.prompts) * self.body.continuations > 1:

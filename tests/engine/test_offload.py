@@ -21,7 +21,7 @@ from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine import disk_pages, offload
 from llmjax.engine.disk_pages import DiskPages
-from llmjax.engine.host_pages import HostPages, KeptPage
+from llmjax.engine.host_pages import HostPages, KeptPage, PageFormat
 from llmjax.engine.memory import plan_kv
 from llmjax.engine.model import load_model
 from llmjax.engine.offload import Offload
@@ -207,7 +207,7 @@ FILE_BYTES = disk_pages.HEADER_BYTES + 4 * 4 + 24 + 5
 
 
 def disk_of(folder: Path, *, identity: str = "0a", limit: int = 2**20) -> DiskPages:
-    return DiskPages(folder, identity=identity, limit=limit, page_size=4, shapes=[SHAPES, SHAPES])
+    return DiskPages(folder, identity=identity, limit=limit, formats=[PageFormat(4, SHAPES)] * 2)
 
 
 def test_disk_keeps_pages_as_they_are(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_the_least_recently_used_files_go(tmp_path: Path) -> None:
     assert names[1] not in disk
     assert names[39] in disk
     assert all((disk.read(name) is not None) == (name in disk) for name in names)
-    assert disk.write((0, b"y" * 16), KeptPage((0,) * 4, (np.zeros(40 * FILE_BYTES, np.uint8),))) == 0
+    assert disk_of(tmp_path / "tiny", limit=FILE_BYTES - 1).write(names[0], page_of(0)[1]) == 0
 
 
 def test_two_engines_share_a_folder(tmp_path: Path) -> None:

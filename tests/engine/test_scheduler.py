@@ -28,7 +28,7 @@ from llmjax.engine.cache_events import CacheEvents
 from llmjax.engine.device_state import NO_TOKEN, StepOutput
 from llmjax.engine.disk_pages import DiskPages
 from llmjax.engine.engine import Engine
-from llmjax.engine.host_pages import HostPages, PageContent
+from llmjax.engine.host_pages import HostPages, PageContent, PageFormat
 from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.layer_states import FullPages, GroupSpec, StateSlots
 from llmjax.engine.memory import plan_kv
@@ -118,8 +118,8 @@ def offload_of(shape: Shape) -> Offload | None:
     )
     disk = None
     if shape.folder is not None:
-        options = {"identity": "ab" * 16, "limit": 2**20, "page_size": shape.page_size}
-        disk = DiskPages(shape.folder, shapes=[content] * len(shape.spans), **options)
+        formats = [PageFormat(shape.page_size, content)] * len(shape.spans)
+        disk = DiskPages(shape.folder, identity="ab" * 16, limit=2**20, formats=formats)
     each = 9 * shape.page_size
     return Offload(HostPages(shape.host_pages * each), disk, page_bytes=[each] * len(shape.spans))
 

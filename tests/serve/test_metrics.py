@@ -81,10 +81,12 @@ def test_offloaded_pages_have_vllms_names() -> None:
     offload = OffloadCounts(
         host_hits=8,
         disk_hits=4,
+        remote_hits=2,
         device_to_host_bytes=100,
         host_to_device_bytes=50,
         disk_write_bytes=70,
         disk_read_bytes=20,
+        remote_read_bytes=30,
         disk_dropped_bytes=10,
     )
     stats = StepStats(
@@ -95,7 +97,7 @@ def test_offloaded_pages_have_vllms_names() -> None:
         num_prompt_tokens=5,
         num_generation_tokens=1,
         prefix_cache_queries=40,
-        prefix_cache_hits=32,
+        prefix_cache_hits=34,
         offload=offload,
     )
     for _ in range(2):
@@ -108,13 +110,15 @@ def test_offloaded_pages_have_vllms_names() -> None:
     }
     assert samples == {
         ("vllm:external_prefix_cache_queries_total", None): 40,
-        ("vllm:external_prefix_cache_hits_total", None): 24,
+        ("vllm:external_prefix_cache_hits_total", None): 28,
         ("llmjax:kv_offload_hits_total", "host"): 16,
         ("llmjax:kv_offload_hits_total", "disk"): 8,
+        ("llmjax:kv_offload_hits_total", "remote"): 4,
         ("vllm:kv_offload_total_bytes_total", "GPU_to_CPU"): 200,
         ("vllm:kv_offload_total_bytes_total", "CPU_to_GPU"): 100,
         ("vllm:kv_offload_total_bytes_total", "CPU_to_disk"): 140,
         ("vllm:kv_offload_total_bytes_total", "disk_to_CPU"): 40,
+        ("vllm:kv_offload_total_bytes_total", "remote_to_CPU"): 60,
         ("vllm:kv_offload_total_bytes_total", "dropped"): 20,
     }
 
