@@ -129,10 +129,12 @@ class KVCache:
         offload = self._offload
         if offload is None or not self.share_prefixes:
             return False
+        source = self._source(sequence)
+        if source is None and not offload.has_disk:
+            return False
         most = offload.most_fetched // max(1, sum(offload.page_bytes))
         known = self._known_pages(sequence, on_disk=True)
         length = self._longest_hit([pages[:most] for pages in known])
-        source = self._source(sequence)
         if source is not None:
             # All that is not here: the other server has what the next token needs.
             there = min(self._sharable_pages(sequence), most)

@@ -58,7 +58,7 @@ class Source(Protocol):
         """Pages as they come, perhaps others beside those that are wanted; raises PagesLost."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Fetch:
     """Pages that a request waits for.
 
@@ -118,6 +118,11 @@ class Offload:
         self._takers: deque[DiskThread] = deque()
         self._arrived: deque[tuple[Fetch, dict[PageName, KeptPage]]] = deque()
         self._arrival = threading.Event()
+
+    @property
+    def has_disk(self) -> bool:
+        """Whether pages may be on disk alone."""
+        return self._disk is not None
 
     @property
     def host_bytes(self) -> int:
