@@ -232,7 +232,7 @@ def start(model: str, settings: dict[str, Any], started: float) -> Start:
     found = phases.found
     programs, end = llm.engine.runner.programs, time.perf_counter() + SECONDS
     found.rates = stream.rates(lambda: time.perf_counter() < end and len(programs.ready) < len(programs.buckets))
-    used = stream.used
+    used = list(stream.used)
     llm.warm_up()
     found.ready, found.ready_cpu = time.time() - started, time.process_time()
     found.events = dict(events)

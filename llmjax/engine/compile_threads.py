@@ -30,6 +30,7 @@ class CompileThreads:
 
     def __init__(self, count: int) -> None:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._closed = False
         self._threads = [_CompileThread(self._tasks, f"{NAME}-{i}") for i in range(count)]
         # Who forgets to close it ends the threads as well, but does not wait for them: garbage is collected in the
         # middle of anything, and what a thread has begun may need a lock that is held there.
@@ -40,9 +41,11 @@ class CompileThreads:
             thread.start()
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Starts ``call(*arguments)`` when it is its turn."""
+        """Starts ``call(*arguments)`` when it is its turn; never, if this is closed."""
         future: Future[T] = Future()
         self._tasks.put((future, call, arguments))
+        if self._closed:
+            _drop(self._tasks, len(self._threads))
         return future
 
     def close(self, *, wait: bool = True) -> None:
@@ -51,6 +54,7 @@ class CompileThreads:
         Args:
             wait: until those that have begun are done, and what they hold is free.
         """
+        self._closed = True
         _drop(self._tasks, len(self._threads))
         if wait:
             _join(self._threads)

@@ -22,14 +22,17 @@ class MaskedPrograms:
     Args:
         compiler: of the steps that they follow.
         threads: where those are compiled.
+        kept: done when that of mixed steps may have been compiled by another process; None: no other compiles it.
     """
 
-    def __init__(self, compiler: StepCompiler, threads: CompileThreads) -> None:
+    def __init__(self, compiler: StepCompiler, threads: CompileThreads, kept: Future[None] | None = None) -> None:
         self._compiler = compiler
         self._threads = CompileThreads(1)
         self._lock = threading.Lock()
         self._programs: dict[_Kind, Future[Executable]] = {}
-        if compiler.generates:
+        if kept is not None:
+            kept.add_done_callback(lambda done: None if done.cancelled() else self._submit(compiler.largest))
+        elif compiler.generates:
             threads.submit(self._submit, compiler.largest)
 
     def prepare(self) -> None:

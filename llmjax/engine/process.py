@@ -187,7 +187,7 @@ class ProcessEngine(RunningEngine):
         code = self._process.wait()
         self._outbox.put(None)
         if not self._stopping:
-            self._error = self._failed or broken or LLMJaxError(f"its process {_how(code)}")
+            self._error = self._failed or broken or LLMJaxError(f"its process {how_it_ended(code)}")
         with self._lock:
             self._ended = True
             questions, self._questions = self._questions, {}
@@ -196,7 +196,7 @@ class ProcessEngine(RunningEngine):
             answer.set_exception(EngineDead("the engine is not running"))
         if not self.loaded.done():
             self.loaded.set_exception(
-                self._failed or EngineDead(f"the engine's process {_how(code)} before the model was loaded")
+                self._failed or EngineDead(f"the engine's process {how_it_ended(code)} before the model was loaded")
             )
         elif self._error is not None:
             if self._failed is None:
@@ -266,7 +266,7 @@ def _kill(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
     connection.close()
 
 
-def _how(code: int) -> str:
+def how_it_ended(code: int) -> str:
     """How a process of this exit code ended."""
     if code >= 0:
         return f"ended with status {code}"

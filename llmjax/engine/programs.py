@@ -11,7 +11,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,8 @@ from llmjax.sampling.state import make_sampler_state
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+EMPTY: Mapping[Any, Any] = MappingProxyType({})
 QUIET = 1.0  # seconds without a step after which nobody minds that programs are read
 
 
@@ -362,6 +365,8 @@ class StepPrograms:
         buckets: any order; the last mixed one must hold every plan.
         threads: where they are compiled.
         kept: those whose programs need only to be read.
+        apart: those that another process compiles, each done when its program needs only to be read, or never will; not
+            the largest one.
     """
 
     def __init__(
@@ -371,22 +376,19 @@ class StepPrograms:
         *,
         threads: CompileThreads,
         kept: Collection[Bucket] = (),
+        apart: Mapping[Bucket, Future[None]] = EMPTY,
     ) -> None:
         self._build = build
         self._order = sorted(buckets, key=_cost)
-        self._kept = frozenset(kept)
+        self._kept = set(kept)
         self._programs: dict[Bucket, Program] = {}
         self._building = {bucket: threading.Lock() for bucket in buckets}
         self._last_pick = time.monotonic()  # the first request may come any moment
         self._all_wanted = threading.Event()
-        # The largest bucket holds every plan, so the engine can serve as soon as it is there; then one decode and the
-        # largest decode bucket; the rest from small to large. Those that are kept wait, so they come last.
-        decode = [bucket for bucket in self._order if bucket.decode]
-        smaller = list(dict.fromkeys([*decode[:1], *decode[-1:], *self._order[:-1]]))
-        order = sorted([self._order[-1], *smaller], key=lambda bucket: bucket in self._kept)
+        order = sorted(in_turn(buckets), key=lambda bucket: bucket in self._kept)  # they wait, so they come last
         self._largest: Future[Program] = Future()  # which the others look at, whoever comes first
-        self._futures = [threads.submit(self._compile_in_turn, bucket) for bucket in order]
-        self._futures[order.index(self._order[-1])].add_done_callback(self._largest_done)
+        self._futures = [self._submit(bucket, threads, apart.get(bucket)) for bucket in order]
+        follow(self._futures[order.index(self._order[-1])], self._largest)
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -442,7 +444,7 @@ class StepPrograms:
             try:
                 program = self._compile(bucket)
             except CompileError as error:
-                self._kept -= {bucket}
+                self._kept.discard(bucket)
                 logger.warning("%s; a larger one takes its place", error)
         return program
 
@@ -458,6 +460,23 @@ class StepPrograms:
             self._programs[bucket] = program
         if bucket not in self._kept:
             give_back()
+        return program
+
+    def _submit(self, bucket: Bucket, threads: CompileThreads, kept: Future[None] | None) -> Future[Program]:
+        """Has it compiled or read, when it is kept or nobody else compiles it."""
+        if kept is None:
+            return threads.submit(self._compile_in_turn, bucket)
+        program: Future[Program] = Future()
+
+        def begin(kept: Future[None]) -> None:
+            if kept.cancelled():
+                program.cancel()
+                return
+            if kept.exception() is None:
+                self._kept.add(bucket)
+            follow(threads.submit(self._compile_in_turn, bucket), program)
+
+        kept.add_done_callback(begin)
         return program
 
     def _compile_in_turn(self, bucket: Bucket) -> Program:
@@ -479,13 +498,27 @@ class StepPrograms:
                 logger.debug("why:", exc_info=error)
             raise
 
-    def _largest_done(self, future: Future[Program]) -> None:
-        if future.cancelled():
-            self._largest.cancel()
-        elif (error := future.exception()) is not None:
-            self._largest.set_exception(error)
+
+def in_turn(buckets: Collection[Bucket]) -> list[Bucket]:
+    """The order to compile in: the largest bucket holds every plan, so the engine can serve as soon as it is there;
+    then one decode and the largest decode bucket; the rest from small to large."""
+    *smaller, largest = sorted(buckets, key=_cost)
+    decode = [bucket for bucket in smaller if bucket.decode]
+    return list(dict.fromkeys([largest, *decode[:1], *decode[-1:], *smaller]))
+
+
+def follow(first: Future[T], second: Future[T]) -> None:
+    """The second one ends as the first one does."""
+
+    def end(first: Future[T]) -> None:
+        if first.cancelled():
+            second.cancel()
+        elif (error := first.exception()) is not None:
+            second.set_exception(error)
         else:
-            self._largest.set_result(future.result())
+            second.set_result(first.result())
+
+    first.add_done_callback(end)
 
 
 def build_one(build: Callable[[Bucket], Executable], bucket: Bucket) -> Executable:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import pickle
+from collections.abc import Callable, Collection, Hashable, Mapping
 from collections.abc import Sequence as Listing
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -19,7 +22,8 @@ from llmjax.engine.group_wire import Array, RunMasked, RunStep
 from llmjax.engine.host_pages import PageContent
 from llmjax.engine.masked import MaskedPrograms
 from llmjax.engine.page_moves import PageMover, PendingPages
-from llmjax.engine.programs import StepCompiler, StepPrograms
+from llmjax.engine.program_cache import ProgramSpec
+from llmjax.engine.programs import StepCompiler, StepPrograms, in_turn
 from llmjax.engine.request import Sequence
 from llmjax.engine.rows import NewRow, TableChanges, row_words
 from llmjax.engine.scheduler import Row, StepPlan
@@ -30,6 +34,15 @@ from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.sampling.logprobs import LogprobArrays
 from llmjax.sampling.masks import bit_masks
 from llmjax.sampling.settings import RequestSampling
+
+if TYPE_CHECKING:
+    from llmjax.engine.compile_process import CompileProcess
+
+logger = logging.getLogger(__name__)
+
+FIRST = 2  # programs that an engine compiles itself, in the order of ``in_turn``
+WORTH_A_PROCESS = 100  # layers in all programs; to import JAX and Flax takes as long as to compile some dozens
+MASKED = "masked"  # what the program is called that samples under masks behind the largest step
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,33 @@ class HostLogprobs:
         """Waits for the device and copies."""
         parts = (logprobs.logprob, logprobs.rank, logprobs.top_ids, logprobs.top_logprobs)
         return cls(*(np.asarray(part) for part in parts))
+
+
+def compile_apart(compiler: StepCompiler, *, kept: Collection[Bucket]) -> CompileProcess | None:
+    """A process that compiles what this one can serve without: all but the step that holds every plan, and what a
+    stream is fast with.
+
+    Args:
+        kept: of what needs only to be read.
+
+    Returns:
+        None: too little is left to compile for a process to be worth its start, or programs are not kept where another
+        process could leave them, which is so with several devices and on accelerators.
+    """
+    behind = [bucket for bucket in in_turn(compiler.layouts)[FIRST:] if bucket not in kept]
+    alone = compiler.platform.sharding is None and compiler.group.size == 1
+    if compiler.cache.folder is None or not alone or len(behind) * compiler.model.config.num_layers < WORTH_A_PROCESS:
+        return None
+    from llmjax.engine.compile_process import CompileProcess
+
+    specs: dict[Hashable, ProgramSpec] = {bucket: compiler.spec(bucket) for bucket in behind}
+    if compiler.generates:
+        specs[MASKED] = compiler.masked_spec(compiler.largest)
+    try:
+        return CompileProcess(compiler.cache, specs)
+    except (OSError, pickle.PicklingError) as error:
+        logger.warning("no process can be started that compiles programs, so the engine does: %s", error)
+        return None
 
 
 @dataclass(frozen=True)
@@ -96,8 +136,10 @@ class Runner:
         self._mover = self._threads.submit(PageMover(compiler).compiled) if moves_pages else None
         buckets = list(self._layouts)
         kept = [bucket for bucket in buckets if compiler.keeps(bucket)]
-        self.programs = StepPrograms(compiler.compile, buckets, threads=self._threads, kept=kept)
-        self._masked = MaskedPrograms(compiler, self._threads)  # after what all requests need
+        self._apart = compile_apart(compiler, kept=kept)
+        apart: Mapping[Any, Future[None]] = {} if self._apart is None else self._apart.programs
+        self.programs = StepPrograms(compiler.compile, buckets, threads=self._threads, kept=kept, apart=apart)
+        self._masked = MaskedPrograms(compiler, self._threads, apart.get(MASKED))  # after what all requests need
 
     def take_weights(self) -> None:
         """From now on steps use the weights that the model has now."""
@@ -232,6 +274,8 @@ class Runner:
         Args:
             wait: for the compilations that have begun, which hold the weights.
         """
+        if self._apart is not None:
+            self._apart.close()
         self._threads.close(wait=wait)
         self._masked.close(wait=wait)
         self._group.close()

@@ -30,8 +30,8 @@ LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "ml_dtypes")
 KNOWN = ("llmjax", "builtins", *LIBRARIES)  # packages whose classes and functions the environment's digest stands for
 VARIABLES = ("XLA_", "LLMJAX_", "TF_")  # how the names of environment variables begin that XLA and kernels read
 CPUINFO = Path("/proc/cpuinfo")
-# Settings of JAX that say where programs are kept and what is logged, not what they are.
-BESIDE = ("cache", "log", "explain", "default_device", "traceback", "profiler", "debug_")
+# Settings of JAX that say where programs are kept, what is logged and which devices are opened, not what programs are.
+BESIDE = ("cache", "log", "explain", "default_device", "platforms", "traceback", "profiler", "debug_")
 
 
 class SourcesChanged(Exception):
@@ -59,9 +59,7 @@ def environment_digest(device: jax.Device) -> str:
     """Of everything beyond a program's own definition: the versions of what compiles it, the kernels that it calls, the
     machine and its settings."""
     native = library() if platform_of(device) == CPU else None
-    # As attributes where there are such: those say what holds in this thread.
-    known = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
-    settings = {name: repr(value) for name, value in known.items() if not _beside(name)}
+    settings = {name: repr(value) for name, value in jax_settings().items()}
     return digest(
         None if native is None else _file_digest(LIBRARY),
         native and native.forced,
@@ -72,6 +70,13 @@ def environment_digest(device: jax.Device) -> str:
         (device.platform, device.device_kind, device.id, device.client.platform_version, len(device.client.devices())),
         (host.machine(), _cpu_features(), usable_cores()),
     )
+
+
+def jax_settings() -> dict[str, Any]:
+    """JAX's settings that decide programs, by name."""
+    # As attributes where there are such: those say what holds in this thread.
+    known = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
+    return {name: value for name, value in known.items() if not _beside(name)}
 
 
 def _beside(name: str) -> bool:

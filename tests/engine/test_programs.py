@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError, Future, wait
 from types import SimpleNamespace
 from typing import Any
 
@@ -167,3 +167,32 @@ def test_whoever_waits_for_the_largest_is_told_when_it_is_given_up() -> None:
     with pytest.raises(CancelledError):
         made.wait_first()
     go_on.set()
+
+
+@pytest.mark.parametrize("how", ["kept", "failed", "cancelled"])
+def test_what_another_process_compiles(how: str) -> None:
+    """It is then read like what is kept, or compiled here after all; when it is given up, nobody compiles it."""
+    apart: dict[Bucket, Future[None]] = {bucket: Future() for bucket in BUCKETS if bucket != LARGEST}
+    built: list[Bucket] = []
+    threads = CompileThreads(2)
+    made = StepPrograms(build((), built), BUCKETS, threads=threads, apart=apart)
+    made.wait_first()
+    assert made.pick(plan(1)).bucket == LARGEST and built == [LARGEST]
+    assert made.most_steps(1) == 1
+    for future in apart.values():
+        if how == "kept":
+            future.set_result(None)
+        elif how == "failed":
+            future.set_exception(CompileError("its process was killed"))
+        else:
+            future.cancel()
+    if how == "kept":
+        assert made.pick(plan(1)).bucket == mixed(16)  # read at once, for it is wanted
+    if how == "cancelled":
+        with pytest.raises(CancelledError):
+            made.wait_all()
+    else:
+        made.wait_all()
+    assert sorted(built, key=str) == sorted(BUCKETS if how != "cancelled" else [LARGEST], key=str)
+    assert len(made.ready) == len(built)
+    threads.close()
