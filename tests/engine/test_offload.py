@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,15 @@ SMALL = Shape(
     max_model_len=32,
     host_pages=100,
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patience() -> Iterator[None]:
+    """What is asserted does not depend on how busy the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offload, "FETCH_SECONDS", 300.0)
+        patch.setattr(offload, "CLOSE_SECONDS", 300.0)
+        yield
 
 
 def ask(engine: SimulatedEngine, name: str, prompt: list[int]) -> int:

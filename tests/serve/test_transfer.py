@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.engine import offload
 from tests.serve.conftest import Running
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
@@ -24,6 +25,14 @@ DECODED_ELSEWHERE = {
     "remote_host": None,
     "remote_port": None,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patience() -> Iterator[None]:
+    """What is asserted does not depend on how busy the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offload, "FETCH_SECONDS", 300.0)
+        yield
 
 
 @pytest.fixture(scope="module")
