@@ -1,6 +1,6 @@
 """What drafts bring: texts that copy from their prompts, decoded plainly and with ``speculative_config``.
 
-    python -m benchmarks.speculation [--model …] [--drafts 4 8] [--rounds 5]
+    python -m benchmarks.speculation [--model …] [--draft-model …] [--drafts 4 8] [--rounds 5]
 
 One stream, greedy; engines take turns, round after round, so that whatever else the machine does meets all of them. The
 table has medians over rounds of tokens a second and of CPU seconds (of the whole process) for a thousand tokens.
@@ -53,12 +53,13 @@ def measure(llm: LLM, task: str, tokens: int, runs: Runs) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--draft-model", help="a smaller model that makes the drafts, instead of prompt lookup")
     parser.add_argument("--drafts", type=int, nargs="+", default=[4, 8], help="num_speculative_tokens of each engine")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=300)
     options = parser.parse_args()
     found: dict[tuple[str, int], Runs] = {}
-    engines = {drafts: make(options.model, drafts) for drafts in (0, *options.drafts)}
+    engines = {drafts: make(options.model, drafts, options.draft_model) for drafts in (0, *options.drafts)}
     for round_ in range(options.rounds + 1):
         for task, text in TASKS.items():
             for drafts, llm in engines.items():
@@ -74,14 +75,10 @@ def main() -> None:
         print(f"| {task} | {drafts} | {rate:.0f} | {faster:.2f} | {cpu:.2f} | {less:.2f} | {runs.accepted:.0%} |")
 
 
-def make(model: str, drafts: int) -> LLM:
-    config = {
-        "method": "ngram",
-        "num_speculative_tokens": drafts,
-        "prompt_lookup_min": 2,
-        "prompt_lookup_max": 4,
-        "disable_by_batch_size": 1,
-    }
+def make(model: str, drafts: int, draft_model: str | None) -> LLM:
+    lookup = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    config = {"model": draft_model} if draft_model else lookup
+    config |= {"num_speculative_tokens": drafts, "disable_by_batch_size": 1}
     settings: dict[str, Any] = {"speculative_config": config} if drafts else {}
     llm = LLM(model, max_num_seqs=1, max_model_len=2048, **settings)
     llm.warm_up()

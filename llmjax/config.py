@@ -278,8 +278,9 @@ class EngineConfig:
     speculative_config: dict[str, Any] | None = setting(  # noqa: RUF009
         None,
         "guess next tokens and verify several in one step, as JSON: "
-        '\'{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}\'; what is '
-        "sampled stays the same (default: tokens are made one by one)",
+        '\'{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}\', or '
+        '\'{"model": SMALLER_MODEL, "num_speculative_tokens": 4}\'; what is sampled stays the same (default: tokens '
+        "are made one by one)",
     )
     stream_interval: int = setting(
         1, "tokens of each piece of a stream at least, but for the first and the last; requests may ask for more"

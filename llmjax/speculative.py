@@ -10,23 +10,33 @@ from typing import Any
 from llmjax.errors import ConfigError
 
 MOST_DRAFTS = 32
-NAMES = ("ngram", "[ngram]")  # of the method; older versions of vLLM have it as the model
+NGRAM = ("ngram", "[ngram]")  # names of the method; older versions of vLLM have it as the model
+DRAFT_MODEL = "draft_model"
 WINDOW = 5  # tokens of an n-gram, where nothing is said
-KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "disable_by_batch_size")
+COUNTS = ("num_speculative_tokens", "disable_by_batch_size")
+LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
+OF_MODEL = ("revision", "quantization")
+KEYS = ("method", "model", *COUNTS, *LOOKUP, *OF_MODEL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
-    """Guesses by prompt lookup: what stood behind the last tokens when they stood in the text before (Saxena 2023).
+    """Guesses by prompt lookup: what stood behind the last tokens when they stood in the text before (Saxena 2023); or
+    those of a smaller model (Leviathan et al. 2023).
 
     Args:
         num_speculative_tokens: drafts of a step at most.
+        model: the smaller model, as the setting ``model`` names one; None: prompt lookup.
+        revision, quantization: of it, like the settings of these names.
         prompt_lookup_max: tokens of the longest n-gram that is looked for; longer ones go first.
         prompt_lookup_min: of the shortest.
         disable_by_batch_size: with more running sequences than this there are no drafts.
     """
 
     num_speculative_tokens: int
+    model: str | None = None
+    revision: str | None = None
+    quantization: str | None = None
     prompt_lookup_max: int = WINDOW
     prompt_lookup_min: int = WINDOW
     disable_by_batch_size: int = 4
@@ -43,14 +53,19 @@ class SpeculativeConfig:
                 close = difflib.get_close_matches(str(key), KEYS, n=1, cutoff=0.5)
                 hint = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(KEYS)}"
                 raise ConfigError(f"speculative_config: unknown key {key!r}{hint}")
-        method = values.get("method", values.get("model"))
-        if method not in NAMES or values.get("model", method) not in NAMES:
-            wrong = method if method not in NAMES else values["model"]
-            given = "needs a method" if wrong is None else f"does not know the method or model {wrong!r}"
-            raise ConfigError(f"speculative_config {given}; ngram, without a model, is the only one so far")
+        by_model = _by_model(values.get("method"), values.get("model"))
+        for key in LOOKUP if by_model else OF_MODEL:
+            if values.get(key) is not None:
+                raise ConfigError(
+                    f"speculative_config: {key} has no meaning {'with' if by_model else 'without'} a model"
+                )
         if values.get("num_speculative_tokens") is None:
             raise ConfigError("speculative_config needs num_speculative_tokens")
-        counts = {key: values[key] for key in KEYS[2:] if values.get(key) is not None}
+        texts = {key: values[key] for key in ("model", *OF_MODEL) if by_model and values.get(key) is not None}
+        for key, text in texts.items():
+            if not isinstance(text, str) or not text:
+                raise ConfigError(f"speculative_config: {key} must be a text, not {text!r}")
+        counts = {key: values[key] for key in (*COUNTS, *LOOKUP) if values.get(key) is not None}
         for key, value in counts.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"speculative_config: {key} must be an integer of at least 1, not {value!r}")
@@ -66,4 +81,19 @@ class SpeculativeConfig:
                 f"speculative_config: num_speculative_tokens must be at most {MOST_DRAFTS}, not "
                 f"{counts['num_speculative_tokens']}"
             )
-        return cls(**(counts | {"prompt_lookup_max": longest, "prompt_lookup_min": shortest}))
+        return cls(**texts, **(counts | {"prompt_lookup_max": longest, "prompt_lookup_min": shortest}))
+
+
+def _by_model(method: object, model: object) -> bool:
+    """Whether a model makes the guesses, and not prompt lookup; raises ConfigError if it is neither."""
+    if method is None and model is None:
+        raise ConfigError('speculative_config needs a method, which may be "ngram", or the model that makes drafts')
+    if method not in (None, DRAFT_MODEL, *NGRAM):
+        raise ConfigError(
+            f"speculative_config does not know the method {method!r}; it may be ngram, or {DRAFT_MODEL} with a model"
+        )
+    if method == DRAFT_MODEL and (model is None or model in NGRAM):
+        raise ConfigError(f"speculative_config: the method {DRAFT_MODEL} needs a model")
+    if method in NGRAM and model not in (None, *NGRAM):
+        raise ConfigError(f"speculative_config: the method ngram has no model, but {model!r} is given")
+    return method == DRAFT_MODEL or (method is None and model not in NGRAM)

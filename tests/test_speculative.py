@@ -32,12 +32,27 @@ def test_the_method_as_older_versions_of_vllm_have_it() -> None:
     assert SpeculativeConfig.of({"model": "[ngram]", "num_speculative_tokens": 3}).num_speculative_tokens == 3
 
 
+@pytest.mark.parametrize("method", [{}, {"method": "draft_model"}])
+def test_a_model_that_makes_drafts(method: dict[str, Any]) -> None:
+    found = SpeculativeConfig.of({"model": "a/b", "num_speculative_tokens": 4, "quantization": "q8_0", **method})
+    assert (found.model, found.quantization, found.num_speculative_tokens) == ("a/b", "q8_0", 4)
+    assert SpeculativeConfig.of({"method": "ngram", "num_speculative_tokens": 4}).model is None
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "speculative_config needs a method; ngram"),
-        ({"method": "eagle", "num_speculative_tokens": 3}, "does not know the method or model 'eagle'"),
-        ({"method": "ngram", "model": "x", "num_speculative_tokens": 3}, "does not know the method or model 'x'"),
+        ({}, 'speculative_config needs a method, which may be "ngram", or the model'),
+        ({"method": "eagle", "num_speculative_tokens": 3}, "does not know the method 'eagle'"),
+        ({"method": "ngram", "model": "x", "num_speculative_tokens": 3}, "method ngram has no model, but 'x' is given"),
+        ({"method": "draft_model", "num_speculative_tokens": 3}, "the method draft_model needs a model"),
+        ({"model": 5, "num_speculative_tokens": 3}, "model must be a text, not 5"),
+        ({"model": "x"}, "speculative_config needs num_speculative_tokens"),
+        ({"model": "x", "num_speculative_tokens": 3, "prompt_lookup_max": 3}, "prompt_lookup_max has no meaning with"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 3, "quantization": "q8_0"},
+            "quantization has no meaning",
+        ),
         ({"method": ["ngram"], "num_speculative_tokens": 3}, "does not know the method"),
         ({"method": "ngram"}, "speculative_config needs num_speculative_tokens"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be an integer of at least 1"),

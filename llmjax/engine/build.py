@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from llmjax.collector import paused
 from llmjax.config import EngineConfig
 from llmjax.engine.cache_events import CacheEvents
+from llmjax.engine.draft_model import load_draft
 from llmjax.engine.engine import Engine
 from llmjax.engine.event_publisher import EventPublisher
 from llmjax.engine.generation_config import check_generation_config
@@ -15,7 +18,7 @@ from llmjax.engine.graphs import check_graphs, with_graphs
 from llmjax.engine.group import Alone, group_of
 from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.local_ranks import LocalRanks
-from llmjax.engine.memory import check_memory, plan_kv
+from llmjax.engine.memory import check_memory, page_bytes_by_span, plan_kv
 from llmjax.engine.model import LoadedModel, load_model
 from llmjax.engine.offload_setup import giver_of, offload_of, taker_of
 from llmjax.engine.pace import Pace
@@ -88,8 +91,15 @@ def load(config: EngineConfig, group: Alone, share: MachineShare = WHOLE_MACHINE
         page_size=config.page_size,
         calibrated=model.kv_calibration is not None,
     )
-    kv_plan = plan_kv(config, model.graph.config, platform, layout=layout, reserved=model.mapped_bytes)
-    check_memory(config, model.config, platform, kv_plan, reserved=model.mapped_bytes)
+    draft, beside, mapped = None, {}, model.mapped_bytes
+    if speculative is not None and speculative.model is not None:
+        draft = load_draft(config, speculative, platform, model, cache_dir=kept, progress=share.rank == 0)
+        own = replace(layout, token_scales=layout.dtype.itemsize == 1 and draft.kv_calibration is None)
+        beside = page_bytes_by_span(draft.graph.config, own)
+        mapped += draft.mapped_bytes
+    plan = partial(plan_kv, model=model.graph.config, platform=platform, layout=layout, beside=beside)
+    kv_plan = plan(config, reserved=mapped)
+    check_memory(config, model.config, platform, kv_plan, reserved=mapped, beside=beside)
     compiler = StepCompiler(
         model=model,
         platform=platform,
@@ -103,14 +113,15 @@ def load(config: EngineConfig, group: Alone, share: MachineShare = WHOLE_MACHINE
         group=group,
         drafts=0 if speculative is None else speculative.num_speculative_tokens,
         drafted_rows=0 if speculative is None else speculative.disable_by_batch_size,
+        draft_model=draft,
     )
     if not platform.is_cpu and config.kv_cache_memory_bytes is None:
         reserved = compiler.bytes_beside_kv()
-        kv_plan = plan_kv(config, model.graph.config, platform, layout=layout, reserved=reserved)
+        kv_plan = plan(config, reserved=reserved)
         compiler = replace(compiler, kv_plan=kv_plan)
     if group.size > 1:
         agreed = config.replace(kv_cache_memory_bytes=group.agree(model.digest, kv_plan.num_bytes))
-        kv_plan = plan_kv(agreed, model.graph.config, platform, layout=layout)
+        kv_plan = plan(agreed)
         compiler = replace(compiler, kv_plan=kv_plan)
     return config, with_graphs(compiler, config, decode_steps=config.decode_steps or DECODE_STEPS)
 
@@ -127,7 +138,7 @@ def _engine(config: EngineConfig, compiler: StepCompiler, publisher: EventPublis
         pages_per_sequence=kv_plan.pages_per_sequence,
         # Keys of a text whose tokens see those behind them are of that text alone.
         share_prefixes=config.enable_prefix_caching and model.config.causal,
-        prompt_kind=model.config.prompt_kind,
+        prompt_kind=_prompt_kind(model, compiler.draft_model),
         offload=offload,
         events=None if publisher is None else CacheEvents.of(kv_plan, model.config),
         taker=None if taker is None else taker.take,
@@ -153,6 +164,12 @@ def _engine(config: EngineConfig, compiler: StepCompiler, publisher: EventPublis
         giver=giver,
         compilations=CompileCounter(),  # listens until it is closed: nothing before this may have failed
     )
+
+
+def _prompt_kind(*models: LoadedModel | None) -> Callable[[int], tuple[int, ...]]:
+    """Of a prompt's length: prompts of one kind have the same keys for the same tokens in all models."""
+    kinds = [model.config.prompt_kind for model in models if model is not None]
+    return lambda prompt_len: sum((kind(prompt_len) for kind in kinds), ())
 
 
 def _for_vectors(config: EngineConfig, model: LoadedModel, platform: Platform) -> EngineConfig:

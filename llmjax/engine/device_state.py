@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 
@@ -24,7 +24,17 @@ class DeviceState:
     kv: tuple[LayerStack, ...]  # of all layers; none where only heads run
     rows: RowState
     sampler: SamplerState
+    draft_kv: tuple[LayerStack, ...] = ()  # of the layers of a draft model, on pages of the same numbers
     pooled: jax.Array | None = None  # f32 [slots, D], sums of hidden states; None: the model generates
+
+    @property
+    def without_layers(self) -> DeviceState:
+        """What heads need."""
+        return replace(self, kv=(), draft_kv=())
+
+    def with_layers(self, other: DeviceState) -> DeviceState:
+        """With what the layers keep in ``other``."""
+        return replace(self, kv=other.kv, draft_kv=other.draft_kv)
 
 
 @jax.tree_util.register_dataclass

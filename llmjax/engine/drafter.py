@@ -3,16 +3,59 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Protocol
 
 from llmjax.engine.ngrams import NgramIndex
 from llmjax.speculative import SpeculativeConfig
 
 MEMORY = 0.8  # weight of all guesses before one among those up to it
 PRIOR = (2.0, 1.0)  # drafts that were right and wrong before the first one
+UNKNOWN = 0  # a draft that the host does not know: any token will do
 
 
-class Drafter:
-    """Drafts of one sequence, and how good they are.
+class Drafter(Protocol):
+    """Drafts of one sequence, and how good they are."""
+
+    def drafts(self) -> tuple[int, ...]:
+        """What may follow the known tokens; empty: nothing can be said."""
+        ...
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the drafts behind right ones that are right themselves."""
+        ...
+
+    def verified(self, *, right: int, of: int) -> None:
+        """A step has verified so many drafts, of which the first ``right`` were."""
+        ...
+
+
+class ModelDrafter:
+    """A smaller model guesses on the device, in the step that verifies what it guesses.
+
+    Args:
+        count: drafts of a step.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._places = (UNKNOWN,) * count
+        self._right, self._wrong = PRIOR
+
+    def drafts(self) -> tuple[int, ...]:
+        """A place for each."""
+        return self._places
+
+    @property
+    def acceptance(self) -> float:
+        return self._right / (self._right + self._wrong)
+
+    def verified(self, *, right: int, of: int) -> None:
+        self._right = MEMORY * self._right + right
+        self._wrong = MEMORY * self._wrong + (right < of)
+
+
+class LookupDrafter:
+    """Prompt lookup.
 
     Each guess is compared with the tokens that come, whether a step verified it or not: so what it would have brought
     is known of text that is decoded plainly, too.
@@ -29,7 +72,6 @@ class Drafter:
         self._right, self._wrong = PRIOR
 
     def drafts(self) -> tuple[int, ...]:
-        """What may follow the known tokens; empty: nothing can be said."""
         known = len(self._tokens)
         if self._guess and known > self._at:
             self._learn()
@@ -39,8 +81,10 @@ class Drafter:
 
     @property
     def acceptance(self) -> float:
-        """Share of the drafts behind right ones that are right themselves."""
         return self._right / (self._right + self._wrong)
+
+    def verified(self, *, right: int, of: int) -> None:
+        """Nothing new: the tokens that came say so too."""
 
     @cached_property
     def _index(self) -> NgramIndex:

@@ -289,6 +289,9 @@ class Engine:
         self._clock.lap("read")
         times = _StepTimes(time.monotonic())
         outputs = self._process(pending, tokens, times)
+        for row, brought in zip(pending.plan.rows, tokens, strict=True) if pending.plan.drafts else ():
+            if row.drafts and brought and row.sequence.drafter is not None:
+                row.sequence.drafter.verified(right=len(brought) - 1, of=len(row.drafts))
         self._clock.lap("deliver")
         self._record(pending, tokens, times, read_at=ready)
         return outputs

@@ -90,8 +90,8 @@ class _Replica:
                     assert self._output is not None
                     run = self._programs[_shape(Program("masked", message.bucket))].result()
                     ends, mask = self._output.ends, message.mask.values()
-                    state, _ = run(self._compiler.head_weights, replace(self._state, kv=()), ends, mask)
-                    self._state = replace(state, kv=self._state.kv)
+                    state, _ = run(self._compiler.head_weights, self._state.without_layers, ends, mask)
+                    self._state = state.with_layers(self._state)
                 case RunEdit():
                     self._edit(message)
                 case Refused():

@@ -92,7 +92,13 @@ class ProgramMemory:
 
 
 def plan_kv(
-    config: EngineConfig, model: ModelConfig, platform: Platform, *, layout: KVLayout, reserved: int = 0
+    config: EngineConfig,
+    model: ModelConfig,
+    platform: Platform,
+    *,
+    layout: KVLayout,
+    reserved: int = 0,
+    beside: Mapping[Span, int] = MappingProxyType({}),
 ) -> KVPlan:
     """Divides the memory.
 
@@ -100,12 +106,13 @@ def plan_kv(
         layout: how a layer's pages are stored.
         reserved: bytes of the free memory that are for other things than KV. Weights are there already, but for those
             that are mapped from a file.
+        beside: bytes of a page in the layers of another model that has pages of the same numbers, by span.
 
     Raises:
         ConfigError: not even one request of ``max_model_len`` fits, or two pages.
     """
     page = layout.page_size
-    page_bytes = page_bytes_by_span(model, layout)
+    page_bytes = _together(page_bytes_by_span(model, layout), beside)
     longest = config.max_model_len or model.max_position
     if longest > model.max_position:
         raise ConfigError(
@@ -140,19 +147,31 @@ def plan_kv(
     return KVPlan(groups=groups, layout=layout, max_model_len=longest, num_bytes=used)
 
 
+def _together(one: Mapping[Span, int], other: Mapping[Span, int]) -> dict[Span, int]:
+    spans = sorted({*one, *other}, key=lambda span: span.order)
+    return {span: one.get(span, 0) + other.get(span, 0) for span in spans}
+
+
 def check_memory(
-    config: EngineConfig, model: ModelConfig, platform: Platform, plan: KVPlan, *, reserved: int = 0
+    config: EngineConfig,
+    model: ModelConfig,
+    platform: Platform,
+    plan: KVPlan,
+    *,
+    reserved: int = 0,
+    beside: Mapping[Span, int] = MappingProxyType({}),
 ) -> None:
     """Compares what the settings ask for with what is free, before any of it is allocated.
 
     Args:
-        reserved: as in `plan_kv`.
+        reserved, beside: as in `plan_kv`.
 
     Raises:
         ConfigError: it does not fit; names the setting to lower.
     """
     given = config.kv_cache_memory_bytes
-    if given is not None and given - plan.num_bytes > sum(page_bytes_by_span(model, plan.layout).values()):
+    page_bytes = _together(page_bytes_by_span(model, plan.layout), beside)
+    if given is not None and given - plan.num_bytes > sum(page_bytes.values()):
         logger.warning(
             "kv_cache_memory_bytes %s: %s are all that %d sequences (max_num_seqs) of %d tokens can use",
             *(_size(given), _size(plan.num_bytes), config.max_num_seqs, plan.max_model_len),

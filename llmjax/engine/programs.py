@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
 from types import MappingProxyType
@@ -25,6 +25,7 @@ from llmjax.engine.group import Alone
 from llmjax.engine.memory import KVPlan, ProgramMemory
 from llmjax.engine.model import LoadedModel
 from llmjax.engine.program_cache import Executable, ProgramCache, ProgramSpec
+from llmjax.engine.proposal import DraftGraph
 from llmjax.engine.rows import make_row_state
 from llmjax.engine.scheduler import StepPlan
 from llmjax.engine.step import sample_masked, step
@@ -46,6 +47,7 @@ QUIET = 1.0  # seconds without a step after which nobody minds that programs are
 
 def new_state(
     scales: jax.Array | None,
+    draft_scales: jax.Array | None = None,
     *,
     config: ModelConfig,
     vocab_size: int,
@@ -53,29 +55,32 @@ def new_state(
     num_slots: int,
     as_bits: bool,
     as_words: bool,
+    draft: ModelConfig | None = None,
 ) -> DeviceState:
     """No key, no token, nothing seen.
 
     Args:
-        scales: `LoadedModel.kv_calibration`.
+        scales, draft_scales: `LoadedModel.kv_calibration` of the model, and of the draft model.
         config: of the model that a device runs.
         vocab_size: of the whole model.
         as_bits, as_words: as in ``llmjax.kernels.attention.make_pages``.
+        draft: the draft model, if there is one.
     """
-    kv = make_stacks(
-        config.states,
+    stacks = partial(
+        make_stacks,
         num_pages={group.span: group.num_pages for group in plan.groups},
         page_size=plan.page_size,
         dtype=plan.layout.dtype,
         as_bits=as_bits,
         as_words=as_words,
-        calibration=scales,
     )
+    kv = stacks(config.states, calibration=scales)
+    draft_kv = () if draft is None else stacks(draft.states, calibration=draft_scales)
     # A model that makes vectors samples nothing.
     sampler = make_sampler_state(num_slots=num_slots, vocab_size=1 if config.pooler is not None else vocab_size)
     rows = make_row_state(num_slots=num_slots, num_groups=len(plan.groups), pages_per_sequence=plan.pages_per_sequence)
     pooled = None if config.pooler is None else jnp.zeros((num_slots, config.hidden_size), jnp.float32)
-    return DeviceState(kv=kv, rows=rows, sampler=sampler, pooled=pooled)
+    return DeviceState(kv=kv, draft_kv=draft_kv, rows=rows, sampler=sampler, pooled=pooled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +97,7 @@ class StepCompiler:
         decode_steps: decode steps a dispatch may take.
         drafts: of the next tokens of a row, that a step may verify.
         drafted_rows: rows of a step with drafts, at most.
+        draft_model: that makes them; None: the host does.
         options: XLA's compiler options.
         cache: where programs are kept from start to start.
         group: the processes that run the model.
@@ -106,6 +112,7 @@ class StepCompiler:
     decode_steps: int = 1
     drafts: int = 0
     drafted_rows: int = 0
+    draft_model: LoadedModel | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     cache: ProgramCache = field(default_factory=ProgramCache)
     group: Alone = field(default_factory=Alone)
@@ -113,7 +120,13 @@ class StepCompiler:
     @property
     def weights(self) -> tuple[jax.Array, ...]:
         """As ``step`` takes them."""
-        return tuple(self.model.params.values())
+        drafts = () if self.draft_model is None else self.draft_model.params.values()
+        return (*self.model.params.values(), *drafts)
+
+    @cached_property
+    def _draft_graph(self) -> DraftGraph | None:
+        draft, spans = self.draft_model, tuple(group.span for group in self.kv_plan.groups)
+        return None if draft is None else DraftGraph(draft.graph, tuple(draft.params), spans)
 
     @property
     def generates(self) -> bool:
@@ -148,7 +161,8 @@ class StepCompiler:
 
     def make_state(self) -> DeviceState:
         """A new state on the device."""
-        state: DeviceState = self._state_program(self.model.kv_calibration)
+        draft_scales = None if self.draft_model is None else self.draft_model.kv_calibration
+        state: DeviceState = self._state_program(self.model.kv_calibration, draft_scales)
         return state
 
     @cached_property
@@ -164,9 +178,9 @@ class StepCompiler:
         return self.cache.get(spec)
 
     @property
-    def _state_arguments(self) -> tuple[jax.ShapeDtypeStruct | None]:
-        scales = self.model.kv_calibration
-        return (None if scales is None else jax.ShapeDtypeStruct(scales.shape, scales.dtype),)
+    def _state_arguments(self) -> tuple[jax.ShapeDtypeStruct | None, ...]:
+        scales = [None if model is None else model.kv_calibration for model in (self.model, self.draft_model)]
+        return tuple(None if found is None else jax.ShapeDtypeStruct(found.shape, found.dtype) for found in scales)
 
     @property
     def _state_settings(self) -> dict[str, Any]:
@@ -177,6 +191,7 @@ class StepCompiler:
             "num_slots": self.max_num_seqs,
             "as_bits": self.platform.is_cpu,
             "as_words": not self.platform.has_own_kernels,
+            "draft": None if self.draft_model is None else self.draft_model.graph.config,
         }
 
     @cached_property
@@ -225,6 +240,7 @@ class StepCompiler:
                 "names": self._names,
                 "layout": layout,
                 "max_logprobs": self.max_logprobs,
+                "draft": self._draft_graph,
             },
             donated=(1,),
             options=self.options,
@@ -276,7 +292,7 @@ class StepCompiler:
 
     @cached_property
     def _head_state(self) -> DeviceState:
-        return replace(self.state_shapes, kv=())
+        return self.state_shapes.without_layers
 
     @cached_property
     def _head_names(self) -> tuple[str, ...]:

@@ -239,8 +239,8 @@ class Runner:
         program = self._masked.program(pending.bucket)
         if self._group.size > 1:
             self._group.tell(RunMasked(pending.bucket, Array.of(mask)))
-        state, sampled = program(self._head_weights, replace(self._state, kv=()), pending.output.ends, mask)
-        self._state = replace(state, kv=self._state.kv)
+        state, sampled = program(self._head_weights, self._state.without_layers, pending.output.ends, mask)
+        self._state = state.with_layers(self._state)
         if not self._on_host:
             sampled.tokens.copy_to_host_async()
         return replace(pending, output=replace(pending.output, tokens=sampled.tokens, logprobs=sampled.logprobs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping
 
-from llmjax.engine.drafter import Drafter
+from llmjax.engine.drafter import Drafter, LookupDrafter, ModelDrafter
 from llmjax.engine.request import Sequence
 from llmjax.errors import ConfigError
 from llmjax.models.config import ModelConfig
@@ -32,7 +32,9 @@ class Speculation:
 
     def drafter(self, tokens: list[int]) -> Drafter:
         """Of a sequence with these tokens, which may grow."""
-        return Drafter(tokens, self.config)
+        if self.config.model is not None:
+            return ModelDrafter(self.config.num_speculative_tokens)
+        return LookupDrafter(tokens, self.config)
 
     def drafts(self, running: list[Sequence], *, most: int) -> dict[Sequence, tuple[int, ...]]:
         """Guesses at the next tokens of sequences, as far as these are known; none where they do not pay.

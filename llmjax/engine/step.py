@@ -18,6 +18,7 @@ from llmjax.engine.batch import BatchLayout, StepBatch
 from llmjax.engine.device_state import NO_TOKEN, DeviceState, Ends, StepOutput
 from llmjax.engine.heads import Sampled, ends, sample, score, verify
 from llmjax.engine.pooling import pool
+from llmjax.engine.proposal import DraftGraph, propose, take_in
 from llmjax.kernels.qtensor import rounding_decodes
 from llmjax.models import ModelGraph
 from llmjax.sampling.logprobs import LogprobArrays, no_logprobs
@@ -44,20 +45,35 @@ def step(
     names: tuple[str, ...],
     layout: BatchLayout,
     max_logprobs: int,
+    draft: DraftGraph | None = None,
 ) -> tuple[DeviceState, StepOutput]:
     """Runs one dispatch: ``forward`` and its heads.
 
     Args:
-        weights: in the order of ``names``; a tuple, because sorting a dict's keys at every dispatch costs time.
+        weights: in the order of ``names``; a tuple, because sorting a dict's keys at every dispatch costs time. Behind
+            them those of the draft model.
         state: donated.
         packed: i32 [layout.size], from ``BatchLayout.pack``.
         graph: the model's graph definition (static).
         names: Hugging Face names of the weights (static).
         layout: shapes of this bucket (static).
         max_logprobs: top alternatives that are reported (static).
+        draft: a model that makes drafts (static); None: there is none.
     """
     state, batch = begin(state, packed, layout=layout)
     merged = partial(_merged, graph=graph, names=names)
+    own, others = weights[: len(names)], weights[len(names) :]
+
+    def run(model: models.CausalLM, state: DeviceState, batch: StepBatch) -> tuple[DeviceState, jax.Array]:
+        return forward(model, state, batch if draft is None else draft.seen_by(graph.config, batch))
+
+    def draft_merged(others: tuple[jax.Array, ...]) -> models.CausalLM:
+        assert draft is not None
+        return _merged(others, graph=draft.graph, names=draft.names)
+
+    def followed(others: tuple[jax.Array, ...], state: DeviceState, batch: StepBatch) -> DeviceState:
+        """With what the draft model keeps of the batch."""
+        return state if draft is None else take_in(draft_merged(others), state, batch, draft=draft)[0]
 
     if graph.config.pooler is not None:
         model = merged(weights)
@@ -74,16 +90,20 @@ def step(
         )
 
     if layout.bucket.drafts:
-        model = merged(rounding_decodes(weights))  # or what is sampled would depend on there being drafts
-        state, hidden = forward(model, state, batch)
+        if draft is not None:
+            quick = rounding_decodes(others)
+            state, batch = propose(quick, state, batch, merged=draft_merged, drafts=layout.bucket.drafts, draft=draft)
+        model = merged(rounding_decodes(own))  # or what is sampled would depend on there being drafts
+        state, hidden = run(model, state, batch)
         state, sampled = verify(model, state, hidden, batch, drafts=layout.bucket.drafts, max_logprobs=max_logprobs)
         return state, StepOutput(
             tokens=sampled.tokens, logprobs=sampled.logprobs, prompt_logprobs=None, ends=ends(hidden, batch)
         )
 
     if not layout.bucket.decode:
-        model = merged(weights)
-        state, hidden = forward(model, state, batch)
+        model = merged(own)
+        state, hidden = run(model, state, batch)
+        state = followed(others, state, batch)
         last = ends(hidden, batch)
         state, sampled = sample(model, state, last, max_logprobs=max_logprobs, waits=batch.waits)
         return state, StepOutput(
@@ -96,9 +116,10 @@ def step(
     def once(loop: _Loop) -> _Loop:
         # The barrier ties the weights to the iteration. Else XLA takes what depends on them alone out of the loop: it
         # would convert the whole embedding to f32 at every dispatch.
-        done, arrays = jax.lax.optimization_barrier((loop.done, weights))
-        model, now = merged(rounding_decodes(arrays)), batch.after(done, loop.state.rows)
-        state, hidden = forward(model, loop.state, now)
+        done, own, others = jax.lax.optimization_barrier((loop.done, weights[: len(names)], weights[len(names) :]))
+        model, now = merged(rounding_decodes(own)), batch.after(done, loop.state.rows)
+        state, hidden = run(model, loop.state, now)
+        state = followed(rounding_decodes(others), state, now)
         last = ends(hidden, now)
         state, sampled = sample(model, state, last, max_logprobs=max_logprobs, waits=now.waits)
         return _Loop(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmjax.migration.answers import ForeignFlag, Takes
-from llmjax.migration.rows import KERNELS, LORA, MEDIA, SPECULATION, accepted, alias, means, ours, refused
+from llmjax.migration.rows import KERNELS, LORA, MEDIA, accepted, alias, means, ours, refused
 
 SWITCH, OPTIONAL, NOTHING = Takes.SWITCH, Takes.OPTIONAL, Takes.NOTHING
 
@@ -74,8 +74,10 @@ MODEL = [
     *alias("--draft --draft-n --draft-max", "speculative_config", key="num_speculative_tokens"),
     *alias("--spec-ngram-size-n", "speculative_config", key="prompt_lookup_max"),
     *accepted("--draft-min --draft-n-min|--spec-ngram-size-m", "drafts have --draft-max tokens"),
-    *refused("-md --model-draft", SPECULATION),
-    *refused("-lcs --lookup-cache-static|-lcd --lookup-cache-dynamic", SPECULATION),
+    *alias("-md --model-draft", "speculative_config", key="model"),
+    *refused(
+        "-lcs --lookup-cache-static|-lcd --lookup-cache-dynamic", "prompts and outputs are looked up, and no file is"
+    ),
 ]
 
 SAMPLING = [

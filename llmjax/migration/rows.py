@@ -10,7 +10,7 @@ KERNELS = "llmjax picks its own kernels; llmjax doctor says which"
 PARALLEL = "not supported yet; --tensor-parallel-size N divides every layer over N devices"
 LORA = "adapters are not supported yet; merge the adapter into the model's weights first"
 MEDIA = "models read text only, so nothing here has media to prepare"
-SPECULATION = 'drafts come from prompt lookup alone: --speculative-config \'{"method": "ngram", ...}\''
+DRAFT_MODEL = "a draft model has the device, the length and the pages of the model"
 VERIFICATION = "drafts are verified exactly, whatever the request asks for"
 
 

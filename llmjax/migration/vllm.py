@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from llmjax.migration.answers import ForeignFlag, Takes
 from llmjax.migration.rows import (
+    DRAFT_MODEL,
     KERNELS,
     LORA,
     MEDIA,
     PARALLEL,
-    SPECULATION,
     VERIFICATION,
     accepted,
     alias,
@@ -318,8 +318,8 @@ DECODING = [
     *alias("--ngram-prompt-lookup-max", "speculative_config", key="prompt_lookup_max"),
     *alias("--ngram-prompt-lookup-min", "speculative_config", key="prompt_lookup_min"),
     *alias("--speculative-disable-by-batch-size", "speculative_config", key="disable_by_batch_size"),
-    *accepted("--speculative-draft-tensor-parallel-size|--speculative-max-model-len", SPECULATION),
-    *accepted("--speculative-model-quantization", SPECULATION),
+    *accepted("--speculative-draft-tensor-parallel-size|--speculative-max-model-len", DRAFT_MODEL),
+    *alias("--speculative-model-quantization", "speculative_config", key="quantization"),
     *accepted("--speculative-disable-mqa-scorer|--disable-logprobs-during-spec-decoding", VERIFICATION, takes=SWITCH),
     *accepted("--spec-decoding-acceptance-method", VERIFICATION, neutral="rejection_sampler"),
     *accepted(

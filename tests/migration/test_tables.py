@@ -209,6 +209,10 @@ def values_of(*argv: str) -> dict[str, Any]:
                 "--spec-type ngram-simple --draft-max 4 --spec-ngram-size-n 3",
             )
         ],
+        *[
+            (line, {"speculative_config": {"model": "draft", "num_speculative_tokens": 4}})
+            for line in ("-md draft --draft-max 4", "--speculative-model draft --num-speculative-tokens 4")
+        ],
         ("--spec-type none --draft-min 2", {}),
     ],
 )
@@ -225,8 +229,8 @@ def test_what_command_lines_come_to(line: str, expected: dict[str, Any]) -> None
         ("--lora-modules a=b c=d", "--lora-modules: adapters are not supported yet"),
         ("--num-gpu-blocks-override 5", "--num-gpu-blocks-override: size the KV cache with --kv-cache-memory-bytes"),
         ("--no-enable-chunked-prefill", "--no-enable-chunked-prefill: prompts are always computed in chunks"),
-        ("--speculative-config.model x", "speculative_config does not know the method or model 'x'; ngram, without"),
-        ("-md draft.gguf", "-md: drafts come from prompt lookup alone: --speculative-config"),
+        ("--speculative-config.model x", "speculative_config needs num_speculative_tokens"),
+        ("-lcs lookup.bin", "-lcs: prompts and outputs are looked up"),
         ("--middleware a.b c.d", "--middleware: code is not loaded into the server"),
         ("--mcp-command x", "--mcp-command: tools are called by the client"),
         ("-n 5", "-n: vLLM means --nnodes by it and llama-server --n-predict"),
