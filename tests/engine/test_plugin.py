@@ -141,8 +141,7 @@ def has_fixed_length(loop: Any) -> bool:
 MODELS = ("llama", "gemma3", "mixtral", "deepseek-v3", "qwen3-next", "lfm2", "minimax")
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("platform", ["gcu", "cpu"])
+@pytest.mark.parametrize(("model", "platform"), [*((model, "gcu") for model in MODELS), ("lfm2", "cpu")])
 def test_what_steps_are_lowered_to(model: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = compiler_of(model, kv_cache_dtype="int8")
     monkeypatch.setattr("llmjax.engine.program_cache.platform_of", lambda device: platform)
