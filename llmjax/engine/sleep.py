@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from typing import Any
@@ -62,6 +63,7 @@ class Sleeper:
             self._on_host = [np.asarray(leaf) for leaf in leaves]
         for leaf in leaves:
             leaf.delete()
+        gc.collect()  # with which JAX lets go of the host's arrays, and mapped files, that were those on a CPU
         give_back()
 
     def wake_weights(self) -> None:
