@@ -152,6 +152,7 @@ def test_a_configuration() -> None:
         hf_overrides={"rope": {"a": [1, None]}},
         kv_cache_memory_bytes=2**40,
         served_model_name=["a", "b"],  # sequences come as lists
+        numa=[0],
     )
     share = MachineShare(rank=1, count=3, host_memory=2**34)
     start = passed(Start(config, share, 20), ToEngine)

@@ -514,7 +514,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "index_n_heads": 2,
         },
     ),
-    # Odd shapes of newer families: head sizes of 72 and 100, hidden sizes that are no multiple of 32, one key for seven
+    # Odd shapes of newer families: head sizes of 72 and 100, hidden sizes that are not multiples of 32, one key for seven
     # queries, a vocabulary of 1,003.
     "qwen3-odd": (
         "Qwen3ForCausalLM",
