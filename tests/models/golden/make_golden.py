@@ -514,8 +514,8 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "index_n_heads": 2,
         },
     ),
-    # Odd shapes of newer families: head sizes of 72 and 100, hidden sizes that are not multiples of 32, one key for seven
-    # queries, a vocabulary of 1,003.
+    # Odd shapes of newer families: head sizes of 72 and 100, hidden sizes that are not multiples of 32, one key for
+    # seven queries, a vocabulary of 1,003.
     "qwen3-odd": (
         "Qwen3ForCausalLM",
         {**_ODD, "head_dim": 72, "rope_theta": 1e6, "tie_word_embeddings": True},
