@@ -568,6 +568,12 @@ class ServerConfig:
     )
     guard_metrics: bool = setting(False, "require the key at /metrics and /version too; /health and /ping stay open")
     cache_salt_per_key: bool = setting(False, "requests with different keys share no cached prefixes")
+    max_requests_per_minute: int = setting(
+        0, "requests for answers that each key may make a minute (without keys: all together); more get 429; 0: any"
+    )
+    max_tokens_per_minute: int = setting(
+        0, "tokens of prompts and answers that each key may take a minute (without keys: all together); 0: any"
+    )
     allowed_hosts: Sequence[str] = setting(
         (),
         "host names that requests may be addressed to; on loopback, localhost always is; elsewhere all are by default",
@@ -685,6 +691,8 @@ class ServerConfig:
             "max_conversation_bytes",
             "max_file_bytes",
             "max_files_bytes",
+            "max_requests_per_minute",
+            "max_tokens_per_minute",
         ):
             if (count := getattr(self, name)) < 0:
                 raise ConfigError(f"{name} must be at least 0, not {count}")

@@ -222,6 +222,13 @@ def _allowed() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0))
 
 
+def half_of_cores() -> list[int]:
+    """Half of what this process may use at once, at least one: the last ones of those that it may run on."""
+    usable = usable_cores()
+    own = sorted(_allowed()) if sys.platform == "linux" else range(usable)
+    return list(own)[-max(1, usable // 2) :]
+
+
 def unbound_cores() -> frozenset[int]:
     """All cores of the machine; none, where this process may not use all of them, or the system does not say."""
     if sys.platform != "linux":

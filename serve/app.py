@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 
 from llmjax.config import ServerConfig
 from llmjax.errors import LLMJaxError
@@ -27,6 +27,7 @@ from llmjax.serve.listen import on_loopback
 from llmjax.serve.metrics import EngineMetrics, registry
 from llmjax.serve.middleware import DrainGate, RequestLog
 from llmjax.serve.openapi import docs_routes
+from llmjax.serve.rates import HEADERS, RateLimits
 from llmjax.serve.responses.store import ResponseStore
 from llmjax.serve.routes.admin import ADMIN_ROUTES
 from llmjax.serve.routes.batches import BATCH_ROUTES
@@ -51,21 +52,22 @@ def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None
     gate = gate or Gate()
     metrics = EngineMetrics(engine)
     engine.add_stat_logger(metrics)
+    answering: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *MESSAGE_ROUTES, *POOLING_ROUTES]
     middleware = [
         *_cors(config),
         Middleware(RequestLog, enabled=config.access_log, id_header=config.enable_request_id_headers),
         *_access(config),
+        *_rates(config, answering),
         Middleware(DrainGate, gate=gate, retry_after=config.shutdown_timeout),
     ]
     handlers: Any = dict.fromkeys((ApiError, ClientDisconnected, LLMJaxError, HTTPException), handle_error)
-    answering: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *MESSAGE_ROUTES, *POOLING_ROUTES]
     routes = [*answering, *CONVERSATION_ROUTES, *FILE_ROUTES, *BATCH_ROUTES, *MODEL_ROUTES, *TOKEN_ROUTES]
     routes += ADMIN_ROUTES
     routes += ops_routes(registry(metrics))
     if config.docs:
         routes += docs_routes(routes, keys=bool(config.api_key))
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
-    # What batches ask: no key, and no gate, for the server does not wait for them.
+    # What batches ask: no key, no rates, and no gate, for the server does not wait for them.
     log = Middleware(RequestLog, enabled=config.access_log, id_header=True)
     inner = Starlette(routes=answering, middleware=[log], exception_handlers=handlers)
     files = FileStore(
@@ -111,7 +113,7 @@ def _cors(config: ServerConfig) -> list[Middleware]:
             allow_origins=config.allowed_origins,
             allow_methods=config.allowed_methods,
             allow_headers=config.allowed_headers,
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "Retry-After", *HEADERS],
         )
     ]
 
@@ -125,3 +127,11 @@ def _access(config: ServerConfig) -> list[Middleware]:
         salted = config.cache_salt_per_key
         checks.append(Middleware(ApiKeys, keys=config.api_key, open_paths=open_paths, salted=salted))
     return checks
+
+
+def _rates(config: ServerConfig, answering: list[BaseRoute]) -> list[Middleware]:
+    requests, tokens = config.max_requests_per_minute, config.max_tokens_per_minute
+    if not (requests or tokens):
+        return []
+    paths = frozenset(route.path for route in answering if isinstance(route, Route) and "POST" in (route.methods or ()))
+    return [Middleware(RateLimits, paths=paths, requests=requests, tokens=tokens)]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from llmjax.collector import permanent
+from llmjax.cpu_affinity import half_of_cores
 
 if TYPE_CHECKING:
     import jax
@@ -36,7 +37,7 @@ def main() -> None:
     with permanent():
         cache, specs = _read(sys.stdin.buffer)
     threading.Thread(target=_watch, args=(sys.stdin.buffer,), name="parent", daemon=True).start()
-    cores = _cores()
+    cores = half_of_cores()
     _keep_to(cores)  # the pools of XLA's client, whose size is part of programs, are there by now
     lock = threading.Lock()
 
@@ -99,14 +100,6 @@ def _watch(file: IO[bytes]) -> None:
     with suppress(OSError):
         file.read()
     os._exit(1)
-
-
-def _cores() -> list[int]:
-    """Half of those that the engine has."""
-    if not hasattr(os, "sched_getaffinity"):
-        return list(range(max(1, (os.cpu_count() or 1) // 2)))
-    usable = sorted(os.sched_getaffinity(0))
-    return usable[len(usable) // 2 :]
 
 
 def _keep_to(cores: Collection[int]) -> None:

@@ -56,7 +56,9 @@ def run(
         cut = division.cut(name, axes[name], array.shape)
         if cut is not None:
             array = np.concatenate([cut_array(array, cut, device) for device in range(number)], cut.axis)
-        params[name] = jax.device_put(array, sharding.placed(WHOLE if cut is None else Axes(axes[name])))
+        # Experts and what is inside of each have names, but one of them is divided.
+        place = WHOLE if cut is None else Axes((*[None] * cut.axis, axes[name][cut.axis]))
+        params[name] = jax.device_put(array, sharding.placed(place))
     count = -(-len(tokens) // PAGE)
     local = division.local
 
