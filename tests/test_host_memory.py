@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 import mmap
+import subprocess
 import sys
 from pathlib import Path
 
