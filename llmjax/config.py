@@ -574,6 +574,9 @@ class ServerConfig:
     max_tokens_per_minute: int = setting(
         0, "tokens of prompts and answers that each key may take a minute (without keys: all together); 0: any"
     )
+    otlp_traces_endpoint: str | None = setting(
+        None, "collector that gets an OpenTelemetry span for each request, by OTLP over HTTP: http://localhost:4318"
+    )
     allowed_hosts: Sequence[str] = setting(
         (),
         "host names that requests may be addressed to; on loopback, localhost always is; elsewhere all are by default",

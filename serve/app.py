@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -41,23 +41,34 @@ from llmjax.serve.routes.ops import ops_routes
 from llmjax.serve.routes.pooling import POOLING_ROUTES
 from llmjax.serve.routes.responses import RESPONSE_ROUTES
 from llmjax.serve.routes.tokens import TOKEN_ROUTES
+from llmjax.serve.traces import Traces
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 
-def create_app(engine: Engine, config: ServerConfig, *, gate: Gate | None = None) -> Starlette:
+def create_app(
+    engine: Engine, config: ServerConfig, *, gate: Gate | None = None, tracer: Tracer | None = None
+) -> Starlette:
     """An ASGI application that serves ``engine``; its own metrics are added to the engine's stat loggers.
 
     Args:
         gate: closed to stop the server; by default one that stays open.
+        tracer: of requests for answers; None: they are not traced.
     """
     gate = gate or Gate()
     metrics = EngineMetrics(engine)
     engine.add_stat_logger(metrics)
     answering: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *MESSAGE_ROUTES, *POOLING_ROUTES]
+    posts = [route for route in answering if isinstance(route, Route) and "POST" in (route.methods or ())]
+    paths = frozenset(route.path for route in posts)
+    traces = [] if tracer is None else [Middleware(Traces, paths=paths, model=engine.info.model_name, tracer=tracer)]
     middleware = [
         *_cors(config),
         Middleware(RequestLog, enabled=config.access_log, id_header=config.enable_request_id_headers),
         *_access(config),
-        *_rates(config, answering),
+        *traces,
+        *_rates(config, paths),
         Middleware(DrainGate, gate=gate, retry_after=config.shutdown_timeout),
     ]
     handlers: Any = dict.fromkeys((ApiError, ClientDisconnected, LLMJaxError, HTTPException), handle_error)
@@ -129,9 +140,6 @@ def _access(config: ServerConfig) -> list[Middleware]:
     return checks
 
 
-def _rates(config: ServerConfig, answering: list[BaseRoute]) -> list[Middleware]:
+def _rates(config: ServerConfig, paths: frozenset[str]) -> list[Middleware]:
     requests, tokens = config.max_requests_per_minute, config.max_tokens_per_minute
-    if not (requests or tokens):
-        return []
-    paths = frozenset(route.path for route in answering if isinstance(route, Route) and "POST" in (route.methods or ()))
-    return [Middleware(RateLimits, paths=paths, requests=requests, tokens=tokens)]
+    return [Middleware(RateLimits, paths=paths, requests=requests, tokens=tokens)] if requests or tokens else []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from starlette.requests import Request
 
 from llmjax.config import ServerConfig
+from llmjax.outputs import RequestMetrics
 from llmjax.serve.answers import OutputFormats
 from llmjax.serve.drain import Gate
 from llmjax.serve.errors import ApiError
@@ -106,6 +107,8 @@ class RequestRecord:
 
     Attributes:
         ignored: fields that had no effect, which the response names too.
+        asked: settings that the request chose, by the names of traces.
+        times: of the last continuation that brought something.
     """
 
     id: str
@@ -118,6 +121,8 @@ class RequestRecord:
     user: str | None = None
     session: str | None = None
     metadata: dict[str, str] | None = None
+    asked: dict[str, int | float] = field(default_factory=dict)
+    times: RequestMetrics | None = None
 
     def note(self, body: GenerationRequest) -> None:
         """Keeps what a request says of itself."""
@@ -125,6 +130,8 @@ class RequestRecord:
         self.session = body.session_id
         self.metadata = body.metadata
         self.ignored += body.without_effect()
+        chosen = {"max_tokens": body.max_tokens, "temperature": body.temperature, "top_p": body.top_p, "n": body.n}
+        self.asked = {name: value for name, value in chosen.items() if value is not None}
 
 
 def new_id(headers: Mapping[str, Any]) -> str:

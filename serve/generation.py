@@ -241,8 +241,9 @@ class Tally:
         record.completion_tokens = 0
 
     def add_cached(self, part: JobOutput) -> None:
-        """Notes how much of the part's prompt was in the prefix cache."""
+        """Notes how much of the part's prompt was in the prefix cache, and when it came."""
         self._cached[part.prompt] = max(self._cached[part.prompt], part.output.num_cached_tokens)
+        self._record.times = part.output.metrics
 
     def add_tokens(self, choice: CompletionOutput) -> None:
         """Counts what a choice brings; after this ``usage`` includes it."""

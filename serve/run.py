@@ -11,7 +11,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 
@@ -25,6 +25,10 @@ from llmjax.serve.connection import BoundedConnection, IdleConnections
 from llmjax.serve.drain import Gate
 from llmjax.serve.interfaces import Engine
 from llmjax.serve.listen import base_url, bind, check_tls, first_request
+from llmjax.serve.traces import otlp_tracer
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 log = logging.getLogger("serve")
 
@@ -40,7 +44,8 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         The exit status: 0, or that of an engine that died.
 
     Raises:
-        ConfigError: the port is busy, a TLS file is missing or a parser is unknown; before the model is loaded.
+        ConfigError: the port is busy, a TLS file or OpenTelemetry is missing or a parser is unknown; before the model
+            is loaded.
         LLMJaxError: the model cannot be loaded.
     """
     _configure_logging(server_config.log_level)
@@ -54,24 +59,28 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         follow(engine_config)
     check_tls(server_config)
     OutputFormats(None, server_config)  # says so if there is no parser of a name
+    endpoint = server_config.otlp_traces_endpoint
+    tracer = None if endpoint is None else otlp_tracer(endpoint)
     sock = bind(server_config)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_serve(engine_config, server_config, sock))
+            return runner.run(_serve(engine_config, server_config, sock, tracer))
     finally:
         sock.close()
         if server_config.uds:
             Path(server_config.uds).unlink(missing_ok=True)
 
 
-async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket.socket) -> int:
+async def _serve(
+    engine_config: EngineConfig, config: ServerConfig, sock: socket.socket, tracer: Tracer | None = None
+) -> int:
     # Not before the port is known to be free: the imports alone take seconds.
     with permanent():
         from llmjax import AsyncLLM
         from llmjax.engine.report import print_startup
 
     engine = AsyncLLM.from_config(engine_config)
-    server = DrainingServer(engine, config, sock=sock)
+    server = DrainingServer(engine, config, sock=sock, tracer=tracer)
     try:
         await engine.wait_ready()
         print_startup(engine.info, await engine.programs())
@@ -86,7 +95,9 @@ class DrainingServer(uvicorn.Server):
     """Uvicorn, but a signal first closes the gate and lets running requests finish; a second one ends at once. So does
     the clock, soon after ``shutdown_timeout``."""
 
-    def __init__(self, engine: Engine, config: ServerConfig, *, sock: socket.socket) -> None:
+    def __init__(
+        self, engine: Engine, config: ServerConfig, *, sock: socket.socket, tracer: Tracer | None = None
+    ) -> None:
         self._engine = engine
         self._settings = config
         self._gate = Gate()
@@ -99,7 +110,7 @@ class DrainingServer(uvicorn.Server):
         connection = partial(BoundedConnection, settings=config, idle=IdleConnections(config.max_idle_connections))
         super().__init__(
             uvicorn.Config(
-                create_app(engine, config, gate=self._gate),
+                create_app(engine, config, gate=self._gate, tracer=tracer),
                 lifespan="off",
                 ws="none",
                 log_config=None,

@@ -127,9 +127,8 @@ def _send(waiting: Any, published: Any, replay: Any, topic: bytes, buffer: deque
     count = 0
     while True:
         ready = dict(poller.poll())
-        if replay in ready:
+        if waiting not in ready:  # who asks gets all that was published before
             _replay(replay, buffer)
-        if waiting not in ready:
             continue
         if not (payload := waiting.recv()):
             break

@@ -346,9 +346,10 @@ OBSERVING = [
         "logs go to stderr and the access log, as JSON, to stdout; see --log-level",
     ),
     *refused("--show-hidden-metrics-for-version", "no metrics are hidden"),
-    *refused("--otlp-traces-endpoint", "traces are not written yet; /metrics has the times of each phase"),
     *refused(
-        "--collect-detailed-traces", "traces are not written yet; /metrics has the times of each phase", takes=VALUES
+        "--collect-detailed-traces",
+        "spans are of whole requests, with the times of their phases (--otlp-traces-endpoint); /start_profile has more",
+        takes=VALUES,
     ),
     *accepted("--per-request-spec-decode-metrics", "/metrics has those of all requests", neutral="none"),
     *accepted(
@@ -373,6 +374,7 @@ FRONTEND = [
     ),
     *ours("--enable-auto-tool-choice --tool-call-parser --sse-keep-alive-interval --enable-request-id-headers"),
     *ours("--uvicorn-log-level --disable-uvicorn-access-log --h11-max-header-count --shutdown-timeout"),
+    *ours("--otlp-traces-endpoint"),
     *alias("--h11-max-incomplete-event-size", "max_header_bytes"),
     *accepted(
         "--chat-template-content-format",
