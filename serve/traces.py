@@ -96,7 +96,7 @@ class Traces:
             span.set_attribute("gen_ai.response.model", self._model)
             for name, value in _attributes(record):
                 span.set_attribute(name, value)
-            if record.error is not None:
+            if record.status >= 500:  # others are their clients' errors
                 span.set_status(Status(StatusCode.ERROR, record.error))
             span.end()
 

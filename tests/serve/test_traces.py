@@ -89,6 +89,7 @@ def test_each_request_for_an_answer_has_a_span(
     parts = [values[f"gen_ai.latency.time_in_model_{name}"] for name in ("prefill", "decode")]
     assert sum(parts) == pytest.approx(phases[1])
     assert {entry.key: entry.value.int_value for entry in refused.attributes}["http.response.status_code"] == 400
+    assert answered.status.code == refused.status.code == 0, "errors are those of the server"
     tracer.span_processor.shutdown()
 
 
