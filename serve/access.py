@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llmjax.serve.context import KEY, KEY_SALT
+from llmjax.serve.context import KEY, KEY_SALT, path_of
 from llmjax.serve.errors import ApiError
 
 # Answered without a key: the probes of load balancers always, what scrapers and people look at unless it is guarded.
@@ -95,8 +95,7 @@ class ApiKeys:
         await self._app(scope, receive, send)
 
     def _guards(self, scope: Scope) -> bool:
-        path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-        return path not in self._open_paths
+        return path_of(scope) not in self._open_paths
 
     def _key(self, scope: Scope) -> bytes | None:
         """Digest of the key that the request brings, or None if it brings none that counts."""

@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.requests import Request
+from starlette.types import Scope
 
 from llmjax.config import ServerConfig
 from llmjax.outputs import RequestMetrics
@@ -138,6 +139,17 @@ def new_id(headers: Mapping[str, Any]) -> str:
     """The client's X-Request-Id if it is harmless, else a fresh one."""
     given = headers.get("x-request-id", "")
     return given if SAFE_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def path_of(scope: Scope) -> str:
+    """The path of a request, below the server's ``root_path``."""
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path
+
+
+def is_post(scope: Scope, paths: frozenset[str]) -> bool:
+    """Whether it is a POST request for one of ``paths``."""
+    return scope["type"] == "http" and scope["method"] == "POST" and path_of(scope) in paths
 
 
 def server_of(request: Request) -> Server:

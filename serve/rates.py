@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmjax.serve.context import KEY, RequestRecord
+from llmjax.serve.context import KEY, RequestRecord, is_post
 from llmjax.serve.errors import ApiError
 
 MINUTE = 60.0
@@ -95,7 +95,7 @@ class RateLimits:
         self._of_key: dict[str, _Allowances] = {}  # as many as there are keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._counts(scope):
+        if not is_post(scope, self._paths):
             await self._app(scope, receive, send)
             return
         state = scope["state"]
@@ -117,12 +117,6 @@ class RateLimits:
             record: RequestRecord = state["record"]
             if allowances.tokens is not None:
                 allowances.tokens.take((record.prompt_tokens or 0) + (record.completion_tokens or 0))
-
-    def _counts(self, scope: Scope) -> bool:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            return False
-        path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-        return path in self._paths
 
     def _allowances(self, key: str) -> _Allowances:
         if key not in self._of_key:

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmjax.errors import ConfigError
-from llmjax.serve.context import RequestRecord
+from llmjax.serve.context import RequestRecord, is_post, path_of
 from llmjax.version import __version__
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Traces:
         self._propagator = TraceContextTextMapPropagator()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or self._path(scope) not in self._paths:
+        if not is_post(scope, self._paths):
             await self._app(scope, receive, send)
             return
         from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -92,18 +92,13 @@ class Traces:
             span.set_status(Status(StatusCode.ERROR, str(error)[:200]))
             raise
         finally:
-            span.set_attribute("http.route", self._path(scope))
+            span.set_attribute("http.route", path_of(scope))
             span.set_attribute("gen_ai.response.model", self._model)
             for name, value in _attributes(record):
                 span.set_attribute(name, value)
             if record.status >= 500:  # others are their clients' errors
                 span.set_status(Status(StatusCode.ERROR, record.error))
             span.end()
-
-    @staticmethod
-    def _path(scope: Scope) -> str:
-        path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-        return path
 
 
 def _attributes(record: RequestRecord) -> Iterator[tuple[str, Any]]:
