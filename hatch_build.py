@@ -11,7 +11,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-REQUIRE_VARIABLE = "LLMJAX_REQUIRE_KERNELS"  # for who publishes wheels: fail rather than go without
+# For who publishes wheels: fail rather than go without the kernels, or without those of an instruction set.
+REQUIRE_VARIABLE = "LLMJAX_REQUIRE_KERNELS"
 
 LINKED_PACKAGES = ("kernels", "models", "serve")  # folders beside llmjax/ that are packages of it
 
@@ -30,10 +31,11 @@ class KernelBuildHook(BuildHookInterface):
                 if not link.exists():  # a source archive brings no links
                     link.symlink_to(Path("..") / name)
         kernels = _load_build_module(Path(self.root) / "kernels" / "cpu" / "build.py")
+        required = bool(os.environ.get(REQUIRE_VARIABLE))
         try:
-            kernels.build()
+            kernels.build(every_isa=required)
         except kernels.BuildError as error:
-            if os.environ.get(REQUIRE_VARIABLE):
+            if required:
                 raise
             kernels.LIBRARY.unlink(missing_ok=True)  # an older one would be packed as if it were of these sources
             self.app.display_warning(f"no C++ kernels for CPUs, portable ones will serve: {error}")

@@ -1,4 +1,4 @@
-"""Compiles the C++ kernels into one shared library. Needs a C++17 compiler and jaxlib's headers, nothing else.
+"""Compiles the C++ kernels into one shared library. Needs a C++17 compiler, nothing else.
 
 Installing the package does it; in a checkout run ``python -m llmjax.kernels.cpu.build`` after changing a source.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import os
 import platform
 import runpy
@@ -16,6 +15,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCES = HERE / "src"
 LIBRARY = HERE / "libllmjax_cpu.so"
-FFI_HEADERS = Path("xla", "ffi", "api")
+HEADERS = HERE / "include"  # XLA's FFI as the oldest jaxlib has it that llmjax runs with: all later ones take it
+FFI_HEADERS = HEADERS / "xla" / "ffi" / "api"
+COMPILERS = ("c++", "g++", "clang++")
 
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
@@ -38,19 +40,18 @@ X86 = {
     "avx512bf16": BF16,
     "amx": AMX,
 }
-ARM = {"dotprod": ("-march=armv8.2-a+dotprod+fp16",)}
+ARM: dict[str, tuple[str, ...]] = {"dotprod": ("-march=armv8.2-a+dotprod+fp16",)}
 COMMON = ("attention", "blocks", "experts", "linear", "products", "sampling", "zeros", "isa")  # compiled once
 QUANTIZED_ONLY = ("avxvnni", "avx512vnni", "avx512bf16", "dotprod")  # of no use to other kernels
 
 
 class BuildError(Exception):
-    """There is no compiler, no header, or the compiler refuses a source."""
+    """There is no compiler, it refuses a source, or it lacks an instruction set that is to be there."""
 
 
 @dataclass(frozen=True)
 class _Compiler:
     command: tuple[str, ...]
-    include: Path
     flags: tuple[str, ...]
 
     def accepts(self, flags: tuple[str, ...]) -> bool:
@@ -58,13 +59,13 @@ class _Compiler:
         return subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
     def compile(self, source: Path, target: Path, flags: tuple[str, ...]) -> None:
-        self.run(*self.flags, *flags, "-isystem", str(self.include), "-c", str(source), "-o", str(target))
+        self.run(*self.flags, *flags, "-isystem", str(HEADERS), "-c", str(source), "-o", str(target))
 
-    def digest(self, isas: dict[str, tuple[str, ...]]) -> str:
+    def digest(self, isas: dict[str, tuple[str, ...]], link: tuple[str, ...]) -> str:
         """Of all that decides what the library holds."""
         version = subprocess.run([*self.command, "--version"], capture_output=True, text=True, check=False).stdout
-        found = hashlib.sha256(repr((self.command, version, self.flags, _link_flags(), isas)).encode())
-        for folder in (SOURCES, self.include / FFI_HEADERS):
+        found = hashlib.sha256(repr((self.command, version, self.flags, link, isas)).encode())
+        for folder in (SOURCES, FFI_HEADERS):
             for path in sorted(folder.iterdir()):
                 found.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
         return found.hexdigest()
@@ -75,25 +76,33 @@ class _Compiler:
             raise BuildError(f"{shlex.join([*self.command, *arguments])}\n{result.stderr.strip()}")
 
 
-def build(target: Path = LIBRARY, *, sanitize: str | None = None) -> Path:
+def build(target: Path = LIBRARY, *, sanitize: str | None = None, every_isa: bool = False) -> Path:
     """Compiles and links the library, unless the file is what would come out of it.
 
     Args:
         target: the file to write.
         sanitize: what to give to ``-fsanitize=`` ("address,undefined" or "thread"); slow, for tests.
+        every_isa: the library is for other machines too, so it is an error if the compiler lacks an instruction set;
+            else the library goes without it and says so where this machine has it.
 
     Raises:
         BuildError: with what the compiler said.
     """
-    compiler = _Compiler(command=_find_compiler(), include=_find_headers(), flags=_flags(sanitize))
+    compiler = _Compiler(command=_find_compiler(), flags=_flags(sanitize))
+    extensions = _extensions()
+    left_out = [isa for isa, flags in extensions.items() if not compiler.accepts(flags)]
+    if left_out and every_isa:
+        raise BuildError(
+            f"{shlex.join(compiler.command)} does not know {', '.join(left_out)}: for x86, GCC 11 or clang 12 is needed"
+        )
     isas: dict[str, tuple[str, ...]] = {"generic": ()}
-    machine = platform.machine().lower()
-    extensions = X86 if machine in ("x86_64", "amd64") else ARM if machine in ("aarch64", "arm64") else {}
-    isas |= {isa: flags for isa, flags in extensions.items() if compiler.accepts(flags)}
-    digest = compiler.digest(isas)
+    isas |= {isa: flags for isa, flags in extensions.items() if isa not in left_out}
+    link = _link_flags(portable=every_isa)
+    digest = compiler.digest(isas, link)
     if target.exists() and digest.encode() in target.read_bytes():
         return target
-    have = (*(f"-DLLMJAX_HAVE_{isa.upper()}" for isa in isas), f'-DLLMJAX_DIGEST="{digest}"')
+    without = f" without {' '.join(left_out)}" if left_out else ""  # which `library.py` reads
+    have = (*(f"-DLLMJAX_HAVE_{isa.upper()}" for isa in isas), f'-DLLMJAX_DIGEST="{digest}{without}"')
     with tempfile.TemporaryDirectory() as directory:
         jobs = [
             (SOURCES / f"{name}.cc", f"{name}_{isa}.o", (*flags, f"-DLLMJAX_ISA={isa}"))
@@ -106,8 +115,9 @@ def build(target: Path = LIBRARY, *, sanitize: str | None = None) -> Path:
             for done in [pool.submit(compiler.compile, a, Path(directory, b), c) for a, b, c in jobs]:
                 done.result()
         linked = Path(directory, "library")
-        link = ("-shared", *((f"-fsanitize={sanitize}",) if sanitize else ()))
-        compiler.run(*link, *(str(Path(directory, name)) for _, name, _ in jobs), "-o", str(linked), *_link_flags())
+        objects = (str(Path(directory, name)) for _, name, _ in jobs)
+        checked = (f"-fsanitize={sanitize}",) if sanitize else ()
+        compiler.run("-shared", *checked, *objects, "-o", str(linked), *link)
         # A new file and not new contents: a process may have the old one mapped.
         staged = target.with_name(f".{target.name}.{os.getpid()}")
         shutil.copy(linked, staged)
@@ -121,24 +131,36 @@ def _usable_cores() -> int:
     return cores
 
 
+def _extensions() -> dict[str, tuple[str, ...]]:
+    """Flags by instruction set, of this kind of machine."""
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64"):
+        return X86
+    return ARM if machine in ("aarch64", "arm64") else {}
+
+
 def _find_compiler() -> tuple[str, ...]:
-    """$CXX, which compilers are named by everywhere, else what is there."""
+    """$CXX, which compilers are named by everywhere, else the first that compiles C++ here."""
     chosen = os.environ.get("CXX")
-    for name in (chosen,) if chosen else ("c++", "g++", "clang++"):
-        command = tuple(shlex.split(name))
-        if shutil.which(command[0]):
-            return command
-    raise BuildError(f"there is no C++ compiler ({chosen or 'c++, g++, clang++ or $CXX'})")
+    if chosen:
+        command = tuple(shlex.split(chosen))
+        if not command or shutil.which(command[0]) is None:
+            raise BuildError(f"there is no C++ compiler {chosen}, as CXX names it")
+        return command
+    if (found := _first_working(COMPILERS)) is None:
+        raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)} or $CXX)")
+    return (found,)
 
 
-def _find_headers() -> Path:
-    found = importlib.util.find_spec("jaxlib")
-    if found is None or found.origin is None:
-        raise BuildError("jaxlib, whose headers are needed, is not installed")
-    include = Path(found.origin).parent / "include"
-    if not (include / FFI_HEADERS / "ffi.h").exists():
-        raise BuildError(f"{include} does not hold XLA's FFI headers")
-    return include
+def _first_working(names: Iterable[str]) -> str | None:
+    """A compiler may be there without the standard library, as clang often is."""
+    for name in names:
+        if shutil.which(name) is not None:
+            probe = [name, "-std=c++17", "-x", "c++", "-fsyntax-only", "-"]
+            done = subprocess.run(probe, input="#include <vector>\n", capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return name
+    return None
 
 
 def _flags(sanitize: str | None) -> tuple[str, ...]:
@@ -148,16 +170,21 @@ def _flags(sanitize: str | None) -> tuple[str, ...]:
     return (*common, "-O3", "-DNDEBUG", "-ffp-contract=fast", "-fvisibility=hidden")
 
 
-def _link_flags() -> tuple[str, ...]:
-    return ("-pthread",) if "linux" not in sysconfig.get_platform() else ("-pthread", "-Wl,-z,defs")
+def _link_flags(*, portable: bool) -> tuple[str, ...]:
+    """For a library that other machines are to load, C++'s own is part of it: theirs may be older."""
+    if "linux" not in sysconfig.get_platform():
+        return ("-pthread",)
+    inside = ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL") if portable else ()
+    return ("-pthread", "-Wl,-z,defs", *inside)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sanitize", help="address,undefined or thread")
+    parser.add_argument("--every-isa", action="store_true", help="fail if the compiler lacks an instruction set")
     parser.add_argument("--output", type=Path, default=LIBRARY)
     arguments = parser.parse_args()
-    print(build(arguments.output, sanitize=arguments.sanitize))
+    print(build(arguments.output, sanitize=arguments.sanitize, every_isa=arguments.every_isa))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,18 @@ TARGETS = (
     "llmjax_sample",
     "llmjax_zeros",
 )
+AGAIN = "run `pip install` again, or `python -m llmjax.kernels.cpu.build`"
+LEFT_OUT = " without "  # in what the library says it was made from: before instruction sets that it lacks
+CPUINFO = Path("/proc/cpuinfo")
+FLAGS = {  # by which Linux says that a machine has an instruction set
+    "avx2": "avx2",
+    "avxvnni": "avx_vnni",
+    "avx512": "avx512f",
+    "avx512vnni": "avx512_vnni",
+    "avx512bf16": "avx512_bf16",
+    "amx": "amx_tile",
+    "dotprod": "asimddp",
+}
 ISA_VARIABLE = "LLMJAX_CPU_ISA"  # for tests and bug reports: an instruction set by name, or "none" for portable kernels
 
 
@@ -35,6 +47,7 @@ class Library:
     isas: tuple[str, ...]  # in the library's order, from narrow to wide
     usable: tuple[str, ...]  # those that this machine has
     forced: str | None  # by the environment
+    left_out: tuple[str, ...] = ()  # those that this machine has and the compiler did not know
 
     @property
     def best(self) -> str:
@@ -73,6 +86,21 @@ def describe() -> str:
     return f"C++ kernels for {loaded.best} (available: {', '.join(loaded.usable)})"
 
 
+def why_slow() -> str | None:
+    """Why this CPU is slower than it could be, and what to do; None: it is not, or somebody wants it so."""
+    loaded = _load()
+    if isinstance(loaded, Library):
+        if not loaded.left_out or loaded.forced is not None:
+            return None
+        return (
+            f"the compiler of the C++ kernels did not know {', '.join(loaded.left_out)}, which this CPU has; install "
+            f"GCC 11, clang 12 or newer and {AGAIN}"
+        )
+    if not loaded:
+        return None
+    return f"the C++ kernels for CPUs are missing, so everything runs several times slower: {loaded}"
+
+
 @functools.cache
 def _load() -> Library | str:
     """The library, or why there is none ("" if nobody wants it)."""
@@ -80,10 +108,7 @@ def _load() -> Library | str:
     if forced == "none":
         return ""
     if not LIBRARY.exists():
-        return (
-            f"{LIBRARY.name} was not built; a C++ compiler and `pip install` again, "
-            "or `python -m llmjax.kernels.cpu.build`"
-        )
+        return f"{LIBRARY.name} was not built; install a C++ compiler and {AGAIN}"
     try:
         handle = ctypes.CDLL(str(LIBRARY))
         for target in TARGETS:
@@ -95,7 +120,18 @@ def _load() -> Library | str:
     usable = tuple(isa for i, isa in enumerate(isas) if handle.llmjax_isa_usable(i))
     if forced is not None and forced not in usable:
         raise ValueError(f"{ISA_VARIABLE}={forced}: not available; there is: {', '.join(usable)}, none")
-    return Library(isas=isas, usable=usable, forced=forced)
+    made_from = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(handle, "llmjax_digest"))).decode()
+    unknown = made_from.partition(LEFT_OUT)[2].split()
+    return Library(isas=isas, usable=usable, forced=forced, left_out=tuple(isa for isa in unknown if _has(isa)))
+
+
+def _has(isa: str) -> bool:
+    """Whether this machine has an instruction set that the library knows nothing of, as Linux says."""
+    if not CPUINFO.exists():
+        return False
+    lines = (line.partition(":") for line in CPUINFO.read_text().splitlines())
+    features = next((value.split() for name, _, value in lines if name.strip() in ("flags", "Features")), [])
+    return FLAGS[isa] in features
 
 
 @functools.cache

@@ -102,9 +102,10 @@ def examine(config: EngineConfig, *, check_device: bool = False) -> list[Finding
         _free_memory(chosen, config),
     ]
     if chosen.is_cpu:
-        native = library.library() is not None or os.environ.get(library.ISA_VARIABLE) == "none"
-        advice = None if native else "install a C++ compiler and run `pip install` again: CPUs are several times faster"
-        findings += [Finding("cores", cpu_affinity.describe()), Finding("kernels", library.describe(), advice)]
+        findings += [
+            Finding("cores", cpu_affinity.describe()),
+            Finding("kernels", library.describe(), library.why_slow()),
+        ]
     if chosen.is_cuda:
         findings.append(_block_sizes(chosen.device.device_kind))
     return [

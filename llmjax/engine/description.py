@@ -15,7 +15,7 @@ from llmjax.engine.generation_config import generation_config, sampling_defaults
 from llmjax.engine.info import CONTEXTS, EngineInfo, PoolerInfo, ProgramInfo
 from llmjax.engine.memory import ProgramMemory
 from llmjax.engine.model import LoadedModel
-from llmjax.kernels.cpu.library import describe
+from llmjax.kernels.cpu.library import describe, why_slow
 from llmjax.models.classifiers import ORIGINAL_QWEN3
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ def info_of(engine: Engine) -> EngineInfo:
         sampler_bytes=engine.runner.sampler_bytes,
         pooler=_pooler(model),
         dequantized_from=model.dequantized_from,
+        slow=why_slow() if platform.is_cpu else None,
     )
 
 

@@ -56,6 +56,7 @@ class EngineInfo:
         device: as JAX names it.
         dtype: of the weights that are not quantized.
         kernels: which C++ kernels serve; None: the device is not a CPU.
+        slow: why they are slower than they could be, and what to do; None: they are not.
         platform: the name that JAX has for it.
         dequantized_from: how the checkpoint stores weights that are dequantized because the device has no kernels for
             them; empty: there are none, or the configuration says what becomes of them.
@@ -93,6 +94,7 @@ class EngineInfo:
     sampler_bytes: int
     pooler: PoolerInfo | None = None
     dequantized_from: str = ""
+    slow: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

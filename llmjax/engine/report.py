@@ -22,6 +22,8 @@ def startup_table(info: EngineInfo, programs: Sequence[ProgramInfo]) -> Table:
     table = Table(title=f"llmjax on {info.platform}: {info.device}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
+    if info.slow is not None:
+        table.add_row("slow", info.slow, style="yellow")
     table.add_row("model", f"{info.architecture}, {info.num_layers} layers, {info.dtype} weights")
     if info.kernels is not None:
         table.add_row("kernels", info.kernels)

@@ -6,12 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
+import jaxlib
 import pytest
 
 from llmjax.kernels.cpu import build
-from llmjax.kernels.cpu.library import ISA_VARIABLE, library
+from llmjax.kernels.cpu.library import ISA_VARIABLE, Library, library, why_slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,6 +82,74 @@ def test_a_missing_compiler_is_an_error_that_names_it(monkeypatch: pytest.Monkey
     with pytest.raises(build.BuildError, match="no C\\+\\+ compiler"):
         build.build(tmp_path / "library.so")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_compiler_without_the_standard_library_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As clang is where no libstdc++ of its liking is installed."""
+    first, second, _ = build.COMPILERS
+    for name, status in ((first, 1), (second, 0)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build._find_compiler() == (second,)
+    (tmp_path / first).write_text("#!/bin/sh\n")
+    assert build._find_compiler() == (first,)
+
+
+def test_a_library_for_other_machines_has_every_instruction_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    old = tmp_path / "old++"
+    old.write_text("#!/bin/sh\nfor flag; do case $flag in -mamx*|-mavxvnni) exit 1;; esac; done\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("CXX", str(old))
+    with pytest.raises(build.BuildError, match=r"old\+\+ does not know avxvnni, amx: .* GCC 11 or clang 12"):
+        build.build(tmp_path / "library.so", every_isa=True)
+    assert list(tmp_path.iterdir()) == [old]
+
+
+def test_headers_are_those_of_the_oldest_jaxlib() -> None:
+    oldest = next(line for line in (ROOT / "pyproject.toml").read_text().splitlines() if '"jax>=' in line)
+    version = metadata.version("jaxlib")
+    if f'"jax>={version},' not in oldest:
+        pytest.skip(f"jaxlib {version} is a newer one")
+    theirs = Path(jaxlib.__file__).parent / "include" / "xla" / "ffi" / "api"
+    ours = {path.name: path.read_bytes() for path in build.FFI_HEADERS.iterdir()}
+    assert ours == {path.name: path.read_bytes() for path in theirs.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (
+            "libllmjax_cpu.so was not built; …",
+            "several times slower: libllmjax_cpu.so was not built",
+        ),
+        ("", None),
+        (Library(isas=("generic", "avx2"), usable=("generic", "avx2"), forced=None), None),
+        (
+            Library(isas=("generic", "amx"), usable=("generic",), forced=None, left_out=("amx",)),
+            "did not know amx, which this CPU has; install GCC 11",
+        ),
+        (Library(isas=("generic", "amx"), usable=("generic",), forced="generic", left_out=("amx",)), None),
+    ],
+)
+def test_people_are_told_why_a_cpu_is_slow(
+    found: Library | str, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmjax.kernels.cpu.library._load", lambda: found)
+    assert (why_slow() is None) == (said is None)
+    assert said is None or said in str(why_slow())
+
+
+@pytest.mark.skipif(library() is None, reason="the C++ library is not built")
+def test_nothing_that_this_machine_has_is_left_out_of_the_library() -> None:
+    native = library()
+    assert native is not None and native.left_out == ()
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
