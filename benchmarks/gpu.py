@@ -42,8 +42,9 @@ from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.cuda.attention import store_kv
 from llmjax.kernels.dense_linear import LINEAR
 from llmjax.kernels.experts import EXPERTS
-from llmjax.kernels.qtensor import CPU_TILE, CUDA_TILE, Codes, QTensor, RowFormat
+from llmjax.kernels.qtensor import CPU_TILE, CUDA_TILE, QTensor
 from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR
+from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.platforms import select_platform
 
 PAGE = EngineConfig().page_size

@@ -16,7 +16,7 @@ from llmjax.engine.data_parallel import DataParallelEngine
 from llmjax.engine.frontend import PromptInput
 from llmjax.engine.info import EngineState, ProgramInfo
 from llmjax.engine.pairs import TextPair
-from llmjax.engine.process import ProcessEngine
+from llmjax.engine.process import ProcessEngine, begin_loading
 from llmjax.engine.report import ThroughputLog
 from llmjax.engine.request import EngineOutput, EngineRequest
 from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, sleep_control, wake_controls
@@ -38,8 +38,8 @@ class AsyncLLM(LoadedLLM):
 
     client: RunningEngine
 
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config, _client(config))
+    def __init__(self, config: EngineConfig, client: RunningEngine) -> None:
+        super().__init__(config, client)
         self._streams: dict[str, asyncio.Queue[RequestOutput | PoolingRequestOutput | Exception]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
@@ -49,9 +49,14 @@ class AsyncLLM(LoadedLLM):
         self.client.start(deliver=self._from_engine, died=self._engine_died)
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> AsyncLLM:
-        """Loads the model and starts the engine, where ``engine_process`` says."""
-        return cls(config)
+    def from_config(cls, config: EngineConfig, loading: ProcessEngine | None = None) -> AsyncLLM:
+        """Loads the model and starts the engine, where ``engine_process`` says.
+
+        Args:
+            config: everything.
+            loading: what `llmjax.engine.process.begin_loading` has begun with this configuration.
+        """
+        return cls(config, _client(config, loading or begin_loading(config)))
 
     @property
     def exit_status(self) -> int:
@@ -435,13 +440,12 @@ class AsyncLLM(LoadedLLM):
                 stream.put_nowait(error)
 
 
-def _client(config: EngineConfig) -> RunningEngine:
+def _client(config: EngineConfig, loading: ProcessEngine | None) -> RunningEngine:
+    if loading is not None:
+        loading.wait_loaded()
+        return loading
     if config.data_parallel_size > 1:
         return DataParallelEngine(config)
-    if config.engine_process == "process":
-        engine = ProcessEngine(config)
-        engine.wait_loaded()
-        return engine
     # Where the engine is in a process of its own, this one does not need JAX.
     from llmjax.engine.build import build_engine
     from llmjax.engine.loop import ThreadEngine

@@ -362,8 +362,9 @@ class EngineConfig:
     compile_threads: int = setting(0, "threads that compile step programs; 0: one per core")
     engine_process: str = setting(
         "auto",
-        "where the engine of a server runs: on a thread of the server's process, or in a process of its own, which may "
-        "end without the server; auto: on a thread",
+        "where the engine runs: on a thread of this process, or in a process of its own, which has an interpreter for "
+        "itself and may end without this one; auto: a server's in a process, an LLM's or AsyncLLM's in this one",
+        aliases=(Alias("--disable-frontend-multiprocessing", value="thread"),),
         choices=("auto", "thread", "process"),
     )
 

@@ -21,7 +21,7 @@ from llmjax.engine.follower import follow
 from llmjax.engine.frontend import PromptInput
 from llmjax.engine.inline import InlineEngine
 from llmjax.engine.pairs import TextPair
-from llmjax.engine.process import ProcessEngine
+from llmjax.engine.process import begin_loading
 from llmjax.engine.request import EngineRequest
 from llmjax.engine.scores import pair_inputs, score_task, scored, text_pairs
 from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, sleep_control, wake_controls
@@ -562,10 +562,9 @@ atexit.register(_kept.close)
 def _client(config: EngineConfig) -> InlineEngine | WaitedEngine:
     if config.data_parallel_size > 1:
         return WaitedEngine(DataParallelEngine(config))
-    if config.engine_process == "process":
-        engine = ProcessEngine(config)
-        engine.wait_loaded()
-        return WaitedEngine(engine)
+    if (loading := begin_loading(config)) is not None:
+        loading.wait_loaded()
+        return WaitedEngine(loading)
     return InlineEngine(build_engine(config))
 
 

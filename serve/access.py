@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import secrets
 from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
@@ -13,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmjax.serve.context import KEY, KEY_SALT, path_of
 from llmjax.serve.errors import ApiError
+from llmjax.serve.listen import is_loopback_address
 
 # Answered without a key: the probes of load balancers always, what scrapers and people look at unless it is guarded.
 PROBE_PATHS = frozenset({"/health", "/ping"})
@@ -49,14 +49,6 @@ class HostCheck:
         except ValueError:
             return False
         return name == "localhost" or name in self._allowed or is_loopback_address(name)
-
-
-def is_loopback_address(name: str) -> bool:
-    """Whether ``name`` is an IP address that only this machine reaches."""
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _unknown_host(host: str) -> ApiError:

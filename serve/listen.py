@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import json
 import os
 import shlex
 import socket
 import stat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmjax.config import ServerConfig
 from llmjax.errors import ConfigError
-from llmjax.serve.access import is_loopback_address
-from llmjax.serve.interfaces import Engine
+
+if TYPE_CHECKING:
+    from llmjax.serve.interfaces import Engine
 
 ANY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
 
@@ -37,6 +39,14 @@ def on_loopback(config: ServerConfig) -> bool:
     except OSError:
         return False  # binding to it says why
     return is_loopback_address(str(address))
+
+
+def is_loopback_address(name: str) -> bool:
+    """Whether ``name`` is an IP address that only this machine reaches."""
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _bind_tcp(host: str, port: int) -> socket.socket:

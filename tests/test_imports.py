@@ -73,11 +73,21 @@ def test_settings_need_no_jax(code: str) -> None:
         assert not of(LIBRARIES, found)
 
 
-@pytest.mark.parametrize("code", ["from llmjax import LLM", "from llmjax import AsyncLLM\nimport llmjax.serve.run"])
-def test_a_start_imports_nothing_that_it_has_no_use_for(code: str) -> None:
-    found = imported(code)
+def test_a_start_imports_nothing_that_it_has_no_use_for() -> None:
+    found = imported("from llmjax import LLM")
     assert "jax" in found
     assert not of(NEVER, found)
+
+
+def test_a_server_whose_engine_is_in_another_process_needs_no_jax() -> None:
+    found = imported("from llmjax import AsyncLLM\nimport llmjax.serve.run, llmjax.serve.server")
+    assert "starlette" in found
+    assert not of(NEVER | {"jax", "jaxlib", "llmjax.models.config", "safetensors"}, found)
+
+
+def test_an_engines_process_starts_before_the_servers_other_imports() -> None:
+    found = imported("import llmjax.serve.run, llmjax.engine.process")
+    assert not of(NEVER | {"jax", "starlette", "tokenizers", "uvicorn"}, found)
 
 
 def test_collections_wait_until_imports_are_done() -> None:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.kernels.cpu.library import Library
-from llmjax.kernels.qtensor import CPU_TILE, NUMBER_BITS, QTensor, RowFormat
+from llmjax.kernels.qtensor import CPU_TILE, QTensor
+from llmjax.kernels.row_format import NUMBER_BITS, RowFormat
 
 # In the order of the enumerations in src/quantized.h.
 METHODS = ("float vectors", "float panels", "int8 vectors", "int8 tiles", "bf16 panels", "bf16 tiles")

@@ -25,7 +25,8 @@ from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, ProductPlan
 from llmjax.kernels.cuda.products import Factor, Floats, Records, Share, levels_of
 from llmjax.kernels.cuda.ragged import Blocks, num_blocks
 from llmjax.kernels.cuda.tuned import Key, form_name
-from llmjax.kernels.qtensor import CHUNK, CUDA_TILE, QTensor
+from llmjax.kernels.qtensor import CUDA_TILE, QTensor
+from llmjax.kernels.row_format import CHUNK
 
 FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 MOST_ROWS = 64  # of x that a program takes

@@ -19,7 +19,8 @@ import numpy as np
 from llmjax.kernels.cuda.lowering import dot, load, program_id
 from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, ProductPlan
 from llmjax.kernels.cuda.records import Place, Run, code_floats, code_words, runs, weight_line
-from llmjax.kernels.qtensor import CHUNK, QTensor, RowFormat
+from llmjax.kernels.qtensor import QTensor
+from llmjax.kernels.row_format import CHUNK, RowFormat
 
 
 @dataclass(frozen=True)

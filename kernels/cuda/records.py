@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.kernels.cuda.lowering import load
-from llmjax.kernels.qtensor import CHUNK, FLOAT8, NUMBER_BITS, PLANES, Codes, Field, RowFormat
+from llmjax.kernels.row_format import CHUNK, FLOAT8, NUMBER_BITS, PLANES, Codes, Field, RowFormat
 
 MANTISSA = 23  # bits
 ONE = 0x3F800000  # bits of 1.0
@@ -69,7 +69,7 @@ def code_line(codes: Codes) -> Line:
 @dataclass(frozen=True)
 class Run:
     """Columns of a chunk whose codes lie alike in a run of words, and in one group: in word q of the widest plane,
-    whose width is w, piece s and byte b is column ``4 * (s * w + q) + b`` (see `llmjax.kernels.qtensor`)."""
+    whose width is w, piece s and byte b is column ``4 * (s * w + q) + b`` (see `llmjax.kernels.row_format`)."""
 
     half: int  # of the chunk
     words: range

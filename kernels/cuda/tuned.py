@@ -17,7 +17,7 @@ from typing import TypeVar
 import jax
 
 from llmjax.kernels.cuda.lowering import power_of_2
-from llmjax.kernels.qtensor import RowFormat
+from llmjax.kernels.row_format import RowFormat
 
 FOLDER = Path(__file__).parent / "tuned"
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.checkpoint.stored_tensor import StoredTensor
-from llmjax.kernels.qtensor import RowFormat
+from llmjax.kernels.row_format import RowFormat
 from llmjax.weights.packing import RowSource, RowStack
 from llmjax.weights.rows import QuantizedRows
 

@@ -16,12 +16,11 @@ from llmjax.checkpoint.resolve import resolve_model
 from llmjax.config import EngineConfig
 from llmjax.engine.client import Control, Deliver, Died, RunningEngine
 from llmjax.engine.info import CONTEXTS, EngineInfo, EngineState, ProgramInfo
-from llmjax.engine.kv_cache import KVStats
 from llmjax.engine.process import ProcessEngine
 from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes
 from llmjax.engine.restarts import RestartPolicy, Restarts
 from llmjax.engine.routing import Router
-from llmjax.engine.stats import EngineTotals, RequestStats, StatLogger, StepStats
+from llmjax.engine.stats import EngineTotals, KVStats, RequestStats, StatLogger, StepStats
 from llmjax.errors import ConfigError, EngineDead
 from llmjax.host_memory import free_memory
 from llmjax.machine_share import MachineShare

@@ -15,7 +15,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.cache_events import EventBatch
 from llmjax.engine.device_state import NOT_FINITE
 from llmjax.engine.event_publisher import EventPublisher
-from llmjax.engine.kv_cache import KVCache, KVStats
+from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.memory import KVPlan
 from llmjax.engine.model import LoadedModel
 from llmjax.engine.pace import Pace
@@ -27,7 +27,7 @@ from llmjax.engine.runner import HostLogprobs, PendingStep, Runner
 from llmjax.engine.scheduler import NO_DRAFTS, Row, Scheduler, StepPlan
 from llmjax.engine.sleep import Sleeper
 from llmjax.engine.speculation import Speculation
-from llmjax.engine.stats import DraftCounts, EngineTotals, HostTime, StatLogger, StepStats
+from llmjax.engine.stats import DraftCounts, EngineTotals, HostTime, KVStats, StatLogger, StepStats
 from llmjax.errors import Asleep, CompileError, GenerationFailed, InvalidRequest, LLMJaxError
 from llmjax.outputs import REPETITION, Logprob, TokenLogprobs
 from llmjax.platforms import Platform

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -16,23 +15,9 @@ from llmjax.engine.offload import HOST, Contents, Fetch, Offload, PageDevice, So
 from llmjax.engine.page_pool import PageKey, PagePool
 from llmjax.engine.request import Sequence
 from llmjax.engine.rows import TableChanges
-from llmjax.engine.stats import OffloadCounts
+from llmjax.engine.stats import KVStats, OffloadCounts
 
 AWAY = -1  # in place of a page: it is not on the device, but can be restored
-
-
-@dataclass(frozen=True)
-class KVStats:
-    """Pages by state, summed over groups; ``free + cached + used == total``."""
-
-    free: int
-    cached: int
-    used: int
-    total: int
-
-    @property
-    def usage(self) -> float:
-        return self.used / self.total
 
 
 class KVCache:

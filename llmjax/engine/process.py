@@ -23,9 +23,8 @@ from llmjax.config import EngineConfig
 from llmjax.engine.client import Control, Deliver, Died, RunningEngine
 from llmjax.engine.disk_thread import CLOSE_SECONDS
 from llmjax.engine.info import EngineInfo, ProgramInfo
-from llmjax.engine.kv_cache import KVStats
 from llmjax.engine.request import EngineRequest
-from llmjax.engine.stats import EngineTotals
+from llmjax.engine.stats import EngineTotals, KVStats
 from llmjax.engine.wire import (
     Abandon,
     Answer,
@@ -225,6 +224,11 @@ class ProcessEngine(RunningEngine):
                 self.loaded.set_result(message.info)
             case Failed():
                 self._failed = message.failure.error()
+
+
+def begin_loading(config: EngineConfig) -> ProcessEngine | None:
+    """Starts a process that loads the model, and does not wait for it; None: no single one is to have the engine."""
+    return ProcessEngine(config) if config.engine_process == "process" and config.data_parallel_size == 1 else None
 
 
 def _start_process() -> tuple[socket.socket, subprocess.Popen[bytes]]:

@@ -11,8 +11,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.client import Control, EngineClient
 from llmjax.engine.frontend import Frontend
 from llmjax.engine.info import EngineInfo
-from llmjax.engine.kv_cache import KVStats
-from llmjax.engine.stats import EngineTotals, RequestStats, StatLogger
+from llmjax.engine.stats import EngineTotals, KVStats, RequestStats, StatLogger
 from llmjax.errors import InvalidRequest
 from llmjax.tokenizer import Tokenizer, load_tokenizer
 

@@ -162,3 +162,17 @@ class EngineTotals:
 
     def record_rejection(self, reason: str) -> None:
         self.rejections += 1
+
+
+@dataclass(frozen=True)
+class KVStats:
+    """Pages by state, summed over groups; ``free + cached + used == total``."""
+
+    free: int
+    cached: int
+    used: int
+    total: int
+
+    @property
+    def usage(self) -> float:
+        return self.used / self.total

@@ -71,7 +71,6 @@ MODEL = [
     ),
     *alias("--rope-scaling", "hf_overrides", key="rope_scaling"),
     *alias("--rope-theta", "hf_overrides", key="rope_theta"),
-    *accepted("--disable-frontend-multiprocessing", "--engine-process says where the engine runs", takes=SWITCH),
 ]
 
 LOADING = [
@@ -133,10 +132,8 @@ PARALLELISM = [
     *accepted("--disable-custom-all-reduce", "XLA sums over devices", takes=SWITCH),
     *refused("--worker-cls", "the engine has no classes to replace", neutral="auto"),
     *refused("--worker-extension-cls|--scheduler-cls", "the engine has no classes to replace"),
-    *refused(
-        "--enable-fault-tolerance", "--engine-process process keeps the server alive when its engine dies", takes=SWITCH
-    ),
-    *accepted("--fault-tolerance-config", "--engine-process process keeps the server alive when its engine dies"),
+    *refused("--enable-fault-tolerance", "engines of --data-parallel-size are restarted when they die", takes=SWITCH),
+    *accepted("--fault-tolerance-config", "engines of --data-parallel-size are restarted when they die"),
 ]
 
 CACHE = [

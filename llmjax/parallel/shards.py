@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from llmjax.kernels.qtensor import RowFormat
+from llmjax.kernels.row_format import RowFormat
 from llmjax.parallel.division import Cut
 from llmjax.parallel.shares import NOTHING, Share
 from llmjax.weights.packing import RowSource, RowStack

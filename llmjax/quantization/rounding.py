@@ -13,7 +13,7 @@ from llmjax.checkpoint.experts import ExpertStack
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.kernels.cpu.cores import usable_cores
-from llmjax.kernels.qtensor import RowFormat
+from llmjax.kernels.row_format import RowFormat
 from llmjax.quantization.report import Difference
 from llmjax.weights.packing import RowSource, RowStack
 from llmjax.weights.rows import FLOATS, QuantizedRows

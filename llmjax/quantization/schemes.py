@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from llmjax.errors import ConfigError
-from llmjax.kernels.qtensor import RowFormat
+from llmjax.kernels.row_format import RowFormat
 from llmjax.weights import uniform
 from llmjax.weights.ggml import reference
 from llmjax.weights.rows import QuantizedRows

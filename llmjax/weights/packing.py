@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.kernels.cpu.cores import usable_cores
-from llmjax.kernels.qtensor import QTensor, RowFormat
+from llmjax.kernels.qtensor import QTensor
+from llmjax.kernels.row_format import RowFormat
 from llmjax.kernels.sharding import on_devices
 from llmjax.weights.rows import QuantizedRows
 

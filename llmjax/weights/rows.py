@@ -11,7 +11,7 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
-from llmjax.kernels.qtensor import CHUNK, PLANES, RowFormat
+from llmjax.kernels.row_format import CHUNK, PLANES, RowFormat
 
 NUMBER_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     {
@@ -45,7 +45,7 @@ E2M1_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -
 
 @dataclass(frozen=True, eq=False)
 class QuantizedRows:
-    """Rows of a matrix: weight = scale * (number(code) - zero) - minimum, as `llmjax.kernels.qtensor` has it.
+    """Rows of a matrix: weight = scale * (number(code) - zero) - minimum, as `llmjax.kernels.row_format` has it.
 
     Every array has the dtype that the format says (NUMBER_DTYPES, CODE_DTYPES); what it does not ask for is None.
 
@@ -132,7 +132,7 @@ class QuantizedRows:
 
 
 def _plane(codes: np.ndarray, low: int, width: int, *, last: bool) -> np.ndarray:
-    """Bits `low` to `low + width` of codes, a plane of words as `llmjax.kernels.qtensor` has them.
+    """Bits `low` to `low + width` of codes, a plane of words as `llmjax.kernels.row_format` has them.
 
     Works on words of several codes at once: no bit leaves its byte.
 

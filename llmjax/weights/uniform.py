@@ -25,7 +25,7 @@ import ml_dtypes
 import numpy as np
 
 from llmjax.errors import CheckpointError
-from llmjax.kernels.qtensor import Codes, RowFormat
+from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.weights.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
 
 UNIT = 16  # group sizes of records are multiples of it

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from llmjax.models.layers.norm import NormSpec
+if TYPE_CHECKING:
+    from llmjax.models.layers.norm import NormSpec
 
 PoolingKind = Literal["last", "cls", "mean"]
 

@@ -18,7 +18,8 @@ from llmjax.engine.graphs import GRAPHS, LAUNCHES
 from llmjax.engine.rows import make_row_state
 from llmjax.engine.step import step
 from llmjax.kernels.offloading import HOST_MEMORY, SplitStack
-from llmjax.kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
+from llmjax.kernels.qtensor import CUDA_TILE, QTensor
+from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.models.layers.state import make_stacks
 from llmjax.sampling.state import make_sampler_state
 from tests.described_card import LLAMA, ForCard, compile_for_card, needs_plugin

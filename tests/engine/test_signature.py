@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from llmjax.engine import signature
 from llmjax.engine.batch import BatchLayout, Bucket
 from llmjax.engine.signature import SourcesChanged, digest, environment_digest, sources_digest
-from llmjax.kernels.qtensor import Codes, QTensor, RowFormat
+from llmjax.kernels.qtensor import QTensor
+from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.sampling.state import set_bias
 
 LAYOUT = BatchLayout(bucket=Bucket(tokens=4, rows=4, decode=True), num_slots=4, pages_per_sequence=8, num_groups=1)

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.kernels.blocks import ExpertWeights, Projection
-from llmjax.kernels.qtensor import Codes, QTensor, RowFormat
+from llmjax.kernels.qtensor import QTensor
+from llmjax.kernels.row_format import Codes, RowFormat
 
 TILE = 16
 

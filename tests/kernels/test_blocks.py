@@ -19,8 +19,9 @@ from llmjax.kernels.cpu import blocks as cpu
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.cpu.matrices import MAX_ROWS
 from llmjax.kernels.norm import Norm
-from llmjax.kernels.qtensor import Codes, QTensor, RowFormat
+from llmjax.kernels.qtensor import QTensor
 from llmjax.kernels.rope import Rotation
+from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.models import RMS, Attention, GatedMLP, RopeConfig
 from llmjax.models.layers.context import Context
 from llmjax.models.modules.attention import ATTENTION_HALF

@@ -15,8 +15,9 @@ import pytest
 from llmjax.kernels.cpu.library import Library, library
 from llmjax.kernels.cpu.linear import linears
 from llmjax.kernels.cpu.matrices import METHODS
-from llmjax.kernels.qtensor import INT8_DECODES, Codes, QTensor, RowFormat, rounding_decodes
+from llmjax.kernels.qtensor import INT8_DECODES, QTensor, rounding_decodes
 from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR, linear_by_dequantizing
+from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.weights.packing import pack
 from llmjax.weights.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
 from tests.kernels.instruction_sets import INSTRUCTION_SETS

@@ -16,7 +16,8 @@ from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.cuda.experts import experts, refuses, rows_of
 from llmjax.kernels.experts import EXPERTS
 from llmjax.kernels.experts_reference import experts_reference
-from llmjax.kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
+from llmjax.kernels.qtensor import CUDA_TILE, QTensor
+from llmjax.kernels.row_format import Codes, RowFormat
 
 SIZE, INNER = 96, 72
 PRODUCTS = ("experts in", "experts out")

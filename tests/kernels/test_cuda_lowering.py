@@ -26,8 +26,9 @@ from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.cuda import attention as cuda
 from llmjax.kernels.cuda.kv_write import write_kv
 from llmjax.kernels.experts import EXPERTS
-from llmjax.kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
+from llmjax.kernels.qtensor import CUDA_TILE, QTensor
 from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR
+from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.models.layers.state import make_stacks
 from llmjax.sampling.state import make_sampler_state
 from tests.described_card import A100, H100, LLAMA, Card, ForCard, compile_for_card, lower_for, needs_plugin

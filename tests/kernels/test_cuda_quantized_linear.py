@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from llmjax.kernels.cuda.plan import ProductPlan
 from llmjax.kernels.cuda.quantized_linear import MAX_ROWS, multiplies_integers, plan_of, quantized_linear, refuses
-from llmjax.kernels.qtensor import CUDA_TILE, FLOAT8, Codes, QTensor, RowFormat
+from llmjax.kernels.qtensor import CUDA_TILE, QTensor
+from llmjax.kernels.row_format import FLOAT8, Codes, RowFormat
 
 NF4 = (-1.0, -0.696, -0.525, -0.395, -0.284, -0.185, -0.091, 0.0, 0.08, 0.161, 0.246, 0.338, 0.441, 0.563, 0.723, 1.0)
 

@@ -26,7 +26,8 @@ from llmjax.kernels.cuda.plan import ProductPlan
 from llmjax.kernels.cuda.prefill import Tiles
 from llmjax.kernels.cuda.quantized_linear import key_of, plan_of, quantized_linear
 from llmjax.kernels.cuda.tuned import Key, Table, TableError, describe, form_name, path_for, table_in_use
-from llmjax.kernels.qtensor import CUDA_TILE, Codes, QTensor, RowFormat
+from llmjax.kernels.qtensor import CUDA_TILE, QTensor
+from llmjax.kernels.row_format import Codes, RowFormat
 
 FORM = RowFormat(2000, Codes(4), 32, "f16", zero=8)
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llmjax.kernels.qtensor import NUMBER_BITS, Codes, QTensor, RowFormat
+from llmjax.kernels.qtensor import QTensor
+from llmjax.kernels.row_format import NUMBER_BITS, Codes, RowFormat
 from llmjax.weights.packing import pack
 from llmjax.weights.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmjax.kernels.qtensor import Codes, RowFormat
+from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.parallel.division import Cut
 from llmjax.parallel.shards import cut_array, cut_source, format_of_columns
 from llmjax.parallel.shares import NOTHING, HeadShares, even_share, inner_share, of_entries, spread_share

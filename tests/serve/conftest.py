@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.serve.listen import bind
-from llmjax.serve.run import DrainingServer
+from llmjax.serve.server import DrainingServer
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"

@@ -16,7 +16,7 @@ from llmjax.config import EngineConfig, ServerConfig
 from llmjax.engine.info import EngineState
 from llmjax.serve.app import create_app
 from llmjax.serve.listen import bind
-from llmjax.serve.run import DrainingServer
+from llmjax.serve.server import DrainingServer
 from llmjax.tokenizer import ChatTemplate, load_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -168,7 +168,7 @@ def children(pid: int) -> list[int]:
 def test_a_killed_engine_process_ends_streams_with_an_error_and_the_server_with_its_status(
     engine_config: EngineConfig,
 ) -> None:
-    with process(engine_config.replace(engine_process="process")) as (server, url):
+    with process(engine_config) as (server, url):
         lines: list[str] = []
         reader = stream(url, lines, **ENDLESS)
         wait_for(lambda: bool(lines))
@@ -200,7 +200,8 @@ def test_a_killed_rank_ends_streams_with_an_error_and_the_others(engine_config: 
         lines: list[str] = []
         reader = stream(url, lines, **ENDLESS)
         wait_for(lambda: bool(lines))
-        (rank,) = children(server.pid)
+        (leader,) = children(server.pid)
+        (rank,) = children(leader)
         os.kill(rank, signal.SIGKILL)
         reader.join(60)
         answer = httpx.get(f"{url}/health")
@@ -229,7 +230,8 @@ def listens_at(pid: int) -> set[str]:
 
 def test_ranks_listen_on_loopback_and_end_with_the_one_that_leads_them(engine_config: EngineConfig) -> None:
     with process(engine_config.replace(multi_process=True, tensor_parallel_size=2)) as (server, url):
-        (rank,) = children(server.pid)
+        (leader,) = children(server.pid)
+        (rank,) = children(leader)
         assert listens_at(server.pid) == listens_at(rank) == {"0100007F"}
         assert httpx.post(f"{url}/v1/completions", json={"prompt": [40]}, timeout=60).status_code == 200
         server.kill()
@@ -252,7 +254,7 @@ def test_a_server_whose_engine_has_died_ends_by_itself(
     start_server: Callable[[EngineConfig, ServerConfig], tuple[Any, Callable[[], None]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("llmjax.serve.run.DEAD_SECONDS", 0.2)
+    monkeypatch.setattr("llmjax.serve.server.DEAD_SECONDS", 0.2)
     running, stop = start_server(engine_config, ServerConfig(port=0))
     try:
 

@@ -20,7 +20,7 @@ import numpy as np
 from llmjax.checkpoint.formats.layout import Layout, StoredRows
 from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor, QuantSettings
 from llmjax.checkpoint.formats.scaled import ScaledPlanes
-from llmjax.kernels.qtensor import Codes
+from llmjax.kernels.row_format import Codes
 
 STATES = (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4")
 STORAGE = ("U8", "I8", "F16", "BF16", "F32")  # bnb_4bit_quant_storage: bytes, whatever the type says

@@ -20,7 +20,7 @@ import numpy as np
 
 from llmjax.checkpoint.formats.layout import Layout, StoredRows
 from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor, QuantSettings
-from llmjax.kernels.qtensor import Codes
+from llmjax.kernels.row_format import Codes
 from llmjax.weights.bits import unpack_bits
 from llmjax.weights.rows import E2M1_LEVELS, NUMBER_DTYPES
 

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from llmjax.kernels.qtensor import Codes, RowFormat
+from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.weights.rows import FLOATS, QuantizedRows
 
 UNIT = 16  # group sizes of records are multiples of it

@@ -19,7 +19,7 @@ import numpy as np
 from llmjax.checkpoint.formats.layout import Layout, Piece, StoredRows
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.errors import CheckpointError, ConfigError
-from llmjax.kernels.qtensor import RowFormat
+from llmjax.kernels.row_format import RowFormat
 from llmjax.weights.packing import RowSource
 from llmjax.weights.rows import FLOATS, QuantizedRows
 from llmjax.weights.uniform import Float8Scheme, IntegerScheme

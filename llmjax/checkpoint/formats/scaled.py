@@ -25,7 +25,7 @@ import numpy as np
 from llmjax.checkpoint.formats.layout import Layout, StoredRows, scale_type
 from llmjax.checkpoint.formats.quantized import Module, QuantizedTensor, QuantSettings
 from llmjax.checkpoint.safetensors import DTYPES
-from llmjax.kernels.qtensor import Codes
+from llmjax.kernels.row_format import Codes
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 ONE_BYTE = frozenset({"I8", *FLOAT8})

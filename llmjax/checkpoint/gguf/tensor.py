@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from llmjax.errors import CheckpointError
-from llmjax.kernels.qtensor import RowFormat
+from llmjax.kernels.row_format import RowFormat
 from llmjax.weights.ggml.types import BlockType, dequantize
 from llmjax.weights.rows import QuantizedRows
 

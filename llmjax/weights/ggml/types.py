@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from llmjax.errors import CheckpointError
-from llmjax.kernels.qtensor import Codes, RowFormat
+from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.weights.ggml import unpack
 from llmjax.weights.ggml.unpack import Fields
 from llmjax.weights.rows import QuantizedRows

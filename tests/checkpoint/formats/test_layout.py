@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmjax.checkpoint.formats.layout import Layout, StoredRows, Unsigned, scale_type
-from llmjax.kernels.qtensor import Codes
+from llmjax.kernels.row_format import Codes
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 from gguf.quants import dequantize as reference
 
 from llmjax.errors import CheckpointError
-from llmjax.kernels.qtensor import RowFormat
+from llmjax.kernels.row_format import RowFormat
 from llmjax.weights.ggml.types import GGML_TYPES, TILE, BlockType, dequantize
 from llmjax.weights.ggml.unpack import grid
 from llmjax.weights.packing import pack, put
