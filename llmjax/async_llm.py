@@ -19,7 +19,7 @@ from llmjax.engine.pairs import TextPair
 from llmjax.engine.process import ProcessEngine, begin_loading
 from llmjax.engine.report import ThroughputLog
 from llmjax.engine.request import EngineOutput, EngineRequest
-from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, sleep_control, wake_controls
+from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, asleep_at, sleep_control, wake_controls
 from llmjax.engine.stats import QUEUE_FULL
 from llmjax.engine.vectors import PooledTokens
 from llmjax.errors import Asleep, EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
@@ -126,6 +126,7 @@ class AsyncLLM(LoadedLLM):
                             await self.abort(request_id)
                     await asyncio.sleep(0.01)
                 await asyncio.wrap_future(self.client.control(control))
+                self._asleep = asleep_at(level)
             except BaseException:
                 self._away = before
                 raise

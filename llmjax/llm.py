@@ -24,7 +24,7 @@ from llmjax.engine.pairs import TextPair
 from llmjax.engine.process import begin_loading
 from llmjax.engine.request import EngineRequest
 from llmjax.engine.scores import pair_inputs, score_task, scored, text_pairs
-from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, sleep_control, wake_controls
+from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, asleep_at, sleep_control, wake_controls
 from llmjax.engine.waited import WaitedEngine
 from llmjax.errors import Asleep, ConfigError, InvalidRequest, LLMJaxError
 from llmjax.migration.answers import EMPTY, plain
@@ -424,7 +424,7 @@ class LLM(LoadedLLM):
             raise InvalidRequest(f"mode must be abort, wait or keep, not {mode!r}", field="mode")
         control = sleep_control(level)
         self.client.control(control).result()
-        self._away = frozenset({WEIGHTS, KV_CACHE})
+        self._away, self._asleep = frozenset({WEIGHTS, KV_CACHE}), asleep_at(level)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Takes back what ``sleep`` has freed; the prefix cache is empty then.

@@ -12,7 +12,7 @@ from llmjax.pooling_params import PoolingParams
 from llmjax.sampling.params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:  # importing it takes a while, and a busy port should be reported at once
-    from llmjax.engine.info import EngineInfo, EngineState
+    from llmjax.engine.info import EngineInfo, EngineState, SleepState
     from llmjax.engine.vectors import PooledTokens
     from llmjax.tokenizer import Tokenizer
 
@@ -41,6 +41,9 @@ class Engine(Protocol):
 
     @property
     def is_sleeping(self) -> bool: ...
+
+    @property
+    def sleep_state(self) -> SleepState: ...
 
     async def sleep(self, level: int, mode: str) -> None: ...
 

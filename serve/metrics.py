@@ -10,13 +10,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from llmjax.engine.info import SleepState
 from llmjax.engine.stats import REJECTIONS, OffloadCounts, RequestStats, StepStats
 from llmjax.outputs import REPETITION
 from llmjax.serve.interfaces import Engine
@@ -120,6 +121,8 @@ OWN_COUNTERS = {
 }
 
 
+SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")  # vLLM's names of where prompt tokens come from
+
 OFFLOAD_HITS = {"host": "host_hits", "disk": "disk_hits", "remote": "remote_hits"}
 OFFLOAD_BYTES = {  # by vLLM's names of where from and to
     "GPU_to_CPU": "device_to_host_bytes",
@@ -160,6 +163,7 @@ class _Numbers:
         self.gauges = dict.fromkeys(GAUGES, 0.0)
         self.counters = dict.fromkeys((*COUNTERS, *DRAFT_COUNTERS, *EXTERNAL_COUNTERS, *OWN_COUNTERS), 0.0)
         self.accepted_per_pos = Counter[int]()
+        self.sources = Counter[str](dict.fromkeys(SOURCES, 0))
         self.offload = OffloadCounts()
         self.finished = Counter[str]({"stop": 0, "length": 0, "abort": 0, "error": 0, REPETITION: 0})
         self.histograms = _histograms(max_model_len)
@@ -202,6 +206,8 @@ class EngineMetrics(Collector):
         external = stats.offload.host_hits + stats.offload.disk_hits + stats.offload.remote_hits
         counters["external_prefix_cache_queries"] += stats.prefix_cache_queries - stats.prefix_cache_hits + external
         counters["external_prefix_cache_hits"] += external
+        taken = (stats.num_prompt_tokens, stats.prefix_cache_hits - external, external)
+        numbers.sources.update(dict(zip(SOURCES, taken, strict=True)))
         numbers.offload += stats.offload
         counters["dispatches"] += 1
         counters["steps"] += stats.num_steps
@@ -278,11 +284,25 @@ class EngineMetrics(Collector):
             "Times that another process took a dead engine's place.",
             [s.restarts for s in states],
         )
+        sleeps = GaugeMetricFamily(
+            "vllm:engine_sleep_state", "1 at the state that the engine is in.", labels=(*LABELS, "sleep_state")
+        )
+        for labels, _ in self._labelled():
+            for state in get_args(SleepState):
+                sleeps.add_metric([*labels, state], state == self._engine.sleep_state)
+        yield sleeps
         success = CounterMetricFamily("vllm:request_success", "Finished requests.", labels=(*LABELS, "finished_reason"))
         for labels, numbers in self._labelled():
             for reason, count in dict(numbers.finished).items():
                 success.add_metric([*labels, reason], count)
         yield success
+        sources = CounterMetricFamily(
+            "vllm:prompt_tokens_by_source", "Prompt tokens by where they come from.", labels=(*LABELS, "source")
+        )
+        for labels, numbers in self._labelled():
+            for source, count in dict(numbers.sources).items():
+                sources.add_metric([*labels, source], count)
+        yield sources
         rejections = CounterMetricFamily(
             "vllm:admission_rejections",
             "Requests refused with 503, by the limit they met; no engine has seen them, so all are the first one's.",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from llmjax.models.layers.pooling import LabelActivation, PoolingKind, Task
 
+SleepState = Literal["awake", "weights_offloaded", "discard_all"]  # vLLM's names of how deeply an engine sleeps
 CONTEXTS = (1, 2, 4, 8)  # numbers of equal requests whose longest contexts are of interest
 
 

@@ -10,7 +10,7 @@ from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.config import EngineConfig
 from llmjax.engine.client import Control, EngineClient
 from llmjax.engine.frontend import Frontend
-from llmjax.engine.info import EngineInfo
+from llmjax.engine.info import EngineInfo, SleepState
 from llmjax.engine.stats import EngineTotals, KVStats, RequestStats, StatLogger
 from llmjax.errors import InvalidRequest
 from llmjax.tokenizer import Tokenizer, load_tokenizer
@@ -35,6 +35,7 @@ class LoadedLLM:
         self.config = config
         self.client = client
         self._away: frozenset[str] = frozenset()  # of WEIGHTS and KV_CACHE
+        self._asleep: SleepState = "weights_offloaded"  # what it is where something is away
         self.info = client.info
         try:
             self.tokenizer = tokenizer_of(config, self.info)
@@ -78,12 +79,22 @@ class LoadedLLM:
         """Whether something that requests need has left the device."""
         return bool(self._away)
 
+    @property
+    def sleep_state(self) -> SleepState:
+        """How deeply the engine sleeps."""
+        return self._asleep if self._away else "awake"
+
     def add_stat_logger(self, stat_logger: StatLogger) -> None:
         self.client.loggers.append(stat_logger)
 
     def _record(self, stats: RequestStats) -> None:
         for stat_logger in self.client.loggers:
             stat_logger.record_request(stats)
+
+
+def asleep_at(level: int) -> SleepState:
+    """What ``sleep`` of a level leads to."""
+    return "weights_offloaded" if level == 1 else "discard_all"
 
 
 def sleep_control(level: int) -> Control:

@@ -107,6 +107,13 @@ class ClassifyRequest(InputBody):
     """POST /classify."""
 
 
+# Why the fields that cut one side alone are not taken.
+LENGTHS: Mapping[str, str] = dict.fromkeys(
+    ("max_tokens_per_query", "max_tokens_per_doc"),
+    "is not supported; truncate_prompt_tokens cuts pairs, at the end of the second text",
+)
+
+
 class PairsBody(PooledBody):
     """Pairs of texts."""
 
@@ -118,16 +125,50 @@ class PairsBody(PooledBody):
         return text_pairs(first, second, instruction=self.instruct if self.instruction is None else self.instruction)
 
 
-class ScoreRequest(PairsBody):
-    """POST /score."""
+# What vLLM calls the two sides of pairs, newer names last.
+SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "items"), ("queries", "documents"))
 
-    text_1: str | Texts
-    text_2: str | Texts
+
+class ScoreRequest(PairsBody):
+    """POST /score. Both sides are there, under one of the pairs of names in ``SIDES``."""
+
+    text_1: str | Texts | None = None
+    text_2: str | Texts | None = None
+    data_1: str | Texts | None = None
+    data_2: str | Texts | None = None
+    queries: str | Texts | None = None
+    items: str | Texts | None = None
+    documents: str | Texts | None = None
+    max_tokens_per_query: Any = None
+    max_tokens_per_doc: Any = None
+
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **PooledBody.neutral_values,
+        "max_tokens_per_query": (0,),
+        "max_tokens_per_doc": (0,),
+    }
+    reasons: ClassVar[Mapping[str, str]] = LENGTHS
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """The names of the two sides."""
+        names = {name for pair in SIDES for name in pair}
+        given = [name for name in names if getattr(self, name) is not None]
+        for pair in SIDES:
+            if sorted(pair) == sorted(given):
+                return pair
+        wanted = ", or ".join(f"`{first}` and `{second}`" for first, second in SIDES)
+        raise ApiError(
+            f"the texts to compare are {wanted}; the request has {', '.join(sorted(given)) or 'none of them'}",
+            param=next(iter(sorted(given)), "text_1"),
+            code="invalid_value" if given else "missing_required_parameter",
+        )
 
     @property
     def pairs(self) -> list[TextPair]:
         """What is scored."""
-        return self.pairs_of(self.text_1, self.text_2)
+        first, second = self.sides
+        return self.pairs_of(getattr(self, first), getattr(self, second))
 
 
 Document = Annotated[dict[str, str], object_of(str)]
@@ -140,14 +181,17 @@ class RerankRequest(PairsBody):
     documents: Texts | Annotated[list[Document], at_most(MOST_TEXTS)]
     top_n: Annotated[int, Field(ge=0)] | None = None
     return_documents: bool = True
+    max_tokens_per_query: Any = None
     max_tokens_per_doc: Any = None
     rank_fields: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **PooledBody.neutral_values,
-        "max_tokens_per_doc": (),
+        "max_tokens_per_query": (0,),
+        "max_tokens_per_doc": (0,),
         "rank_fields": (["text"],),
     }
+    reasons: ClassVar[Mapping[str, str]] = LENGTHS
 
     @property
     def pairs(self) -> list[TextPair]:

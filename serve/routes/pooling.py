@@ -97,7 +97,7 @@ async def score(request: Request) -> Response:
     server = server_of(request)
     body = parse(await read_json(request), ScoreRequest, ignored=ignored_fields(request))
     server.check_task("score")
-    scores, made = await _scores(request, server, body, body.pairs, field="text_2")
+    scores, made = await _scores(request, server, body, body.pairs, field=body.sides[1])
     data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
     return await _answer(server, "score", {"data": data}, made)
 

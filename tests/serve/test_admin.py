@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -97,12 +98,21 @@ def test_wrong_ids_are_refused(admin: httpx.Client) -> None:
     assert admin.post("/abort_requests", json={"request_ids": "x"}).json()["error"]["param"] == "request_ids"
 
 
+def sleep_states(admin: httpx.Client) -> dict[str, float]:
+    """``vllm:engine_sleep_state``; exactly one is 1."""
+    found = re.findall(r'^vllm:engine_sleep_state\{.*sleep_state="(\w+)"\} (\S+)$', admin.get("/metrics").text, re.M)
+    states = {name: float(value) for name, value in found}
+    assert sorted(states.values()) == [0, 0, 1]
+    return states
+
+
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_server_sleeps_and_is_woken(guarded: Any, admin: httpx.Client, level: int) -> None:
     body = {"prompt": "the", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
     before = admin.post("/v1/completions", json=body).json()["choices"]
     assert admin.post("/sleep", params={"level": level}).status_code == 200
     assert admin.get("/is_sleeping").json() == {"is_sleeping": True}
+    assert sleep_states(admin)[{1: "weights_offloaded", 2: "discard_all"}[level]] == 1
     answer = admin.post("/v1/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "asleep")
     assert "retry-after" in answer.headers and "wake_up" in answer.json()["error"]["message"]
@@ -113,6 +123,7 @@ def test_a_server_sleeps_and_is_woken(guarded: Any, admin: httpx.Client, level: 
     assert admin.get("/is_sleeping").json() == {"is_sleeping": True}
     assert admin.post("/wake_up", params={"tags": ["weights", "kv_cache"]}).status_code == 200
     assert admin.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert sleep_states(admin) == {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
     assert admin.post("/v1/completions", json=body).json()["choices"] == before
 
 

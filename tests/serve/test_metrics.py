@@ -41,6 +41,7 @@ def test_drafts_have_vllms_names() -> None:
         config=EngineConfig(model="m", speculative_config={"method": "ngram", "num_speculative_tokens": 3}),
         info=SimpleNamespace(model_name="m", max_model_len=64),
         states=(EngineState(serving=True),),
+        sleep_state="awake",
     )
     metrics = EngineMetrics(engine)
     drafts = DraftCounts(num_drafts=2, num_draft_tokens=5, accepted_per_pos=[2, 1])
@@ -76,6 +77,7 @@ def test_offloaded_pages_have_vllms_names() -> None:
         config=EngineConfig(model="m", kv_offloading_size=1.0),
         info=SimpleNamespace(model_name="m", max_model_len=64),
         states=(EngineState(serving=True),),
+        sleep_state="awake",
     )
     metrics = EngineMetrics(engine)
     offload = OffloadCounts(
@@ -128,6 +130,7 @@ def test_waiting_by_reason_rejections_and_steps() -> None:
         config=EngineConfig(model="m"),
         info=SimpleNamespace(model_name="m", max_model_len=64),
         states=(EngineState(serving=True),),
+        sleep_state="awake",
     )
     metrics = EngineMetrics(engine)
     # A dispatch of three steps: two rows, one of which ends after the first.

@@ -55,9 +55,10 @@ GAUGES = {
     "num_requests_waiting_by_reason",
     "kv_cache_usage_perc",
     "cache_config_info",
+    "engine_sleep_state",
 }
 COUNTERS = {"prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "prompt_tokens_cached"}
-COUNTERS |= {"generation_tokens", "request_success", "admission_rejections"}
+COUNTERS |= {"prompt_tokens_by_source", "generation_tokens", "request_success", "admission_rejections"}
 HISTOGRAMS = {
     "request_prompt_tokens",
     "request_generation_tokens",

@@ -190,6 +190,9 @@ def test_scores_of_pairs_and_labels(reranker: Running) -> None:
     for path in ("/score", "/v1/score"):
         (entry,) = post(reranker, path, text_1=[first], text_2=[second]).json()["data"]
         assert entry["score"] == expected
+    for names in (("data_1", "data_2"), ("queries", "items"), ("queries", "documents")):
+        (entry,) = post(reranker, "/score", **dict(zip(names, (first, [second]), strict=True))).json()["data"]
+        assert entry["score"] == expected
     (label,) = post(reranker, "/classify", input="w3 w4").json()["data"]
     assert label["label"] == "LABEL_0" and label["num_classes"] == 1 and 0 < label["probs"][0] < 1
 
@@ -204,6 +207,10 @@ REFUSED = [
     ("/rerank", {"query": "w3", "documents": ["w4"], "top": 3}, "unknown field `top`; did you mean `top_n`?"),
     ("/rerank", {"query": "w3", "documents": ["w4"], "max_tokens_per_doc": 9}, "`max_tokens_per_doc` is not supported"),
     ("/score", {"text_1": ["w3", "w4"], "text_2": ["w3", "w4", "w5"]}, "2 and 3 texts cannot be compared"),
+    ("/score", {"text_1": "w3", "data_2": "w4"}, "the request has data_2, text_1"),
+    ("/score", {"queries": "w3", "documents": "w4", "items": "w5"}, "the request has documents, items, queries"),
+    ("/score", {}, "`text_1` and `text_2`, or `data_1` and `data_2`, or `queries` and `items`, or `queries` and"),
+    ("/score", {"text_1": "w3", "text_2": "w4", "max_tokens_per_query": 9}, "`max_tokens_per_query` is not supported;"),
     ("/classify", {"input": []}, "`input` is empty"),
     ("/classify", {"input": [3, 4000]}, "token id 4000"),
     ("/classify", {"input": "w3 " * 70}, "the text has 72 tokens; this model takes at most 64"),
