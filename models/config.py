@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmjax.models.layers.altup import AltUp
 from llmjax.models.layers.embedding import LearnedPositions
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.norm import NormSpec
@@ -41,6 +42,11 @@ class ModelConfig:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def altup(self) -> AltUp | None:
+        """The residual streams; None: there is one."""
+        return self.layers[0].altup
 
     @property
     def causal(self) -> bool:

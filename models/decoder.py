@@ -14,6 +14,7 @@ from llmjax.models.config import ModelConfig
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.rope import rotation
 from llmjax.models.layers.state import LayerStack, LayerState
+from llmjax.models.modules.altup import Streams
 from llmjax.models.modules.embedding import Embedding, PositionEmbedding, TypeEmbedding
 from llmjax.models.modules.layer import DecoderLayer
 from llmjax.models.modules.linear import Linear
@@ -65,6 +66,7 @@ class Decoder(nnx.Module):
                 per_layer, size, layers=config.num_layers, dtype=dtype, activation_dtype=activation_dtype
             )
         )
+        self.altup = None if config.altup is None else Streams(config.altup, size, dtype=dtype)
         self.layers = nnx.List([DecoderLayer(spec, size, dtype=dtype) for spec in config.layers])
         self.norm = None if config.norm is None else build_norm(config.norm, size)
         self.project_out = None if narrow is None else Linear(size, narrow, bias=False, dtype=dtype)
@@ -129,6 +131,8 @@ class CausalLM(nnx.Module):
         config = self.config
         x = self.model.embed(tokens, positions, types)
         vectors = None if self.model.per_layer is None else self.model.per_layer(tokens, x)
+        streams = self.model.altup
+        x = x if streams is None else streams.widened(x)
         rotations = {rope: rotation(positions, rope, prompt_len) for rope in config.ropes}
         stacks = list(kv)
         places = {number: (i, at) for i, stack in enumerate(kv) for at, number in enumerate(stack.layers)}
@@ -146,7 +150,7 @@ class CausalLM(nnx.Module):
             for kept, state in zip(kept_by[number], states, strict=True):
                 i, _ = places[kept]
                 stacks[i] = stacks[i].after(state)
-        return Hidden(hidden=x, kv=tuple(stacks))
+        return Hidden(hidden=x if streams is None else streams.narrowed(x), kv=tuple(stacks))
 
     def headed(self, x: jax.Array) -> jax.Array:
         """What the pooler's matrices make of pooled vectors, f32 [N, D] to [N, size of a vector]."""

@@ -11,17 +11,16 @@ from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.models import gemma3
 from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
+from llmjax.models.gemma3n import FULL, LAYER, PER_LAYER_MODULES, SLIDING, embeddings_of_layers, key_sources
 from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.moe import Experts, SharedExpert
 from llmjax.models.layers.norm import RMS
-from llmjax.models.layers.per_layer import PerLayer
 from llmjax.models.layers.residual import Sandwich, SandwichedMixer
 from llmjax.models.layers.rope_scaling import rope_parameters
 from llmjax.models.names import Names
 
-SLIDING, FULL = "sliding_attention", "full_attention"
 # What Hugging Face's Gemma4TextConfig means by a missing key.
 DEFAULTS = {
     **{key: value for key, value in gemma3.DEFAULTS.items() if key != "sliding_window_pattern"},
@@ -45,24 +44,15 @@ DEFAULTS = {
     },
 }
 PERIOD = 6  # of layers without windows, where no key says which they are
-_LAYER = "model.layers.*"
-_MODULES = {
-    "model.embed_tokens_per_layer": "model.per_layer.embed_tokens",
-    "model.per_layer_model_projection": "model.per_layer.projection",
-    "model.per_layer_projection_norm": "model.per_layer.norm",
-    f"{_LAYER}.per_layer_input_gate": f"{_LAYER}.per_layer.gate",
-    f"{_LAYER}.per_layer_projection": f"{_LAYER}.per_layer.projection",
-    f"{_LAYER}.post_per_layer_input_norm": f"{_LAYER}.per_layer.norm",
-}
 DENSE = "dense"
 _EXPERTS = {
-    **{f"{_LAYER}.mlp.{part}_proj": f"{_LAYER}.mlp.{DENSE}.{part}_proj" for part in ("gate", "up", "down")},
-    f"{_LAYER}.router": f"{_LAYER}.mlp.gate",
-    f"{_LAYER}.router.proj": f"{_LAYER}.mlp.gate",
-    f"{_LAYER}.pre_feedforward_layernorm": f"{_LAYER}.mlp.before_shared",
-    f"{_LAYER}.post_feedforward_layernorm_1": f"{_LAYER}.mlp.after_shared",
-    f"{_LAYER}.pre_feedforward_layernorm_2": f"{_LAYER}.mlp.before_experts",
-    f"{_LAYER}.post_feedforward_layernorm_2": f"{_LAYER}.mlp.after_experts",
+    **{f"{LAYER}.mlp.{part}_proj": f"{LAYER}.mlp.{DENSE}.{part}_proj" for part in ("gate", "up", "down")},
+    f"{LAYER}.router": f"{LAYER}.mlp.gate",
+    f"{LAYER}.router.proj": f"{LAYER}.mlp.gate",
+    f"{LAYER}.pre_feedforward_layernorm": f"{LAYER}.mlp.before_shared",
+    f"{LAYER}.post_feedforward_layernorm_1": f"{LAYER}.mlp.after_shared",
+    f"{LAYER}.pre_feedforward_layernorm_2": f"{LAYER}.mlp.before_experts",
+    f"{LAYER}.post_feedforward_layernorm_2": f"{LAYER}.mlp.after_experts",
 }
 
 
@@ -79,8 +69,8 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     if experts is not None and fields.flag("use_double_wide_mlp"):
         raise fields.error("use_double_wide_mlp", "is not supported beside experts")
     attention = {kind: _attention(fields, kind, max_model_len, norm) for kind in dict.fromkeys(kinds)}
-    sources = _sources(fields, kinds)
-    per_layer, layers = _per_layer(fields, norm), []
+    sources = key_sources(fields, kinds)
+    per_layer, layers = embeddings_of_layers(fields, norm), []
     for kind, source in zip(kinds, sources, strict=True):
         wide = source is not None and fields.flag("use_double_wide_mlp")
         layers.append(
@@ -107,7 +97,7 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
 
 def names(config: Mapping[str, Any]) -> Names:
     """What files call the parts of a model; its MLPs are shared experts, where there are others."""
-    return Names(modules=_MODULES | _EXPERTS if config.get("enable_moe_block") is True else _MODULES)
+    return Names(modules=PER_LAYER_MODULES | _EXPERTS if config.get("enable_moe_block") is True else PER_LAYER_MODULES)
 
 
 def _experts(fields: Fields, norm: RMS) -> Experts:
@@ -123,16 +113,6 @@ def _experts(fields: Fields, norm: RMS) -> Experts:
         shared=SharedExpert(inner=fields.integer("intermediate_size"), name=DENSE, gated=False),
         own_norms=norm,
     )
-
-
-def _sources(fields: Fields, kinds: list[str]) -> list[int | None]:
-    """Of each layer the one whose keys and values it reads: the last of its kind that has its own. None: its own."""
-    shared = fields.integer("num_kv_shared_layers", minimum=0)
-    first = len(kinds) - shared
-    if shared and not set(kinds) <= set(kinds[: max(first, 0)]):
-        raise fields.error("num_kv_shared_layers", f"leaves no layer of a kind with keys of its own, of {len(kinds)}")
-    last = {kind: i for i, kind in enumerate(kinds[:first])}
-    return [None if i < first else last[kind] for i, kind in enumerate(kinds)]
 
 
 def _attention(fields: Fields, kind: str, max_model_len: int | None, norm: RMS) -> Attention:
@@ -174,14 +154,3 @@ def _attention(fields: Fields, kind: str, max_model_len: int | None, norm: RMS) 
 
 
 _DEFAULT_ROPE = {"rope_parameters": DEFAULTS["rope_parameters"]}
-
-
-def _per_layer(fields: Fields, norm: RMS) -> PerLayer | None:
-    if not (size := fields.integer("hidden_size_per_layer_input", minimum=0)):
-        return None
-    return PerLayer(
-        size=size,
-        vocab_size=fields.integer("vocab_size_per_layer_input"),
-        activation=fields.choice("hidden_activation", ACTIVATIONS),
-        norm=norm,
-    )

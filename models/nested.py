@@ -11,6 +11,7 @@ from llmjax.models.registry import MODEL_TYPES
 MULTIMODAL = frozenset(
     {
         "Gemma3ForConditionalGeneration",
+        "Gemma3nForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
         "Llama4ForConditionalGeneration",
         "Mistral3ForConditionalGeneration",

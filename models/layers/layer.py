@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from llmjax.models.layers.altup import AltUp, LowRank
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.convolution import ShortConvolution
 from llmjax.models.layers.gated_delta import GatedDelta
@@ -34,3 +35,5 @@ class LayerSpec:
     per_layer: PerLayer | None = None  # what is given to it at its end
     scaled: bool = False  # what leaves it is multiplied by a number
     beside: Mixer | None = None  # a second mixer, see `TwoMixers`, with a state of its own
+    altup: AltUp | None = None  # how it updates several residual streams; None: there is one
+    low_rank: LowRank | None = None  # what is added to what attention leaves, with which it is divided by sqrt(2)

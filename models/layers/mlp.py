@@ -14,6 +14,8 @@ class GatedMLP:
     activation: str  # a key of ACTIVATIONS
     bias: bool = False
     gate_scale: float = 1.0  # of what the activation is given
+    cutoff: float | None = None  # of a token's gates, in standard deviations above their mean: only what exceeds it is
+    # activated, less the cutoff (Gemma 3n)
 
     name: ClassVar[str] = "mlp"
 

@@ -23,6 +23,7 @@ from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import Experts
 from llmjax.models.layers.residual import NormedStream, Parallel, PostNorm, TwoMixers
 from llmjax.models.layers.state import LayerState
+from llmjax.models.modules.altup import AltUpModule, LowRankModule
 from llmjax.models.modules.attention import attention_module
 from llmjax.models.modules.convolution import ShortConvolutionModule
 from llmjax.models.modules.gated_delta import GatedDeltaModule
@@ -53,17 +54,19 @@ class DecoderLayer(nnx.Module):
         if spec.feed_forward is not None:
             setattr(self, spec.feed_forward.name, build_part(spec.feed_forward, size, dtype=dtype))
         self.per_layer = None if spec.per_layer is None else PerLayerGate(spec.per_layer, size, dtype=dtype)
+        self.altup = None if spec.altup is None else AltUpModule(spec.altup, size)
+        self.laurel = None if spec.low_rank is None else LowRankModule(spec.low_rank, size, dtype=dtype)
         self.layer_scalar = parameter((1,), jnp.float32, axes=(None,)) if spec.scaled else None
 
     def __call__(
         self, x: jax.Array, context: Context, beside: Context | None = None
     ) -> tuple[jax.Array, tuple[LayerState, ...]]:
-        """[T, D] to [T, D], and what the mixer keeps; then what the mixer beside it keeps, for which the second context
-        is."""
+        """[T, D], or [T, streams, D], to the same, and what the mixer keeps; then what the mixer beside it keeps, for
+        which the second context is."""
         if beside is not None:
             x, *states = self.mix_both(x, context, beside)
             return self.feed_forward(x, context), tuple(states)
-        x, state = self.mix_and_feed(x, context)
+        x, state = (self.mix_and_feed if self.altup is None else self.update_streams)(x, context)
         return x, (state,)
 
     def mix_and_feed(self, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
@@ -78,6 +81,20 @@ class DecoderLayer(nnx.Module):
             assert context.vector is not None
             x = self.per_layer(x, context.vector)
         return (x if self.layer_scalar is None else x * self.layer_scalar.get_value().astype(x.dtype)), state
+
+    def update_streams(self, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
+        """A layer of several residual streams [T, streams, D], of which it computes one."""
+        altup, vector = self.altup, context.vector
+        assert altup is not None and self.per_layer is not None and vector is not None
+        predicted = altup.predicted(x)
+        given = predicted[:, altup.spec.active]
+        computed, state = self.mix(given, context)
+        if self.laurel is not None:
+            around = self.laurel(normed(given, self.norm(self.spec.residual.before_mixer)))
+            computed = (computed + around) * 2**-0.5
+        corrected = altup.corrected(predicted, self.feed_forward(computed, context))
+        more = self.per_layer.added(altup.scaled(corrected[:, altup.spec.active]), vector)
+        return corrected.at[:, 1:].add(more[:, None]), state
 
     def mix(self, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
         """The first half."""

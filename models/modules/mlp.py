@@ -68,7 +68,10 @@ class GatedMLPModule(InnerModule):
     def inner(self, n: jax.Array) -> jax.Array:
         """What ``down_proj`` is given, [T, inner]."""
         gate = self.gate_proj(n).astype(jnp.float32)
-        gate = ACTIVATIONS[self.spec.activation](gate if self.spec.gate_scale == 1 else gate * self.spec.gate_scale)
+        gate = gate if self.spec.gate_scale == 1 else gate * self.spec.gate_scale
+        if self.spec.cutoff is not None:
+            gate = jax.nn.relu(gate - gate.mean(-1, keepdims=True) - self.spec.cutoff * gate.std(-1, keepdims=True))
+        gate = ACTIVATIONS[self.spec.activation](gate)
         return gate.astype(n.dtype) * self.up_proj(n)
 
     def weights(self, before: NormModule | None, after: NormModule | None) -> MLPWeights:
@@ -83,14 +86,15 @@ class GatedMLPModule(InnerModule):
 
 
 class SteppedGatedMLPModule(GatedMLPModule):
-    """A gated MLP that the fused kernels do not have: a scale of what the activation is given."""
+    """A gated MLP that the fused kernels do not have: a scale of what the activation is given, or a cutoff."""
 
     half: ClassVar[Operation] = Operation("gated MLP", (Implementation("in steps", fed_forward),))
 
 
 def gated_mlp_module(spec: GatedMLP, size: int, *, dtype: jnp.dtype) -> GatedMLPModule:
     """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
-    return (GatedMLPModule if spec.gate_scale == 1 else SteppedGatedMLPModule)(spec, size, dtype=dtype)
+    plain = spec.gate_scale == 1 and spec.cutoff is None
+    return (GatedMLPModule if plain else SteppedGatedMLPModule)(spec, size, dtype=dtype)
 
 
 class MLPModule(InnerModule):

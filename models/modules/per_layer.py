@@ -16,7 +16,8 @@ from llmjax.models.modules.norm import build_norm
 class PerLayerModule(nnx.Module):
     """``(norm(projection(x) / sqrt(D)) + sqrt(P) embedding(token)) / sqrt(2)``, for each layer.
 
-    Formula: Hugging Face's ``Gemma4TextModel.project_per_layer_inputs``.
+    Formula: Hugging Face's ``Gemma4TextModel.project_per_layer_inputs``; tokens without an embedding have that of
+    token 0, as in its ``Gemma3nModel``.
     """
 
     def __init__(
@@ -32,7 +33,8 @@ class PerLayerModule(nnx.Module):
     def __call__(self, tokens: jax.Array, x: jax.Array) -> jax.Array:
         """i32 [T] and their embeddings [T, D] to [T, layers, P]."""
         given = (self.projection(x) * self.size**-0.5).reshape(len(x), -1, self.spec.size)
-        return (self.norm(given) + self.embed_tokens(tokens).reshape(given.shape)) * 2**-0.5
+        known = jnp.where(tokens < self.spec.vocab_size, tokens, 0)
+        return (self.norm(given) + self.embed_tokens(known).reshape(given.shape)) * 2**-0.5
 
 
 class PerLayerGate(nnx.Module):
@@ -46,5 +48,9 @@ class PerLayerGate(nnx.Module):
 
     def __call__(self, x: jax.Array, vector: jax.Array) -> jax.Array:
         """[T, D] and the layer's vectors [T, P] to [T, D]."""
+        return x + self.added(x, vector)
+
+    def added(self, x: jax.Array, vector: jax.Array) -> jax.Array:
+        """What `__call__` adds to x."""
         gate = ACTIVATIONS[self.spec.activation](self.gate(x).astype(jnp.float32)).astype(x.dtype)
-        return x + self.norm(self.projection(gate * vector))
+        return self.norm(self.projection(gate * vector))

@@ -53,6 +53,7 @@ BEST_KNOWN: Mapping[str, str] = {
     "GPTNeoXForCausalLM": "EleutherAI/pythia-1.4b",
     "Gemma2ForCausalLM": "google/gemma-2-2b-it",
     "Gemma3ForCausalLM": "google/gemma-3-1b-it",
+    "Gemma3nForCausalLM": "google/gemma-3n-E2B-it",
     "Gemma4ForCausalLM": "google/gemma-4-E2B-it",
     "GemmaForCausalLM": "google/gemma-2b-it",
     "Glm4ForCausalLM": "zai-org/GLM-4-9B-0414",

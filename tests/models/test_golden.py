@@ -110,6 +110,8 @@ VARIANTS = [
     "qwen3-odd",
     "lfm2-odd",
     "qwen3_5-odd",
+    "gemma3n",
+    "gemma3n-odd",
     "gemma4-odd",
     "gemma4-plain",
     "gemma4-experts",

@@ -40,6 +40,7 @@ from llmjax.models import (
     text_config,
 )
 from llmjax.models.layers.alibi import alibi_slopes
+from llmjax.models.layers.altup import AltUp, LowRank
 from llmjax.models.layers.chunks import Sharpening
 from llmjax.models.layers.rope_lengths import LongFrequencies
 from llmjax.models.layers.state import AllTokens, LastState, LatentKV
@@ -64,6 +65,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "ChatGLMModel": CHATGLM,
     "BambaForCausalLM": {"mamba_n_heads": 8},
     "DbrxForCausalLM": {"num_key_value_heads": 2},
+    "Gemma3nForCausalLM": {"num_kv_shared_layers": 0},
     "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 16},
     "NemotronHForCausalLM": {"hybrid_override_pattern": "M-*-"},
     "GraniteMoeHybridForCausalLM": {
@@ -894,6 +896,31 @@ def test_deepseek_v3_2_as_far_as_its_tokens_see_all_before_them() -> None:
         model_config({**keys, "mlp_layer_types": ["sparse"] * 4})
 
 
+def test_gemma3n() -> None:
+    got = model_config({"model_type": "gemma3n_text", "num_hidden_layers": 15, "num_kv_shared_layers": 5})
+    assert [layer.state_of for layer in got.layers] == [None] * 10 + [8] * 4 + [9]
+    assert [layer.mixer.window for layer in got.layers[:5]] == [512] * 4 + [None]
+    assert got.altup == AltUp(streams=4, active=0, norm=RMS(1e-6), scaled=True)
+    assert got.layers[0].low_rank == LowRank(rank=64, norm=RMS(1e-6))
+    cutoffs = [layer.feed_forward.cutoff for layer in got.layers]
+    assert cutoffs == [pytest.approx(1.644854, abs=1e-6)] * 10 + [None] * 5  # 95 of 100 gates
+    sizes = {"model_type": "gemma3n_text", "num_hidden_layers": 2, "num_kv_shared_layers": 0}
+    sizes |= {"intermediate_size": [64, 96], "activation_sparsity_pattern": [0.5, 0.0]}
+    halves = [layer.feed_forward for layer in model_config(sizes).layers]
+    assert [(half.inner, half.cutoff) for half in halves] == [(64, 0.0), (96, None)]
+    for wrong in (
+        {"intermediate_size": [64]},
+        {"intermediate_size": [64, 0]},
+        {"activation_sparsity_pattern": [0.5]},
+        {"activation_sparsity_pattern": [0.5, 1]},
+        {"altup_active_idx": 4},
+        {"num_kv_shared_layers": 1},
+        {"hidden_size_per_layer_input": 0},
+    ):
+        with pytest.raises(UnsupportedModel, match=next(iter(wrong))):
+            model_config({**sizes, **wrong})
+
+
 def test_gemma4() -> None:
     keys = {"model_type": "gemma4_text", "num_hidden_layers": 12, "num_kv_shared_layers": 4}
     got = model_config({**keys, "use_double_wide_mlp": True, "attention_k_eq_v": True, "num_global_key_value_heads": 2})
@@ -1032,7 +1059,7 @@ def test_qwen3_5() -> None:
 
 ENCODERS = ("Model", "ForMaskedLM", "ForSequenceClassification")
 # Families whose layers here have windows, and so no scaling.
-WINDOWS = {"Gemma3ForCausalLM", *(f"ModernBert{end}" for end in ENCODERS)}
+WINDOWS = {"Gemma3ForCausalLM", "Gemma3nForCausalLM", *(f"ModernBert{end}" for end in ENCODERS)}
 # Families that rotate a part of each head.
 PARTIAL = {
     "BambaForCausalLM",

@@ -36,6 +36,8 @@ class Architecture:
         family_names: ``layer_tensors`` are called what the family's own checkpoints call them, not what the model does.
         changes: by stem: what the converter does to a tensor, beside what is said here. Takes config.json too.
         parts: by stem: the modules that a tensor is taken apart into. Takes config.json too.
+        stacks: by the stem of a tensor outside of layers: the module that its matrices are numbered below.
+        scales: by stem: what ``<stem>.scale``, which scales no weights, is below ``model.layers.N``.
         specialize: keys of this family only, taking what is known of the config so far, and the file.
     """
 
@@ -55,6 +57,8 @@ class Architecture:
     family_names: bool = False
     changes: Mapping[str, Callable[[GGUFTensor, Mapping[str, Any]], Change]] = field(default_factory=dict)
     parts: Mapping[str, Callable[[GGUFTensor, Mapping[str, Any]], Mapping[str, Change]]] = field(default_factory=dict)
+    stacks: Mapping[str, str] = field(default_factory=dict)
+    scales: Mapping[str, str] = field(default_factory=dict)
     specialize: Callable[[ArchitectureKeys, dict[str, Any], GGUFFile], dict[str, Any]] = lambda keys, config, gguf: {}
 
     def modules(self, gguf: GGUFFile) -> Mapping[str, str]:

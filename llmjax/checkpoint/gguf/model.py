@@ -252,6 +252,12 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
         block = LAYER_NUMBER.match(tensor.name)
         if block is not None and int(block["layer"]) >= config["num_hidden_layers"]:  # guesses further tokens
             continue
+        if (stack := architecture.stacks.get(tensor.name.removesuffix(".weight"))) is not None:
+            tensors |= {one.name: one for one in _taken_apart(tensor, stack)}
+            continue
+        if (name := _scale_name(tensor.name, architecture)) is not None:
+            tensors[name] = ConvertedTensor(name, tensor)
+            continue
         weight = f"{tensor.name.removesuffix('.scale')}.weight"
         if tensor.name.endswith(".scale") and weight in gguf.tensors:
             raise CheckpointError(f"{tensor.path}: tensor {tensor.name!r} scales {weight!r}, which is not supported")
@@ -270,6 +276,24 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
                 )
             tensors[name] = ConvertedTensor(name, tensor, change)
     return tensors
+
+
+def _taken_apart(stack: GGUFTensor, module: str) -> Iterator[ConvertedTensor]:
+    """The matrices of a stack, which are weights of modules numbered below ``module``."""
+    if len(stack.shape) != 3:
+        raise CheckpointError(f"{stack.path}: tensor {stack.name!r} has shape {list(stack.shape)}, not that of a stack")
+    for index in range(stack.shape[0]):
+        name, whole = f"{module}.{index}.weight", slice(0, stack.shape[1])
+        yield ConvertedTensor(name, stack).matrix(index, whole, name)
+
+
+def _scale_name(name: str, architecture: Architecture) -> str | None:
+    """The model's name of ``blk.N.<stem>.scale``, where the architecture has such tensors."""
+    block = LAYER_NUMBER.match(name)
+    if block is None or not name.endswith(".scale"):
+        return None
+    scale = architecture.scales.get(name[block.end() :].removesuffix(".scale"))
+    return None if scale is None else f"model.layers.{int(block['layer'])}.{scale}"
 
 
 def hf_joined_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, StoredTensor]:

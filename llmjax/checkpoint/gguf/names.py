@@ -58,6 +58,17 @@ NORMS_BEHIND = MappingProxyType(
     {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 )
 NORM_BEFORE_MLP = MappingProxyType({"post_attention_norm": "post_attention_layernorm"})
+PER_LAYER_TENSORS = MappingProxyType(
+    {
+        "per_layer_token_embd": "model.per_layer.embed_tokens",
+        "per_layer_model_proj": "model.per_layer.projection",
+        "per_layer_proj_norm": "model.per_layer.norm",
+        "inp_gate": "per_layer.gate",
+        "proj": "per_layer.projection",
+        "post_norm": "per_layer.norm",
+    }
+)
+OUTPUT_SCALE, CORRECTION_SCALE = "layer_output_scale", "altup_correct_scale"
 SINKS = "attn_sinks"
 SINK_TENSORS = MappingProxyType({SINKS: "self_attn.sinks"})
 ROUTER = "ffn_gate_inp"
@@ -132,7 +143,7 @@ SHORT_CONVOLUTION = MappingProxyType(
         "shortconv.out_proj": "conv.out_proj",
     }
 )
-BARE = frozenset({SINKS, CORRECTION, STEPS, DECAY, SKIP})
+BARE = frozenset({OUTPUT_SCALE, CORRECTION_SCALE, SINKS, CORRECTION, STEPS, DECAY, SKIP})
 """Stems of what models have without a suffix."""
 LAYER_TENSOR = re.compile(
     r"blk\.(?P<layer>[0-9]+)\.(?P<stem>\w+(?:\.(?!weight|bias|scale)[a-z]\w*)?)(?:\.(?P<expert>[0-9]+))?"

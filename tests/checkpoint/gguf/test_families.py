@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import gguf
@@ -78,6 +79,92 @@ def gemma2(config: Config) -> dict[str, Any]:
         "attn_logit_softcapping": config["attn_logit_softcapping"],
         "final_logit_softcapping": config["final_logit_softcapping"],
     }
+
+
+def gemma_of_layers(config: Config) -> dict[str, Any]:
+    """Of the Gemmas with embeddings for each layer."""
+    return {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config["layer_types"]],
+        "attention.shared_kv_layers": config.get("num_kv_shared_layers", 0),
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "final_logit_softcapping": config.get("final_logit_softcapping", 30.0),
+    }
+
+
+def gemma3n(config: Config) -> dict[str, Any]:
+    cutoffs = [NormalDist().inv_cdf(part) if part else -np.inf for part in config["activation_sparsity_pattern"]]
+    inner = config["intermediate_size"]
+    return (
+        like_llama({"rope_theta": 1e6, **config})
+        | gemma_of_layers(config)
+        | {
+            "feed_forward_length": [inner] * config["num_hidden_layers"],
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": config["rope_scaling"]["factor"],
+            "altup.active_idx": config.get("altup_active_idx", 0),
+            "altup.num_inputs": config.get("altup_num_inputs", 4),
+            "activation_sparsity_scale": cutoffs,
+        }
+    )
+
+
+def stacked_projections(config: Config, folder: Path = GOLDEN / "gemma3n") -> dict[str, np.ndarray]:
+    tensors = open_checkpoint(folder).tensors
+    stems = {"altup_proj": "projections", "altup_unembd_proj": "unembed_projections"}
+    return {
+        f"{stem}.weight": np.stack([tensors[f"model.altup.{module}.{i}.weight"].read(F32) for i in range(3)])
+        for stem, module in stems.items()
+    }
+
+
+def gemma4(config: Config) -> dict[str, Any]:
+    full = [kind == "full_attention" for kind in config["layer_types"]]
+    heads, of_full = config["num_key_value_heads"], config.get("num_global_key_value_heads")
+    shared, inner = config.get("num_kv_shared_layers", 0), config["intermediate_size"]
+    keys = (
+        like_llama({"rope_theta": 1e6, **config})
+        | gemma_of_layers(config)
+        | {
+            **dict.fromkeys(("attention.key_length", "attention.value_length"), config["global_head_dim"]),
+            **dict.fromkeys(("attention.key_length_swa", "attention.value_length_swa"), config["head_dim"]),
+            "rope.dimension_count": config["global_head_dim"],
+            "rope.dimension_count_swa": config["head_dim"],
+            "rope.freq_base_swa": 1e4,
+        }
+    )
+    if config.get("use_double_wide_mlp"):
+        count = config["num_hidden_layers"]
+        keys["feed_forward_length"] = [inner * (1 + (i >= count - shared)) for i in range(count)]
+    if of_full is not None:
+        keys["attention.head_count_kv"] = [of_full if one else heads for one in full]
+    if config.get("enable_moe_block"):
+        keys |= {
+            "expert_count": config["num_experts"],
+            "expert_used_count": config["top_k_experts"],
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+        }
+    return keys
+
+
+def quarter_turned(config: Config) -> dict[str, np.ndarray]:
+    half = config["global_head_dim"] // 2
+    return {"rope_freqs.weight": np.array([1.0] * (half // 4) + [1e30] * (half - half // 4), F32)}
+
+
+def with_router_scales(config: Config) -> dict[str, np.ndarray]:
+    stored = stored_tensors(GOLDEN / "gemma4-experts")
+    names = {"ffn_gate_inp": "scale", "ffn_down_exps": "per_expert_scale"}
+    return quarter_turned(config) | {
+        f"blk.{i}.{stem}.scale": stored[f"model.layers.{i}.router.{name}"].read(F32)
+        for i in range(config["num_hidden_layers"])
+        for stem, name in names.items()
+    }
+
+
+def without(*ends: str) -> Callable[[str, np.ndarray, Config], dict[str, np.ndarray]]:
+    """Tensors but for those whose names hold one of ``ends``, which are ``extra``."""
+    return lambda name, values, config: {} if any(end in name for end in ends) else {name: values}
 
 
 def granite(config: Config) -> dict[str, Any]:
@@ -642,6 +729,9 @@ LFM2: dict[str, Any] = {
     "changed": without_middle,
 }
 PHI3 = Conversion(gguf.MODEL_ARCH.PHI3, phi3, extra=phi3_factors)
+GEMMA4 = Conversion(
+    gguf.MODEL_ARCH.GEMMA4, gemma4, extra=quarter_turned, renamed={"layer_scalar": "layer_scalar.weight"}
+)
 CONVERSIONS = {
     "starcoder2": Conversion(gguf.MODEL_ARCH.STARCODER2, starcoder2),
     "starcoder2-plain": Conversion(gguf.MODEL_ARCH.STARCODER2, starcoder2),
@@ -662,6 +752,26 @@ CONVERSIONS = {
     "mpt": Conversion(gguf.MODEL_ARCH.MPT, mpt),
     "gemma": Conversion(gguf.MODEL_ARCH.GEMMA, like_llama, one_more),
     "gemma2": Conversion(gguf.MODEL_ARCH.GEMMA2, gemma2, one_more),
+    "gemma3n": Conversion(
+        gguf.MODEL_ARCH.GEMMA3N,
+        gemma3n,
+        extra=stacked_projections,
+        parts=without("altup_projections", "altup_unembed_projections"),
+        renamed={"correct_output_scale": "correct_output_scale.weight"},
+    ),
+    "gemma4": GEMMA4,
+    "gemma4-odd": GEMMA4,
+    "gemma4-plain": GEMMA4,
+    "gemma4-experts": replace(
+        GEMMA4,
+        extra=with_router_scales,
+        parts=without("router.scale", "router.per_expert_scale"),
+        renamed={
+            **GEMMA4.renamed,
+            "gate_up_proj": "gate_up_proj.weight",
+            "experts.down_proj": "experts.down_proj.weight",
+        },
+    ),
     "smollm3": Conversion(gguf.MODEL_ARCH.SMOLLM3, like_llama, permuted),
     "granite": Conversion(gguf.MODEL_ARCH.GRANITE, granite, permuted),
     "olmo2": Conversion(gguf.MODEL_ARCH.OLMO2, olmo2),

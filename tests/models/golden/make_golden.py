@@ -108,6 +108,14 @@ _GEMMA4 = {
     "final_logit_softcapping": 12.0,
     "tie_word_embeddings": True,
 }
+_GEMMA3N = {
+    "head_dim": 12,
+    "sliding_window": 8,
+    "hidden_size_per_layer_input": 20,
+    "vocab_size_per_layer_input": VOCAB,
+    "laurel_rank": 8,
+    "tie_word_embeddings": True,
+}
 _ODD = {
     "num_hidden_layers": 2,
     "vocab_size": 1003,
@@ -868,6 +876,33 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_chunk_size": 8,
             "floor_scale": 8,
             "rope_theta": 5000.0,
+        },
+    ),
+    "gemma3n": (
+        "Gemma3nForCausalLM",
+        {
+            **_GEMMA3N,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2,
+            "num_kv_shared_layers": 3,
+            "activation_sparsity_pattern": [0.7, 0.4, 0.0, 0.0, 0.0, 0.0],
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+    ),
+    "gemma3n-odd": (
+        "Gemma3nForCausalLM",
+        {
+            **_GEMMA3N,
+            **_ODD,
+            "hidden_size": 70,  # which heads have to divide
+            "layer_types": ["sliding_attention", "full_attention"],
+            "intermediate_size": [40, 56],
+            "num_kv_shared_layers": 0,
+            "activation_sparsity_pattern": [0.0, 0.5],
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "altup_coef_clip": 0.4,
+            "altup_correct_scale": False,
         },
     ),
 }
