@@ -914,7 +914,7 @@ def test_gemma3n() -> None:
         {"activation_sparsity_pattern": [0.5]},
         {"activation_sparsity_pattern": [0.5, 1]},
         {"altup_active_idx": 4},
-        {"num_kv_shared_layers": 1},
+        {"num_kv_shared_layers": 2},
         {"hidden_size_per_layer_input": 0},
     ):
         with pytest.raises(UnsupportedModel, match=next(iter(wrong))):
