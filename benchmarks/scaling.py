@@ -1,20 +1,25 @@
 """How llmjax's cost grows: a decode step against streams and against context, prefill against length.
 
     python -m benchmarks.scaling [MODEL] [--shape 1.5b] [--streams 1,2,4,…] [--context 128,…] [--prefill 32,…]
+    python -m benchmarks.scaling [MODEL] --stream-prompt 2048 --streams 1,2,4,8,16,32,64 --context 1024,…,32768
 
-Every figure is the fastest of --runs. A decode step is the time between a request's first and last token over the
-steps between them; all streams start in one step, so that every step has all of them. Flags that set the engine
-(--dtype, --kv-cache-dtype, …) are passed on.
+The points of a sweep take turns, --runs times; there are medians beside the best. A decode step is the time between a
+request's first and last token over the steps between them; all streams start in one step, so that every step has all of
+them, and the pages of their prompts are there before. `one more` is what a step grows by from the line above for each
+stream or token of context: where cost is linear, it is the same in all lines. Flags that set the engine (--dtype,
+--kv-cache-dtype, …) are passed on.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -37,8 +42,6 @@ from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.outputs import RequestOutput
 from llmjax.settings import settings_of
 
-STREAM_PROMPT = 8  # tokens of each prompt where streams are counted: 64 of them fit into one step of 512
-
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingOptions:
@@ -48,10 +51,11 @@ class ScalingOptions:
         None, "random weights of this shape instead of a model", choices=tuple(SHAPES), section="sweeps"
     )
     streams: Sequence[int] = setting((1, 2, 4, 8, 16, 32, 64), "decode: streams at once; 0: none of this sweep")
+    stream_prompt: int = setting(8, "tokens of each of their prompts")
     context: Sequence[int] = setting((128, 256, 512, 1024, 2048, 4096, 8192), "decode of one stream: tokens at its end")
     prefill: Sequence[int] = setting((32, 64, 128, 256, 512, 1024, 2048, 4096), "prefill: tokens of the prompt")
     new_tokens: int = setting(32, "tokens that a decode measurement makes in each stream")
-    runs: int = setting(3, "measurements of each figure; the fastest counts")
+    runs: int = setting(3, "measurements of each figure, in turns")
     work_dir: str = setting(str(Path(tempfile.gettempdir()) / "llmjax-scaling"), "folder for random weights")
     output_json: str | None = setting(None, "file for all figures as JSON")
     plot: str | None = setting(None, "picture file of the figures; needs matplotlib")
@@ -59,7 +63,7 @@ class ScalingOptions:
     def __post_init__(self) -> None:
         if self.shape is not None and self.shape not in SHAPES:
             raise ConfigError(f"--shape must be one of {', '.join(SHAPES)}, not {self.shape}")
-        for name, low in (("new_tokens", 2), ("runs", 1)):
+        for name, low in (("new_tokens", 2), ("runs", 1), ("stream_prompt", 1)):
             if getattr(self, name) < low:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, not {getattr(self, name)}")
         if any(length <= self.new_tokens for length in self.counts("context")):
@@ -73,15 +77,16 @@ class ScalingOptions:
     def longest(self) -> int:
         """Tokens of the longest request."""
         prefill = (length + 1 for length in self.counts("prefill"))
-        return max(STREAM_PROMPT + self.new_tokens, *self.counts("context"), *prefill)
+        return max([self.stream_prompt + self.new_tokens, *self.counts("context"), *prefill])
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One figure: ``seconds`` of a step or a prefill, which computes ``tokens``."""
+    """One figure: a step or a prefill that computes ``tokens``."""
 
     x: int
-    seconds: float
+    seconds: float  # the best
+    median: float
     tokens: int
 
     @property
@@ -131,8 +136,11 @@ def engine_config(config: EngineConfig, options: ScalingOptions) -> EngineConfig
     changes: dict[str, object] = {
         "max_model_len": options.longest,
         "max_num_seqs": max(streams, config.max_num_seqs if not options.counts("streams") else 1),
-        "max_num_batched_tokens": max(config.max_num_batched_tokens, streams * STREAM_PROMPT),
-        "enable_prefix_caching": False,
+        # Of a prompt whose pages are there a page is computed at most.
+        "max_num_batched_tokens": max(
+            config.max_num_batched_tokens, streams * min(options.stream_prompt, config.page_size)
+        ),
+        "enable_prefix_caching": True,
     }
     if options.shape is not None:
         folder = Path(options.work_dir) / options.shape
@@ -145,48 +153,57 @@ def measure(llm: LLM, options: ScalingOptions) -> list[Sweep]:
     """All sweeps; a line on standard error tells of each figure."""
     log = Console(stderr=True)
     rng = np.random.default_rng(0)
-
-    def run(streams: int, length: int, new_tokens: int) -> list[RequestOutput]:
-        shape = RandomShape(input_len=length, output_len=1, vocab_size=min(10_000, llm.info.vocab_size))
-        prompts = [sample.prompt for sample in random_samples(streams, shape, rng)]
-        params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
-        return llm.generate(prompts, params, use_tqdm=False)
-
-    def best(name: str, x: int, tokens: int, seconds: Callable[[], float]) -> Measurement:
-        found = Measurement(x, min(seconds() for _ in range(options.runs)), tokens)
-        log.print(f"{name} {x}: {found.seconds * 1e3:.2f} ms", style="dim", highlight=False)
-        return found
-
     new = options.new_tokens
+
+    def prompts(streams: int, length: int) -> list[list[int]]:
+        shape = RandomShape(input_len=length, output_len=1, vocab_size=min(10_000, llm.info.vocab_size))
+        return [list(sample.prompt) for sample in random_samples(streams, shape, rng)]
+
+    def decoded(prompts: list[list[int]]) -> float:
+        return step_seconds(_generate(llm, prompts, new))
+
+    def sweep(title: str, x_label: str, measures: Mapping[int, tuple[int, Callable[[], float]]], decode: bool) -> Sweep:
+        """``measures``: by x, the tokens that are computed, and what measures the seconds."""
+        found: dict[int, list[float]] = {x: [] for x in measures}
+        for number in range(options.runs + decode):  # the first one computes the pages of prompts
+            for x, (_, measure) in measures.items():
+                seconds = measure()
+                if number >= decode:
+                    found[x].append(seconds)
+                    log.print(f"{x_label} {x}: {seconds * 1e3:.2f} ms", style="dim", highlight=False)
+        measurements = [
+            Measurement(x, min(seconds), statistics.median(seconds), measures[x][0]) for x, seconds in found.items()
+        ]
+        return Sweep(title, x_label, measurements, decode)
+
     return [
-        Sweep(
-            f"decode after {STREAM_PROMPT} tokens",
+        sweep(
+            f"decode after {options.stream_prompt} tokens",
             "streams",
-            [
-                best("streams", n, n, lambda n=n: step_seconds(run(n, STREAM_PROMPT, new)))  # type: ignore[misc]
-                for n in options.counts("streams")
-            ],
+            {n: (n, partial(decoded, prompts(n, options.stream_prompt))) for n in options.counts("streams")},
             decode=True,
         ),
-        Sweep(
+        sweep(
             "decode of one stream",
             "context",
-            [
-                best("context", n, 1, lambda n=n: step_seconds(run(1, n - new, new)))  # type: ignore[misc]
-                for n in options.counts("context")
-            ],
+            {n: (1, partial(decoded, prompts(1, n - new))) for n in options.counts("context")},
             decode=True,
         ),
-        Sweep(
+        sweep(
             "prefill",
             "prompt",
-            [
-                best("prefill", n, n, lambda n=n: first_token_seconds(run(1, n, 1)[0]))  # type: ignore[misc]
+            {
+                n: (n, lambda n=n: first_token_seconds(_generate(llm, prompts(1, n), 1)[0]))  # type: ignore[misc]
                 for n in options.counts("prefill")
-            ],
+            },
             decode=False,
         ),
     ]
+
+
+def _generate(llm: LLM, prompts: Sequence[list[int]], new_tokens: int) -> list[RequestOutput]:
+    params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
+    return llm.generate(list(prompts), params, use_tqdm=False)
 
 
 def step_seconds(outputs: Sequence[RequestOutput]) -> float:
@@ -244,18 +261,29 @@ def _table(sweep: Sweep, weight_bytes: int) -> Table:
     """A row a figure, with a bar for the time of a step or for the speed of a prefill."""
     table = Table(title=sweep.title, title_justify="left", box=box.MARKDOWN)
     table.add_column(sweep.x_label, justify="right")
-    table.add_column("ms a step" if sweep.decode else "ms", justify="right")
+    table.add_column("median ms" + " a step" * sweep.decode, justify="right")
+    table.add_column("best", justify="right")
     table.add_column("tok/s", justify="right")
     if sweep.decode:
+        table.add_column("one more, µs", justify="right")
         table.add_column("weights, GB/s", justify="right")
     table.add_column("ms a step" if sweep.decode else "tok/s", min_width=24)
     lengths = [m.seconds if sweep.decode else m.tokens_per_second for m in sweep.measurements]
+    before: Measurement | None = None
     for measurement, length in zip(sweep.measurements, lengths, strict=True):
-        cells = [str(measurement.x), f"{measurement.seconds * 1e3:.2f}", f"{measurement.tokens_per_second:,.0f}"]
+        milliseconds = [f"{seconds * 1e3:.2f}" for seconds in (measurement.median, measurement.seconds)]
+        cells = [str(measurement.x), *milliseconds, f"{measurement.tokens_per_second:,.0f}"]
         if sweep.decode:
+            cells.append("" if before is None else f"{1e6 * _slope(before, measurement):,.2f}")
             cells.append(f"{weight_bytes / measurement.seconds / 1e9:.1f}")
+        before = measurement
         table.add_row(*cells, ProgressBar(total=max(lengths), completed=length, width=24))
     return table
+
+
+def _slope(before: Measurement, after: Measurement) -> float:
+    """Seconds for one more."""
+    return (after.seconds - before.seconds) / max(1, after.x - before.x)
 
 
 def _panel(sweep: Sweep) -> Line:

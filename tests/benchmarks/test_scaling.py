@@ -27,7 +27,9 @@ def test_all_streams_and_the_longest_request_fit() -> None:
     options = ScalingOptions(streams=(1, 128), context=(256,), prefill=(1000,), new_tokens=16)
     config = engine_config(EngineConfig(model="m", max_num_seqs=4), options)
     assert (config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len) == (128, 1024, 1001)
-    assert not config.enable_prefix_caching
+    assert config.enable_prefix_caching
+    options = ScalingOptions(streams=(64,), stream_prompt=2048, context=(0,), prefill=(0,))
+    assert engine_config(EngineConfig(model="m", page_size=16), options).max_num_batched_tokens == 1024
 
 
 def test_wrong_sweeps_are_refused() -> None:
