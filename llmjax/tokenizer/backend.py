@@ -101,6 +101,7 @@ class CutRules:
         literal: tokens by text that are always matched first.
         before: ids in front when special tokens are added.
         after: ids behind when special tokens are added.
+        between: ids between the texts of a pair; None: those behind the one, then those in front of the other.
         added: tokens by text that the model's own vocabulary does not have, or has under another text.
     """
 
@@ -108,6 +109,7 @@ class CutRules:
     literal: Mapping[str, int] = field(default_factory=dict)
     before: Sequence[int] = ()
     after: Sequence[int] = ()
+    between: Sequence[int] | None = None
     added: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -159,13 +161,14 @@ class SentencePieceBackend:
     def encode_texts(self, first: str, second: str | None, *, limit: int | None) -> tuple[list[int], list[int]]:
         texts = [first] if second is None else [first, second]
         parts = [self.encode(text, add_special_tokens=False, parse_special=True) for text in texts]
-        around = len(self.rules.before) + len(self.rules.after)
-        room = sum(map(len, parts)) if limit is None else max(0, limit - around * len(texts))
-        counts = shares([len(part) for part in parts], room)
-        ids: list[int] = []
-        for part, count in zip(parts, counts, strict=True):
-            ids += [*self.rules.before, *part[:count], *self.rules.after]
-        return ids, [0] * len(ids)
+        before, after, between = self.rules.before, self.rules.after, self.rules.between
+        between = [*after, *before] if between is None else between
+        around = len(before) + len(after) + (len(texts) - 1) * len(between)
+        room = sum(map(len, parts)) if limit is None else max(0, limit - around)
+        ids = [*before]
+        for i, (part, count) in enumerate(zip(parts, shares([len(part) for part in parts], room), strict=True)):
+            ids += [*(between if i else ()), *part[:count]]
+        return [*ids, *after], [0] * (len(ids) + len(after))
 
     def id_to_token(self, token_id: int) -> str | None:
         if token_id in self._added:

@@ -214,14 +214,41 @@ def _end_ids(vocabulary: Vocabulary, eos: int | None) -> frozenset[int]:
     return frozenset(ends)
 
 
-def _around(vocabulary: Vocabulary, *, before: int | None, after: int | None) -> processors.PostProcessor | None:
-    """A post-processor that puts a token in front of and behind the text; None: neither."""
+def _between(vocabulary: Vocabulary, special: SpecialTokens) -> list[int] | None:
+    """What stands between two texts of a pair, of a tokenizer that puts a token behind texts (as llama.cpp's server has
+    it for rerankers); None: nothing is put behind texts."""
+    if special.eos is None:
+        return None
+    separator = vocabulary.token_id("seperator") if vocabulary.flag("add_sep_token", False) else None
+    return [special.eos] if separator is None else [special.eos, separator]
+
+
+def _around(
+    vocabulary: Vocabulary,
+    *,
+    before: int | None,
+    after: int | None,
+    between: Sequence[int] | None = None,
+    second: int = 0,
+) -> processors.PostProcessor | None:
+    """A post-processor that puts a token in front of and behind the text; None: neither.
+
+    Args:
+        between: the texts of a pair, where a token is put behind them; None: that token.
+        second: the segment of a pair's second text.
+    """
     # The template's syntax has no escapes, so the tokens go by number.
     first, last = ([] if i is None else [f"t{i}"] for i in (before, after))
     if not first and not last:
         return None
-    special = [{"id": f"t{i}", "ids": [i], "tokens": [vocabulary.tokens[i]]} for i in {before, after} - {None}]  # type: ignore[index]
-    return processors.TemplateProcessing(single=[*first, "$A", *last], special_tokens=special)
+    middle = [f"t{i}" for i in between] if between else last
+    known = {i for i in (before, after, *(between or ())) if i is not None}
+    special = [{"id": f"t{i}", "ids": [i], "tokens": [vocabulary.tokens[i]]} for i in known]
+    single = [*first, "$A", *last]
+    if not last:
+        return processors.TemplateProcessing(single=single, special_tokens=special)
+    pair = [*first, "$A", *middle, *(f"{each}:{second}" for each in ("$B", *last))]
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
 
 
 def _add_tokens(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
@@ -245,6 +272,7 @@ def _byte_bpe(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> Tok
         vocabulary,
         before=special.bos if vocabulary.flag("add_bos_token", pre.add_bos) else None,
         after=special.eos if vocabulary.flag("add_eos_token", False) else None,
+        between=_between(vocabulary, special),
     )
     if post is not None:
         tokenizer.post_processor = post
@@ -298,6 +326,7 @@ def _word_piece(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> T
         vocabulary,
         before=special.bos if vocabulary.flag("add_bos_token", True) else None,
         after=separator if vocabulary.flag("add_sep_token", True) else None,
+        second=1,
     )
     if post is not None:
         tokenizer.post_processor = post
@@ -375,6 +404,7 @@ def _sentencepiece(
         literal=vocabulary.of_type(PieceType.USER_DEFINED),
         before=[special.bos] if vocabulary.flag("add_bos_token", add_bos) and special.bos is not None else [],
         after=[special.eos] if vocabulary.flag("add_eos_token", unigram) and special.eos is not None else [],
+        between=_between(vocabulary, special) if unigram else None,
     )
     return Tokenizer(
         SentencePieceBackend(processor, rules),

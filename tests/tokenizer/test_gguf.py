@@ -119,6 +119,9 @@ def test_word_piece(corpus: list[str], golden: Golden, same_ids: Same, gguf_keys
     ids = tokenizer.encode("Hello, lorem ipsum!")
     assert [tokenizer.id_to_token(i) for i in ids] == ["[CLS]", "hello", ",", "lorem", "ip", "##sum", "!", "[SEP]"]
     assert tokenizer.decode(ids) == "hello , lorem ipsum !"
+    ids, segments = tokenizer.backend.encode_texts("Hello", "lorem", limit=None)
+    assert [tokenizer.id_to_token(i) for i in ids] == ["[CLS]", "hello", "[SEP]", "lorem", "[SEP]"]
+    assert segments == [0, 0, 0, 1, 1]
 
 
 @pytest.mark.real_model
@@ -233,6 +236,18 @@ def test_unigram_with_charsmap(corpus: list[str]) -> None:
     for text in [*corpus, "ｆｕｌｌ ﬁne  naïve Straße é"]:
         assert tokenizer.encode(text, parse_special=False, add_special_tokens=False) == sp.encode(text), text
     assert tokenizer.encode("alpha") == [*sp.encode("alpha"), sp.eos_id()]
+    # As XLM-RoBERTa has them, whose converted tokenizers say so.
+    ends = {
+        "bos_token_id": sp.bos_id(),
+        "add_bos_token": True,
+        "add_sep_token": True,
+        "seperator_token_id": sp.eos_id(),
+    }
+    first, second, eos = sp.encode("alpha"), sp.encode("beta"), sp.eos_id()
+    pairs = tokenizer_from_gguf(keys | {f"tokenizer.ggml.{key}": value for key, value in ends.items()}, source="test")
+    ids, segments = pairs.backend.encode_texts("alpha", "beta", limit=None)
+    assert ids == [sp.bos_id(), *first, eos, eos, *second, eos] and not any(segments)
+    assert len(pairs.backend.encode_texts("alpha", "beta", limit=5)[0]) == 5
 
 
 def test_bpe_without_prefix_or_byte_fallback(corpus: list[str]) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from llmjax import LLM, PoolingParams
 from llmjax.checkpoint import Checkpoint, open_checkpoint
-from llmjax.checkpoint.gguf.encoders import BERT_LAYER
+from llmjax.checkpoint.gguf.encoders import BERT_LAYER, CLASSIFIER_HEAD
 from llmjax.checkpoint.gguf.names import GLOBAL_TENSORS, HEAD_NORMS, LLAMA_LAYER
 from llmjax.errors import CheckpointError
 from tests.checkpoint.gguf.test_families import comparable, like_llama
@@ -182,6 +182,39 @@ def test_vectors_of_a_roberta_whose_unused_positions_are_left_out(tmp_path: Path
         assert vector @ golden[f"{case}/vector"] >= 0.99999
 
 
+@pytest.mark.parametrize(
+    ("name", "arch", "keys", "cut"),
+    [
+        ("xlm-roberta-labels", gguf.MODEL_ARCH.BERT, bert, 2),
+        ("bert-reranker", gguf.MODEL_ARCH.BERT, bert, 0),
+        ("modernbert-labels", gguf.MODEL_ARCH.MODERN_BERT, modern_bert, 0),
+    ],
+)
+def test_scores_of_classifiers(
+    name: str, arch: gguf.MODEL_ARCH, keys: Any, cut: int, tmp_path: Path, compile_cache_dir: str
+) -> None:
+    """As transformers has them; BERT's pooler is kept here, which llama.cpp's converter drops."""
+    golden = np.load(POOLED / name / "golden.npz")
+    own = CONVERSIONS["modernbert" if name == "modernbert-labels" else "bert"]
+    labels = json.loads((POOLED / name / "config.json").read_text())["id2label"]
+    conversion = replace(
+        own,
+        arch=arch,
+        keys=lambda config: (
+            keys(config) | ({"classifier.output_labels": list(labels.values())} if len(labels) > 1 else {})
+        ),
+        pooling=RANK,
+        layer={**own.layer, **CLASSIFIER_HEAD},
+    )
+    path = converted(name, tmp_path, conversion, cut=cut)
+    assert open_checkpoint(path).model_config().pooler == open_checkpoint(POOLED / name).model_config().pooler
+    cases = [case for case in ("long", "short", "least", "one") if not golden[f"{case}/types"].any()]
+    assert len(cases) > 1
+    made = vectors(path, compile_cache_dir, [golden[f"{case}/tokens"].tolist() for case in cases])
+    for case, vector in zip(cases, made, strict=True):
+        np.testing.assert_allclose(vector, golden[f"{case}/vector"], atol=1e-4)
+
+
 def test_scores_of_qwen3_reranker(tmp_path: Path, compile_cache_dir: str) -> None:
     golden = np.load(POOLED / "qwen3-reranker" / "golden.npz")
     embedding = open_checkpoint(POOLED / "qwen3-reranker").tensors["model.embed_tokens.weight"].read(F32)
@@ -208,7 +241,7 @@ def test_vectors_of_fifty_texts(minilm_path: Path, tmp_path: Path, compile_cache
     ("changes", "message"),
     [
         ({"pooling_type": 7}, "'bert.pooling_type' is 7; supported are 1, 2, 3"),
-        ({"pooling_type": RANK}, "is that of a reranker"),
+        ({"pooling_type": RANK}, "tensor 'cls.weight' is missing, without which a reranker's scores"),
         ({"attention.causal": True}, "'bert.attention.causal' is not false"),
     ],
 )
