@@ -305,6 +305,13 @@ class EngineConfig:
         "many as device_ids names, else 1)",
         aliases=("--tp",),
     )
+    pipeline_parallel_size: int = setting(
+        1,
+        "number of processes that divide the layers, each with some in a row, which pass on the hidden states of tokens"
+        ": for machines or devices whose link is too slow for tensor_parallel_size, which then divides each "
+        "of these stages; started by this process on its machine, or by nnodes on several",
+        aliases=("--pp",),
+    )
     enable_expert_parallel: bool = setting(
         False,
         "divide the experts of a mixture over the devices of tensor_parallel_size as whole experts, each device having "
@@ -429,8 +436,24 @@ class EngineConfig:
     def device_numbers(self) -> tuple[int, ...]:
         """Of the devices that this process uses, those of all engines one after another."""
         if self.device_ids is None or not self.device_ids.strip():
-            return tuple(range((self.tensor_parallel_size or 1) * self.data_parallel_size // self.nnodes))
+            each = (self.tensor_parallel_size or 1) * self.pipeline_parallel_size
+            return tuple(range(each * self.data_parallel_size // self.nnodes))
         return parse_device_ids(self.device_ids)
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether processes divide the layers, so that devices of different processes share nothing."""
+        return self.pipeline_parallel_size > 1
+
+    @property
+    def stage(self) -> int:
+        """Which of the stages this process has; rank 0 has the last one, which samples."""
+        return (self.node_rank or self.pipeline_parallel_size) - 1 if self.is_staged else 0
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether several processes run the model."""
+        return self.nnodes > 1 or self.multi_process or self.is_staged
 
     def __post_init__(self) -> None:
         for name, low in (
@@ -439,6 +462,7 @@ class EngineConfig:
             ("decode_steps", 0),
             ("num_experts_offload_per_rank", 0),
             ("data_parallel_size", 1),
+            ("pipeline_parallel_size", 1),
             ("nnodes", 1),
             ("node_rank", 0),
             ("master_port", 1),
@@ -485,10 +509,10 @@ class EngineConfig:
         if self.kv_transfer is not None:
             if not self.enable_prefix_caching:
                 raise ConfigError("kv_transfer_config moves cached prefixes, which enable_prefix_caching turns off")
-            if self.nnodes > 1 or self.multi_process or self.data_parallel_size > 1:
+            if self.has_ranks or self.data_parallel_size > 1:
                 raise ConfigError(
-                    "kv_transfer_config is for servers of one engine and process: leave out nnodes, multi_process and "
-                    "data_parallel_size, and start more servers instead"
+                    "kv_transfer_config is for servers of one engine and process: leave out nnodes, multi_process, "
+                    "pipeline_parallel_size and data_parallel_size, and start more servers instead"
                 )
         if not self.kv_offloading_size:
             if self.kv_offloading_dir is not None:
@@ -496,16 +520,25 @@ class EngineConfig:
             return
         if not self.enable_prefix_caching:
             raise ConfigError("kv_offloading_size keeps cached prefixes, which enable_prefix_caching turns off")
-        if self.nnodes > 1 or self.multi_process:
+        if self.has_ranks:
             raise ConfigError(
-                "kv_offloading_size: pages of a model that several processes run (nnodes, multi_process) stay on their "
-                "devices; one process may have several devices (tensor_parallel_size)"
+                "kv_offloading_size: pages of a model that several processes run (nnodes, multi_process, "
+                "pipeline_parallel_size) stay on their devices; one process may have several devices "
+                "(tensor_parallel_size)"
             )
 
     def _check_devices(self) -> None:
         """Raises ConfigError unless devices, processes, engines and threads come out even."""
         self._check_ranks()
         named, size, engines = len(self.device_numbers), self.tensor_parallel_size, self.data_parallel_size
+        if self.is_staged:
+            wanted = (size or 1) * self.pipeline_parallel_size
+            if named * self.nnodes != wanted:
+                raise ConfigError(
+                    f"pipeline_parallel_size {self.pipeline_parallel_size} and tensor_parallel_size {size or 1} are "
+                    f"{wanted // self.nnodes} devices of each process, but device_ids names {named}"
+                )
+            return
         if self.nnodes > 1:
             if size is not None and named * self.nnodes != size:
                 raise ConfigError(
@@ -539,12 +572,29 @@ class EngineConfig:
                 raise ConfigError(f"multi_process starts its processes itself: leave {said} out")
             if len(self.device_numbers) < 2:
                 raise ConfigError("multi_process is for two devices or more (tensor_parallel_size)")
-        if self.nnodes == 1 and not self.multi_process:
+        if not self.has_ranks:
             return
-        if self.nnodes > 1 and (size is None or size % self.nnodes):
+        if self.is_staged:
+            self._check_stages()
+        elif self.nnodes > 1 and (size is None or size % self.nnodes):
             raise ConfigError(f"{said} must divide tensor_parallel_size, which is {size or 'not given'}")
         if self.data_parallel_size > 1:
             raise ConfigError(f"data_parallel_size {self.data_parallel_size}: such engines are of one process each")
+
+    def _check_stages(self) -> None:
+        """Raises ConfigError unless each stage can be a process."""
+        said = f"pipeline_parallel_size {self.pipeline_parallel_size}"
+        if self.nnodes not in (1, self.pipeline_parallel_size):
+            raise ConfigError(f"{said}: each stage is a process, and nnodes is {self.nnodes}: make them equal")
+        if self.multi_process:
+            raise ConfigError(
+                f"{said}: each stage is one process, with all of its devices (tensor_parallel_size): leave "
+                "multi_process out"
+            )
+        if self.speculative is not None and self.speculative.model is not None:
+            raise ConfigError(
+                f"{said} and speculative_config: a draft model runs in one process so far; method ngram needs none"
+            )
 
 
 def _count(number: int, name: str) -> str:

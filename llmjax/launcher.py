@@ -157,7 +157,7 @@ def launched_settings(
     devices = _devices(place, given, environment)
     if devices is not None:
         found["device_ids"] = ",".join(map(str, devices))
-    if given.get("tensor_parallel_size") is None:
+    if given.get("tensor_parallel_size") is None and not _is_staged(given):
         found["tensor_parallel_size"] = place.size * (1 if devices is None else len(devices))
     found |= _binding(place, given, unbound_cores() if cores is None else cores, topology)
     address = found.get("master_addr", given.get("master_addr"))
@@ -193,11 +193,17 @@ def _devices(place: Place, given: Mapping[str, Any], environment: Mapping[str, s
                 "has started on this machine cannot divide evenly"
             )
         return list(share.part(numbers))
-    each = max(1, (given.get("tensor_parallel_size") or place.size) // place.size)
+    size: int | None = given.get("tensor_parallel_size")
+    each = size or 1 if _is_staged(given) else max(1, (size or place.size) // place.size)
     cards = environment.get(VISIBLE_CARDS)
     if cards is not None and len(cards.split(",")) <= each:  # the launcher has divided them
         return list(range(each))
     return None if share.is_whole else list(range(share.rank * each, (share.rank + 1) * each))
+
+
+def _is_staged(given: Mapping[str, Any]) -> bool:
+    """Whether each rank has some of the layers, and tensor_parallel_size is that of each."""
+    return bool(given.get("pipeline_parallel_size", 1) > 1)
 
 
 def _binding(place: Place, given: Mapping[str, Any], cores: frozenset[int], topology: Topology) -> dict[str, Any]:

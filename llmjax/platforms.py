@@ -147,6 +147,7 @@ def select_platform(
         ConfigError: no such platform, device, core or NUMA node.
     """
     alone = config.nnodes == 1
+    meshed = not alone and not config.is_staged  # with devices of other processes
     numbers = share.part(config.device_numbers) if alone else config.device_numbers
     others_are_hidden = not alone or not share.is_whole
     _divide_cpu(config, len(numbers))
@@ -157,7 +158,7 @@ def select_platform(
     meet()
     bind_process(config, share)  # may open the backends
     seen = devices_of(config.device)
-    devices = seen if alone else [device for device in seen if device.process_index == jax.process_index()]
+    devices = [device for device in seen if device.process_index == jax.process_index()] if meshed else seen
     name = platform_of(devices[0])
     take_donations(name)
     if others_are_hidden and name in OWN_KERNELS:
@@ -167,8 +168,8 @@ def select_platform(
         why = "; JAX has opened the CPU as so many in this process" if name == CPU else ""
         raise ConfigError(f"{wanted}; there {'are' if len(devices) > 1 else 'is'} {len(devices)}{why}")
     device = devices[numbers[0]]
-    mesh = [devices[number] for number in numbers] if alone else seen
-    if not alone and len(mesh) != config.nnodes * len(numbers):
+    mesh = seen if meshed else [devices[number] for number in numbers]
+    if meshed and len(mesh) != config.nnodes * len(numbers):
         raise ConfigError(
             f"the {config.nnodes} processes have {len(mesh)} devices, and tensor_parallel_size is "
             f"{config.tensor_parallel_size}"

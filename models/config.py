@@ -38,6 +38,8 @@ class ModelConfig:
     per_layer: PerLayer | None = None  # embeddings for each layer
     pooler: Pooler | None = None  # of a model that makes vectors of texts; None: it generates
     dtype: str | None = None  # of the published weights, as NumPy names it; None: the file does not say
+    embeds: bool = True  # tokens; False: the first layer is given what layers in another process have made
+    has_head: bool = True  # False: what the last layer makes goes to layers in another process
 
     @property
     def num_layers(self) -> int:
@@ -46,7 +48,7 @@ class ModelConfig:
     @property
     def altup(self) -> AltUp | None:
         """The residual streams; None: there is one."""
-        return self.layers[0].altup
+        return self.layers[0].altup if self.layers else None
 
     @property
     def causal(self) -> bool:

@@ -40,24 +40,28 @@ def decoder_layer(layer: DecoderLayer, x: jax.Array, *contexts: Context) -> tupl
 
 
 class Decoder(nnx.Module):
-    """What checkpoints call ``model``: embedding, layers, final norm."""
+    """What checkpoints call ``model``: embedding, layers, final norm; of a stage, those that it has."""
 
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, activation_dtype: jnp.dtype) -> None:
         size, narrow = config.hidden_size, config.embedding_size
-        self.embed_tokens = Embedding(
-            config.vocab_size,
-            narrow or size,
-            scale=config.embedding_scale,
-            dtype=dtype,
-            activation_dtype=activation_dtype,
+        self.embed_tokens = (
+            Embedding(
+                config.vocab_size,
+                narrow or size,
+                scale=config.embedding_scale,
+                dtype=dtype,
+                activation_dtype=activation_dtype,
+            )
+            if config.embeds or (config.tie_word_embeddings and config.has_head)
+            else None
         )
-        self.project_in = None if narrow is None else Linear(narrow, size, bias=False, dtype=dtype)
-        self.embed_positions = (
-            None if config.positions is None else PositionEmbedding(config.positions, size, dtype=dtype)
-        )
-        types = config.token_types
+        self.project_in = None if narrow is None or not config.embeds else Linear(narrow, size, bias=False, dtype=dtype)
+        positions = config.positions if config.embeds else None
+        self.embed_positions = None if positions is None else PositionEmbedding(positions, size, dtype=dtype)
+        types = config.token_types if config.embeds else None
         self.embed_types = None if types is None else TypeEmbedding(types, size, dtype=dtype)
-        self.embed_norm = None if config.embedding_norm is None else build_norm(config.embedding_norm, size)
+        embedding_norm = config.embedding_norm if config.embeds else None
+        self.embed_norm = None if embedding_norm is None else build_norm(embedding_norm, size)
         per_layer = config.per_layer
         self.per_layer = (
             None
@@ -68,12 +72,16 @@ class Decoder(nnx.Module):
         )
         self.altup = None if config.altup is None else Streams(config.altup, size, dtype=dtype)
         self.layers = nnx.List([DecoderLayer(spec, size, dtype=dtype) for spec in config.layers])
-        self.norm = None if config.norm is None else build_norm(config.norm, size)
-        self.project_out = None if narrow is None else Linear(size, narrow, bias=False, dtype=dtype)
+        norm = config.norm if config.has_head else None
+        self.norm = None if norm is None else build_norm(norm, size)
+        self.project_out = (
+            None if narrow is None or not config.has_head else Linear(size, narrow, bias=False, dtype=dtype)
+        )
 
     def embed(self, tokens: jax.Array, positions: jax.Array, types: jax.Array | None = None) -> jax.Array:
         """The residual stream before the first layer, [T, D], of tokens, positions and segments i32 [T]; None: all
         tokens are of the first segment."""
+        assert self.embed_tokens is not None
         x = self.embed_tokens(tokens)
         if self.project_in is not None:
             x = self.project_in(x)
@@ -103,10 +111,10 @@ class CausalLM(nnx.Module):
         tied = config.tie_word_embeddings
         size, rows = config.embedding_size or config.hidden_size, config.vocab_size
         bias = config.head_bias
-        self.head = None if config.pooler is None else pooler_head(config.pooler, size)
+        self.head = None if config.pooler is None or not config.has_head else pooler_head(config.pooler, size)
         self.lm_head = (
             None
-            if tied or config.pooler is not None
+            if tied or config.pooler is not None or not config.has_head
             else Linear(size, rows, bias=bias, dtype=dtype, axes=("vocab", "hidden"))
         )
 
@@ -118,6 +126,7 @@ class CausalLM(nnx.Module):
         batches: tuple[RaggedBatch, ...],
         prompt_len: jax.Array | int = 0,
         types: jax.Array | None = None,
+        before: jax.Array | None = None,
     ) -> Hidden:
         """Runs the layers over a packed step.
 
@@ -127,9 +136,11 @@ class CausalLM(nnx.Module):
             batches: the step as the layers of each entry of ``config.spans`` see it.
             prompt_len: tokens of the prompt that each token's sequence began with, i32 [T] or one for all.
             types: i32 [T], which segment of its text each token is in; None: the first one.
+            before: [T, D], the residual stream that the layers before the first one have left; None: there are none,
+                and tokens are embedded.
         """
         config = self.config
-        x = self.model.embed(tokens, positions, types)
+        x = self.model.embed(tokens, positions, types) if before is None else before
         vectors = None if self.model.per_layer is None else self.model.per_layer(tokens, x)
         streams = self.model.altup
         x = x if streams is None else streams.widened(x)
@@ -169,8 +180,11 @@ class CausalLM(nnx.Module):
         """
         # f32 in, f32 out: a bf16 model's logits are not rounded to bf16.
         x = self.model.finish(hidden).astype(jnp.float32)
-        tied = self.model.embed_tokens.weight.get_value()
-        logits = linear(x, tied) if self.lm_head is None else self.lm_head(x)
+        if self.lm_head is None:
+            assert self.model.embed_tokens is not None
+            logits = linear(x, self.model.embed_tokens.weight.get_value())
+        else:
+            logits = self.lm_head(x)
         if self.config.logit_scale != 1:
             logits = logits * self.config.logit_scale
         cap = self.config.final_softcap

@@ -24,7 +24,7 @@ class ModelGraph:
     @cached_property
     def without_layers(self) -> ModelGraph:
         """The model of the parameters that no layer has: enough for ``CausalLM.logits``."""
-        kept = [i for i, name in enumerate(self.names) if not name.startswith("model.layers.")]
+        kept = [i for i, name in enumerate(self.names) if not name.startswith(("model.layers.", "model.altup."))]
         names = tuple(self.names[i] for i in kept)
         return replace(
             self,

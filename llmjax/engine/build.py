@@ -52,7 +52,7 @@ def build_engine(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> E
         raise ConfigError(
             f"node_rank {config.node_rank}: requests go to rank 0; start this one with llmjax serve or LLM"
         )
-    local = LocalRanks(config) if config.multi_process else None
+    local = LocalRanks(config) if config.multi_process or (config.is_staged and config.nnodes == 1) else None
     if local is not None:
         config, share = local.config, local.share
     with ExitStack() as undo:
@@ -78,7 +78,7 @@ def load(config: EngineConfig, group: Alone, share: MachineShare = WHOLE_MACHINE
     cache_dir = use_compilation_cache(config.compilation_cache_dir)
     platform = select_platform(config, share, meet=group.meet)
     check_graphs(config, platform)
-    kept = cache_dir if group.size == 1 else None  # programs and parts of weights are a rank's own
+    kept = cache_dir if group.size == 1 or config.is_staged else None  # XLA keeps no program of several processes
     programs = ProgramCache.of(kept, platform.device)
     progress = share.rank == 0 and config.node_rank == 0
     model = load_model(config, platform, cache_dir=kept, programs=programs, progress=progress)
@@ -97,6 +97,8 @@ def load(config: EngineConfig, group: Alone, share: MachineShare = WHOLE_MACHINE
         own = replace(layout, token_scales=layout.dtype.itemsize == 1 and draft.kv_calibration is None)
         beside = page_bytes_by_span(draft.graph.config, own)
         mapped += draft.mapped_bytes
+    if config.is_staged:  # pages are counted for the groups of all stages
+        beside = dict.fromkeys(model.config.spans, 0)
     plan = partial(plan_kv, model=model.graph.config, platform=platform, layout=layout, beside=beside)
     kv_plan = plan(config, reserved=mapped)
     check_memory(config, model.config, platform, kv_plan, reserved=mapped, beside=beside)
@@ -108,7 +110,8 @@ def load(config: EngineConfig, group: Alone, share: MachineShare = WHOLE_MACHINE
         max_num_batched_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
         max_logprobs=config.max_logprobs,
         # Without graphs the condition of a loop on an accelerator is a round trip to the host.
-        decode_steps=config.decode_steps or (DECODE_STEPS if platform.is_cpu else 1),
+        # A step of a stage needs what another one has sampled.
+        decode_steps=1 if config.is_staged else config.decode_steps or (DECODE_STEPS if platform.is_cpu else 1),
         cache=programs,
         group=group,
         drafts=0 if speculative is None else speculative.num_speculative_tokens,
@@ -120,9 +123,10 @@ def load(config: EngineConfig, group: Alone, share: MachineShare = WHOLE_MACHINE
         kv_plan = plan(config, reserved=reserved)
         compiler = replace(compiler, kv_plan=kv_plan)
     if group.size > 1:
-        agreed = config.replace(kv_cache_memory_bytes=group.agree(model.digest, kv_plan.num_bytes))
-        kv_plan = plan(agreed)
+        kv_plan = plan(config, agreed=group.agree(model.digest, [one.num_pages for one in kv_plan.groups]))
         compiler = replace(compiler, kv_plan=kv_plan)
+    if config.is_staged:
+        return config, compiler
     return config, with_graphs(compiler, config, decode_steps=config.decode_steps or DECODE_STEPS)
 
 

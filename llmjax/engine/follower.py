@@ -5,10 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
+
+import jax
+import numpy as np
+import numpy.typing as npt
 
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import Bucket
@@ -16,9 +21,21 @@ from llmjax.engine.build import load
 from llmjax.engine.compile_threads import CompileThreads
 from llmjax.engine.device_state import StepOutput
 from llmjax.engine.group import Follower
-from llmjax.engine.group_wire import Compile, Compiled, Program, Refused, RunEdit, RunMasked, RunStep
+from llmjax.engine.group_wire import (
+    Array,
+    Compile,
+    Compiled,
+    Hidden,
+    Program,
+    Refused,
+    RunEdit,
+    RunMasked,
+    RunStep,
+    Taken,
+)
 from llmjax.engine.program_cache import Executable
 from llmjax.engine.programs import StepCompiler
+from llmjax.engine.rows import RowState
 from llmjax.engine.slots import SLOT_EDITS, TABLE_EDITS, Editor
 from llmjax.engine.wire import Failed, Failure, Leave
 from llmjax.errors import EngineDead
@@ -42,7 +59,7 @@ def follow(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> NoRetur
     group = Follower(config)
     try:
         _, compiler = load(config, group, share)
-        _Replica(compiler, threads=config.compile_threads or usable_cores()).run()
+        Replica(compiler, threads=config.compile_threads or usable_cores()).run()
     except Exception as error:
         with suppress(OSError):  # it has gone, which may be why
             group.channel.send(Failed(Failure.of(error)))
@@ -54,8 +71,13 @@ def follow(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> NoRetur
     os._exit(0)  # threads may be inside XLA, and the other processes are ending, too
 
 
-class _Replica:
-    """The state of this process's devices, changed as rank 0 changes that of its own."""
+class Replica:
+    """The state of this process's devices, changed as rank 0 changes that of its own.
+
+    Args:
+        compiler: of this rank's programs.
+        threads: compilations at once.
+    """
 
     def __init__(self, compiler: StepCompiler, *, threads: int) -> None:
         assert isinstance(compiler.group, Follower)
@@ -70,6 +92,8 @@ class _Replica:
         self._slots = Editor(self._state.sampler, **where)
         self._tables = Editor(self._state.rows.page_tables, **where)
         self._edits: dict[str, Executable] = {}
+        self._hidden: deque[bytes] = deque()  # of the stage before this one
+        self._later: deque[Any] = deque()  # messages that came before those
         if compiler.platform.is_cpu:
             keep_freed_blocks()
 
@@ -79,10 +103,16 @@ class _Replica:
         Raises:
             EngineDead: it has gone without a word, or will not have this rank.
         """
-        for message in self._group.messages:
+        while (message := self._later.popleft() if self._later else next(self._group.messages, None)) is not None:
             match message:
                 case Compile():
                     self._compile(message.program)
+                case RunStep() if self._compiler.is_staged:
+                    self._pass_on(message)
+                case Hidden():
+                    self._hidden.append(message.data)
+                case Taken():
+                    self._state = replace(self._state, rows=self._after(message))
                 case RunStep():
                     run = self._programs[Program("step", message.bucket)].result()
                     self._state, self._output = run(self._weights, self._state, message.packed.values())
@@ -99,6 +129,49 @@ class _Replica:
                 case Leave():
                     return
         raise EngineDead("rank 0 has gone")
+
+    def _pass_on(self, message: RunStep) -> None:
+        """Runs this stage's layers, and gives what they make of the tokens to the next one."""
+        run = self._programs[Program("step", message.bucket)].result()
+        before = () if self._compiler.model.graph.config.embeds else (self._before(message.bucket),)
+        self._state, hidden = run(self._weights, self._state, message.packed.values(), *before)
+        self._group.channel.send(Hidden(np.asarray(hidden).tobytes()))
+
+    def _before(self, bucket: Bucket) -> npt.NDArray[Any]:
+        """What the stage before has made of the tokens of a step; what else comes meanwhile is for later.
+
+        Raises:
+            EngineDead: rank 0 has gone.
+        """
+        while not self._hidden:
+            message = next(self._group.messages, None)
+            if message is None:
+                raise EngineDead("rank 0 has gone")
+            if isinstance(message, Hidden):
+                self._hidden.append(message.data)
+            elif isinstance(message, Compile):  # rank 0 waits for it
+                self._compile(message.program)
+            else:
+                self._later.append(message)
+        shape = self._compiler.hidden(bucket)
+        return np.frombuffer(self._hidden.popleft(), shape.dtype).reshape(shape.shape)
+
+    def _after(self, taken: Taken) -> RowState:
+        """The rows with what those have sampled that took part in the step before."""
+        rows, slot = self._state.rows, taken.slot.values()
+        padded = np.full(rows.length.shape, rows.length.shape[0], np.int32)
+        padded[: len(slot)] = slot
+
+        def with_new(old: jax.Array, new: Array) -> jax.Array:
+            values = np.zeros(old.shape, np.int32)
+            values[: len(slot)] = new.values()
+            return old.at[padded].set(values, mode="drop")
+
+        return replace(
+            rows,
+            last_token=with_new(rows.last_token, taken.last_token),
+            length=with_new(rows.length, taken.length),
+        )
 
     def _compile(self, program: Program) -> None:
         shape = _shape(program)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib.metadata import version
+from queue import SimpleQueue
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import jax
@@ -34,6 +35,7 @@ from llmjax.engine.group_wire import (
     Challenge,
     Compile,
     Compiled,
+    Hidden,
     Join,
     Loaded,
     Program,
@@ -116,20 +118,20 @@ class Alone:
     def meet(self) -> None:
         """Makes JAX see the devices of all ranks; before it has opened any."""
 
-    def agree(self, model: str, kv_bytes: int) -> int:
+    def agree(self, model: str, pages: list[int]) -> list[int]:
         """Compares what the ranks have loaded.
 
         Args:
             model: a digest of it.
-            kv_bytes: that the KV cache could have on each device here.
+            pages: of each group of layers, that there is room for here.
 
         Returns:
-            What it can have on every rank.
+            How many there is room for on every rank.
 
         Raises:
             ConfigError: the ranks have loaded different models.
         """
-        return kv_bytes
+        return pages
 
     def everywhere(self, kind: str, bucket: Bucket, compile: Callable[[], T]) -> T:
         """What ``compile`` makes, when every rank has made it."""
@@ -137,6 +139,14 @@ class Alone:
 
     def tell(self, message: Message) -> None:
         """Has the others do what this process is about to do."""
+
+    def hidden(self) -> bytes:
+        """What the stage before the last one has made of the tokens of the next step; waits for it.
+
+        Raises:
+            EngineDead: a stage has gone.
+        """
+        raise NotImplementedError("there is one stage")
 
     def watch(self, lost: Callable[[LLMJaxError], None]) -> None:
         """Has ``lost`` called, on another thread, when a rank has gone."""
@@ -206,6 +216,7 @@ class Leader(Alone):
         self._settings = shared_settings(config)
         self._lock = threading.Lock()  # of what follows
         self._compiling: dict[tuple[int, Program], Future[None]] = {}
+        self._hidden: SimpleQueue[bytes | None] = SimpleQueue()  # of the last rank but this; None: a rank has gone
         self._lost: LLMJaxError | None = None
         self._is_lost = threading.Event()
         self._watchers: list[Callable[[LLMJaxError], None]] = []
@@ -223,10 +234,11 @@ class Leader(Alone):
             threading.Thread(target=self._hear, args=(member,), name=f"rank-{member.rank}", daemon=True).start()
 
     def meet(self) -> None:
-        _initialize(self._config, rank=0, port=self._port, address=self._members[0].channel.address)
+        if not self._config.is_staged:  # stages share no program
+            _initialize(self._config, rank=0, port=self._port, address=self._members[0].channel.address)
 
-    def agree(self, model: str, kv_bytes: int) -> int:
-        least = kv_bytes
+    def agree(self, model: str, pages: list[int]) -> list[int]:
+        least = pages
         for member in self._members:
             loaded = member.loaded.result()
             if loaded.model != model:
@@ -234,7 +246,7 @@ class Leader(Alone):
                     f"{member.name} has loaded another model than rank 0, or has it in other types (their CPUs may "
                     "differ: set dtype)"
                 )
-            least = min(least, loaded.kv_bytes)
+            least = [min(*counts) for counts in zip(least, loaded.pages, strict=True)]
         for member in self._members:
             member.channel.send(Agreed(least))
         return least
@@ -262,6 +274,13 @@ class Leader(Alone):
         if already is not None:
             lost(already)
 
+    def hidden(self) -> bytes:
+        found = self._hidden.get()
+        if found is None:
+            self._hidden.put(None)  # for who asks again
+            raise self._lost or EngineDead("the engine is closed")
+        return found
+
     def cause(self, error: Exception) -> Exception:
         if not isinstance(error, LLMJaxError):
             self._is_lost.wait(CAUSE_SECONDS)
@@ -273,6 +292,7 @@ class Leader(Alone):
                 return
             self._closed = True
             waiting = [future for future in self._compiling.values() if not future.done()]
+        self._hidden.put(None)
         for future in waiting:  # or threads that compile would wait for those that have left
             future.set_exception(EngineDead("the engine is closed"))
         for member in self._members:
@@ -363,6 +383,10 @@ class Leader(Alone):
                 match message:
                     case Loaded():
                         member.loaded.set_result(message)
+                    case Hidden() if member.rank + 1 < self.size:
+                        self._relay(self._members[member.rank], message)  # the next rank
+                    case Hidden():
+                        self._hidden.put(message.data)
                     case Compiled():
                         with self._lock:
                             future = self._compiling[member.rank, message.program]
@@ -376,12 +400,19 @@ class Leader(Alone):
             error = error or _gone(member, broken)
         self._lose(member, error or _gone(member))
 
+    def _relay(self, member: _Member, message: Message) -> None:
+        try:
+            member.channel.send(message)
+        except OSError as error:
+            self._lose(member, _gone(member, error))
+
     def _lose(self, member: _Member, error: LLMJaxError) -> None:
         with self._lock:
             if self._closed or self._lost is not None:
                 return
             self._lost = error
             self._is_lost.set()
+            self._hidden.put(None)
             futures: list[Future[Any]] = [*self._compiling.values(), *(other.loaded for other in self._members)]
             watchers = list(self._watchers)
         logger.error("%s", error)
@@ -461,11 +492,12 @@ class Follower(Alone):
         self._port = welcome.port
 
     def meet(self) -> None:
-        _initialize(self._config, rank=self._config.node_rank, port=self._port, address=self.channel.address)
+        if not self._config.is_staged:
+            _initialize(self._config, rank=self._config.node_rank, port=self._port, address=self.channel.address)
 
-    def agree(self, model: str, kv_bytes: int) -> int:
-        self.channel.send(Loaded(model, kv_bytes))
-        agreed: int = self._next(Agreed).kv_bytes
+    def agree(self, model: str, pages: list[int]) -> list[int]:
+        self.channel.send(Loaded(model, pages))
+        agreed: list[int] = self._next(Agreed).pages
         return agreed
 
     def _connect(self) -> socket.socket:

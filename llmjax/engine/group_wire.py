@@ -82,17 +82,17 @@ class Loaded(Message, tag="loaded"):
 
     Args:
         model: a digest of what has been loaded.
-        kv_bytes: that this process's devices have for the KV cache, each.
+        pages: of each group of layers, that this process's devices have room for.
     """
 
     model: str
-    kv_bytes: int
+    pages: list[int]
 
 
 class Agreed(Message, tag="agreed"):
-    """To a follower: the bytes of every device's KV cache."""
+    """To a follower: the pages of each group of layers, which all ranks have room for."""
 
-    kv_bytes: int
+    pages: list[int]
 
 
 class Compile(Message, tag="compile"):
@@ -133,5 +133,28 @@ class RunEdit(Message, tag="run_edit"):
     arguments: list[Array]
 
 
-ToFollower = Challenge | Welcome | Refused | Agreed | Compile | RunStep | RunMasked | RunEdit | Leave
-ToLeader = Join | Loaded | Compiled | Failed
+class Hidden(Message, tag="hidden"):
+    """Between stages: what the layers of one have made of a step's tokens, for those of the next one.
+
+    Args:
+        data: of an array [T, D] of the activations' type.
+    """
+
+    data: bytes
+
+
+class Taken(Message, tag="taken"):
+    """To a stage: what rows have sampled in the step before, in the last stage.
+
+    Args:
+        slot: i32 [N].
+        last_token, length: i32 [N], as `RowState` has them.
+    """
+
+    slot: Array
+    last_token: Array
+    length: Array
+
+
+ToFollower = Challenge | Welcome | Refused | Agreed | Compile | RunStep | RunMasked | RunEdit | Hidden | Taken | Leave
+ToLeader = Join | Loaded | Compiled | Hidden | Failed

@@ -1,4 +1,5 @@
-"""The other ranks of a group as processes of this machine, started for the one that leads it (``--multi-process``)."""
+"""The other ranks of a group as processes of this machine, started for the one that leads it (``--multi-process``,
+``--pipeline-parallel-size``)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ LEAVE_SECONDS = 10.0  # that a follower gets to end by itself
 
 
 class LocalRanks:
-    """Starts a process for each device but the first, which is the leader's; they end with it.
+    """Starts a process for each device but the first, or for each stage but the leader's; they end with it.
 
     Args:
         config: of one process with all devices.
@@ -37,10 +38,10 @@ class LocalRanks:
 
     def __init__(self, config: EngineConfig) -> None:
         numbers = config.device_numbers
-        count = len(numbers)
+        count = config.pipeline_parallel_size if config.is_staged else len(numbers)
         ranks = config.replace(
             multi_process=False,
-            tensor_parallel_size=count,
+            tensor_parallel_size=config.tensor_parallel_size if config.is_staged else count,
             device_ids=None,
             nnodes=count,
             master_addr=LOOPBACK,
@@ -49,12 +50,12 @@ class LocalRanks:
         )
         memory = free_memory() // count
         self.share, *others = (MachineShare(rank=rank, count=count, host_memory=memory) for rank in range(count))
-        self.config = ranks.replace(device_ids=str(numbers[0]))
+        self.config = _with_devices(ranks, self.share.part(numbers))
         self._processes: list[subprocess.Popen[bytes]] = []
         self.end = weakref.finalize(self, _end, self._processes)  # at exit, too
         try:
             for share in others:
-                own = ranks.replace(node_rank=share.rank, device_ids=str(numbers[share.rank]))
+                own = _with_devices(ranks.replace(node_rank=share.rank), share.part(numbers))
                 self._processes.append(_start(own, share))
         except BaseException:
             self.end()
@@ -65,6 +66,10 @@ class LocalRanks:
         for rank, process in enumerate(self._processes, 1):
             if (status := process.poll()) is not None:
                 raise ConfigError(f"the process of rank {rank} ended with status {status} before it was ready")
+
+
+def _with_devices(config: EngineConfig, numbers: Sequence[int]) -> EngineConfig:
+    return config.replace(device_ids=",".join(map(str, numbers)))
 
 
 def _start(config: EngineConfig, share: MachineShare) -> subprocess.Popen[bytes]:

@@ -4,7 +4,7 @@ before it is loaded."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
@@ -99,6 +99,7 @@ def plan_kv(
     layout: KVLayout,
     reserved: int = 0,
     beside: Mapping[Span, int] = MappingProxyType({}),
+    agreed: Sequence[int] | None = None,
 ) -> KVPlan:
     """Divides the memory.
 
@@ -107,6 +108,8 @@ def plan_kv(
         reserved: bytes of the free memory that are for other things than KV. Weights are there already, but for those
             that are mapped from a file.
         beside: bytes of a page in the layers of another model that has pages of the same numbers, by span.
+        agreed: pages of each group that all processes have room for; None: this one is the only one, or the first to
+            say.
 
     Raises:
         ConfigError: not even one request of ``max_model_len`` fits, or two pages.
@@ -126,7 +129,11 @@ def plan_kv(
     one_request = token_pages * load.pages(longest) + 2 * slots * state_bytes
     budget = config.kv_cache_memory_bytes or _default_budget(config, platform, one_request, reserved)
     least = token_pages * (load.pages(longest) + 1) if config.max_model_len is not None else 0
-    num_pages = _divide(budget, page_bytes, load, for_states=int(min(budget * STATE_SHARE, budget - least)))
+    num_pages = (
+        _divide(budget, page_bytes, load, for_states=int(min(budget * STATE_SHARE, budget - least)))
+        if agreed is None
+        else dict(zip(page_bytes, agreed, strict=True))
+    )
     if min(num_pages.values()) < 2:
         raise ConfigError(
             f"{budget} bytes of KV cache cannot hold two pages of {page} tokens in each of {len(num_pages)} groups of "

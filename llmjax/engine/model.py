@@ -32,6 +32,7 @@ from llmjax.kernels.qtensor import QTensor
 from llmjax.models import Experts, ModelGraph
 from llmjax.models.config import ModelConfig
 from llmjax.parallel.division import Division
+from llmjax.parallel.stages import Stage
 from llmjax.platforms import Platform
 from llmjax.quantization.plan import PLAIN, STORED, Kept, QuantizationPlan
 
@@ -58,7 +59,7 @@ class LoadedModel:
     """What the runner needs of a model."""
 
     config: ModelConfig
-    graph: ModelGraph  # of the model that each device runs
+    graph: ModelGraph  # of the model that each device runs, of its stage where the layers are divided
     params: dict[str, jax.Array | QTensor | SplitStack]  # by Hugging Face name
     checkpoint: Checkpoint
     path: Path
@@ -74,8 +75,12 @@ class LoadedModel:
 
     @property
     def digest(self) -> str:
-        """Of what it is: its definition, and the shapes and types of its weights; not of their values."""
-        found = repr((self.config, [(name, _kind_of(weight)) for name, weight in sorted(self.params.items())]))
+        """Of what it is on every rank: its definition, and the shapes and types of its weights, not their values;
+        where ranks have layers of their own, the type of what they pass on instead of these."""
+        if self.graph.config.embeds and self.graph.config.has_head:
+            found = repr((self.config, [(name, _kind_of(weight)) for name, weight in sorted(self.params.items())]))
+        else:
+            found = repr((self.config, str(self.graph.activation_dtype)))
         return hashlib.sha256(found.encode()).hexdigest()
 
     @property
@@ -114,19 +119,22 @@ def load_model(
         open_checkpoint(path, overrides=config.hf_overrides, runner=config.runner_of_task, convert=config.conversion)
     )
     model_config = checkpoint.model_config(max_model_len=config.max_model_len)
-    division = Division(model_config, len(platform.devices), whole_experts=config.enable_expert_parallel)
+    stage = Stage.of(model_config, number=config.stage, count=config.pipeline_parallel_size)
+    division = Division(stage.config, len(platform.devices), whole_experts=config.enable_expert_parallel)
     if config.enable_expert_parallel and division.devices == 1:
         logger.warning("enable_expert_parallel changes nothing: one device has all experts (see tensor_parallel_size)")
     programs = ProgramCache() if programs is None else programs
-    whole, shapes = declare(model_config, platform, programs)
+    _check_tensors(checkpoint, declare(model_config, platform, programs)[1])
+    whole, shapes = declare(stage.config, platform, programs)
     graph = whole if division.devices == 1 else declare(division.local, platform, programs)[0]
-    _check_tensors(checkpoint, shapes)
     calibration = kv_calibration(
         checkpoint,
         config.quantization_param_path,
         dtype=platform.kv_dtype(config.kv_cache_dtype),
         model=model_config,
     )
+    if calibration is not None:
+        calibration = calibration[stage.layers.start : stage.layers.stop]
     dequantized = "" if platform.has_own_kernels or config.quantization else _stored_as(checkpoint)
     plan = QuantizationPlan.of(
         PLAIN if dequantized else config.quantization,
@@ -145,7 +153,7 @@ def load_model(
     misfits: dict[str, list[str]] = {}
     parameters = list(zip(whole.names, whole.axes, strict=True))
     for name, axes in _shown(parameters) if progress else parameters:
-        tensor, shape = checkpoint.tensors[name], shapes[name]
+        tensor, shape = checkpoint.tensors[stage.stored(name)], shapes[name]
         kept = plan.keep(tensor) if len(shape.shape) > 1 and name not in graph.plain else Kept(None)
         if kept.misfit:
             misfits.setdefault(kept.misfit, []).append(name)

@@ -28,7 +28,7 @@ from llmjax.engine.program_cache import Executable, ProgramCache, ProgramSpec
 from llmjax.engine.proposal import DraftGraph
 from llmjax.engine.rows import make_row_state
 from llmjax.engine.scheduler import StepPlan
-from llmjax.engine.step import sample_masked, step
+from llmjax.engine.step import pass_on, sample_masked, step
 from llmjax.errors import CompileError, ConfigError
 from llmjax.host_memory import give_back
 from llmjax.kernels.sharding import Axes
@@ -186,7 +186,7 @@ class StepCompiler:
     def _state_settings(self) -> dict[str, Any]:
         return {
             "config": self.model.graph.config,
-            "vocab_size": self.model.config.vocab_size,
+            "vocab_size": self.model.config.vocab_size if self.has_head else 1,
             "plan": self.kv_plan,
             "num_slots": self.max_num_seqs,
             "as_bits": self.platform.is_cpu,
@@ -229,24 +229,39 @@ class StepCompiler:
 
     def spec(self, bucket: Bucket) -> ProgramSpec:
         """What the program of a bucket is compiled from."""
-        layout = self.layouts[bucket]
+        layout, graph = self.layouts[bucket], self.model.graph
         packed = self._placed(jax.ShapeDtypeStruct((layout.size,), jnp.int32))
+        before = None if graph.config.embeds else self._placed(self.hidden(bucket))
+        static: dict[str, Any] = {"graph": graph, "names": self._names, "layout": layout}
+        if self.is_staged:
+            static["spans"] = tuple(group.span for group in self.kv_plan.groups)
+        if self.has_head:
+            static |= {"max_logprobs": self.max_logprobs, "draft": self._draft_graph}
         return ProgramSpec(
-            function=step,
-            arguments=(self._weight_shapes, self.state_shapes, packed),
+            function=step if self.has_head else pass_on,
+            arguments=(self._weight_shapes, self.state_shapes, packed, *([] if before is None else [before])),
             device=self.platform.device,
-            static={
-                "graph": self.model.graph,
-                "names": self._names,
-                "layout": layout,
-                "max_logprobs": self.max_logprobs,
-                "draft": self._draft_graph,
-            },
+            static=static,
             donated=(1,),
             options=self.options,
             sharding=self.platform.sharding,
             results=(self.state_specs, PartitionSpec()),
         )
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether the model is one of the stages of a larger one."""
+        return not (self.model.graph.config.embeds and self.has_head)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether tokens are sampled here; else hidden states go to the next stage."""
+        return self.model.graph.config.has_head
+
+    def hidden(self, bucket: Bucket) -> jax.ShapeDtypeStruct:
+        """What a stage makes of the tokens of a bucket's step for the next one, [T, D]."""
+        graph = self.model.graph
+        return jax.ShapeDtypeStruct((bucket.tokens, graph.config.hidden_size), graph.activation_dtype)
 
     @property
     def head_weights(self) -> tuple[jax.Array, ...]:
@@ -310,6 +325,8 @@ class StepCompiler:
     def compile_masked(self, bucket: Bucket) -> Executable:
         """What samples behind that of a bucket: ``(head weights, state, Ends, mask) -> (state, Sampled)``, without
         what layers keep."""
+        if self.is_staged:  # no other stage samples
+            return self.cache.get(self.masked_spec(bucket))
         return self.group.everywhere("masked", bucket, lambda: self.cache.get(self.masked_spec(bucket)))
 
     def bytes_beside_kv(self) -> int:
@@ -321,7 +338,8 @@ class StepCompiler:
             CompileError: XLA refuses it.
             ConfigError: this device's compiler does not say.
         """
-        largest = ProgramMemory.of(build_one(self.compile, self.largest))
+        # Here alone: others compile it when all have said how many pages they have room for.
+        largest = ProgramMemory.of(build_one(lambda bucket: self.cache.get(self.spec(bucket)), self.largest))
         if largest is None:
             raise ConfigError(
                 f"the compiler of {self.platform.device} does not say how much memory steps take; set "

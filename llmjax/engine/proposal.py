@@ -40,10 +40,10 @@ class DraftGraph:
     names: tuple[str, ...]
     spans: tuple[Span, ...]
 
-    def seen_by(self, config: ModelConfig, batch: StepBatch) -> StepBatch:
-        """The batch with the page tables of one model's groups."""
-        tables = tuple(batch.page_tables[self.spans.index(span)] for span in config.spans)
-        return replace(batch, page_tables=tables)
+
+def of_groups(batch: StepBatch, spans: tuple[Span, ...], config: ModelConfig) -> StepBatch:
+    """A batch with tables of groups of ``spans``, with those of one model's groups alone."""
+    return replace(batch, page_tables=tuple(batch.page_tables[spans.index(span)] for span in config.spans))
 
 
 _Carried = tuple[jax.Array, DeviceState, jax.Array, jax.Array]
@@ -58,7 +58,7 @@ def take_in(
     Returns:
         The state with what they keep of it, and the hidden states [T, D].
     """
-    own = draft.seen_by(model.config, batch)
+    own = of_groups(batch, draft.spans, model.config)
     row, position, ragged = own.ragged(page_size=state.kv[0].page_size)
     result = model(own.tokens, position, state.draft_kv, ragged, prompt_len=own.prompt_len[row])
     return replace(state, draft_kv=result.kv), result.hidden

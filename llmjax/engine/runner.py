@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from collections.abc import Sequence as Listing
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,14 +19,16 @@ from llguidance import LLMatcher
 from llmjax.engine.batch import Bucket
 from llmjax.engine.compile_threads import CompileThreads
 from llmjax.engine.device_state import NO_TOKEN, StepOutput
+from llmjax.engine.group import Alone
 from llmjax.engine.group_wire import Array, RunMasked, RunStep
 from llmjax.engine.host_pages import PageContent
+from llmjax.engine.last_stage import LastStage, StagedStep
 from llmjax.engine.masked import MaskedPrograms
 from llmjax.engine.page_moves import PageMover, PendingPages
 from llmjax.engine.program_cache import ProgramSpec
 from llmjax.engine.programs import StepCompiler, StepPrograms, in_turn
 from llmjax.engine.request import Sequence
-from llmjax.engine.rows import NewRow, TableChanges, row_words
+from llmjax.engine.rows import Ints, NewRow, TableChanges, row_words
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.engine.slots import SlotEditor, TableEditor
 from llmjax.errors import InvalidRequest, LLMJaxError
@@ -88,17 +91,33 @@ def compile_apart(compiler: StepCompiler, *, kept: Collection[Bucket]) -> Compil
         return None
 
 
+def _nothing() -> None:
+    return
+
+
 @dataclass(frozen=True)
 class PendingStep:
-    """A dispatched step whose result has not been read. One whose plan ``waits`` has none before `Runner.sample`."""
+    """A dispatched step whose result has not been read. One whose plan ``waits`` has none before `Runner.sample`.
+
+    Attributes:
+        result: its output; waits where other processes have to have their part of it first.
+        when_read: what to do when its tokens are there.
+    """
 
     plan: StepPlan
-    output: StepOutput
     bucket: Bucket
+    result: Callable[[], StepOutput]
+    when_read: Callable[[], None] = _nothing
+
+    @property
+    def output(self) -> StepOutput:
+        """What it leaves for the host."""
+        return self.result()
 
     def tokens(self) -> list[tuple[int, ...]]:
         """Waits for the tokens that each row sampled."""
         tokens = np.asarray(self.output.tokens)[:, : len(self.plan.rows)]
+        self.when_read()
         rows = list(zip(*tokens.tolist(), strict=True))
         if (tokens == NO_TOKEN).any():
             rows = [tuple([token for token in row if token != NO_TOKEN]) for row in rows]
@@ -125,13 +144,12 @@ class Runner:
         if self._on_host:
             keep_freed_blocks()
         self._threads = CompileThreads(compile_threads or usable_cores())
-        where: Mapping[str, Any] = {
-            "cache": compiler.cache,
-            "sharding": compiler.platform.sharding,
-            "group": compiler.group,
-        }
-        self._slot_editor = self._threads.submit(SlotEditor(self._state.sampler, **where).compiled)
-        tables = TableEditor(self._state.rows.page_tables, **where)
+        where: Mapping[str, Any] = {"cache": compiler.cache, "sharding": compiler.platform.sharding}
+        # Of several stages the last one alone samples.
+        samplers = Alone() if compiler.is_staged else compiler.group
+        self._stages = self._last_stage() if compiler.is_staged else None
+        self._slot_editor = self._threads.submit(SlotEditor(self._state.sampler, group=samplers, **where).compiled)
+        tables = TableEditor(self._state.rows.page_tables, group=compiler.group, **where)
         self._table_editor = self._threads.submit(tables.compiled)
         self._mover = self._threads.submit(PageMover(compiler).compiled) if moves_pages else None
         buckets = list(self._layouts)
@@ -210,6 +228,8 @@ class Runner:
             tables: what has changed in the page tables since the dispatch before.
             sampling: resolved sampling of the plan's sequences.
         """
+        if self._stages is not None:
+            self._stages.finish_begun()
         admitted = set(plan.admitted)
         new = [self._new_row(row, sampling[row.sequence]) for row in plan.rows if row.sequence in admitted]
         for row in plan.rows:
@@ -222,12 +242,42 @@ class Runner:
             page_tables = self._table_editor.result().write(self._state.rows.page_tables, chunk)
             self._state = replace(self._state, rows=replace(self._state.rows, page_tables=page_tables))
         packed = layout.pack(plan, new=new, tables=last)
+
+        def run(*before: npt.NDArray[Any]) -> StepOutput:
+            self._state, output = program.executable(self._weights, self._state, packed, *before)
+            if not self._on_host and not plan.waits:
+                output.tokens.copy_to_host_async()
+            found: StepOutput = output
+            return found
+
+        if self._stages is not None:
+            return self._begin(self._stages, plan, program.bucket, packed, run)
         if self._group.size > 1:
             self._group.tell(RunStep(program.bucket, Array.of(packed)))
-        self._state, output = program.executable(self._weights, self._state, packed)
-        if not self._on_host and not plan.waits:
-            output.tokens.copy_to_host_async()
-        return PendingStep(plan=plan, output=output, bucket=program.bucket)
+        output = run()
+        return PendingStep(plan=plan, bucket=program.bucket, result=lambda: output)
+
+    def _begin(
+        self, stages: LastStage, plan: StepPlan, bucket: Bucket, packed: Ints, run: Callable[..., StepOutput]
+    ) -> PendingStep:
+        step = StagedStep(
+            bucket=bucket,
+            packed=packed,
+            slots=[row.sequence.slot for row in plan.rows],
+            sampling=[row.sequence.slot for row in plan.rows if row.samples],
+            run=run,
+        )
+        stages.begin(step)
+        return PendingStep(
+            plan=plan, bucket=bucket, result=partial(stages.finish, step), when_read=partial(stages.settle, step)
+        )
+
+    def _last_stage(self) -> LastStage:
+        def hidden(bucket: Bucket) -> tuple[tuple[int, ...], np.dtype]:
+            shape = self._compiler.hidden(bucket)
+            return shape.shape, np.dtype(shape.dtype)
+
+        return LastStage(self._group, hidden=hidden, rows=lambda: self._state.rows)
 
     def sample(self, pending: PendingStep, masks: Mapping[int, LLMatcher]) -> PendingStep:
         """Starts what a dispatch whose plan ``waits`` has left to do.
@@ -236,14 +286,15 @@ class Runner:
             masks: by row, what may come next; other rows may sample everything.
         """
         mask = bit_masks(masks, rows=pending.bucket.rows, vocab_size=self.model.config.vocab_size)
-        program = self._masked.program(pending.bucket)
-        if self._group.size > 1:
+        program, output = self._masked.program(pending.bucket), pending.output
+        if self._group.size > 1 and self._stages is None:
             self._group.tell(RunMasked(pending.bucket, Array.of(mask)))
-        state, sampled = program(self._head_weights, self._state.without_layers, pending.output.ends, mask)
+        state, sampled = program(self._head_weights, self._state.without_layers, output.ends, mask)
         self._state = state.with_layers(self._state)
         if not self._on_host:
             sampled.tokens.copy_to_host_async()
-        return replace(pending, output=replace(pending.output, tokens=sampled.tokens, logprobs=sampled.logprobs))
+        complete = replace(output, tokens=sampled.tokens, logprobs=sampled.logprobs)
+        return replace(pending, result=lambda: complete)
 
     def check_alone(self, what: str) -> None:
         """Raises InvalidRequest if other processes run the model with this one."""

@@ -18,9 +18,10 @@ from llmjax.engine.batch import BatchLayout, StepBatch
 from llmjax.engine.device_state import NO_TOKEN, DeviceState, Ends, StepOutput
 from llmjax.engine.heads import Sampled, ends, sample, score, verify
 from llmjax.engine.pooling import pool
-from llmjax.engine.proposal import DraftGraph, propose, take_in
+from llmjax.engine.proposal import DraftGraph, of_groups, propose, take_in
 from llmjax.kernels.qtensor import rounding_decodes
 from llmjax.models import ModelGraph
+from llmjax.models.layers.state import Span
 from llmjax.sampling.logprobs import LogprobArrays, no_logprobs
 
 
@@ -40,12 +41,14 @@ def step(
     weights: tuple[jax.Array, ...],
     state: DeviceState,
     packed: jax.Array,
+    before: jax.Array | None = None,
     *,
     graph: ModelGraph,
     names: tuple[str, ...],
     layout: BatchLayout,
     max_logprobs: int,
     draft: DraftGraph | None = None,
+    spans: tuple[Span, ...] | None = None,
 ) -> tuple[DeviceState, StepOutput]:
     """Runs one dispatch: ``forward`` and its heads.
 
@@ -58,14 +61,18 @@ def step(
         names: Hugging Face names of the weights (static).
         layout: shapes of this bucket (static).
         max_logprobs: top alternatives that are reported (static).
+        before: as in ``forward``.
         draft: a model that makes drafts (static); None: there is none.
+        spans: of the groups of layers that the batch has tables of, where the model has some of its layers (static);
+            None: the model's own.
     """
     state, batch = begin(state, packed, layout=layout)
     merged = partial(_merged, graph=graph, names=names)
     own, others = weights[: len(names)], weights[len(names) :]
 
     def run(model: models.CausalLM, state: DeviceState, batch: StepBatch) -> tuple[DeviceState, jax.Array]:
-        return forward(model, state, batch if draft is None else draft.seen_by(graph.config, batch))
+        groups = spans if draft is None else draft.spans
+        return forward(model, state, batch if groups is None else of_groups(batch, groups, graph.config), before)
 
     def draft_merged(others: tuple[jax.Array, ...]) -> models.CausalLM:
         assert draft is not None
@@ -77,7 +84,7 @@ def step(
 
     if graph.config.pooler is not None:
         model = merged(weights)
-        state, hidden = forward(model, state, batch)
+        state, hidden = run(model, state, batch)
         position = batch.ragged(page_size=state.kv[0].page_size)[1]
         state, pooled = pool(model, state, hidden, batch, position=position)
         return state, StepOutput(
@@ -156,6 +163,39 @@ def step(
     return loop.state, StepOutput(tokens=loop.tokens, logprobs=loop.logprobs, prompt_logprobs=None, ends=loop.ends)
 
 
+def pass_on(
+    weights: tuple[jax.Array, ...],
+    state: DeviceState,
+    packed: jax.Array,
+    before: jax.Array | None = None,
+    *,
+    graph: ModelGraph,
+    names: tuple[str, ...],
+    layout: BatchLayout,
+    spans: tuple[Span, ...],
+) -> tuple[DeviceState, jax.Array]:
+    """One dispatch of a stage that is not the last one: ``forward`` alone.
+
+    What rows sample is not known here yet; the last stage says so, and how far those rows have got.
+
+    Args:
+        weights, state, packed, before, graph, names, layout, spans: as for ``step``.
+
+    Returns:
+        The state, in which every row has its tokens taken in, and hidden states [T, D].
+    """
+    state, batch = begin(state, packed, layout=layout)
+    bucket = layout.bucket
+    if bucket.decode:
+        batch = batch.after(jnp.int32(0), state.rows)
+    model = _merged(rounding_decodes(weights) if bucket.decode or bucket.drafts else weights, graph=graph, names=names)
+    state, hidden = forward(model, state, of_groups(batch, spans, graph.config), before)
+    rows = state.rows
+    taken_in = jnp.where(batch.kv_len > 0, batch.slot, rows.length.shape[0])
+    length = rows.length.at[taken_in].set(batch.kv_len, mode="drop")
+    return replace(state, rows=replace(rows, length=length)), hidden
+
+
 def sample_masked(
     weights: tuple[jax.Array, ...],
     state: DeviceState,
@@ -196,15 +236,22 @@ def begin(state: DeviceState, packed: jax.Array, *, layout: BatchLayout) -> tupl
     return replace(state, rows=rows), layout.batch(packed, rows)
 
 
-def forward(model: models.CausalLM, state: DeviceState, batch: StepBatch) -> tuple[DeviceState, jax.Array]:
+def forward(
+    model: models.CausalLM, state: DeviceState, batch: StepBatch, before: jax.Array | None = None
+) -> tuple[DeviceState, jax.Array]:
     """Runs the layers over the rows' tokens.
+
+    Args:
+        before: [T, D], what the layers of the stages before have made of them; None: there are none.
 
     Returns:
         The state with what the layers keep of them, and the hidden states [T, D] that heads take.
     """
     row, position, ragged = batch.ragged(page_size=state.kv[0].page_size)
     types = None
-    if model.config.token_types is not None:
+    if model.config.token_types is not None and before is None:
         types = (position >= batch.second_start[row]).astype(jnp.int32)
-    result = model(batch.tokens, position, state.kv, ragged, prompt_len=batch.prompt_len[row], types=types)
+    result = model(
+        batch.tokens, position, state.kv, ragged, prompt_len=batch.prompt_len[row], types=types, before=before
+    )
     return replace(state, kv=result.kv), result.hidden

@@ -90,10 +90,10 @@ LOADING = [
 ]
 
 PARALLELISM = [
-    *ours("--tensor-parallel-size --data-parallel-size --device-ids --enable-expert-parallel"),
+    *ours("--tensor-parallel-size --pipeline-parallel-size --data-parallel-size --device-ids --enable-expert-parallel"),
     *alias("-tp", "tensor_parallel_size"),
     *alias("-dp", "data_parallel_size"),
-    *refused("--pipeline-parallel-size -pp", PARALLEL, neutral="1"),
+    *alias("-pp", "pipeline_parallel_size"),
     *refused("--data-parallel-size-local -dpl", "every engine is on this machine; leave the flag out", neutral="1"),
     *refused("--data-parallel-rank -dpn|--data-parallel-start-rank -dpr", PARALLEL, neutral="0"),
     *refused("--data-parallel-address -dpa|--data-parallel-rpc-port -dpp", PARALLEL),

@@ -68,24 +68,24 @@ def hang_up(follower: Follower) -> None:
 def test_one_process_needs_nobody() -> None:
     group = group_of(EngineConfig(model="somewhere"))
     assert type(group) is Alone and group.size == 1
-    assert group.agree("model", 7) == 7
+    assert group.agree("model", [7]) == [7]
     assert group.everywhere("step", BUCKET, lambda: "program") == "program"
 
 
 def test_ranks_agree_on_the_least_memory(config: EngineConfig) -> None:
     with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
-        pairs = zip(followers, (5, 9), strict=True)
+        pairs = zip(followers, ([5, 8], [9, 3]), strict=True)
         others = [threads.submit(follower.agree, "model", size) for follower, size in pairs]
-        assert leader.agree("model", 7) == 5
-        assert [other.result(60) for other in others] == [5, 5]
+        assert leader.agree("model", [7, 7]) == [5, 3]
+        assert [other.result(60) for other in others] == [[5, 3], [5, 3]]
 
 
 def test_other_models_are_refused_everywhere(config: EngineConfig) -> None:
     with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
-        others = [threads.submit(follower.agree, name, 1) for follower, name in zip(followers, "ab", strict=True)]
+        others = [threads.submit(follower.agree, name, [1]) for follower, name in zip(followers, "ab", strict=True)]
         message = r"rank 2 \(127.0.0.1\) has loaded another model than rank 0"
         with pytest.raises(ConfigError, match=message):
-            leader.agree("a", 1)
+            leader.agree("a", [1])
         for other in others:
             with pytest.raises(ConfigError, match=message):
                 other.result(60)

@@ -106,6 +106,15 @@ def test_a_process_for_each_of_three_devices(model: str, expected: dict[str, Any
     check(generated(model, 3, multi_process=True), expected)
 
 
+@pytest.mark.slow
+def test_a_process_for_the_other_stage(model: str, expected: dict[str, Any]) -> None:
+    """The model has one layer; a golden one has three."""
+    with pytest.raises(AssertionError, match="pipeline_parallel_size 2: the model has 1 layers"):
+        generated(model, 1, pipeline_parallel_size=2)
+    golden = str(ROOT / "tests" / "models" / "golden" / "llama")
+    check(generated(golden, 1, pipeline_parallel_size=2, quantization=None), generated(golden, 1, quantization=None))
+
+
 def test_other_settings_are_one_line_on_every_rank(model: str) -> None:
     settings: dict[str, Any] = {"nnodes": 2, "master_port": free_port("127.0.0.1"), "distributed_timeout_seconds": 200}
     with rank(1, model, 2, **settings, max_logprobs=3) as other:

@@ -211,7 +211,7 @@ class SimulatedDevice:
             prompt_logprobs=None if targets is None else scores(targets),
             ends=None,
         )
-        return PendingStep(plan=plan, output=output, bucket=bucket)
+        return PendingStep(plan=plan, bucket=bucket, result=lambda: output)
 
     def _write(self, entry: np.ndarray, page: np.ndarray) -> None:
         known = entry < self.page_tables.size

@@ -135,6 +135,7 @@ def values_of(*argv: str) -> dict[str, Any]:
         ("--dtype float", {"dtype": "float32"}),
         ("-tp 2 -q awq", {"tensor_parallel_size": 2, "quantization": "awq"}),
         ("-pp 1 --nnodes 1 --disable-log-requests --load-format auto", {}),
+        ("-pp 2", {"pipeline_parallel_size": 2}),
         ("--enforce-eager --no-enable-prefix-caching", {"cuda_graphs": "off", "enable_prefix_caching": False}),
         ("--no-enforce-eager --no-disable-prefix-cache", {}),
         ("--enable-chunked-prefill --async-scheduling", {}),
@@ -223,8 +224,8 @@ def test_what_command_lines_come_to(line: str, expected: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--pipeline-parallel-size 2", "--pipeline-parallel-size: not supported yet; --tensor-parallel-size N divides"),
-        ("-pp 2", "-pp: not supported yet"),
+        ("--data-parallel-rank 1", "--data-parallel-rank: not supported yet; --tensor-parallel-size N divides every"),
+        ("-dpn 1", "-dpn: not supported yet"),
         ("--enable-lora", "--enable-lora: adapters are not supported yet; merge"),
         ("--lora-modules a=b c=d", "--lora-modules: adapters are not supported yet"),
         ("--num-gpu-blocks-override 5", "--num-gpu-blocks-override: size the KV cache with --kv-cache-memory-bytes"),
@@ -261,8 +262,8 @@ def test_yaml_files_may_have_other_programs_keys(tmp_path: Path, capsys: pytest.
     assert made.engine.override_generation_config == {"temperature": 0.5}
     assert (made.engine.cuda_graphs, made.engine.served_names, made.engine.max_model_len) == ("off", ("a", "b"), None)
     assert "trust-remote-code: no code" in capsys.readouterr().err
-    path.write_text("pipeline-parallel-size: 2\n")
-    with pytest.raises(ConfigError, match=f"{path}: pipeline-parallel-size: not supported yet"):
+    path.write_text("data-parallel-rank: 2\n")
+    with pytest.raises(ConfigError, match=f"{path}: data-parallel-rank: not supported yet"):
         load_configs(str(path))
 
 
@@ -295,7 +296,7 @@ def test_settings_of_servers_are_noted(caplog: pytest.LogCaptureFixture) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"pipeline_parallel_size": 2}, r"^LLM\(\): pipeline_parallel_size: not supported yet"),
+        ({"data_parallel_rank": 2}, r"^LLM\(\): data_parallel_rank: not supported yet"),
         ({"thinking": True}, r"^LLM\(\): thinking: default_chat_template_kwargs is a setting of `llmjax serve`"),
         ({"gpu_memory_utilisatoin": 0.5}, r"^LLM\(\): unknown key 'gpu_memory_utilisatoin'; did you mean gpu_memory_u"),
     ],

@@ -1,0 +1,72 @@
+"""A model's layers divided among processes: each stage has some consecutive ones, and is given what the one before it
+has made of a step's tokens. The first one embeds them, the last one has the head."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from llmjax.errors import ConfigError
+from llmjax.models import ModelConfig
+
+LAYER = re.compile(r"(?<=^model\.layers\.)\d+")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive layers of a model.
+
+    Attributes:
+        layers: their numbers.
+        config: of the model that they are; its layers count from 0.
+    """
+
+    layers: range
+    config: ModelConfig
+
+    @classmethod
+    def of(cls, config: ModelConfig, *, number: int, count: int) -> Stage:
+        """One of ``count`` stages of a model, from 0 on.
+
+        Raises:
+            ConfigError: the model cannot be divided, or not among so many.
+        """
+        said = f"pipeline_parallel_size {count}"
+        if count > config.num_layers:
+            raise ConfigError(f"{said}: the model has {config.num_layers} layers, and each stage needs one")
+        if config.per_layer is not None or config.altup is not None:
+            raise ConfigError(f"{said}: a model with embeddings for each layer cannot be divided yet")
+        layers = layers_of(config.num_layers, number=number, count=count)
+        own = [config.layers[layer] for layer in layers]
+        if any(layer.state_of is not None and layer.state_of not in layers for layer in own):
+            raise ConfigError(f"{said}: layers of one stage share keys with those of another; take fewer stages")
+        last = number == count - 1
+        return cls(
+            layers,
+            replace(
+                config,
+                layers=tuple(
+                    layer if layer.state_of is None else replace(layer, state_of=layer.state_of - layers.start)
+                    for layer in own
+                ),
+                pooler=config.pooler if last else None,
+                embeds=number == 0,
+                has_head=last,
+            ),
+        )
+
+    def stored(self, name: str) -> str:
+        """The name in the whole model of one of this one's parameters."""
+        return LAYER.sub(lambda found: str(int(found[0]) + self.layers.start), name)
+
+
+def layers_of(num_layers: int, *, number: int, count: int) -> range:
+    """The layers of a stage: equal numbers, or one more in those before the last, which has the head.
+
+    The order of vLLM's ``get_pp_indices`` (vllm/distributed/utils.py): what is left over goes to the stages before the
+    last one, from there to the first.
+    """
+    each, more = divmod(num_layers, count)
+    sizes = [each + (count - 1 - more <= stage < count - 1) for stage in range(count)]
+    start = sum(sizes[:number])
+    return range(start, start + sizes[number])

@@ -1,0 +1,175 @@
+"""Models whose layers several stages divide give the tokens that one process gives."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmjax import LLM, SamplingParams, StructuredOutputsParams
+from llmjax.config import EngineConfig
+from llmjax.engine.build import load
+from llmjax.engine.follower import Replica
+from llmjax.engine.group import Follower, Leader, free_port
+from llmjax.errors import ConfigError, EngineDead
+from tests.engine.on_devices import EVERYTHING, GREEDY, OPTIONS, PROMPTS
+
+TESTS = Path(__file__).parents[1]
+GOLDEN = TESTS / "models" / "golden"
+CONTEXT = 128
+LONG = replace(GREEDY, max_tokens=64)
+LONG_ENOUGH = replace(GREEDY, max_tokens=40)
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+
+
+@contextmanager
+def staged(model: Path, stages: int, **settings: Any) -> Iterator[LLM]:
+    """An engine whose other stages are threads of this process; each is all of a rank but its process."""
+    options = OPTIONS | {"compilation_cache_dir": None, "max_model_len": 64} | settings
+    if stages > 1:
+        port = free_port("127.0.0.1")
+        options |= {"pipeline_parallel_size": stages, "nnodes": stages, "master_port": port, "master_secret": "word"}
+    errors: list[Exception] = []
+
+    def follow(config: EngineConfig) -> None:
+        try:
+            Replica(load(config, Follower(config))[1], threads=1).run()
+        except Exception as error:
+            errors.append(error)
+
+    configs = [EngineConfig(model=str(model), **(options | {"node_rank": rank})) for rank in range(1, stages)]
+    threads = [threading.Thread(target=follow, args=(config,), daemon=True) for config in configs]
+    for thread in threads:
+        thread.start()
+    llm = LLM(str(model), **options)
+    try:
+        yield llm
+    finally:
+        llm.close()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not errors
+
+
+def found(llm: LLM, *all_params: SamplingParams) -> list[Any]:
+    """Tokens and log-probabilities of both prompts under each, one after another."""
+    prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    return [output for params in all_params for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def tokens_of(outputs: list[Any]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def scores_of(outputs: list[Any]) -> list[tuple[int, float]]:
+    positions = [
+        position
+        for output in outputs
+        for position in (*(output.outputs[0].logprobs or []), *(output.prompt_logprobs or [None])[1:])
+    ]
+    return [(token, logprob.logprob) for position in positions for token, logprob in sorted(position.items())]
+
+
+def check(model: Path, stages: int, *all_params: SamplingParams, **settings: Any) -> None:
+    with staged(model, 1, **settings) as llm:
+        expected = found(llm, *all_params)
+    with staged(model, stages, **settings) as llm:
+        outputs = found(llm, *all_params)
+        assert llm.stats.prefix_cache_hits if settings.get("enable_prefix_caching", True) else True
+    assert tokens_of(outputs) == tokens_of(expected)
+    one, several = scores_of(expected), scores_of(outputs)
+    assert [token for token, _ in several] == [token for token, _ in one]
+    np.testing.assert_allclose([x for _, x in several], [x for _, x in one], atol=1e-4)
+
+
+def test_every_feature_of_sampling_in_three_stages() -> None:
+    overrides = {"max_position_embeddings": CONTEXT}
+    check(GOLDEN / "llama", 3, LONG, EVERYTHING, LONG, hf_overrides=overrides, max_model_len=CONTEXT)
+
+
+@pytest.mark.slow
+def test_windows_and_drafts_in_two_stages() -> None:
+    """Six layers of two kinds, of which a stage may have one alone."""
+    with staged(GOLDEN / "gemma3", 1) as llm:
+        expected = tokens_of(found(llm, LONG_ENOUGH, EVERYTHING))
+    settings: dict[str, Any] = {"speculative_config": NGRAM, "kv_cache_dtype": "float32"}
+    with staged(GOLDEN / "gemma3", 2, **settings) as llm:
+        llm.warm_up()  # there are no drafts before
+        llm.engine._speculation._pays = lambda rows, more: True
+        assert tokens_of(found(llm, LONG_ENOUGH, EVERYTHING)) == expected
+        assert llm.stats.draft_tokens
+
+
+@pytest.mark.slow
+def test_forms_of_output_in_two_stages() -> None:
+    """Masks are filled between two dispatches, of which the last stage has both."""
+    forms = [
+        StructuredOutputsParams(regex="[a-z]{4}(this|that) one [0-9]{5}"),
+        StructuredOutputsParams(json={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}),
+        None,
+    ]
+    wanted = [SamplingParams(seed=3 + i, max_tokens=24, structured_outputs=form) for i, form in enumerate(forms)]
+    settings: dict[str, Any] = {
+        "tokenizer": str(TESTS / "engine" / "golden" / "characters"),
+        "skip_tokenizer_init": False,
+    }
+    texts = []
+    for stages in (1, 2):
+        with staged(GOLDEN / "llama", stages, max_model_len=64, **settings) as llm:
+            outputs = llm.generate([[5, 6, 7, 8, 9]] * len(wanted), wanted, use_tqdm=False)
+            texts.append([output.outputs[0].text for output in outputs])
+    assert texts[0] == texts[1]
+    assert texts[1][0][4:13] in ("this one ", "that one ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [("deepseek-v3", 2), ("qwen3-next", 3), ("mamba2", 2), ("gpt2", 2), ("mixtral", 3), ("falcon-h1", 2), ("opt", 2)],
+)
+def test_families(name: str, stages: int) -> None:
+    """Latent vectors, recurrent states, learned positions, experts, two mixers in a layer."""
+    check(GOLDEN / name, stages, LONG_ENOUGH, EVERYTHING, LONG_ENOUGH, max_model_len=64)
+
+
+def test_a_stage_that_goes_ends_every_request() -> None:
+    config = EngineConfig(model="somewhere", nnodes=2, pipeline_parallel_size=2, master_port=free_port("127.0.0.1"))
+    follower: list[Follower] = []
+    thread = threading.Thread(target=lambda: follower.append(Follower(config.replace(node_rank=1))), daemon=True)
+    thread.start()
+    leader = Leader(config, None)
+    thread.join(60)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(leader.hidden)
+        follower[0].channel._socket.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(EngineDead, match=r"rank 1 \(127.0.0.1\) has gone"):
+            waiting.result(60)
+    with pytest.raises(EngineDead, match=r"rank 1 \(127.0.0.1\) has gone"):
+        leader.hidden()
+    leader.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"multi_process": True, "tensor_parallel_size": 2}, "leave multi_process out"),
+        ({"nnodes": 3}, "pipeline_parallel_size 2: each stage is a process, and nnodes is 3: make them equal"),
+        ({"data_parallel_size": 2}, "data_parallel_size 2: such engines are of one process each"),
+        ({"device_ids": "0,1,2"}, "pipeline_parallel_size 2 and tensor_parallel_size 1 are 2 devices of each process"),
+        ({"speculative_config": {"model": "m", "num_speculative_tokens": 2}}, "a draft model runs in one process so"),
+        ({"kv_offloading_size": 1.0}, "pages of a model that several processes run"),
+        ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be at least 1, not 0"),
+    ],
+)
+def test_what_cannot_be(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**{"pipeline_parallel_size": 2, **settings})
