@@ -443,7 +443,6 @@ class AsyncLLM(LoadedLLM):
 
 def _client(config: EngineConfig, loading: ProcessEngine | None) -> RunningEngine:
     if loading is not None:
-        loading.wait_loaded()
         return loading
     if config.data_parallel_size > 1:
         return DataParallelEngine(config)

@@ -563,7 +563,6 @@ def _client(config: EngineConfig) -> InlineEngine | WaitedEngine:
     if config.data_parallel_size > 1:
         return WaitedEngine(DataParallelEngine(config))
     if (loading := begin_loading(config)) is not None:
-        loading.wait_loaded()
         return WaitedEngine(loading)
     return InlineEngine(build_engine(config))
 

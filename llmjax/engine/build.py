@@ -6,7 +6,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+from llmjax.checkpoint.resolve import resolve_model
 from llmjax.collector import paused
 from llmjax.config import EngineConfig
 from llmjax.engine.cache_events import CacheEvents
@@ -37,11 +39,14 @@ CHUNK_STEPS = 4  # of 16 tokens, the least that a mixed step computes: what Smol
 
 
 @paused()
-def build_engine(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> Engine:
+def build_engine(
+    config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, located: Callable[[Path], None] = lambda path: None
+) -> Engine:
     """Loads the model and starts to compile its step programs.
 
     Args:
         share: of the machine, where several engines divide it; the first of them shows how far loading has got.
+        located: told where the model is, before anything of it is read.
 
     Raises:
         CheckpointError: the model cannot be found or read.
@@ -63,13 +68,19 @@ def build_engine(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> E
         publisher = None if config.kv_events is None else EventPublisher(config.kv_events, rank=share.rank)
         if publisher is not None:
             undo.callback(publisher.close)
-        engine = _engine(*load(config, group, share), publisher)
+        engine = _engine(*load(config, group, share, located=located), publisher)
         undo.pop_all()
     return engine
 
 
-def load(config: EngineConfig, group: Alone, share: MachineShare = WHOLE_MACHINE) -> tuple[EngineConfig, StepCompiler]:
-    """Loads what this process has of the model, and divides its memory; raises as ``build_engine``.
+def load(
+    config: EngineConfig,
+    group: Alone,
+    share: MachineShare = WHOLE_MACHINE,
+    *,
+    located: Callable[[Path], None] = lambda path: None,
+) -> tuple[EngineConfig, StepCompiler]:
+    """Loads what this process has of the model, and divides its memory; arguments and errors as of ``build_engine``.
 
     Returns:
         The configuration, with what follows from the model, and the compiler of its steps.
@@ -81,7 +92,9 @@ def load(config: EngineConfig, group: Alone, share: MachineShare = WHOLE_MACHINE
     kept = cache_dir if group.size == 1 or config.is_staged else None  # XLA keeps no program of several processes
     programs = ProgramCache.of(kept, platform.device)
     progress = share.rank == 0 and config.node_rank == 0
-    model = load_model(config, platform, cache_dir=kept, programs=programs, progress=progress)
+    path = resolve_model(config)
+    located(path)
+    model = load_model(config, platform, path=path, cache_dir=kept, programs=programs, progress=progress)
     config = _for_vectors(config, model, platform)
     speculative = config.speculative
     if speculative is not None:

@@ -9,12 +9,15 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmjax.engine.info import EngineInfo, EngineState
 from llmjax.engine.request import EngineOutput, EngineRequest
 from llmjax.engine.stats import EngineTotals, StatLogger
 from llmjax.errors import EngineDead
+
+if TYPE_CHECKING:
+    from llmjax.checkpoint.gguf.file import GGUFFile
 
 STUCK_AFTER = 120.0  # seconds without an answer; the longest compilation must fit into a step
 
@@ -63,6 +66,19 @@ class EngineClient(ABC):
     def new_id(self) -> int:
         """An id for a request; no two are equal."""
         return next(self._ids)
+
+    def located(self) -> str:
+        """The model's folder or file on this machine; waits until that is known."""
+        return self.info.model_path
+
+    def wait_loaded(self) -> EngineInfo:
+        """``info``, when the model is there; raises why it is not."""
+        return self.info
+
+    @property
+    def gguf(self) -> GGUFFile | None:
+        """The model's file, if it is one and this process has opened it."""
+        return None
 
     @property
     @abstractmethod

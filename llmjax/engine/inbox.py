@@ -63,7 +63,7 @@ class Inbox:
 
     @cached_property
     def _grammars(self) -> GrammarCompiler:
-        tokenizer = tokenizer_of(self._config, self._info)
+        tokenizer = tokenizer_of(self._config, self._info.model_path)
         if tokenizer is None:
             raise LLMJaxError("there is no tokenizer")
         eos = self._info.eos_token_ids | tokenizer.eos_token_ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
+from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.engine.client import Control, EngineClient
 from llmjax.engine.description import info_of, obey
 from llmjax.engine.engine import Engine
@@ -25,6 +26,10 @@ class InlineEngine(EngineClient):
     def idle(self) -> bool:
         """There will be no outputs before the next request."""
         return self.engine.idle
+
+    @property
+    def gguf(self) -> GGUFFile | None:
+        return self.engine.model.checkpoint.gguf
 
     @property
     def states(self) -> tuple[EngineState, ...]:

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.engine.client import Control, Deliver, Died, RunningEngine
 from llmjax.engine.description import info_of, obey
 from llmjax.engine.engine import Engine
@@ -162,6 +163,10 @@ class ThreadEngine(RunningEngine):
         self._loop = EngineLoop(engine)
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
+
+    @property
+    def gguf(self) -> GGUFFile | None:
+        return self.engine.model.checkpoint.gguf
 
     def start(self, *, deliver: Deliver, died: Died) -> None:
         self._thread = threading.Thread(target=self._run, args=(deliver, died), name="engine", daemon=True)

@@ -98,6 +98,7 @@ def load_model(
     config: EngineConfig,
     platform: Platform,
     *,
+    path: Path | None = None,
     cache_dir: Path | None = None,
     programs: ProgramCache | None = None,
     progress: bool = True,
@@ -105,6 +106,7 @@ def load_model(
     """Resolves, opens, checks and loads the model that the configuration names.
 
     Args:
+        path: where the model is, if it has been resolved.
         cache_dir: where packed weights are kept from start to start; None: nowhere.
         programs: where programs are, and what the model declares.
         progress: show people in a terminal how far it has got.
@@ -112,7 +114,7 @@ def load_model(
     Raises:
         CheckpointError: a file, key or tensor is missing or wrong; raised before weights are read where possible.
     """
-    path = resolve_model(config)
+    path = resolve_model(config) if path is None else path
     started = time.monotonic()
     files = identity(path)
     checkpoint = with_token_labels(

@@ -32,6 +32,7 @@ from llmjax.engine.wire import (
     Failed,
     FromEngine,
     Leave,
+    Located,
     Log,
     Question,
     Ready,
@@ -78,7 +79,9 @@ class ProcessEngine(RunningEngine):
         self._ended = False
         self._numbers = itertools.count()
         self.loaded = Future()
-        self.loaded.set_running_or_notify_cancel()
+        self._located: Future[str] = Future()
+        for future in (self.loaded, self._located):
+            future.set_running_or_notify_cancel()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         connection, self._process = _start_process()
         self._end = weakref.finalize(self, _kill, connection, self._process)  # at exit, too
@@ -89,8 +92,12 @@ class ProcessEngine(RunningEngine):
         self._reader.start()
         self._writer.start()
 
-    def wait_loaded(self) -> None:
-        """Returns when the model is there; if it cannot be loaded, or the wait is interrupted, the process is ended.
+    def located(self) -> str:
+        """As of every engine; raises as ``wait_loaded``, if it is not loaded any further."""
+        return self._located.result()
+
+    def wait_loaded(self) -> EngineInfo:
+        """``info``, when the model is there; if it cannot be loaded, or the wait is interrupted, the process is ended.
 
         Raises:
             LLMJaxError: what the process raised while it loaded the model; other errors come as they are, too.
@@ -101,6 +108,7 @@ class ProcessEngine(RunningEngine):
         except BaseException:
             self._end()
             raise
+        return self.info
 
     @property
     def pid(self) -> int:
@@ -144,6 +152,8 @@ class ProcessEngine(RunningEngine):
     def close(self) -> None:
         """Ends the process, by force if it does not end by itself in a few seconds."""
         self.stop()
+        if not self.loaded.done():  # it would not hear before it is
+            self._end()
         self._reader.join(self._leave_seconds)
         self._end()
         self._reader.join()
@@ -194,9 +204,10 @@ class ProcessEngine(RunningEngine):
         for _, answer in questions.values():
             answer.set_exception(EngineDead("the engine is not running"))
         if not self.loaded.done():
-            self.loaded.set_exception(
-                self._failed or EngineDead(f"the engine's process {how_it_ended(code)} before the model was loaded")
-            )
+            why = self._failed or EngineDead(f"the engine's process {how_it_ended(code)} before the model was loaded")
+            if not self._located.done():
+                self._located.set_exception(why)
+            self.loaded.set_exception(why)
         elif self._error is not None:
             if self._failed is None:
                 logger.error("%s stopped: %s", self._name or "the engine", self._error, exc_info=broken)
@@ -220,6 +231,8 @@ class ProcessEngine(RunningEngine):
                     answer.set_result(msgspec.convert(message.result, ANSWERS.get(control, type(None))))
             case Log():
                 _log(message, self._name)
+            case Located():
+                self._located.set_result(message.path)
             case Ready():
                 self.loaded.set_result(message.info)
             case Failed():

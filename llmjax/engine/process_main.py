@@ -23,6 +23,7 @@ from llmjax.engine.wire import (
     Failed,
     Failure,
     Leave,
+    Located,
     Log,
     Question,
     Ready,
@@ -68,7 +69,7 @@ def _serve(start: Start, channel: Channel, ready: Future[Inbox]) -> None:
         from llmjax.engine.inbox import Inbox
         from llmjax.engine.loop import EngineLoop, log_end
 
-    engine = build_engine(start.config, start.share)
+    engine = build_engine(start.config, start.share, located=lambda path: channel.send(Located(str(path))))
     sender = _Sender(channel)
     engine.loggers.append(sender)
     loop = EngineLoop(engine)

@@ -10,7 +10,7 @@ from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.config import EngineConfig
 from llmjax.engine.client import Control, EngineClient
 from llmjax.engine.frontend import Frontend
-from llmjax.engine.info import EngineInfo, SleepState
+from llmjax.engine.info import SleepState
 from llmjax.engine.stats import EngineTotals, KVStats, RequestStats, StatLogger
 from llmjax.errors import InvalidRequest
 from llmjax.tokenizer import Tokenizer, load_tokenizer
@@ -23,7 +23,8 @@ class LoadedLLM:
 
     Args:
         config: everything.
-        client: an engine of that configuration; it is closed if there is no tokenizer for it.
+        client: an engine of that configuration, which may still be loading its model; it is closed if it cannot, or if
+            there is no tokenizer for it.
 
     Attributes:
         info: what the engine says of itself.
@@ -36,9 +37,10 @@ class LoadedLLM:
         self.client = client
         self._away: frozenset[str] = frozenset()  # of WEIGHTS and KV_CACHE
         self._asleep: SleepState = "weights_offloaded"  # what it is where something is away
-        self.info = client.info
         try:
-            self.tokenizer = tokenizer_of(config, self.info)
+            # Where a process loads the model, the tokenizer is read meanwhile.
+            self.tokenizer = tokenizer_of(config, client.located(), gguf=client.gguf)
+            self.info = client.wait_loaded()
         except BaseException:
             client.close()  # or its compiler threads would go on for nobody
             raise
@@ -127,14 +129,18 @@ def wake_controls(tags: Sequence[str] | None, away: frozenset[str]) -> dict[str,
     return {tag: control for tag, control in controls.items() if tag in away and tag in (tags or controls)}
 
 
-def tokenizer_of(config: EngineConfig, info: EngineInfo) -> Tokenizer | None:
-    """The tokenizer for an engine; None: there is to be none."""
+def tokenizer_of(config: EngineConfig, model_path: str, *, gguf: GGUFFile | None = None) -> Tokenizer | None:
+    """The tokenizer for an engine; None: there is to be none.
+
+    Args:
+        model_path: the model's folder or file.
+        gguf: that file, if it is open already.
+    """
     if config.skip_tokenizer_init:
         return None
     if config.tokenizer is not None:
         return load_tokenizer(_tokenizer_path(config), chat_template=config.chat_template)
-    path = Path(info.model_path)
-    return load_tokenizer(path, gguf=None if path.is_dir() else GGUFFile.open(path), chat_template=config.chat_template)
+    return load_tokenizer(Path(model_path), gguf=gguf, chat_template=config.chat_template)
 
 
 def _tokenizer_path(config: EngineConfig) -> Path:

@@ -52,7 +52,7 @@ def digest(*parts: Any) -> str:
     Raises:
         TypeError: a value of another type.
     """
-    return hashlib.sha256(_encoded(parts)).hexdigest()
+    return hashlib.sha256(_Encoder().encoded(parts)).hexdigest()
 
 
 def environment_digest(device: jax.Device) -> str:
@@ -100,7 +100,7 @@ def sources_digest(package: Path = PACKAGE) -> str:
                     if os.fstat(file.fileno()).st_mtime >= IMPORTED:
                         raise SourcesChanged(f"{path} has changed since this process began")
                     content = file.read()
-                found.update(_encoded((str(path.relative_to(package)), content)))
+                found.update(_Encoder().encoded((str(path.relative_to(package)), content)))
     return found.hexdigest()
 
 
@@ -119,51 +119,60 @@ def _cpu_features() -> str:
     return "\n".join(sorted({line for line in CPUINFO.read_text().splitlines() if line.startswith(telling)}))
 
 
-def _encoded(value: Any) -> bytes:
-    """Bytes that no other value has: the kind, then each part with its length before it."""
-    kind, parts = _parts(value)
-    return b"".join([kind.encode(), b"(", *(b"%d:%b" % (len(part), part) for part in parts), b")"])
+class _Encoder:
+    """Bytes of values for one digest; what is found in many places, as the format of matrices, is encoded once."""
 
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, bytes]] = {}  # by identity; the value stays, so that its id stays its own
 
-def _parts(value: Any) -> tuple[str, list[bytes]]:
-    match value:
-        case None | bool() | int() | float() | complex() if not isinstance(value, enum.Enum):
-            return type(value).__name__, [repr(value).encode()]
-        case str() if not isinstance(value, enum.Enum):
-            return "str", [value.encode("utf-8", "surrogatepass")]
-        case bytes():
-            return "bytes", [value]
-        case enum.Enum():
-            return _name(type(value)), [value.name.encode()]
-        case np.dtype():
-            return "dtype", [value.name.encode()]
-        case np.generic():
-            return value.dtype.name, [value.tobytes()]
-        case np.ndarray():
-            return "array", [_encoded(value.shape), _encoded(value.dtype), value.tobytes()]
-        case jax.ShapeDtypeStruct():
-            place = (value.shape, np.dtype(value.dtype), bool(value.weak_type), _sharding(value.sharding))
-            return "shape", [_encoded(part) for part in place]
-        case jax.sharding.PartitionSpec():
-            return "spec", [_encoded(part) for part in value]
-        case jax.sharding.Mesh():
-            places = [_encoded((device.platform, device.id)) for device in value.devices.ravel().tolist()]
-            return "mesh", [_encoded(tuple(value.shape.items())), *places]
-        case type():
-            return "type", [_name(value).encode()]
-        case FunctionType() if value.__closure__ is None and "<" not in value.__qualname__:
-            return "function", [_name(value).encode()]
-        case tuple() | list():
-            return _name(type(value)), [_encoded(part) for part in value]
-        case Mapping():
-            items = ((_encoded(key), _encoded(part)) for key, part in value.items())
-            return "mapping", [part for item in sorted(items) for part in item]
-        case Set():
-            return "set", sorted(_encoded(part) for part in value)
-    if is_dataclass(value):
-        names = [field.name for field in fields(value)]
-        return _name(type(value)), [_encoded((name, getattr(value, name))) for name in names]
-    raise TypeError(f"{type(value).__name__} has no signature: {value!r}")
+    def encoded(self, value: Any) -> bytes:
+        """Bytes that no other value has: the kind, then each part with its length before it."""
+        if (known := self._known.get(id(value))) is not None:
+            return known[1]
+        kind, parts = self._parts(value)
+        found = b"".join([kind.encode(), b"(", *[b"%d:%b" % (len(part), part) for part in parts], b")"])
+        self._known[id(value)] = (value, found)
+        return found
+
+    def _parts(self, value: Any) -> tuple[str, list[bytes]]:
+        match value:
+            case None | bool() | int() | float() | complex() if not isinstance(value, enum.Enum):
+                return type(value).__name__, [repr(value).encode()]
+            case str() if not isinstance(value, enum.Enum):
+                return "str", [value.encode("utf-8", "surrogatepass")]
+            case bytes():
+                return "bytes", [value]
+            case enum.Enum():
+                return _name(type(value)), [value.name.encode()]
+            case np.dtype():
+                return "dtype", [value.name.encode()]
+            case np.generic():
+                return value.dtype.name, [value.tobytes()]
+            case np.ndarray():
+                return "array", [self.encoded(value.shape), self.encoded(value.dtype), value.tobytes()]
+            case jax.ShapeDtypeStruct():
+                place = (value.shape, np.dtype(value.dtype), bool(value.weak_type), _sharding(value.sharding))
+                return "shape", [self.encoded(part) for part in place]
+            case jax.sharding.PartitionSpec():
+                return "spec", [self.encoded(part) for part in value]
+            case jax.sharding.Mesh():
+                places = [self.encoded((device.platform, device.id)) for device in value.devices.ravel().tolist()]
+                return "mesh", [self.encoded(tuple(value.shape.items())), *places]
+            case type():
+                return "type", [_name(value).encode()]
+            case FunctionType() if value.__closure__ is None and "<" not in value.__qualname__:
+                return "function", [_name(value).encode()]
+            case tuple() | list():
+                return _name(type(value)), [self.encoded(part) for part in value]
+            case Mapping():
+                items = ((self.encoded(key), self.encoded(part)) for key, part in value.items())
+                return "mapping", [part for item in sorted(items) for part in item]
+            case Set():
+                return "set", sorted(self.encoded(part) for part in value)
+        if is_dataclass(value):
+            names = [field.name for field in fields(value)]
+            return _name(type(value)), [self.encoded((name, getattr(value, name))) for name in names]
+        raise TypeError(f"{type(value).__name__} has no signature: {value!r}")
 
 
 def _name(value: type | FunctionType) -> str:

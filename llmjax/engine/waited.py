@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from llmjax.engine.client import Control, EngineClient, RunningEngine
-from llmjax.engine.info import EngineState
+from llmjax.engine.info import EngineInfo, EngineState
 from llmjax.engine.request import EngineOutput, EngineRequest
 from llmjax.errors import EngineDead
 
@@ -16,17 +16,23 @@ class WaitedEngine(EngineClient):
     """An engine, or several, on the thread of its user: as ``InlineEngine``, but the work is done elsewhere.
 
     Args:
-        engine: not started yet.
+        engine: not started yet; it may be loading its model.
     """
 
     def __init__(self, engine: RunningEngine) -> None:
         super().__init__()
         self._engine = engine
-        self.info = engine.info
         self.totals, self.loggers = engine.totals, engine.loggers
         self._open: dict[int, set[int]] = {}  # continuations of requests that have not ended
         self._brought: queue.SimpleQueue[list[EngineOutput] | BaseException] = queue.SimpleQueue()
         engine.start(deliver=self._brought.put, died=self._brought.put)
+
+    def located(self) -> str:
+        return self._engine.located()
+
+    def wait_loaded(self) -> EngineInfo:
+        self.info = self._engine.wait_loaded()
+        return self.info
 
     @property
     def idle(self) -> bool:

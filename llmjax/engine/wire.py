@@ -156,6 +156,12 @@ class Leave(Message, tag="leave"):
     """To the engine, last."""
 
 
+class Located(Message, tag="located"):
+    """From the engine, once it knows where the model is: others may read what lies beside the weights."""
+
+    path: str
+
+
 class Ready(Message, tag="ready"):
     """From the engine, once the model is loaded."""
 
@@ -331,7 +337,7 @@ class Failed(Message, tag="failed"):
 
 
 ToEngine = Start | Submit | Abandon | Question | Leave
-FromEngine = Ready | Log | StepMessage | Answer | Failed
+FromEngine = Located | Ready | Log | StepMessage | Answer | Failed
 
 
 class Channel:

@@ -118,6 +118,8 @@ class Tokenizer:
             PromptTooLong: names the field and how many tokens there are at least.
         """
         size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+        if size <= max_tokens:  # a token is a byte at least; to look at the whole vocabulary takes a tenth of a second
+            return
         least = -(-size // self.max_token_bytes)
         if least <= max_tokens < len(text) // PLAUSIBLE_CHARS:
             least = self._count(text, enough=max_tokens)

@@ -19,12 +19,16 @@ from typing import Any
 import pytest
 
 from llmjax import LLM, AsyncLLM, SamplingParams
+from llmjax.checkpoint import GGUFFile
 from llmjax.config import EngineConfig
+from llmjax.engine.info import EngineInfo
 from llmjax.engine.process import ProcessEngine
+from llmjax.engine.setup import tokenizer_of
 from llmjax.engine.stats import HostTime, RequestStats, StepStats
-from llmjax.errors import CheckpointError, EngineDead
+from llmjax.errors import CheckpointError, EngineDead, TokenizerError
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
+from llmjax.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
 CHARACTERS = Path(__file__).parent / "golden" / "characters"
@@ -262,6 +266,36 @@ engine = AsyncLLM.from_config(EngineConfig(**json.loads(sys.argv[1])))
 print(engine.client.pid, flush=True)
 time.sleep(600)
 """
+
+
+def test_the_tokenizer_is_read_while_the_process_loads_the_model(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    class Watched(ProcessEngine):
+        def wait_loaded(self) -> EngineInfo:
+            order.append("wait")
+            return super().wait_loaded()
+
+    def read(config: EngineConfig, model_path: str, *, gguf: GGUFFile | None) -> Tokenizer | None:
+        order.append("read")
+        assert (model_path, gguf) == (str(GOLDEN), None)
+        return tokenizer_of(config, model_path, gguf=gguf)
+
+    monkeypatch.setattr("llmjax.engine.setup.tokenizer_of", read)
+    engine = Watched(config)
+    llm = AsyncLLM.from_config(config, engine)
+    engine.close()
+    assert order == ["read", "wait"]
+    assert llm.tokenizer is not None and llm.info.model_path == str(GOLDEN)
+
+
+def test_without_a_tokenizer_nobody_waits_for_the_model(config: EngineConfig, tmp_path: Path) -> None:
+    engine = ProcessEngine(config)
+    with pytest.raises(TokenizerError):
+        AsyncLLM.from_config(config.replace(tokenizer=str(tmp_path)), engine)
+    assert not engine.running
 
 
 def test_it_does_not_outlive_its_parent(config: EngineConfig) -> None:
