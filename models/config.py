@@ -63,10 +63,10 @@ class ModelConfig:
 
     @property
     def states(self) -> tuple[StateKind | None, ...]:
-        """What each layer keeps from step to step (None: it reads what another one keeps); then what mixers beside
-        others keep, in the order of their layers."""
+        """What each layer keeps from step to step (None: it reads what another one keeps); then what is kept beside
+        that, in the order of their layers."""
         own = tuple(layer.mixer.state if layer.state_of is None else None for layer in self.layers)
-        return own + tuple(layer.beside.state for layer in self.layers if layer.beside is not None)
+        return own + tuple(layer.other.state for layer in self.layers if layer.other is not None)
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -86,7 +86,7 @@ class ModelConfig:
     @property
     def kept_by(self) -> tuple[tuple[int, ...], ...]:
         """Of each layer, what it reads and writes: indices into ``states`` for its mixer, and for one beside that."""
-        beside = [number for number, layer in enumerate(self.layers) if layer.beside is not None]
+        beside = [number for number, layer in enumerate(self.layers) if layer.other is not None]
         others = {number: self.num_layers + i for i, number in enumerate(beside)}
         return tuple(
             (number if layer.state_of is None else layer.state_of, *((others[number],) if number in others else ()))

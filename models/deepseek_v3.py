@@ -1,5 +1,5 @@
 """DeepSeek V3, R1 and V3.1, and Kimi K2: latent attention, and experts that are chosen by sigmoids with corrections;
-and V3.2 as far as its tokens see all those before them."""
+and V3.2, whose tokens see the keys that an indexer chooses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from llmjax.models import deepseek_v2
 from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import decoder_config, layer_types, rms
+from llmjax.models.layers.latent import Indexer, LatentAttention
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.moe import Experts
+from llmjax.models.layers.norm import Layer
+from llmjax.models.names import Names
 
 # What Hugging Face's DeepseekV3Config means by a missing key.
 DEFAULTS = {
@@ -38,7 +41,20 @@ DEFAULTS = {
     "eos_token_id": 1,
 }
 # What Hugging Face's DeepseekV32Config means by a missing key.
-V32_DEFAULTS = {**DEFAULTS, "max_position_embeddings": 163840, "index_topk": 2048}
+V32_DEFAULTS = {
+    **DEFAULTS,
+    "max_position_embeddings": 163840,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+}
+INDEX_EPS = 1e-6  # of the norm of the indexer's keys, which no key says
+V32_NAMES = Names(
+    modules={
+        f"model.layers.*.self_attn.indexer.{part}": f"model.layers.*.indexer.{part}"
+        for part in ("wq_b", "wk", "k_norm", "weights_proj")
+    }
+)
 INDEXED = "indexed_attention"
 GROUP_BEST = 2  # experts whose scores are a group's
 
@@ -56,17 +72,12 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
 
 
 def v32_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """`from_hf` for V3.2, in which a token sees the ``index_topk`` tokens before it that an indexer has chosen: all of
-    them, in sequences of no more tokens than that, which are all that is supported.
+    """`from_hf` for V3.2, in which a token sees the ``index_topk`` tokens before it that an indexer has chosen.
 
-    Raises:
-        UnsupportedModel: as `from_hf`; longer sequences are to be served.
+    No indexer is needed where sequences of no more tokens than that are served, since it would choose all of them.
     """
     fields = Fields(config, V32_DEFAULTS)
-    longest = fields.integer("index_topk")
-    if max_model_len is not None and max_model_len > longest:
-        problem = f"is less than max_model_len = {max_model_len}; the indexer of longer sequences is not supported"
-        raise fields.error("index_topk", problem)
+    chosen = fields.integer("index_topk")
     kinds = layer_types(fields, kinds=(INDEXED, "full_attention"))
     dense = min(len(kinds), fields.integer("first_k_dense_replace", minimum=0))
     if fields.get("mlp_layer_types") not in (None, ["dense"] * dense + ["sparse"] * (len(kinds) - dense)):
@@ -76,7 +87,29 @@ def v32_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) 
     model = from_hf(
         {"max_position_embeddings": V32_DEFAULTS["max_position_embeddings"], **known}, max_model_len=max_model_len
     )
-    return replace(model, architecture="DeepseekV32ForCausalLM", max_position=min(model.max_position, longest))
+    if (max_model_len or model.max_position) > chosen:
+        model = replace(model, layers=tuple(_indexed(layer, fields) for layer in model.layers))
+    return replace(model, architecture="DeepseekV32ForCausalLM")
+
+
+def _indexed(layer: LayerSpec, fields: Fields) -> LayerSpec:
+    """The layer with an indexer beside its attention, whose halves of rotated entries are rotated together."""
+    mixer = layer.mixer
+    assert isinstance(mixer, LatentAttention)
+    if mixer.q_rank is None:
+        raise fields.error("q_lora_rank", "is not there, of which the indexer's queries are made")
+    size = fields.integer("index_head_dim")
+    if size < mixer.rope_dim:
+        raise fields.error("index_head_dim", f"is less than qk_rope_head_dim = {mixer.rope_dim}")
+    indexer = Indexer(
+        heads=fields.integer("index_n_heads"),
+        size=size,
+        q_rank=mixer.q_rank,
+        count=fields.integer("index_topk"),
+        rope=replace(mixer.rope, interleaved=False),
+        norm=Layer(INDEX_EPS),
+    )
+    return replace(layer, indexer=indexer)
 
 
 def sigmoid_experts(fields: Fields) -> Experts:

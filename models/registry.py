@@ -197,6 +197,7 @@ NAMES: Mapping[str, Names] = MappingProxyType(
         "ChatGLMForConditionalGeneration": chatglm.NAMES,
         "ChatGLMModel": chatglm.NAMES,
         "DbrxForCausalLM": dbrx.NAMES,
+        "DeepseekV32ForCausalLM": deepseek_v3.V32_NAMES,
         "Ernie4_5_MoeForCausalLM": ernie4_5_moe.NAMES,
         "ExaoneForCausalLM": exaone.NAMES,
         "FalconForCausalLM": falcon.NAMES,

@@ -38,7 +38,7 @@ class _QueryRules:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class _Partial:
+class Partial:
     """Online-softmax state of queries: [..., K, G] and [..., K, G, h]."""
 
     peak: jax.Array
@@ -126,21 +126,21 @@ def _decode(q: jax.Array, pages: KVPages, batch: RaggedBatch, rules: _QueryRules
     blocks = jnp.max((batch.kv_len - first_page * page_size + block - 1) // block, initial=0)
     slopes = None if rules.slopes is None else rules.slopes.reshape(*q.shape[1:3], 1)
 
-    def body(index: jax.Array, partial: _Partial) -> _Partial:
+    def body(index: jax.Array, partial: Partial) -> Partial:
         page = first_page[:, None] + index * per_block + jnp.arange(per_block)  # [R, per_block]
         ids = jnp.take_along_axis(batch.page_table, jnp.minimum(page, batch.page_table.shape[1] - 1), axis=1)
-        keys, values = _gather(pages, batch.first_page + ids, q.dtype)  # [R, K, C, h]
+        keys, values = gather(pages, batch.first_page + ids, q.dtype)  # [R, K, C, h]
         key = (first_page * page_size + index * block)[:, None] + jnp.arange(block)  # [R, C]
         visible = (key <= position[:, None]) & (key >= first_key[:, None])
         values = jnp.where(visible[:, None, :, None], values, 0.0)  # a weight of 0 does not keep NaN out
-        logits = _product("rkgh,rkch->rkgc", q, keys)
+        logits = product("rkgh,rkch->rkgc", q, keys)
         logits = _biased(_cap(logits, rules), slopes, (position[:, None] - key)[:, None, None])
         logits = jnp.where(visible[:, None, None], logits, MASKED)
-        return _update(partial, logits, lambda w: _product("rkgc,rkch->rkgh", w.astype(values.dtype), values))
+        return update(partial, logits, lambda w: product("rkgc,rkch->rkgh", w.astype(values.dtype), values))
 
     sinks = None if rules.sinks is None else rules.sinks.reshape(q.shape[1:3])
     most = _most_blocks(batch, per_block, page_size, None if rules.window is None else rules.window + page_size - 1)
-    return _finish(for_loop(0, blocks, body, _start((*q.shape[:3], pages.value_dim), sinks), most=most))
+    return finish(for_loop(0, blocks, body, start_from((*q.shape[:3], pages.value_dim), sinks), most=most))
 
 
 def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array, rules: _QueryRules) -> jax.Array:
@@ -171,30 +171,30 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
         if not rules.causal and rules.window is not None:
             last_key = jnp.minimum(last_key, position[-1] + rules.window - 1)
 
-        def key_block(index: jax.Array, partial: _Partial) -> _Partial:
+        def key_block(index: jax.Array, partial: Partial) -> Partial:
             ids = jax.lax.dynamic_slice(table, (row, index * per_block), (1, per_block))
-            keys, values = (x[0] for x in _gather(pages, batch.first_page + ids, q.dtype))  # [K, C, h]
+            keys, values = (x[0] for x in gather(pages, batch.first_page + ids, q.dtype))  # [K, C, h]
             key = index * block + jnp.arange(block)
             values = jnp.where(((key >= first_key) & (key <= last_key))[:, None], values, 0.0)  # as in `_decode`
             visible = key[None] <= (position[:, None] if rules.causal else last_key)  # [Q, C]
             if rules.window is not None:
                 visible &= key[None] > position[:, None] - rules.window
                 visible &= key[None] < position[:, None] + rules.window
-            logits = _product("kqh,kch->kqc", mine, keys)
+            logits = product("kqh,kch->kqc", mine, keys)
             logits = _cap(logits, rules).reshape(kv_heads, group, queries, block)
             logits = _biased(logits, slopes, jnp.abs(position[:, None] - key))
             logits = jnp.where(visible, logits, MASKED)
 
             def weigh(weights: jax.Array) -> jax.Array:
                 flat = weights.reshape(kv_heads, group * queries, block).astype(values.dtype)
-                return _product("kqc,kch->kqh", flat, values).reshape(partial.acc.shape)
+                return product("kqc,kch->kqh", flat, values).reshape(partial.acc.shape)
 
-            return _update(partial, logits, weigh)
+            return update(partial, logits, weigh)
 
         sinks = None if rules.sinks is None else rules.sinks.reshape(kv_heads, group, 1)
-        start_state = _start((kv_heads, group, queries, pages.value_dim), sinks)
+        start_state = start_from((kv_heads, group, queries, pages.value_dim), sinks)
         found = for_loop(first_key // block, last_key // block + 1, key_block, start_state, most=most)
-        result = _finish(found)
+        result = finish(found)
         return jax.lax.dynamic_update_slice_in_dim(out, result.transpose(2, 0, 1, 3), start, 0)
 
     out = jnp.zeros((*padded.shape[:3], pages.value_dim), jnp.float32)
@@ -213,12 +213,12 @@ def _most_blocks(batch: RaggedBatch, per_block: int, page_size: int, keys: int |
     return -(-(pages if keys is None else min(pages, -(-keys // page_size))) // per_block)
 
 
-def _product(letters: str, x: jax.Array, y: jax.Array) -> jax.Array:
+def product(letters: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """Of numbers of one type, in f32. "highest" keeps f32 in f32 where a device would use less; others are exact."""
     return jnp.einsum(letters, x, y, precision="highest", preferred_element_type=jnp.float32)
 
 
-def _gather(pages: KVPages, ids: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+def gather(pages: KVPages, ids: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
     """Keys and values of pages ``ids`` [R, n], [R, K, n * page_size, h] in ``dtype``."""
     num_pages, parts, kv_heads, rows, columns = pages.data.shape
     flat = pages.data.reshape(num_pages * parts * kv_heads, rows, columns)
@@ -239,25 +239,25 @@ def _biased(logits: jax.Array, slopes: jax.Array | None, distance: jax.Array) ->
     return logits if slopes is None else logits - slopes * distance.astype(jnp.float32)
 
 
-def _start(shape: tuple[int, ...], sinks: jax.Array | None) -> _Partial:
+def start_from(shape: tuple[int, ...], sinks: jax.Array | None) -> Partial:
     """Nothing seen yet, or only the sink: a logit without a value. ``sinks`` broadcasts to ``shape[:-1]``."""
     if sinks is None:
-        return _Partial(peak=jnp.full(shape[:-1], MASKED), total=jnp.zeros(shape[:-1]), acc=jnp.zeros(shape))
+        return Partial(peak=jnp.full(shape[:-1], MASKED), total=jnp.zeros(shape[:-1]), acc=jnp.zeros(shape))
     peak = jnp.broadcast_to(sinks.astype(jnp.float32), shape[:-1])
-    return _Partial(peak=peak, total=jnp.ones(shape[:-1]), acc=jnp.zeros(shape))
+    return Partial(peak=peak, total=jnp.ones(shape[:-1]), acc=jnp.zeros(shape))
 
 
-def _update(partial: _Partial, logits: jax.Array, weigh: Callable[[jax.Array], jax.Array]) -> _Partial:
+def update(partial: Partial, logits: jax.Array, weigh: Callable[[jax.Array], jax.Array]) -> Partial:
     """Takes in one block of logits [..., C]; ``weigh`` multiplies softmax weights with the block's values."""
     peak = jnp.maximum(partial.peak, logits.max(-1))
     weights = jnp.where(logits > MASKED, jnp.exp(logits - peak[..., None]), 0.0)
     shrink = jnp.exp(partial.peak - peak)
-    return _Partial(
+    return Partial(
         peak=peak,
         total=partial.total * shrink + weights.sum(-1),
         acc=partial.acc * shrink[..., None] + weigh(weights),
     )
 
 
-def _finish(partial: _Partial) -> jax.Array:
+def finish(partial: Partial) -> jax.Array:
     return partial.acc / jnp.maximum(partial.total, 1e-30)[..., None]

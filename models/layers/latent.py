@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llmjax.models.layers.norm import RMS
+from llmjax.models.layers.norm import RMS, Layer
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.layers.state import LatentKV
 
@@ -31,3 +31,23 @@ class LatentAttention:
     def state(self) -> LatentKV:
         """What a layer keeps: the latent vector, normed, and the rotated key."""
         return LatentKV(dim=self.kv_rank + self.rope_dim, value_dim=self.kv_rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Indexer:
+    """What chooses the keys that latent attention looks at (DeepSeek-V3.2, arXiv:2512.02556): those that small queries
+    score highest. It stands beside the mixer, and its keys are stored beside the latent vectors."""
+
+    heads: int
+    size: int  # of a query and a key
+    q_rank: int  # size of the mixer's latent queries, of which its own are made
+    count: int  # keys that a token sees at most
+    rope: RopeConfig  # of the first entries
+    norm: Layer  # of keys
+
+    name: ClassVar[str] = "indexer"
+
+    @property
+    def state(self) -> LatentKV:
+        """What a layer keeps."""
+        return LatentKV(dim=self.size, value_dim=self.size)

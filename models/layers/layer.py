@@ -8,7 +8,7 @@ from llmjax.models.layers.altup import AltUp, LowRank
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.convolution import ShortConvolution
 from llmjax.models.layers.gated_delta import GatedDelta
-from llmjax.models.layers.latent import LatentAttention
+from llmjax.models.layers.latent import Indexer, LatentAttention
 from llmjax.models.layers.lightning import LightningAttention
 from llmjax.models.layers.mamba2 import Mamba2
 from llmjax.models.layers.mlp import MLP, GatedMLP
@@ -35,5 +35,11 @@ class LayerSpec:
     per_layer: PerLayer | None = None  # what is given to it at its end
     scaled: bool = False  # what leaves it is multiplied by a number
     beside: Mixer | None = None  # a second mixer, see `TwoMixers`, with a state of its own
+    indexer: Indexer | None = None  # what chooses the keys that the mixer looks at, with a state of its own
     altup: AltUp | None = None  # how it updates several residual streams; None: there is one
     low_rank: LowRank | None = None  # what is added to what attention leaves, with which it is divided by sqrt(2)
+
+    @property
+    def other(self) -> Mixer | Indexer | None:
+        """What has a state beside the mixer's."""
+        return self.beside or self.indexer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 import jax
@@ -9,10 +11,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from llmjax.kernels.attention import KVPages, attend
+from llmjax.kernels.attention.chosen import attend_chosen
 from llmjax.kernels.registry import Implementation, Operation
 from llmjax.kernels.rope import rotate
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.latent import LatentAttention
+from llmjax.models.modules.indexer import IndexerModule
 from llmjax.models.modules.linear import Linear
 from llmjax.models.modules.norm import build_norm
 from llmjax.models.modules.residual import mixed
@@ -56,7 +60,21 @@ class LatentAttentionModule(nnx.Module):
         values, pages = self.values(n, context)
         return self.o_proj.product(values), pages
 
-    def values(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
+    def indexed(
+        self, n: jax.Array, context: Context, indexer: IndexerModule, beside: Context
+    ) -> tuple[jax.Array, KVPages, KVPages]:
+        """`partial`, where an indexer chooses the keys, and its pages with its keys stored.
+
+        Args:
+            beside: of the indexer.
+        """
+        chosen, index = indexer(n, self.latent_queries(n), beside)
+        values, pages = self.values(n, context, partial(attend_chosen, chosen=chosen))
+        return self.o_proj.product(values), pages, index
+
+    def values(
+        self, n: jax.Array, context: Context, attend: Callable[..., tuple[jax.Array, KVPages]] = attend
+    ) -> tuple[jax.Array, KVPages]:
         """What ``o_proj`` is given, [T, H * value_dim], and the pages."""
         spec = self.spec
         of_keys, of_values = self._up_projections()
@@ -81,7 +99,12 @@ class LatentAttentionModule(nnx.Module):
     def _queries(self, n: jax.Array) -> jax.Array:
         if self.spec.q_rank is None:
             return self.q_proj(n)
-        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(n)))
+        return self.q_b_proj(self.latent_queries(n))
+
+    def latent_queries(self, n: jax.Array) -> jax.Array:
+        """[T, D] to [T, q_rank], normed."""
+        latent: jax.Array = self.q_a_layernorm(self.q_a_proj(n))
+        return latent
 
     def _up_projections(self) -> tuple[jax.Array, jax.Array]:
         """[H, nope_dim, kv_rank] to keys and [H, value_dim, kv_rank] to values."""

@@ -15,7 +15,7 @@ from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.convolution import ShortConvolution
 from llmjax.models.layers.gated_delta import GatedDelta
-from llmjax.models.layers.latent import LatentAttention
+from llmjax.models.layers.latent import Indexer, LatentAttention
 from llmjax.models.layers.layer import FeedForward, LayerSpec, Mixer
 from llmjax.models.layers.lightning import LightningAttention
 from llmjax.models.layers.mamba2 import Mamba2
@@ -27,6 +27,7 @@ from llmjax.models.modules.altup import AltUpModule, LowRankModule
 from llmjax.models.modules.attention import attention_module
 from llmjax.models.modules.convolution import ShortConvolutionModule
 from llmjax.models.modules.gated_delta import GatedDeltaModule
+from llmjax.models.modules.indexer import IndexerModule
 from llmjax.models.modules.latent import LatentAttentionModule
 from llmjax.models.modules.lightning import LightningAttentionModule
 from llmjax.models.modules.mamba2 import Mamba2Module
@@ -48,7 +49,7 @@ class DecoderLayer(nnx.Module):
         self.spec = spec
         for name in spec.residual.norms:
             setattr(self, name, build_norm(spec.norm, size))
-        for mixer in (spec.mixer, spec.beside):
+        for mixer in (spec.mixer, spec.other):
             if mixer is not None:
                 setattr(self, mixer.name, build_part(mixer, size, dtype=dtype))
         if spec.feed_forward is not None:
@@ -64,7 +65,8 @@ class DecoderLayer(nnx.Module):
         """[T, D], or [T, streams, D], to the same, and what the mixer keeps; then what the mixer beside it keeps, for
         which the second context is."""
         if beside is not None:
-            x, *states = self.mix_both(x, context, beside)
+            mix = self.mix_both if self.spec.indexer is None else self.mix_chosen
+            x, *states = mix(x, context, beside)
             return self.feed_forward(x, context), tuple(states)
         x, state = (self.mix_and_feed if self.altup is None else self.update_streams)(x, context)
         return x, (state,)
@@ -123,6 +125,12 @@ class DecoderLayer(nnx.Module):
         x = added(x, all_sum(more, other.divided), other.last_bias, None, scale=names.beside)
         return x, state, state_beside
 
+    def mix_chosen(self, x: jax.Array, context: Context, beside: Context) -> tuple[jax.Array, LayerState, LayerState]:
+        """The first half, whose mixer looks at the keys that an indexer has chosen."""
+        n = normed(x, self.norm(self.spec.residual.before_mixer))
+        found, state, index = self.mixer.indexed(n, context, getattr(self, Indexer.name), beside)
+        return added(x, all_sum(found, self.mixer.divided), self.mixer.last_bias, None), state, index
+
     def feed_forward(self, x: jax.Array, context: Context) -> jax.Array:
         """The second half, if there is one."""
         names = self.spec.residual
@@ -157,6 +165,7 @@ MODULES: Mapping[type, Callable[..., nnx.Module]] = MappingProxyType(
     {
         Attention: attention_module,
         LatentAttention: LatentAttentionModule,
+        Indexer: IndexerModule,
         GatedDelta: GatedDeltaModule,
         LightningAttention: LightningAttentionModule,
         Mamba2: Mamba2Module,
@@ -168,7 +177,7 @@ MODULES: Mapping[type, Callable[..., nnx.Module]] = MappingProxyType(
 )
 
 
-def build_part(spec: Mixer | FeedForward, size: int, *, dtype: jnp.dtype) -> nnx.Module:
+def build_part(spec: Mixer | Indexer | FeedForward, size: int, *, dtype: jnp.dtype) -> nnx.Module:
     """The module of a part of a layer.
 
     Args:

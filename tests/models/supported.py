@@ -130,7 +130,6 @@ whole prompts, chunks and single tokens (at most 2e-4 apart in float32), or whos
 least 0.99999) and logits of labels (at most 1e-4 apart). **GGUF** gives llama.cpp's name of the architecture, and in
 parentheses which of those checkpoints are compared again as the `gguf` package writes them. **several devices** names
 those that are compared with one device. Quantized formats do not depend on the family: [formats.md](formats.md).
-DeepSeek V3.2 serves sequences of 2,048 tokens at most (`index_topk`), in which its indexer chooses all of them.
 Checkpoints that came with code of their own run from the definitions here; code from a checkpoint is never executed.
 Any decoder here may also be there as `…Model`, for embeddings, or as `…ForSequenceClassification`:
 [embeddings.md](embeddings.md).

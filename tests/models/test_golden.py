@@ -107,6 +107,7 @@ VARIANTS = [
     "minimax",
     "gemma4",
     "deepseek-v32",
+    "deepseek-v32-sparse",
     "qwen3-odd",
     "lfm2-odd",
     "qwen3_5-odd",

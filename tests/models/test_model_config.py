@@ -884,16 +884,20 @@ def test_hybrids_with_state_spaces() -> None:
     assert model_config({"model_type": "nemotron_h", "layers_block_type": listed}) == nemotron
 
 
-def test_deepseek_v3_2_as_far_as_its_tokens_see_all_before_them() -> None:
+def test_deepseek_v3_2() -> None:
     keys = {"model_type": "deepseek_v32", "num_hidden_layers": 4, "layer_types": ["indexed_attention"] * 4}
-    got = model_config(keys, max_model_len=2048)
     third = model_config({"model_type": "deepseek_v3", "num_hidden_layers": 4, "max_position_embeddings": 163840})
-    assert got.layers == third.layers and got.max_position == 2048
-    assert model_config({**keys, "index_topk": 64}).max_position == 64
-    with pytest.raises(UnsupportedModel, match="index_topk = 2048 is less than max_model_len = 2049; the indexer"):
-        model_config(keys, max_model_len=2049)
-    with pytest.raises(UnsupportedModel, match="mlp_layer_types"):
-        model_config({**keys, "mlp_layer_types": ["sparse"] * 4})
+    # As far as tokens see all before them, nothing has to be chosen.
+    assert model_config(keys, max_model_len=2048).layers == third.layers
+    got = model_config(keys, max_model_len=2049)
+    assert got == model_config(keys) and got.max_position == 163840
+    indexer = got.layers[0].indexer
+    assert (indexer.heads, indexer.size, indexer.count, indexer.q_rank) == (64, 128, 2048, 1536)
+    assert indexer.rope == replace(third.ropes[0], interleaved=False)
+    assert [state.dim for state in got.states] == [576] * 4 + [128] * 4
+    for wrong in ({"mlp_layer_types": ["sparse"] * 4}, {"q_lora_rank": None}, {"index_head_dim": 32}):
+        with pytest.raises(UnsupportedModel, match=next(iter(wrong))):
+            model_config({**keys, **wrong})
 
 
 def test_gemma3n() -> None:

@@ -168,7 +168,7 @@ def check_kinds(config: ModelConfig, path: Path) -> None:
         CheckpointError: a kind is not known here.
     """
     for spec in dict.fromkeys(config.layers):
-        if spec.state_of is not None or spec.per_layer is not None or spec.scaled or spec.beside is not None:
+        if spec.state_of is not None or spec.per_layer is not None or spec.scaled or spec.other is not None:
             raise CheckpointError(
                 f"{path}: layers with embeddings or factors of their own, keys of others, or two mixers, cannot be "
                 "calibrated"

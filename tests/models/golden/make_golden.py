@@ -905,6 +905,21 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "altup_correct_scale": False,
         },
     ),
+    "deepseek-v32-sparse": (
+        "DeepseekV32ForCausalLM",
+        {
+            **_LATENT,
+            **_DEEPSEEK_EXPERTS,
+            "num_hidden_layers": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": True,
+            "rope_theta": 100.0,
+            "index_topk": 12,
+            "index_head_dim": 20,
+            "index_n_heads": 16,  # many, so that scores are not zero, and so alike
+        },
+    ),
 }
 CONSTANTS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # of MiniMax, which follow from the config
 STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published
