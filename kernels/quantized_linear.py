@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from llmjax.kernels.cpu import linear as cpu
 from llmjax.kernels.cpu import matrices
 from llmjax.kernels.cpu.library import library
-from llmjax.kernels.cuda import quantized_linear as cuda
 from llmjax.kernels.dense_linear import LINEAR
 from llmjax.kernels.qtensor import QTensor, decode
-from llmjax.kernels.registry import Implementation, Operation
+from llmjax.kernels.registry import Implementation, Operation, later
+
+CUDA = "llmjax.kernels.cuda.quantized_linear"  # Pallas is a tenth of what a start would import
 
 BLOCK = 1 << 22  # weights that the portable product dequantizes at a time
 
@@ -64,7 +65,7 @@ QUANTIZED_LINEAR = Operation(
     "quantized linear",
     (
         Implementation("C++", _native, platform="cpu", refuses=_native_refuses),
-        Implementation("Pallas", cuda.quantized_linear, platform="cuda", refuses=cuda.refuses),
+        Implementation("Pallas", later(CUDA, "quantized_linear"), platform="cuda", refuses=later(CUDA, "refuses")),
         Implementation("XLA, dequantizing", linear_by_dequantizing),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +15,15 @@ DEVICE_PLATFORMS = {"gpu": "cuda"}  # devices and lowering have different names 
 
 def _takes_all(*arguments: Any, **options: Any) -> str | None:
     return None
+
+
+def later(module: str, name: str) -> Callable[..., Any]:
+    """A function of a module that is imported when the function is first called: most processes never need it."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*arguments, **options)
+
+    return call
 
 
 class Operands:

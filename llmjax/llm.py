@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -489,7 +490,7 @@ class LLM(LoadedLLM):
         done: dict[str, RequestOutput | PoolingRequestOutput] = {}
         with progress_bar("Generating" if self.info.pooler is None else "Encoding", shown=progress) as bar:
             task = bar.add_task("", total=len(requests), note="")
-            generated = 0
+            generated, began = 0, time.monotonic()
             while not self.client.idle:
                 processed = self._frontend.process(self.client.outputs())
                 for request_id, index in processed.aborts:
@@ -501,7 +502,7 @@ class LLM(LoadedLLM):
                     if isinstance(output, RequestOutput) and output.prompt_logprobs is not None:
                         output.prompt_logprobs = self._frontend.decoded(output.prompt_logprobs)
                     done[output.request_id] = output
-                    elapsed = bar.tasks[0].elapsed or 0.0
+                    elapsed = time.monotonic() - began
                     speed = f"{generated / elapsed:.1f} tok/s" if elapsed and generated else ""
                     bar.update(task, advance=1, note=speed)
         return done

@@ -13,7 +13,6 @@ from typing import Any, Literal
 from llmjax import models
 from llmjax.checkpoint.experts import with_stacked_experts
 from llmjax.checkpoint.files import read_object
-from llmjax.checkpoint.formats.registry import plain_tensors, stored_method
 from llmjax.checkpoint.gguf.encoders import sentence_modules
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.model import hf_config, hf_generation_config, hf_joined_tensors, hf_tensors
@@ -169,6 +168,8 @@ def _open_gguf(path: Path, overrides: Mapping[str, Any], *, runner: Runner, conv
 
 
 def _open_folder(path: Path, overrides: Mapping[str, Any], *, runner: Runner, convert: Conversion | None) -> Checkpoint:
+    from llmjax.checkpoint.formats.registry import plain_tensors, stored_method  # GGUF files need none of them
+
     written = read_object(path / CONFIG)
     if (text := models.text_config(written)) is not None:
         logger.warning("%s: the text model alone is read; images are not supported", path)

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from llmjax.checkpoint import Checkpoint
 from llmjax.checkpoint.files import read_object
-from llmjax.checkpoint.formats.registry import CONFIG_KEYS
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.models import ModelConfig
 from llmjax.models.layers.state import LatentKV, PagedKV
@@ -193,6 +192,8 @@ def _read_tensors(checkpoint: Checkpoint, dtype: jnp.dtype) -> dict[int, _Layer]
 
 def _scheme_type(checkpoint: Checkpoint) -> jnp.dtype:
     """The type that a checkpoint's scales are for: what its ``kv_cache_scheme`` says, else E4M3 as in vLLM."""
+    from llmjax.checkpoint.formats.registry import CONFIG_KEYS  # few checkpoints have scales
+
     for key in CONFIG_KEYS:
         settings = checkpoint.config.get(key)
         scheme = settings.get("kv_cache_scheme") if isinstance(settings, dict) else None

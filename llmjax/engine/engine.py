@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher
 
 from llmjax.config import EngineConfig
 from llmjax.engine.cache_events import EventBatch
@@ -32,6 +32,9 @@ from llmjax.errors import Asleep, CompileError, GenerationFailed, InvalidRequest
 from llmjax.outputs import REPETITION, Logprob, TokenLogprobs
 from llmjax.platforms import Platform
 from llmjax.sampling.settings import RequestSampling, request_sampling
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,11 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLMatcher
 
 from llmjax.config import EngineConfig
-from llmjax.constraints.compiler import GrammarCompiler
 from llmjax.engine.beam_search import MAX_BEAM_TOKENS, BeamSearch
 from llmjax.engine.info import EngineInfo
 from llmjax.engine.pairs import PairPrompts, TextPair
@@ -36,6 +34,11 @@ from llmjax.pooling_params import PoolingParams
 from llmjax.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
 from llmjax.sampling.settings import request_sampling
 from llmjax.tokenizer import IncrementalDetokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from llmjax.constraints.compiler import GrammarCompiler
 
 # A string, token ids, or a dict with "prompt" or "prompt_token_ids", and perhaps "cache_salt".
 PromptInput = str | Sequence[int] | Mapping[str, Any]
@@ -162,14 +165,19 @@ class Frontend:
         if tokenizer is not None and info.pooler is not None:
             self._pairs = PairPrompts.of(tokenizer, info.pooler, chosen=config.chat_template is not None)
         self._eos = info.eos_token_ids | (tokenizer.eos_token_ids if tokenizer is not None else frozenset())
-        self._grammars = None
-        if tokenizer is not None:
-            self._grammars = GrammarCompiler(tokenizer, vocab_size=self._vocab_size, eos_token_ids=self._eos)
         # The likely tokens of one position are likely in the next, too.
         self._text_of = functools.cache(self._decode)
         self._open: dict[int, _Open] = {}
         self._names: dict[str, int] = {}
         self._num_unfinished = 0
+
+    @functools.cached_property
+    def _grammars(self) -> GrammarCompiler | None:
+        if self.tokenizer is None:
+            return None
+        from llmjax.constraints.compiler import GrammarCompiler  # no start needs it
+
+        return GrammarCompiler(self.tokenizer, vocab_size=self._vocab_size, eos_token_ids=self._eos)
 
     @property
     def num_requests(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from typing import TypeVar
 import jax
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 
 from llmjax import models
 from llmjax.checkpoint import Checkpoint, open_checkpoint
@@ -207,11 +207,12 @@ def declare(
 
 def _shown(weights: Sequence[T]) -> Iterable[T]:
     """With a progress bar, if people see it; standard output belongs to generated text."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not sys.stderr.isatty():
         return weights
+    from rich.console import Console
     from rich.progress import track
 
+    console = Console(stderr=True)
     return track(weights, "Loading weights", console=console, transient=True)
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher
 
 from llmjax.engine.drafter import Drafter
 from llmjax.errors import LLMJaxError
 from llmjax.outputs import TokenLogprobs
 from llmjax.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 Vectors = npt.NDArray[np.float32]
 

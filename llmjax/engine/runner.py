@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher
 
 from llmjax.engine.batch import Bucket
 from llmjax.engine.compile_threads import CompileThreads
@@ -39,6 +38,8 @@ from llmjax.sampling.masks import bit_masks
 from llmjax.sampling.settings import RequestSampling
 
 if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
     from llmjax.engine.compile_process import CompileProcess
 
 logger = logging.getLogger(__name__)

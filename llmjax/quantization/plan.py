@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llmjax.checkpoint.checkpoint import Checkpoint
 from llmjax.checkpoint.experts import with_separate_experts
-from llmjax.checkpoint.formats.quantized import LayerWriter, Part, SavedScheme
-from llmjax.checkpoint.formats.registry import WRITERS
 from llmjax.checkpoint.safetensors import DTYPES, TensorSpec
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError, ConfigError
@@ -28,6 +26,9 @@ from llmjax.weights import uniform
 from llmjax.weights.packing import RowSource, RowStack
 from llmjax.weights.rows import FLOATS
 from llmjax.weights.uniform import SAVED_SCHEMES, UNIT, IntegerScheme
+
+if TYPE_CHECKING:
+    from llmjax.checkpoint.formats.quantized import LayerWriter, Part, SavedScheme
 
 STORED_AS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -216,6 +217,8 @@ class SavePlan:
             ConfigError: a name is unknown, or the format cannot hold what is asked for; names the tensor.
             CheckpointError: there is nothing to quantize.
         """
+        from llmjax.checkpoint.formats.registry import WRITERS  # who loads a model writes none
+
         if form not in WRITERS:
             raise ConfigError(f"--format {form!r} is unknown; known are {', '.join(WRITERS)}")
         writer = WRITERS[form]

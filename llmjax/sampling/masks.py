@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import llguidance
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import llguidance
 
 Ints = npt.NDArray[np.int32]
 
