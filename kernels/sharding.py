@@ -42,6 +42,7 @@ class ShardingRules:
     heads: str | None = "tensor"
     kv_heads: str | None = "tensor"
     channels: str | None = "tensor"  # of a convolution, which are those of a device's heads
+    parts: str | None = "tensor"  # of a product that a state space begins with, which are those of a device's heads
     inner: str | None = "tensor"
     experts: str | None = "tensor"  # where devices have whole ones; else each has a part of all, along "inner"
 

@@ -62,7 +62,7 @@ def attend(
 def _native(
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     pages: KVPages,
     batch: RaggedBatch,
     sinks: jax.Array | None = None,

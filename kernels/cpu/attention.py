@@ -23,17 +23,16 @@ def refuses(q: jax.Array, pages: KVPages) -> str | None:
         return f"pages are {pages.dtype.name}"
     if pages.in_words:
         return "bytes of pages are kept as words"
-    if pages.layout.value_dim is not None:
-        return "pages are latent"
-    if q.shape[-1] % MIN_HEAD_DIVISOR:
-        return f"the head size {q.shape[-1]} is not a multiple of {MIN_HEAD_DIVISOR}"
+    for size in (q.shape[-1], pages.value_dim):
+        if size % MIN_HEAD_DIVISOR:
+            return f"the head size {size} is not a multiple of {MIN_HEAD_DIVISOR}"
     return None
 
 
 def attend(
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     pages: KVPages,
     batch: RaggedBatch,
     sinks: jax.Array | None = None,
@@ -50,14 +49,16 @@ def attend(
     Args:
         isa: an instruction set of the library; None: the best that the machine has.
     """
+    data = pages.data
     call = jax.ffi.ffi_call(
         "llmjax_attention",
-        tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, pages.data)),
+        (jax.ShapeDtypeStruct((*q.shape[:2], pages.value_dim), q.dtype), jax.ShapeDtypeStruct(data.shape, data.dtype)),
         input_output_aliases={3: 1},
     )
     rules = attributes(pages, batch, scale=scale, window=window, causal=causal, softcap=softcap)
-    k, v = k.astype(q.dtype), v.astype(q.dtype)
-    out, data = call(q, k, v, *buffers(pages, batch, sinks), **rules, isa=np.int32(library.index(isa)))
+    rules |= {"value_dim": np.int32(pages.layout.value_dim or 0), "isa": np.int32(library.index(isa))}
+    v = jnp.zeros(0, q.dtype) if v is None else v.astype(q.dtype)
+    out, data = call(q, k.astype(q.dtype), v, *buffers(pages, batch, sinks), **rules)
     return out, pages.with_data(data)
 
 

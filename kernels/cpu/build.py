@@ -41,7 +41,17 @@ X86 = {
     "amx": AMX,
 }
 ARM: dict[str, tuple[str, ...]] = {"dotprod": ("-march=armv8.2-a+dotprod+fp16",)}
-COMMON = ("attention", "blocks", "experts", "linear", "products", "sampling", "zeros", "isa")  # compiled once
+COMMON = (
+    "attention",
+    "blocks",
+    "experts",
+    "linear",
+    "products",
+    "recurrent",
+    "sampling",
+    "zeros",
+    "isa",
+)  # compiled once
 QUANTIZED_ONLY = ("avxvnni", "avx512vnni", "avx512bf16", "dotprod")  # of no use to other kernels
 
 

@@ -19,9 +19,11 @@ TARGETS = (
     "llmjax_attention",
     "llmjax_linears",
     "llmjax_attention_block",
+    "llmjax_convolution",
     "llmjax_experts",
     "llmjax_finite",
     "llmjax_mlp",
+    "llmjax_recurrence",
     "llmjax_sample",
     "llmjax_zeros",
 )

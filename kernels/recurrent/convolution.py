@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from llmjax.kernels.attention import RaggedBatch
+from llmjax.kernels.cpu import recurrent as cpu
 from llmjax.kernels.loops import for_loop
 from llmjax.kernels.recurrent.places import Places, read_entries, write_entries
+from llmjax.kernels.registry import Implementation, Operation
 
 
 def causal_convolution(
@@ -26,6 +28,14 @@ def causal_convolution(
     Returns:
         f32 [T, C], and the states.
     """
+    convolved: tuple[jax.Array, jax.Array] = CONVOLUTION(x, weight, states, batch, page_size=page_size)
+    return convolved
+
+
+def by_shifts(
+    x: jax.Array, weight: jax.Array, states: jax.Array, batch: RaggedBatch, *, page_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """`causal_convolution` in plain XLA operations."""
     places, width = Places(batch, page_size), weight.shape[1]
     rows = jnp.arange(len(batch.kv_len))
     starts = batch.kv_len - places.counts
@@ -63,3 +73,13 @@ def causal_convolution(
     # A row leaves one where it ends, and one in every page that it fills.
     most = min(len(x), len(x) // page_size + 2 * len(rows))
     return y, for_loop(0, last.sum(), store, states, most=most)
+
+
+# Positional: x, weight, states, batch. Static: page_size.
+CONVOLUTION = Operation(
+    "causal convolution",
+    (
+        Implementation("C++", cpu.causal_convolution, platform="cpu", refuses=cpu.refuses_convolution),
+        Implementation("XLA", by_shifts),
+    ),
+)

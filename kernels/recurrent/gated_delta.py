@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from llmjax.kernels.attention import RaggedBatch
+from llmjax.kernels.cpu import recurrent as cpu
 from llmjax.kernels.recurrent.scan import Rule, left_between, scan
+from llmjax.kernels.registry import Implementation, Operation
 
 
 def gated_delta(
@@ -28,7 +30,8 @@ def gated_delta(
     """Runs a step's tokens through the states of their rows.
 
     Args:
-        q, k: f32 [T, H, k], as they meet the state: normed, q scaled.
+        q, k: f32 [T, G, k], as they meet the state: normed, q scaled; ``H / G`` heads that follow each other share
+            them.
         v: f32 [T, H, v].
         decay: f32 [T, H], logarithms g of what is left of the state, 0 at most.
         beta: f32 [T, H], how much of the new value is written.
@@ -39,6 +42,23 @@ def gated_delta(
     Returns:
         f32 [T, H, v], and the states.
     """
+    read: tuple[jax.Array, jax.Array] = GATED_DELTA(q, k, v, decay, beta, states, batch, page_size=page_size)
+    return read
+
+
+def by_scan(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    decay: jax.Array,
+    beta: jax.Array,
+    states: jax.Array,
+    batch: RaggedBatch,
+    *,
+    page_size: int,
+) -> tuple[jax.Array, jax.Array]:
+    """`gated_delta` in plain XLA operations."""
+    q, k = (jnp.repeat(x, v.shape[1] // x.shape[1], axis=1) for x in (q, k))
     rule = Rule(step, chunk)
     return scan(rule, (q, k, v, decay, beta), states, batch, read=v.shape[1:], page_size=page_size)
 
@@ -49,7 +69,8 @@ def step(
     """One token of each of R rows, as the rule is written.
 
     Args:
-        q, k, v, decay, beta: as for `gated_delta`, R for T.
+        q, k: f32 [R, H, k].
+        v, decay, beta: as for `gated_delta`, R for T.
         state: f32 [R, H, k, v].
 
     Returns:
@@ -71,7 +92,8 @@ def chunk(
     ``u_i = b_i (v_i - d_i k_iᵀ S - sum over j < i of d_ij (k_i · k_j) u_j)``.
 
     Args:
-        q, k, v, decay, beta: as for `gated_delta`, C for T.
+        q, k: f32 [C, H, k].
+        v, decay, beta: as for `gated_delta`, C for T.
         state: f32 [H, k, v].
 
     Returns:
@@ -93,3 +115,13 @@ def chunk(
     left = between[:, -1, :, None]
     state = state * of_state[:, -1:] + product("hik,hiv->hkv", k * left, written)
     return jnp.moveaxis(out, 0, 1), state
+
+
+# Positional: q, k, v, decay, beta, states, batch. Static: page_size.
+GATED_DELTA = Operation(
+    "gated delta rule",
+    (
+        Implementation("C++", cpu.gated_delta, platform="cpu", refuses=cpu.refuses),
+        Implementation("XLA", by_scan),
+    ),
+)

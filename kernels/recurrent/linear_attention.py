@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from llmjax.kernels.attention import RaggedBatch
+from llmjax.kernels.cpu import recurrent as cpu
 from llmjax.kernels.recurrent.scan import Rule, left_between, scan
+from llmjax.kernels.registry import Implementation, Operation
 
 
 def linear_attention(
@@ -36,6 +38,21 @@ def linear_attention(
     Returns:
         f32 [T, H, v], and the states.
     """
+    read: tuple[jax.Array, jax.Array] = LINEAR_ATTENTION(q, k, v, decay, states, batch, page_size=page_size)
+    return read
+
+
+def by_scan(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    decay: jax.Array,
+    states: jax.Array,
+    batch: RaggedBatch,
+    *,
+    page_size: int,
+) -> tuple[jax.Array, jax.Array]:
+    """`linear_attention` in plain XLA operations."""
     return scan(Rule(step, chunk), (q, k, v, decay), states, batch, read=v.shape[1:], page_size=page_size)
 
 
@@ -86,3 +103,13 @@ def chunk(q: jax.Array, k: jax.Array, v: jax.Array, decay: jax.Array, state: jax
     left = between[:, -1, :, None]
     state = state * jnp.exp(total[:, -1:])[..., None] + product("gik,ghiv->ghkv", k, by_group(v * left))
     return jnp.moveaxis(out, 0, 1), state
+
+
+# Positional: q, k, v, decay, states, batch. Static: page_size.
+LINEAR_ATTENTION = Operation(
+    "linear attention",
+    (
+        Implementation("C++", cpu.linear_attention, platform="cpu", refuses=cpu.refuses),
+        Implementation("XLA", by_scan),
+    ),
+)

@@ -31,7 +31,7 @@ from llmjax.models.layers.layer import FeedForward, Mixer
 from llmjax.parallel.shares import NOTHING, HeadShares, Share, even_share, inner_share, of_entries, spread_share
 
 LAYER = re.compile(r"\.layers\.(\d+)\.")
-UNDIVIDED = Mamba2 | ShortConvolution | LightningAttention
+UNDIVIDED = ShortConvolution | LightningAttention
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,10 @@ class Division:
         if any(isinstance(mixer, Attention) and mixer.qk_norm_over == "all heads" for mixer in mixers):
             raise ConfigError(f"{said}: attention with norms over all heads cannot be divided yet")
         if any(isinstance(mixer, UNDIVIDED) for mixer in mixers):
-            raise ConfigError(f"{said}: state spaces, short convolutions and lightning attention cannot be divided yet")
+            raise ConfigError(f"{said}: short convolutions and lightning attention cannot be divided yet")
+        spaces = [mixer for mixer in mixers if isinstance(mixer, Mamba2)]
+        if any(self._norm_is_cut(mixer) and mixer.groups > 1 for mixer in spaces):
+            raise ConfigError(f"{said}: state spaces with norms of several groups are divided by whole groups alone")
         halves = [layer.feed_forward for layer in self.config.layers]
         if any(isinstance(half, Experts) and half.own_norms is not None for half in halves):
             raise ConfigError(f"{said}: experts with norms behind them cannot be divided yet")
@@ -101,7 +104,7 @@ class Division:
         if self.devices == 1:
             return None
         found = LAYER.search(name)
-        layer = self.config.layers[int(found[1])] if found else None
+        mixer = _mixer_of(self.config.layers[int(found[1])], name) if found else None
         for axis, part in enumerate(axes):
             match part:
                 case "vocab":
@@ -111,12 +114,15 @@ class Division:
                 case "inner":
                     return Cut(axis, inner_share(shape[axis], self.devices))
                 case "heads" | "kv_heads":
-                    assert layer is not None
-                    share, count = self._heads(layer.mixer, keys=part == "kv_heads")
+                    assert mixer is not None
+                    share, count = self._heads(mixer, keys=part == "kv_heads")
                     return Cut(axis, of_entries(share, shape[axis] // count))
                 case "channels":
-                    assert layer is not None and isinstance(layer.mixer, GatedDelta)
-                    return Cut(axis, self._channels(layer.mixer))
+                    assert isinstance(mixer, GatedDelta | Mamba2)
+                    return Cut(axis, self._channels(mixer))
+                case "parts":
+                    assert isinstance(mixer, Mamba2)
+                    return Cut(axis, _joined(self._state_space_parts(mixer), mixer.parts))
         return None
 
     @cached_property
@@ -129,24 +135,43 @@ class Division:
             shares = self._attention(mixer)
             return (shares.share_of_keys, mixer.kv_heads) if keys else (shares.share_of_queries, mixer.heads)
         assert not keys
+        if isinstance(mixer, Mamba2):
+            return self._state_space(mixer).share_of_queries, mixer.heads
         count = _count(mixer)
         return even_share(count, self.devices), count
 
-    def _channels(self, mixer: GatedDelta) -> Share:
+    def _channels(self, mixer: GatedDelta | Mamba2) -> Share:
         """Of the convolution: queries, keys and values of a device's heads, which the whole has one after another."""
+        if isinstance(mixer, Mamba2):
+            return _joined(self._state_space_parts(mixer)[1:4], mixer.parts[1:4])
         share, count = self._heads(mixer, keys=False)
-        found, before = [], 0
-        for size in (mixer.key_dim, mixer.key_dim, mixer.value_heads // count * mixer.value_dim):
-            entries = of_entries(share, size)
-            found.append(np.where(entries == NOTHING, NOTHING, entries + before))
-            before += count * size
-        return np.concatenate(found, axis=1)
+        sizes = (mixer.key_dim, mixer.key_dim, mixer.value_heads // count * mixer.value_dim)
+        return _joined([of_entries(share, size) for size in sizes], [count * size for size in sizes])
+
+    def _state_space(self, mixer: Mamba2) -> HeadShares:
+        """Heads of a group share what is written and read with, as queries share keys."""
+        return HeadShares(mixer.groups, mixer.heads // mixer.groups, self.devices)
+
+    def _state_space_parts(self, mixer: Mamba2) -> tuple[Share, ...]:
+        """Gate, x, B, C and steps, each by itself."""
+        shares = self._state_space(mixer)
+        inner = of_entries(shares.share_of_queries, mixer.head_dim)
+        shared = of_entries(shares.share_of_keys, mixer.state_dim)
+        return inner, inner, shared, shared, shares.share_of_queries
+
+    def _norm_is_cut(self, mixer: Mamba2) -> bool:
+        return mixer.norm is not None and self._state_space(mixer).queries != mixer.heads // mixer.groups
 
     def _attention(self, mixer: Attention) -> HeadShares:
         return HeadShares(mixer.kv_heads, mixer.heads // mixer.kv_heads, self.devices)
 
     def _layer(self, layer: LayerSpec) -> LayerSpec:
-        return replace(layer, mixer=self._mixer(layer.mixer), feed_forward=self._feed_forward(layer.feed_forward))
+        return replace(
+            layer,
+            mixer=self._mixer(layer.mixer),
+            beside=None if layer.beside is None else self._mixer(layer.beside),
+            feed_forward=self._feed_forward(layer.feed_forward),
+        )
 
     def _mixer(self, mixer: Mixer) -> Mixer:
         share, _ = self._heads(mixer, keys=False)
@@ -155,6 +180,9 @@ class Division:
         if isinstance(mixer, GatedDelta):
             shared = mixer.value_heads // mixer.key_heads
             return replace(mixer, key_heads=share.shape[1], value_heads=shared * share.shape[1])
+        if isinstance(mixer, Mamba2):
+            normed = mixer.inner if self._norm_is_cut(mixer) else None
+            return replace(mixer, heads=share.shape[1], groups=self._state_space(mixer).pieces, normed=normed)
         assert isinstance(mixer, Attention)
         slopes = mixer.slopes
         if slopes is not None:  # of all devices, one after another
@@ -174,6 +202,19 @@ class Division:
                 if self.whole_experts:
                     return replace(half, held=spread_share(half.count, self.devices).shape[1], shared=shared)
                 return replace(half, inner=inner, shared=shared)
+
+
+def _mixer_of(layer: LayerSpec, name: str) -> Mixer:
+    """The mixer that a parameter of a layer is of; the first one, where it is of neither."""
+    beside = layer.beside
+    return beside if beside is not None and f".{beside.name}." in name else layer.mixer
+
+
+def _joined(shares: Sequence[Share], sizes: Sequence[int]) -> Share:
+    """Shares of parts that the whole has one after another, each of so many entries."""
+    starts = np.cumsum([0, *sizes[:-1]])
+    found = [np.where(share == NOTHING, NOTHING, share + start) for share, start in zip(shares, starts, strict=True)]
+    return np.concatenate(found, axis=1)
 
 
 def _count(mixer: Mixer) -> int:

@@ -22,6 +22,7 @@ class Mamba2:
     activation: str  # behind the convolution, a key of ACTIVATIONS
     norm: RMS | None  # of what the heads of a group read; None: the gate alone
     norm_first: bool = False  # before the gate
+    normed: int | None = None  # entries that the norm goes over where several devices have them; None: a group's
     steps: tuple[float, float] = (0.0, float("inf"))  # least and largest
     conv_bias: bool = True
     in_bias: bool = False

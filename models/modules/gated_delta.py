@@ -65,10 +65,9 @@ class GatedDeltaModule(nnx.Module):
         keys = heads * spec.key_dim
         q, k, v = _split(ACTIVATIONS[spec.activation](x), (keys, keys, x.shape[-1] - 2 * keys))
         q, k = (_normed(part.reshape(tokens, heads, -1)) for part in (q, k))
-        q, k = (jnp.repeat(part, shared, axis=1) for part in (q * spec.key_dim**-0.5, k))
         decay = -jnp.exp(self.A_log.get_value()) * jax.nn.softplus(a.reshape(tokens, -1) + self.dt_bias.get_value())
         read, memory = gated_delta(
-            q,
+            q * spec.key_dim**-0.5,
             k,
             v.reshape(tokens, -1, spec.value_dim),
             decay,

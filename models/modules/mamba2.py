@@ -12,6 +12,7 @@ from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.kernels.norm import Norm, rms_norm
 from llmjax.kernels.recurrent.linear_attention import linear_attention
 from llmjax.kernels.registry import Implementation, Operation
+from llmjax.kernels.sharding import all_sum
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.mamba2 import Mamba2
 from llmjax.models.layers.state import RecurrentState
@@ -35,13 +36,13 @@ class Mamba2Module(nnx.Module):
 
     def __init__(self, spec: Mamba2, size: int, *, dtype: jnp.dtype) -> None:
         self.spec, f32 = spec, jnp.float32
-        self.in_proj = Linear(size, sum(spec.parts), bias=spec.in_bias, dtype=dtype)
+        self.in_proj = Linear(size, sum(spec.parts), bias=spec.in_bias, dtype=dtype, axes=("parts", "hidden"))
         self.conv1d = Convolution(spec.channels, spec.width, bias=spec.conv_bias)
-        self.dt_bias = parameter((spec.heads,), f32, axes=(None,))
-        self.A_log = parameter((spec.heads,), f32, axes=(None,))
-        self.D = parameter((spec.heads,), f32, axes=(None,))
-        self.norm = None if spec.norm is None else build_norm(spec.norm, spec.inner)
-        self.out_proj = Linear(spec.inner, size, bias=spec.out_bias, dtype=dtype)
+        self.dt_bias = parameter((spec.heads,), f32, axes=("heads",))
+        self.A_log = parameter((spec.heads,), f32, axes=("heads",))
+        self.D = parameter((spec.heads,), f32, axes=("heads",))
+        self.norm = None if spec.norm is None else build_norm(spec.norm, spec.inner, axes=("heads",))
+        self.out_proj = Linear(spec.inner, size, bias=spec.out_bias, dtype=dtype, axes=("hidden", "heads"))
 
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         """[T, D] to [T, D], and the state with the tokens taken in."""
@@ -96,9 +97,12 @@ class Mamba2Module(nnx.Module):
         return self._normed(read * jax.nn.silu(gate))
 
     def _normed(self, x: jax.Array) -> jax.Array:
-        """[T, inner], each group by itself."""
+        """[T, inner], each group by itself, or the only one with what other devices have of it."""
         assert self.norm is not None
         norm = self.norm.norm
+        if self.spec.normed is not None:
+            squares = all_sum(jnp.sum(jnp.square(x), axis=-1, keepdims=True), self.divided)
+            return x * jax.lax.rsqrt(squares / self.spec.normed + norm.eps) * norm.weight
         weight = norm.weight.reshape(self.spec.groups, -1)
         return rms_norm(x.reshape(len(x), *weight.shape), Norm(weight, norm.eps)).reshape(x.shape)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +66,7 @@ def pages_of(data: Data) -> KVPages:
 
 
 def run(data: Data, pages: KVPages, isa: str | None = None) -> tuple[jax.Array, KVPages]:
-    q, k, v = (jnp.asarray(x) for x in (data.q, data.k, data.v))
+    q, k, v = (None if x is None else jnp.asarray(x) for x in (data.q, data.k, data.v))
     return cpu.attend(q, k, v, pages, data.batch, sinks_of(data), library=native(), isa=isa, **data.rules)
 
 
@@ -148,6 +149,34 @@ COMMON_PROMPTS = {
     "many heads share, bf16": Case(((1, 1100), (1, 1029)), common=1024, heads=24, kv_heads=2, cache="bfloat16"),
 }
 CASES |= {f"common prompt: {name}": case for name, case in COMMON_PROMPTS.items()}
+
+
+def latent(lengths: tuple[tuple[int, int], ...], *, heads: int = 16, cache: str = "bfloat16", **others: Any) -> Case:
+    """Pages whose keys begin with their values, and one of them for all heads."""
+    sizes = {"head_dim": 96, "value_dim": 64, **others}
+    return Case(lengths, heads=heads, kv_heads=1, cache=cache, **sizes)
+
+
+LATENT = {
+    "decodes": latent(DECODES, decode=True),
+    "decodes of f32": latent(DECODES, decode=True, cache="float32", head_dim=72, value_dim=40),
+    "one long decode of many heads": latent(((1, 1100),), heads=128, padding=0),
+    "few heads": latent(((1, 700), (3, 40)), heads=4, sinks=True),
+    "three heads of f32": latent(MIX, heads=3, cache="float32", head_dim=24, value_dim=8, page_size=3),
+    "mix": latent(MIX, page_size=4),
+    "mix of f32": latent(MIX, cache="float32", softcap=20.0),
+    "mix of f16": latent(MIX, cache="float16", page_size=1),
+    "mix of int8": latent(MIX, cache="int8"),
+    "decodes of int8": latent(DECODES, decode=True, cache="int8", heads=7),
+    "int8, calibrated": latent(MIX, cache="int8", calibration=((0.03, 0.25),)),
+    "mix of e4m3": latent(MIX, cache="float8_e4m3fn"),
+    "chunk of a long prompt": latent(((40, 900),), cache="float32"),
+    "many heads": latent(((9, 300), (1, 300)), heads=96),
+    "bf16 activations": latent(MIX, activations="bfloat16"),
+    "common prompt": latent(COMMON_DECODES, decode=True, common=512),
+    "values as large as keys": latent(MIX, head_dim=64),
+}
+CASES |= {f"latent: {name}": case for name, case in LATENT.items()}
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)

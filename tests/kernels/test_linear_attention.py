@@ -1,4 +1,4 @@
-"""Linear attention with decay against the rule token by token, whatever way tokens are cut into steps."""
+"""Linear attention with decay in XLA operations against the rule token by token, however tokens are cut into steps."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.loops import bounded_loops
-from llmjax.kernels.recurrent.linear_attention import linear_attention
+from llmjax.kernels.recurrent.linear_attention import by_scan
 
 GROUPS, HEADS, KEY, VALUE, TOKENS, PAGE, ENTRIES = 2, 6, 5, 7, 150, 96, 8
-run = jax.jit(linear_attention, static_argnames="page_size")
+run = jax.jit(by_scan, static_argnames="page_size")
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,8 @@ UNEVEN = (
     "qwen3-next",  # two key heads: a device has none
     "qwen3_5",
 )
+# State spaces, with norms of whole groups or without, and one whose attention has a state space beside it.
+STATE_SPACES = ("falcon-h1", "granite4", "nemotron-h", "mamba2")
 # Of qwen3-next, with heads that three devices can share; each key head has two value heads.
 THREE = {
     "num_attention_heads": 6,
@@ -57,7 +59,7 @@ def on_devices(count: int, *folders: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def on_two_devices() -> dict[str, Any]:
-    return on_devices(2, *(GOLDEN / name for name in CHECKPOINTS))
+    return on_devices(2, *(GOLDEN / name for name in (*CHECKPOINTS, *STATE_SPACES)))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,11 @@ def on_three_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
     folder.mkdir()
     config = json.loads((GOLDEN / "qwen3-next" / "config.json").read_text()) | THREE
     (folder / "config.json").write_text(json.dumps(config))
-    return on_devices(3, folder, *(GOLDEN / name for name in UNEVEN))
+    one_group = folder.parent / "one-group"
+    one_group.mkdir()
+    config = json.loads((GOLDEN / "granite4" / "config.json").read_text()) | {"mamba_n_groups": 1}
+    (one_group / "config.json").write_text(json.dumps(config))
+    return on_devices(3, folder, one_group, *(GOLDEN / name for name in UNEVEN))
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -78,6 +84,18 @@ def test_logits_are_the_same(on_two_devices: dict[str, Any], name: str) -> None:
     layer = 3 if name == "qwen3-next" else 0
     o_proj, pages = found["params"][f"model.layers.{layer}.self_attn.o_proj.weight"], found["states"][layer][0]
     assert (o_proj[1], pages[2]) == (columns, kv_heads)
+
+
+@pytest.mark.parametrize("name", STATE_SPACES)
+def test_state_spaces(on_two_devices: dict[str, Any], name: str) -> None:
+    assert on_two_devices[name]["difference"] < 2e-4
+
+
+def test_state_space_of_one_group_lies_on_three_devices(on_three_devices: dict[str, Any]) -> None:
+    """Whose norm goes over what all of them have: three, three and two of eight heads."""
+    found = on_three_devices["one-group"]
+    assert found["difference"] < 2e-5
+    assert found["params"]["model.layers.0.mamba.out_proj.weight"][1] == 3 * 8
 
 
 @pytest.mark.parametrize("name", UNEVEN)

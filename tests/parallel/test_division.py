@@ -14,6 +14,7 @@ from llmjax.parallel.division import Division
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 FAMILIES = ("llama-bias", "qwen2-moe", "deepseek-v2", "qwen3-next", "qwen3_5", "mpt", "stablelm-2-12b", "gpt-bigcode")
+STATE_SPACES = ("falcon-h1", "falcon-h1-odd", "granite4", "nemotron-h", "mamba2")
 
 MIXTURES = ("qwen2-moe", "deepseek-v2", "mixtral", "gpt-oss")
 
@@ -24,7 +25,8 @@ def config_of(name: str) -> ModelConfig:
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("name", "whole_experts"), [*((name, False) for name in FAMILIES), *((name, True) for name in MIXTURES)]
+    ("name", "whole_experts"),
+    [*((name, False) for name in (*FAMILIES, *STATE_SPACES)), *((name, True) for name in MIXTURES)],
 )
 def test_parts_of_parameters_are_those_of_a_devices_model(name: str, whole_experts: bool, devices: int) -> None:
     division = Division(config_of(name), devices, whole_experts=whole_experts)
@@ -66,9 +68,14 @@ def test_whole_experts_of_a_device() -> None:
     [
         ("llama", 9, "tensor_parallel_size 9: the model has 4 heads in a layer, and each device needs one"),
         (
-            "granite4",
+            "lfm2",
             2,
-            "tensor_parallel_size 2: state spaces, short convolutions and lightning attention cannot be divided yet",
+            "tensor_parallel_size 2: short convolutions and lightning attention cannot be divided yet",
+        ),
+        (
+            "granite4",
+            4,
+            "tensor_parallel_size 4: state spaces with norms of several groups are divided by whole groups alone",
         ),
         ("olmo2", 2, "tensor_parallel_size 2: attention with norms over all heads cannot be divided yet"),
     ],

@@ -20,6 +20,7 @@ constexpr int kMaxQueries = 64;
 constexpr int kFewRows = 8;
 constexpr int kPart = 256, kLargePart = 1024;  // keys of a task of few rows and of many, where they are divided
 constexpr size_t kTasksOfThread = 4;  // at least, before requests share one
+constexpr int kFewestHeads = 16;  // that read latent pages together
 constexpr size_t kElementsOfTask = 1 << 11;  // of keys to store, at least
 
 int first_key(const Attention& call, int position) {
@@ -73,9 +74,11 @@ ffi::Error PagedAttention::init(const AttentionArguments& arguments, const Atten
   const int64_t requests = table[0], num_scales = arguments.token_scales ? 4 * static_cast<int64_t>(page_size) : 0;
   const int64_t scale_rows = (num_scales + rows.head_dim - 1) / rows.head_dim;
   const auto &calibration = arguments.calibration, &sinks = arguments.sinks;
-  if (rows.kv_heads < 1 || rows.heads % rows.kv_heads != 0 || cache[1] != 2 || cache[2] != rows.kv_heads ||
-      cache[3] != page_size + scale_rows || cache[4] != rows.head_dim ||
-      (calibration.element_count() != 0 && !has_shape(calibration, {2, 2})) ||
+  const bool latent = arguments.value_dim != 0;
+  const int64_t records = latent ? 1 : 2, value_dim = latent ? arguments.value_dim : rows.head_dim;
+  if (rows.kv_heads < 1 || rows.heads % rows.kv_heads != 0 || cache[1] != records || cache[2] != rows.kv_heads ||
+      cache[3] != page_size + scale_rows || cache[4] != rows.head_dim || value_dim < 1 || value_dim > rows.head_dim ||
+      (latent && rows.kv_heads != 1) || (calibration.element_count() != 0 && !has_shape(calibration, {records, 2})) ||
       !has_shape(arguments.query_start, {requests + 1}) || !has_shape(arguments.kv_len, {requests}) ||
       !has_shape(arguments.slots, {rows.tokens}) || (arguments.decode && requests != rows.tokens) ||
       (sinks.element_count() != 0 && !has_shape(sinks, {rows.heads}))) {
@@ -95,13 +98,14 @@ ffi::Error PagedAttention::init(const AttentionArguments& arguments, const Atten
     return invalid("attention: page " + std::to_string(first_page) + " does not exist");
   }
   const size_t record_bytes = static_cast<size_t>(cache[3] * rows.head_dim) * width;
-  kernels_ = find_kernels(arguments.isa, static_cast<int>(rows.head_dim));
+  kernels_ = find_kernels(arguments.isa, static_cast<int>(rows.head_dim | value_dim));
   if (kernels_ == nullptr) return invalid("attention: this machine lacks the instruction set or the head size is odd");
   const float* fixed = calibration.typed_data();
   const bool calibrated = calibration.element_count() != 0 && !arguments.token_scales;
   call_ = {static_cast<int>(rows.heads),
            static_cast<int>(rows.kv_heads),
            static_cast<int>(rows.head_dim),
+           static_cast<int>(value_dim),
            page_size,
            rows.type,
            static_cast<Type>(cache_type),
@@ -113,10 +117,12 @@ ffi::Error PagedAttention::init(const AttentionArguments& arguments, const Atten
            sinks.element_count() == 0 ? nullptr : sinks.typed_data(),
            rows.out,
            static_cast<char*>(arguments.pages.untyped_data()) + first_page * cache[1] * cache[2] * record_bytes,
+           static_cast<int>(records),
            record_bytes,
            arguments.token_scales,
            calibrated ? Affine{fixed[0], fixed[1]} : Affine{},
-           calibrated ? Affine{fixed[2], fixed[3]} : Affine{}};
+           !calibrated ? Affine{} : latent ? Affine{fixed[0], fixed[1]} : Affine{fixed[2], fixed[3]}};
+  readers_ = call_.group();
   batch_ = {static_cast<int>(rows.tokens),
             static_cast<int>(requests),
             static_cast<int>(cache[0] - first_page),
@@ -135,6 +141,10 @@ void PagedAttention::store_token(int token) const {
   const int page = batch_.slots[token] / call_.page_size, offset = batch_.slots[token] % call_.page_size;
   if (page == 0) return;
   const size_t size = size_of(call_.activations) * call_.head_dim;
+  if (call_.latent()) {
+    kernels_->attention_store(call_, k_ + token * size, call_.record(page, 0, 0), offset, call_.keys);
+    return;
+  }
   for (int head = 0; head < call_.kv_heads; ++head) {
     const size_t from = (static_cast<size_t>(token) * call_.kv_heads + head) * size;
     kernels_->attention_store(call_, k_ + from, call_.record(page, 0, head), offset, call_.keys);
@@ -142,11 +152,27 @@ void PagedAttention::store_token(int token) const {
   }
 }
 
+// Latent pages have one key for all heads. Where there are few queries, some heads here and some there read it; that
+// changes how rows come together, and nothing of what comes out.
+void PagedAttention::divide_heads(size_t threads) {
+  if (!call_.latent()) return;
+  size_t tasks = 0;
+  for (int r = 0; r < batch_.rows; ++r) {
+    const size_t parts = batch_.queries(r) > 1 ? 1 : (batch_.kv_len[r] + kPart - 1) / kPart;
+    tasks += parts * ((static_cast<size_t>(batch_.queries(r)) * call_.heads + kRowsOfBlock - 1) / kRowsOfBlock);
+  }
+  for (int pieces = 1; tasks * call_.kv_heads < kTasksOfThread * threads && call_.heads / (pieces + 1) >= kFewestHeads;) {
+    if (call_.heads % ++pieces == 0) call_.kv_heads = pieces;
+  }
+}
+
 // What one pass over keys takes of each row. How the keys are divided depends on a request alone, so that its result does
 // not change with what else is in the batch or with the number of threads.
 void PagedAttention::find_runs() {
   const Attention& call = call_;
-  const int group = call.group(), block = std::max(1, std::min(kRowsOfBlock / group, kMaxQueries));
+  const int block = std::max(1, std::min(kRowsOfBlock / call.group(), kMaxQueries));
+  const int undivided = std::max(1, std::min(kRowsOfBlock / readers_, kMaxQueries));
+  const int part = call.latent() ? kPart : kLargePart;
   for (int r = batch_.rows - 1; r >= 0; --r) {  // long tasks first: prefills follow decodes, late queries see more keys
     const int count = batch_.queries(r), length = batch_.kv_len[r];
     if (count == 0) continue;
@@ -160,7 +186,7 @@ void PagedAttention::find_runs() {
       run.key_end = end_of_keys(call, position + queries - 1, length);
       run.seen_begin = first_key(call, position + queries - 1);
       run.seen_end = end_of_keys(call, position, length);
-      run.part = count > block ? run.key_end : queries * group <= kFewRows ? kPart : kLargePart;
+      run.part = count > undivided ? run.key_end : queries * readers_ <= kFewRows ? kPart : part;
       run.pages = batch_.pages(r);
       run.first_split = -1;
       runs_.push_back(run);
@@ -301,7 +327,7 @@ void PagedAttention::run(size_t i) {
 }
 
 void PagedAttention::clear_padding() const {
-  const size_t bytes = size_of(call_.activations) * call_.heads * call_.head_dim;
+  const size_t bytes = size_of(call_.activations) * call_.heads * call_.value_dim;
   char* out = static_cast<char*>(call_.out);
   if (batch_.decode) {
     for (int t = 0; t < batch_.tokens; ++t) {
@@ -315,13 +341,14 @@ void PagedAttention::clear_padding() const {
 }
 
 void PagedAttention::append(std::function<void(int)> prepare, size_t threads, std::vector<Phase>& phases) {
+  divide_heads(threads);
   find_runs();
   find_sharers();
   make_splits();
   make_tasks(threads);
   clear_padding();
   const int tokens = batch_.decode ? batch_.rows : batch_.query_start[batch_.rows];
-  const int chunk = static_cast<int>(kElementsOfTask / (static_cast<size_t>(call_.kv_heads) * call_.head_dim)) + 1;
+  const int chunk = static_cast<int>(kElementsOfTask / (static_cast<size_t>(call_.latent() ? 1 : call_.kv_heads) * call_.head_dim)) + 1;
   phases.push_back({static_cast<size_t>((tokens + chunk - 1) / chunk),
                     [this, tokens, chunk, prepare = std::move(prepare)](size_t i) {
                       const int begin = static_cast<int>(i) * chunk, end = begin + chunk < tokens ? begin + chunk : tokens;
@@ -343,7 +370,7 @@ ffi::Error attention_handler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
                              ffi::BufferR0<ffi::S32> first_page, ffi::Buffer<ffi::F32> sinks,
                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> pages, float scale,
                              float softcap, int32_t window, bool causal, int32_t cache_type, int32_t page_size,
-                             bool token_scales, bool decode, int32_t isa) {
+                             bool token_scales, int32_t value_dim, bool decode, int32_t isa) {
   const auto dims = q.dimensions(), cache = pages->dimensions();
   const auto type = float_type(q.element_type());
   if (dims.size() != 3 || cache.size() != 5) return invalid("attention: wrong number of dimensions");
@@ -351,14 +378,16 @@ ffi::Error attention_handler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
       out->element_type() != q.element_type()) {
     return invalid("attention: unsupported types");
   }
-  if (!has_shape(k, {dims[0], cache[2], dims[2]}) || !has_shape(v, {dims[0], cache[2], dims[2]})) {
+  const bool latent = value_dim != 0;
+  if (!has_shape(k, {dims[0], cache[2], dims[2]}) || (!latent && !has_shape(v, {dims[0], cache[2], dims[2]})) ||
+      !has_shape(*out, {dims[0], dims[1], latent ? value_dim : dims[2]})) {
     return invalid("attention: shapes do not fit each other");
   }
   const AttentionArguments arguments{pages_in, calibration, query_start, kv_len,     page_table, slots,
                                      first_page, sinks,    *pages,      scale,      softcap,    window,
-                                     causal,   cache_type,  page_size,   token_scales, decode,  isa};
+                                     causal,   cache_type,  page_size,   token_scales, decode,  isa, value_dim};
   const AttentionRows rows{dims[0], dims[1], cache[2], dims[2], *type, q.untyped_data(), k.untyped_data(),
-                           v.untyped_data(), out->untyped_data()};
+                           latent ? nullptr : v.untyped_data(), out->untyped_data()};
   PagedAttention attention{};
   if (ffi::Error error = attention.init(arguments, rows); error.failure()) return error;
   std::vector<Phase> phases;
@@ -394,6 +423,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_attention, attention_handler,
                                   .Attr<int32_t>("cache_type")
                                   .Attr<int32_t>("page_size")
                                   .Attr<bool>("token_scales")
+                                  .Attr<int32_t>("value_dim")
                                   .Attr<bool>("decode")
                                   .Attr<int32_t>("isa"));
 

@@ -40,13 +40,14 @@ struct AttentionArguments {
   int32_t cache_type, page_size;
   bool token_scales, decode;
   int32_t isa;
+  int32_t value_dim = 0;  // of latent pages, whose keys begin with their values; 0: others
 };
 
 // q, k, v and out of T tokens, of one type.
 struct AttentionRows {
   int64_t tokens, heads, kv_heads, head_dim;
   Type type;  // kF32 or kBf16
-  const void *q, *k, *v;
+  const void *q, *k, *v;  // v null: pages are latent
   void* out;
 };
 
@@ -81,6 +82,7 @@ class PagedAttention {
     std::atomic<int> left;
   };
 
+  void divide_heads(size_t threads);
   void find_runs();
   void find_sharers();
   bool same_keys(const Run& a, const Run& b, int part) const;
@@ -93,6 +95,7 @@ class PagedAttention {
 
   const Kernels* kernels_;
   Attention call_;
+  int readers_;  // heads that read the same keys
   Batch batch_;
   const char *k_, *v_;
   std::vector<Run> runs_;

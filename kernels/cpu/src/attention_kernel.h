@@ -49,7 +49,7 @@ struct Workspace {
   size_t bytes;
 };
 
-inline Workspace divide(char* memory, int rows, int head_dim) {
+inline Workspace divide(char* memory, int rows, int head_dim, int value_dim) {
   const size_t padded = static_cast<size_t>(round_up(rows, kRowTile));
   size_t used = 0;
   auto take = [&](size_t count, size_t size) {
@@ -59,12 +59,12 @@ inline Workspace divide(char* memory, int rows, int head_dim) {
   };
   Workspace w;
   w.q = reinterpret_cast<float*>(take(padded * head_dim, 4));
-  w.sums = reinterpret_cast<float*>(take(padded * head_dim, 4));
+  w.sums = reinterpret_cast<float*>(take(padded * value_dim, 4));
   w.peak = reinterpret_cast<float*>(take(padded, 4));
   w.total = reinterpret_cast<float*>(take(padded, 4));
   w.scores = reinterpret_cast<float*>(take(kRowTile * kBlock, 4));
   w.keys = reinterpret_cast<float*>(take(static_cast<size_t>(kBlock) * head_dim, 4));
-  w.values = reinterpret_cast<float*>(take(static_cast<size_t>(kBlock) * head_dim, 4));
+  w.values = reinterpret_cast<float*>(take(static_cast<size_t>(kBlock) * value_dim, 4));
   w.key_scales = reinterpret_cast<float*>(take(kBlock, 4));
   w.value_scales = reinterpret_cast<float*>(take(kBlock, 4));
   w.offsets = reinterpret_cast<float*>(take(padded, 4));
@@ -73,7 +73,7 @@ inline Workspace divide(char* memory, int rows, int head_dim) {
 #if defined(__AMX_BF16__)
   w.paired_q = reinterpret_cast<uint32_t*>(take(padded / kFewRows * head_dim * kRowTile / 2, 4));
   w.products = reinterpret_cast<float*>(take(kPad * kRowTile, 4));
-  w.outputs = reinterpret_cast<float*>(take(static_cast<size_t>(head_dim) * kRowTile, 4));
+  w.outputs = reinterpret_cast<float*>(take(static_cast<size_t>(value_dim) * kRowTile, 4));
   w.wide = reinterpret_cast<uint16_t*>(take(static_cast<size_t>(kBlock) * head_dim, 2));
 #endif
   w.bytes = used;
@@ -139,8 +139,9 @@ class AttentionKernel {
         own_rows_(task.queries * group_),
         rows_(task.num_members * own_rows_),
         head_dim_(call.head_dim),
-        w_(divide(memory, rows_, head_dim_)),
-        way_(choose(own_rows_, head_dim_)),
+        value_dim_(call.value_dim),
+        w_(divide(memory, rows_, head_dim_, value_dim_)),
+        way_(choose(own_rows_, head_dim_ | value_dim_)),
         widened_(way_ == Way::kScattered && sizeof(T) < sizeof(float) && rows_ > kFewRows) {}
 
   void run() {
@@ -157,20 +158,21 @@ class AttentionKernel {
   }
 
  private:
-  // Args: rows: of one member.
-  static Way choose(int rows, int head_dim) {
-    (void)head_dim;
+  // Args: rows: of one member; sizes: of keys and of values, their bits together.
+  static Way choose(int rows, int sizes) {
+    (void)sizes;
 #if defined(__AMX_BF16__)
-    if (kFitsBf16 && head_dim % kTileK == 0) return rows > kFewRows ? Way::kTiles : Way::kFewTiles;
+    if (kFitsBf16 && sizes % kTileK == 0) return rows > kFewRows ? Way::kTiles : Way::kFewTiles;
 #endif
     return rows > kFewRows ? Way::kDense : Way::kScattered;
   }
   static constexpr bool kFitsBf16 = fits_bf16(static_cast<const T*>(nullptr));
 
   int head_of(int row) const { return task_.kv_head * group_ + row % group_; }
-  size_t token_offset(int row) const {
+  // Of a row among [T, H].
+  size_t place(int row) const {
     const int token = task_.members[row / own_rows_].first_token + row % own_rows_ / group_;
-    return (static_cast<size_t>(token) * call_.heads + head_of(row)) * head_dim_;
+    return static_cast<size_t>(token) * call_.heads + head_of(row);
   }
   // Keys first..end of the block at `begin` are visible to a row.
   int first_visible(int row, int begin) const {
@@ -193,7 +195,7 @@ class AttentionKernel {
       for (int d = 0; d < head_dim_; d += kLanes) {
         Vec x{};
         if (m < rows_) {
-          const size_t at = token_offset(m) + d;
+          const size_t at = place(m) * head_dim_ + d;
           x = call_.activations == Type::kF32 ? load(static_cast<const float*>(call_.q) + at)
                                               : load(static_cast<const Bf16*>(call_.q) + at);
         }
@@ -204,8 +206,8 @@ class AttentionKernel {
         } else {
           store(q + d, x);
         }
-        store(w_.sums + static_cast<size_t>(m) * head_dim_ + d, Vec{});
       }
+      std::memset(w_.sums + static_cast<size_t>(m) * value_dim_, 0, static_cast<size_t>(value_dim_) * sizeof(float));
       if (call_.keys.zero != 0) w_.offsets[m] = horizontal_sum(sum) * (call_.keys.zero / call_.keys.scale);
       const bool sink = call_.sinks != nullptr && task_.first_keys && m < rows_;
       w_.peak[m] = sink ? call_.sinks[head_of(m)] : kNothingSeen;
@@ -278,7 +280,7 @@ class AttentionKernel {
     for (int key = first + kBlock * part / parts; key < end;) {
       const int page = task.pages[key / call_.page_size], offset = key % call_.page_size;
       const int keys = imin(call_.page_size - offset, end - key), row = head_dim_ * static_cast<int>(sizeof(T));
-      for (int kind = 0; kind < 2; ++kind) {
+      for (int kind = 0; kind < call_.records; ++kind) {
         const char* from = call_.record(page, kind, task.kv_head) + static_cast<size_t>(offset) * row;
         for (int i = 0; i < keys * row; i += 64) __builtin_prefetch(from + i, 0, 2);
       }
@@ -289,12 +291,10 @@ class AttentionKernel {
   // Keys and values of the block as f32, for many rows to read.
   void widen_rows(int count) {
     for (int c = 0; c < count; ++c) {
-      const size_t at = static_cast<size_t>(c) * head_dim_;
-      for (int d = 0; d < head_dim_; d += kLanes) {
-        store(w_.keys + at + d, load(keys_[c] + d));
-        store(w_.values + at + d, load(values_[c] + d));
-      }
-      wide_keys_[c] = w_.keys + at;
+      float *keys = w_.keys + static_cast<size_t>(c) * head_dim_, *values = w_.values + static_cast<size_t>(c) * value_dim_;
+      for (int d = 0; d < head_dim_; d += kLanes) store(keys + d, load(keys_[c] + d));
+      for (int d = 0; d < value_dim_; d += kLanes) store(values + d, load(values_[c] + d));
+      wide_keys_[c] = keys;
     }
   }
 
@@ -305,7 +305,7 @@ class AttentionKernel {
         const Bf16* keys[kBlock];
         for (int c = 0; c < count; c += kPad) bf16_rows(c, w_.wide + static_cast<size_t>(c) * head_dim_, keys + c);
         pair_transposed(keys, count, head_dim_, reinterpret_cast<uint32_t*>(w_.keys), kBlock);
-        pair_rows(values_, 0, count, head_dim_, reinterpret_cast<uint32_t*>(w_.values));
+        pair_rows(values_, 0, count, value_dim_, reinterpret_cast<uint32_t*>(w_.values));
         return;
       }
     }
@@ -319,8 +319,8 @@ class AttentionKernel {
       }
     }
     for (int c = 0; c < count; ++c) {
-      for (int d = 0; d < head_dim_; d += kLanes) {
-        store(w_.values + static_cast<size_t>(c) * head_dim_ + d, load(values_[c] + d));
+      for (int d = 0; d < value_dim_; d += kLanes) {
+        store(w_.values + static_cast<size_t>(c) * value_dim_ + d, load(values_[c] + d));
       }
     }
   }
@@ -363,7 +363,7 @@ class AttentionKernel {
     for (int c = first; c < end; c += kPad) {
       if (m == 0) {
         fetch(keys_, c + kPad, imin(c + 2 * kPad, end), head_dim_);
-        fetch(values_, c, c + kPad, head_dim_);
+        if (!call_.latent()) fetch(values_, c, c + kPad, value_dim_);
         place_keys(c);
       }
       multiply_keys<2>(starts_ + c / kTile, queries, head_dim_, w_.products);
@@ -402,7 +402,7 @@ class AttentionKernel {
       }
       if (m == 0) {
         fetch(keys_, c + kPad, imin(c + 2 * kPad, end), head_dim_);
-        fetch(values_, c, c + kPad, head_dim_);
+        if (!call_.latent()) fetch(values_, c, c + kPad, value_dim_);
       }
       score_rows(q, rows, keys_, c, c + kPad);
     }
@@ -440,8 +440,8 @@ class AttentionKernel {
     store(w_.total + row, load(w_.total + row) * shrink + added);
     for (int j = 0; j < rows; ++j) {
       if (shrink[j] == 1.0f && shift[j] == 0.0f) continue;
-      float* sums = w_.sums + static_cast<size_t>(row + j) * head_dim_;
-      for (int d = 0; d < head_dim_; d += kLanes) store(sums + d, load(sums + d) * splat(shrink[j]) + splat(shift[j]));
+      float* sums = w_.sums + static_cast<size_t>(row + j) * value_dim_;
+      for (int d = 0; d < value_dim_; d += kLanes) store(sums + d, load(sums + d) * splat(shrink[j]) + splat(shift[j]));
     }
   }
 
@@ -510,17 +510,17 @@ class AttentionKernel {
   }
 
   void add_values(int m, int rows, int first, int end) {
-    float* sums = w_.sums + static_cast<size_t>(m) * head_dim_;
+    float* sums = w_.sums + static_cast<size_t>(m) * value_dim_;
 #if defined(__AMX_BF16__)
     if constexpr (kFitsBf16) {
       if (way_ == Way::kFewTiles) {
         uint32_t* paired = reinterpret_cast<uint32_t*>(w_.values);
-        if (m == 0) pair_rows(values_, first, end, head_dim_, paired);
-        for (int i = 0; i < rows; i += kFewRows, sums += kFewRows * head_dim_) {
-          multiply_bf16(w_.weights + 2 * i * kBlock, kBlock, paired, head_dim_, 0, head_dim_, first, end, w_.outputs,
-                        head_dim_, false);
-          const float* rest = w_.outputs + kFewRows * head_dim_;
-          for (int j = 0; j < imin(kFewRows, rows - i) * head_dim_; j += kLanes) {
+        if (m == 0) pair_rows(values_, first, end, value_dim_, paired);
+        for (int i = 0; i < rows; i += kFewRows, sums += kFewRows * value_dim_) {
+          multiply_bf16(w_.weights + 2 * i * kBlock, kBlock, paired, value_dim_, 0, value_dim_, first, end, w_.outputs,
+                        value_dim_, false);
+          const float* rest = w_.outputs + kFewRows * value_dim_;
+          for (int j = 0; j < imin(kFewRows, rows - i) * value_dim_; j += kLanes) {
             store(sums + j, load(sums + j) + load(w_.outputs + j) + load(rest + j));
           }
         }
@@ -528,16 +528,16 @@ class AttentionKernel {
       }
     }
     if (way_ == Way::kTiles) {
-      multiply_bf16(w_.weights, kBlock, reinterpret_cast<uint32_t*>(w_.values), head_dim_, 0, head_dim_, first, end,
-                    sums, head_dim_, true);
+      multiply_bf16(w_.weights, kBlock, reinterpret_cast<uint32_t*>(w_.values), value_dim_, 0, value_dim_, first, end,
+                    sums, value_dim_, true);
       return;
     }
 #endif
-    const Matrix to{sums, head_dim_};
+    const Matrix to{sums, value_dim_};
     if (way_ == Way::kDense || widened_) {
-      multiply(w_.scores, kBlock, Dense{w_.values, head_dim_}, rows, 0, head_dim_, first, end, to, true);
+      multiply(w_.scores, kBlock, Dense{w_.values, value_dim_}, rows, 0, value_dim_, first, end, to, true);
     } else {
-      multiply(w_.scores, kBlock, Scattered<T>{values_}, rows, 0, head_dim_, first, end, to, true);
+      multiply(w_.scores, kBlock, Scattered<T>{values_}, rows, 0, value_dim_, first, end, to, true);
     }
   }
 
@@ -548,19 +548,19 @@ class AttentionKernel {
         float* to = task_.members[i].partial;
         std::memcpy(to, w_.peak + i * rows, rows * sizeof(float));
         std::memcpy(to + rows, w_.total + i * rows, rows * sizeof(float));
-        std::memcpy(to + 2 * rows, w_.sums + i * rows * head_dim_, rows * head_dim_ * sizeof(float));
+        std::memcpy(to + 2 * rows, w_.sums + i * rows * value_dim_, rows * value_dim_ * sizeof(float));
       }
       return;
     }
-    for (int m = 0; m < rows_; ++m) write_out(m, w_.sums + static_cast<size_t>(m) * head_dim_, w_.total[m]);
+    for (int m = 0; m < rows_; ++m) write_out(m, w_.sums + static_cast<size_t>(m) * value_dim_, w_.total[m]);
   }
 
  public:
   void write_out(int row, const float* sums, float total) const {
     const Vec factor = splat(call_.values.scale / fmax2(total, 1e-30f));
-    for (int d = 0; d < head_dim_; d += kLanes) {
+    for (int d = 0; d < value_dim_; d += kLanes) {
       const Vec x = load(sums + d) * factor;
-      const size_t at = token_offset(row) + d;
+      const size_t at = place(row) * value_dim_ + d;
       if (call_.activations == Type::kF32) {
         store(static_cast<float*>(call_.out) + at, x);
       } else {
@@ -572,7 +572,7 @@ class AttentionKernel {
  private:
   const Attention& call_;
   const AttentionTask& task_;
-  const int group_, own_rows_, rows_, head_dim_;  // own: of each member
+  const int group_, own_rows_, rows_, head_dim_, value_dim_;  // own: of each member
   const Workspace w_;
   const Way way_;
   const bool widened_;  // keys and values are read from copies in f32
@@ -585,7 +585,7 @@ class AttentionKernel {
 };
 
 size_t attention_workspace(const Attention& call, int queries) {
-  return divide(nullptr, queries * call.group(), call.head_dim).bytes;
+  return divide(nullptr, queries * call.group(), call.head_dim, call.value_dim).bytes;
 }
 
 void attention(const Attention& call, const AttentionTask& task, char* workspace) {
@@ -601,17 +601,17 @@ void attention(const Attention& call, const AttentionTask& task, char* workspace
 
 void attention_merge(const Attention& call, const AttentionTask& task, float* partials, int parts) {
   const AttentionKernel<float> writer(call, task, nullptr);
-  const int rows = task.queries * call.group(), head_dim = call.head_dim;
+  const int rows = task.queries * call.group(), value_dim = call.value_dim;
   const size_t size = llmjax::partial_size(call, task.queries);
   for (int m = 0; m < rows; ++m) {
     float peak = kNothingSeen, total = 0;
     for (int p = 0; p < parts; ++p) peak = fmax2(peak, partials[p * size + m]);
-    float* sums = partials + 2 * rows + static_cast<size_t>(m) * head_dim;  // of the first part
+    float* sums = partials + 2 * rows + static_cast<size_t>(m) * value_dim;  // of the first part
     for (int p = 0; p < parts; ++p) {
       const float shrink = vexp(splat(partials[p * size + m] - peak))[0];
       total += partials[p * size + rows + m] * shrink;
       const float* from = sums + p * size;
-      for (int d = 0; d < head_dim; d += kLanes) {
+      for (int d = 0; d < value_dim; d += kLanes) {
         store(sums + d, p == 0 ? load(from + d) * splat(shrink) : load(sums + d) + load(from + d) * splat(shrink));
       }
     }

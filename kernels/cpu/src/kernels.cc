@@ -5,6 +5,7 @@
 #include "attention_kernel.h"
 #include "kv_types.h"
 #include "linear_kernel.h"
+#include "recurrent_kernel.h"
 #include "rows_kernel.h"
 #include "sample_kernel.h"
 
@@ -18,6 +19,7 @@ namespace llmjax {
 extern const Kernels LLMJAX_TABLE(LLMJAX_ISA);
 const Kernels LLMJAX_TABLE(LLMJAX_ISA) = {
     LLMJAX_STRING(LLMJAX_ISA), kLanes, attention_store, attention_workspace, attention, attention_merge, linear_workspace,
-    linear_prepare, linear, norm_rows, gate_rows, rotate, argmax, finite, sample};
+    linear_prepare, linear, norm_rows, gate_rows, rotate, argmax, finite, sample,
+    recur, convolve};
 
 }  // namespace llmjax

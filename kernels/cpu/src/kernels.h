@@ -8,6 +8,10 @@
 
 namespace llmjax {
 
+struct Recurrence;
+struct Convolution;
+struct Stretch;
+
 enum class Type : int { kF32, kBf16, kF16, kInt8, kE4M3, kE5M2 };
 
 inline size_t size_of(Type type) { return type == Type::kF32 ? 4 : type <= Type::kF16 ? 2 : 1; }
@@ -19,22 +23,27 @@ struct Affine {
 
 // One call of attention: everything its tasks share. Letters as in kernels/attention/types.py.
 struct Attention {
-  int heads, kv_heads, head_dim, page_size;
+  int heads, kv_heads, head_dim, value_dim, page_size;
   Type activations, cache;
   float scale, softcap;  // softcap 0: none
   int window;            // 0: none
   bool causal;           // false: keys behind a query are visible too
   const void* q;         // [T, H, h]
   const float* sinks;    // [H] or null
-  void* out;             // [T, H, h]
-  char* pages;           // [N, 2, K] records: page_size rows of h elements and their scales
+  void* out;             // [T, H, size of a value]
+  char* pages;           // [N, records, K] records: page_size rows of h elements and their scales
+  // Of a page and a head: key and value; or the key alone, whose first elements are the value. Then all heads read the
+  // same one, and kv_heads says in how many parts they are computed.
+  int records;
   size_t record_bytes;
   bool token_scales;  // page_size f32 at the end of each record
   Affine keys, values;  // of all tokens, where there are no token_scales
 
   int group() const { return heads / kv_heads; }
+  bool latent() const { return records == 1; }
   // `part` 0: keys, 1: values.
   char* record(int page, int part, int kv_head) const {
+    if (latent()) return pages + static_cast<size_t>(page) * record_bytes;
     return pages + ((static_cast<size_t>(page) * 2 + part) * kv_heads + kv_head) * record_bytes;
   }
 };
@@ -61,7 +70,7 @@ struct AttentionTask {
 
 // Floats of a member's partial state: peak and total of each query, then the weighted sums.
 inline size_t partial_size(const Attention& call, int queries) {
-  return static_cast<size_t>(queries) * call.group() * (2 + call.head_dim);
+  return static_cast<size_t>(queries) * call.group() * (2 + call.value_dim);
 }
 
 // y[t, o] = sum_i x[t, i] * weight[o, i] + bias[o] + residual[t, o].
@@ -126,6 +135,10 @@ struct Kernels {
   int (*argmax)(const float* x, int size);
   bool (*finite)(const float* x, int size);  // neither NaN nor infinity in the row
   int (*sample)(const SampleRow&, float* workspace);  // workspace: 3 * size + 48 floats, 64-byte aligned
+
+  // Of recurrent mixers (recurrent.h): columns begin..end of a head's state, and channels begin..end of a convolution.
+  void (*recur)(const Recurrence&, const Stretch&, int head, int begin, int end);
+  void (*convolve)(const Convolution&, const Stretch&, int begin, int end, float* workspace);  // 2 * width floats a channel
 };
 
 // The best instruction set of this machine for index -1, else by index in the order of `isa_name`; null where the

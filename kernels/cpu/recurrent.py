@@ -1,0 +1,119 @@
+"""Recurrent mixers in C++ (``src/recurrent.cc``); entries of states out of range are errors, not stray writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmjax.kernels.attention.types import RaggedBatch
+from llmjax.kernels.cpu.library import library
+
+MAX_WIDTH = 256  # of a convolution
+
+
+def refuses(*_: Any, **__: Any) -> str | None:
+    """Why there is no kernel; None: there is one, for all sizes."""
+    return None if library() is not None else "not built"
+
+
+def refuses_convolution(x: jax.Array, weight: jax.Array, *_: Any, **__: Any) -> str | None:
+    """Why the kernel does not take a convolution; None: it does."""
+    if weight.shape[1] > MAX_WIDTH:
+        return f"the convolution is {weight.shape[1]} tokens wide, more than {MAX_WIDTH}"
+    return refuses()
+
+
+def gated_delta(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    decay: jax.Array,
+    beta: jax.Array,
+    states: jax.Array,
+    batch: RaggedBatch,
+    *,
+    page_size: int,
+    isa: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """``llmjax.kernels.recurrent.gated_delta.gated_delta`` by the library.
+
+    Args:
+        isa: one of its instruction sets; None: the best that the machine has.
+    """
+    return _recurrence(q, k, v, decay, beta, states, batch, page_size=page_size, isa=isa)
+
+
+def linear_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    decay: jax.Array,
+    states: jax.Array,
+    batch: RaggedBatch,
+    *,
+    page_size: int,
+    isa: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """``llmjax.kernels.recurrent.linear_attention.linear_attention`` by the library; ``isa`` as for `gated_delta`."""
+    return _recurrence(q, k, v, decay, jnp.zeros(0, jnp.float32), states, batch, page_size=page_size, isa=isa)
+
+
+def causal_convolution(
+    x: jax.Array,
+    weight: jax.Array,
+    states: jax.Array,
+    batch: RaggedBatch,
+    *,
+    page_size: int,
+    isa: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """``llmjax.kernels.recurrent.convolution.causal_convolution`` by the library; ``isa`` as for `gated_delta`."""
+    return _call("llmjax_convolution", (x, weight), states, batch, out=x.shape, page_size=page_size, isa=isa)
+
+
+def _recurrence(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    decay: jax.Array,
+    beta: jax.Array,
+    states: jax.Array,
+    batch: RaggedBatch,
+    *,
+    page_size: int,
+    isa: str | None,
+) -> tuple[jax.Array, jax.Array]:
+    tokens = (q, k, v, decay, beta)
+    return _call("llmjax_recurrence", tokens, states, batch, out=v.shape, page_size=page_size, isa=isa)
+
+
+def _call(
+    target: str,
+    tokens: tuple[jax.Array, ...],
+    states: jax.Array,
+    batch: RaggedBatch,
+    *,
+    out: tuple[int, ...],
+    page_size: int,
+    isa: str | None,
+) -> tuple[jax.Array, jax.Array]:
+    native = library()
+    assert native is not None
+    call = jax.ffi.ffi_call(
+        target,
+        (jax.ShapeDtypeStruct(out, jnp.float32), jax.ShapeDtypeStruct(states.shape, states.dtype)),
+        input_output_aliases={len(tokens): 1},
+    )
+    rows = (batch.query_start, batch.kv_len, batch.page_table, jnp.asarray(batch.first_page, jnp.int32))
+    read, after = call(
+        *tokens,
+        states,
+        *rows,
+        page_size=np.int32(page_size),
+        decode=batch.decode,
+        isa=np.int32(native.index(isa)),
+    )
+    return read, after
