@@ -1,5 +1,5 @@
 """DeepSeek V3, R1 and V3.1, and Kimi K2: latent attention, and experts that are chosen by sigmoids with corrections;
-and V3.2, whose tokens see the keys that an indexer chooses."""
+V3.2, whose tokens see the keys that an indexer chooses; and GLM-4.7-Flash and GLM-5."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from llmjax.models import deepseek_v2
 from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import decoder_config, layer_types, rms
+from llmjax.models.hf_config import MAX_LAYERS, decoder_config, layer_types, rms
 from llmjax.models.layers.latent import Indexer, LatentAttention
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.moe import Experts
@@ -48,6 +48,44 @@ V32_DEFAULTS = {
     "index_head_dim": 128,
     "index_n_heads": 64,
 }
+# What Hugging Face's Glm4MoeLiteConfig means by a missing key.
+LITE_DEFAULTS = {
+    **DEFAULTS,
+    "vocab_size": 154880,
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 47,
+    "num_attention_heads": 20,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.8,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "max_position_embeddings": 202752,
+    "rms_norm_eps": 1e-5,
+}
+# What Hugging Face's GlmMoeDsaConfig means by a missing key.
+DSA_DEFAULTS = {
+    **LITE_DEFAULTS,
+    "hidden_size": 6144,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 78,
+    "num_attention_heads": 64,
+    "first_k_dense_replace": 3,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "routed_scaling_factor": 2.5,
+    "q_lora_rank": 2048,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 32,
+}
 INDEX_EPS = 1e-6  # of the norm of the indexer's keys, which no key says
 V32_NAMES = Names(
     modules={
@@ -79,21 +117,48 @@ def v32_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) 
     fields = Fields(config, V32_DEFAULTS)
     chosen = fields.integer("index_topk")
     kinds = layer_types(fields, kinds=(INDEXED, "full_attention"))
-    dense = min(len(kinds), fields.integer("first_k_dense_replace", minimum=0))
-    if fields.get("mlp_layer_types") not in (None, ["dense"] * dense + ["sparse"] * (len(kinds) - dense)):
-        problem = f"is not first_k_dense_replace = {dense} dense layers with experts behind them"
-        raise fields.error("mlp_layer_types", problem)
+    _check_dense_first(fields, len(kinds))
     known = {key: value for key, value in config.items() if key != "layer_types"}
     model = from_hf(
         {"max_position_embeddings": V32_DEFAULTS["max_position_embeddings"], **known}, max_model_len=max_model_len
     )
     if (max_model_len or model.max_position) > chosen:
-        model = replace(model, layers=tuple(_indexed(layer, fields) for layer in model.layers))
+        model = replace(model, layers=tuple(_indexed(layer, fields, interleaved=False) for layer in model.layers))
     return replace(model, architecture="DeepseekV32ForCausalLM")
 
 
-def _indexed(layer: LayerSpec, fields: Fields) -> LayerSpec:
-    """The layer with an indexer beside its attention, whose halves of rotated entries are rotated together."""
+def dsa_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """`v32_from_hf` for GLM-5, whose indexers rotate neighbors together, as its attention does."""
+    fields = Fields(config, DSA_DEFAULTS)
+    fields.require("indexer_types", ["full"] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
+    fields.require("index_topk_freq", 1)
+    fields.require("index_topk_pattern")
+    fields.require("indexer_rope_interleave", True)
+    known = {key: value for key, value in config.items() if key != "head_dim"}  # what is rotated of one
+    model = v32_from_hf({**DSA_DEFAULTS, **known}, max_model_len=max_model_len)
+    layers = [layer if layer.indexer is None else _indexed(layer, fields, interleaved=True) for layer in model.layers]
+    return replace(model, architecture="GlmMoeDsaForCausalLM", layers=tuple(layers))
+
+
+def lite_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """`from_hf` for GLM-4.7-Flash, which has V3's layers."""
+    fields = Fields(config, LITE_DEFAULTS)
+    _check_dense_first(fields, fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
+    known = {key: value for key, value in config.items() if key != "head_dim"}  # what is rotated of one
+    model = from_hf({**LITE_DEFAULTS, **known}, max_model_len=max_model_len)
+    return replace(model, architecture="Glm4MoeLiteForCausalLM")
+
+
+def _check_dense_first(fields: Fields, layers: int) -> None:
+    """Raises if ``mlp_layer_types`` and ``first_k_dense_replace`` do not agree."""
+    dense = min(layers, fields.integer("first_k_dense_replace", minimum=0))
+    if fields.get("mlp_layer_types") not in (None, ["dense"] * dense + ["sparse"] * (layers - dense)):
+        problem = f"is not first_k_dense_replace = {dense} dense layers with experts behind them"
+        raise fields.error("mlp_layer_types", problem)
+
+
+def _indexed(layer: LayerSpec, fields: Fields, *, interleaved: bool) -> LayerSpec:
+    """The layer with an indexer beside its attention; ``interleaved``: whether it rotates neighbors together."""
     mixer = layer.mixer
     assert isinstance(mixer, LatentAttention)
     if mixer.q_rank is None:
@@ -106,7 +171,7 @@ def _indexed(layer: LayerSpec, fields: Fields) -> LayerSpec:
         size=size,
         q_rank=mixer.q_rank,
         count=fields.integer("index_topk"),
-        rope=replace(mixer.rope, interleaved=False),
+        rope=replace(mixer.rope, interleaved=interleaved),
         norm=Layer(INDEX_EPS),
     )
     return replace(layer, indexer=indexer)

@@ -1,13 +1,17 @@
-"""Mistral: Llama with a sliding window on every layer, unless config.json switches it off."""
+"""Mistral: Llama with a sliding window on every layer, unless config.json switches it off; and Ministral 3, which
+sharpens queries behind the original length."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.layers.attention import Attention
+from llmjax.models.layers.chunks import Sharpening
 from llmjax.models.layers.layer import FeedForward, LayerSpec
 
 # What Hugging Face's MistralConfig means by a missing key; sliding_window: null is not a missing key.
@@ -28,11 +32,61 @@ DEFAULTS = {
     "eos_token_id": 2,
 }
 
+# What Hugging Face's Ministral3Config means by a missing key.
+MINISTRAL3_DEFAULTS = {
+    **DEFAULTS,
+    "vocab_size": 131072,
+    "num_hidden_layers": 34,
+    "head_dim": 128,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+SHARPENS = "llama_4_scaling_beta"
+
 
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS)
     return mistral_config(fields, gated_mlp(fields), architecture="MistralForCausalLM", max_model_len=max_model_len)
+
+
+def ministral3_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``; queries are sharpened by how often the original length goes into their
+    positions."""
+    fields = Fields(config, MINISTRAL3_DEFAULTS)
+    key = "rope_parameters" if fields.get("rope_parameters") and "rope_scaling" not in config else "rope_scaling"
+    rope = Fields(fields.mapping(key), name=f"{fields.name}: {key}")
+    left = {name: value for name, value in rope.values.items() if name not in (SHARPENS, "max_position_embeddings")}
+    own = {"rope_parameters": None, **config, key: left}
+    model = mistral_config(
+        replace(fields, values=own),
+        gated_mlp(fields),
+        architecture="Ministral3ForCausalLM",
+        max_model_len=max_model_len,
+    )
+    scale = rope.optional_number(SHARPENS)
+    floor = rope.optional_integer("original_max_position_embeddings") or fields.integer("max_position_embeddings")
+    if scale is None or (max_model_len or model.max_position) <= floor:
+        return model
+    sharpening = Sharpening(floor, scale, ahead=0)
+    return replace(model, layers=tuple(_sharpened(layer, sharpening) for layer in model.layers))
+
+
+def _sharpened(layer: LayerSpec, by: Sharpening) -> LayerSpec:
+    assert isinstance(layer.mixer, Attention)
+    return replace(layer, mixer=replace(layer.mixer, sharpened=by))
 
 
 def mistral_config(

@@ -52,15 +52,16 @@ def by_chunk(batch: RaggedBatch, chunk: int, *, page_size: int) -> RaggedBatch:
 
 @dataclass(frozen=True)
 class Sharpening:
-    """Queries at position p are multiplied by ``1 + scale log(1 + floor((p + 1) / floor))``."""
+    """Queries at position p are multiplied by ``1 + scale log(1 + floor((p + ahead) / floor))``."""
 
     floor: int  # tokens
     scale: float
+    ahead: int = 1
 
     def factors(self, batch: RaggedBatch) -> jax.Array:
         """f32 [T]."""
         tokens = jnp.arange(len(batch.kv_index))
         row = jnp.clip(jnp.searchsorted(batch.query_start, tokens, side="right") - 1, 0, len(batch.kv_len) - 1)
         position = batch.kv_len[row] - batch.query_start[row + 1] + tokens
-        steps = jnp.maximum(jnp.floor((position + 1).astype(jnp.float32) / self.floor), 0)
+        steps = jnp.maximum(jnp.floor((position + self.ahead).astype(jnp.float32) / self.floor), 0)
         return jnp.log1p(steps) * self.scale + 1

@@ -20,6 +20,8 @@ class Layer:
 
     eps: float
     bias: bool = True
+    plus_one: bool = False  # weights are stored as w, applied as 1 + w (Nemotron)
+    weighted: bool = True
 
 
 NormSpec = RMS | Layer

@@ -33,12 +33,14 @@ class LayerNorm(nnx.Module):
 
     def __init__(self, spec: Layer, shape: tuple[int, ...], axes: tuple[str | None, ...] = ()) -> None:
         self.spec = spec
-        self.weight = _vector(shape, axes)
+        self.shape = shape
+        self.weight = _vector(shape, axes) if spec.weighted else None
         self.bias = _vector(shape, axes) if spec.bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         bias = None if self.bias is None else self.bias.get_value()
-        return layer_norm(x, self.weight.get_value(), bias, eps=self.spec.eps)
+        weight = jnp.ones(self.shape, jnp.float32) if self.weight is None else self.weight.get_value()
+        return layer_norm(x, 1 + weight if self.spec.plus_one else weight, bias, eps=self.spec.eps)
 
 
 NormModule = RMSNorm | LayerNorm

@@ -24,6 +24,12 @@ POOLED = ROOT / "tests" / "engine" / "golden" / "pooling"
 
 # The best-known checkpoint of each architecture, as the hub names it.
 BEST_KNOWN: Mapping[str, str] = {
+    "ArceeForCausalLM": "arcee-ai/AFM-4.5B",
+    "GlmMoeDsaForCausalLM": "zai-org/GLM-5",
+    "Glm4MoeLiteForCausalLM": "zai-org/GLM-4.7-Flash",
+    "Ministral3ForCausalLM": "mistralai/Ministral-3-8B-Instruct-2512-BF16",
+    "NemotronForCausalLM": "nvidia/Minitron-4B-Base",
+    "OlmoForCausalLM": "allenai/OLMo-1B-hf",
     "BaiChuanForCausalLM": "baichuan-inc/Baichuan-7B",
     "BaichuanForCausalLM": "baichuan-inc/Baichuan2-7B-Chat",
     "BambaForCausalLM": "ibm-ai-platform/Bamba-9B-v2",

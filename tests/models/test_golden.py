@@ -117,6 +117,12 @@ VARIANTS = [
     "gemma4-plain",
     "gemma4-experts",
     "llama4-long",
+    "arcee",
+    "olmo",
+    "nemotron",
+    "ministral3",
+    "glm4-moe-lite",
+    "glm-moe-dsa",
 ]
 ROPES = [
     ("llama", "rope-linear"),

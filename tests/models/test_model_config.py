@@ -77,6 +77,9 @@ NEEDED: dict[str, dict[str, Any]] = {
     "DeepseekForCausalLM": {"n_routed_experts": 8, "num_experts_per_tok": 2},
     "DeepseekV3ForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
     "DeepseekV32ForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
+    "Glm4MoeLiteForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
+    "GlmMoeDsaForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
+    "Ministral3ForCausalLM": {"rope_scaling": {"rope_type": "default"}},
     "Dots1ForCausalLM": {"num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 2},
     "HunYuanMoEV1ForCausalLM": {"num_experts": 8, "moe_topk": [2, 2]},
     "MiniCPM3ForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
@@ -588,7 +591,7 @@ def test_longrope_does_not_depend_on_what_is_served() -> None:
         (
             {"architectures": ["FooForCausalLM"]},
             "architecture 'FooForCausalLM' is not supported; if it is BloomForCausalLM under another name, "
-            'set hf_overrides to {"architectures": ["BloomForCausalLM"]}; supported are BaiChuan',
+            'set hf_overrides to {"architectures": ["BloomForCausalLM"]}; supported are Arcee',
         ),
         ({"architectures": ["LlamaVision"], "model_type": "llama"}, "architecture 'LlamaVision' is not supported"),
         ({"architectures": [7]}, "architecture 7 is not supported"),
@@ -900,6 +903,37 @@ def test_deepseek_v3_2() -> None:
             model_config({**keys, **wrong})
 
 
+def test_glm_5_and_4_7_flash() -> None:
+    keys = {"model_type": "glm_moe_dsa", "num_hidden_layers": 4, "head_dim": 64}
+    got = model_config(keys)
+    assert got.layers[0].indexer.rope == got.layers[0].mixer.rope and got.layers[0].mixer.rope.interleaved
+    assert [type(layer.feed_forward) for layer in got.layers] == [GatedMLP] * 3 + [Experts]
+    assert model_config(keys, max_model_len=2048).layers[0].indexer is None
+    wrongs: tuple[dict[str, Any], ...] = (
+        {"indexer_types": ["full", "shared", "full", "full"]},
+        {"index_topk_freq": 2},
+        {"index_topk_pattern": "FFSF"},
+        {"indexer_rope_interleave": False},
+    )
+    for wrong in wrongs:
+        with pytest.raises(UnsupportedModel, match=next(iter(wrong))):
+            model_config({**keys, **wrong})
+    lite = model_config({"model_type": "glm4_moe_lite"})
+    assert [type(layer.feed_forward) for layer in lite.layers[:2]] == [GatedMLP, Experts]
+    assert (lite.layers[1].feed_forward.count, lite.layers[1].feed_forward.scaling) == (64, 1.8)
+    with pytest.raises(UnsupportedModel, match="mlp_layer_types"):
+        model_config({"model_type": "glm4_moe_lite", "mlp_layer_types": ["sparse"] * 47})
+
+
+def test_ministral3() -> None:
+    got = model_config({"model_type": "ministral3"}).layers[0].mixer
+    assert got.sharpened == Sharpening(16384, 0.1, ahead=0) and got.window is None and got.rope.attention_factor == 1
+    assert model_config({"model_type": "ministral3"}, max_model_len=16384).layers[0].mixer.sharpened is None
+    text = {"model_type": "ministral3", "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    nested = text_config({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text})
+    assert nested is not None and model_config(nested).layers[0].mixer.sharpened is None
+
+
 def test_gemma3n() -> None:
     got = model_config({"model_type": "gemma3n_text", "num_hidden_layers": 15, "num_kv_shared_layers": 5})
     assert [layer.state_of for layer in got.layers] == [None] * 10 + [8] * 4 + [9]
@@ -1078,6 +1112,7 @@ PARTIAL = {
     "MiniMaxM2ForCausalLM",
     "GPTJForCausalLM",
     "GPTNeoXForCausalLM",
+    "NemotronForCausalLM",
     "Phi3ForCausalLM",
     "PhiForCausalLM",
     "Qwen3NextForCausalLM",

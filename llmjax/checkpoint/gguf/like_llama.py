@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmjax.checkpoint.gguf import encoders, recurrent
-from llmjax.checkpoint.gguf.architecture import Architecture, in_first_layer, layer_kinds, window_of
+from llmjax.checkpoint.gguf.architecture import LAYER_NORM, Architecture, in_first_layer, layer_kinds, window_of
 from llmjax.checkpoint.gguf.experts import mixtral_experts
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys
@@ -111,6 +111,21 @@ def ernie(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dic
     return {"use_bias": in_first_layer(gguf, "attn_output.bias")}
 
 
+def _mistral3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    scaling = config["rope_scaling"]
+    if keys.number("rope.scaling.yarn_log_multiplier", 0.0) and scaling is not None:
+        scaling = {**scaling, "mscale": 1.0, "mscale_all_dim": 1.0}  # equal: queries and keys are not stretched
+    if scaling is not None and (sharpens := keys.number("attention.temperature_scale", 0.0)):
+        scaling = {**scaling, "llama_4_scaling_beta": sharpens}
+    return {"rope_scaling": scaling, "sliding_window": window_of(keys)}
+
+
+def _olmo(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    if config["layer_norm_eps"] != 1e-5:
+        keys.fail(LAYER_NORM, "is not that of OLMo, 1e-05")
+    return {"clip_qkv": keys.number("attention.clamp_kqv", 0.0) or None}
+
+
 def _minicpm(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
     depth, hidden = config["num_hidden_layers"], config["hidden_size"]
     # The first files have none of these keys, and are of the first models.
@@ -129,6 +144,36 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             layer_tensors=LLAMA_LAYER | EXPERT_TENSORS,
             permuted_qk=True,
             specialize=_llama,
+        ),
+        "mistral3": Architecture(
+            hf_class="Ministral3ForCausalLM",
+            model_type="ministral3",
+            layer_tensors=LLAMA_LAYER,
+            permuted_qk=True,
+            specialize=_mistral3,
+        ),
+        "arcee": Architecture(
+            hf_class="ArceeForCausalLM",
+            model_type="arcee",
+            layer_tensors=LLAMA_LAYER,
+            permuted_qk=True,
+            activation=("hidden_act", "relu2"),
+        ),
+        "olmo": Architecture(
+            hf_class="OlmoForCausalLM",
+            model_type="olmo",
+            layer_tensors=LLAMA_LAYER,
+            permuted_qk=True,
+            eps=(LAYER_NORM, "layer_norm_eps"),
+            specialize=_olmo,
+        ),
+        "nemotron": Architecture(
+            hf_class="NemotronForCausalLM",
+            model_type="nemotron",
+            layer_tensors=LLAMA_LAYER,
+            norm_offset=1.0,
+            eps=(LAYER_NORM, "norm_eps"),
+            activation=("hidden_act", "relu2"),
         ),
         "qwen2": Architecture(
             hf_class="Qwen2ForCausalLM",

@@ -729,6 +729,40 @@ LFM2: dict[str, Any] = {
     "changed": without_middle,
 }
 PHI3 = Conversion(gguf.MODEL_ARCH.PHI3, phi3, extra=phi3_factors)
+
+
+def arcee(config: Config) -> dict[str, Any]:
+    return like_llama({"rms_norm_eps": 1e-5, **config})
+
+
+def olmo(config: Config) -> dict[str, Any]:
+    keys = {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": config["clip_qkv"]}
+    return common(config) | keys | {"rope.freq_base": 10000.0}
+
+
+def nemotron(config: Config) -> dict[str, Any]:
+    keys = {"attention.layer_norm_epsilon": 1e-5, "rope.dimension_count": 6, "rope.scaling.type": "none"}
+    return common(config) | keys | {"rope.freq_base": 10000.0}
+
+
+def ministral3(config: Config) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    return like_llama({"rms_norm_eps": 1e-5, **config, "rope_theta": rope["rope_theta"]}) | {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+        "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
+    }
+
+
+def glm4_moe_lite(config: Config) -> dict[str, Any]:
+    known = {"rms_norm_eps": 1e-5, "norm_topk_prob": True, **config}
+    return deepseek2_absorbed({**known, "model_type": "deepseek_v3"}) | {"attention.layer_norm_rms_epsilon": 1e-5}
+
+
 GEMMA4 = Conversion(
     gguf.MODEL_ARCH.GEMMA4, gemma4, extra=quarter_turned, renamed={"layer_scalar": "layer_scalar.weight"}
 )
@@ -771,6 +805,17 @@ CONVERSIONS = {
             "gate_up_proj": "gate_up_proj.weight",
             "experts.down_proj": "experts.down_proj.weight",
         },
+    ),
+    "arcee": Conversion(gguf.MODEL_ARCH.ARCEE, arcee, permuted),
+    "olmo": Conversion(gguf.MODEL_ARCH.OLMO, olmo, permuted),
+    "nemotron": Conversion(gguf.MODEL_ARCH.NEMOTRON, nemotron, one_more),
+    "ministral3": Conversion(gguf.MODEL_ARCH.MISTRAL3, ministral3, permuted),
+    "glm4-moe-lite": Conversion(
+        gguf.MODEL_ARCH.DEEPSEEK2,
+        glm4_moe_lite,
+        parts=up_projections,
+        differences={"architecture": "DeepseekV3ForCausalLM"},
+        by_model_names=True,
     ),
     "smollm3": Conversion(gguf.MODEL_ARCH.SMOLLM3, like_llama, permuted),
     "granite": Conversion(gguf.MODEL_ARCH.GRANITE, granite, permuted),

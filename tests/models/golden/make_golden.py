@@ -920,6 +920,51 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "index_n_heads": 16,  # many, so that scores are not zero, and so alike
         },
     ),
+    "arcee": ("ArceeForCausalLM", {"num_hidden_layers": 2, "hidden_act": "relu2", "attention_bias": True}),
+    "olmo": ("OlmoForCausalLM", {"num_hidden_layers": 2, "clip_qkv": 1.2}),
+    "nemotron": ("NemotronForCausalLM", {"num_hidden_layers": 2, "hidden_act": "relu2", "head_dim": 12}),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        {
+            "num_hidden_layers": 2,
+            "head_dim": 12,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "original_max_position_embeddings": 8,
+                "beta_fast": 4.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
+    "glm4-moe-lite": (
+        "Glm4MoeLiteForCausalLM",
+        {
+            **_LATENT,
+            **_DEEPSEEK_EXPERTS,
+            "num_hidden_layers": 2,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 1.8,
+            "rope_theta": 1e4,
+        },
+    ),
+    "glm-moe-dsa": (
+        "GlmMoeDsaForCausalLM",
+        {
+            **_LATENT,
+            **_DEEPSEEK_EXPERTS,
+            "num_hidden_layers": 2,
+            "n_shared_experts": 1,
+            "rope_theta": 100.0,
+            "index_topk": 12,
+            "index_head_dim": 20,
+            "index_n_heads": 16,
+        },
+    ),
 }
 CONSTANTS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # of MiniMax, which follow from the config
 STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published
@@ -996,7 +1041,7 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
     """Weights with enough spread that every operation shows in the logits, rounded to bf16."""
     generator = torch.Generator().manual_seed(seed)
     # Norms with weights of about zero.
-    plus_one = type(model).__name__.startswith(("GemmaF", "Gemma2", "Gemma3F", "Qwen3Next", "Qwen3_5"))
+    plus_one = type(model).__name__.startswith(("GemmaF", "Gemma2", "Gemma3F", "NemotronF", "Qwen3Next", "Qwen3_5"))
     corrections = [
         (name, buffer)
         for name, buffer in model.named_buffers()
