@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from llmjax.models import CausalLM
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits exist at once
+LOGPROB_BYTES = 32 << 20  # that these take at most; what is twice as large, glibc maps afresh at every step
 
 
 @jax.tree_util.register_dataclass
@@ -197,7 +198,7 @@ def score(model: CausalLM, hidden: jax.Array, batch: StepBatch, *, vocab_size: i
     targets = batch.targets
     assert targets is not None  # the mixed family has them
     tokens = targets.shape[0]
-    block = min(LOGPROB_BLOCK, tokens)
+    block = max(1, min(LOGPROB_BLOCK, tokens, LOGPROB_BYTES // (4 * vocab_size)))
 
     scored = partial(token_logprobs, max_logprobs=max_logprobs)
 

@@ -8,9 +8,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from llmjax.kernels.argmax import argmax
-from llmjax.kernels.cpu import sampling as cpu
-from llmjax.kernels.cpu.library import library
-from llmjax.kernels.registry import Implementation, Operation
 from llmjax.sampling.noise import gumbel
 from llmjax.sampling.truncation import keep_floor
 
@@ -26,6 +23,8 @@ def draw(
 ) -> jax.Array:
     """One token of each row; a row in which nothing may be sampled (every logit -inf, or NaN) gives token 0.
 
+    With the noise of every token: ``kernels/cpu/src/sample_kernel.h`` finds the same ones with that of few.
+
     Args:
         x: f32 [R, V], logits.
         keys: u32 [R, 2], see ``row_keys``: the noise of a row depends on its key and on token ids alone.
@@ -35,14 +34,6 @@ def draw(
     Returns:
         i32 [R].
     """
-    out: jax.Array = DRAW(x, keys, temperature, min_p, top_k, top_p)
-    return out
-
-
-def draw_by_scores(
-    x: jax.Array, keys: jax.Array, temperature: jax.Array, min_p: jax.Array, top_k: jax.Array, top_p: jax.Array
-) -> jax.Array:
-    """``draw`` with the noise of every token."""
     random = temperature > 0
     peak = jnp.max(x, axis=-1, keepdims=True)
     # Two infinities of one sign would cancel to NaN: the peak itself is 0, and a row of -inf stays one.
@@ -56,23 +47,3 @@ def draw_by_scores(
     kept = jnp.where(z >= floor[:, None], z + gumbel(keys, x.shape[-1]), -jnp.inf)
     # Behind a barrier the scores exist in memory: both passes of the argmax see the same bits.
     return argmax(lax.optimization_barrier(jnp.where(random[:, None], kept, x)))
-
-
-def _native(*arguments: jax.Array) -> jax.Array:
-    native = library()
-    assert native is not None
-    return cpu.sample(*arguments, native=native)
-
-
-def _native_refuses(*_: jax.Array) -> str | None:
-    return None if library() is not None else "not built"
-
-
-# Positional: x, keys, temperature, min_p, top_k, top_p.
-DRAW = Operation(
-    "sampling",
-    (
-        Implementation("C++", _native, platform="cpu", refuses=_native_refuses),
-        Implementation("XLA", draw_by_scores),
-    ),
-)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from llmjax.sampling.top import top_entries
 
@@ -37,10 +38,21 @@ def token_logprobs(logits: jax.Array, targets: jax.Array, *, max_logprobs: int) 
     missing = ((0, 0), (0, max_logprobs - top.shape[-1]))
     return LogprobArrays(
         logprob=(target - peak - log_total)[:, 0],
-        rank=1 + jnp.sum(logits > target, axis=-1, dtype=jnp.int32),
+        rank=1 + lax.platform_dependent(logits, target, cpu=_above_by_rows, default=_above),
         top_ids=jnp.pad(top_ids.astype(jnp.int32), missing, constant_values=-1),
         top_logprobs=jnp.pad(top - peak - log_total, missing, constant_values=-jnp.inf),
     )
+
+
+def _above(logits: jax.Array, target: jax.Array) -> jax.Array:
+    """Entries of each row of f32 [N, V] above that row's of f32 [N, 1]; i32 [N]."""
+    return jnp.sum(logits > target, axis=-1, dtype=jnp.int32)
+
+
+def _above_by_rows(logits: jax.Array, target: jax.Array) -> jax.Array:
+    """XLA for CPUs writes what it compares to memory first: of one row it stays in the cache."""
+    found: jax.Array = lax.map(lambda row: _above(*row), (logits, target))
+    return found
 
 
 def no_logprobs(num: int, *, max_logprobs: int) -> LogprobArrays:

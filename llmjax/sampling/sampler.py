@@ -4,8 +4,8 @@ Order: grammar mask -> allowed ids, bad words, min_tokens and logit_bias -> repe
 -> greedy if the temperature is 0, else temperature -> min-p -> top-k -> top-p -> Gumbel-max. Log-probabilities are of
 the raw logits.
 
-Shapes are static and there is one executable: what no row of a step asks for is skipped by ``lax.cond`` on a scalar,
-and rows that do not ask for it are left exactly as they were.
+Shapes are static and there is one executable: what no row of a step asks for is skipped, by ``lax.cond`` on a scalar
+or row by row in C++, and rows that do not ask for it are left exactly as they were.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from llmjax.kernels.argmax import argmax
+from llmjax.kernels.cpu import sampling as cpu
+from llmjax.kernels.cpu.library import library
+from llmjax.kernels.registry import Implementation, Operation
 from llmjax.kernels.sharding import parts
 from llmjax.sampling.draw import draw
 from llmjax.sampling.logprobs import LogprobArrays, no_logprobs, token_logprobs
@@ -152,6 +155,25 @@ def _choose(
 ) -> SampleOutput:
     """`choose` of whole rows."""
     uses = _uses(batch)
+    tokens: jax.Array = TOKENS(logits, state, batch, last_token, mask, uncounted)
+    logprobs = lax.cond(
+        uses(Feature.LOGPROBS),
+        lambda: token_logprobs(logits, tokens, max_logprobs=max_logprobs),
+        lambda: no_logprobs(logits.shape[0], max_logprobs=max_logprobs),
+    )
+    return SampleOutput(tokens, logprobs)
+
+
+def tokens_by_scores(
+    logits: jax.Array,
+    state: SamplerState,
+    batch: SamplingBatch,
+    last_token: jax.Array,
+    mask: jax.Array | None,
+    uncounted: jax.Array | None,
+) -> jax.Array:
+    """The tokens of `choose`, i32 [R], from scores of all of the vocabulary; arguments as there, logits in f32."""
+    uses = _uses(batch)
     allowed = logits if mask is None else jnp.where(_bits(mask, logits.shape[1]), logits, -jnp.inf)
 
     def full() -> jax.Array:
@@ -164,13 +186,63 @@ def _choose(
         )
         return lax.cond(uses(Feature.RANDOM), lambda: _draw(edited, batch), lambda: argmax(edited))
 
-    tokens = lax.cond(uses(EDITS | Feature.RANDOM), full, lambda: argmax(allowed))
-    logprobs = lax.cond(
-        uses(Feature.LOGPROBS),
-        lambda: token_logprobs(logits, tokens, max_logprobs=max_logprobs),
-        lambda: no_logprobs(logits.shape[0], max_logprobs=max_logprobs),
+    found: jax.Array = lax.cond(uses(EDITS | Feature.RANDOM), full, lambda: argmax(allowed))
+    return found
+
+
+def _tokens_by_rows(
+    logits: jax.Array,
+    state: SamplerState,
+    batch: SamplingBatch,
+    last_token: jax.Array,
+    mask: jax.Array | None,
+    uncounted: jax.Array | None,
+) -> jax.Array:
+    """The same by the library, row by row, without another array of the logits' size."""
+    native, rows = library(), logits.shape[0]
+    assert native is not None
+    keys = lax.cond(
+        _uses(batch)(Feature.RANDOM), lambda: row_keys(batch.key, batch.position), lambda: jnp.zeros_like(batch.key)
     )
-    return SampleOutput(tokens, logprobs)
+    nothing = jnp.zeros((rows, 0), jnp.int32)
+    edits = cpu.Edits(
+        which=jnp.stack([batch.has(feature) for feature in (Feature.BIAS, Feature.BAN, Feature.PENALTY)], axis=1),
+        slot=batch.slot,
+        last_token=last_token,
+        penalties=jnp.stack([batch.repetition, batch.frequency, batch.presence], axis=1),
+        mask=nothing if mask is None else mask,
+        uncounted=nothing if uncounted is None else uncounted,
+        bias=state.logit_bias,
+        ban_previous=state.ban_previous,
+        ban_token=state.ban_token,
+        output_count=state.output_count,
+        prompt_seen=state.prompt_seen,
+    )
+    return cpu.sample(
+        logits,
+        keys,
+        batch.temperature,
+        batch.min_p,
+        batch.top_k,
+        batch.top_p,
+        samples=batch.samples,
+        edits=edits,
+        native=native,
+    )
+
+
+def _native_refuses(*_: object) -> str | None:
+    return None if library() is not None else "not built"
+
+
+# Positional: as `tokens_by_scores`.
+TOKENS = Operation(
+    "sampling",
+    (
+        Implementation("C++", _tokens_by_rows, platform="cpu", refuses=_native_refuses),
+        Implementation("XLA", tokens_by_scores),
+    ),
+)
 
 
 def _bits(mask: jax.Array, count: int) -> jax.Array:

@@ -11,7 +11,11 @@ import pytest
 
 from llmjax.kernels.cpu import sampling as cpu
 from llmjax.kernels.cpu.library import library
-from llmjax.sampling.draw import DRAW, draw_by_scores
+from llmjax.sampling.draw import draw
+from llmjax.sampling.params import SamplingParams
+from llmjax.sampling.sampler import TOKENS, SamplingBatch, tokens_by_scores
+from llmjax.sampling.settings import request_sampling
+from llmjax.sampling.state import SamplerState
 from tests.kernels.instruction_sets import INSTRUCTION_SETS
 
 NATIVE = library()
@@ -54,7 +58,9 @@ def by_scores(
         jnp.full(rows, top_k, jnp.int32),
         jnp.full(rows, top_p, jnp.float32),
     )
-    return arguments, draw_by_scores(*arguments).tolist()
+    x, keys, temperature, low, most, mass = arguments
+    expected = draw(x, keys=keys, temperature=temperature, min_p=low, top_k=most, top_p=mass)
+    return arguments, expected.tolist()
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
@@ -100,7 +106,75 @@ def test_shares_are_those_of_the_softmax() -> None:
     np.testing.assert_allclose(shares, [0.5, 0.25, 0.15, 0.1], atol=4 * (0.25 / rows) ** 0.5)
 
 
+# --- edits ------------------------------------------------------------------------------------------------------------
+
+ROWS, VOCAB, SLOTS, BANS = 24, 1009, 7, 5
+SETTINGS = (
+    {"temperature": 0},
+    {"temperature": 0, "logit_bias": {3: 4.0}},
+    {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.4, "frequency_penalty": 0.5, "presence_penalty": -0.3},
+    {"temperature": 0, "repetition_penalty": 0.7, "logit_bias": {9: -100.0}},
+    {"temperature": 1.3, "top_k": 40},
+)
+
+
+def edited_rows(*, words: int, drafts: int) -> tuple[jax.Array, ...]:
+    """The arguments of `TOKENS`: rows of all settings, of slots that share nothing, padding and rows that do not sample
+    among them."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((ROWS, VOCAB)).astype(np.float32) * 3
+    x[3, 7], x[4] = np.nan, -np.inf
+    bias = rng.standard_normal((SLOTS, VOCAB)).astype(np.float32)
+    bias[:, ::3] = -np.inf
+    state = SamplerState(
+        prompt_seen=jnp.asarray(rng.random((SLOTS, VOCAB)) < 0.3),
+        output_count=jnp.asarray(rng.integers(0, 3, (SLOTS, VOCAB)), jnp.uint16),
+        logit_bias=jnp.asarray(bias),
+        ban_previous=jnp.asarray(rng.integers(0, 2, (SLOTS, BANS)), jnp.int32),
+        ban_token=jnp.asarray(rng.integers(0, VOCAB + 1, (SLOTS, BANS)), jnp.int32),
+    )
+    packed = [
+        request_sampling(
+            SamplingParams(**SETTINGS[i % len(SETTINGS)]),  # type: ignore[arg-type]
+            vocab_size=VOCAB,
+            seed=i,
+            bad_words=[(0, 1)] if i % 3 else [],
+        ).words
+        for i in range(ROWS)
+    ]
+    slot = np.arange(ROWS) % (SLOTS + 1)  # the last one is that of padding
+    batch = SamplingBatch.from_words(
+        jnp.asarray(np.stack(packed)),
+        slot=jnp.asarray(slot, jnp.int32),
+        samples=jnp.asarray((slot < SLOTS) & (np.arange(ROWS) % 5 > 0)),
+        position=jnp.arange(ROWS, dtype=jnp.int32),
+    )
+    last = jnp.asarray(rng.integers(0, 2, ROWS), jnp.int32)
+    mask = jnp.asarray(rng.integers(-(2**31), 2**31, (ROWS, words)), jnp.int32) if words else None
+    uncounted = jnp.asarray(rng.integers(VOCAB - 30, VOCAB + 1, (ROWS, drafts)), jnp.int32) if drafts else None
+    return jnp.asarray(x), state, batch, last, mask, uncounted  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize(("words", "drafts"), [(0, 0), (-(-VOCAB // 32), 0), (0, 40)])
+def test_rows_are_edited_as_by_arrays(monkeypatch: pytest.MonkeyPatch, isa: str, words: int, drafts: int) -> None:
+    arguments = edited_rows(words=words, drafts=drafts)
+    samples = np.asarray(arguments[2].samples)  # type: ignore[attr-defined]
+    run = cpu.sample
+    monkeypatch.setattr(cpu, "sample", lambda *args, **options: run(*args, **{**options, "isa": isa}))
+    found, expected = (np.asarray(way(*arguments)) for way in (TOKENS, tokens_by_scores))
+    assert samples.sum() > 15
+    assert len(set(expected[samples].tolist())) > 12
+    assert found[samples].tolist() == expected[samples].tolist()
+    assert not found[~samples].any()
+
+
+def test_no_other_array_has_the_size_of_the_logits() -> None:
+    """Temporaries beyond what an arena of glibc holds are mapped and zeroed at every step."""
+    arguments = edited_rows(words=0, drafts=0)
+    memory = jax.jit(TOKENS).lower(*arguments).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < arguments[0].nbytes / 2
+
+
 def test_a_cpu_with_the_library_uses_it() -> None:
-    rows = [jnp.zeros(1) for _ in range(2)]
-    arguments = (jnp.zeros((1, 9)), jnp.zeros((1, 2), jnp.uint32), *rows, jnp.zeros(1, jnp.int32), jnp.zeros(1))
-    assert DRAW.pick("cpu", *arguments).name == "C++"
+    assert TOKENS.pick("cpu", *edited_rows(words=0, drafts=0)).name == "C++"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.special
@@ -43,3 +44,9 @@ def test_none_has_the_same_shapes_and_dtypes() -> None:
         some = token_logprobs(jnp.zeros((5, 9)), jnp.zeros(5, jnp.int32), max_logprobs=count)
         none = no_logprobs(5, max_logprobs=count)
         assert [(v.shape, v.dtype) for v in vars(some).values()] == [(v.shape, v.dtype) for v in vars(none).values()]
+
+
+def test_no_other_array_has_the_size_of_the_logits() -> None:
+    logits, targets = jax.ShapeDtypeStruct((32, 4096), jnp.float32), jax.ShapeDtypeStruct((32,), jnp.int32)
+    run = jax.jit(token_logprobs, static_argnames="max_logprobs").lower(logits, targets, max_logprobs=5).compile()
+    assert run.memory_analysis().temp_size_in_bytes < 32 * 4096 * 4 / 2
