@@ -116,7 +116,7 @@ def _load() -> Library | str:
         for target in TARGETS:
             jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(handle, target)), platform="cpu")
     except (OSError, AttributeError, RuntimeError) as error:
-        return f"{LIBRARY.name} cannot be used: {error}"
+        return f"{LIBRARY.name} cannot be used: {error}; {AGAIN}"
     handle.llmjax_isa_name.restype = ctypes.c_char_p
     isas = tuple(handle.llmjax_isa_name(i).decode() for i in range(handle.llmjax_isa_count()))
     usable = tuple(isa for i, isa in enumerate(isas) if handle.llmjax_isa_usable(i))
