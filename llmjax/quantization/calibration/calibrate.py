@@ -29,7 +29,13 @@ from llmjax.quantization.settings import CalibrationSettings
 from llmjax.weights.uniform import IntegerScheme
 
 EMBEDDING = "model.embed_tokens.weight"
-NEVER_CLIPPED = ("q_proj", "k_proj")  # what is lost of queries meets what is lost of keys (AutoAWQ)
+NEVER_CLIPPED = (
+    "q_proj",
+    "k_proj",
+    "q_a_proj",
+    "q_b_proj",
+    "kv_a_proj_with_mqa",
+)  # what is lost of queries meets what is lost of keys (AutoAWQ)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,9 +188,10 @@ class Calibration:
         """Into the rows of a projection that is quantized later; heads that share values share scales."""
         weights = self.layer.values[f"{module}.weight"]
         shared = len(inputs.magnitude) // len(weights)
-        attention = self.layer.spec.mixer
-        assert isinstance(attention, Attention)
-        size = attention.head_dim if shared > 1 else 1
+        attention, size = self.layer.spec.mixer, 1
+        if shared > 1:
+            assert isinstance(attention, Attention)
+            size = attention.head_dim
         by_head = inputs.magnitude.reshape(-1, shared, size)
         magnitude = by_head.mean(axis=1, keepdims=True).repeat(shared, axis=1).reshape(-1)
         scales = search_scales(projections, inputs, magnitude=magnitude)

@@ -7,10 +7,12 @@ are given sums over all tokens are kept, so that memory does not grow with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -21,13 +23,29 @@ from flax import nnx
 from llmjax.checkpoint.checkpoint import Checkpoint
 from llmjax.errors import CheckpointError
 from llmjax.kernels.attention import RaggedBatch
-from llmjax.models import RMS, ModelConfig, NormedParts, NormedStream, Parallel, PostNorm
+from llmjax.models import (
+    MLP,
+    RMS,
+    Attention,
+    Experts,
+    GatedDelta,
+    GatedMLP,
+    LatentAttention,
+    ModelConfig,
+    NormedParts,
+    NormedStream,
+    Parallel,
+    PostNorm,
+)
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.rope import rotation
 from llmjax.models.modules.layer import DecoderLayer
+from llmjax.models.modules.linear import Linear
 from llmjax.models.modules.residual import normed
 from llmjax.platforms import Platform
+
+logger = logging.getLogger(__name__)
 
 PAGE = 64  # tokens
 
@@ -43,7 +61,7 @@ class Stage:
         modules: below the layer.
         inputs: computes their input, [T, in].
         source: the module whose outputs it is, channel by channel, so that scales can be folded into it; None: there
-            is none.
+            is none, or others read them too.
     """
 
     modules: tuple[str, ...]
@@ -64,28 +82,113 @@ class Half:
     outputs: Computation
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a projection of a part of the layer is given while that part runs.
+
+    Attributes:
+        part: the mixer's name, or the feed-forward half's.
+        module: the projection, below the layer.
+    """
+
+    part: str
+    module: str
+
+    def __call__(self, layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+        *path, name = self.module.split(".")
+        owner = reduce(getattr, path, layer)  # of a layer that is put together for this alone
+        recorder = _Recorder(getattr(owner, name))
+        setattr(owner, name, recorder)
+        is_mixer = self.part == layer.spec.mixer.name
+        compute = _attention_input if is_mixer else _mlp_input
+        getattr(layer, self.part)(compute(layer, x, context), context)
+        assert recorder.given is not None
+        return recorder.given
+
+
+class _Recorder:
+    """A projection that remembers what it was given."""
+
+    def __init__(self, projection: Linear) -> None:
+        self.of = projection
+        self.given: jax.Array | None = None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.given = x
+        return self.of(x)
+
+
+# Which projections follow each other, those with the same input together; the first ones are given what the layer's
+# norm makes. What a layer does not have is left out.
+_MIXER_STAGES: Mapping[type, tuple[tuple[str, ...], ...]] = MappingProxyType(
+    {
+        LatentAttention: (("q_proj", "q_a_proj", "kv_a_proj_with_mqa"), ("q_b_proj",), ("kv_b_proj",), ("o_proj",)),
+        GatedDelta: (
+            ("in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+            ("out_proj",),
+        ),
+    }
+)
+
+
 def halves_of(layer: DecoderLayer) -> tuple[Half, ...]:
-    """Attention and MLP."""
-    norms = layer.spec.residual
-    attention = Half(
-        (
-            Stage(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), _attention_input, norms.before_mixer),
+    """The mixer, and the feed-forward half, if there is one."""
+    first = Half(_mixer_stages(layer), _attention_output)
+    if layer.spec.feed_forward is None:
+        return (first,)
+    return first, Half(_feed_forward_stages(layer), _mlp_output)
+
+
+def _mixer_stages(layer: DecoderLayer) -> tuple[Stage, ...]:
+    mixer, norm = layer.spec.mixer, layer.spec.residual.before_mixer
+    if isinstance(mixer, Attention):
+        return (
+            Stage(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), _attention_input, norm),
             Stage(("self_attn.o_proj",), _heads, "self_attn.v_proj"),
-        ),
-        _attention_output,
-    )
-    mlp = Half(
-        (
-            Stage(("mlp.gate_proj", "mlp.up_proj"), _mlp_input, norms.before_feed_forward),
-            Stage(("mlp.down_proj",), _inner, "mlp.up_proj"),
-        ),
-        _mlp_output,
-    )
-    return attention, mlp
+        )
+    first, *others = _MIXER_STAGES[type(mixer)]
+    first = tuple(f"{mixer.name}.{name}" for name in first if hasattr(layer.mixer, name))
+    stages = [Stage(first, _attention_input, norm)]
+    for (name,) in others:
+        module = f"{mixer.name}.{name}"
+        if hasattr(layer.mixer, name):
+            stages.append(Stage((module,), _latent if name == "kv_b_proj" else Given(mixer.name, module), None))
+    return tuple(stages)
+
+
+def _feed_forward_stages(layer: DecoderLayer) -> tuple[Stage, ...]:
+    part, norm = layer.spec.feed_forward, layer.spec.residual.before_feed_forward
+    assert part is not None
+    match part:
+        case GatedMLP():
+            return (
+                Stage(("mlp.gate_proj", "mlp.up_proj"), _mlp_input, norm),
+                Stage(("mlp.down_proj",), _inner, "mlp.up_proj"),
+            )
+        case MLP():  # whose activation stands between its products
+            name = part.name
+            return Stage((f"{name}.up_proj",), _mlp_input, norm), Stage((f"{name}.down_proj",), _inner, None)
+        case Experts():
+            if part.shared is None:
+                return ()
+            # The router and the other experts read the norm too, so nothing is folded into it.
+            shared = f"{part.name}.{part.shared.name}"
+            first = ("gate_proj", "up_proj") if part.gated else ("up_proj",)
+            return (
+                Stage(tuple(f"{shared}.{name}" for name in first), Given(part.name, f"{shared}.{first[0]}"), None),
+                Stage((f"{shared}.down_proj",), Given(part.name, f"{shared}.down_proj"), None),
+            )
 
 
 def _attention_input(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
     return normed(x, layer.norm(layer.spec.residual.before_mixer))
+
+
+def _latent(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+    """What ``kv_b_proj`` would be given, were it not absorbed."""
+    latent: jax.Array = layer.mixer.kv_a_proj_with_mqa(_attention_input(layer, x, context))
+    normed_latent: jax.Array = layer.mixer.kv_a_layernorm(latent[:, : layer.mixer.spec.kv_rank])
+    return normed_latent
 
 
 def _heads(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
@@ -168,7 +271,7 @@ def check_kinds(config: ModelConfig, path: Path) -> None:
         CheckpointError: a kind is not known here.
     """
     for spec in dict.fromkeys(config.layers):
-        if spec.state_of is not None or spec.per_layer is not None or spec.scaled or spec.other is not None:
+        if spec.state_of is not None or spec.per_layer is not None or spec.scaled or spec.beside is not None:
             raise CheckpointError(
                 f"{path}: layers with embeddings or factors of their own, keys of others, or two mixers, cannot be "
                 "calibrated"
@@ -178,11 +281,15 @@ def check_kinds(config: ModelConfig, path: Path) -> None:
             raise CheckpointError(
                 f"{path}: parallel halves, and norms behind them or with a mean, cannot be calibrated"
             )
+        if not isinstance(spec.mixer, Attention | LatentAttention | GatedDelta):
+            raise CheckpointError(f"{path}: layers with {type(spec.mixer).__name__} cannot be calibrated")
         layer = DecoderLayer(spec, config.hidden_size, dtype=jnp.dtype(F32))
         shapes = _shapes(nnx.split(layer)[1])
         for module in (module for half in halves_of(layer) for stage in half.stages for module in stage.modules):
             if f"{module}.weight" not in shapes:
-                raise CheckpointError(f"{path}: layers without {module}, such as experts, cannot be calibrated")
+                raise CheckpointError(f"{path}: layers without {module} cannot be calibrated")
+    if any(isinstance(spec.feed_forward, Experts) for spec in config.layers):
+        logger.warning("%s: the stacks of experts are rounded to nearest; all else of a layer is calibrated", path)
 
 
 def _shapes(state: Any) -> dict[str, jax.ShapeDtypeStruct]:

@@ -212,12 +212,81 @@ def test_refusals(platform: Platform) -> None:
         next(calibrate(less, SEQUENCES, settings("gptq"), platform))
 
 
-@pytest.mark.parametrize("dense", [[], [0, 1]])
-def test_experts_are_refused_before_anything_is_calibrated(platform: Platform, dense: list[int]) -> None:
-    source = open_checkpoint(GOLDEN / "qwen3-moe", overrides={"mlp_only_layers": dense})
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        ("qwen3_5", "gptq"),
+        ("minicpm3", "gptq"),
+        ("minicpm3", "awq"),
+        pytest.param("qwen3_5", "awq", marks=pytest.mark.slow),
+    ],
+)
+def test_eight_bits_of_other_mixers_are_the_same_model(
+    family: str, method: str, platform: Platform, tmp_path: Path
+) -> None:
+    """Latent attention and gated delta nets."""
+    source = opened(family)
     plan = SavePlan.of(source, "int8")
-    with pytest.raises(CheckpointError, match=r"layers without mlp\.gate_proj, such as experts, cannot be calibrated"):
-        next(calibrate(plan, SEQUENCES, settings("gptq"), platform))
+    results = list(calibrate(plan, SEQUENCES, settings(method), platform))
+    assert {result.name for result in results if isinstance(result, Calibrated)} == set(plan.layers)
+    nearest = round_to_nearest(plan.tensors, plan.layers)
+    written = [write(plan, tmp_path / name, each) for name, each in (("a", iter(results)), ("b", nearest))]
+    logits = logits_of(family)
+    before, after, plainly = (logits(checkpoint) for checkpoint in (source, *written))
+    assert 0 < np.linalg.norm(after - before) < 1.5 * np.linalg.norm(plainly - before) < 0.4 * np.linalg.norm(before)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "minicpm3"])
+def test_inputs_of_last_projections(family: str, platform: Platform) -> None:
+    """What is captured gives what the half adds."""
+    checkpoint = opened(family)
+    config = models.model_config(checkpoint.config)
+    layer = CalibratedLayer(checkpoint, config, 0, platform)
+    x = jax.random.normal(jax.random.key(0), (24, config.hidden_size))
+    around, last = alone(config.layers[0], 24), layer.halves[0].stages[-1]
+    given = np.asarray(layer.run(last.inputs, x, around))
+    out = given @ layer.values[f"{last.modules[0]}.weight"].T
+    added = np.asarray(layer.run(layer.halves[0].outputs, x, around)) - np.asarray(x)
+    scale = config.layers[0].residual.scale
+    np.testing.assert_allclose(scale * out, added, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        ("qwen3-moe", "gptq"),
+        *(
+            pytest.param(family, method, marks=pytest.mark.slow)
+            for family in (
+                "deepseek-v2",
+                "deepseek-v3",
+                "qwen3-next",
+                "qwen2-moe",
+                "glm4-moe",
+                "granite-moe",
+                "minimax-m2",
+            )
+            for method in ("gptq", "awq")
+        ),
+    ],
+)
+def test_all_but_stacks_of_experts_is_calibrated(
+    family: str, method: str, platform: Platform, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = SavePlan.of(opened(family), "int4_asym", group_size=0)
+    results = {result.name: result for result in calibrate(plan, SEQUENCES, settings(method, clip=False), platform)}
+    assert set(results) >= set(plan.layers)
+    calibrated = {name: result for name, result in results.items() if isinstance(result, Calibrated)}
+    assert {name for name in plan.layers if ".experts." not in name} == set(calibrated)
+    assert set(calibrated) < set(plan.layers)
+    assert "the stacks of experts are rounded to nearest" in caplog.text
+    outputs = sum((result.outputs for result in calibrated.values()), Difference())
+    assert 0 < outputs.relative < sum((result.nearest for result in calibrated.values()), Difference()).relative
+
+
+def test_layers_that_are_not_known_are_refused_before_anything_is_calibrated(platform: Platform) -> None:
+    with pytest.raises(CheckpointError, match="parallel halves, and norms behind them or with a mean"):
+        next(calibrate(SavePlan.of(opened("cohere"), "int8"), SEQUENCES, settings("gptq"), platform))
 
 
 def test_weights_that_are_no_numbers(platform: Platform, tmp_path: Path) -> None:
