@@ -15,6 +15,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.cache_events import EventBatch
 from llmjax.engine.device_state import NOT_FINITE
 from llmjax.engine.event_publisher import EventPublisher
+from llmjax.engine.free_run import FreeRun, num_allowed
 from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.memory import KVPlan
 from llmjax.engine.model import LoadedModel
@@ -29,9 +30,10 @@ from llmjax.engine.sleep import Sleeper
 from llmjax.engine.speculation import Speculation
 from llmjax.engine.stats import DraftCounts, EngineTotals, HostTime, KVStats, StatLogger, StepStats
 from llmjax.errors import Asleep, CompileError, GenerationFailed, InvalidRequest, LLMJaxError
+from llmjax.models.layers.state import LastState
 from llmjax.outputs import REPETITION, Logprob, TokenLogprobs
 from llmjax.platforms import Platform
-from llmjax.sampling.settings import RequestSampling, request_sampling
+from llmjax.sampling.settings import Feature, RequestSampling, request_sampling
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -148,6 +150,7 @@ class Engine:
         self._publisher = publisher
         self._giver = giver
         self.profiler = Profiler(config.profile_dir)
+        self._recurrent = any(isinstance(span, LastState) for span in model.config.spans)
         self._sleeper = Sleeper(config, platform=platform, model=model, runner=runner)
         self._clock = _HostClock()
         self._last_read = 0.0
@@ -198,12 +201,13 @@ class Engine:
                 seed=seed,
                 tokens=list(request.prompt_token_ids),
                 times=SequenceTimes(arrival=request.arrival_time),
-                every_token=resolved.bans_vary or request.matcher is not None,
+                every_token=resolved.bans_vary,
                 matcher=None if request.matcher is None else _begun(request.matcher, request),
                 # What each token is scored by, or changed by, is worked out where it is sampled.
                 jumps=request.matcher is not None and params.logprobs is None and not resolved.uses_slot,
+                free_run=FreeRun() if self._runs_freely(request, resolved) else None,
             )
-            if self._speculation is not None and not sequence.every_token:
+            if self._speculation is not None and not sequence.every_token and request.matcher is None:
                 sequence.drafter = self._speculation.drafter(sequence.tokens)
             sampling[sequence] = resolved
         # Nothing below fails: a request is there as a whole, or not at all.
@@ -215,6 +219,12 @@ class Engine:
                 self.scheduler.hold(sequence)
             else:
                 self.scheduler.add(sequence)
+
+    def _runs_freely(self, request: EngineRequest, sampling: RequestSampling) -> bool:
+        """Whether tokens of a request with a grammar may be sampled without masks: no filter looks at the others, and
+        nothing that the device keeps of a token that is refused would have to be taken back."""
+        kept = Feature.FILTER | Feature.PENALTY
+        return request.matcher is not None and not sampling.features & kept and not self._recurrent
 
     def abort(self, request_id: int, index: int | None = None) -> list[EngineOutput]:
         """Ends a request (or one continuation of it); returns the last outputs. Unknown ids are ignored: it may have
@@ -240,7 +250,7 @@ class Engine:
         outputs: list[EngineOutput] = []
         self._clock.start()
         drafts, before = self._drafts(), None
-        if drafts and (before := self._pending) is not None:
+        if (drafts or self._runs_free()) and (before := self._pending) is not None:
             self._clock.lap("plan")
             self._pending = None
             outputs = self._read(before)
@@ -274,6 +284,10 @@ class Engine:
         """Tells of the changes in the prefix cache."""
         if self._publisher is not None and (events := self.kv.take_events()):
             self._publisher.publish(EventBatch(time.time(), events, self._publisher.rank))
+
+    def _runs_free(self) -> bool:
+        """Tokens are on their way that a grammar has to be asked about before more follow."""
+        return any(sequence.free_run is not None and sequence.in_flight for sequence in self.scheduler.running)
 
     def _drafts(self) -> Mapping[Sequence, tuple[int, ...]]:
         """Guesses at what follows the tokens that are known, where it pays to verify them."""
@@ -418,6 +432,8 @@ class Engine:
         for i, (row, brought) in enumerate(zip(rows, tokens, strict=True)):
             sequence = row.sequence
             if row.samples and sequence.status is not Status.FINISHED:
+                if sequence.matcher is not None:
+                    brought = self._allowed(sequence, brought, masked=pending.plan.waits)
                 sequence.in_flight -= row.steps
                 if len(brought) < row.steps and sequence.status is Status.RUNNING:
                     self.kv.fall_short(sequence, row.steps - len(brought))
@@ -426,6 +442,27 @@ class Engine:
                     continue
                 times.take(sequence.times, self._take_tokens(sequence, brought, outputs, logprobs, i))
         return outputs
+
+    def _allowed(self, sequence: Sequence, tokens: tuple[int, ...], *, masked: bool) -> tuple[int, ...]:
+        """Those of a row's tokens that its grammar lets it keep; the device believes in the others until it is told.
+
+        Args:
+            masked: they were sampled under a mask.
+        """
+        run = sequence.free_run
+        if run is None or not tokens:
+            return tokens
+        if masked:
+            run.masked()
+            return tokens
+        assert sequence.matcher is not None
+        finite = tokens[:-1] if tokens[-1] == NOT_FINITE else tokens
+        count = num_allowed(sequence.matcher, finite)
+        if count == len(finite) < len(tokens):
+            return tokens  # the failure is behind tokens that hold
+        run.ran(allowed=count, of=len(tokens))
+        sequence.rewound = sequence.rewound or count < len(tokens)
+        return tokens[:count]
 
     def _take_tokens(
         self,
@@ -541,7 +578,9 @@ class Engine:
         steps = max([len(sampled) if row.samples else 1 for row, sampled in zip(plan.rows, tokens, strict=False)])
         if plan.drafts:
             steps = 1
-        if plan.decode_only and not plan.admitted:
+        if plan.waits and plan.decode_only:
+            pass  # one step, however long others may take
+        elif plan.decode_only and not plan.admitted:
             self._pace.record(steps, seconds)
         else:
             self._pace.restart()

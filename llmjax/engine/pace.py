@@ -28,7 +28,7 @@ class Pace:
         """A dispatch of decodes alone took ``steps`` steps in ``seconds``."""
         if steps:
             fitting = int(self._seconds * steps / max(seconds, 1e-9))
-            self._steps = max(1, min(self._most, 2 * steps, fitting))
+            self._steps = max(1, min(self._most, max(2 * steps, self._steps), fitting))
 
     def restart(self) -> None:
         """The batch has changed: what a step takes now is unknown."""

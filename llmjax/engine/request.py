@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmjax.engine.drafter import Drafter
+from llmjax.engine.free_run import FreeRun
 from llmjax.errors import LLMJaxError
 from llmjax.outputs import TokenLogprobs
 from llmjax.sampling.params import SamplingParams
@@ -108,6 +109,8 @@ class Sequence:
     every_token: bool = False  # the host has to see each token before the one after the next is sampled
     matcher: LLMatcher | None = None  # of the request's grammar, behind ``tokens``
     jumps: bool = False  # tokens that the grammar forces are not sampled
+    free_run: FreeRun | None = None  # how far it may run without masks; None: it has no grammar, or needs one always
+    rewound: bool = False  # it goes on before where the device believes it to be
     drafter: Drafter | None = None  # guesses at what follows ``tokens``; None: the sequence is decoded plainly
     keys: list[bytes] = field(default_factory=list)  # digests of the full pages hashed so far
     num_committed: int = 0  # full pages whose content the pools know
@@ -126,7 +129,8 @@ class Sequence:
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
         self.end = self.num_prompt_tokens + self.request.max_tokens
         self.rank = (self.request.priority, self.order)
-        self.between = self.every_token or self.request.params.min_tokens > 0
+        limited = self.every_token or self.free_run is not None
+        self.between = limited or self.request.params.min_tokens > 0
 
     @property
     def num_tokens(self) -> int:
@@ -152,10 +156,16 @@ class Sequence:
     @property
     def steps_alone(self) -> int:
         """Tokens the device may sample before the host has to do something for the sequence."""
-        if self.every_token:
+        if self.every_token or self.needs_mask:
             return 1
         forbidden = self.request.params.min_tokens - (self.num_tokens - self.num_prompt_tokens)
-        return forbidden if forbidden > 0 else self.steps_left  # then stop ids are allowed again
+        alone = forbidden if forbidden > 0 else self.steps_left  # then stop ids are allowed again
+        return alone if self.free_run is None else min(alone, self.free_run.steps)
+
+    @property
+    def needs_mask(self) -> bool:
+        """What it may sample next, the host has to say."""
+        return self.matcher is not None and (self.free_run is None or not self.free_run.steps)
 
     @property
     def num_certain(self) -> int:

@@ -234,6 +234,11 @@ class Runner:
         admitted = set(plan.admitted)
         new = [self._new_row(row, sampling[row.sequence]) for row in plan.rows if row.sequence in admitted]
         for row in plan.rows:
+            if row.sequence.rewound:
+                row.sequence.rewound = False
+                if row.sequence not in admitted:
+                    new.append(_same_row(row, sampling[row.sequence]))
+        for row in plan.rows:
             if row.sequence.between and row.samples:
                 self._before_sampling(row, sampling[row.sequence])
         program = self.programs.pick(plan, usable=self._masked.ready) if plan.waits else self.programs.pick(plan)
@@ -348,7 +353,7 @@ class Runner:
                 output=sequence.tokens[count:],
             )
             self._state = replace(self._state, sampler=sampler)
-        return NewRow(slot=sequence.slot, length=row.start, words=row_words(sequence, sampling))
+        return _same_row(row, sampling)
 
     def _before_sampling(self, row: Row, sampling: RequestSampling) -> None:
         sequence = row.sequence
@@ -361,3 +366,8 @@ class Runner:
             history = sequence.tokens[: row.start + row.count - 1]
             sampler = self._slots.ban(self._state.sampler, sequence.slot, sampling, history=history)
             self._state = replace(self._state, sampler=sampler)
+
+
+def _same_row(row: Row, sampling: RequestSampling) -> NewRow:
+    """A sequence's row, with as many tokens as the host knows of."""
+    return NewRow(slot=row.sequence.slot, length=row.start, words=row_words(row.sequence, sampling))

@@ -27,6 +27,7 @@ class Row(msgspec.Struct, gc=False):  # a plan makes one for each sequence; noth
     count: int
     samples: bool  # the last of them is the sequence's last known token, so the step samples the next one
     steps: int = 1  # tokens to sample one after another; fewer if the sequence ends, or drafts are rejected
+    masked: bool = False  # what it may sample, the host has to say
     drafts: tuple[int, ...] = ()  # guesses at the tokens that it samples but the last; all are computed in one step
 
     @property
@@ -83,7 +84,7 @@ class StepPlan:
     @cached_property
     def waits(self) -> bool:
         """What a row may sample follows from the token before it, which the host has to read first."""
-        return any(row.samples and row.sequence.matcher is not None for row in self.rows)
+        return any(row.masked for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,8 @@ class Scheduler:
             start, known = sequence.num_computed, len(sequence.tokens) + sequence.in_flight
             own = guesses.get(sequence, ())
             steps_now = 1 + len(own) if guesses else min(steps, sequence.steps_left) if steps > 1 else 1
-            rows.append(Row(sequence, start, count, start + count == known, steps_now, own))
+            samples = start + count == known
+            rows.append(Row(sequence, start, count, samples, steps_now, samples and sequence.needs_mask, own))
             self.kv.advance(sequence, count + steps_now - 1)
         admitted = self._admit(budget, rows) if not preempted else []
         if chunks or admitted:
@@ -260,6 +262,8 @@ class Scheduler:
         steps = min(max_steps, max([sequence.steps_left for sequence in counts]))
         for sequence in counts:
             if sequence.num_computed < sequence.num_prompt_tokens and sequence.wants_prompt_logprobs:
+                return 1
+            if sequence.missing > 1 or sequence.needs_mask:
                 return 1
             if sequence.between and sequence.steps_alone < sequence.steps_left:
                 steps = min(steps, sequence.steps_alone)
@@ -305,7 +309,8 @@ class Scheduler:
                 sequence.times.scheduled = time.monotonic()
                 sequence.num_cached_tokens = cached
             insort(self.running, sequence, key=_rank)
-            rows.append(Row(sequence, cached, count, cached + count == sequence.num_tokens))
+            samples = cached + count == sequence.num_tokens
+            rows.append(Row(sequence, cached, count, samples, masked=samples and sequence.needs_mask))
             self.kv.advance(sequence, count)
             admitted.append(sequence)
             budget -= count
