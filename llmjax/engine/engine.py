@@ -30,7 +30,6 @@ from llmjax.engine.sleep import Sleeper
 from llmjax.engine.speculation import Speculation
 from llmjax.engine.stats import DraftCounts, EngineTotals, HostTime, KVStats, StatLogger, StepStats
 from llmjax.errors import Asleep, CompileError, GenerationFailed, InvalidRequest, LLMJaxError
-from llmjax.models.layers.state import LastState
 from llmjax.outputs import REPETITION, Logprob, TokenLogprobs
 from llmjax.platforms import Platform
 from llmjax.sampling.settings import Feature, RequestSampling, request_sampling
@@ -150,7 +149,6 @@ class Engine:
         self._publisher = publisher
         self._giver = giver
         self.profiler = Profiler(config.profile_dir)
-        self._recurrent = any(isinstance(span, LastState) for span in model.config.spans)
         self._sleeper = Sleeper(config, platform=platform, model=model, runner=runner)
         self._clock = _HostClock()
         self._last_read = 0.0
@@ -224,7 +222,7 @@ class Engine:
         """Whether tokens of a request with a grammar may be sampled without masks: no filter looks at the others, and
         nothing that the device keeps of a token that is refused would have to be taken back."""
         kept = Feature.FILTER | Feature.PENALTY
-        return request.matcher is not None and not sampling.features & kept and not self._recurrent
+        return request.matcher is not None and not sampling.features & kept and self.kv.goes_back
 
     def abort(self, request_id: int, index: int | None = None) -> list[EngineOutput]:
         """Ends a request (or one continuation of it); returns the last outputs. Unknown ids are ignored: it may have
@@ -286,8 +284,9 @@ class Engine:
             self._publisher.publish(EventBatch(time.time(), events, self._publisher.rank))
 
     def _runs_free(self) -> bool:
-        """Tokens are on their way that a grammar has to be asked about before more follow."""
-        return any(sequence.free_run is not None and sequence.in_flight for sequence in self.scheduler.running)
+        """Some sequence goes on without a mask behind tokens that its grammar has to be asked about."""
+        running = self.scheduler.running
+        return any(s.free_run is not None and s.in_flight and not s.needs_mask for s in running)
 
     def _drafts(self) -> Mapping[Sequence, tuple[int, ...]]:
         """Guesses at what follows the tokens that are known, where it pays to verify them."""
@@ -355,8 +354,11 @@ class Engine:
                 sequence.in_flight -= row.steps
             else:
                 matchers[i] = sequence.matcher
-        self._pending = self.runner.sample(pending, matchers)
+        mask = self.runner.masks(pending, matchers)
+        self._pending = self.runner.sample(pending, mask)
         for i, matcher in matchers.items():
+            if (run := pending.plan.rows[i].sequence.free_run) is not None:
+                run.masked(int(np.bitwise_count(mask[i]).sum()) / self.model.config.vocab_size)
             if matcher.is_error():
                 outputs.append(self._end(pending.plan.rows[i].sequence, _no_mask(matcher.get_error())))
         return outputs
@@ -450,10 +452,7 @@ class Engine:
             masked: they were sampled under a mask.
         """
         run = sequence.free_run
-        if run is None or not tokens:
-            return tokens
-        if masked:
-            run.masked()
+        if run is None or not tokens or masked:
             return tokens
         assert sequence.matcher is not None
         finite = tokens[:-1] if tokens[-1] == NOT_FINITE else tokens

@@ -13,33 +13,38 @@ from collections.abc import Sequence
 from llguidance import LLMatcher
 
 MEMORY = 0.8  # weight of all runs before one among those up to it
-PRIOR = (4.0, 1.0)  # tokens that were allowed, and that were not, before the first
+FADING = 0.9  # of refusals, with each token under a mask: some time another run is tried
 LEAST = 2.0  # tokens that a run should bring: fewer are not worth those that it may lose
+WIDE = 0.5  # share of the vocabulary that a mask leaves where a grammar asks for little, as inside strings
+PRIORS = {True: (8.0, 1.0), False: (2.0, 1.0)}  # tokens that were allowed, and that were not, before the first
 
 
 class FreeRun:
-    """How far one sequence may run without a mask."""
+    """How far one sequence may run without a mask. Where its last mask was a wide one, and where not, is learned apart:
+    small models seldom write the commas and brackets that a form wants, large ones nearly always."""
 
     def __init__(self) -> None:
-        self._allowed, self._refused = PRIOR
-        self._masked = True  # the next token needs one: the first does, and one behind a token that was refused
+        self._counts = dict(PRIORS)
+        self._wide = False
+        self._masked = True  # the next token needs a mask: the first does, and one behind a token that was refused
 
     @property
     def steps(self) -> int:
         """Tokens that the next dispatch may sample; 0: one, under a mask."""
-        if self._masked or self._allowed < LEAST * self._refused:
-            return 0
-        return int(self._allowed / self._refused)
+        allowed, refused = self._counts[self._wide]
+        return 0 if self._masked or allowed < LEAST * refused else int(allowed / refused)
 
     def ran(self, *, allowed: int, of: int) -> None:
         """A run sampled so many tokens, of which the first ``allowed`` were."""
-        self._allowed = MEMORY * self._allowed + allowed
-        self._refused = MEMORY * self._refused + (allowed < of)
+        before, refused = self._counts[self._wide]
+        self._counts[self._wide] = (MEMORY * before + allowed, MEMORY * refused + (allowed < of))
         self._masked = allowed < of
 
-    def masked(self) -> None:
-        """A token was sampled under a mask. What is known of runs counts for less, so that another will be tried."""
-        self._refused *= MEMORY
+    def masked(self, share: float) -> None:
+        """A token is sampled under a mask that leaves this share of the vocabulary."""
+        self._wide = share >= WIDE
+        allowed, refused = self._counts[self._wide]
+        self._counts[self._wide] = (allowed, FADING * refused)
         self._masked = False
 
 

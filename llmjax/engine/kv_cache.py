@@ -10,7 +10,7 @@ import numpy as np
 
 from llmjax.engine.cache_events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvents
 from llmjax.engine.host_pages import KeptPage, PageName
-from llmjax.engine.layer_states import GroupSpec, LayerStates, kind_of
+from llmjax.engine.layer_states import GroupSpec, LayerStates, StateSlots, kind_of
 from llmjax.engine.offload import HOST, Contents, Fetch, Offload, PageDevice, Source
 from llmjax.engine.page_pool import PageKey, PagePool
 from llmjax.engine.request import Sequence
@@ -195,6 +195,11 @@ class KVCache:
             group.reserve(sequence, end)
         sequence.room = min([group.room(sequence) for group in self.groups])
         return True
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether a sequence can go on before tokens that were computed; a recurrent state cannot be what it was."""
+        return not any(isinstance(group, StateSlots) for group in self.groups)
 
     def waits_for_step(self, sequence: Sequence) -> bool:
         """Whether it may give pages back as soon as it is known how far the steps in flight have got."""

@@ -285,13 +285,20 @@ class Runner:
 
         return LastStage(self._group, hidden=hidden, rows=lambda: self._state.rows)
 
-    def sample(self, pending: PendingStep, masks: Mapping[int, LLMatcher]) -> PendingStep:
+    def masks(self, pending: PendingStep, matchers: Mapping[int, LLMatcher]) -> Ints:
+        """What the rows of a dispatch whose plan ``waits`` may sample, as `sample` takes it.
+
+        Args:
+            matchers: by row; other rows may sample everything.
+        """
+        return bit_masks(matchers, rows=pending.bucket.rows, vocab_size=self.model.config.vocab_size)
+
+    def sample(self, pending: PendingStep, mask: Ints) -> PendingStep:
         """Starts what a dispatch whose plan ``waits`` has left to do.
 
         Args:
-            masks: by row, what may come next; other rows may sample everything.
+            mask: from `masks`.
         """
-        mask = bit_masks(masks, rows=pending.bucket.rows, vocab_size=self.model.config.vocab_size)
         program, output = self._masked.program(pending.bucket), pending.output
         if self._group.size > 1 and self._stages is None:
             self._group.tell(RunMasked(pending.bucket, Array.of(mask)))

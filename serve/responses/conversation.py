@@ -8,11 +8,21 @@ from typing import Any
 
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.protocol.chat import ChatMessage
+from llmjax.serve.responses.custom_tools import arguments_of
 from llmjax.serve.sealing import unsealed
 
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 SYSTEM = frozenset({"system", "developer"})
 ROLES = frozenset({"user", "assistant", *SYSTEM})
+# Of ids, by the type of what they are of.
+PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
 Item = dict[str, Any]
 
 
@@ -59,6 +69,8 @@ class _Conversation:
             "reasoning": self._reasoning,
             "function_call": self._call,
             "function_call_output": self._result,
+            "custom_tool_call": self._custom_call,
+            "custom_tool_call_output": self._result,
         }
 
     def read(self, item: Item, path: str) -> None:
@@ -110,6 +122,10 @@ class _Conversation:
                 self._ignored.append(f"{path}.encrypted_content")
             else:
                 self._thought.append(text)
+
+    def _custom_call(self, item: Item, path: str) -> None:
+        _check_text(item, "input", path)
+        self._call({**item, "arguments": arguments_of(item["input"])}, path)
 
     def _call(self, item: Item, path: str) -> None:
         for field in ("call_id", "name", "arguments"):
@@ -179,7 +195,7 @@ def _listed(item: Item) -> Item:
     kind = item.get("type", "message")
     common = {"id": item.get("id"), "type": kind, "status": "completed"}
     if not isinstance(common["id"], str):
-        common["id"] = new_id({"message": "msg", "reasoning": "rs", "function_call": "fc"}.get(kind, "fco"))
+        common["id"] = new_id(PREFIXES[kind])
     match kind:
         case "message":
             role = item["role"]
@@ -188,7 +204,10 @@ def _listed(item: Item) -> Item:
         case "function_call":
             kept = ("call_id", "name", "arguments", "namespace")
             return {**common, **{name: item[name] for name in kept if item.get(name) is not None}}
-        case "function_call_output":
+        case "custom_tool_call":
+            kept = ("call_id", "name", "input", "namespace")
+            return {**common, **{name: item[name] for name in kept if item.get(name) is not None}}
+        case "function_call_output" | "custom_tool_call_output":
             output = item["output"]
             parts = output if isinstance(output, str) else [_listed_part(one, "input_text") for one in output]
             return {**common, "call_id": item["call_id"], "output": parts}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmjax.parsing.events import Arguments, CallBegun, Content, Event, Reasoning
 from llmjax.serve.errors import ApiError
-from llmjax.serve.responses.conversation import new_id
+from llmjax.serve.responses.conversation import PREFIXES, new_id
+from llmjax.serve.responses.custom_tools import InputReader
 from llmjax.serve.sealing import sealed
 
 Data = dict[str, Any]
+WRITTEN = {"function_call": "arguments", "custom_tool_call": "input"}  # what a model writes of a call
 
 
 @dataclass
@@ -21,11 +23,13 @@ class _Open:
 
     Args:
         item: as it was when it began.
+        input: of a call to a custom tool.
         pieces: of its text or its arguments.
         logprobs: of its tokens.
     """
 
     item: Data
+    input: InputReader | None = None
     pieces: list[str] = field(default_factory=list)
     logprobs: list[Data] = field(default_factory=list)
 
@@ -39,12 +43,21 @@ class ResponseWriter:
         response: its fields, but those that tell how it ends.
         seal: give reasoning items their ``encrypted_content``.
         namespaces: of functions that are in one, and their names there, by what the model calls them.
+        custom: what the model calls tools that are no functions.
     """
 
-    def __init__(self, response: Data, *, seal: bool, namespaces: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        response: Data,
+        *,
+        seal: bool,
+        namespaces: Mapping[str, tuple[str, str]],
+        custom: Collection[str] = (),
+    ) -> None:
         self.response: Data = {**response, "output": []}
         self._seal = seal
         self._namespaces = namespaces
+        self._custom = custom
         self._next = 0
         self._open: _Open | None = None
 
@@ -75,7 +88,10 @@ class ResponseWriter:
             case CallBegun(name, id):
                 return [*self._close("completed"), *self._begin(self._call(name, id))]
             case Arguments(text):
-                return [self._piece("function_call_arguments.delta", text, {"delta": text})]
+                assert self._open is not None
+                if self._open.input is None:
+                    return [self._piece("function_call_arguments.delta", text, {"delta": text})]
+                return self._input(self._open.input.read(text))
 
     def finish(self, reason: str | None, usage: Data) -> list[Data]:
         """The response has ended.
@@ -113,6 +129,10 @@ class ResponseWriter:
         """The response as it is now."""
         return {**self.response, "output": [*self.response["output"], *([self._closed()] if self._open else [])]}
 
+    def _input(self, text: str) -> list[Data]:
+        """More of the input of a call to a custom tool."""
+        return [self._piece("custom_tool_call_input.delta", text, {"delta": text})] if text else []
+
     def _event(self, kind: str, fields: Data) -> Data:
         event = {"type": kind, "sequence_number": self._next, **fields}
         self._next += 1
@@ -143,14 +163,15 @@ class ResponseWriter:
         return {"id": new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
 
     def _call(self, name: str, id: str | None) -> Data:
-        item = {"id": new_id("fc"), "type": "function_call", "status": "in_progress"}
+        kind = "custom_tool_call" if name in self._custom else "function_call"
+        item: Data = {"id": new_id(PREFIXES[kind]), "type": kind, "status": "in_progress"}
         if name in self._namespaces:
             namespace, name = self._namespaces[name]
             item["namespace"] = namespace
-        return {**item, "call_id": id, "name": name, "arguments": ""}
+        return {**item, "call_id": id, "name": name, WRITTEN[kind]: ""}
 
     def _begin(self, item: Data) -> list[Data]:
-        self._open = _Open(item)
+        self._open = _Open(item, InputReader() if item["type"] == "custom_tool_call" else None)
         place = {"output_index": len(self.response["output"]), "item": item}
         events = [self._event("response.output_item.added", place)]
         if (part := _part(item, "", [])) is not None:
@@ -162,21 +183,23 @@ class ResponseWriter:
         assert self._open is not None
         item, text = self._open.item, "".join(self._open.pieces)
         if (part := _part(item, text, self._open.logprobs)) is None:
-            return {**item, "status": status, "arguments": text}
+            return {**item, "status": status, WRITTEN[item["type"]]: text}
         sealing = {"encrypted_content": sealed(text)} if self._seal and item["type"] == "reasoning" else {}
         return {**item, "status": status, "content": [part], **sealing}
 
     def _close(self, status: str) -> list[Data]:
         if self._open is None:
             return []
+        events = [] if self._open.input is None else self._input(self._open.input.finish())
         item, text = self._closed(status), "".join(self._open.pieces)
-        events = []
         match item["type"]:
             case "message":
                 more = {"content_index": 0, "text": text, "logprobs": self._open.logprobs}
                 events.append(self._of_item("output_text.done", more))
             case "reasoning":
                 events.append(self._of_item("reasoning_text.done", {"content_index": 0, "text": text}))
+            case "custom_tool_call":
+                events.append(self._of_item("custom_tool_call_input.done", {"input": text}))
             case _:
                 more = {"name": item["name"], "arguments": text}
                 events.append(self._of_item("function_call_arguments.done", more))

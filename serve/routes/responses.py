@@ -37,6 +37,7 @@ from llmjax.serve.protocol.responses import (
 from llmjax.serve.protocol.tools import calls_allowed
 from llmjax.serve.responses.background import Background
 from llmjax.serve.responses.conversation import Item, flat_name, listed, messages_of, new_id
+from llmjax.serve.responses.custom_tools import as_function, is_told_only
 from llmjax.serve.responses.store import StoredResponse, find_items
 from llmjax.serve.responses.writer import ResponseWriter
 from llmjax.serve.sse import EventStream, named_event, obfuscated
@@ -50,6 +51,8 @@ NAMES = {
     r"messages": "input",
 }
 MOST_LISTED = 100
+# Tools that OpenAI runs, and that clients such as Codex offer with every request: a model may answer without.
+UNUSED_TOOLS = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"})
 
 
 async def create_response(request: Request) -> Response | ASGIApp:
@@ -233,18 +236,19 @@ def _tools(body: InputRequest) -> tuple[list[dict[str, Any]], Any]:
     Raises:
         ApiError: one is not a function, or the choice is not one.
     """
-    tools = [flat for i, tool in enumerate(body.tools or []) for flat in _flat(tool, f"tools.{i}")]
+    given = [(f"tools.{i}", tool) for i, tool in enumerate(body.tools or []) if tool.get("type") not in UNUSED_TOOLS]
+    tools = [flat for path, tool in given for flat in _flat(tool, path)]
     choice = body.tool_choice
     if not isinstance(choice, dict):
         return tools, choice
     match choice:
-        case {"type": "function"}:
+        case {"type": "function" | "custom"}:
             return tools, {"type": "function", "function": {"name": choice.get("name")}}
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [*allowed]}:
             names = [tool.get("name") for tool in allowed if isinstance(tool, dict)]
             return [tool for tool in tools if tool["function"].get("name") in names], mode
     raise ApiError(
-        '`tool_choice` must be "auto", "none", "required", a function or allowed_tools',
+        '`tool_choice` must be "auto", "none", "required", a function, a custom tool or allowed_tools',
         param="tool_choice",
         code="invalid_value",
     )
@@ -270,6 +274,23 @@ def _inner(tool: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     return tools if named else None
 
 
+def _custom(body: ResponsesRequest) -> set[str]:
+    """What the model calls tools that are no functions."""
+    return {
+        flat_name(tool["name"], one["name"]) if tool is not one else one["name"]
+        for tool in body.tools or []
+        for one in _inner(tool) or [tool]
+        if one.get("type") == "custom"
+    }
+
+
+def _unheeded(body: InputRequest) -> list[str]:
+    """Tools that no call can come of, and grammars that nothing holds a model to."""
+    tools = list(enumerate(body.tools or []))
+    unused = [f"tools.{i}" for i, tool in tools if tool.get("type") in UNUSED_TOOLS]
+    return unused + [f"tools.{i}.format" for i, tool in tools if is_told_only(tool)]
+
+
 def _namespaces(body: ResponsesRequest) -> dict[str, tuple[str, str]]:
     """The functions in namespaces of a request whose tools `_flat` has found good."""
     return {
@@ -280,9 +301,12 @@ def _namespaces(body: ResponsesRequest) -> dict[str, tuple[str, str]]:
 
 
 def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
+    if tool.get("type") == "custom":
+        return as_function(tool, path)
     if (kind := tool.get("type")) != "function":
         raise ApiError(
-            f"`{path}.type`: {cut(str(kind))!r} tools are not supported, only functions: the server runs no tools",
+            f"`{path}.type`: {cut(str(kind))!r} tools are not supported: the server runs no tools; give it a "
+            "function, or a custom tool, that your program runs",
             param=f"{path}.type",
             code="unsupported_parameter",
         )
@@ -320,8 +344,11 @@ async def _begin(server: Server, body: ResponsesRequest, request: Request) -> Wr
         record = record_of(request)
         salt = cache_salt_of(request, body.cache_salt)
         turn = await prepare(server, chat, record=record, cache_salt=salt, id=id)
-    record.ignored += [name for name in body.without_effect() if name not in record.ignored]
-    writer = ResponseWriter(_fields(server, body, turn), seal=body.includes(SEALED), namespaces=_namespaces(body))
+    unheeded = [*body.without_effect(), *_unheeded(body)]
+    record.ignored += [name for name in unheeded if name not in record.ignored]
+    writer = ResponseWriter(
+        _fields(server, body, turn), seal=body.includes(SEALED), namespaces=_namespaces(body), custom=_custom(body)
+    )
     asked = await off_loop(lambda: orjson.dumps(items), size=CHARS_PER_PART * len(items)) if body.stored else b""
     return Writing(server=server, body=body, turn=turn, writer=writer, owner=owner, input=asked, num_items=len(items))
 

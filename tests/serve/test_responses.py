@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
@@ -39,8 +40,10 @@ SCRIPTS = {
     "[THINK]": "So they say hello. I shall greet.\n\n[/THINK] Good day to you!",
     "namespaced": '<tool_call>{"name": "get__weather", "arguments": {"city": "Graz"}}</tool_call>',
     "object": '{"town":"Wien","size":1931}',
+    "edited": '<tool_call>{"name": "edit", "arguments": {"input": "- \\"old\\"\\n+ new \\u00fc\\n"}}</tool_call>',
     "forced": '[{"name":"get_weather","arguments":{"city":"Oslo"}}]',
 }
+EDIT: dict[str, Any] = {"type": "custom", "name": "edit", "description": "Changes files"}
 SPECIAL = ["<think>", "[THINK]", "[/THINK]"]
 TEMPLATE = (
     "{# <tool_call> <think></think> #}{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
@@ -211,6 +214,48 @@ def test_events_come_in_their_order_and_say_the_same(http: httpx.Client, script:
         assert text == (item["arguments"] if "arguments" in item else item["content"][0]["text"])
     whole = answer(http, script)
     assert said(whole["output"]) == said(final["output"]) and whole.keys() == final.keys()
+
+
+def test_custom_tools(http: httpx.Client) -> None:
+    text = '- "old"\n+ new ü\n'
+    (item,) = answer(http, "edited", tools=[WEATHER, EDIT])["output"]
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "edit", text)
+    assert item["id"].startswith("ctc_") and item["call_id"]
+    events = streamed(http, "edited", tools=[EDIT])
+    kinds = [kind for kind, _ in itertools.groupby(event["type"] for event in events[2:-1])]
+    assert kinds == [
+        "response.output_item.added",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+    ]
+    assert "".join(event["delta"] for event in events if "delta" in event) == text
+    final = events[-1]["response"]
+    assert events[-3]["input"] == text == final["output"][0]["input"] and final["tools"][0]["type"] == "custom"
+    result = {"type": "custom_tool_call_output", "call_id": final["output"][0]["call_id"], "output": "done"}
+    follows = answer(http, "plain", tools=[EDIT], input=[result], previous_response_id=final["id"])
+    assert said(follows["output"])[0][0] == "message"
+    listed = http.get(f"{RESPONSES}/{follows['id']}/input_items", params={"order": "asc"}).json()["data"]
+    ResponseItemList.model_validate_json(http.get(f"{RESPONSES}/{follows['id']}/input_items").content, strict=True)
+    assert [entry["type"] for entry in listed] == ["message", "custom_tool_call", "custom_tool_call_output"]
+    assert listed[1]["input"] == text and listed[2]["output"] == "done"
+
+
+def test_formats_of_custom_tools(http: httpx.Client) -> None:
+    digits = {**EDIT, "format": {"type": "grammar", "syntax": "regex", "definition": "[0-9]{3,5}"}}
+    for choice in ("required", {"type": "custom", "name": "edit"}):
+        found = answer(http, "plain", tools=[digits], tool_choice=choice, max_output_tokens=200, seed=1, temperature=1)
+        assert all(re.fullmatch("[0-9]{3,5}", item["input"]) for item in found["output"]), found["output"]
+    lark = {**EDIT, "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}}
+    response = http.post(RESPONSES, json=body("edited", tools=[lark]))
+    assert response.headers["x-ignored-fields"] == "tools.0.format" and response.json()["output"][0]["name"] == "edit"
+
+
+def test_a_search_that_nobody_makes_is_left_out(http: httpx.Client) -> None:
+    response = http.post(RESPONSES, json=body("plain", tools=[{"type": "web_search"}, WEATHER]))
+    assert response.headers["x-ignored-fields"] == "tools.0"
+    assert said(response.json()["output"]) == EXPECTED["plain"]
+    assert refusal(http, tools=[{"type": "web_search"}], tool_choice="required")["param"] == "tool_choice"
 
 
 def test_a_response_that_was_cut_is_incomplete(http: httpx.Client) -> None:
@@ -483,7 +528,13 @@ def test_a_stream_that_fails_says_so(running: Any, http: httpx.Client, monkeypat
 @pytest.mark.parametrize(
     ("more", "param", "words"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "web_search"),
+        ({"tools": [{"type": "file_search"}]}, "tools.0.type", "the server runs no tools"),
+        ({"tools": [{"type": "code_interpreter"}]}, "tools.0.type", "code_interpreter"),
+        ({"tools": [{"type": "image_generation"}]}, "tools.0.type", "image_generation"),
+        ({"tools": [{**EDIT, "format": {"type": "xml"}}]}, "tools.0.format", "regex or lark"),
+        ({"tools": [{**EDIT, "name": ""}]}, "tools.0.name", "name"),
+        ({"tools": [EDIT], "tool_choice": {"type": "custom", "name": "x"}}, "tool_choice", "x"),
+        ({"input": [{"type": "custom_tool_call", "name": "f", "call_id": "c"}]}, "input.0.input", "string"),
         ({"tools": [WEATHER, {"type": "mcp", "server_label": "x"}]}, "tools.1.type", "mcp"),
         ({"tools": [{**WEATHER, "name": ""}]}, "tools.0.name", "name"),
         ({"tools": [{**WEATHER, "parameters": 1}]}, "tools.0.parameters", "object"),
