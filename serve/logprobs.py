@@ -39,9 +39,19 @@ def num_logprobs(*positions: Sequence[TokenLogprobs | None] | None) -> int:
 
 
 def chat_logprobs(
-    token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], *, names: TokenNames, top: int
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs],
+    *,
+    names: TokenNames,
+    top: int,
+    named: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """OpenAI's ``ChoiceLogprobs`` for the sampled tokens that have log-probabilities."""
+    """OpenAI's ``ChoiceLogprobs`` for the sampled tokens that have log-probabilities.
+
+    Args:
+        top: how many of the most probable tokens to list.
+        named: tokens to list instead.
+    """
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         raw = names.raw(token_id)
@@ -54,7 +64,7 @@ def chat_logprobs(
     content = []
     # The tokens of a stop string have none.
     for token_id, position in zip(token_ids, logprobs, strict=False):
-        best = [entry(other, logprob) for other, logprob in _ranked(position)[:top]]
+        best = [entry(other, logprob) for other, logprob in _listed(position, top=top, named=named)]
         content.append({**entry(token_id, position[token_id].logprob), "top_logprobs": best})
     return {"content": content, "refusal": None}
 
@@ -99,11 +109,13 @@ class LegacyLogprobs:
 
     Args:
         top: how many of the most probable tokens to list; the sampled one is listed always.
+        named: tokens to list instead.
     """
 
-    def __init__(self, names: TokenNames, *, top: int) -> None:
+    def __init__(self, names: TokenNames, *, top: int, named: Sequence[int] | None = None) -> None:
         self._names = names
         self._top = top
+        self._named = named
 
     def format(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], offsets: Sequence[int]
@@ -118,7 +130,7 @@ class LegacyLogprobs:
         return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": best, "text_offset": list(offsets)}
 
     def _best(self, token_id: int, position: TokenLogprobs) -> dict[str, float]:
-        shown = dict(_ranked(position)[: self._top])
+        shown = dict(_listed(position, top=self._top, named=self._named))
         shown.setdefault(token_id, position[token_id].logprob)
         named: dict[str, float] = {}
         for other, logprob in shown.items():  # two ids may share a text: the likelier one stays
@@ -140,6 +152,13 @@ def _by_id(position: TokenLogprobs, names: TokenNames) -> dict[str, Any]:
         str(token_id): {"logprob": max(value.logprob, FLOOR), "rank": value.rank, "decoded_token": names.text(token_id)}
         for token_id, value in position.items()
     }
+
+
+def _listed(position: Mapping[int, Any], *, top: int, named: Sequence[int] | None) -> list[tuple[int, float]]:
+    """The tokens beside the sampled one; the prompt's have no named ones."""
+    if named and all(token in position for token in named):
+        return _ranked({token: position[token] for token in named})
+    return _ranked(position)[:top]
 
 
 def _ranked(position: Mapping[int, Any]) -> list[tuple[int, float]]:

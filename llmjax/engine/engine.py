@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -202,10 +203,12 @@ class Engine:
                 every_token=resolved.bans_vary,
                 matcher=None if request.matcher is None else _begun(request.matcher, request),
                 # What each token is scored by, or changed by, is worked out where it is sampled.
-                jumps=request.matcher is not None and params.logprobs is None and not resolved.uses_slot,
+                jumps=request.matcher is not None and not params.wants_logprobs and not resolved.uses_slot,
                 free_run=FreeRun() if self._runs_freely(request, resolved) else None,
             )
-            if self._speculation is not None and not sequence.every_token and request.matcher is None:
+            # A window of penalties moves on with what is sampled, which a draft is not yet.
+            drafted = not sequence.every_token and request.matcher is None and not resolved.window
+            if self._speculation is not None and drafted:
                 sequence.drafter = self._speculation.drafter(sequence.tokens)
             sampling[sequence] = resolved
         # Nothing below fails: a request is there as a whole, or not at all.
@@ -220,9 +223,10 @@ class Engine:
 
     def _runs_freely(self, request: EngineRequest, sampling: RequestSampling) -> bool:
         """Whether tokens of a request with a grammar may be sampled without masks: no filter looks at the others, and
-        nothing that the device keeps of a token that is refused would have to be taken back."""
-        kept = Feature.FILTER | Feature.PENALTY
-        return request.matcher is not None and not sampling.features & kept and self.kv.goes_back
+        nothing that devices keep of a token that is refused would have to be taken back."""
+        if request.matcher is None or sampling.features & (Feature.FILTER | Feature.PENALTY):
+            return False
+        return self.kv.goes_back and not self.config.is_staged
 
     def abort(self, request_id: int, index: int | None = None) -> list[EngineOutput]:
         """Ends a request (or one continuation of it); returns the last outputs. Unknown ids are ignored: it may have
@@ -421,7 +425,7 @@ class Engine:
         rows = pending.plan.rows
         logprobs = prompt_logprobs = None
         if pending.output.logprobs is not None and any(
-            row.samples and row.sequence.request.params.logprobs is not None for row in rows
+            row.samples and row.sequence.request.params.wants_logprobs for row in rows
         ):
             logprobs = HostLogprobs.read(pending.output.logprobs)
         if pending.output.prompt_logprobs is not None and any(row.sequence.wants_prompt_logprobs for row in rows):
@@ -492,8 +496,8 @@ class Engine:
                 output = _output(sequence)
                 outputs.append(output)
             output.new_token_ids.append(token)
-            if logprobs is not None and params.logprobs is not None:
-                entry = _logprobs_at(logprobs, (step, row), token, params.logprobs)
+            if logprobs is not None and params.wants_logprobs:
+                entry = _logprobs_at(logprobs, (step, row), token, params.logprobs or 0, params.logprob_token_ids or ())
                 output.new_logprobs = [*(output.new_logprobs or ()), entry]
             if sequence.prompt_logprobs is not None and len(known) == sequence.num_prompt_tokens + 1:
                 output.prompt_logprobs = sequence.prompt_logprobs
@@ -696,13 +700,17 @@ def _output(sequence: Sequence, *, finish_reason: str | None = None) -> EngineOu
     )
 
 
-def _logprobs_at(logprobs: HostLogprobs, at: int | tuple[int, int], token: int, top: int) -> TokenLogprobs:
-    """The token's own entry and the ``top`` most likely ones."""
+def _logprobs_at(
+    logprobs: HostLogprobs, at: int | tuple[int, int], token: int, top: int, scored: Listing[int] = ()
+) -> TokenLogprobs:
+    """The token's own entry, the ``top`` most likely ones, and those of tokens that are named, which have no rank."""
     found = {token: Logprob(logprob=float(logprobs.logprob[at]), rank=int(logprobs.rank[at]))}
     ids, values = logprobs.top_ids[at][:top].tolist(), logprobs.top_logprobs[at][:top].tolist()
     for rank, (other, value) in enumerate(zip(ids, values, strict=True), start=1):
         if other >= 0:
             found.setdefault(other, Logprob(logprob=value, rank=rank))
+    for other, value in zip(scored, logprobs.scored[at].tolist() if scored else (), strict=False):
+        found.setdefault(other, Logprob(logprob=value))
     return found
 
 

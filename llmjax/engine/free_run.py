@@ -9,8 +9,10 @@ the one that is sampled, so where they are asked for there are no free runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from llguidance import LLMatcher
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 MEMORY = 0.8  # weight of all runs before one among those up to it
 FADING = 0.9  # of refusals, with each token under a mask: some time another run is tried

@@ -563,8 +563,8 @@ class Frontend:
             index=index,
             detokenizer=detokenizer,
             stop=StopMatcher(params.stop, include=params.include_stop_str_in_output),
-            logprobs=[] if params.logprobs is not None else None,
-            cumulative_logprob=0.0 if params.logprobs is not None else None,
+            logprobs=[] if params.wants_logprobs else None,
+            cumulative_logprob=0.0 if params.wants_logprobs else None,
         )
 
     def _take(self, request: _Open, continuation: _Continuation, output: EngineOutput) -> None:

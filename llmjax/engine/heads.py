@@ -92,7 +92,8 @@ def sample(
 
     def nothing() -> tuple[SampleOutput, jax.Array]:
         tokens = jnp.zeros_like(slot)
-        return SampleOutput(tokens, no_logprobs(len(slot), max_logprobs=max_logprobs)), tokens == 0
+        blank = no_logprobs(len(slot), max_logprobs=max_logprobs, max_scored=state.sampler.max_scored)
+        return SampleOutput(tokens, blank), tokens == 0
 
     # What the host is waited for costs no product with the vocabulary before it.
     chosen, finite = found() if waits is None else jax.lax.cond(waits, nothing, found)

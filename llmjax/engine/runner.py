@@ -57,11 +57,12 @@ class HostLogprobs:
     rank: npt.NDArray[np.int32]
     top_ids: npt.NDArray[np.int32]
     top_logprobs: npt.NDArray[np.float32]
+    scored: npt.NDArray[np.float32]
 
     @classmethod
     def read(cls, logprobs: LogprobArrays) -> HostLogprobs:
         """Waits for the device and copies."""
-        parts = (logprobs.logprob, logprobs.rank, logprobs.top_ids, logprobs.top_logprobs)
+        parts = (logprobs.logprob, logprobs.rank, logprobs.top_ids, logprobs.top_logprobs, logprobs.scored)
         return cls(*(np.asarray(part) for part in parts))
 
 

@@ -16,6 +16,7 @@ from llmjax.engine.program_cache import ProgramCache, ProgramSpec
 from llmjax.engine.rows import TABLE_CHUNK, TableChanges, write_pages
 from llmjax.kernels.sharding import Sharding
 from llmjax.sampling import state as edits
+from llmjax.sampling.params import MAX_SCORED, MAX_WINDOW
 from llmjax.sampling.settings import MAX_BANS, Feature, RequestSampling
 from llmjax.sampling.state import SamplerState
 
@@ -25,7 +26,15 @@ Ints = npt.NDArray[np.int32]
 # Edits of the sampler's slots, and of page tables, by name.
 SLOT_EDITS = {
     edit.__name__: edit
-    for edit in (edits.reset_slot, edits.add_prompt_tokens, edits.add_output_tokens, edits.set_bias, edits.set_bans)
+    for edit in (
+        edits.reset_slot,
+        edits.add_prompt_tokens,
+        edits.add_output_tokens,
+        edits.set_bias,
+        edits.set_bans,
+        edits.set_recent,
+        edits.set_scored,
+    )
 }
 TABLE_EDITS = {write_pages.__name__: write_pages}
 
@@ -110,6 +119,7 @@ class SlotEditor(Editor):
     def compiled(self) -> SlotEditor:
         """This one, when every edit is compiled; otherwise each is compiled at its first use."""
         _ = self._reset, self._add_prompt, self._add_output, self._set_bias, self._set_bans
+        _ = self._set_recent, self._set_scored
         return self
 
     def set_up(
@@ -125,10 +135,17 @@ class SlotEditor(Editor):
         at = np.int32(slot)
         state = self._reset(state, at, np.float32(sampling.bias_fill))
         if sampling.features & Feature.PENALTY:
-            for ids in self._chunks(np.asarray(prompt, np.int32)):
+            older = max(0, len(prompt) + len(output) - sampling.window) if sampling.window else 0
+            for ids in self._chunks(np.asarray(prompt[older:], np.int32)):
                 state = self._add_prompt(state, at, ids)
-            for ids in self._chunks(np.asarray(output, np.int32)):
+            for ids in self._chunks(np.asarray(output[max(0, older - len(prompt)) :], np.int32)):
                 state = self._add_output(state, at, ids)
+        if sampling.window:
+            state = self._set_recent(state, at, recent_tokens(prompt, output))
+        if sampling.scored:
+            scored = np.full(MAX_SCORED, self._shapes.vocab_size, np.int32)
+            scored[: len(sampling.scored)] = sampling.scored
+            state = self._set_scored(state, at, scored)
         if sampling.features & Feature.BIAS:
             state = self._bias(state, at, sampling.bias_ids, sampling.bias_values)
             if len(output) < sampling.min_tokens:
@@ -182,3 +199,21 @@ class SlotEditor(Editor):
     @cached_property
     def _set_bans(self) -> Callable[..., SamplerState]:
         return self._everywhere(edits.set_bans, np.int32(0), np.zeros(MAX_BANS, np.int32), np.zeros(MAX_BANS, np.int32))
+
+    @cached_property
+    def _set_recent(self) -> Callable[..., SamplerState]:
+        return self._everywhere(edits.set_recent, np.int32(0), np.zeros(MAX_WINDOW, np.int32))
+
+    @cached_property
+    def _set_scored(self) -> Callable[..., SamplerState]:
+        return self._everywhere(edits.set_scored, np.int32(0), np.zeros(MAX_SCORED, np.int32))
+
+
+def recent_tokens(prompt: list[int], output: list[int], *, size: int = MAX_WINDOW) -> Ints:
+    """``SamplerState.recent`` of a slot: the last ``size`` tokens, each at its position modulo ``size``."""
+    marked = [-token - 1 for token in prompt[max(0, len(prompt) + len(output) - size) :]]
+    marked += [token + 1 for token in output[-size:]]
+    recent = np.zeros(size, np.int32)
+    end = len(prompt) + len(output)
+    recent[np.arange(end - len(marked), end) % size] = marked
+    return recent

@@ -138,7 +138,7 @@ def step(
         )
 
     steps, rows = layout.bucket.steps, layout.bucket.rows
-    nothing = no_logprobs(steps * rows, max_logprobs=max_logprobs)
+    nothing = no_logprobs(steps * rows, max_logprobs=max_logprobs, max_scored=state.sampler.max_scored)
     loop = _Loop(
         done=jnp.int32(0),
         state=state,

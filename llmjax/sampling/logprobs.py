@@ -20,27 +20,35 @@ class LogprobArrays:
     rank: jax.Array  # i32 [N]: 1 + number of tokens more likely than the target
     top_ids: jax.Array  # i32 [N, K]: most likely first, lower id first among equals; -1 past the vocabulary
     top_logprobs: jax.Array  # f32 [N, K]
+    scored: jax.Array  # f32 [N, A]: of the tokens that a request names; -inf where it names fewer
 
 
-def token_logprobs(logits: jax.Array, targets: jax.Array, *, max_logprobs: int) -> LogprobArrays:
-    """log_softmax of the raw logits at the targets and at the top.
+def token_logprobs(
+    logits: jax.Array, targets: jax.Array, *, max_logprobs: int, scored: jax.Array | None = None
+) -> LogprobArrays:
+    """log_softmax of the raw logits at the targets, at the top and at tokens that are asked for.
 
     Args:
         logits: float [N, V], before any processing.
         targets: i32 [N].
         max_logprobs: K.
+        scored: i32 [N, A], V where there is none; None: A is 0.
     """
     logits = logits.astype(jnp.float32)
     peak = jnp.max(logits, axis=-1, keepdims=True)
     log_total = jnp.log(jnp.sum(jnp.exp(logits - peak), axis=-1, keepdims=True))
     target = jnp.take_along_axis(logits, targets[:, None], axis=-1)
     top, top_ids = top_entries(logits, min(max_logprobs, logits.shape[-1]))
+    if scored is None:
+        scored = jnp.zeros((logits.shape[0], 0), jnp.int32)
+    named = jnp.take_along_axis(logits, jnp.minimum(scored, logits.shape[-1] - 1), axis=-1)
     missing = ((0, 0), (0, max_logprobs - top.shape[-1]))
     return LogprobArrays(
         logprob=(target - peak - log_total)[:, 0],
         rank=1 + lax.platform_dependent(logits, target, cpu=_above_by_rows, default=_above),
         top_ids=jnp.pad(top_ids.astype(jnp.int32), missing, constant_values=-1),
         top_logprobs=jnp.pad(top - peak - log_total, missing, constant_values=-jnp.inf),
+        scored=jnp.where(scored < logits.shape[-1], named - peak - log_total, -jnp.inf),
     )
 
 
@@ -55,11 +63,12 @@ def _above_by_rows(logits: jax.Array, target: jax.Array) -> jax.Array:
     return found
 
 
-def no_logprobs(num: int, *, max_logprobs: int) -> LogprobArrays:
+def no_logprobs(num: int, *, max_logprobs: int, max_scored: int = 0) -> LogprobArrays:
     """Zeros of the same shapes, for steps in which nobody asked."""
     return LogprobArrays(
         logprob=jnp.zeros(num, jnp.float32),
         rank=jnp.zeros(num, jnp.int32),
         top_ids=jnp.zeros((num, max_logprobs), jnp.int32),
         top_logprobs=jnp.zeros((num, max_logprobs), jnp.float32),
+        scored=jnp.zeros((num, max_scored), jnp.float32),
     )

@@ -16,6 +16,8 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 128
 MAX_N = 128
+MAX_WINDOW = 1024  # tokens that penalties may look back at, if not at all
+MAX_SCORED = 128  # tokens whose log-probabilities a request may name, as in vLLM
 MAX_WORD_CHARS = 4096  # of all stop strings together, and of all bad words; every one is looked for at each step
 MAX_PATTERN = 256  # tokens; every length up to it is looked for behind each token
 MAX_LENGTH_PENALTY = 32.0  # a million tokens to this power are a number still
@@ -89,6 +91,8 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logprobs: int | None = None  # None: none; 0: the sampled token's only; -1: of all tokens
     prompt_logprobs: int | None = None
+    logprob_token_ids: Sequence[int] | None = None  # tokens whose log-probabilities come with each sampled one
+    repeat_last_n: int | None = None  # tokens that the penalties look at, counted from the end; None, -1: all; 0: none
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
@@ -118,6 +122,8 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        if self.logprob_token_ids is not None:
+            object.__setattr__(self, "logprob_token_ids", tuple(dict.fromkeys(self.logprob_token_ids)) or None)
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         self._check()
@@ -125,6 +131,11 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Log-probabilities come with each token."""
+        return self.logprobs is not None or self.logprob_token_ids is not None
 
     def clone(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed, checked again."""
@@ -159,6 +170,11 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _integer(name, value, -1, 2**31 - 1)
+        if self.logprob_token_ids is not None:
+            _at_most("logprob_token_ids", self.logprob_token_ids, MAX_SCORED)
+            _token_ids("logprob_token_ids", self.logprob_token_ids)
+        if self.repeat_last_n is not None:
+            _integer("repeat_last_n", self.repeat_last_n, -1, MAX_WINDOW)
         if self.stream_interval is not None:
             _integer("stream_interval", self.stream_interval, 1, 2**31 - 1)
         if not isinstance(self.skip_reading_prefix_cache, bool | None):

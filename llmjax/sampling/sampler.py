@@ -49,6 +49,7 @@ class SamplingBatch:
     presence: jax.Array  # f32 [R]; 0: off
     frequency: jax.Array  # f32 [R]; 0: off
     repetition: jax.Array  # f32 [R]; 1: off
+    window: jax.Array  # i32 [R], tokens that the penalties look at; 0: all
     features: jax.Array  # i32 [R], bits of Feature
 
     @classmethod
@@ -133,7 +134,7 @@ def choose(
         lambda: on_whole_rows(chosen, logits, own, vocab_size=vocab_size),
         lambda: SampleOutput(
             argmax_of_parts(logits, vocab_size=vocab_size),
-            no_logprobs(logits.shape[0], max_logprobs=max_logprobs),
+            no_logprobs(logits.shape[0], max_logprobs=max_logprobs, max_scored=state.max_scored),
         ),
     )
 
@@ -158,8 +159,8 @@ def _choose(
     tokens: jax.Array = TOKENS(logits, state, batch, last_token, mask, uncounted)
     logprobs = lax.cond(
         uses(Feature.LOGPROBS),
-        lambda: token_logprobs(logits, tokens, max_logprobs=max_logprobs),
-        lambda: no_logprobs(logits.shape[0], max_logprobs=max_logprobs),
+        lambda: token_logprobs(logits, tokens, max_logprobs=max_logprobs, scored=state.scored[batch.slot]),
+        lambda: no_logprobs(logits.shape[0], max_logprobs=max_logprobs, max_scored=state.max_scored),
     )
     return SampleOutput(tokens, logprobs)
 
@@ -297,9 +298,37 @@ def _draw(x: jax.Array, batch: SamplingBatch) -> jax.Array:
 
 
 def count(state: SamplerState, batch: SamplingBatch, tokens: jax.Array) -> SamplerState:
-    """Adds the sampled tokens of rows with penalties; a scatter of R entries into donated memory."""
+    """Adds the sampled tokens of rows with penalties, and takes those away that leave their windows: scatters of R
+    entries into donated memory."""
     counts = batch.samples & batch.has(Feature.PENALTY)
     old = state.output_count[batch.slot, tokens]
     new = jnp.where(old < jnp.iinfo(jnp.uint16).max, old + 1, old)
     slot = jnp.where(counts, batch.slot, state.num_slots)
-    return replace(state, output_count=state.output_count.at[slot, tokens].set(new, mode="drop"))
+    counted = replace(state, output_count=state.output_count.at[slot, tokens].set(new, mode="drop"))
+    windowed = counts & batch.has(Feature.WINDOW)
+    return lax.cond(jnp.any(windowed), lambda: _moved_on(counted, batch, tokens, windowed), lambda: counted)
+
+
+def _moved_on(state: SamplerState, batch: SamplingBatch, tokens: jax.Array, windowed: jax.Array) -> SamplerState:
+    """The state behind sampled tokens, whose rows' windows end with them.
+
+    Args:
+        windowed: bool [R], rows that have one.
+    """
+    size = state.recent.shape[1]
+    recent, first = state.recent[batch.slot], batch.position - batch.window  # what leaves, if there is such a token
+    left = jnp.where(first >= 0, jnp.take_along_axis(recent, (first % size)[:, None], axis=1)[:, 0], 0)
+    token = jnp.maximum(jnp.abs(left) - 1, 0)
+    sampled = jnp.where(windowed & (left > 0), batch.slot, state.num_slots)
+    count = state.output_count[batch.slot, token]
+    # A token of the prompt may stand once more behind the one that leaves.
+    age = (batch.position[:, None] - 1 - jnp.arange(size)) % size
+    again = jnp.any((recent == left[:, None]) & (age < (batch.window - 1)[:, None]), axis=1)
+    prompted = jnp.where(windowed & (left < 0) & ~again, batch.slot, state.num_slots)
+    own = jnp.where(windowed, batch.slot, state.num_slots)
+    return replace(
+        state,
+        output_count=state.output_count.at[sampled, token].set(jnp.maximum(count, 1) - 1, mode="drop"),
+        prompt_seen=state.prompt_seen.at[prompted, token].set(False, mode="drop"),
+        recent=state.recent.at[own, batch.position % size].set(tokens + 1, mode="drop"),
+    )

@@ -30,6 +30,8 @@ class Feature(enum.IntFlag):
     BIAS = 8  # logit_bias, allowed_token_ids, one-token bad words, min_tokens
     BAN = 16  # bad words of several tokens
     LOGPROBS = 32
+    WINDOW = 64  # penalties look at the last tokens alone
+    SCORED = 128  # log-probabilities of named tokens
 
 
 SETTINGS = np.dtype(
@@ -42,6 +44,7 @@ SETTINGS = np.dtype(
         ("presence", np.float32),
         ("frequency", np.float32),
         ("repetition", np.float32),
+        ("window", np.int32),  # tokens that penalties look at; 0: all
         ("features", np.int32),
     ]
 )
@@ -63,6 +66,8 @@ class RequestSampling:
         stop_ids: i32 [L], the end-of-sequence and stop ids; empty if ``min_tokens`` is 0.
         stop_values: f32 [L], the bias of ``stop_ids`` from the ``min_tokens``-th output on.
         bad_words: token ids of the bad words of two tokens or more.
+        window: tokens that penalties look at; 0: all.
+        scored: tokens whose log-probabilities are asked for.
     """
 
     words: Ints = field(repr=False)
@@ -74,11 +79,13 @@ class RequestSampling:
     stop_ids: Ints
     stop_values: Floats
     bad_words: tuple[tuple[int, ...], ...]
+    window: int = 0
+    scored: tuple[int, ...] = ()
 
     @property
     def uses_slot(self) -> bool:
         """Whether the request's slot on the device must be set up before its first step."""
-        return bool(self.features & (Feature.PENALTY | Feature.BIAS | Feature.BAN))
+        return bool(self.features & (Feature.PENALTY | Feature.BIAS | Feature.BAN | Feature.SCORED))
 
     def with_seed(self, seed: int) -> RequestSampling:
         """The same for another of the ``n`` outputs: the seed is all that they differ in."""
@@ -128,6 +135,7 @@ def request_sampling(
     _check_ids("logit_bias", logit_bias, vocab_size)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    _check_ids("logprob_token_ids", params.logprob_token_ids or (), vocab_size)
     words = _distinct_words(bad_words, vocab_size)
 
     forbidden = {word[0] for word in words if len(word) == 1}
@@ -159,6 +167,8 @@ def request_sampling(
         stop_ids=np.array(stops, np.int32),
         stop_values=np.array([bias.get(token, fill) for token in stops], np.float32),
         bad_words=several,
+        window=int(settings["window"]),
+        scored=tuple(params.logprob_token_ids or ()),
     )
 
 
@@ -177,10 +187,16 @@ def _settings(params: SamplingParams, vocab_size: int, seed: int) -> npt.NDArray
         features |= Feature.RANDOM
         if settings["top_k"] or settings["top_p"] < 1 or settings["min_p"] > 0:
             features |= Feature.FILTER
-    if params.presence_penalty or params.frequency_penalty or settings["repetition"] != 1:
+    penalized = params.presence_penalty or params.frequency_penalty or settings["repetition"] != 1
+    if penalized and params.repeat_last_n != 0:
         features |= Feature.PENALTY
-    if params.logprobs is not None:
+        if params.repeat_last_n not in (None, -1):
+            settings["window"] = params.repeat_last_n
+            features |= Feature.WINDOW
+    if params.logprobs is not None or params.logprob_token_ids:
         features |= Feature.LOGPROBS
+    if params.logprob_token_ids:
+        features |= Feature.SCORED
     settings["features"] = features
     return settings
 

@@ -11,19 +11,27 @@ import jax
 import jax.numpy as jnp
 
 from llmjax.kernels.zeros import zeros
+from llmjax.sampling.params import MAX_SCORED, MAX_WINDOW
 from llmjax.sampling.settings import MAX_BANS
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SamplerState:
-    """Per request slot; donated through the step. S slots, V vocabulary, M bans."""
+    """Per request slot; donated through the step. S slots, V vocabulary, M bans, W tokens of a window, A scored ones.
+
+    Where penalties look at the last tokens alone (``window``), ``prompt_seen`` and ``output_count`` are of these, and
+    ``recent`` says which token leaves with each that comes: that of position p is at p % W, id + 1 if it was sampled,
+    -(id + 1) if it is of the prompt, 0 where there is none.
+    """
 
     prompt_seen: jax.Array  # bool [S, V]: the token occurs in the prompt
     output_count: jax.Array  # u16 [S, V]: how often it was sampled, saturating
     logit_bias: jax.Array  # f32 [S, V]: added to the logits; -inf: forbidden
     ban_previous: jax.Array  # i32 [S, M]: the ban holds after this token
     ban_token: jax.Array  # i32 [S, M]: the forbidden token; V: no ban
+    recent: jax.Array  # i32 [S, W]
+    scored: jax.Array  # i32 [S, A]: tokens whose log-probabilities are asked for; V: none
 
     @property
     def num_slots(self) -> int:
@@ -33,8 +41,19 @@ class SamplerState:
     def vocab_size(self) -> int:
         return int(self.prompt_seen.shape[1])
 
+    @property
+    def max_scored(self) -> int:
+        return int(self.scored.shape[1])
 
-def make_sampler_state(*, num_slots: int, vocab_size: int, max_bans: int = MAX_BANS) -> SamplerState:
+
+def make_sampler_state(
+    *,
+    num_slots: int,
+    vocab_size: int,
+    max_bans: int = MAX_BANS,
+    max_window: int = MAX_WINDOW,
+    max_scored: int = MAX_SCORED,
+) -> SamplerState:
     """Slots that forbid nothing and have seen nothing: 7 bytes a slot and token."""
     return SamplerState(
         prompt_seen=zeros((num_slots, vocab_size), bool),
@@ -42,12 +61,21 @@ def make_sampler_state(*, num_slots: int, vocab_size: int, max_bans: int = MAX_B
         logit_bias=zeros((num_slots, vocab_size), jnp.float32),
         ban_previous=jnp.full((num_slots, max_bans), -1, jnp.int32),
         ban_token=jnp.full((num_slots, max_bans), vocab_size, jnp.int32),
+        recent=jnp.zeros((num_slots, max_window), jnp.int32),
+        scored=jnp.full((num_slots, max_scored), vocab_size, jnp.int32),
     )
 
 
-def sampler_state_bytes(*, num_slots: int, vocab_size: int, max_bans: int = MAX_BANS) -> int:
+def sampler_state_bytes(
+    *,
+    num_slots: int,
+    vocab_size: int,
+    max_bans: int = MAX_BANS,
+    max_window: int = MAX_WINDOW,
+    max_scored: int = MAX_SCORED,
+) -> int:
     """What `make_sampler_state` takes."""
-    return num_slots * (7 * vocab_size + 8 * max_bans)
+    return num_slots * (7 * vocab_size + 8 * max_bans + 4 * (max_window + max_scored))
 
 
 def reset_slot(state: SamplerState, slot: jax.Array, bias_fill: jax.Array) -> SamplerState:
@@ -59,6 +87,8 @@ def reset_slot(state: SamplerState, slot: jax.Array, bias_fill: jax.Array) -> Sa
         logit_bias=state.logit_bias.at[slot].set(bias_fill),
         ban_previous=state.ban_previous.at[slot].set(-1),
         ban_token=state.ban_token.at[slot].set(state.vocab_size),
+        recent=state.recent.at[slot].set(0),
+        scored=state.scored.at[slot].set(state.vocab_size),
     )
 
 
@@ -87,6 +117,16 @@ def set_bans(state: SamplerState, slot: jax.Array, previous: jax.Array, tokens: 
         ban_previous=state.ban_previous.at[slot].set(previous),
         ban_token=state.ban_token.at[slot].set(tokens),
     )
+
+
+def set_recent(state: SamplerState, slot: jax.Array, recent: jax.Array) -> SamplerState:
+    """Replaces what the slot knows of its last tokens (i32 [W])."""
+    return replace(state, recent=state.recent.at[slot].set(recent))
+
+
+def set_scored(state: SamplerState, slot: jax.Array, ids: jax.Array) -> SamplerState:
+    """Replaces the tokens whose log-probabilities are asked for (i32 [A], padded with V)."""
+    return replace(state, scored=state.scored.at[slot].set(ids))
 
 
 def _with_row(array: jax.Array, slot: jax.Array, row: jax.Array) -> jax.Array:

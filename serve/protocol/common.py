@@ -147,6 +147,8 @@ class GenerationRequest(ApiModel):
     allowed_token_ids: Ints | None = None
     bad_words: Strings | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Ints | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -185,23 +187,19 @@ class GenerationRequest(ApiModel):
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     prompt_cache_key: Name | None = None
     store: bool | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
 
     kv_transfer_params: dict[str, Any] | None = None  # read by `llmjax.kv_transfer.KVTransfer`
 
     # Known, not supported.
-    logprob_token_ids: Any = None
     vllm_xargs: Any = None
     thinking_token_budget: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "logprob_token_ids": ([],),
         "vllm_xargs": ({},),
         "thinking_token_budget": (),
     }
 
     reasons: ClassVar[Mapping[str, str]] = {
-        "logprob_token_ids": "is not supported; logprobs has the most probable tokens",
         "vllm_xargs": "is not supported: there are no extensions that would read it",
     }
 
@@ -225,10 +223,9 @@ class GenerationRequest(ApiModel):
 
     def without_effect(self) -> list[str]:
         """Fields that are accepted although nothing comes of what they ask for."""
-        asked = {
-            "store": bool(self.store),
-            "repeat_last_n": self.repeat_last_n not in (None, -1),
-        }
+        asked = {"store": bool(self.store)}
+        if self.logprob_token_ids:
+            asked["top_logprobs"] = bool(getattr(self, "top_logprobs", None))
         if self.use_beam_search:
             asked |= {name: getattr(self, name) is not None for name in SAMPLING_ONLY}
         return [name for name, given in asked.items() if given]
@@ -272,6 +269,8 @@ NOT_SEARCHED: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
     "prompt_logprobs": (),
+    "logprob_token_ids": (),
+    "repeat_last_n": (-1,),
     "repetition_detection": (),
     "thinking_token_budget": (-1,),
 }
@@ -299,6 +298,8 @@ SAME_NAME = (
     "allowed_token_ids",
     "bad_words",
     "prompt_logprobs",
+    "logprob_token_ids",
+    "repeat_last_n",
     "stream_interval",
     "skip_reading_prefix_cache",
     "repetition_detection",
@@ -332,6 +333,9 @@ def sampling_params(
         raise InvalidRequest(
             f"min_tokens is {body.min_tokens}, above {max_tokens_field} {max_tokens}", field="min_tokens"
         )
+    if body.logprob_token_ids is not None:
+        _check_named(body, logprobs)
+        logprobs = 0  # the sampled token's, and those that are named
     given = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
     if body.logit_bias is not None:
         given["logit_bias"] = _token_keys(body.logit_bias)
@@ -393,6 +397,17 @@ def _token_keys(bias: Mapping[str, float]) -> dict[int, float]:
         if not (key.isascii() and key.isdigit() and len(key) <= MAX_TOKEN_DIGITS):
             raise InvalidRequest(f"logit_bias has the key {key[:40]!r}, which is not a token id", field="logit_bias")
     return {int(key): value for key, value in bias.items()}
+
+
+def _check_named(body: GenerationRequest, logprobs: int | None) -> None:
+    """Raises ``ApiError`` for ``logprob_token_ids`` without log-probabilities to be among, as vLLM has it."""
+    field = "logprob_token_ids"
+    if not body.logprob_token_ids:
+        raise ApiError(f"`{field}` is empty; leave it out", param=field, code="invalid_value")
+    if logprobs is None:
+        raise ApiError(
+            f"`{field}` needs log-probabilities to be asked for (`logprobs`)", param=field, code="invalid_value"
+        )
 
 
 def check_logprobs(value: int | None, *, field: str, limit: int) -> None:

@@ -94,7 +94,8 @@ class ChatAnswer:
     def _logprobs(self, choice: CompletionOutput) -> dict[str, Any] | None:
         if not self.body.logprobs or choice.logprobs is None:
             return None
-        return chat_logprobs(choice.token_ids, choice.logprobs, names=self.names, top=self.body.top_logprobs or 0)
+        top, named = self.body.top_logprobs or 0, self.body.logprob_token_ids
+        return chat_logprobs(choice.token_ids, choice.logprobs, names=self.names, top=top, named=named)
 
     async def whole(self) -> bytes:
         """OpenAI's ``ChatCompletion`` as JSON."""

@@ -279,7 +279,7 @@ class _Choice:
         self._prompt = prompt = answer.job.prompts[prompt_index]
         self._prompt_offsets = prompt_offsets
         self._first_index = prompt_index * body.choices
-        self._logprobs = LegacyLogprobs(answer.names, top=body.logprobs or 0)
+        self._logprobs = LegacyLogprobs(answer.names, top=body.logprobs or 0, named=body.logprob_token_ids)
         self._offsets = TextOffsets(
             _detokenizer(answer.server, body, prompt), start=len(prompt.text or "") if body.echo else 0
         )

@@ -467,7 +467,8 @@ class Writing:
             return []
         names = TokenNames(self.server.engine.tokenizer, as_ids=False)
         top = self.body.top_logprobs or 0
-        found = chat_logprobs(choice.token_ids, choice.logprobs, names=names, top=top)
+        named = self.body.logprob_token_ids
+        found = chat_logprobs(choice.token_ids, choice.logprobs, names=names, top=top, named=named)
         entries: list[dict[str, Any]] = found["content"]
         ended_by_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
         return entries[:-1] if ended_by_token and not self.body.include_stop_str_in_output else entries

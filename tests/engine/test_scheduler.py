@@ -359,6 +359,7 @@ def check_host_is_in_time(row: Row) -> None:
 
 def scores(values: np.ndarray) -> LogprobArrays:
     return LogprobArrays(
+        scored=jnp.zeros((*values.shape, 0)),
         logprob=values.astype(np.float32),
         rank=np.ones(values.shape, np.int32),
         top_ids=np.full((*values.shape, 1), -1, np.int32),

@@ -132,6 +132,8 @@ def edited_rows(*, words: int, drafts: int) -> tuple[jax.Array, ...]:
         logit_bias=jnp.asarray(bias),
         ban_previous=jnp.asarray(rng.integers(0, 2, (SLOTS, BANS)), jnp.int32),
         ban_token=jnp.asarray(rng.integers(0, VOCAB + 1, (SLOTS, BANS)), jnp.int32),
+        recent=jnp.zeros((SLOTS, 1), jnp.int32),
+        scored=jnp.zeros((SLOTS, 0), jnp.int32),
     )
     packed = [
         request_sampling(

@@ -50,3 +50,13 @@ def test_no_other_array_has_the_size_of_the_logits() -> None:
     logits, targets = jax.ShapeDtypeStruct((32, 4096), jnp.float32), jax.ShapeDtypeStruct((32,), jnp.int32)
     run = jax.jit(token_logprobs, static_argnames="max_logprobs").lower(logits, targets, max_logprobs=5).compile()
     assert run.memory_analysis().temp_size_in_bytes < 32 * 4096 * 4 / 2
+
+
+def test_tokens_that_are_named() -> None:
+    logits = np.random.default_rng(5).normal(size=(2, 9)).astype(np.float32)
+    ids = np.array([[3, 8, 9], [0, 9, 9]], np.int32)  # 9: none
+    got = token_logprobs(jnp.asarray(logits), jnp.asarray([1, 2]), max_logprobs=1, scored=jnp.asarray(ids))
+    expected = logits - np.log(np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(got.scored[0], [expected[0, 3], expected[0, 8], -np.inf], atol=1e-5)
+    np.testing.assert_allclose(got.scored[1], [expected[1, 0], -np.inf, -np.inf], atol=1e-5)
+    assert token_logprobs(jnp.asarray(logits), jnp.asarray([1, 2]), max_logprobs=1).scored.shape == (2, 0)

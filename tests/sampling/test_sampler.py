@@ -413,6 +413,8 @@ def test_stale_slots_do_not_touch_rows_without_features() -> None:
         logit_bias=jnp.full((R, V), jnp.nan),
         ban_previous=jnp.zeros((R, BANS), jnp.int32),
         ban_token=jnp.tile(jnp.arange(BANS, dtype=jnp.int32), (R, 1)),
+        recent=jnp.full((R, 4), 3, jnp.int32),
+        scored=jnp.zeros((R, 2), jnp.int32),
     )
     featured = SamplingParams(temperature=0, presence_penalty=1.0, logit_bias={1: 1.0})
     params = [SamplingParams(temperature=0), SamplingParams(top_k=5), featured, SamplingParams(temperature=0)]

@@ -100,6 +100,79 @@ def test_what_is_refused_says_why(http: httpx.Client, path: str, model: Any, fie
         assert http.post(path, json={**body, field: neutral, "max_tokens": 1}).status_code == 200
 
 
+NAMED = [60, 61, 7, 61]
+
+
+def test_log_probabilities_of_named_tokens(http: httpx.Client) -> None:
+    """Against those of all tokens."""
+    body = {
+        "prompt": [40, 41],
+        "max_tokens": 3,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_tokens_as_token_ids": True,
+    }
+    (every,) = http.post(TEXT, json={**body, "logprobs": 20}).json()["choices"]
+    (choice,) = http.post(TEXT, json={**body, "logprobs": 0, "logprob_token_ids": NAMED}).json()["choices"]
+    assert choice["text"] == every["text"]
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(every["logprobs"]["token_logprobs"], abs=1e-5)
+    biased = {**body, "max_tokens": 1, "logprobs": 0}
+    for position, sampled in zip(choice["logprobs"]["top_logprobs"], choice["logprobs"]["tokens"], strict=True):
+        assert set(position) == {"token_id:60", "token_id:61", "token_id:7", sampled}
+    for token in (60, 7):  # forced, its own log-probability says the same
+        forced = http.post(TEXT, json={**biased, "allowed_token_ids": [token]}).json()["choices"][0]["logprobs"]
+        assert forced["token_logprobs"][0] == pytest.approx(
+            choice["logprobs"]["top_logprobs"][0][f"token_id:{token}"], abs=1e-4
+        )
+    chat = {**BODY, "temperature": 0, "logprobs": True, "logprob_token_ids": NAMED, "return_tokens_as_token_ids": True}
+    answer = http.post(CHAT, json={**chat, "top_logprobs": 2})
+    assert answer.headers["x-ignored-fields"] == "top_logprobs"
+    content = answer.json()["choices"][0]["logprobs"]["content"]
+    for entry in content:
+        listed = [other["token"] for other in entry["top_logprobs"]]
+        assert sorted(listed) == ["token_id:60", "token_id:61", "token_id:7"]
+        values = [other["logprob"] for other in entry["top_logprobs"]]
+        assert values == sorted(values, reverse=True)
+    with http.stream("POST", CHAT, json={**chat, "stream": True}) as stream:
+        chunks = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+    found = [entry for chunk in chunks if (part := chunk["choices"][0]["logprobs"]) for entry in part["content"]]
+    assert [entry["token"] for entry in found] == [entry["token"] for entry in content]
+    assert found[0]["top_logprobs"][0]["logprob"] == pytest.approx(content[0]["top_logprobs"][0]["logprob"], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"logprob_token_ids": [3]},
+        {"logprobs": True, "logprob_token_ids": []},
+        {"logprobs": True, "logprob_token_ids": [10**6]},
+        {"logprobs": True, "logprob_token_ids": [-1]},
+        {"logprobs": True, "logprob_token_ids": list(range(129))},
+        {"logprobs": True, "logprob_token_ids": ["x"]},
+        {"logprobs": True, "logprob_token_ids": [3], "use_beam_search": True},
+    ],
+    ids=str,
+)
+def test_named_tokens_that_cannot_be(http: httpx.Client, wrong: dict[str, Any]) -> None:
+    answer = http.post(CHAT, json={**BODY, **wrong})
+    assert answer.status_code == 400 and answer.json()["error"]["param"].startswith("logprob_token_ids"), answer.text
+
+
+def test_penalties_of_the_last_tokens(http: httpx.Client) -> None:
+    """A window as long as the text is no window; none at all is no penalty."""
+    body = {"prompt": [40, 41, 42], "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+
+    def said(**more: Any) -> str:
+        return http.post(TEXT, json={**body, **more}).json()["choices"][0]["text"]
+
+    for penalty in ({"frequency_penalty": 2.0}, {"repetition_penalty": 3.0}):
+        everything = said(**penalty)
+        assert said(**penalty, repeat_last_n=-1) == said(**penalty, repeat_last_n=27) == everything
+        assert said(**penalty, repeat_last_n=0) == said()
+        assert said(**penalty, repeat_last_n=1) != everything
+    assert http.post(TEXT, json={**body, "repeat_last_n": 5000}).json()["error"]["param"] == "repeat_last_n"
+
+
 def mean(choice: dict[str, Any]) -> float:
     scores = choice["logprobs"]["token_logprobs"]
     return float(sum(scores) / len(scores))
@@ -138,10 +211,10 @@ def test_a_tier_is_echoed(http: httpx.Client) -> None:
 
 
 def test_what_has_no_effect_is_named(http: httpx.Client) -> None:
-    fields = {"store": True, "repeat_last_n": 64, "thinking": True}
+    fields = {"store": True, "thinking": True}
     answer = http.post(CHAT, json={**BODY, **fields})
     assert answer.status_code == 200
-    assert answer.headers["x-ignored-fields"] == "store,repeat_last_n,thinking"
+    assert answer.headers["x-ignored-fields"] == "store,thinking"
     neutral = {"store": False, "repeat_last_n": None, "thinking": None}
     assert "x-ignored-fields" not in http.post(CHAT, json={**BODY, **neutral}).headers
 
