@@ -342,7 +342,7 @@ class EngineConfig:
         False, "a process for each of this machine's devices that divide the model, started and ended by this one"
     )
     threads: int = setting(
-        0, "threads that a CPU computes on, those of all engines together; 0: one per core", words={"-1": 0}
+        0, "threads that a CPU computes on, those of all engines together; 0: one per physical core", words={"-1": 0}
     )
     cpu_list: str | None = setting(None, "cores to pin the process to, for example 0-3,8 (Linux)")
     numa: Sequence[int] = setting(

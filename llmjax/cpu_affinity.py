@@ -15,7 +15,7 @@ from pathlib import Path
 
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
-from llmjax.kernels.cpu.cores import usable_cores
+from llmjax.kernels.cpu.cores import physical_cores, usable_cores
 from llmjax.machine_share import WHOLE_MACHINE, MachineShare
 
 POOL_THREAD = "tf_XLAEigen"  # what Linux calls the threads that XLA computes on
@@ -132,8 +132,9 @@ def bind_process(config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, t
     Raises:
         ConfigError: there is no such core or node, or this system cannot do it.
     """
-    total, linux = usable_cores(), sys.platform == "linux"
-    limited = total < len(_allowed()) if linux else not share.is_whole  # XLA does not see a limit on the cores' time
+    total, linux = physical_cores(), sys.platform == "linux"
+    # XLA sees neither a limit on the cores' time nor which of them are threads of one.
+    limited = total < len(_allowed()) if linux else not share.is_whole
     if linux or config.cpu_list is not None or config.numa:
         binding = binding_of(share, cpu_list=config.cpu_list, numa=config.numa, allowed=_allowed(), topology=topology)
         if binding.nodes:
@@ -143,9 +144,9 @@ def bind_process(config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, t
     if config.threads:
         _start_backend(len(share.part(range(config.threads))))
     elif limited:
-        _start_backend(min(usable_cores(), len(share.part(range(total)))))
+        _start_backend(min(physical_cores(), len(share.part(range(total)))))
     elif not share.is_whole:
-        _start_backend(usable_cores())
+        _start_backend(physical_cores())
 
 
 def check_threads(config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, devices: int = 1) -> None:
@@ -174,6 +175,8 @@ def describe() -> str:
     parts = [f"{format_cpu_list(_allowed())} of {os.cpu_count()}"] if sys.platform == "linux" else [str(os.cpu_count())]
     if sys.platform == "linux" and (cores := usable_cores()) < len(_allowed()):
         parts.append(f"limited to the time of {cores}")
+    if (cores := physical_cores()) < usable_cores():
+        parts.append(f"{cores} physical")
     if threads := pool_threads():
         parts.append(f"{threads} threads")
     if len(nodes := MACHINE.nodes) > 1:

@@ -124,27 +124,34 @@ def test_threads_that_end_meanwhile_are_not_counted(monkeypatch: pytest.MonkeyPa
 
 
 LIMITED = """
+import sys
 from unittest.mock import patch
 from llmjax import cpu_affinity
 from llmjax.config import EngineConfig
 from llmjax.cpu_affinity import describe, pool_threads
-with patch.object(cpu_affinity, "usable_cores", lambda: 1), patch.object(cpu_affinity, "_allowed", lambda: {0, 1, 2}):
+usable, physical = map(int, sys.argv[1:])
+known = {"usable_cores": lambda: usable, "physical_cores": lambda: physical, "_allowed": lambda: {0, 1, 2}}
+with patch.multiple(cpu_affinity, **known):
     cpu_affinity.bind_process(EngineConfig())
     print(pool_threads(), describe())
 """
 
 
 @LINUX
-def test_a_limit_on_the_time_of_cores_sizes_xlas_pool() -> None:
+@pytest.mark.parametrize(
+    ("usable", "physical", "said"),
+    [(1, 1, "limited to the time of 1; 1 threads"), (3, 2, "2 physical; 2 threads")],
+)
+def test_what_cores_can_do_sizes_xlas_pool(usable: int, physical: int, said: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED],
+        [sys.executable, "-c", LIMITED, str(usable), str(physical)],
         capture_output=True,
         text=True,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
     assert done.returncode == 0, done.stderr
     threads, _, line = done.stdout.strip().partition(" ")
-    assert threads == "1" and "limited to the time of 1; 1 threads" in line
+    assert threads == str(physical) and said in line
 
 
 SHARES = """

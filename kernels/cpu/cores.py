@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PROC = Path("/proc/self")
+CPUS = Path("/sys/devices/system/cpu")
 
 
 def usable_cores(proc: Path = PROC) -> int:
@@ -24,6 +25,19 @@ def usable_cores(proc: Path = PROC) -> int:
     else:
         allowed = os.cpu_count() or 1
     return max(1, min([allowed, *_quotas(proc)]))
+
+
+def physical_cores(proc: Path = PROC, cpus: Path = CPUS) -> int:
+    """`usable_cores`, of which those that are threads of one physical core count once: they share its arithmetic, so
+    that products are no faster with both, and a thread that waits takes from one that works.
+
+    Args:
+        cpus: what Linux shows of the machine's cores; where it shows nothing, each is one of its own.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return usable_cores(proc)
+    lists = (cpus / f"cpu{core}" / "topology" / "thread_siblings_list" for core in os.sched_getaffinity(0))
+    return max(1, min(usable_cores(proc), len({_text(path) or str(path) for path in lists})))
 
 
 def _quotas(proc: Path) -> Iterator[int]:

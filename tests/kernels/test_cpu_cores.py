@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from llmjax.kernels.cpu import build, cores
-from llmjax.kernels.cpu.cores import usable_cores
+from llmjax.kernels.cpu.cores import physical_cores, usable_cores
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,9 +92,37 @@ def test_the_affinity_mask_counts_where_it_is_narrower(tmp_path: Path, monkeypat
 def test_systems_without_masks_and_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert usable_cores(tmp_path / "nothing") == 8
+    assert usable_cores(tmp_path / "nothing") == physical_cores(tmp_path / "nothing", tmp_path) == 8
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert usable_cores(tmp_path / "nothing") == 1
+
+
+def siblings(folder: Path, *lists: str) -> Path:
+    """Cores as /sys shows them; core i says which ones are threads of its physical core."""
+    for core, text in enumerate(lists):
+        topology = folder / "cpus" / f"cpu{core}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(text + "\n")
+    return folder / "cpus"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "quota", "count"),
+    [
+        (range(8), "max 100000", 4),
+        ((0, 4), "max 100000", 1),  # both threads of one
+        ((0, 1, 5), "max 100000", 2),
+        (range(8), "300000 100000", 3),  # `docker --cpus=3`
+        (range(8), "600000 100000", 4),
+        ((9, 10), "max 100000", 2),  # nothing is known of them
+    ],
+)
+def test_threads_of_a_core_count_once(
+    allowed: Sequence[int], quota: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(allowed), raising=False)
+    cpus = siblings(tmp_path, *2 * ("0,4", "1,5", "2,6", "3,7"))
+    assert physical_cores(version_2(tmp_path, {"a/b": quota}), cpus) == count
 
 
 def test_the_build_counts_alike_before_anything_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The threads' meeting points under ThreadSanitizer, on a pool of plain threads (XLA's own is not instrumented)."""
+"""Teams of threads: under sanitizers, and how many wakes and changes of shared memory a call costs, with up to 64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADERS = Path(__file__).parents[2] / "kernels" / "cpu" / "src"
 
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
-def test_phases_are_ordered_and_leave_nothing_behind(sanitizer: str, tmp_path: Path) -> None:
+def test_a_team_runs_phases_in_order_and_at_a_known_cost(sanitizer: str, tmp_path: Path) -> None:
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")

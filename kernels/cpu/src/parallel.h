@@ -1,20 +1,37 @@
-// Phases on XLA's own thread pool, and memory of its threads.
+// Phases on this process's team, and memory of its threads.
 
 #ifndef LLMJAX_PARALLEL_H_
 #define LLMJAX_PARALLEL_H_
 
 #include <cstddef>
 #include <functional>
+#include <utility>
 #include <vector>
 
-#include "phases.h"
+#include "team.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace llmjax {
 
+// How many threads may work for a call, the calling one included: as many as XLA has.
+inline size_t threads_of(const xla::ffi::ThreadPool& pool) {
+  return static_cast<size_t>(pool.num_threads() > 0 ? pool.num_threads() : 1);
+}
+
+// All engines of a process share one team. It never ends, for its threads may be at work when the process does.
+inline Team<>& team() {
+  static Team<>* const of_process = new Team<>;
+  return *of_process;
+}
+
+// Runs phases one after the other, and returns when all are done.
+inline void run_phases(const xla::ffi::ThreadPool& pool, std::vector<Phase> phases) {
+  team().run(threads_of(pool), std::move(phases));
+}
+
 // A single phase.
 template <class Body>
-void parallel_for(xla::ffi::ThreadPool& pool, size_t count, const Body& body) {
+void parallel_for(const xla::ffi::ThreadPool& pool, size_t count, const Body& body) {
   run_phases(pool, {Phase{count, std::cref(body)}});
 }
 

@@ -1,4 +1,4 @@
-// Phases of tasks on the threads of a pool.
+// Phases of tasks, and how threads divide the tasks of one.
 
 #ifndef LLMJAX_PHASES_H_
 #define LLMJAX_PHASES_H_
@@ -9,7 +9,6 @@
 #include <memory>
 #include <thread>
 #include <utility>
-#include <vector>
 
 namespace llmjax {
 
@@ -23,28 +22,33 @@ struct Phase {
 inline void pause_briefly() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb");  // `yield` does nothing on most of them
 #endif
 }
 
 // A phase and what its threads share. Each thread has a range of the tasks, so that it reads memory in order; one that is
 // done takes from the others' ranges.
+template <template <class> class Atomic>
 class RunningPhase {
  public:
   void start(Phase phase, size_t threads) {
     phase_ = std::move(phase);
-    threads_ = threads;
-    ranges_.reset(new Range[threads]);
-    for (size_t t = 0; t < threads; ++t) ranges_[t].next.store(begin(t), std::memory_order_relaxed);
+    count_ = threads < phase_.count ? threads : phase_.count;
+    if (room_ < count_) ranges_.reset(new Range[room_ = count_]);
+    for (size_t t = 0; t < count_; ++t) ranges_[t].next.store(begin(t), std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
   }
   void work(size_t thread) {
-    for (size_t other = 0; other < threads_; ++other) {
-      const size_t t = (thread + other) % threads_, end = begin(t + 1);
+    for (size_t other = 0; other < count_; ++other) {
+      const size_t t = (thread + other) % count_, end = begin(t + 1);
       // Looks before it takes: a range that is done stays in all caches, instead of moving to each thread that asks.
-      std::atomic<size_t>& next = ranges_[t].next;
-      for (size_t i; next.load(std::memory_order_relaxed) < end && (i = next.fetch_add(1, std::memory_order_relaxed)) < end;) {
+      auto& next = ranges_[t].next;
+      size_t taken = 0;
+      for (size_t i; next.load(std::memory_order_relaxed) < end && (i = next.fetch_add(1, std::memory_order_relaxed)) < end; ++taken) {
         phase_.task(i);
-        done_.fetch_add(1, std::memory_order_release);
       }
+      if (taken != 0) done_.fetch_add(taken, std::memory_order_release);  // the one line that all threads write to
     }
   }
   void wait() const {
@@ -59,50 +63,15 @@ class RunningPhase {
 
  private:
   struct alignas(64) Range {
-    std::atomic<size_t> next;
+    Atomic<size_t> next{0};
   };
-  size_t begin(size_t thread) const { return phase_.count * thread / threads_; }
+  size_t begin(size_t range) const { return phase_.count * range / count_; }
 
   Phase phase_;
-  size_t threads_;
+  size_t count_ = 0, room_ = 0;  // ranges
   std::unique_ptr<Range[]> ranges_;
-  alignas(64) std::atomic<size_t> done_{0};
+  alignas(64) Atomic<size_t> done_{0};
 };
-
-// How many threads may work for a call, the calling one included.
-template <class Pool>
-size_t threads_of(const Pool& pool) {
-  return static_cast<size_t>(pool.num_threads() > 0 ? pool.num_threads() : 1);
-}
-
-// Runs phases one after the other on the pool's threads and the calling one, and returns when all are done. Helpers are
-// called once and walk through the phases with us. We never wait for one that has not begun (the pool may be busy with
-// whoever waits for us): a late one finds nothing to do, and what they share lives until the last has gone. Pool: as
-// xla::ffi::ThreadPool.
-template <class Pool>
-void run_phases(Pool& pool, std::vector<Phase> phases) {
-  size_t most = 0;
-  for (const Phase& phase : phases) most = phase.count > most ? phase.count : most;
-  const size_t available = threads_of(pool);
-  const size_t threads = available < most ? available : most;
-  if (threads <= 1) {
-    for (const Phase& phase : phases) {
-      for (size_t i = 0; i < phase.count; ++i) phase.task(i);
-    }
-    return;
-  }
-  const size_t count = phases.size();
-  std::shared_ptr<RunningPhase[]> running(new RunningPhase[count]);
-  for (size_t i = 0; i < count; ++i) running[i].start(std::move(phases[i]), threads);
-  const auto walk = [running, count](size_t thread) {
-    for (size_t i = 0; i < count; ++i) {
-      running[i].work(thread);
-      running[i].wait();
-    }
-  };
-  for (size_t thread = 1; thread < threads; ++thread) pool.Schedule([walk, thread] { walk(thread); });
-  walk(0);
-}
 
 }  // namespace llmjax
 

@@ -147,6 +147,7 @@ inline int32_t four_bytes(const int8_t* x) {
 // Sums of products of bytes while they are added up, to what they `start` with: `add` a vector of codes times four int8 of x from
 // -127 to 127, the same for all lanes. kTerms of them fit, then `total` brings them into 32 bits.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+constexpr bool kSumsInPairs = true;  // short chains, but to start with something costs an addition
 // In 16 bits, two products a time: kTerms * 2 * 127 * (the largest magnitude of a code) < 2^15.
 template <class Codes>
 struct ByteSums {
@@ -190,6 +191,7 @@ struct ByteSums {
   }
 };
 #else
+constexpr bool kSumsInPairs = false;
 template <class Codes>
 struct ByteSums {
   static constexpr int kTerms = kQuads;

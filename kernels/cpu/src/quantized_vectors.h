@@ -79,7 +79,7 @@ inline void put_outputs(const QuantizedMatrix& w, int tile, int part, int row, V
 }
 
 // Rows of x that share the bytes of a chunk at most. With 32 registers they take turns, since a product waits for the one before it
-// in its row; sums in 16 bits leave fewer of them.
+// in its row, but for sums in 16 bits, which hardly wait and take more registers.
 #if defined(__AVX512VNNI__)
 constexpr int kRowsOfCodes = 8;
 #else
@@ -110,6 +110,8 @@ inline bool has_only_byte_bias(const QuantizedMatrix& w) {
   return w.zeros.count == 0 && w.minima.count == 0 && w.zero == static_cast<float>(zero);
 }
 
+#if defined(__AVX512F__)
+
 // Rows m .. m + kRows of x with the rows of a tile from `part` on. Groups are multiples of kSegment columns, which share a
 // scale of x; without kOffsets `has_only_byte_bias`, and the integer sums begin with it.
 template <class Codes, int kSegment, bool kOffsets, int kRows>
@@ -117,7 +119,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
                           const GroupScales& scales, TileFetch& fetch, int tile, int part, int row) {
   constexpr int kSegments = kSegment < kChunk ? kChunk / kSegment : 1, kQuadsOfSegment = kQuads / kSegments;
   constexpr int kChunks = kSegment > kChunk ? kSegment / kChunk : 1;  // of a step
-  constexpr int kBias = byte_bias_log<Codes>(), kTurns = kRegisters == 32 ? kRows : 1;
+  constexpr int kBias = byte_bias_log<Codes>(), kTurns = kSumsInPairs ? 1 : kRows;
   const ByteTable table(w, kUnsignedBytes);
   const int chunks = in.chunks(), block = in.block;
   const size_t at = static_cast<size_t>(row / block) * chunks * block + row % block;
@@ -188,7 +190,50 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
   for (int m = 0; m < kRows; ++m) put_outputs(w, tile, part, row + m, sums[m]);
 }
 
-#if !defined(__AVX512F__)
+#else
+
+// The same with fewer registers: the codes of a segment stay in them while all rows pass by.
+template <class Codes, int kSegment, bool kOffsets, int kRows>
+inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words,
+                          const GroupScales& scales, TileFetch& fetch, int tile, int part, int row) {
+  constexpr int kSegments = kChunk / kSegment, kQuadsOfSegment = kQuads / kSegments;
+  const ByteTable table(w, kUnsignedBytes);
+  const int chunks = in.chunks(), block = in.block;
+  const size_t at = static_cast<size_t>(row / block) * chunks * block + row % block;
+  const int8_t* x = in.bytes + at * kChunk;
+  const float* x_scale = in.byte_scales + at;
+  const size_t sums_at = static_cast<size_t>(row / block) * chunks * 3 * block + row % block;
+  const float* x_sum = in.byte_sums + sums_at;
+  const int32_t* x_total = in.byte_totals + sums_at;
+  GroupCursor group(w, scales, part);
+  Vec sums[kRows] = {};
+  words += part;
+  for (int c = 0; c < chunks; ++c) {
+    Bits codes[kQuads];
+    unpack_bytes<Codes>(words, table, kUnsignedBytes, codes);
+    fetch.next<Codes::kBits / kParts>();
+#pragma GCC unroll 2
+    for (int segment = 0; segment < kSegments; ++segment) {
+      const int which = (kSegments == 2 ? segment : 2) * block;
+      const Vec scale = load(group.scale), offset = load(group.offset);
+#pragma GCC unroll 4
+      for (int m = 0; m < kRows; ++m) {
+        Int product = kOffsets ? Int{} : shifted<byte_bias_log<Codes>()>(x_total[which + m]);
+        add_dots<Codes, kQuadsOfSegment, 1, 1>(codes + segment * kQuadsOfSegment, x + m * kChunk + segment * kSegment, &product);
+        sums[m] += __builtin_convertvector(product, Vec) * splat(x_scale[m]) * scale;
+        if constexpr (kOffsets) sums[m] -= offset * splat(x_sum[which + m]);
+      }
+      group.advance(kSegment);
+    }
+    words += Codes::kBits * llmjax::kTileRows;
+    x += static_cast<size_t>(block) * kChunk;
+    x_scale += block;
+    x_sum += 3 * block;
+    x_total += 3 * block;
+  }
+#pragma GCC unroll 4
+  for (int m = 0; m < kRows; ++m) put_outputs(w, tile, part, row + m, sums[m]);
+}
 
 // With 16 registers: both parts of a tile meet each number of x, and the sums of rows stay in memory from chunk to chunk.
 constexpr int kRowsOfBytes = 4;
@@ -362,11 +407,13 @@ inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const 
     }
   };
   const auto with_offsets = [&](auto segment) {
+    // To begin with the bias is free only where products are added to something anyway.
+    if constexpr (kSumsInPairs && byte_bias_log<Codes>() >= 0) return multiply(segment, Count<1>());
     has_only_byte_bias<Codes>(w) ? multiply(segment, Count<0>()) : multiply(segment, Count<1>());
   };
-  if constexpr (kRegisters == 32) {
-    if (w.group_size % (2 * kChunk) == 0 && in.round_columns == 2 * kChunk) return with_offsets(Count<2 * kChunk>());
-  }
+#if defined(__AVX512VNNI__)  // else rows that take turns would need the codes of both chunks again
+  if (w.group_size % (2 * kChunk) == 0 && in.round_columns == 2 * kChunk) return with_offsets(Count<2 * kChunk>());
+#endif
   w.group_size % kChunk == 0 ? with_offsets(Count<kChunk>()) : with_offsets(Count<kChunk / 2>());
 }
 
