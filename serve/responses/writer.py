@@ -43,7 +43,7 @@ class ResponseWriter:
         response: its fields, but those that tell how it ends.
         seal: give reasoning items their ``encrypted_content``.
         namespaces: of functions that are in one, and their names there, by what the model calls them.
-        custom: what the model calls tools that are no functions.
+        custom: what the model calls custom tools.
     """
 
     def __init__(

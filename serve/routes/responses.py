@@ -275,7 +275,7 @@ def _inner(tool: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _custom(body: ResponsesRequest) -> set[str]:
-    """What the model calls tools that are no functions."""
+    """What the model calls custom tools."""
     return {
         flat_name(tool["name"], one["name"]) if tool is not one else one["name"]
         for tool in body.tools or []

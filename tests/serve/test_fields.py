@@ -159,7 +159,7 @@ def test_named_tokens_that_cannot_be(http: httpx.Client, wrong: dict[str, Any]) 
 
 
 def test_penalties_of_the_last_tokens(http: httpx.Client) -> None:
-    """A window as long as the text is no window; none at all is no penalty."""
+    """A window as long as the text changes nothing; without tokens to look at nothing is penalized."""
     body = {"prompt": [40, 41, 42], "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 
     def said(**more: Any) -> str:
