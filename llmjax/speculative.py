@@ -84,6 +84,11 @@ class SpeculativeConfig:
         return cls(**texts, **(counts | {"prompt_lookup_max": longest, "prompt_lookup_min": shortest}))
 
 
+def draft_lengths(most: int) -> tuple[int, ...]:
+    """Drafts that a row of a step may have, the most first: so many, a half and a quarter of it."""
+    return tuple(dict.fromkeys(length for length in (most, most // 2, most // 4) if length))
+
+
 def _by_model(method: object, model: object) -> bool:
     """Whether a model makes the guesses, and not prompt lookup; raises ConfigError if it is neither."""
     if method is None and model is None:

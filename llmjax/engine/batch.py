@@ -13,6 +13,7 @@ import numpy as np
 from llmjax.engine.rows import ENDED, ROW_WORDS, Ints, NewRow, RowChanges, RowState, TableChanges
 from llmjax.engine.scheduler import Row, StepPlan
 from llmjax.kernels.attention import RaggedBatch
+from llmjax.speculative import draft_lengths
 
 READ_DEVICE = -1  # in ``tokens``: the input is the slot's last sampled token
 
@@ -46,7 +47,7 @@ def make_buckets(
     drafted_rows: int = 0,
 ) -> list[Bucket]:
     """Mixed buckets of 16, 32, … tokens with all rows; for models that generate decode buckets of 1, 2, 4, … rows, and
-    drafted ones of so many rows, if there are to be any.
+    drafted ones of so many rows, of each length that drafts may have, if there are to be any.
 
     Args:
         generates: whether the model does.
@@ -56,9 +57,10 @@ def make_buckets(
     decode = [Bucket(tokens=n, rows=n, decode=True, steps=decode_steps) for n in _doubling(1, max_num_seqs)]
     mixed = [Bucket(tokens=n, rows=max_num_seqs, decode=False) for n in _doubling(16, max_num_batched_tokens)]
     drafted = [
-        Bucket(tokens=n * (1 + drafts), rows=n, decode=False, drafts=drafts)
-        for n in (_doubling(1, min(drafted_rows, max_num_seqs)) if drafts and drafted_rows else ())
-        if n * (1 + drafts) <= max_num_batched_tokens
+        Bucket(tokens=n * (1 + length), rows=n, decode=False, drafts=length)
+        for length in (draft_lengths(drafts) if drafted_rows else ())
+        for n in _doubling(1, min(drafted_rows, max_num_seqs))
+        if n * (1 + length) <= max_num_batched_tokens
     ]
     return decode + mixed + drafted if generates else mixed
 

@@ -12,7 +12,7 @@ from llmjax.checkpoint.resolve import resolve_model
 from llmjax.collector import paused
 from llmjax.config import EngineConfig
 from llmjax.engine.cache_events import CacheEvents
-from llmjax.engine.draft_model import load_draft
+from llmjax.engine.draft_model import check_draft, load_draft
 from llmjax.engine.engine import Engine
 from llmjax.engine.event_publisher import EventPublisher
 from llmjax.engine.generation_config import check_generation_config
@@ -92,6 +92,8 @@ def load(
     kept = cache_dir if group.size == 1 or config.is_staged else None  # XLA keeps no program of several processes
     programs = ProgramCache.of(kept, platform.device)
     progress = share.rank == 0 and config.node_rank == 0
+    if config.speculative is not None and config.speculative.model is not None:
+        check_draft(config, config.speculative, platform)
     path = resolve_model(config)
     located(path)
     model = load_model(config, platform, path=path, cache_dir=kept, programs=programs, progress=progress)

@@ -18,6 +18,21 @@ from llmjax.speculative import SpeculativeConfig
 logger = logging.getLogger(__name__)
 
 
+def check_draft(config: EngineConfig, speculative: SpeculativeConfig, platform: Platform) -> None:
+    """Raises ConfigError if the engine could not use a draft model, before anything is loaded."""
+    devices, model = len(platform.devices), speculative.model
+    if devices > 1 or config.has_ranks:
+        where = f"{devices} devices (tensor_parallel_size)" if devices > 1 else "several processes"
+        raise ConfigError(
+            f"speculative_config: the draft model {model} runs on one device and in one process so far, this engine "
+            f'on {where}; the method "ngram" makes drafts there, without a model'
+        )
+    if config.kv_offloading_size:
+        raise ConfigError(
+            f"kv_offloading_size: what the draft model {model} keeps of a page stays on the device; leave one out"
+        )
+
+
 def load_draft(
     config: EngineConfig,
     speculative: SpeculativeConfig,
@@ -41,10 +56,6 @@ def load_draft(
         ConfigError: it cannot make drafts for the first one.
     """
     assert speculative.model is not None
-    if len(platform.devices) > 1 or config.nnodes > 1:
-        raise ConfigError("speculative_config: a draft model runs on one device and in one process so far")
-    if config.kv_offloading_size:
-        raise ConfigError("kv_offloading_size: what a draft model keeps of a page stays on the device; leave one out")
     own = config.replace(
         model=speculative.model,
         revision=speculative.revision,

@@ -9,7 +9,7 @@ from llmjax.engine.ngrams import NgramIndex
 from llmjax.speculative import SpeculativeConfig
 
 MEMORY = 0.8  # weight of all guesses before one among those up to it
-PRIOR = (2.0, 1.0)  # drafts that were right and wrong before the first one
+PRIOR, PRIOR_WEIGHT = 2 / 3, 3.0  # what is believed of a guess before the first one, and what that weighs, in guesses
 UNKNOWN = 0  # a draft that the host does not know: any token will do
 
 
@@ -30,16 +30,39 @@ class Drafter(Protocol):
         ...
 
 
+class Acceptance:
+    """How good drafts have been of late.
+
+    Args:
+        share: of drafts behind right ones that are right, before there were any.
+    """
+
+    def __init__(self, share: float = PRIOR) -> None:
+        self._right, self._wrong = share * PRIOR_WEIGHT, (1 - share) * PRIOR_WEIGHT
+
+    @property
+    def share(self) -> float:
+        """Of the drafts behind right ones, those that are right themselves."""
+        return self._right / (self._right + self._wrong)
+
+    def learn(self, *, right: int, of: int) -> None:
+        """Of so many drafts the first ``right`` were."""
+        self._right = MEMORY * self._right + right
+        self._wrong = MEMORY * self._wrong + (right < of)
+
+
 class ModelDrafter:
     """A smaller model guesses on the device, in the step that verifies what it guesses.
 
     Args:
         count: drafts of a step.
+        of_all: how good they are of all sequences; a new one begins with that.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, of_all: Acceptance) -> None:
         self._places = (UNKNOWN,) * count
-        self._right, self._wrong = PRIOR
+        self._of_all = of_all
+        self._own = Acceptance(of_all.share)
 
     def drafts(self) -> tuple[int, ...]:
         """A place for each."""
@@ -47,11 +70,11 @@ class ModelDrafter:
 
     @property
     def acceptance(self) -> float:
-        return self._right / (self._right + self._wrong)
+        return self._own.share
 
     def verified(self, *, right: int, of: int) -> None:
-        self._right = MEMORY * self._right + right
-        self._wrong = MEMORY * self._wrong + (right < of)
+        for acceptance in (self._own, self._of_all):
+            acceptance.learn(right=right, of=of)
 
 
 class LookupDrafter:
@@ -69,7 +92,7 @@ class LookupDrafter:
         self._config = config
         self._guess: tuple[int, ...] = ()
         self._at = 0  # tokens that stand before the guess
-        self._right, self._wrong = PRIOR
+        self._own = Acceptance()
 
     def drafts(self) -> tuple[int, ...]:
         known = len(self._tokens)
@@ -81,7 +104,7 @@ class LookupDrafter:
 
     @property
     def acceptance(self) -> float:
-        return self._right / (self._right + self._wrong)
+        return self._own.share
 
     def verified(self, *, right: int, of: int) -> None:
         """Nothing new: the tokens that came say so too."""
@@ -94,5 +117,4 @@ class LookupDrafter:
     def _learn(self) -> None:
         came = self._tokens[self._at : self._at + len(self._guess)]
         right = next((i for i, (a, b) in enumerate(zip(came, self._guess, strict=False)) if a != b), len(came))
-        self._right = MEMORY * self._right + right
-        self._wrong = MEMORY * self._wrong + (right < len(came))
+        self._own.learn(right=right, of=len(came))

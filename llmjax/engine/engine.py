@@ -588,7 +588,7 @@ class Engine:
         else:
             self._pace.restart()
         if speculation is not None and seconds and steps and (plan.drafts or pending.bucket.decode):
-            speculation.record(rows=pending.bucket.rows, seconds=seconds / steps, drafted=plan.drafts > 0)
+            speculation.record(rows=pending.bucket.rows, seconds=seconds / steps, drafts=plan.drafts)
         prompt_tokens = sum(
             min(r.count, r.sequence.num_prompt_tokens - r.start)
             for r in plan.rows

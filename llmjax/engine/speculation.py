@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
-from llmjax.engine.drafter import Drafter, LookupDrafter, ModelDrafter
+from llmjax.engine.drafter import Acceptance, Drafter, LookupDrafter, ModelDrafter
 from llmjax.engine.request import Sequence
 from llmjax.errors import ConfigError
 from llmjax.models.config import ModelConfig
 from llmjax.models.layers.state import LastState
-from llmjax.speculative import SpeculativeConfig
+from llmjax.speculative import SpeculativeConfig, draft_lengths
 
 RECENT = 8  # dispatches whose fastest says what a step takes: whatever else the machine does makes it slower
-RETRIES = 64  # steps that are said not to pay; the next one is made all the same, to measure it again
+PLAIN = 0  # drafts of a step that has none
+TRIALS = {
+    PLAIN: 4
+}  # dispatches that have to be measured before they are compared: plain ones overlap from the second on
+RETRIES = (64, 1024)  # steps until another number of drafts is measured again: at first, and at most
 
 
 class Speculation:
-    """Whether steps have drafts: they do where the tokens that they should bring are worth what they take.
+    """How many drafts the rows of a step have: as many as bring most tokens a second, or none.
 
     Args:
         config: what was asked for.
@@ -25,15 +29,17 @@ class Speculation:
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self.config = config
-        self._plain: dict[int, deque[float]] = {}  # seconds of steps, by rows of the program
-        self._drafted: dict[int, deque[float]] = {}
-        self._declined = 0
-        self._begun: set[tuple[int, bool]] = set()
+        self._lengths = draft_lengths(config.num_speculative_tokens)
+        self._costs: dict[tuple[int, int], deque[float]] = {}  # seconds of steps, by rows of the program and drafts
+        self._begun: set[tuple[int, int]] = set()
+        self._acceptance = Acceptance()  # of a draft model
+        self._ages: dict[int, int] = {}  # steps since a number of drafts was the one
+        self._patience, self._chosen = RETRIES[0], PLAIN
 
     def drafter(self, tokens: list[int]) -> Drafter:
         """Of a sequence with these tokens, which may grow."""
         if self.config.model is not None:
-            return ModelDrafter(self.config.num_speculative_tokens)
+            return ModelDrafter(self.config.num_speculative_tokens, self._acceptance)
         return LookupDrafter(tokens, self.config)
 
     def drafts(self, running: list[Sequence], *, most: int) -> dict[Sequence, tuple[int, ...]]:
@@ -44,43 +50,71 @@ class Speculation:
         """
         if not most or len(running) > self.config.disable_by_batch_size:
             return {}
-        found: dict[Sequence, tuple[int, ...]] = {}
-        more = 0.0  # tokens that they should bring
-        for sequence in running:
-            if sequence.drafter is not None and (guess := sequence.drafter.drafts()[:most]):
-                found[sequence] = guess
-                more += _expected(sequence.drafter.acceptance, len(guess))
-        return found if found and self._pays(len(running), more) else {}
+        found = {
+            sequence: guess
+            for sequence in running
+            if sequence.drafter is not None and (guess := sequence.drafter.drafts()[:most])
+        }
+        if not found:
+            return {}
+        length = self._length(found, rows=len(running), most=most)
+        return {sequence: guess[:length] for sequence, guess in found.items()} if length else {}
 
-    def record(self, *, rows: int, seconds: float, drafted: bool) -> None:
+    def record(self, *, rows: int, seconds: float, drafts: int) -> None:
         """A step took so long.
 
         Args:
             rows: of the program, which may be more than there were.
+            drafts: of the row that had most; 0: there were none.
         """
-        if (rows, drafted) not in self._begun:  # its program may have been read from disk
-            self._begun.add((rows, drafted))
+        if drafts and drafts not in self._lengths:
+            return  # cut off at the end of an output
+        if (rows, drafts) not in self._begun:  # its program may have been read from disk
+            self._begun.add((rows, drafts))
             return
-        costs = self._drafted if drafted else self._plain
-        costs.setdefault(rows, deque(maxlen=RECENT)).append(seconds)
+        self._costs.setdefault((rows, drafts), deque(maxlen=RECENT)).append(seconds)
 
-    def _pays(self, rows: int, more: float) -> bool:
-        """Args: more: tokens that drafts should bring."""
-        plain, drafted = _cost(self._plain, rows), _cost(self._drafted, rows)
-        if plain is None or drafted is None or (rows + more) * plain > rows * drafted:
-            return True
-        self._declined += 1
-        return self._declined % RETRIES == 0
+    def _length(self, found: Mapping[Sequence, tuple[int, ...]], *, rows: int, most: int) -> int:
+        """Drafts of each row that has some.
+
+        Args:
+            found: all guesses.
+            rows: sequences that run, those without a guess included.
+            most: that there can be.
+        """
+        speeds: dict[int, float] = {}
+        for length in (*(length for length in self._lengths if length <= most), PLAIN):
+            cost = self._cost(rows, length)
+            if cost is None:
+                return length  # to measure it
+            speeds[length] = (rows + _expected(found, length)) / cost
+        best = max(speeds, key=lambda length: speeds[length])
+        for length in speeds:
+            self._ages[length] = self._ages.get(length, 0) + 1
+        if best != self._chosen:
+            self._patience, self._chosen = RETRIES[0], best
+        oldest = max(speeds, key=lambda length: self._ages[length])
+        if oldest != best and self._ages[oldest] >= self._patience:
+            self._patience = min(2 * self._patience, RETRIES[1])
+            best = oldest
+        self._ages[best] = 0
+        return best
+
+    def _cost(self, rows: int, drafts: int) -> float | None:
+        """Of the smallest program that has been measured and holds so many rows; None: there is none."""
+        measured = sorted(size for size, length in self._costs if length == drafts and size >= rows)
+        seconds = self._costs[measured[0], drafts] if measured else ()
+        return min(seconds) if len(seconds) >= TRIALS.get(drafts, 1) else None
 
 
-def _cost(costs: Mapping[int, Collection[float]], rows: int) -> float | None:
-    """Of the smallest program that has been measured and holds so many rows; None: there is none."""
-    return next((min(costs[size]) for size in sorted(costs) if size >= rows), None)
-
-
-def _expected(acceptance: float, count: int) -> float:
-    """Drafts of ``count`` that are accepted in the mean, if each one behind right ones is with this probability."""
-    return sum(acceptance**i for i in range(1, count + 1))
+def _expected(found: Mapping[Sequence, tuple[int, ...]], length: int) -> float:
+    """Drafts that are accepted in the mean, if each one behind right ones is with the sequence's share."""
+    more = 0.0
+    for sequence, guess in found.items():
+        assert sequence.drafter is not None
+        share = sequence.drafter.acceptance
+        more += sum(share**i for i in range(1, 1 + min(length, len(guess))))
+    return more
 
 
 def check_speculative(speculative: SpeculativeConfig, model: ModelConfig, *, max_num_batched_tokens: int) -> None:

@@ -74,7 +74,7 @@ def generated(model: str, devices: int, settings: dict[str, Any]) -> dict[str, A
     outputs = [llm.generate(prompts, params) for params in (GREEDY, EVERYTHING, GREEDY)]
     if "speculative_config" in settings:
         llm.warm_up()  # there are no drafts before
-        llm.engine._speculation._pays = lambda rows, more: True
+        llm.engine._speculation._length = lambda found, rows, most: most
         outputs += [llm.generate(prompts, replace(params, max_tokens=40)) for params in (GREEDY, EVERYTHING)]
     if "kv_offloading_size" in settings:
         for pool in llm.engine.kv.pools:

@@ -17,8 +17,10 @@ import pytest
 from scipy import stats
 
 from llmjax import LLM, SamplingParams
+from llmjax.config import EngineConfig
 from llmjax.engine.batch import StepBatch
 from llmjax.engine.device_state import NO_TOKEN, DeviceState
+from llmjax.engine.draft_model import check_draft
 from llmjax.engine.drafter import ModelDrafter
 from llmjax.engine.heads import verify
 from llmjax.engine.proposal import DraftGraph, propose
@@ -241,6 +243,24 @@ def test_vocabularies_that_differ_are_refused(tmp_path: Path) -> None:
                 speculative_config={"model": draft, "num_speculative_tokens": 2},
                 **options,
             )
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices", "message"),
+    [
+        ({}, 2, r"the draft model small runs on one device .* this engine on 2 devices \(tensor_parallel_size\)"),
+        ({"multi_process": True, "tensor_parallel_size": 2}, 1, "draft model small .* on several processes"),
+        ({"kv_offloading_size": 1}, 1, "kv_offloading_size: what the draft model small keeps"),
+    ],
+)
+def test_where_a_draft_model_cannot_run_is_said_before_anything_is_loaded(
+    settings: dict[str, Any], devices: int, message: str
+) -> None:
+    platform: Any = SimpleNamespace(devices=(None,) * devices)
+    config = EngineConfig(model="large", speculative_config={"model": "small", "num_speculative_tokens": 2}, **settings)
+    assert config.speculative is not None
+    with pytest.raises(ConfigError, match=message):
+        check_draft(config, config.speculative, platform)
 
 
 def test_a_recurrent_draft_model_is_refused() -> None:

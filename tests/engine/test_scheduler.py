@@ -374,8 +374,8 @@ class SometimesWorthIt(Speculation):
         super().__init__(config)
         self._chance = random.Random(0)
 
-    def _pays(self, rows: int, more: float) -> bool:
-        return self._chance.random() < 0.8
+    def _length(self, found: object, *, rows: int, most: int) -> int:
+        return self._chance.choice((most, most, max(1, most // 2), 0))
 
 
 class SimulatedEngine(Engine):
@@ -1040,7 +1040,7 @@ DRAFTED = replace(PLAIN, drafts=4, max_num_batched_tokens=20)
 
 def test_drafts_bring_several_tokens_a_step() -> None:
     engine = SimulatedEngine(replace(DRAFTED, max_model_len=64))
-    engine._speculation._pays = lambda rows, more: True  # type: ignore[method-assign, union-attr]
+    engine._speculation._length = lambda found, rows, most: most  # type: ignore[method-assign, union-attr]
     results = run(engine, [Arrival(request("a", [0] * 12, max_tokens=40), 0)], max_steps=60)
     assert results["a", 0].tokens == alone([0] * 12, 3, 40, frozenset())
     totals = engine.totals

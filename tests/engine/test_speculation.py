@@ -67,8 +67,20 @@ def engines(engine_of: Callable[..., LLM], drafted_of: Callable[..., LLM]) -> En
 class AlwaysWorthIt(Speculation):
     """A test does not depend on how long steps take."""
 
-    def _pays(self, rows: int, more: float) -> bool:
-        return True
+    def _length(self, found: object, *, rows: int, most: int) -> int:
+        return most
+
+
+class OfAnyLength(Speculation):
+    """As many drafts as it can be, fewer, none, step after step."""
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        super().__init__(config)
+        self.lengths: list[int] = []
+
+    def _length(self, found: object, *, rows: int, most: int) -> int:
+        self.lengths.append((most, 1, 2, 0)[len(self.lengths) % 4])
+        return self.lengths[-1]
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "deepseek-v2-lite"])
@@ -123,6 +135,15 @@ def test_sampled_tokens_are_those_of_plain_decoding(engines: Engines, options: d
             for token in one:
                 assert one[token].rank == other[token].rank
                 assert one[token].logprob == pytest.approx(other[token].logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "seed": 3, "frequency_penalty": 0.4}], ids=str)
+def test_tokens_do_not_follow_from_the_number_of_drafts(engines: Engines, options: dict[str, Any]) -> None:
+    plain, drafted = engines
+    speculation = drafted.engine._speculation = OfAnyLength(SpeculativeConfig.of(NGRAM))
+    params = greedy(**{"max_tokens": 30, **options})
+    assert outputs_of(drafted, PROMPTS, params) == outputs_of(plain, PROMPTS, params)
+    assert set(speculation.lengths) == {0, 1, 2, 3}
 
 
 def test_bad_words_of_two_tokens_hold_behind_drafts(engines: Engines) -> None:
@@ -368,30 +389,63 @@ def test_a_row_that_has_ended_gives_nothing() -> None:
 # --- whether it pays --------------------------------------------------------------------------------------------------
 
 
-def test_drafts_stop_where_they_lose_and_are_tried_again() -> None:
-    speculation = Speculation(SpeculativeConfig.of(NGRAM | {"num_speculative_tokens": 3}))
-    tokens = [1, 2, 3, 4, 5] * 3
-    drafter = speculation.drafter(tokens)
-    sequence = sequence_of(tokens, greedy(), drafter=drafter)
-    assert speculation.drafts([sequence], most=3) == {sequence: (1, 2, 3)}
-    for _ in range(3):
-        speculation.record(rows=1, seconds=0.01, drafted=False)
-        speculation.record(rows=1, seconds=0.02, drafted=True)
-    assert speculation.drafts([sequence], most=3)  # two of three should be right
-    # The text goes another way each time.
-    for number in range(100, 110):
-        tokens.extend([1, 2])
-        assert drafter.drafts()
-        tokens.append(number)
-    tokens.extend([1, 2])
-    assert len(drafter.drafts()) == 3
-    assert drafter.acceptance < 0.3
-    tried = [bool(speculation.drafts([sequence], most=3)) for _ in range(200)]
-    assert 1 <= sum(tried) <= 5
+def costs(speculation: Speculation, seconds: dict[int, float], *, times: int = 8) -> None:
+    """Steps of one row take so long, by their drafts."""
+    for drafts, its in seconds.items():
+        for _ in range(times):
+            speculation.record(rows=1, seconds=its, drafts=drafts)
+
+
+def guesses(share: float, *, config: dict[str, Any] | None = None) -> tuple[Speculation, Sequence]:
+    """Of eight tokens, each right with this share behind right ones."""
+    speculation = Speculation(SpeculativeConfig.of(config or NGRAM | {"num_speculative_tokens": 8}))
+    drafter: Any = SimpleNamespace(acceptance=share, drafts=lambda: tuple(range(8)))
+    return speculation, sequence_of([1], greedy(), drafter=drafter)
+
+
+def test_every_number_of_drafts_is_measured_first() -> None:
+    speculation, sequence = guesses(0.9)
+    for drafts in (8, 4, 2):
+        for _ in range(2):  # the first one may have read its program from disk
+            assert len(speculation.drafts([sequence], most=8)[sequence]) == drafts
+            speculation.record(rows=1, seconds=0.01, drafts=drafts)
+    for _ in range(5):
+        assert speculation.drafts([sequence], most=8) == {}
+        speculation.record(rows=1, seconds=0.01, drafts=0)
+    assert speculation.drafts([sequence], most=8)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.97, 8), (0.6, 2), (0.75, 4), (0.1, 0)])
+def test_there_are_as_many_drafts_as_bring_most_tokens_a_second(share: float, expected: int) -> None:
+    """As a step costs 1.0 of a plain one, and 0.11 for each draft: (1 + s + s^2 + ...) / (1 + 0.11 d)."""
+    speculation, sequence = guesses(share)
+    costs(speculation, {0: 0.0100, 2: 0.0122, 4: 0.0144, 8: 0.0188})
+    brought = {d: sum(share**i for i in range(d + 1)) / (1 + 0.11 * d) for d in (0, 2, 4, 8)}
+    assert max(brought, key=lambda d: brought[d]) == expected
+    found = speculation.drafts([sequence], most=8)
+    assert len(found.get(sequence, ())) == expected
+    assert len(speculation.drafts([sequence], most=2).get(sequence, ())) == min(expected, 2)  # no larger program yet
+
+
+def test_what_does_not_pay_is_tried_again_ever_more_rarely() -> None:
+    speculation, sequence = guesses(0.1)
+    costs(speculation, {0: 0.0100, 2: 0.0122, 4: 0.0144, 8: 0.0188})
+    tried = [len(speculation.drafts([sequence], most=8).get(sequence, ())) for _ in range(5000)]
+    assert sorted(set(tried)) == [0, 2, 4, 8]
+    first, later = tried[:1000], tried[-1000:]
+    assert 3 <= sum(map(bool, first)) <= 15
+    assert sum(map(bool, later)) <= 3
     # Nothing to lose: then even few right ones are worth it.
-    for _ in range(8):
-        speculation.record(rows=1, seconds=0.0101, drafted=True)
-    assert speculation.drafts([sequence], most=3)
+    costs(speculation, {8: 0.0101, 4: 0.0101, 2: 0.0101})
+    assert speculation.drafts([sequence], most=8)
+
+
+def test_plain_steps_are_measured_again_too() -> None:
+    speculation, sequence = guesses(0.97)
+    costs(speculation, {0: 0.0100, 2: 0.0122, 4: 0.0144, 8: 0.0188})
+    tried = [len(speculation.drafts([sequence], most=8).get(sequence, ())) for _ in range(500)]
+    assert tried.count(8) > 480
+    assert tried.count(0) >= 1
 
 
 def test_plainly_decoded_text_shows_how_good_guesses_are() -> None:
