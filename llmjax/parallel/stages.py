@@ -34,7 +34,7 @@ class Stage:
         said = f"pipeline_parallel_size {count}"
         if count > config.num_layers:
             raise ConfigError(f"{said}: the model has {config.num_layers} layers, and each stage needs one")
-        if config.per_layer is not None or config.altup is not None:
+        if count > 1 and (config.per_layer is not None or config.altup is not None):
             raise ConfigError(f"{said}: a model with embeddings for each layer cannot be divided yet")
         layers = layers_of(config.num_layers, number=number, count=count)
         own = [config.layers[layer] for layer in layers]

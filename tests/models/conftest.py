@@ -16,6 +16,7 @@ import pytest
 
 from llmjax.checkpoint import open_checkpoint
 from llmjax.kernels.attention import RaggedBatch
+from llmjax.kernels.qtensor import QTensor
 from llmjax.models import ModelConfig, abstract_model, merge, model_config
 from llmjax.models.layers.state import LastTokens, make_stacks
 
@@ -73,7 +74,11 @@ class Stepper:
     def __post_init__(self) -> None:
         graphdef, shapes = abstract_model(self.config, dtype=self.dtype, activation_dtype=self.activation_dtype)
         assert {name: like.shape for name, like in shapes.items()} == {n: p.shape for n, p in self.params.items()}
-        self.weights = {name: jnp.asarray(self.params[name], like.dtype) for name, like in shapes.items()}
+        given = self.params
+        self.weights = {
+            name: given[name] if isinstance(given[name], QTensor) else jnp.asarray(given[name], like.dtype)
+            for name, like in shapes.items()
+        }
         self.kv = make_stacks(
             self.config.states,
             num_pages=dict.fromkeys(self.config.spans, self.num_pages),

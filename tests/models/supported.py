@@ -14,8 +14,8 @@ from gguf import MODEL_ARCH_NAMES
 from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
 from llmjax.models.registry import FAMILIES
 from tests.checkpoint.gguf import test_encoders, test_families
-from tests.engine import test_pooling
-from tests.models import test_golden, test_sharding
+from tests.engine import test_plugin, test_pooling
+from tests.models import test_golden, test_quantized, test_sharding
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "supported-models.md"
@@ -123,6 +123,7 @@ BEST_KNOWN: Mapping[str, str] = {
     "YiForCausalLM": "01-ai/Yi-1.5-6B-Chat",
 }
 
+WITH_POOLER = "bert-reranker"  # is compared as no converter writes it
 INTRODUCTION = """# Supported models
 
 Written by `python -m tests.models.supported`; a test fails where this page and the tests disagree.
@@ -134,14 +135,28 @@ Each row is an architecture as `config.json` names it, with a well-known checkpo
 **safetensors** names the tiny random checkpoints whose logits are compared with those of Hugging Face's own model, over
 whole prompts, chunks and single tokens (at most 2e-4 apart in float32), or whose vectors are: embeddings (cosine at
 least 0.99999) and logits of labels (at most 1e-4 apart). **GGUF** gives llama.cpp's name of the architecture, and in
-parentheses which of those checkpoints are compared again as the `gguf` package writes them. **several devices** names
-those that are compared with one device. Quantized formats do not depend on the family: [formats.md](formats.md).
+parentheses which of those checkpoints are compared again as the `gguf` package writes them. **quantized** names those
+whose matrices become 8-bit integers when they are loaded, with logits close to Hugging Face's; other formats do not
+depend on the family either: [formats.md](formats.md). **several devices** names those that are compared with one
+device, and **plug-in** those that a stand-in for another platform's PJRT plug-in runs as a CPU does.
+All of it runs on a CPU:
+
+| column | the line that runs it for a checkpoint, here `qwen3` |
+|---|---|
+| safetensors | `pytest tests/models/test_golden.py -k "qwen3 and not qwen3-"` |
+| of vectors | `pytest tests/engine/test_pooling.py -k bert` |
+| GGUF | `pytest tests/checkpoint/gguf/test_families.py -k qwen3` |
+| of vectors | `pytest tests/checkpoint/gguf/test_encoders.py` |
+| quantized | `pytest tests/models/test_quantized.py -k qwen3` |
+| several devices | `pytest tests/models/test_sharding.py -k qwen3` |
+| plug-in | `pytest tests/engine/test_plugin.py -k "models and features"` |
+
 Checkpoints that came with code of their own run from the definitions here; code from a checkpoint is never executed.
 Any decoder here may also be there as `…Model`, for embeddings, or as `…ForSequenceClassification`:
 [embeddings.md](embeddings.md).
 
-| architecture | for example | safetensors | GGUF | several devices |
-|---|---|---|---|---|"""
+| architecture | for example | safetensors | GGUF | quantized | several devices | plug-in |
+|---|---|---|---|---|---|---|"""
 
 
 def architectures(names: Iterable[str], folder: Path = GOLDEN) -> dict[str, list[str]]:
@@ -160,10 +175,14 @@ def page() -> str:
 
 def _lines() -> Iterator[str]:
     compared = architectures([*test_golden.CHECKPOINTS, *test_golden.MORE, *test_golden.VARIANTS])
-    compared |= architectures(test_pooling.ENCODERS, POOLED)
+    compared |= architectures(dict.fromkeys([*test_pooling.ENCODERS, *test_encoders.CLASSIFIERS]), POOLED)
     conversions = test_families.CONVERSIONS | test_families.WITH_FACTORS
     encoders = {name: found for name, found in test_encoders.CONVERSIONS.items() if name in test_pooling.ENCODERS}
+    encoders |= {name: found for name, found in test_encoders.CLASSIFIERS.items() if name != WITH_POOLER}
     converted = architectures(conversions) | architectures(encoders, POOLED)
+    quantized = architectures(test_quantized.CHECKPOINTS)
+    models = [Path(case["model"]) for case in test_plugin.CASES.values()]
+    plugged = architectures(dict.fromkeys(model.name for model in models if model.parent == GOLDEN))
     shared = architectures(dict.fromkeys([*test_sharding.CHECKPOINTS, *test_sharding.UNEVEN]))
     named: dict[str, list[str]] = {}
     for name, architecture in ARCHITECTURES.items():
@@ -176,7 +195,9 @@ def _lines() -> Iterator[str]:
         cells = [
             _names(compared.get(name, ())),
             ", ".join(f"`{n}`" for n in named.get(name, ())),
+            _names(quantized.get(name, ())),
             _names(shared.get(name, ())),
+            _names(plugged.get(name, ())),
         ]
         if name in converted:
             cells[1] += f" ({_names(converted[name])})"

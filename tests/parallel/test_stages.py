@@ -47,6 +47,11 @@ def test_ends_have_what_stands_before_and_behind_layers() -> None:
     assert Stage.of(config, number=0, count=1).config == config
 
 
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4", "llama"])
+def test_one_stage_is_the_whole_model(name: str) -> None:
+    assert Stage.of(config_of(name), number=0, count=1).config == config_of(name)
+
+
 def test_what_cannot_be_divided() -> None:
     with pytest.raises(ConfigError, match="pipeline_parallel_size 4: the model has 3 layers, and each stage needs one"):
         Stage.of(config_of("llama"), number=0, count=4)

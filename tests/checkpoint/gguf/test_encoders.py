@@ -81,6 +81,13 @@ CONVERSIONS = {
     "qwen3-reranker": Conversion(gguf.MODEL_ARCH.QWEN3, qwen3, RANK, LLAMA_LAYER | HEAD_NORMS),
 }
 
+# Encoders that give texts labels.
+CLASSIFIERS = {
+    "xlm-roberta-labels": CONVERSIONS["bert"],
+    "bert-reranker": CONVERSIONS["bert"],
+    "modernbert-labels": CONVERSIONS["modernbert"],
+}
+
 
 def without_pretraining(checkpoint: Checkpoint) -> Checkpoint:
     """Without what stands behind the first token for sentence pairs of the training, and buffers, which no file has."""
@@ -182,31 +189,19 @@ def test_vectors_of_a_roberta_whose_unused_positions_are_left_out(tmp_path: Path
         assert vector @ golden[f"{case}/vector"] >= 0.99999
 
 
-@pytest.mark.parametrize(
-    ("name", "arch", "keys", "cut"),
-    [
-        ("xlm-roberta-labels", gguf.MODEL_ARCH.BERT, bert, 2),
-        ("bert-reranker", gguf.MODEL_ARCH.BERT, bert, 0),
-        ("modernbert-labels", gguf.MODEL_ARCH.MODERN_BERT, modern_bert, 0),
-    ],
-)
-def test_scores_of_classifiers(
-    name: str, arch: gguf.MODEL_ARCH, keys: Any, cut: int, tmp_path: Path, compile_cache_dir: str
-) -> None:
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_scores_of_classifiers(name: str, tmp_path: Path, compile_cache_dir: str) -> None:
     """As transformers has them; BERT's pooler is kept here, which llama.cpp's converter drops."""
-    golden = np.load(POOLED / name / "golden.npz")
-    own = CONVERSIONS["modernbert" if name == "modernbert-labels" else "bert"]
-    labels = json.loads((POOLED / name / "config.json").read_text())["id2label"]
+    golden, conversion = np.load(POOLED / name / "golden.npz"), CLASSIFIERS[name]
+    labels = list(json.loads((POOLED / name / "config.json").read_text())["id2label"].values())
+    named = {"classifier.output_labels": labels} if len(labels) > 1 else {}
     conversion = replace(
-        own,
-        arch=arch,
-        keys=lambda config: (
-            keys(config) | ({"classifier.output_labels": list(labels.values())} if len(labels) > 1 else {})
-        ),
+        conversion,
+        keys=lambda config: CLASSIFIERS[name].keys(config) | named,
         pooling=RANK,
-        layer={**own.layer, **CLASSIFIER_HEAD},
+        layer={**conversion.layer, **CLASSIFIER_HEAD},
     )
-    path = converted(name, tmp_path, conversion, cut=cut)
+    path = converted(name, tmp_path, conversion, cut=2 if name == "xlm-roberta-labels" else 0)
     assert open_checkpoint(path).model_config().pooler == open_checkpoint(POOLED / name).model_config().pooler
     cases = [case for case in ("long", "short", "least", "one") if not golden[f"{case}/types"].any()]
     assert len(cases) > 1
