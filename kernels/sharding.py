@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from llmjax.kernels.cpu.shared_sum import shared_sum
 
 Tree = TypeVar("Tree")
 
@@ -49,10 +52,15 @@ class ShardingRules:
 
 @dataclass(frozen=True)
 class Sharding:
-    """A mesh of devices and how arrays lie on it."""
+    """A mesh of devices and how arrays lie on it.
+
+    Attributes:
+        in_memory: processes of one machine, whose CPUs the devices are, add up in memory that they share.
+    """
 
     mesh: Mesh
     rules: ShardingRules = ShardingRules()
+    in_memory: bool = False
 
     def spec(self, axes: Axes) -> PartitionSpec:
         """As JAX has it."""
@@ -122,8 +130,18 @@ def mesh_axis(name: str) -> str:
 
 
 def all_sum(partial: Tree, name: str) -> Tree:
-    """The sum over the devices among which a logical axis is divided, of arrays that each of them has its own of."""
-    return partial if parts(name) == 1 else jax.lax.psum(partial, mesh_axis(name))
+    """The sum over the devices among which a logical axis is divided, of arrays that each of them has its own of. A
+    second one along the same axis needs the result of the first, or what that led to."""
+    if parts(name) == 1:
+        return partial
+    sharding: Sharding = _active.value
+    if not sharding.in_memory or any(leaf.dtype != jnp.float32 for leaf in jax.tree.leaves(partial)):
+        return jax.lax.psum(partial, mesh_axis(name))
+    place = [field.name for field in fields(ShardingRules)].index(name)
+    leaves, tree = jax.tree.flatten(partial)
+    (leaf,) = leaves
+    found: Tree = jax.tree.unflatten(tree, [shared_sum(leaf, own_number(name), place=place)])
+    return found
 
 
 def own_number(name: str) -> jax.Array | int:

@@ -77,10 +77,12 @@ class Binding:
     Attributes:
         cores: None: where it runs already.
         nodes: NUMA nodes whose memory it takes; (): of all.
+        sharers: processes that take the memory of these nodes.
     """
 
     cores: frozenset[int] | None = None
     nodes: tuple[int, ...] = ()
+    sharers: int = 1
 
 
 def binding_of(
@@ -120,14 +122,17 @@ def binding_of(
             raise ConfigError(f"this process may use no core of NUMA {_names(sorted(nodes))}")
     beside = [rank for rank, theirs in enumerate(nodes_of) if theirs == nodes]
     own = replace(share, rank=beside.index(share.rank), count=len(beside))
-    return Binding(frozenset(own.part(topology.in_order(cores))), tuple(sorted(nodes)))
+    return Binding(frozenset(own.part(topology.in_order(cores))), tuple(sorted(nodes)), len(beside))
 
 
-def bind_process(config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, topology: Topology = MACHINE) -> None:
+def bind_process(config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, topology: Topology = MACHINE) -> Binding:
     """Ties this process to the cores and the memory that the configuration names, and sizes XLA's thread pool.
 
     Args:
         share: of cores, nodes and threads, where several engines divide them.
+
+    Returns:
+        What it is tied to.
 
     Raises:
         ConfigError: there is no such core or node, or this system cannot do it.
@@ -135,6 +140,7 @@ def bind_process(config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, t
     total, linux = physical_cores(), sys.platform == "linux"
     # XLA sees neither a limit on the cores' time nor which of them are threads of one.
     limited = total < len(_allowed()) if linux else not share.is_whole
+    binding = Binding()
     if linux or config.cpu_list is not None or config.numa:
         binding = binding_of(share, cpu_list=config.cpu_list, numa=config.numa, allowed=_allowed(), topology=topology)
         if binding.nodes:
@@ -147,6 +153,7 @@ def bind_process(config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, t
         _start_backend(min(physical_cores(), len(share.part(range(total)))))
     elif not share.is_whole:
         _start_backend(physical_cores())
+    return binding
 
 
 def check_threads(config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, devices: int = 1) -> None:

@@ -5,22 +5,39 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import sys
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 BLOCK = 1 << 30  # bytes; a larger block is mapped afresh each time
 PROC = Path("/proc")
+SYSTEM = Path("/sys/devices/system/node")
+GIVEN_UP = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")  # of a node; it has no MemAvailable
 
 
-def free_memory(proc: Path = PROC) -> int:
+def free_memory(proc: Path = PROC, *, nodes: Sequence[int] = (), system: Path = SYSTEM) -> int:
     """Bytes of the machine's memory that are free, or would be if something else needed them.
 
     Args:
         proc: what Linux shows of memory; elsewhere half of all counts as free.
+        nodes: NUMA nodes whose memory it is; (): all.
+        system: what Linux shows of them.
     """
     found = _sizes(proc / "meminfo").get("MemAvailable")
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if found is None else found
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if found is None else found
+    of_nodes = [_sizes(system / f"node{node}" / "meminfo") for node in nodes]
+    if not of_nodes or not all(of_nodes):
+        return free
+    return min(free, sum(sizes.get(name, 0) for sizes in of_nodes for name in GIVEN_UP))
+
+
+def machine() -> str:
+    """What tells this machine, since it was started, from others."""
+    boot = PROC / "sys" / "kernel" / "random" / "boot_id"
+    return boot.read_text().strip() if boot.exists() else f"{platform.node()} {uuid.getnode()}"
 
 
 def own_memory(proc: Path = PROC) -> int:
@@ -30,10 +47,10 @@ def own_memory(proc: Path = PROC) -> int:
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """Bytes by name, from lines such as ``MemFree: 12 kB``."""
+    """Bytes by name, from lines such as ``MemFree: 12 kB``, or ``Node 0 MemFree: 12 kB``."""
     if not path.exists():
         return {}
-    lines = (line.split() for line in path.read_text().splitlines())
+    lines = (line.split()[-3:] for line in path.read_text().splitlines())
     return {line[0].removesuffix(":"): int(line[1]) * 1024 for line in lines if len(line) == 3 and line[2] == "kB"}
 
 

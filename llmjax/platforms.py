@@ -53,6 +53,7 @@ class Platform:
     quantized_activations: str  # of products with quantized matrices that do not say, as `QTensor` has them
     mesh: tuple[jax.Device, ...] = ()  # that divide the model, those of other processes too; (): it is the one above
     host_memory: int | None = None  # bytes of the machine's memory that this process may take; None: what is free
+    sums_in_memory: bool = False  # the devices add up in memory that their processes share
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
@@ -70,7 +71,8 @@ class Platform:
         """How arrays lie on several devices; None: there is one."""
         if not self.mesh:
             return None
-        return Sharding(Mesh(np.array(self.devices), ("tensor",), axis_types=(AxisType.Auto,)))
+        mesh = Mesh(np.array(self.devices), ("tensor",), axis_types=(AxisType.Auto,))
+        return Sharding(mesh, in_memory=self.sums_in_memory)
 
     @property
     def everywhere(self) -> jax.sharding.Sharding:
@@ -156,7 +158,10 @@ def select_platform(
         # An engine takes memory of every card that it sees.
         jax.config.update("jax_cuda_visible_devices", ",".join(map(str, numbers)))
     meet()
-    bind_process(config, share)  # may open the backends
+    binding, host_memory = bind_process(config, share), share.host_memory  # may open the backends
+    if binding.nodes:
+        local = free_memory(nodes=binding.nodes) // binding.sharers
+        host_memory = local if host_memory is None else min(local, host_memory)
     seen = devices_of(config.device)
     devices = [device for device in seen if device.process_index == jax.process_index()] if meshed else seen
     name = platform_of(devices[0])
@@ -197,7 +202,7 @@ def select_platform(
         activation_dtype=jnp.dtype(jnp.float32) if cpu else dtype,
         cache_dtype=jnp.dtype(jnp.bfloat16) if config.dtype == "auto" else dtype,
         quantized_activations=_quantized_activations(config, cpu=cpu),
-        host_memory=share.host_memory,
+        host_memory=host_memory,
     )
 
 

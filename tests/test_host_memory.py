@@ -52,6 +52,17 @@ def test_free_and_own_memory(tmp_path: Path) -> None:
     assert free_memory(tmp_path / "self") > 0 == own_memory(tmp_path / "nowhere")  # elsewhere than on Linux
 
 
+def test_free_memory_of_nodes(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemAvailable:   60 kB\n")
+    for node, free in ((0, 12), (1, 20)):
+        (tmp_path / f"node{node}").mkdir()
+        lines = {"MemTotal": 100, "MemFree": free, "Active(file)": 3, "Inactive(file)": 4, "SReclaimable": 1, "Slab": 9}
+        text = "".join(f"Node {node} {name}:    {size} kB\n" for name, size in lines.items())
+        (tmp_path / f"node{node}" / "meminfo").write_text(text)
+    found = [free_memory(tmp_path, nodes=nodes, system=tmp_path) // 1024 for nodes in ((), (0,), (1,), (0, 1), (0, 7))]
+    assert found == [60, 20, 28, 48, 60]  # a node of which nothing is known bounds nothing
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 def test_own_memory_grows_with_what_is_written() -> None:
     before = own_memory()

@@ -49,6 +49,7 @@ COMMON = (
     "products",
     "recurrent",
     "sampling",
+    "shared_sum",
     "zeros",
     "isa",
 )  # compiled once

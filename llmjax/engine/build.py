@@ -30,6 +30,7 @@ from llmjax.engine.runner import Runner
 from llmjax.engine.scheduler import Scheduler
 from llmjax.engine.speculation import Speculation, check_speculative
 from llmjax.errors import ConfigError
+from llmjax.host_memory import free_memory
 from llmjax.kernels.attention import KVLayout
 from llmjax.machine_share import WHOLE_MACHINE, MachineShare
 from llmjax.platforms import Platform, select_platform, use_compilation_cache
@@ -87,8 +88,12 @@ def load(
     """
     check_generation_config(config)
     cache_dir = use_compilation_cache(config.compilation_cache_dir)
+    if group.neighbors > 1 and share.host_memory is None:  # before any of them takes some
+        share = replace(share, host_memory=free_memory() // group.neighbors)
     platform = select_platform(config, share, meet=group.meet)
     check_graphs(config, platform)
+    if group.size > 1 and not config.is_staged and platform.is_cpu and group.shares_memory(len(platform.devices)):
+        platform = replace(platform, sums_in_memory=True)
     kept = cache_dir if group.size == 1 or config.is_staged else None  # XLA keeps no program of several processes
     programs = ProgramCache.of(kept, platform.device)
     progress = share.rank == 0 and config.node_rank == 0

@@ -16,6 +16,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -28,6 +29,7 @@ import msgspec
 from jax._src import distributed, xla_bridge  # where gloo listens can be said nowhere else
 from jaxlib import _jax  # type: ignore[attr-defined]  # it has no types
 
+from llmjax import host_memory
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import Bucket
 from llmjax.engine.group_wire import (
@@ -38,6 +40,8 @@ from llmjax.engine.group_wire import (
     Hidden,
     Join,
     Loaded,
+    Meet,
+    Met,
     Program,
     Refused,
     ToFollower,
@@ -46,6 +50,7 @@ from llmjax.engine.group_wire import (
 )
 from llmjax.engine.wire import Channel, Failed, Leave, Message
 from llmjax.errors import ConfigError, EngineDead, LLMJaxError
+from llmjax.kernels.cpu import shared_sum
 from llmjax.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -114,9 +119,18 @@ class Alone:
     """The process of an engine that has no others; what the engine needs of a group."""
 
     size = 1
+    neighbors = 1  # ranks on this machine, itself included
 
     def meet(self) -> None:
         """Makes JAX see the devices of all ranks; before it has opened any."""
+
+    def shares_memory(self, devices: int) -> bool:
+        """Whether all ranks are on this machine, and from now on their devices can add up in memory.
+
+        Args:
+            devices: of all ranks.
+        """
+        return False
 
     def agree(self, model: str, pages: list[int]) -> list[int]:
         """Compares what the ranks have loaded.
@@ -191,6 +205,8 @@ class _Member:
     channel: Channel
     messages: Iterator[Any]
     nonce: bytes
+    machine: str
+    met: Future[Met] = dataclasses.field(default_factory=Future)
     loaded: Future[Loaded] = dataclasses.field(default_factory=Future)
 
     @property
@@ -228,14 +244,45 @@ class Leader(Alone):
         with _listen(config) as listener:
             self._members = self._gather(listener)
         self._port = free_port(config.master_addr)
+        machines = Counter([host_memory.machine(), *(member.machine for member in self._members)])
+        self.neighbors = machines[host_memory.machine()]
         for member in self._members:
             member.channel.limit = 2**32 - 1
-            member.channel.send(Welcome(_proof(config, member.nonce, by="leader"), self._port))
+            proof = _proof(config, member.nonce, by="leader")
+            member.channel.send(Welcome(proof, self._port, machines[member.machine]))
             threading.Thread(target=self._hear, args=(member,), name=f"rank-{member.rank}", daemon=True).start()
 
     def meet(self) -> None:
         if not self._config.is_staged:  # stages share no program
             _initialize(self._config, rank=0, port=self._port, address=self._members[0].channel.address)
+
+    def shares_memory(self, devices: int) -> bool:
+        try:
+            name = shared_sum.make(devices)
+        except shared_sum.NotShared as error:
+            name, why = "", f"rank 0: {error}"
+        else:
+            why = self._met(name, devices)
+            shared_sum.unnamed(name)
+        for member in self._members:
+            member.channel.send(Meet("" if why else name, devices))
+        if why:
+            logger.info("ranks add up by way of the network, for they share no memory (%s)", why)
+            return False
+        self.watch(lambda lost: shared_sum.stop())
+        return True
+
+    def _met(self, name: str, devices: int) -> str:
+        """Why a rank cannot use shared memory; empty: all can."""
+        whys = []
+        for member in self._members:
+            member.channel.send(Meet(name, devices))
+        try:
+            shared_sum.attach(name, devices)
+        except shared_sum.NotShared as error:
+            whys.append(f"rank 0: {error}")
+        whys += [f"{member.name}: {why}" for member in self._members if (why := member.met.result().why)]
+        return whys[0] if whys else ""
 
     def agree(self, model: str, pages: list[int]) -> list[int]:
         least = pages
@@ -352,7 +399,7 @@ class Leader(Alone):
                 channel.send(Refused("the master_secret of this rank is not that of rank 0"))
                 raise msgspec.DecodeError("it does not know the master_secret")
             connection.settimeout(None)
-            self._enlist(_Member(join.rank, where, channel, messages, join.nonce), join)
+            self._enlist(_Member(join.rank, where, channel, messages, join.nonce, join.machine), join)
         except (OSError, msgspec.MsgspecError) as error:
             with self._coming:
                 self._refusals = [*self._refusals[-MOST_REFUSALS:], f"a process at {where}: {error}"]
@@ -381,6 +428,8 @@ class Leader(Alone):
         try:
             for message in member.messages:
                 match message:
+                    case Met():
+                        member.met.set_result(message)
                     case Loaded():
                         member.loaded.set_result(message)
                     case Hidden() if member.rank + 1 < self.size:
@@ -414,6 +463,7 @@ class Leader(Alone):
             self._is_lost.set()
             self._hidden.put(None)
             futures: list[Future[Any]] = [*self._compiling.values(), *(other.loaded for other in self._members)]
+            futures += [other.met for other in self._members]
             watchers = list(self._watchers)
         logger.error("%s", error)
         for future in futures:
@@ -480,9 +530,8 @@ class Follower(Alone):
         try:
             challenge = self._next(Challenge)
             nonce = secrets.token_bytes(NONCE_BYTES)
-            self.channel.send(
-                Join(config.node_rank, nonce, _proof(config, challenge.nonce, by="follower"), shared_settings(config))
-            )
+            proof = _proof(config, challenge.nonce, by="follower")
+            self.channel.send(Join(config.node_rank, nonce, proof, shared_settings(config), host_memory.machine()))
             connection.settimeout(None)
             welcome = self._next(Welcome)
         except (OSError, msgspec.MsgspecError) as error:
@@ -490,10 +539,22 @@ class Follower(Alone):
         if not hmac.compare_digest(welcome.proof, _proof(config, nonce, by="leader")):
             raise ConfigError(f"{self._where} does not know the master_secret of this rank")
         self._port = welcome.port
+        self.neighbors = welcome.neighbors
 
     def meet(self) -> None:
         if not self._config.is_staged:
             _initialize(self._config, rank=self._config.node_rank, port=self._port, address=self.channel.address)
+
+    def shares_memory(self, devices: int) -> bool:
+        offered, why = self._next(Meet), ""
+        if not offered.name:
+            return False
+        try:
+            shared_sum.attach(offered.name, offered.devices)
+        except shared_sum.NotShared as error:
+            why = str(error)
+        self.channel.send(Met(why))
+        return bool(self._next(Meet).name)
 
     def agree(self, model: str, pages: list[int]) -> list[int]:
         self.channel.send(Loaded(model, pages))

@@ -51,12 +51,14 @@ class Join(Message, tag="join"):
         nonce: for the leader to prove the secret with.
         proof: of the secret.
         settings: what all ranks must have alike, by name.
+        machine: that this rank is on; equal for those on one.
     """
 
     rank: int
     nonce: bytes
     proof: bytes
     settings: dict[str, str]
+    machine: str
 
 
 class Welcome(Message, tag="welcome"):
@@ -65,10 +67,12 @@ class Welcome(Message, tag="welcome"):
     Args:
         proof: of the secret.
         port: of JAX's coordinator, on the leader's machine.
+        neighbors: ranks on this one's machine, itself included.
     """
 
     proof: bytes
     port: int
+    neighbors: int
 
 
 class Refused(Message, tag="refused"):
@@ -93,6 +97,24 @@ class Agreed(Message, tag="agreed"):
     """To a follower: the pages of each group of layers, which all ranks have room for."""
 
     pages: list[int]
+
+
+class Meet(Message, tag="meet"):
+    """To a follower, twice: memory that ranks of one machine share, and whether all of them have it.
+
+    Args:
+        name: of it; empty: there is none.
+        devices: that add up there.
+    """
+
+    name: str
+    devices: int
+
+
+class Met(Message, tag="met"):
+    """To the leader: why this rank cannot use that memory; empty: it can."""
+
+    why: str
 
 
 class Compile(Message, tag="compile"):
@@ -156,5 +178,7 @@ class Taken(Message, tag="taken"):
     length: Array
 
 
-ToFollower = Challenge | Welcome | Refused | Agreed | Compile | RunStep | RunMasked | RunEdit | Hidden | Taken | Leave
-ToLeader = Join | Loaded | Compiled | Hidden | Failed
+ToFollower = (
+    Challenge | Welcome | Refused | Meet | Agreed | Compile | RunStep | RunMasked | RunEdit | Hidden | Taken | Leave
+)
+ToLeader = Join | Met | Loaded | Compiled | Hidden | Failed

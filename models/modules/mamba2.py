@@ -32,7 +32,7 @@ class Mamba2Module(nnx.Module):
 
     # Positional: x, module, before, after, context. Static: residual.
     half: ClassVar[Operation] = Operation("Mamba 2 half", (Implementation("in steps", mixed),))
-    divided: ClassVar[str] = "heads"
+    divided: ClassVar[str] = "channels"  # of its heads; sums of attention beside it are those along "heads"
 
     def __init__(self, spec: Mamba2, size: int, *, dtype: jnp.dtype) -> None:
         self.spec, f32 = spec, jnp.float32

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmjax import host_memory
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import Bucket
 from llmjax.engine.group import Alone, Follower, Leader, free_port, group_of
 from llmjax.engine.group_wire import Array, Challenge, Compile, Compiled, Join, Program, RunStep, Welcome
 from llmjax.engine.wire import Channel, Failed, Failure, Leave
 from llmjax.errors import CompileError, ConfigError, EngineDead, LLMJaxError
+from llmjax.kernels.cpu import shared_sum
 
 HOST = "127.0.0.1"
 BUCKET = Bucket(tokens=4, rows=4, decode=True, steps=8)
@@ -78,6 +80,39 @@ def test_ranks_agree_on_the_least_memory(config: EngineConfig) -> None:
         others = [threads.submit(follower.agree, "model", size) for follower, size in pairs]
         assert leader.agree("model", [7, 7]) == [5, 3]
         assert [other.result(60) for other in others] == [[5, 3], [5, 3]]
+
+
+def test_ranks_of_one_machine_know_of_each_other(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    with together(config) as (leader, followers):
+        assert [rank.neighbors for rank in (leader, *followers)] == [3, 3, 3]
+    names = iter(("one", "two"))  # of the two that join; then the leader looks
+    monkeypatch.setattr(host_memory, "machine", lambda: next(names, "two"))
+    with together(config.replace(master_port=free_port(HOST))) as (leader, followers):
+        assert sorted(follower.neighbors for follower in followers) == [1, 2]
+        assert leader.neighbors == 2
+
+
+def test_ranks_share_memory_or_do_not(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        shared_sum.unnamed(shared_sum.make(3))
+    except shared_sum.NotShared as why:
+        pytest.skip(str(why))
+    before = set(shared_sum.FOLDER.iterdir())
+    with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
+        others = [threads.submit(follower.shares_memory, 3) for follower in followers]
+        assert leader.shares_memory(3) and all(other.result(60) for other in others)
+    attach, asked = shared_sum.attach, iter((False, True, False))
+
+    def refuses_once(name: str, devices: int) -> None:
+        if next(asked):
+            raise shared_sum.NotShared("on another machine")
+        attach(name, devices)
+
+    monkeypatch.setattr(shared_sum, "attach", refuses_once)
+    with together(config.replace(master_port=free_port(HOST))) as (leader, followers), ThreadPoolExecutor() as threads:
+        others = [threads.submit(follower.shares_memory, 3) for follower in followers]
+        assert not leader.shares_memory(3) and not any(other.result(60) for other in others)
+    assert set(shared_sum.FOLDER.iterdir()) <= before
 
 
 def test_other_models_are_refused_everywhere(config: EngineConfig) -> None:
@@ -235,7 +270,7 @@ def test_a_leader_that_does_not_know_the_secret_is_refused(config: EngineConfig)
                 channel = Channel(connection, Join)
                 channel.send(Challenge(b"x" * 32))
                 assert next(channel.receive()).rank == 1
-                channel.send(Welcome(b"y" * 32, 1))
+                channel.send(Welcome(b"y" * 32, 1, 1))
 
         thread = threading.Thread(target=welcome)
         thread.start()
