@@ -40,7 +40,10 @@ X86 = {
     "avx512bf16": BF16,
     "amx": AMX,
 }
-ARM: dict[str, tuple[str, ...]] = {"dotprod": ("-march=armv8.2-a+dotprod+fp16",)}
+ARM: dict[str, tuple[str, ...]] = {
+    "dotprod": ("-march=armv8.2-a+dotprod+fp16",),
+    "i8mm": ("-march=armv8.2-a+dotprod+fp16+i8mm+bf16",),
+}
 COMMON = (
     "attention",
     "blocks",
@@ -53,7 +56,7 @@ COMMON = (
     "zeros",
     "isa",
 )  # compiled once
-QUANTIZED_ONLY = ("avxvnni", "avx512vnni", "avx512bf16", "dotprod")  # of no use to other kernels
+QUANTIZED_ONLY = ("avxvnni", "avx512vnni", "avx512bf16", "dotprod", "i8mm")  # of no use to other kernels
 
 
 class BuildError(Exception):

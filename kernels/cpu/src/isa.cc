@@ -44,11 +44,14 @@ extern const QuantizedKernels quantized_amx;
 #if defined(LLMJAX_HAVE_DOTPROD)
 extern const QuantizedKernels quantized_dotprod;
 #endif
+#if defined(LLMJAX_HAVE_I8MM)
+extern const QuantizedKernels quantized_i8mm;
+#endif
 
 namespace {
 
-constexpr int kCount = 8;  // from narrow to wide; the last is of Arm, whose NEON is the generic one
-const char* const kNames[kCount] = {"generic", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx", "dotprod"};
+constexpr int kCount = 9;  // from narrow to wide; the last two are of Arm, whose NEON is the generic one
+const char* const kNames[kCount] = {"generic", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx", "dotprod", "i8mm"};
 
 #if defined(__x86_64__)
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
@@ -97,6 +100,15 @@ bool has_dotprod() {
   return true;  // every Apple M has them
 #endif
 }
+
+bool has_i8mm() {
+#if defined(__linux__)
+  constexpr unsigned long kInt8Products = 1ul << 13, kBf16 = 1ul << 14;  // HWCAP2_I8MM, HWCAP2_BF16
+  return has_dotprod() && (~getauxval(AT_HWCAP2) & (kInt8Products | kBf16)) == 0;
+#else
+  return false;  // Apple's first M lacks them
+#endif
+}
 #endif
 
 // Kernels that would gain nothing from an instruction set are not compiled for it: null.
@@ -133,6 +145,9 @@ struct Table {
 #endif
 #if defined(LLMJAX_HAVE_DOTPROD)
     add(7, has_dotprod(), nullptr, &quantized_dotprod);
+#endif
+#if defined(LLMJAX_HAVE_I8MM)
+    add(8, has_i8mm(), nullptr, &quantized_i8mm);
 #endif
   }
 };

@@ -244,6 +244,23 @@ inline void add_dots(const Bits* codes, const int8_t* x, Int* totals) {
   }
 }
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+// The same for two rows of x, kChunk apart: products of two by eight and eight by two bytes.
+template <int kCount>
+inline void add_dots_of_two(const Bits* codes, const int8_t* x, Int* totals) {
+  int32x4_t first{}, second{};  // rows 0 and 1 of codes, rows 2 and 3: each with either row of x
+#pragma GCC unroll 4
+  for (int i = 0; i < kCount; i += 2) {
+    const int8x16_t eight = vcombine_s8(vld1_s8(x + 4 * i), vld1_s8(x + llmjax::kChunk + 4 * i));
+    const int32x4_t low = (int32x4_t)codes[i], high = (int32x4_t)codes[i + 1];
+    first = vmmlaq_s32(first, vreinterpretq_s8_s32(vzip1q_s32(low, high)), eight);
+    second = vmmlaq_s32(second, vreinterpretq_s8_s32(vzip2q_s32(low, high)), eight);
+  }
+  totals[0] += (Int)vuzp1q_s32(first, second);
+  totals[1] += (Int)vuzp2q_s32(first, second);
+}
+#endif
+
 // ---- f32 ----
 
 // What codes stand for, as f32.

@@ -80,7 +80,7 @@ inline void put_outputs(const QuantizedMatrix& w, int tile, int part, int row, V
 
 // Rows of x that share the bytes of a chunk at most. With 32 registers they take turns, since a product waits for the one before it
 // in its row, but for sums in 16 bits, which hardly wait and take more registers.
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr int kRowsOfCodes = 8;
 #else
 constexpr int kRowsOfCodes = 4;
@@ -216,6 +216,24 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
     for (int segment = 0; segment < kSegments; ++segment) {
       const int which = (kSegments == 2 ? segment : 2) * block;
       const Vec scale = load(group.scale), offset = load(group.offset);
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+      if constexpr (kRows % 2 == 0) {
+#pragma GCC unroll 4
+        for (int m = 0; m < kRows; m += 2) {
+          Int products[2] = {};
+          if constexpr (!kOffsets) {
+            for (int i = 0; i < 2; ++i) products[i] = shifted<byte_bias_log<Codes>()>(x_total[which + m + i]);
+          }
+          add_dots_of_two<kQuadsOfSegment>(codes + segment * kQuadsOfSegment, x + m * kChunk + segment * kSegment, products);
+          for (int i = 0; i < 2; ++i) {
+            sums[m + i] += __builtin_convertvector(products[i], Vec) * splat(x_scale[m + i]) * scale;
+            if constexpr (kOffsets) sums[m + i] -= offset * splat(x_sum[which + m + i]);
+          }
+        }
+        group.advance(kSegment);
+        continue;
+      }
+#endif
 #pragma GCC unroll 4
       for (int m = 0; m < kRows; ++m) {
         Int product = kOffsets ? Int{} : shifted<byte_bias_log<Codes>()>(x_total[which + m]);
@@ -392,7 +410,7 @@ inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const 
   const auto multiply = [&](auto segment, auto offsets) {
     constexpr int kSegment = decltype(segment)::value;
     constexpr bool kOffsets = decltype(offsets)::value != 0;
-#if !defined(__AVX512F__)
+#if !defined(__AVX512F__) && !defined(__ARM_FEATURE_MATMUL_INT8)
     if (in.rows > kRowsOfBytes) {
       for (int m = 0; m < in.rows; m += in.block) {
         multiply_int8_rows<Codes, kSegment>(w, in, words, scales, fetch, tile, m, imin(in.block, in.rows - m));

@@ -12,7 +12,7 @@
 
 #if defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
-#elif defined(__ARM_FEATURE_DOTPROD)
+#elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 
@@ -29,7 +29,11 @@ constexpr int kRegisters = 16;
 #define LLMJAX_EACH_LANE(f) f(0), f(1), f(2), f(3), f(4), f(5), f(6), f(7)
 #else
 constexpr int kLanes = 4;
+#if defined(__aarch64__)
+constexpr int kRegisters = 32;
+#else
 constexpr int kRegisters = 16;
+#endif
 #define LLMJAX_EACH_LANE(f) f(0), f(1), f(2), f(3)
 #endif
 
@@ -99,6 +103,12 @@ inline void store(F16* p, Vec v) {
   __m128i bits = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
   std::memcpy(p, &bits, sizeof(bits));
 }
+#elif defined(__aarch64__)
+inline Vec from_half(Half bits) { return (Vec)vcvt_f32_f16(bit_cast<float16x4_t>(bits)); }
+inline void store(F16* p, Vec v) {
+  const float16x4_t bits = vcvt_f16_f32((float32x4_t)v);
+  std::memcpy(p, &bits, sizeof(bits));
+}
 #else
 // No step may rely on subnormal f32: XLA's threads treat them as zero.
 inline Vec from_half(Half bits) {
@@ -136,6 +146,8 @@ inline Bits bf16_bits(Vec v) {
 inline Half round_bf16(Vec v) {
 #if defined(__AVX512BF16__)
   return (Half)_mm512_cvtneps_pbh((__m512)v);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return bit_cast<Half>(vcvt_bf16_f32((float32x4_t)v));
 #else
   return __builtin_convertvector(bf16_bits(v), Half);
 #endif
