@@ -40,8 +40,8 @@ LAUNCHES: Mapping[str, str] = MappingProxyType({"xla_gpu_enable_command_buffer":
 ROWS = (
     SamplingParams(temperature=0.8),
     SamplingParams(temperature=1.0, top_k=20, top_p=0.9, min_p=0.01),
-    SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.5, logprobs=1),
-    SamplingParams(temperature=0.0, logit_bias={0: 100.0}),
+    SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.5, repeat_last_n=2, logprobs=1),
+    SamplingParams(temperature=0.0, logit_bias={0: 100.0}, logprob_token_ids=[0, 1]),
     SamplingParams(temperature=0.0),
 )
 BIASED = 3  # of ROWS; its token is as good as certain
@@ -138,7 +138,8 @@ def _results(program: Executable, compiler: StepCompiler, bucket: Bucket) -> lis
         state, output = program(compiler.weights, state, packed)
         tokens = np.asarray(output.tokens)
         sampled = tokens != NO_TOKEN  # what else is computed may be anything
-        logprobs = [np.asarray(part)[sampled] for part in (output.logprobs.logprob, output.logprobs.top_logprobs)]
+        scores = output.logprobs
+        logprobs = [np.asarray(part)[sampled] for part in (scores.logprob, scores.top_logprobs, scores.scored)]
         if output.prompt_logprobs is not None:
             real = sampled.any(0).sum()  # a token each
             scores = output.prompt_logprobs

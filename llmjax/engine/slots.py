@@ -202,14 +202,14 @@ class SlotEditor(Editor):
 
     @cached_property
     def _set_recent(self) -> Callable[..., SamplerState]:
-        return self._everywhere(edits.set_recent, np.int32(0), np.zeros(MAX_WINDOW, np.int32))
+        return self._everywhere(edits.set_recent, np.int32(0), np.zeros(MAX_WINDOW + 1, np.int32))
 
     @cached_property
     def _set_scored(self) -> Callable[..., SamplerState]:
         return self._everywhere(edits.set_scored, np.int32(0), np.zeros(MAX_SCORED, np.int32))
 
 
-def recent_tokens(prompt: list[int], output: list[int], *, size: int = MAX_WINDOW) -> Ints:
+def recent_tokens(prompt: list[int], output: list[int], *, size: int = MAX_WINDOW + 1) -> Ints:
     """``SamplerState.recent`` of a slot: the last ``size`` tokens, each at its position modulo ``size``."""
     marked = [-token - 1 for token in prompt[max(0, len(prompt) + len(output) - size) :]]
     marked += [token + 1 for token in output[-size:]]

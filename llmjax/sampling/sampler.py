@@ -298,37 +298,48 @@ def _draw(x: jax.Array, batch: SamplingBatch) -> jax.Array:
 
 
 def count(state: SamplerState, batch: SamplingBatch, tokens: jax.Array) -> SamplerState:
-    """Adds the sampled tokens of rows with penalties, and takes those away that leave their windows: scatters of R
-    entries into donated memory."""
+    """Adds the sampled tokens of rows with penalties, and takes those away that leave their windows: R entries of
+    donated memory are set."""
     counts = batch.samples & batch.has(Feature.PENALTY)
     old = state.output_count[batch.slot, tokens]
     new = jnp.where(old < jnp.iinfo(jnp.uint16).max, old + 1, old)
     slot = jnp.where(counts, batch.slot, state.num_slots)
-    counted = replace(state, output_count=state.output_count.at[slot, tokens].set(new, mode="drop"))
+    output_count = state.output_count.at[slot, tokens].set(new, mode="drop")
     windowed = counts & batch.has(Feature.WINDOW)
-    return lax.cond(jnp.any(windowed), lambda: _moved_on(counted, batch, tokens, windowed), lambda: counted)
+    slot = jnp.where(windowed, batch.slot, state.num_slots)
+    recent = state.recent.at[slot, batch.position % state.recent.shape[1]].set(tokens + 1, mode="drop")
+    state = replace(state, output_count=output_count, recent=recent)
+    output_count, prompt_seen = lax.cond(
+        jnp.any(windowed),
+        lambda: _without_left(state, batch, windowed),
+        lambda: (state.output_count, state.prompt_seen),
+    )
+    return replace(state, output_count=output_count, prompt_seen=prompt_seen)
 
 
-def _moved_on(state: SamplerState, batch: SamplingBatch, tokens: jax.Array, windowed: jax.Array) -> SamplerState:
-    """The state behind sampled tokens, whose rows' windows end with them.
+def _without_left(state: SamplerState, batch: SamplingBatch, windowed: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``output_count`` and ``prompt_seen`` without the tokens that leave windows as one more is sampled.
 
     Args:
-        windowed: bool [R], rows that have one.
+        windowed: bool [R], rows that have a window.
     """
     size = state.recent.shape[1]
     recent, first = state.recent[batch.slot], batch.position - batch.window  # what leaves, if there is such a token
     left = jnp.where(first >= 0, jnp.take_along_axis(recent, (first % size)[:, None], axis=1)[:, 0], 0)
     token = jnp.maximum(jnp.abs(left) - 1, 0)
     sampled = jnp.where(windowed & (left > 0), batch.slot, state.num_slots)
-    count = state.output_count[batch.slot, token]
+    count = jnp.maximum(state.output_count[batch.slot, token], 1) - 1
     # A token of the prompt may stand once more behind the one that leaves.
     age = (batch.position[:, None] - 1 - jnp.arange(size)) % size
     again = jnp.any((recent == left[:, None]) & (age < (batch.window - 1)[:, None]), axis=1)
-    prompted = jnp.where(windowed & (left < 0) & ~again, batch.slot, state.num_slots)
-    own = jnp.where(windowed, batch.slot, state.num_slots)
-    return replace(
-        state,
-        output_count=state.output_count.at[sampled, token].set(jnp.maximum(count, 1) - 1, mode="drop"),
-        prompt_seen=state.prompt_seen.at[prompted, token].set(False, mode="drop"),
-        recent=state.recent.at[own, batch.position % size].set(tokens + 1, mode="drop"),
+    prompted = windowed & (left < 0) & ~again
+
+    def forget(row: jax.Array, seen: jax.Array) -> jax.Array:  # a slice: not every device can scatter bytes
+        at = batch.slot[row], token[row]
+        still = lax.dynamic_slice(seen, at, (1, 1)) & ~prompted[row]
+        return lax.dynamic_update_slice(seen, still, at)
+
+    return (
+        state.output_count.at[sampled, token].set(count, mode="drop"),
+        lax.fori_loop(0, len(token), forget, state.prompt_seen),
     )

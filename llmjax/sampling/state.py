@@ -18,7 +18,7 @@ from llmjax.sampling.settings import MAX_BANS
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SamplerState:
-    """Per request slot; donated through the step. S slots, V vocabulary, M bans, W tokens of a window, A scored ones.
+    """Per request slot; donated through the step. S slots, V vocabulary, M bans, W one more than tokens of a window, A scored ones.
 
     Where penalties look at the last tokens alone (``window``), ``prompt_seen`` and ``output_count`` are of these, and
     ``recent`` says which token leaves with each that comes: that of position p is at p % W, id + 1 if it was sampled,
@@ -61,7 +61,7 @@ def make_sampler_state(
         logit_bias=zeros((num_slots, vocab_size), jnp.float32),
         ban_previous=jnp.full((num_slots, max_bans), -1, jnp.int32),
         ban_token=jnp.full((num_slots, max_bans), vocab_size, jnp.int32),
-        recent=jnp.zeros((num_slots, max_window), jnp.int32),
+        recent=jnp.zeros((num_slots, max_window + 1), jnp.int32),
         scored=jnp.full((num_slots, max_scored), vocab_size, jnp.int32),
     )
 
@@ -75,7 +75,7 @@ def sampler_state_bytes(
     max_scored: int = MAX_SCORED,
 ) -> int:
     """What `make_sampler_state` takes."""
-    return num_slots * (7 * vocab_size + 8 * max_bans + 4 * (max_window + max_scored))
+    return num_slots * (7 * vocab_size + 8 * max_bans + 4 * (max_window + 1 + max_scored))
 
 
 def reset_slot(state: SamplerState, slot: jax.Array, bias_fill: jax.Array) -> SamplerState:

@@ -18,6 +18,7 @@ from llmjax.engine.build import build_engine
 from llmjax.engine.device_state import NO_TOKEN
 from llmjax.engine.graphs import _batches, _results, difference, with_graphs
 from llmjax.engine.layer_states import GroupSpec
+from llmjax.engine.program_cache import ProgramCache
 from llmjax.engine.programs import StepCompiler
 from llmjax.errors import ConfigError
 from llmjax.models.layers.state import AllTokens
@@ -145,7 +146,7 @@ def test_sliding_windows_have_tables_of_their_own(compiler: StepCompiler) -> Non
 
 
 def test_a_compiler_that_does_not_say_what_steps_take(compiler: StepCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepCompiler, "compile", lambda *_: SimpleNamespace(memory_analysis=lambda: None))
+    monkeypatch.setattr(ProgramCache, "get", lambda *_: SimpleNamespace(memory_analysis=lambda: None))
     with pytest.raises(ConfigError, match="does not say how much memory steps take; set kv_cache_memory_bytes"):
         compiler.bytes_beside_kv()
 

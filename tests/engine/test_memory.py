@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_said_before_it_is_allocated() -> None:
 
     check(64 * MIB)
     with pytest.raises(
-        ConfigError, match=r"^max_num_seqs 1000000 is too large: it takes 2,960 MiB, and 64 MiB are free"
+        ConfigError, match=r"^max_num_seqs 1000000 is too large: it takes 7,359 MiB, and 64 MiB are free"
     ):
         check(64 * MIB, max_num_seqs=1_000_000)
     with pytest.raises(ConfigError, match=r"^max_num_batched_tokens 1000000 is too large: it takes 488 MiB"):

@@ -465,9 +465,10 @@ def test_without_features_only_the_argmax_runs() -> None:
     assert {"exp", "log1p", "scan", "top_k"} <= primitives(jaxpr, into_cond=True)
     always = primitives(jaxpr, into_cond=False)
     assert not heavy & always
-    # Two conds: tokens and logprobs; branch 0 is what runs when no row asks for anything.
-    tokens, logprobs = (e for e in jaxpr.eqns if e.primitive.name == "cond")
+    # Three conds: tokens, logprobs and windows of penalties; branch 0 is what runs when no row asks for anything.
+    tokens, logprobs, windows = (e for e in jaxpr.eqns if e.primitive.name == "cond")
     assert not heavy & primitives(tokens.params["branches"][0].jaxpr, into_cond=True)
+    assert not primitives(windows.params["branches"][0].jaxpr, into_cond=True)
     assert primitives(logprobs.params["branches"][0].jaxpr, into_cond=True) <= {"broadcast_in_dim"}
 
 

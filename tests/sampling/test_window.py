@@ -46,8 +46,8 @@ def test_the_state_is_of_the_last_tokens(window: int, prompt: list[int], before:
     seen, counts = np.zeros((S, V), bool), np.zeros((S, V), np.uint16)
     seen[0, prompt[older:]] = True
     np.add.at(counts[0], before[max(0, older - len(prompt)) :], 1)
-    recent = np.zeros((S, W), np.int32)
-    recent[0] = recent_tokens(prompt, before, size=W)
+    recent = np.zeros((S, W + 1), np.int32)
+    recent[0] = recent_tokens(prompt, before, size=W + 1)
     state = SamplerState(
         prompt_seen=jnp.asarray(seen),
         output_count=jnp.asarray(counts),
