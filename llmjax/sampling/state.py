@@ -18,7 +18,8 @@ from llmjax.sampling.settings import MAX_BANS
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SamplerState:
-    """Per request slot; donated through the step. S slots, V vocabulary, M bans, W one more than tokens of a window, A scored ones.
+    """Per request slot; donated through the step. S slots, V vocabulary, M bans, W one more than the tokens of
+    the longest window, A scored ones.
 
     Where penalties look at the last tokens alone (``window``), ``prompt_seen`` and ``output_count`` are of these, and
     ``recent`` says which token leaves with each that comes: that of position p is at p % W, id + 1 if it was sampled,
