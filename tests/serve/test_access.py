@@ -23,6 +23,7 @@ class Idle:
 
     tokenizer = None
     states = (EngineState(serving=True),)
+    sleep_state = "awake"
 
     def __init__(self, model: str = "m", name: str = "m") -> None:
         self.config = EngineConfig(model=model)

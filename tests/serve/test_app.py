@@ -27,6 +27,7 @@ class FailingEngine:
     tokenizer = None
     num_requests = 0
     states = (EngineState(serving=False),)
+    sleep_state = "awake"
 
     def __init__(self, error: Exception) -> None:
         self.error = error
