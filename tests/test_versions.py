@@ -50,8 +50,7 @@ def test_the_environment_keeps_to_it() -> None:
     assert sys.version_info >= tuple(map(int, PYTHON.split(".")))
 
 
-def test_the_oldest_jax_is_built_with_and_tested() -> None:
-    assert f"jaxlib=={OLDEST}" in PYPROJECT["build-system"]["requires"]
+def test_the_oldest_jax_is_tested() -> None:
     lines = (ROOT / ".ci" / "oldest.txt").read_text(encoding="utf-8").splitlines()
     pins = [Requirement(line) for line in lines if not line.startswith("#")]
     assert {one.name: str(one.specifier) for one in pins} == {"jax": f"=={OLDEST}", "jaxlib": f"=={OLDEST}"}
