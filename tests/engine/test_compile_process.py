@@ -158,6 +158,7 @@ def engine(folder: Path, how: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=LONG)
 
 
+@pytest.mark.slow
 def test_a_cold_engine_traces_the_steps_that_it_begins_with_and_no_others(tmp_path: Path) -> None:
     found = {}
     for how in ("whole", "killed"):

@@ -352,6 +352,7 @@ def test_what_takes_much_is_bounded(bomb: str, llm: LLM) -> None:
     assert choice.text == "fine"
 
 
+@pytest.mark.slow
 def test_two_devices_give_what_one_gives() -> None:
     command = [sys.executable, "-m", "tests.engine.structured_on_devices"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=550)

@@ -42,6 +42,7 @@ def on_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found_on_devices(dict(zip(CASES, cases, strict=True)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_of_one_device(on_devices: dict[str, Any], case: str) -> None:
     one, several = on_devices[case]
@@ -50,16 +51,19 @@ def test_tokens_are_those_of_one_device(on_devices: dict[str, Any], case: str) -
     assert greedy == again
 
 
+@pytest.mark.slow
 def test_drafts_are_verified_on_several_devices(on_devices: dict[str, Any]) -> None:
     assert all(found["draft_tokens"] > 0 for found in on_devices["drafts"])
 
 
+@pytest.mark.slow
 def test_pages_of_several_devices_come_back_from_host_memory(on_devices: dict[str, Any]) -> None:
     for found in on_devices["drafts"]:
         assert found["host_hits"] == 16  # four pages of the first prompt
         assert found["tokens"][-1] == found["tokens"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_logprobs_are_those_of_one_device(on_devices: dict[str, Any], case: str) -> None:
     one, several = on_devices[case]
@@ -68,6 +72,7 @@ def test_logprobs_are_those_of_one_device(on_devices: dict[str, Any], case: str)
         np.testing.assert_allclose([x for _, x in found], [x for _, x in expected], atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_copies_no_pages(on_devices: dict[str, Any], case: str) -> None:
     several = on_devices[case][1]
