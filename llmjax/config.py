@@ -370,7 +370,7 @@ class EngineConfig:
     engine_process: str = setting(
         "auto",
         "where the engine runs: on a thread of this process, or in a process of its own, which has an interpreter for "
-        "itself and may end without this one; auto: on a thread",
+        "itself and may end without this one; auto: a server's in a process, an LLM's or AsyncLLM's in this one",
         aliases=(Alias("--disable-frontend-multiprocessing", value="thread"),),
         choices=("auto", "thread", "process"),
     )

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from llmjax.serve.context import server_of
 from llmjax.serve.errors import MAX_NAME_CHARS, ApiError, ClientDisconnected, cut, unsupported
 from llmjax.serve.json_gauge import JsonGauge
+from llmjax.serve.json_text import JsonText
 from llmjax.serve.limits import BodyLimits
 from llmjax.serve.protocol.common import ApiModel, IgnoredFields
 
@@ -37,12 +38,15 @@ async def read_json(request: Request) -> dict[str, Any]:
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise ApiError(f"Content-Type must be application/json, not {media_type or 'absent'}", status=415)
     server = server_of(request)
-    raw = await _read(request, server.limits, patience=server.config.read_timeout)
+    text = await _read(request, server.limits, patience=server.config.read_timeout)
+    raw = text.short
     await _let_others(raw)
     try:
         data = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if text.has_marks:
+        data = await asyncio.to_thread(text.restore, data)
     await _let_others(raw)  # the caller makes objects of it next
     if not isinstance(data, dict):
         raise ApiError("the body must be a JSON object", code="invalid_json")
@@ -67,8 +71,8 @@ def parse(data: dict[str, Any], model: type[M], *, ignored: list[str] | None = N
     return body
 
 
-async def _read(request: Request, limits: BodyLimits, *, patience: float) -> bytes:
-    """The body's bytes.
+async def _read(request: Request, limits: BodyLimits, *, patience: float) -> JsonText:
+    """The body.
 
     Args:
         patience: seconds that a body may take, on top of those that its bytes take at ``MIN_BYTES_PER_SECOND``.
@@ -78,7 +82,7 @@ async def _read(request: Request, limits: BodyLimits, *, patience: float) -> byt
     if length.isdigit() and int(length) > limits.bytes:
         raise too_large
     gauge = JsonGauge(limits)
-    chunks: list[bytes] = []
+    text = JsonText()
     size = 0
     end = asyncio.get_running_loop().time() + patience
     try:
@@ -88,12 +92,13 @@ async def _read(request: Request, limits: BodyLimits, *, patience: float) -> byt
                 if size > limits.bytes:
                     raise too_large
                 timer.reschedule(end + size / MIN_BYTES_PER_SECOND)
-                gauge.feed(chunk)
-                # What is too much is still read to its end, as clients expect, but not kept.
-                if gauge.exceeded:
-                    chunks.clear()
-                else:
-                    chunks.append(chunk)
+                for at in range(0, len(chunk), LARGE_BYTES):
+                    part = chunk[at : at + LARGE_BYTES]
+                    within = gauge.feed(part)
+                    if not gauge.exceeded:
+                        text.add(part, within=within, inside=gauge.inside)
+                if gauge.exceeded:  # what is too much is still read to its end, as clients expect, but not kept
+                    text.clear()
     except ClientDisconnect:
         raise ClientDisconnected from None
     except TimeoutError:
@@ -104,7 +109,7 @@ async def _read(request: Request, limits: BodyLimits, *, patience: float) -> byt
             headers={"Connection": "close"},
         ) from None
     gauge.check()
-    return b"".join(chunks)
+    return text
 
 
 async def _let_others(raw: bytes) -> None:

@@ -64,12 +64,22 @@ class JsonGauge:
         name = cut(field.decode(errors="replace"))
         raise ApiError(f"`{name}` has {entries} entries: {limits}", param=name, code="too_many_values")
 
-    def feed(self, chunk: bytes) -> None:
-        """Takes the next bytes of the text."""
+    @property
+    def inside(self) -> bool:
+        """Whether the last byte lies in a string."""
+        return self._inside
+
+    def feed(self, chunk: bytes) -> bool:
+        """Takes the next bytes of the text.
+
+        Returns:
+            Whether all of them lie in one string that began before them.
+        """
         before = self._tail
         self._tail = (before + chunk[-TAIL:])[-TAIL:]
-        if not chunk or (self._inside and not self._escaped and b'"' not in chunk and b"\\" not in chunk):
-            return  # the middle of a long string
+        began = self._inside
+        if not chunk or (began and not self._escaped and b'"' not in chunk and b"\\" not in chunk):
+            return began  # the middle of a long string
         text = np.frombuffer(chunk, np.uint8)
         outside = ~self._strings(text)
         low = text | CASE
@@ -83,6 +93,7 @@ class JsonGauge:
         self._level = int(levels[-1])
         keys = np.flatnonzero(colons & (levels == 1))
         self._by_field(keys, entries=np.cumsum(starts & (levels > 1)), name=partial(_key, before, chunk))
+        return began and not outside.any()
 
     def _strings(self, text: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
         """Which bytes lie in a string: from its opening quote to the byte before its closing one."""

@@ -61,6 +61,8 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket
     with permanent():
         from llmjax.engine.process import begin_loading
 
+        if engine_config.engine_process == "auto":
+            engine_config = engine_config.replace(engine_process="process")
         loading = begin_loading(engine_config)
 
         from llmjax.async_llm import AsyncLLM

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import dataclasses
 import json
 import os
@@ -24,11 +25,6 @@ CHUNK = 256 * 1024  # bytes received at a time
 START_SECONDS = 60.0  # a bound for a machine that is very busy; it takes a tenth of a second
 # What a process needs of the environment. Keys and tokens are none of a template's business.
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "TZ")
-
-
-def _frame(request: RenderRequest) -> bytes:
-    data = request.to_bytes()
-    return LENGTH.pack(len(data)) + data
 
 
 class TemplateProcessError(LLMJaxError):
@@ -59,12 +55,12 @@ class RenderPool:
             QueueFull: every process was busy for as long as one rendering may take.
             TemplateProcessError: no process can be started.
         """
-        frame = _frame(request)
+        data = request.to_bytes()
         process = self._claim_blocking()
         try:
             if process is None or not process.alive:
                 process = _Process(self._limits)
-            reply = process.exchange(frame)
+            reply = process.exchange(data)
         except BaseException:
             self._drop(process)
             raise
@@ -73,12 +69,12 @@ class RenderPool:
 
     async def render_async(self, request: RenderRequest) -> str:
         """As ``render``, without blocking the event loop."""
-        frame = _frame(request)
+        data = request.to_bytes()
         process = await self._claim_async()
         try:
             if process is None or not process.alive:
                 process = await asyncio.to_thread(_Process, self._limits)
-            reply = await process.exchange_async(frame)
+            reply = await process.exchange_async(data)
         except BaseException:
             self._drop(process)
             raise
@@ -166,11 +162,17 @@ class _Reply:
 
 
 class _Incoming:
-    """A reply that arrives piece by piece; not trusted, as a template that got out of the sandbox may have sent it."""
+    """A reply that arrives piece by piece; not trusted, as a template that got out of the sandbox may have sent it.
+
+    Its text is decoded as it comes: nothing else runs while a long one is copied or decoded in one go.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._data = bytearray()
+        self._head = b""
+        self._left = 0  # bytes of the text that have not come
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogatepass")
+        self._texts: list[str] = []
 
     def feed(self, data: bytes) -> _Reply | None:
         """The reply, once it is whole.
@@ -179,16 +181,23 @@ class _Incoming:
             ConnectionResetError: the process has ended, or this is not a reply.
             UnicodeDecodeError: it is not UTF-8.
         """
-        self._data += data
-        if len(self._data) >= REPLY.size:
-            status, last, size = REPLY.unpack_from(self._data)
-            if status not in (Status.DONE, Status.REFUSED, Status.FAILED) or size > self._max_bytes:
-                raise ConnectionResetError
-            if len(self._data) >= REPLY.size + size:
-                return _Reply(Status(status), last, self._data[REPLY.size :].decode("utf-8", "surrogatepass"))
         if not data:
             raise ConnectionResetError
-        return None
+        if len(self._head) < REPLY.size:
+            missing = REPLY.size - len(self._head)
+            self._head, data = self._head + data[:missing], data[missing:]
+            if len(self._head) < REPLY.size:
+                return None
+            status, _, self._left = REPLY.unpack(self._head)
+            if status not in (Status.DONE, Status.REFUSED, Status.FAILED) or self._left > self._max_bytes:
+                raise ConnectionResetError
+        data = data[: self._left]
+        self._left -= len(data)
+        self._texts.append(self._decoder.decode(data, final=not self._left))
+        if self._left:
+            return None
+        status, last, _ = REPLY.unpack(self._head)
+        return _Reply(Status(status), last, "".join(self._texts))
 
 
 class _Process:
@@ -228,12 +237,13 @@ class _Process:
     def kill(self) -> None:
         self._process.kill()
 
-    def exchange(self, frame: bytes) -> _Reply:
+    def exchange(self, request: bytes) -> _Reply:
         deadline = time.monotonic() + self._limits.wall_seconds
         incoming = _Incoming(4 * self._limits.chars)
         try:
             self._socket.settimeout(self._limits.wall_seconds)
-            self._socket.sendall(frame)
+            self._socket.sendall(LENGTH.pack(len(request)))
+            self._socket.sendall(request)  # not put together: it may be large
             while (reply := incoming.feed(self._socket.recv(CHUNK))) is None:
                 self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
         except TimeoutError:
@@ -242,13 +252,14 @@ class _Process:
             raise self._died() from None
         return reply
 
-    async def exchange_async(self, frame: bytes) -> _Reply:
+    async def exchange_async(self, request: bytes) -> _Reply:
         loop = asyncio.get_running_loop()
         incoming = _Incoming(4 * self._limits.chars)
         try:
             self._socket.setblocking(False)
             async with asyncio.timeout(self._limits.wall_seconds):
-                await loop.sock_sendall(self._socket, frame)
+                await loop.sock_sendall(self._socket, LENGTH.pack(len(request)))
+                await loop.sock_sendall(self._socket, request)
                 while (reply := incoming.feed(await loop.sock_recv(self._socket, CHUNK))) is None:
                     pass
         except TimeoutError:

@@ -97,6 +97,7 @@ def test_the_docs_are_what_the_tables_say() -> None:
 
 def test_the_tables_hold_together() -> None:
     known = {**settings_of(EngineConfig), **settings_of(ServerConfig)}
+    PARSER.parse([])  # adds the flags of other programs
     shown = set(PARSER._option_string_actions)
     for program, flags in PROGRAMS.items():
         names = [name for flag in flags for name in flag.spellings]

@@ -168,7 +168,7 @@ def children(pid: int) -> list[int]:
 def test_a_killed_engine_process_ends_streams_with_an_error_and_the_server_with_its_status(
     engine_config: EngineConfig,
 ) -> None:
-    with process(engine_config.replace(engine_process="process")) as (server, url):
+    with process(engine_config) as (server, url):
         lines: list[str] = []
         reader = stream(url, lines, **ENDLESS)
         wait_for(lambda: bool(lines))
@@ -196,10 +196,7 @@ def test_a_killed_engine_process_ends_streams_with_an_error_and_the_server_with_
 
 
 def test_a_killed_rank_ends_streams_with_an_error_and_the_others(engine_config: EngineConfig) -> None:
-    with process(engine_config.replace(multi_process=True, tensor_parallel_size=2, engine_process="process")) as (
-        server,
-        url,
-    ):
+    with process(engine_config.replace(multi_process=True, tensor_parallel_size=2)) as (server, url):
         lines: list[str] = []
         reader = stream(url, lines, **ENDLESS)
         wait_for(lambda: bool(lines))
@@ -232,10 +229,7 @@ def listens_at(pid: int) -> set[str]:
 
 
 def test_ranks_listen_on_loopback_and_end_with_the_one_that_leads_them(engine_config: EngineConfig) -> None:
-    with process(engine_config.replace(multi_process=True, tensor_parallel_size=2, engine_process="process")) as (
-        server,
-        url,
-    ):
+    with process(engine_config.replace(multi_process=True, tensor_parallel_size=2)) as (server, url):
         (leader,) = children(server.pid)
         (rank,) = children(leader)
         assert listens_at(server.pid) == listens_at(rank) == {"0100007F"}

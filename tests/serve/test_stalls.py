@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.alone]
 
 LIMIT = MOST_BYTES  # what a server with a long context takes by default; this one is told to take as much
 CONTEXT = 2048
-TIMES = 5  # the median gap: what another client may at most notice
+TIMES = 5  # the median gap: what another client may at most notice,
+UNSEEN = 0.04  # seconds, or else no more than this, which nobody sees, however short the other gaps are
 TRIES = 4  # the machine may be busy with something else
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -117,14 +118,19 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
 
 def wait_idle(pid: int) -> None:
     """Until a server has compiled all its programs: what a stream feels of that is not what is tested here."""
-    used, quiet = cpu_seconds(pid), 0
+    used, quiet = 0.0, 0
     for _ in range(300):
         time.sleep(1)
-        before, used = used, cpu_seconds(pid)
+        before, used = used, sum(map(cpu_seconds, [pid, *children(pid)]))
         quiet = quiet + 1 if used - before < 0.05 else 0
         if quiet == 3:
             return
     pytest.fail("the server is still busy with itself")
+
+
+def children(pid: int) -> list[int]:
+    """The engine's process, and those that render templates."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -198,7 +204,8 @@ def test_a_stream_does_not_wait(url: str, name: str) -> None:
         gaps, response = gaps_beside(url, path, body)
         assert response.status_code in (200, 400, 404), response.text[:300]
         assert len(gaps) > 50 and len(response.content) < 10_000
-        worst.append(max(gaps) / statistics.median(gaps))
-        if worst[-1] < TIMES:
+        worst.append((max(gaps), statistics.median(gaps)))
+        if max(gaps) < max(TIMES * statistics.median(gaps), UNSEEN):
             return
-    pytest.fail(f"the longest gap was {min(worst):.1f} times the median")
+    longest, median = min(worst)
+    pytest.fail(f"the longest gap was {longest * 1e3:.0f} ms, the median {median * 1e3:.1f}")
