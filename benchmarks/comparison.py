@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -53,11 +53,15 @@ class Times:
     one: list[float] = field(default_factory=list)
     more: list[float] = field(default_factory=list)
 
-    def seconds(self, point: Point, new_tokens: int) -> float | None:
-        """What the point measures, out of the fastest runs; None: it was not measured, or noise was larger."""
+    def seconds(self, point: Point, new_tokens: int, *, of: Callable[[Iterable[float]], float] = min) -> float | None:
+        """What the point measures, out of the fastest runs; None: it was not measured, or noise was larger.
+
+        Args:
+            of: what to take of the runs instead, such as the median.
+        """
         if not self.one or (point.kind == "decode" and not self.more):
             return None
-        seconds = (min(self.more) - min(self.one)) / new_tokens if point.kind == "decode" else min(self.one)
+        seconds = (of(self.more) - of(self.one)) / new_tokens if point.kind == "decode" else of(self.one)
         return seconds if seconds > 0 else None
 
 

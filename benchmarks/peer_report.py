@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,7 +41,8 @@ class Figure:
     """What one engine reached at one point.
 
     Attributes:
-        seconds: of a step, a prefill, …: see ``Point``.
+        seconds: of a step, a prefill, …: see ``Point``; out of the fastest runs, as are the speeds.
+        median: the same out of the medians; None: noise was larger.
         tokens_per_second: None where a speed says nothing.
         weight_bytes_per_second: the file's weights over the time of a decode step, whatever form the engine holds
             them in.
@@ -49,6 +51,7 @@ class Figure:
     point: Point
     engine: str
     seconds: float
+    median: float | None
     tokens_per_second: float | None
     weight_bytes_per_second: float | None
 
@@ -58,7 +61,8 @@ def figures_of(standings: Sequence[Standing], points: Sequence[Point], setup: Se
     found = []
     for point in points:
         for standing in standings:
-            seconds = standing.times.get(point, Times()).seconds(point, setup.new_tokens)
+            times = standing.times.get(point, Times())
+            seconds = times.seconds(point, setup.new_tokens)
             if seconds is None:
                 continue  # the table says so
             found.append(
@@ -66,6 +70,7 @@ def figures_of(standings: Sequence[Standing], points: Sequence[Point], setup: Se
                     point=point,
                     engine=standing.contender.name,
                     seconds=seconds,
+                    median=times.seconds(point, setup.new_tokens, of=statistics.median),
                     tokens_per_second=point.tokens / seconds if point.tokens else None,
                     weight_bytes_per_second=setup.weight_bytes / seconds if point.kind == "decode" else None,
                 )
@@ -122,7 +127,7 @@ def _figure_table(figures: Sequence[Figure], points: Sequence[Point], *, engines
     table = Table(box=box.MARKDOWN)
     table.add_column("point")
     table.add_column("engine")
-    for column in ("tok/s", "ms", "weights, GB/s", "llmjax relative to it"):
+    for column in ("tok/s", "ms", "median ms", "weights, GB/s", "llmjax relative to it", "by medians"):
         table.add_column(column, justify="right")
     for point in points:
         here = sorted((f for f in figures if f.point == point), key=lambda figure: figure.seconds)
@@ -133,12 +138,14 @@ def _figure_table(figures: Sequence[Figure], points: Sequence[Point], *, engines
                 figure.engine,
                 _number(figure.tokens_per_second),
                 _number(figure.seconds * 1e3),
+                _number(figure.median and figure.median * 1e3),
                 _number(figure.weight_bytes_per_second and figure.weight_bytes_per_second / 1e9),
                 f"{figure.seconds / ours.seconds:.2f}×" if ours and figure is not ours else "",
+                _times(figure.median, ours.median) if ours and figure is not ours else "",
             )
         for engine in engines:
             if engine not in [figure.engine for figure in here]:
-                table.add_row(point.name, engine, "–", "–", "–" if point.kind == "decode" else "", "–")
+                table.add_row(point.name, engine, "–", "–", "–", "–" if point.kind == "decode" else "", "–", "–")
     return table
 
 
@@ -196,6 +203,10 @@ def _number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def _times(seconds: float | None, ours: float | None) -> str:
+    return "" if seconds is None or ours is None else f"{seconds / ours:.2f}×"
 
 
 def _today() -> str:

@@ -3,8 +3,9 @@
     python -m benchmarks.quality MODEL ... --text FILE [--max-tokens 16384] [--rows none,dtype=float32 stored q4_k ...]
 
 A row is a scheme, as `--quantization` has them, and settings of the engine that differ from the defaults, separated by
-commas. The first row is what the others are compared with: token by token, because the error of a difference is much
-smaller than that of the two figures. `MB` is what the weights take in memory, embeddings included.
+commas; `isa=avx2` among them makes the C++ kernels those of a CPU that has no more than that. The first row is what the
+others are compared with: token by token, because the error of a difference is much smaller than of the two figures.
+`MB` is what the weights take in memory, embeddings included. With --at-most the command fails if a row differs by more.
 
 Each row runs in a process of its own, and what it found goes into --results at once: a run that is interrupted, or
 asked for more rows, goes on from there. Standard output is Markdown.
@@ -17,6 +18,7 @@ import hashlib
 import json
 import math
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -34,10 +36,12 @@ from llmjax.config import EngineConfig
 from llmjax.engine.client import Control
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.evaluation.perplexity import Perplexity, Windowing, score_windows, text_tokens
+from llmjax.kernels.cpu.library import ISA_VARIABLE, library
 from llmjax.settings import make_config, nearest, parse_text, settings_of
 from llmjax.version import __version__
 
 REFERENCE = "none,dtype=float32"
+ISA = "isa"  # what a row calls the instruction set of its kernels
 SCHEMES = "stored q8_0 q6_k q5_k q4_k_m q4_k q4_0 q3_k q2_k int8 int4_g64 int4 fp8"
 # Only steps of few tokens round activations to int8: products of many rows are faster in bfloat16.
 INT8 = "activations=int8,max_num_batched_tokens=16"
@@ -101,21 +105,35 @@ def engine_settings(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def row_settings(row: str) -> dict[str, Any]:
-    """What a row stands for: a scheme, then settings, separated by commas.
+    """What a row stands for: a scheme, then settings, separated by commas; ISA is the name of an instruction set.
 
     Raises:
-        ConfigError: see `engine_settings`.
+        ConfigError: see `engine_settings`, or this machine has no such instruction set.
     """
     scheme, *pairs = row.split(",")
-    return {"activations": "float", "quantization": scheme, **engine_settings(pairs)}
+    forced = [pair.partition("=")[2] for pair in pairs if pair.startswith(f"{ISA}=")]
+    found = engine_settings([pair for pair in pairs if not pair.startswith(f"{ISA}=")])
+    for isa in forced:
+        native = library()
+        usable = () if native is None else native.usable
+        if isa not in usable:
+            raise ConfigError(f"{ISA}={isa}: not available; there is: {', '.join(usable)}")
+        found[ISA] = isa
+    return {"activations": "float", "quantization": scheme, **found}
 
 
 def score(model: str, settings: Mapping[str, Any], text: str, windowing: Windowing) -> Score:
     """Scores a text; one window at a time, so that they come in order.
 
+    Args:
+        settings: as `row_settings` has them. An instruction set is chosen for the whole process.
+
     Raises:
         LLMJaxError: a setting is wrong, the model cannot be read, or the text is too short.
     """
+    settings = dict(settings)
+    if isa := settings.pop(ISA, None):  # before the library is first asked for, in a process that scores this row alone
+        os.environ[ISA_VARIABLE] = isa
     shape = {"max_num_seqs": 1, "max_num_batched_tokens": windowing.context, "max_model_len": windowing.context}
     config = {"model": model, **shape, "max_logprobs": 0, "compile_threads": 1, **settings}
     llm = LLM.from_config(make_config(EngineConfig, config, source="--rows"))
@@ -204,6 +222,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=512, help="tokens of a window")
     parser.add_argument("--max-tokens", type=int, help="use the first so many tokens of the text")
     parser.add_argument("--results", type=Path, metavar="FILE.json", help="where scores are kept")
+    parser.add_argument(
+        "--at-most", type=float, metavar="PERCENT", help="fail if a perplexity differs by more from the first row's"
+    )
     arguments = parser.parse_args(argv)
     try:
         _run(arguments)
@@ -211,6 +232,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"quality: error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+class TooFarError(LLMJaxError):
+    """A row's perplexity differs too much from that of the first one."""
+
+
+def check(scores: Mapping[str, Score], *, at_most: float) -> None:
+    """Compares all rows with the first one.
+
+    Args:
+        at_most: what perplexities may differ by, in percent of the first row's.
+
+    Raises:
+        TooFarError: some differ by more, which it names.
+    """
+    first, reference = next(iter(scores.items()))
+    percent = {row: 100 * Difference.of(found.logprobs, reference.logprobs).value for row, found in scores.items()}
+    if far := [f"{row} by {change:+.3f} %" for row, change in percent.items() if not abs(change) <= at_most]:
+        raise TooFarError(f"perplexities differ by more than {at_most} % from that of {first}: {', '.join(far)}")
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -234,6 +274,8 @@ def _run(arguments: argparse.Namespace) -> None:
         count = len(next(iter(scores.values())).logprobs)
         print(f"{Path(model).name}, {arguments.text.name}, {count:,} tokens scored, {windowing.describe()}\n")
         print(f"{table(scores)}\n")
+        if arguments.at_most is not None:
+            check(scores, at_most=arguments.at_most)
 
 
 if __name__ == "__main__":

@@ -37,15 +37,19 @@ def test_figures_are_those_of_the_fastest_runs() -> None:
     assert (ours.engine, theirs.engine) == (OURS, "vllm")
     assert ours.seconds == pytest.approx((0.3 - 0.1) / 10)
     assert ours.tokens_per_second == pytest.approx(4 / 0.02)
+    assert ours.median == pytest.approx((0.4 - 0.15) / 10)
     assert ours.weight_bytes_per_second == pytest.approx(1e8 / 0.02)
     assert theirs.seconds == pytest.approx(0.2)
     first, *_ = figures_of(STANDINGS, [TTFT], SETUP)
     assert (first.seconds, first.tokens_per_second, first.weight_bytes_per_second) == (1.0, 1024.0, None)
+    assert first.median == 1.5
 
 
 def test_a_difference_below_noise_is_no_figure() -> None:
     noisy = standing(OURS, [], {DECODE: Times([0.3], [0.2])})
     assert figures_of([noisy], [DECODE], SETUP) == []
+    noisy = standing(OURS, [], {DECODE: Times([0.1, 0.6], [0.3, 0.2, 0.3])})
+    assert [figure.median for figure in figures_of([noisy], [DECODE], SETUP)] == [None]
 
 
 def test_the_ratio_is_to_the_best_peer() -> None:
@@ -65,10 +69,10 @@ def test_the_report_holds_every_figure(tmp_path: Path, capsys: pytest.CaptureFix
     publish(STANDINGS, [DECODE, LOAD], SETUP, output_json=str(tmp_path / "r.json"), plot=None)
     shown = capsys.readouterr().out
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines() if line.startswith("|")]
-    assert ["decode, 4 streams after 32", OURS, "200.0", "20.0", "5.0", ""] in lines
-    assert ["decode, 4 streams after 32", "vllm", "20.0", "200.0", "0.5", "10.00×"] in lines
-    assert ["start to first token", "vllm", "", "30,000", "", "10.00×"] in lines
-    assert ["decode, 4 streams after 32", "llama.cpp", "–", "–", "–", "–"] in lines
+    assert ["decode, 4 streams after 32", OURS, "200.0", "20.0", "25.0", "5.0", "", ""] in lines
+    assert ["decode, 4 streams after 32", "vllm", "20.0", "200.0", "200.0", "0.5", "10.00×", "8.00×"] in lines
+    assert ["start to first token", "vllm", "", "30,000", "30,000", "", "10.00×", "10.00×"] in lines
+    assert ["decode, 4 streams after 32", "llama.cpp", "–", "–", "–", "–", "–", "–"] in lines
     assert "llama.cpp: the process ended" in shown
     content = json.loads((tmp_path / "r.json").read_text())
     assert content["ratio_to_best_peer"] == pytest.approx({DECODE.name: 10.0, LOAD.name: 10.0})

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.quality import REFERENCE, ROWS, Difference, Score, main, row_settings, table
+from benchmarks.quality import REFERENCE, ROWS, Difference, Score, TooFarError, check, main, row_settings, table
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
+from llmjax.kernels.cpu.library import library
 from llmjax.models import model_config
 from llmjax.quantization.plan import QuantizationPlan
 from llmjax.settings import make_config
@@ -27,6 +28,25 @@ def test_a_row_is_a_scheme_and_settings() -> None:
         row_settings("none,dtypes=float32")
     with pytest.raises(ConfigError, match="'float32' is not a SETTING=VALUE"):
         row_settings("none,float32")
+
+
+@pytest.mark.skipif(library() is None, reason="the C++ library is not built")
+def test_a_row_may_name_an_instruction_set() -> None:
+    assert row_settings("stored,isa=generic") == {"activations": "float", "quantization": "stored", "isa": "generic"}
+    with pytest.raises(ConfigError, match="isa=mmx: not available; there is: generic"):
+        row_settings("stored,isa=mmx")
+
+
+def test_a_row_that_differs_too_much_is_named() -> None:
+    def score(*logprobs: float) -> Score:
+        return Score(logprobs=logprobs, weight_bytes=1, dtype="float32", seconds=1)
+
+    scores = {"none": score(-1.0, -2.0), "near": score(-1.001, -2.0), "far": score(-1.0, -1.99)}
+    check(scores, at_most=0.5)
+    with pytest.raises(TooFarError, match=r"more than 0.1 % from that of none: far by -0.499 %$"):
+        check(scores, at_most=0.1)
+    with pytest.raises(TooFarError, match="none: wrong by "):
+        check({**scores, "wrong": score(float("nan"), -2.0)}, at_most=0.5)
 
 
 def test_every_row_can_be_run() -> None:
