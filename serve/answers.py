@@ -6,7 +6,7 @@ import secrets
 import string
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from llmjax.parsing.events import Arguments, CallBegun, Content, Event, Message,
 from llmjax.parsing.grammar import Grammar, Role
 from llmjax.parsing.parser import OutputParser
 from llmjax.parsing.schemas import ToolSchemas
+from llmjax.serve.custom_tools import WRITTEN, InputReader, input_of, whole_call
 from llmjax.serve.logprobs import TextOffsets
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class AnswerFormat:
     Args:
         grammar: None: all is content.
         tools: that the model may call.
+        custom: the names of those whose input is a text.
         parallel: several calls in one answer; otherwise those after the first are left out.
         include_reasoning: show it.
         detokenizer: makes one that gives the text of an answer; None: reasoning tokens are not counted.
@@ -73,6 +75,7 @@ class AnswerFormat:
 
     grammar: Grammar | None = None
     tools: Sequence[dict[str, Any]] = ()
+    custom: Collection[str] = ()
     parallel: bool = True
     include_reasoning: bool = True
     detokenizer: Callable[[], IncrementalDetokenizer] | None = None
@@ -98,6 +101,7 @@ class AnswerReader:
         self._uncounted: deque[int] = deque()  # where tokens begin whose text has not been read for certain
         self._calls = 0  # read
         self._sent = 0
+        self._input: InputReader | None = None  # of the custom tool that is being called
         self.reasoning_tokens = 0
 
     @property
@@ -128,31 +132,46 @@ class AnswerReader:
             fields |= {"reasoning": found.reasoning, "reasoning_content": found.reasoning}
         if found.calls:
             fields["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
+                whole_call(kind, id=call.id, name=call.name, written=input_of(text) if kind == "custom" else text)
                 for call in found.calls
+                for kind, text in [(self._kind(call.name), call.arguments)]
             ]
         return fields
 
     def deltas(self, choice: CompletionOutput) -> list[dict[str, Any]]:
         """The deltas of chunks, from what is new in an output."""
-        return [self._delta(event) for event in self.read(choice)]
+        found = [delta for event in self.read(choice) for delta in self._deltas(event)]
+        return found if choice.finish_reason is None else [*found, *self._rest()]
 
-    def _delta(self, event: Event) -> dict[str, Any]:
+    def _deltas(self, event: Event) -> list[dict[str, Any]]:
         match event:
             case Content(text):
-                return {"content": text}
+                return [*self._rest(), {"content": text}]
             case Reasoning(text):
-                return {"reasoning": text, "reasoning_content": text}
+                return [*self._rest(), {"reasoning": text, "reasoning_content": text}]
             case CallBegun(name, id):
+                rest, kind = self._rest(), self._kind(name)
                 self._sent += 1
-                call = {"id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+                self._input = InputReader() if kind == "custom" else None
+                return [*rest, self._call(whole_call(kind, id=id, name=name, written=""))]
             case Arguments(text):
-                call = {"function": {"arguments": text}}
-        return {"tool_calls": [{"index": self._sent - 1, **call}]}
+                return self._written(text if self._input is None else self._input.read(text))
+
+    def _kind(self, name: str) -> str:
+        return "custom" if name in self._form.custom else "function"
+
+    def _rest(self) -> list[dict[str, Any]]:
+        """What is left of a custom tool's input, whose call has ended."""
+        found = [] if self._input is None else self._written(self._input.finish())
+        self._input = None
+        return found
+
+    def _written(self, text: str) -> list[dict[str, Any]]:
+        kind = "function" if self._input is None else "custom"
+        return [self._call({kind: {WRITTEN[kind]: text}})] if text else []
+
+    def _call(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"tool_calls": [{"index": self._sent - 1, **fields}]}
 
     def finish_reason(self, reason: str | None) -> str | None:
         """OpenAI's word for why the answer has ended."""

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from llmjax.serve.custom_tools import WRITTEN, whole_call
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.owned import OwnedStore
 from llmjax.serve.protocol.chat import MAX_MESSAGES, ChatMessage, ChatRequest
@@ -169,18 +170,15 @@ class Joined:
                 if "id" in call:
                     self._calls.append(call)
                     self._arguments.append([])
-                self._arguments[call["index"]].append(call["function"]["arguments"])
+                kind = "custom" if "custom" in call else "function"
+                self._arguments[call["index"]].append(call[kind][WRITTEN[kind]])
 
     def message(self) -> dict[str, Any]:
         """All of them as one."""
         found: dict[str, Any] = {name: "".join(parts) for name, parts in self._texts.items()}
         if self._calls:
             found["tool_calls"] = [
-                {
-                    "id": call["id"],
-                    "type": call["type"],
-                    "function": {**call["function"], "arguments": "".join(arguments)},
-                }
+                whole_call(call["type"], id=call["id"], name=call[call["type"]]["name"], written="".join(arguments))
                 for call, arguments in zip(self._calls, self._arguments, strict=True)
             ]
         return {"content": "", **found}

@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from llmjax.constraints.calls import Tool, forced_calls, harmony_call, strict_calls, writes_json
+from llmjax.errors import InvalidRequest
 from llmjax.parsing.choice import HARMONY, Parsers
 from llmjax.parsing.families import JSON_LIST, TOOLS
 from llmjax.sampling.structured import FreeText, StructuredOutputsParams
 from llmjax.serve.answers import AnswerFormat
+from llmjax.serve.custom_tools import ARGUMENT, NO_TOOLS, CustomTools
 from llmjax.serve.errors import ApiError
 from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.structured import structured_outputs
@@ -28,7 +30,12 @@ def parsers_for(parsers: Parsers, *, forced: bool) -> Parsers:
 
 
 def answer_form(
-    body: ChatRequest, form: AnswerFormat, parsers: Parsers, *, tools: Sequence[Mapping[str, Any]]
+    body: ChatRequest,
+    form: AnswerFormat,
+    parsers: Parsers,
+    *,
+    tools: Sequence[Mapping[str, Any]],
+    custom: CustomTools = NO_TOOLS,
 ) -> StructuredOutputsParams | None:
     """The form of an answer; None: any.
 
@@ -36,6 +43,7 @@ def answer_form(
         form: how the answer will be read.
         parsers: as of `parsers_for`.
         tools: that the model may call.
+        custom: those of them that are custom ones.
 
     Raises:
         ApiError: two forms are demanded.
@@ -50,18 +58,22 @@ def answer_form(
                 param=demanded.field,
                 code="invalid_value",
             )
-        return _forced(body, form, parsers, forced)
+        return _forced(body, form, parsers, forced, custom)
     if demanded is not None:
         return replace(demanded, after=_reasoning(form, parsers, calls=False))
-    if any(tool["function"].get("strict") is True for tool in tools):
-        return _strict(form, parsers, tools)
+    if any(tool["function"].get("strict") is True for tool in tools) or any(custom.values()):
+        return _strict(form, parsers, tools, custom)
     return None
 
 
 def _forced(
-    body: ChatRequest, form: AnswerFormat, parsers: Parsers, tools: Sequence[Mapping[str, Any]]
+    body: ChatRequest,
+    form: AnswerFormat,
+    parsers: Parsers,
+    tools: Sequence[Mapping[str, Any]],
+    custom: CustomTools,
 ) -> StructuredOutputsParams:
-    callable_tools = [Tool.of(tool) for tool in tools]
+    callable_tools = [_tool(tool, custom, enforced=True) for tool in tools]
     if parsers.tools == HARMONY:
         calls = harmony_call(callable_tools)
     else:
@@ -72,12 +84,24 @@ def _forced(
     return _tags(calls, form, parsers, lenient=lenient)
 
 
-def _strict(form: AnswerFormat, parsers: Parsers, tools: Sequence[Mapping[str, Any]]) -> StructuredOutputsParams | None:
+def _strict(
+    form: AnswerFormat, parsers: Parsers, tools: Sequence[Mapping[str, Any]], custom: CustomTools
+) -> StructuredOutputsParams | None:
     if parsers.tools in (None, HARMONY):
         return None
-    callable_tools = [Tool.of(tool, enforced=tool["function"].get("strict") is True) for tool in tools]
+    callable_tools = [_tool(tool, custom, enforced=tool["function"].get("strict") is True) for tool in tools]
     calls = strict_calls(callable_tools, family=TOOLS[parsers.tools], key=_key(parsers))
     return None if calls is None else _tags(calls, form, parsers, lenient=False)
+
+
+def _tool(tool: Mapping[str, Any], custom: CustomTools, *, enforced: bool) -> Tool:
+    wanted = custom.get(tool["function"]["name"])
+    if wanted is None or wanted.lark is None:
+        return Tool.of(tool, enforced=enforced)
+    try:
+        return Tool.of_text(tool["function"]["name"], ARGUMENT, wanted.lark)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"`{wanted.path}`: {error}", field=wanted.path) from error
 
 
 def _tags(calls: Any, form: AnswerFormat, parsers: Parsers, *, lenient: bool) -> StructuredOutputsParams:

@@ -91,7 +91,7 @@ def template_source(server: Server, body: ChatTemplateFields, *, with_tools: boo
 
 
 async def read_tools(body: ChatTemplateFields) -> list[dict[str, Any]]:
-    """The tools of a request, checked; raises ``ApiError``."""
+    """The functions of a request, checked; raises ``ApiError``."""
     if not body.tools:
         return []
     return await asyncio.to_thread(checked_tools, body.tools)  # their schemas may be large, however few they are

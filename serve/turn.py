@@ -15,6 +15,7 @@ from llmjax.parsing.events import Event
 from llmjax.parsing.families import JSON_LIST
 from llmjax.serve.answers import AnswerFormat, AnswerReader
 from llmjax.serve.context import RequestRecord, Server
+from llmjax.serve.custom_tools import NO_TOOLS, CustomTools
 from llmjax.serve.errors import ApiError
 from llmjax.serve.forms import answer_form, parsers_for
 from llmjax.serve.generation import Job, Tally, check_priority, collect, run_job
@@ -119,7 +120,14 @@ class Turn:
 
 
 async def prepare(
-    server: Server, body: ChatRequest, *, record: RequestRecord, cache_salt: str | None, id: str, cut: bool = False
+    server: Server,
+    body: ChatRequest,
+    *,
+    record: RequestRecord,
+    cache_salt: str | None,
+    id: str,
+    cut: bool = False,
+    custom: CustomTools = NO_TOOLS,
 ) -> Turn:
     """Checks a request and makes of it what the engine needs.
 
@@ -128,6 +136,7 @@ async def prepare(
         cache_salt: as of `cache_salt_of`.
         id: of the answer.
         cut: more tokens than fit the context may be asked for.
+        custom: tools of the request that are custom ones.
 
     Raises:
         ApiError: a field is wrong.
@@ -162,7 +171,7 @@ async def prepare(
         variables=thinking_variables(body, source),
         truncation=Truncation.of(server, body, room=asked or 1),
     )
-    form = answer_format(server, body, prompt, tools=tools, template=source)
+    form = answer_format(server, body, prompt, tools=tools, template=source, custom=custom)
     named = body.max_tokens_field
     default = defaults.get("max_tokens")
     wanted = {"asked": None, "default": asked} if cut and asked else {"asked": asked, "default": default}
@@ -171,7 +180,10 @@ async def prepare(
     parsers = parsers_for(server.formats.parsers(source), forced=forced)
     structured = None
     if tools or demands_form(body):  # their schemas may be large
-        structured = await asyncio.to_thread(answer_form, body, form, parsers, tools=tools)
+        structured = await asyncio.to_thread(answer_form, body, form, parsers, tools=tools, custom=custom)
+    if tools and (structured is None or structured.field != "tools"):  # nothing but the model keeps to them
+        forms = [custom.get(tool["function"]["name"]) for tool in tools]
+        record.ignored += [wanted.path for wanted in forms if wanted is not None]
     if body.use_beam_search and structured is not None:
         raise ApiError(
             f"`{structured.field}` demands a form of the answer, which a beam search does not know",
@@ -283,12 +295,19 @@ def effort_variables(effort: str | None, template: str) -> dict[str, Any]:
 
 
 def answer_format(
-    server: Server, body: ChatRequest, prompt: EncodedPrompt, *, tools: list[dict[str, Any]], template: str
+    server: Server,
+    body: ChatRequest,
+    prompt: EncodedPrompt,
+    *,
+    tools: list[dict[str, Any]],
+    template: str,
+    custom: CustomTools = NO_TOOLS,
 ) -> AnswerFormat:
     """How the answers to a request are to be read.
 
     Args:
         tools: that the model may call.
+        custom: those of them that are custom ones.
 
     Raises:
         ApiError: it is not known how the model writes calls.
@@ -327,6 +346,7 @@ def answer_format(
     return AnswerFormat(
         grammar=grammar,
         tools=tools,
+        custom=frozenset(custom),
         parallel=body.parallel_tool_calls is not False,
         include_reasoning=body.include_reasoning is not False,
         detokenizer=detokenizer,

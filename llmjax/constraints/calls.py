@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmjax.constraints.closing import closed
+from llmjax.constraints.quoted import in_json
 from llmjax.parsing.grammar import Grammar, Role, State
 
 Format = dict[str, Any]  # as in ``tags``
@@ -24,11 +25,11 @@ class Tool:
     """What may be called.
 
     Args:
-        parameters: the schema of its arguments.
+        arguments: what is written of them, in JSON.
     """
 
     name: str
-    parameters: Mapping[str, Any]
+    arguments: Format
 
     @classmethod
     def of(cls, tool: Mapping[str, Any], *, enforced: bool = True) -> Tool:
@@ -38,7 +39,18 @@ class Tool:
         """
         function = tool["function"]
         schema = function.get("parameters") or {"type": "object", "properties": {}}
-        return cls(name=function["name"], parameters=closed(dict(schema)) if enforced else {"type": "object"})
+        return cls(name=function["name"], arguments=_json(closed(dict(schema)) if enforced else {"type": "object"}))
+
+    @classmethod
+    def of_text(cls, name: str, argument: str, grammar: str) -> Tool:
+        """A tool whose only argument is a text of a grammar in Lark.
+
+        Raises:
+            InvalidRequest: the grammar is not one that JSON can be held to.
+        """
+        text: Format = {"type": "grammar", "grammar": in_json(grammar)}
+        opening, closing = _const(f'{{{json.dumps(argument)}: "'), _const('"}')
+        return cls(name=name, arguments=_joined([opening, text, closing]))
 
 
 def forced_calls(tools: Sequence[Tool], *, several: bool, family: Grammar, key: str) -> Format:
@@ -86,7 +98,7 @@ def harmony_call(tools: Sequence[Tool]) -> Format:
     """A call in gpt-oss' language."""
     before, behind, end = _HARMONY_CALL
     calls = [
-        {"type": "tag", "begin": f"{before}{tool.name}{behind}", "content": _json(tool.parameters), "end": end}
+        {"type": "tag", "begin": f"{before}{tool.name}{behind}", "content": tool.arguments, "end": end}
         for tool in tools
     ]
     return {"type": "or", "elements": calls}
@@ -109,7 +121,7 @@ def _joined(parts: Sequence[Format]) -> Format:
 def _record(name: str, tool: Tool, key: str) -> Format:
     """A call in JSON. Its arguments are a schema of their own, so that references in it lead where they did."""
     begin = f'{{"name": {json.dumps(name)}, "{key}": '
-    return _joined([_const(begin), _json(tool.parameters), _const("}")])
+    return _joined([_const(begin), tool.arguments, _const("}")])
 
 
 def _json(schema: Any) -> Format:
@@ -143,7 +155,7 @@ def _call(family: Grammar, tool: Tool, key: str, *, by_name: bool) -> list[Forma
                 break
             case Role.CALLS:
                 if family.keyed:
-                    record = _joined([_const(f"{{{json.dumps(tool.name)}: "), _json(tool.parameters), _const("}")])
+                    record = _joined([_const(f"{{{json.dumps(tool.name)}: "), tool.arguments, _const("}")])
                 else:
                     record = _record(tool.name, tool, key)
                 close = [_const("]")] if written and written[-1].endswith("[") else []
@@ -153,7 +165,7 @@ def _call(family: Grammar, tool: Tool, key: str, *, by_name: bool) -> list[Forma
                     break
                 continue
             case Role.ARGUMENTS:
-                parts += [LINE_END, _json(tool.parameters), LINE_END]
+                parts += [LINE_END, tool.arguments, LINE_END]
                 name, called = state.then, True
                 continue
             case Role.NAME:

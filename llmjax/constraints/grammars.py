@@ -6,10 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
-
 from llmjax.constraints.closing import closed
-from llmjax.constraints.lark import Markers, lark_regex
+from llmjax.constraints.lark import Markers, lark_of, lark_regex
 from llmjax.constraints.tags import tag_grammar
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.structured import FreeText, StructuredOutputsParams
@@ -61,7 +59,10 @@ def _form(params: StructuredOutputsParams, markers: Markers) -> dict[str, Any]:
         except InvalidRequest as error:
             raise InvalidRequest(f"{params.field}: structural_tag: {error}", field=params.field) from error
     assert params.grammar is not None
-    return {"lark_grammar": _lark(params)}
+    try:
+        return {"lark_grammar": lark_of(params.grammar)}
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{params.field}: {error}", field=params.field) from error
 
 
 def _with_options(schema: Any, options: dict[str, Any]) -> Any:
@@ -73,17 +74,6 @@ def _read(kind: str, text: Any, params: StructuredOutputsParams) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{params.field}: {kind} is not JSON: {error}", field=params.field) from error
-
-
-def _lark(params: StructuredOutputsParams) -> str:
-    text = params.grammar
-    assert text is not None
-    if is_lark_syntax(text):
-        return text
-    try:
-        return gbnf_to_lark(text)
-    except Exception as error:  # the translation raises whatever its own code comes upon
-        raise InvalidRequest(f"{params.field}: grammar cannot be read: {error}", field=params.field) from error
 
 
 def _after(text: FreeText, markers: Markers) -> str:

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+
+from llmjax.errors import InvalidRequest
 
 
 @dataclass(frozen=True)
@@ -37,3 +40,17 @@ def lark_regex(expression: str) -> str:
     """An expression as a terminal of Lark."""
     text: str = json.loads(LLMatcher.grammar_from_regex(expression))["grammars"][0]["lark_grammar"]
     return text.removeprefix("start: ")
+
+
+def lark_of(grammar: str) -> str:
+    """A grammar in Lark, GBNF or EBNF as Lark.
+
+    Raises:
+        InvalidRequest: it is none of them.
+    """
+    if is_lark_syntax(grammar):
+        return grammar
+    try:
+        return gbnf_to_lark(grammar)
+    except Exception as error:  # the translation raises whatever its own code comes upon
+        raise InvalidRequest(f"grammar cannot be read: {error}") from error

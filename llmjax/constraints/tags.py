@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmjax.constraints.lark import Markers, lark_regex
+from llmjax.constraints.lark import Markers, lark_of, lark_regex
 from llmjax.errors import InvalidRequest
 
 MAX_DEPTH = 32  # formats in each other
@@ -60,6 +60,8 @@ class _Writer:
                 return "TEXT"
             case "regex":
                 return lark_regex(_string(value, "pattern"))
+            case "grammar":
+                return self._rule(f"%lark {{\n{lark_of(_string(value, 'grammar'))}\n}}")
             case "sequence":
                 return self._joined(" ", value, depth)
             case "or":

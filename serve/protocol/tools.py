@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from llmjax.serve.custom_tools import arguments_of
 from llmjax.serve.errors import ApiError, cut
 
 MAX_TOOLS = 512
@@ -37,7 +38,7 @@ def _checked(tool: Mapping[str, Any], path: str) -> str:
     kind, function = tool.get("type", "function"), tool.get("function")
     if kind != "function":
         raise ApiError(
-            f"`{path}.type`: {str(kind)[:40]!r} tools are not supported, only functions",
+            f"`{path}.type`: {str(kind)[:40]!r} tools are not supported, only functions and custom tools",
             param=f"{path}.type",
             code="unsupported_parameter",
         )
@@ -133,6 +134,13 @@ def template_calls(calls: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _template_call(call: Any, path: str) -> dict[str, Any]:
+    if isinstance(call, dict) and call.get("type") == "custom":
+        match call.get("custom"):
+            case {"name": str(name), "input": str(text)}:
+                call = {**call, "function": {"name": name, "arguments": arguments_of(text)}}
+            case _:
+                message = f"`{path}.custom` must be an object with a name and an input"
+                raise ApiError(message, param=f"{path}.custom", code="invalid_type")
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ApiError(f"`{path}` must be an object with a function that has a name", param=path, code="invalid_type")

@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from llmjax.serve.custom_tools import arguments_of
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.protocol.chat import ChatMessage
-from llmjax.serve.responses.custom_tools import arguments_of
 from llmjax.serve.sealing import unsealed
 
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})

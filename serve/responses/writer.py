@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmjax.parsing.events import Arguments, CallBegun, Content, Event, Reasoning
+from llmjax.serve.custom_tools import InputReader
 from llmjax.serve.errors import ApiError
 from llmjax.serve.responses.conversation import PREFIXES, new_id
-from llmjax.serve.responses.custom_tools import InputReader
 from llmjax.serve.sealing import sealed
 
 Data = dict[str, Any]

@@ -19,6 +19,7 @@ from llmjax.serve.answers import AnswerReader
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, ignored_fields, owner_of, record_of, server_of
 from llmjax.serve.conversations import ConversationTurn, Joined, UntilAnswered
+from llmjax.serve.custom_tools import NO_TOOLS, CustomTools, chosen, from_chat
 from llmjax.serve.generation import guarded, request_metrics
 from llmjax.serve.legacy_functions import read_functions, with_function_call
 from llmjax.serve.logprobs import TokenNames, chat_logprobs, num_logprobs, prompt_logprobs
@@ -34,13 +35,17 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
     server = server_of(request)
     body = parse(await read_json(request), ChatRequest, ignored=ignored_fields(request))
     read_functions(body)
+    custom = NO_TOOLS
+    if body.tools:
+        functions, custom = from_chat(body.tools)
+        body.tools, body.tool_choice = chosen(functions, body.tool_choice)
     conversation = server.conversations.begin(owner_of(request), body)
     if conversation is None:
-        return await _respond(request, server, body)
+        return await _respond(request, server, body, custom)
     try:
         messages = CHARS_PER_PART * num_parts(body.messages)
         body.messages = await off_loop(conversation.history, size=conversation.size + messages)
-        response = await _respond(request, server, body, conversation)
+        response = await _respond(request, server, body, custom, conversation)
     except BaseException:
         conversation.end()
         raise
@@ -48,7 +53,11 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
 
 
 async def _respond(
-    request: Request, server: Server, body: ChatRequest, conversation: ConversationTurn | None = None
+    request: Request,
+    server: Server,
+    body: ChatRequest,
+    custom: CustomTools,
+    conversation: ConversationTurn | None = None,
 ) -> Response | ASGIApp:
     config = server.config
     turn = await prepare(
@@ -57,6 +66,7 @@ async def _respond(
         record=record_of(request),
         cache_salt=cache_salt_of(request, body.cache_salt),
         id=f"chatcmpl-{body.request_id or record_of(request).id}",
+        custom=custom,
     )
     answer = ChatAnswer(server=server, body=body, turn=turn, created=int(time.time()), conversation=conversation)
     if body.stream:

@@ -20,6 +20,7 @@ from llmjax.outputs import CompletionOutput
 from llmjax.parsing.events import Content
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, ignored_fields, owner_of, record_of, server_of
+from llmjax.serve.custom_tools import InputForm, as_function, input_form
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.generation import guarded
 from llmjax.serve.logprobs import TokenNames, chat_logprobs
@@ -37,7 +38,6 @@ from llmjax.serve.protocol.responses import (
 from llmjax.serve.protocol.tools import calls_allowed
 from llmjax.serve.responses.background import Background
 from llmjax.serve.responses.conversation import Item, flat_name, listed, messages_of, new_id
-from llmjax.serve.responses.custom_tools import as_function, is_told_only
 from llmjax.serve.responses.store import StoredResponse, find_items
 from llmjax.serve.responses.writer import ResponseWriter
 from llmjax.serve.sse import EventStream, named_event, obfuscated
@@ -274,21 +274,21 @@ def _inner(tool: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     return tools if named else None
 
 
-def _custom(body: ResponsesRequest) -> set[str]:
-    """What the model calls custom tools."""
-    return {
-        flat_name(tool["name"], one["name"]) if tool is not one else one["name"]
-        for tool in body.tools or []
-        for one in _inner(tool) or [tool]
-        if one.get("type") == "custom"
-    }
+def _custom(body: ResponsesRequest) -> dict[str, InputForm | None]:
+    """Custom tools by what the model calls them."""
+    found: dict[str, InputForm | None] = {}
+    for i, tool in enumerate(body.tools or []):
+        inner = _inner(tool)
+        for j, one in enumerate([tool] if inner is None else inner):
+            if one.get("type") == "custom" and isinstance(name := one.get("name"), str):
+                path = f"tools.{i}" if inner is None else f"tools.{i}.tools.{j}"
+                found[name if inner is None else flat_name(tool["name"], name)] = input_form(one, path)
+    return found
 
 
 def _unheeded(body: InputRequest) -> list[str]:
-    """Tools that no call can come of, and grammars that nothing holds a model to."""
-    tools = list(enumerate(body.tools or []))
-    unused = [f"tools.{i}" for i, tool in tools if tool.get("type") in UNUSED_TOOLS]
-    return unused + [f"tools.{i}.format" for i, tool in tools if is_told_only(tool)]
+    """Tools that no call can come of."""
+    return [f"tools.{i}" for i, tool in enumerate(body.tools or []) if tool.get("type") in UNUSED_TOOLS]
 
 
 def _namespaces(body: ResponsesRequest) -> dict[str, tuple[str, str]]:
@@ -343,11 +343,12 @@ async def _begin(server: Server, body: ResponsesRequest, request: Request) -> Wr
         chat.stream = bool(body.stream or body.background or chat.logprobs)
         record = record_of(request)
         salt = cache_salt_of(request, body.cache_salt)
-        turn = await prepare(server, chat, record=record, cache_salt=salt, id=id)
+        custom = _custom(body)
+        turn = await prepare(server, chat, record=record, cache_salt=salt, id=id, custom=custom)
     unheeded = [*body.without_effect(), *_unheeded(body)]
     record.ignored += [name for name in unheeded if name not in record.ignored]
     writer = ResponseWriter(
-        _fields(server, body, turn), seal=body.includes(SEALED), namespaces=_namespaces(body), custom=_custom(body)
+        _fields(server, body, turn), seal=body.includes(SEALED), namespaces=_namespaces(body), custom=custom
     )
     asked = await off_loop(lambda: orjson.dumps(items), size=CHARS_PER_PART * len(items)) if body.stored else b""
     return Writing(server=server, body=body, turn=turn, writer=writer, owner=owner, input=asked, num_items=len(items))

@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import ignored_fields, server_of
+from llmjax.serve.custom_tools import from_chat
 from llmjax.serve.prompts import chat_prompt, check_ids, completion_prompts, off_loop, read_tools
 from llmjax.serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
@@ -20,6 +21,7 @@ async def tokenize(request: Request) -> Response:
     if "messages" in data:
         chat = parse(data, TokenizeChatRequest, ignored=ignored_fields(request))
         server.check_model(chat.model)
+        chat.tools, _ = from_chat(chat.tools or [])
         prompt, with_names = await chat_prompt(server, chat, tools=await read_tools(chat)), chat.return_token_strs
     else:
         text = parse(data, TokenizeTextRequest, ignored=ignored_fields(request))

@@ -246,9 +246,26 @@ def test_formats_of_custom_tools(http: httpx.Client) -> None:
     for choice in ("required", {"type": "custom", "name": "edit"}):
         found = answer(http, "plain", tools=[digits], tool_choice=choice, max_output_tokens=200, seed=1, temperature=1)
         assert all(re.fullmatch("[0-9]{3,5}", item["input"]) for item in found["output"]), found["output"]
-    lark = {**EDIT, "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}}
-    response = http.post(RESPONSES, json=body("edited", tools=[lark]))
-    assert response.headers["x-ignored-fields"] == "tools.0.format" and response.json()["output"][0]["name"] == "edit"
+    lines = {"type": "grammar", "syntax": "lark", "definition": 'start: LINE~1..2\nLINE: /"[a-z]{1,3}"\\n/'}
+    for choice in ("required", "auto"):  # the script calls the tool, with another text
+        response = http.post(
+            RESPONSES,
+            json=body("edited", tools=[{**EDIT, "format": lines}], tool_choice=choice, max_output_tokens=300, seed=1),
+        )
+        found = response.json()["output"]
+        assert found and all(re.fullmatch('("[a-z]{1,3}"\n){1,2}', item["input"]) for item in found), found
+        assert "x-ignored-fields" not in response.headers
+    told = http.post(
+        RESPONSES,
+        json=body(
+            "edited", tools=[{**EDIT, "format": lines}], text={"format": {"type": "json_object"}}, max_output_tokens=4
+        ),
+    )
+    assert told.headers["x-ignored-fields"] == "tools.0.format"
+    no_text = {"type": "grammar", "syntax": "lark", "definition": "start: <|im_end|>"}
+    assert refusal(http, tools=[{**EDIT, "format": no_text}])["param"] == "tools.0.format"
+    no_rule = {"type": "grammar", "syntax": "lark", "definition": "start: nothing"}
+    assert refusal(http, tools=[{**EDIT, "format": no_rule}])["param"] == "tools"
 
 
 def test_a_search_that_nobody_makes_is_left_out(http: httpx.Client) -> None:

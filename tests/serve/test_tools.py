@@ -40,6 +40,7 @@ SCRIPTS = {
     "coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nWien\n</parameter>\n<parameter=days>\n5\n"
     "</parameter>\n</function>\n</tool_call>",
     "wrong": '<tool_call>{"day": "Friday"}</tool_call> oh',
+    "edited": '<tool_call>{"name": "edit", "arguments": {"input": "- \\"old\\"\\n+ new \\u00fc\\n"}}</tool_call>',
 }
 SPECIAL = ["[TOOL_CALLS]", "<think>", "[THINK]", "[/THINK]"]
 BODY = (
@@ -132,6 +133,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "llama": {"content": None, "calls": [("get_weather", {"city": "Oslo"})]},
     "coder": {"content": None, "calls": [("get_weather", {"city": "Wien", "days": 5})]},
     "wrong": {"content": SCRIPTS["wrong"], "calls": []},
+    "edited": {"content": None, "calls": [("edit", {"input": '- "old"\n+ new ü\n'})]},
 }
 
 
@@ -413,6 +415,47 @@ def test_history_with_calls(http: httpx.Client) -> None:
     assert answer(http, "plain", messages=messages)["choices"][0]["message"]["content"] == SCRIPTS["plain"]
 
 
+EDIT: dict[str, Any] = {"type": "custom", "custom": {"name": "edit", "description": "Changes files"}}
+
+
+def test_custom_tools(http: httpx.Client) -> None:
+    text = '- "old"\n+ new ü\n'
+    (choice,) = answer(http, "edited", tools=[WEATHER, EDIT])["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    (call,) = choice["message"]["tool_calls"]
+    assert call == {"id": call["id"], "type": "custom", "custom": {"name": "edit", "input": text}} and call["id"]
+    with http.stream("POST", CHAT, json=body("edited", stream=True, tools=[WEATHER, EDIT])) as response:
+        chunks = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+    first, *rest = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert (first["index"], first["type"], first["custom"]) == (0, "custom", {"name": "edit", "input": ""})
+    assert all(call.keys() == {"index", "custom"} for call in rest)
+    assert "".join(call["custom"]["input"] for call in rest) == text
+    messages = [
+        {"role": "user", "content": "Change it"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "done"},
+    ]
+    prompt = prompt_of(http, messages, tools=[EDIT])
+    assert f"({call['id']} edit " in prompt
+    assert f"tool|edit|{call['id']}|done" in prompt
+
+
+def test_formats_of_custom_tools(http: httpx.Client) -> None:
+    lines = {"syntax": "lark", "definition": 'start: LINE~1..2\nLINE: /"[a-z]{1,3}"\\n/'}
+    digits = {"syntax": "regex", "definition": "[0-9]{3,5}"}
+    for grammar, expected in ((lines, '("[a-z]{1,3}"\n){1,2}'), (digits, "[0-9]{3,5}")):
+        tool = {"type": "custom", "custom": {**EDIT["custom"], "format": {"type": "grammar", "grammar": grammar}}}
+        named = {"type": "custom", "custom": {"name": "edit"}}
+        allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+        for script, choice in (("plain", named), ("coder", allowed), ("mistral", "required"), ("edited", "auto")):
+            options = {"tools": [WEATHER, tool] if choice != "required" else [tool], "tool_choice": choice}
+            (found,) = answer(http, script, **options, temperature=1, seed=3, max_tokens=300)["choices"]
+            assert found["finish_reason"] == "tool_calls", (script, found)
+            assert all(re.fullmatch(expected, call["custom"]["input"]) for call in found["message"]["tool_calls"])
+    told = http.post(CHAT, json=body("coder", tools=[tool], max_tokens=3))  # a family that writes no JSON
+    assert told.headers["x-ignored-fields"] == "tools.0.custom.format"
+
+
 def test_functions_are_tools_of_which_one_is_called(http: httpx.Client) -> None:
     """OpenAI's older form, whole and streamed."""
     older = {"tools": None, "functions": [WEATHER["function"]], "function_call": "auto"}
@@ -511,6 +554,14 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required", "tools": []}, "tool_choice", "needs `tools`"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type", "only functions"),
     ({"tools": [{"type": "function"}]}, "tools.0.function", "object"),
+    ({"tools": [{"type": "custom"}]}, "tools.0.custom", "a name"),
+    ({"tools": [{"type": "custom", "custom": {"name": "a", "format": 1}}]}, "tools.0.custom.format", "of type text"),
+    ({"tool_choice": {"type": "custom", "custom": {"name": "other"}}}, "tool_choice", "not among"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
+        "messages.0.tool_calls.0.custom",
+        "input",
+    ),
     (function(name=""), "tools.0.function.name", "name"),
     (function(name="a b"), "tools.0.function.name", "without spaces"),
     (function(name="a" * 257), "tools.0.function.name", "256"),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmjax.serve.custom_tools import InputForm, InputReader, arguments_of, as_function, chosen, from_chat, input_form
 from llmjax.serve.errors import ApiError
-from llmjax.serve.responses.custom_tools import InputReader, arguments_of, as_function, is_told_only
 
 
 def read(text: str, cuts: list[int]) -> str:
@@ -66,8 +66,10 @@ def test_a_tool_as_a_function() -> None:
     assert function["parameters"]["properties"] == {"input": {"type": "string", "pattern": "^(?:[0-9]+|x)$"}}
     lark = {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}
     told = {"type": "custom", "name": "a", "format": lark}
-    assert "start: /a+/" in as_function(told, "tools.0")["function"]["description"] and is_told_only(told)
-    assert not is_told_only({"type": "custom", "name": "a"})
+    assert "start: /a+/" in as_function(told, "tools.0")["function"]["description"]
+    assert input_form(told, "tools.0") == InputForm(path="tools.0.format", lark="start: /a+/")
+    assert input_form({"format": regex}, "tools.1") == InputForm(path="tools.1.format", lark=None)
+    assert input_form({"type": "custom", "name": "a"}, "tools.0") is None
     assert (
         "description" not in as_function({"type": "custom", "name": "a", "format": {"type": "text"}}, "x")["function"]
     )
@@ -75,3 +77,30 @@ def test_a_tool_as_a_function() -> None:
         with pytest.raises(ApiError) as caught:
             as_function({"type": "custom", "name": "a", "format": form}, "tools.3")
         assert caught.value.param == "tools.3.format"
+    with pytest.raises(ApiError, match="65536 characters"):
+        as_function({"name": "a", "format": {**lark, "definition": "start: " + "a " * 2**15}}, "tools.3")
+
+
+def test_tools_of_a_chat() -> None:
+    grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "x"'}}
+    plain = {"type": "function", "function": {"name": "f"}}
+    tools = [
+        plain,
+        {"type": "custom", "custom": {"name": "c"}},
+        {"type": "custom", "custom": {"name": "g", "format": grammar}},
+    ]
+    functions, custom = from_chat(tools)
+    assert [tool["function"]["name"] for tool in functions] == ["f", "c", "g"] and functions[0] == plain
+    assert custom == {"c": None, "g": InputForm(path="tools.2.custom.format", lark='start: "x"')}
+    named = {"type": "function", "function": {"name": "c"}}
+    assert chosen(functions, {"type": "custom", "custom": {"name": "c"}}) == (functions, named)
+    assert chosen(functions, "auto") == (functions, "auto") and chosen(functions, None) == (functions, None)
+    some = {"mode": "required", "tools": [plain, {"type": "custom", "custom": {"name": "g"}}, 1, {}]}
+    assert chosen(functions, {"type": "allowed_tools", "allowed_tools": some}) == (
+        [functions[0], functions[2]],
+        "required",
+    )
+    for custom_tool in (None, 1, {}, {"name": 1}):
+        with pytest.raises(ApiError) as caught:
+            from_chat([plain, {"type": "custom", "custom": custom_tool}])
+        assert caught.value.param == "tools.1.custom"

@@ -1,19 +1,89 @@
-"""Custom tools of the Responses API, whose input is text: to a model they are functions of one argument."""
+"""OpenAI's custom tools, whose input is text: to a model they are functions of one argument."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+from llmjax.sampling.structured import MAX_GRAMMAR_CHARS
 from llmjax.serve.errors import ApiError
 
 ARGUMENT = "input"
+WRITTEN = {"function": "arguments", "custom": "input"}  # what a model writes of a chat's call
 # What arguments begin with up to the text, as far as they have come; spaces may stand between.
 _OPENING = ("{", f'"{ARGUMENT}"', ":", '"')
 _PLAIN = re.compile(r'[^"\\]*')
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputForm:
+    """What the input of a custom tool must be.
+
+    Args:
+        path: where the request says so.
+        lark: a grammar; None: an expression, which the function's schema has.
+    """
+
+    path: str
+    lark: str | None
+
+
+CustomTools = Mapping[str, InputForm | None]  # the forms of inputs, by the names of functions; None: any text
+NO_TOOLS: CustomTools = MappingProxyType({})
+
+
+def from_chat(tools: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], CustomTools]:
+    """The tools of a chat, custom ones among them, as functions.
+
+    Raises:
+        ApiError: a custom tool is not one.
+    """
+    found: dict[str, InputForm | None] = {}
+    functions = []
+    for i, tool in enumerate(tools):
+        if tool.get("type") != "custom":
+            functions.append(dict(tool))
+            continue
+        path = f"tools.{i}.custom"
+        flat = _flat(tool.get("custom"), path)
+        functions.append(as_function(flat, path))
+        found[flat["name"]] = input_form(flat, path)
+    return functions, found
+
+
+def chosen(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], Any]:
+    """The functions of a chat that may be called, and the choice among them: custom tools are functions, and of a list
+    of those that are allowed there is left whether one must be called."""
+    match choice:
+        case {"type": "custom"}:
+            choice = {"type": "function", "function": {"name": _name(choice)}}
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*allowed]}}:
+            names = [_name(tool) for tool in allowed]
+            return [dict(tool) for tool in tools if _name(tool) in names], mode
+    return [dict(tool) for tool in tools], choice
+
+
+def _name(tool: Any) -> Any:
+    """What stands in a chat's tool, or in a choice, as its name."""
+    kind = tool.get("type", "function") if isinstance(tool, dict) else None
+    inner = tool.get(kind) if isinstance(kind, str) else None
+    return inner.get("name") if isinstance(inner, dict) else None
+
+
+def _flat(custom: Any, path: str) -> dict[str, Any]:
+    """What stands under ``custom``, in the form that the Responses API has."""
+    if not isinstance(custom, dict) or not isinstance(custom.get("name"), str):
+        raise ApiError(f"`{path}` must be an object with a name", param=path, code="invalid_type")
+    match custom.get("format"):
+        case {"type": "grammar", "grammar": {**grammar}}:
+            return {**custom, "format": {"type": "grammar", **grammar}}
+        case _:
+            return custom
 
 
 def as_function(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -34,6 +104,12 @@ def as_function(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
             argument["pattern"] = f"^(?:{pattern})$"
             function["strict"] = True
         case {"type": "grammar", "syntax": "lark", "definition": str(grammar)}:
+            if len(grammar) > MAX_GRAMMAR_CHARS:
+                raise ApiError(
+                    f"`{path}.format`: the grammar has more than {MAX_GRAMMAR_CHARS} characters",
+                    param=f"{path}.format",
+                    code="invalid_value",
+                )
             described.append(f"The {ARGUMENT} is a text of this grammar (Lark):\n{grammar}")
         case _:
             raise ApiError(
@@ -52,15 +128,33 @@ def as_function(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def is_told_only(tool: Mapping[str, Any]) -> bool:
-    """Whether its input has a grammar that nothing but the model keeps to: JSON cannot be held to texts in it."""
-    form = tool.get("format")
-    return tool.get("type") == "custom" and isinstance(form, dict) and form.get("syntax") == "lark"
+def input_form(tool: Mapping[str, Any], path: str) -> InputForm | None:
+    """What the input of a tool must be that `as_function` has found good."""
+    form = tool.get("format") or {}
+    if form.get("type") != "grammar":
+        return None
+    return InputForm(path=f"{path}.format", lark=form["definition"] if form["syntax"] == "lark" else None)
+
+
+def whole_call(kind: str, *, id: str | None, name: str, written: str) -> dict[str, Any]:
+    """A call as a chat's messages have it.
+
+    Args:
+        kind: function or custom.
+        written: what the model has written of it.
+    """
+    return {"id": id, "type": kind, kind: {"name": name, WRITTEN[kind]: written}}
 
 
 def arguments_of(text: str) -> str:
     """A call's input as the arguments of the function."""
     return json.dumps({ARGUMENT: text}, ensure_ascii=False)
+
+
+def input_of(arguments: str) -> str:
+    """What `InputReader` reads out of all arguments of a call."""
+    reader = InputReader()
+    return reader.read(arguments) + reader.finish()
 
 
 class InputReader:
