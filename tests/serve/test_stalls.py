@@ -26,7 +26,9 @@ TIMES = 5  # the median gap: what another client may at most notice,
 UNSEEN = 0.04  # seconds, or else no more than this, which nobody sees, however short the other gaps are
 TRIES = 4  # the machine may be busy with something else
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+RESPONSES, MESSAGES, FILES = "/v1/responses", "/v1/messages", "/v1/files"
+BOUNDARY = b"between-the-parts"
+TYPES = {FILES: f"multipart/form-data; boundary={BOUNDARY.decode()}"}  # of bodies that are not JSON
 
 
 def fill(start: bytes, item: bytes, end: bytes) -> bytes:
@@ -38,6 +40,14 @@ def fill(start: bytes, item: bytes, end: bytes) -> bytes:
 def numbered(start: bytes, item: bytes, end: bytes, *, count: int) -> bytes:
     """Items that hold their number."""
     return start + b",".join(item % i for i in range(count)) + end
+
+
+def form(content: bytes, *, field: bytes = b"file", times: int = 1) -> bytes:
+    """A form with a file, or with the same field several times."""
+    purpose = b'--%b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n' % BOUNDARY
+    name = b'; filename="lines.jsonl"' if field == b"file" else b""
+    part = b'--%b\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n' % (BOUNDARY, field, name, content)
+    return purpose + part * times + b"--%b--\r\n" % BOUNDARY
 
 
 PROMPT = b'{"prompt": "x", "max_tokens": 1, '
@@ -108,6 +118,11 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
         "/v1/batches",
         lambda: numbered(b'{"input_file_id": "x", "metadata": {', b'"%d": "a"', b"}}", count=500_000),
     ),
+    "file": (FILES, lambda: form(b'{"custom_id": "a"}\n' * ((LIMIT - 1000) // 19))),
+    "file with what is nearly its end": (FILES, lambda: form((b"\r\n--" + BOUNDARY[:-1]) * ((LIMIT - 1000) // 20))),
+    "file of line ends": (FILES, lambda: form(b"\r\n" * ((LIMIT - 1000) // 2))),
+    "long field": (FILES, lambda: form(b"x" * (LIMIT - 1000), field=b"purpose")),
+    "fields": (FILES, lambda: form(b"", field=b"f", times=(LIMIT - 1000) // 70)),
     # Within the limits: these are taken.
     "many allowed_token_ids": (TEXT, lambda: numbered(PROMPT + b'"allowed_token_ids": [', b"%d", b"]}", count=49_000)),
     "many biases": (TEXT, lambda: numbered(PROMPT + b'"logit_bias": {', b'"%d": 1', b"}}", count=10_000)),
@@ -186,7 +201,8 @@ def gaps_beside(url: str, path: str, body: bytes) -> tuple[list[float], httpx.Re
     listener.start()
     try:
         wait_for(30)
-        response = httpx.post(url + path, content=body, headers={"content-type": "application/json"}, timeout=60)
+        kind = TYPES.get(path, "application/json")
+        response = httpx.post(url + path, content=body, headers={"content-type": kind}, timeout=60)
         wait_for(len(times) + 30)
     finally:
         done.set()
