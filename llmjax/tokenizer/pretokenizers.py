@@ -100,6 +100,39 @@ _KIMI = "|".join(
 )
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
+# Threes of digits, counted from a run's end, where the originals look ahead from each piece: that is quadratic.
+_THREES = r"(?<!\p{N})\p{N}{1,2}(?=(?:\p{N}{3})+(?!\p{N}))|\p{N}{1,3}"
+_THREES_OF_WORDS = r"(?<!\d)\d{1,2}(?=(?:\d{3})+\b)|\d{1,3}"
+_JAIS2 = "|".join(
+    [
+        _llama3(r"\p{N}{1,3}").removesuffix(r"|\s+(?!\S)|\s+"),
+        *(rf"\s{{{2**power}}}(?!\S)" for power in range(9, 1, -1)),
+        r"\s{1,2}(?!\S)",
+        r"\s",
+    ]
+)
+_YOUTU = (
+    r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，\u3001-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+",
+    _o200k(_CONTRACTION + "?", r"\p{N}"),
+)
+_EXAONE_MOE = (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_AFMOE = (
+    _THREES,
+    r"[一-鿿㐀-䶿豈-﫿\u3040-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿\u0e80-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-\uD7AF\u1100-ᇿ]+",
+    _DEEPSEEK3[-1],
+)
+_CHAMELEON = (
+    r"<sentinel:[0-9]+>",
+    r"IMGIMG[A-I]{1,4}Z",
+    r"[\t\n]|    |  ",
+    r"\p{N}",
+    r"[\p{P}!-/:-@\[-`{-~]",
+    _GPT2,
+)
+
 _LLAMA3_BOS = PreTokenizer(patterns=(_LLAMA3,), ignore_merges=True, add_bos=True)
 _QWEN = PreTokenizer(patterns=(_QWEN2,))
 _PLAIN_GPT2 = PreTokenizer(patterns=(_GPT2,))
@@ -142,6 +175,15 @@ _BY_NAMES: dict[tuple[str, ...], PreTokenizer] = {
     ("bloom", "poro-chat", "gpt3-finnish"): PreTokenizer(patterns=(_BLOOM,)),
     ("viking",): PreTokenizer(patterns=(_BLOOM, r"\p{N}")),
     ("bailingmoe", "bailingmoe2", "llada-moe"): PreTokenizer(patterns=(_BAILING,)),
+    ("jais-2",): PreTokenizer(patterns=(_JAIS2,)),
+    ("youtu",): PreTokenizer(patterns=_YOUTU, ignore_merges=True),
+    ("exaone-moe",): PreTokenizer(patterns=(_EXAONE_MOE,)),
+    ("afmoe",): PreTokenizer(patterns=_AFMOE),
+    ("tiny_aya", "cohere2moe"): PreTokenizer(patterns=(_THREES_OF_WORDS, _O200K)),
+    ("superbpe",): PreTokenizer(patterns=(r"\p{N}+", _THREES)),
+    ("chameleon",): PreTokenizer(patterns=_CHAMELEON, add_bos=True),
+    ("granite-embed-multi-97m",): PreTokenizer(patterns=(_O200K,), ignore_merges=True),
+    ("laguna",): PreTokenizer(patterns=(r"[^\n]+|[\n]+", _QWEN2)),
     ("seed-coder",): PreTokenizer(patterns=(rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BREAKS}",)),
 }
 

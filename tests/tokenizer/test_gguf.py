@@ -90,6 +90,29 @@ def test_gemma4(case: int, corpus: list[str], golden: Golden, same_ids: Same, gg
     assert tokenizer.eos_token_ids == {tokenizer.token_to_id("<eos>"), tokenizer.token_to_id("<turn|>")}
 
 
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("jais-2", "a" + " " * 7 + "b", ["a", " " * 4, " " * 2, " b"]),
+        ("jais-2", "it's 1234", ["it", "'s", " ", "123", "4"]),
+        ("youtu", "한국 abcDef12", ["한국", " abc", "Def", "1", "2"]),
+        ("youtu", "你好，world", ["你好", "，", "world"]),
+        ("exaone-moe", "a b c, 12", ["a b c", ",", " ", "1", "2"]),
+        ("afmoe", "1234567 abc 日本", ["1", "234", "567", " abc", " ", "日本"]),
+        ("afmoe", "12 123", ["12", " ", "123"]),
+        ("tiny_aya", "1234567 you're", ["1", "234", "567", " you're"]),
+        ("superbpe", "by the way 12345", ["by the way ", "12", "345"]),
+        ("chameleon", "IMGIMGABZ a1!", ["IMGIMGABZ", " a", "1", "!"]),
+        ("granite-embed-multi-97m", "HelloWorld 1234", ["Hello", "World", " ", "123", "4"]),
+        ("laguna", "a\n\nb", ["a", "\n\n", "b"]),
+    ],
+)
+def test_pieces(pre: str, text: str, pieces: list[str]) -> None:
+    """Of pre-tokenizers that the golden file does not have, as llama.cpp's expressions cut them."""
+    found = PRE_TOKENIZERS[pre].pre_tokenizer().pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in found] == pieces
+
+
 def test_pre_tokenizers_are_told_apart(golden: Golden) -> None:
     ids = golden("byte_bpe")["ids"]
     classes = {PRE_TOKENIZERS[pre].patterns for pre in PRE_NAMES}
