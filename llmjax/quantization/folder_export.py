@@ -202,8 +202,8 @@ def _write_tensors(plan: SavePlan, results: Iterable[Result], writer: Safetensor
             for name, part in plan.parts(result.name).items():
                 writer.write(name, part.make(result.value))
         else:
-            writer.write(result.name, result.value.astype(plan.plain_dtype(result.name)))
+            writer.write(plan.stored_name(result.name), result.value.astype(plan.plain_dtype(result.name)))
         written.add(result.name)
     for name, tensor in tensors.items():
         if name not in written and name not in plan.layers:
-            writer.write(name, tensor.read(plan.plain_dtype(name)))
+            writer.write(plan.stored_name(name), tensor.read(plan.plain_dtype(name)))

@@ -54,7 +54,7 @@ PLAIN = "none"  # dequantized to the model's dtype
 STORED = "stored"  # whatever the checkpoint has
 AT_EIGHT_BITS = re.compile(r"(^|\.)(embed_tokens|lm_head)\.weight$")
 """What schemes without a mix of their own keep at 8 bits: every token passes through these two."""
-EMBEDDING = re.compile(r"(^|\.)embed_tokens\.weight$")  # no format has quantized embeddings
+EMBEDDING = re.compile(r"(^|\.)embed_(?:tokens|positions|types)\.weight$")  # no format has quantized embeddings
 HEAD = "lm_head"
 MODEL_DTYPES: Mapping[str, np.dtype] = MappingProxyType({dtype.name: dtype for dtype in FLOATS.values()})
 """By what config.json calls them."""
@@ -222,11 +222,6 @@ class SavePlan:
         if form not in WRITERS:
             raise ConfigError(f"--format {form!r} is unknown; known are {', '.join(WRITERS)}")
         writer = WRITERS[form]
-        if tensor_names(checkpoint.config) is not None:
-            raise CheckpointError(
-                f"{checkpoint.path}: cannot be written as safetensors: its family's files name or fuse tensors "
-                "in a way that is read and not written"
-            )
         dtype = model_dtype(checkpoint.config)
         default = _grouped(SAVED_SCHEMES[scheme_key(scheme, SAVED_SCHEMES)], group_size)
         parsed = SchemeRules.parse(rules or {}, (*SAVED_SCHEMES, KEEP))
@@ -257,12 +252,30 @@ class SavePlan:
 
     def settings(self) -> dict[str, Any]:
         """``quantization_config`` of config.json."""
-        modules = {name.removesuffix(".weight"): scheme for name, scheme in self.layers.items()}
-        return self.writer.settings(modules, self.ignored)
+        modules = {self.stored_name(name).removesuffix(".weight"): scheme for name, scheme in self.layers.items()}
+        ignored = (self.stored_name(f"{module}.weight").removesuffix(".weight") for module in self.ignored)
+        return self.writer.settings(modules, tuple(ignored))
+
+    def stored_name(self, name: str) -> str:
+        """What a tensor is called in the files: as its family's files call it, if the source does.
+
+        Parts of what these files have in one tensor keep the model's names, and so does what they have transposed:
+        a reader that knows the family takes such names too.
+
+        Args:
+            name: in the model.
+        """
+        tensor, names = self.tensors.get(name), tensor_names(self.checkpoint.config)
+        if tensor is None or names is None:
+            return name
+        module, _, suffix = tensor.name.rpartition(".")
+        own, number = names.in_model(module)
+        turned = len(tensor.shape) == 2 and module.endswith(tuple(names.transposed)) and name not in self.layers
+        return tensor.name if f"{own}.{suffix}" == name and number is None and not turned else name
 
     def parts(self, name: str) -> dict[str, Part]:
         """The tensors, by name, that a quantized one is stored in."""
-        module = name.removesuffix(".weight")
+        module = self.stored_name(name).removesuffix(".weight")
         found = _parts(self.writer, self.layers[name], self.tensors[name])
         return {module + ending: part for ending, part in found.items()}
 
@@ -280,7 +293,7 @@ class SavePlan:
             if name in self.layers:
                 specs += [TensorSpec(part_name, part.shape, part.dtype) for part_name, part in self.parts(name).items()]
             else:
-                specs.append(TensorSpec(name, tuple(tensor.shape), self.plain_dtype(name)))
+                specs.append(TensorSpec(self.stored_name(name), tuple(tensor.shape), self.plain_dtype(name)))
         return specs
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from llmjax.checkpoint import Checkpoint, open_checkpoint
+from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.quantization.folder_export import check_target, copy_companions, export_folder
 from llmjax.quantization.gguf_export import export_gguf
@@ -22,6 +23,7 @@ from llmjax.weights.uniform import SAVED_SCHEMES
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 FAMILIES = ["llama", "llama-bias", "mistral", "qwen2", "qwen3", "gemma3"]
+OWN_NAMES = ["yi", "falcon-7b", "gpt2", "chatglm", "stablelm-2-12b", "nemotron-h-moe", "dbrx", "lfm2-moe", "mamba2"]
 F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 
 
@@ -56,6 +58,43 @@ def test_weights_are_those_of_the_scheme(family: str, scheme: str, tmp_path: Pat
         assert np.array_equal(found.tensors[name].read(F32), expected), name
     ours = {key: value for key, value in found.config.items() if key != "quantization_config"}
     assert ours.items() >= source.config.items() and "lm_head" in found.config["quantization_config"]["ignore"]
+
+
+@pytest.mark.parametrize("family", OWN_NAMES)
+def test_families_with_names_of_their_own(family: str, tmp_path: Path) -> None:
+    """What their files have in one tensor, or transposed, too; and again, of what has been written."""
+    source, rules = open_checkpoint(GOLDEN / family), {r"layers\.1\..*(up|out)_proj": "none"}
+    plan = SavePlan.of(source, "int8", rules=rules)
+    export_folder(
+        plan,
+        tmp_path / "out",
+        results=round_to_nearest(plan.tensors, plan.layers),
+        write_tokenizer=no_tokenizer,
+        shard_bytes=1 << 30,
+    )
+    found = open_checkpoint(tmp_path / "out")
+    assert found.tensors.keys() == source.tensors.keys() and found.model_config() == source.model_config()
+    again = SavePlan.of(found, "int8", rules=rules)
+    assert again.layers.keys() == plan.layers.keys() and again.tensors.keys() == plan.tensors.keys()
+    for name, tensor in plan.tensors.items():
+        expected = tensor.read(F32)
+        if name in plan.layers:
+            plan.layers[name].quantize(expected).dequantize(out := np.empty_like(expected))
+            expected = out
+        assert np.array_equal(again.tensors[name].read(F32), expected), name
+
+
+def test_the_names_are_those_of_the_familys_files(tmp_path: Path) -> None:
+    source = open_checkpoint(GOLDEN / "gpt2")
+    written(source, tmp_path / "out", "int8")
+    modules, original = (
+        {name.rpartition(".")[0] for name in stored_tensors(path)} for path in (tmp_path / "out", GOLDEN / "gpt2")
+    )
+    fused = {f"h.{i}.attn.c_attn" for i in range(2)}
+    parts = {f"model.layers.{i}.self_attn.{part}_proj" for i in range(2) for part in "qkv"}
+    assert {name.removeprefix("transformer.") for name in original} - fused | parts == {
+        name.removeprefix("transformer.") for name in modules
+    }
 
 
 def test_rules_and_the_head(tmp_path: Path) -> None:
@@ -121,11 +160,9 @@ def test_refusals(tmp_path: Path) -> None:
         SavePlan.of(source, "int8", rules={".": "none"})
 
 
-def test_families_with_names_of_their_own_are_read_only(tmp_path: Path) -> None:
+def test_families_with_names_of_their_own_are_not_written_as_gguf(tmp_path: Path) -> None:
     for name in ("phi3", "gpt2"):
         checkpoint = open_checkpoint(GOLDEN / name)
-        with pytest.raises(CheckpointError, match="cannot be written as safetensors"):
-            SavePlan.of(checkpoint, "int8")
         with pytest.raises(CheckpointError, match="cannot be written as GGUF"):
             export_gguf(checkpoint, tmp_path / "model.gguf", scheme="q8_0")
 
