@@ -32,14 +32,20 @@ CLAMPED_SWIGLU = "clamped_swiglu"
 CLAMPED_AT, CLAMPED_SLOPE = 7.0, 1.702
 
 
+NORMAL_CDF = "normal_cdf"
+"""What x is multiplied with to become gelu(x)."""
+
+
 def gated(activation: str, gate: jax.Array, up: jax.Array) -> jax.Array:
     """``activation(gate) * up``.
 
     Args:
-        activation: a key of ACTIVATIONS, or CLAMPED_SWIGLU: ``g sigmoid(1.702 g) (u + 1)``, where g is the gate up to
-            7, and u is ``up`` between -7 and 7 (formula: Hugging Face's ``GptOssExperts``).
+        activation: a key of ACTIVATIONS, NORMAL_CDF, or CLAMPED_SWIGLU: ``g sigmoid(1.702 g) (u + 1)``, where g is the
+            gate up to 7, and u is ``up`` between -7 and 7 (formula: Hugging Face's ``GptOssExperts``).
         gate, up: of one shape.
     """
+    if activation == NORMAL_CDF:
+        return 0.5 * (1 + jax.lax.erf(gate * 0.5**0.5)) * up
     if activation != CLAMPED_SWIGLU:
         return ACTIVATIONS[activation](gate) * up
     gate, up = jnp.minimum(gate, CLAMPED_AT), jnp.clip(up, -CLAMPED_AT, CLAMPED_AT)

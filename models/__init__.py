@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from llmjax.models.functional import abstract_model, init_random, merge
     from llmjax.models.graph import ModelGraph
     from llmjax.models.layers.attention import Attention
+    from llmjax.models.layers.channel_delta import ChannelDelta
     from llmjax.models.layers.convolution import ShortConvolution
     from llmjax.models.layers.embedding import LearnedPositions
     from llmjax.models.layers.gated_delta import GatedDelta
     from llmjax.models.layers.latent import LatentAttention
     from llmjax.models.layers.layer import LayerSpec
     from llmjax.models.layers.lightning import LightningAttention
+    from llmjax.models.layers.mamba import Mamba
     from llmjax.models.layers.mamba2 import Mamba2
     from llmjax.models.layers.mlp import MLP, GatedMLP
     from llmjax.models.layers.moe import ExpertGroups, Experts, SharedExpert
@@ -35,6 +37,7 @@ __all__ = [
     "RMS",
     "Attention",
     "CausalLM",
+    "ChannelDelta",
     "Dense",
     "ExpertGroups",
     "Experts",
@@ -46,6 +49,7 @@ __all__ = [
     "LayerSpec",
     "LearnedPositions",
     "LightningAttention",
+    "Mamba",
     "Mamba2",
     "ModelConfig",
     "ModelGraph",
@@ -80,6 +84,7 @@ _MODULES = {
     "RMS": "llmjax.models.layers.norm",
     "Attention": "llmjax.models.layers.attention",
     "CausalLM": "llmjax.models.decoder",
+    "ChannelDelta": "llmjax.models.layers.channel_delta",
     "Dense": "llmjax.models.layers.pooling",
     "ExpertGroups": "llmjax.models.layers.moe",
     "Experts": "llmjax.models.layers.moe",
@@ -91,6 +96,7 @@ _MODULES = {
     "LayerSpec": "llmjax.models.layers.layer",
     "LearnedPositions": "llmjax.models.layers.embedding",
     "LightningAttention": "llmjax.models.layers.lightning",
+    "Mamba": "llmjax.models.layers.mamba",
     "Mamba2": "llmjax.models.layers.mamba2",
     "ModelConfig": "llmjax.models.config",
     "ModelGraph": "llmjax.models.graph",

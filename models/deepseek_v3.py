@@ -117,7 +117,7 @@ def v32_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) 
     fields = Fields(config, V32_DEFAULTS)
     chosen = fields.integer("index_topk")
     kinds = layer_types(fields, kinds=(INDEXED, "full_attention"))
-    _check_dense_first(fields, len(kinds))
+    check_dense_first(fields, len(kinds))
     known = {key: value for key, value in config.items() if key != "layer_types"}
     model = from_hf(
         {"max_position_embeddings": V32_DEFAULTS["max_position_embeddings"], **known}, max_model_len=max_model_len
@@ -143,13 +143,13 @@ def dsa_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) 
 def lite_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """`from_hf` for GLM-4.7-Flash, which has V3's layers."""
     fields = Fields(config, LITE_DEFAULTS)
-    _check_dense_first(fields, fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
+    check_dense_first(fields, fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
     known = {key: value for key, value in config.items() if key != "head_dim"}  # what is rotated of one
     model = from_hf({**LITE_DEFAULTS, **known}, max_model_len=max_model_len)
     return replace(model, architecture="Glm4MoeLiteForCausalLM")
 
 
-def _check_dense_first(fields: Fields, layers: int) -> None:
+def check_dense_first(fields: Fields, layers: int) -> None:
     """Raises if ``mlp_layer_types`` and ``first_k_dense_replace`` do not agree."""
     dense = min(layers, fields.integer("first_k_dense_replace", minimum=0))
     if fields.get("mlp_layer_types") not in (None, ["dense"] * dense + ["sparse"] * (layers - dense)):
@@ -160,7 +160,7 @@ def _check_dense_first(fields: Fields, layers: int) -> None:
 def _indexed(layer: LayerSpec, fields: Fields, *, interleaved: bool) -> LayerSpec:
     """The layer with an indexer beside its attention; ``interleaved``: whether it rotates neighbors together."""
     mixer = layer.mixer
-    assert isinstance(mixer, LatentAttention)
+    assert isinstance(mixer, LatentAttention) and mixer.rope is not None
     if mixer.q_rank is None:
         raise fields.error("q_lora_rank", "is not there, of which the indexer's queries are made")
     size = fields.integer("index_head_dim")

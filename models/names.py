@@ -26,7 +26,7 @@ class Names:
             there. A second ``*`` on the left numbers vectors that are stacked. Others keep their names.
         prefix: of modules in files, which is left out in the table, and by some files.
         qkv: order of rows of what becomes ``self_attn.qkv_proj``, which is then taken apart, as is
-            ``mlp.gate_up_proj``, gate first.
+            ``mlp.gate_up_proj``, gate first, and ``mlp.up_gate_proj``.
         vectors: ends of tensors in files that are [1, n] and vectors in the model.
         transposed: ends of modules in files whose weights are [in, out] unless they are quantized.
     """

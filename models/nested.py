@@ -13,14 +13,28 @@ MULTIMODAL = frozenset(
         "Gemma3ForConditionalGeneration",
         "Gemma3nForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
+        "KimiK25ForConditionalGeneration",
         "Llama4ForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
     }
 )
 """Classes whose text model is read on its own."""
 TEXT = "text_config"
+# Whose heads are turned by positions on several axes, which are all the same in texts: they are the plain models.
+OF_AXES = {
+    "qwen2_vl": "Qwen2ForCausalLM",  # older files have the keys of the text model among those of the whole
+    "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen2_5_vl": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
+}
 # What multimodal models say for their text model too, if it does not.
 SHARED = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
 # As checkpoints before Transformers 5 have them, and since.
@@ -30,15 +44,32 @@ PREFIX = re.compile(r"^(?:language_model\.(?=model\.|lm_head\.)|(model\.)languag
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The config.json that the text model would have by itself; None: it is not inside of another one."""
     architectures, text = config.get("architectures"), config.get(TEXT)
+    if text is None and config.get("model_type") in OF_AXES:
+        text = {key: value for key, value in config.items() if key != "vision_config"}
     named = architectures[0] if isinstance(architectures, list) and architectures else None
     if named not in MULTIMODAL or not isinstance(text, Mapping):
         return None
     model_type = text.get("model_type")
-    architecture = MODEL_TYPES.get(model_type) if isinstance(model_type, str) else None
+    architecture = {**MODEL_TYPES, **OF_AXES}.get(model_type) if isinstance(model_type, str) else None
     if architecture is None:
         return None
+    if model_type in OF_AXES:
+        text = _without_axes(text)
     outer = {key: value for key, value in config.items() if key in SHARED or key == "quantization_config"}
     return {**outer, **text, "architectures": [architecture]}
+
+
+def _without_axes(text: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a text model, without those about axes of positions."""
+    found = dict(text)
+    for key in ("rope_scaling", "rope_parameters"):
+        if isinstance(rope := text.get(key), Mapping):
+            found[key] = {
+                name: value
+                for name, value in rope.items()
+                if not name.startswith("mrope_") and (name not in ("type", "rope_type") or value != "mrope")
+            }
+    return found
 
 
 def text_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""nomic-bert: BERT with rotated heads and gated feed-forward halves, and no biases."""
+"""nomic-bert: BERT with rotated heads; and gated feed-forward halves without biases, or experts in every other one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_norm, layer_types
-from llmjax.models.layers.layer import LayerSpec
-from llmjax.models.layers.mlp import GatedMLP
+from llmjax.models.layers.layer import FeedForward, LayerSpec
+from llmjax.models.layers.mlp import MLP, GatedMLP
+from llmjax.models.layers.moe import AS_GATE, Experts
 from llmjax.models.layers.pooling import Pooler
 from llmjax.models.layers.residual import PostNorm
 from llmjax.models.layers.rope_scaling import rope_parameters
@@ -28,6 +29,13 @@ DEFAULTS = {
     "type_vocab_size": 2,
     "layer_norm_eps": 1e-12,
     "rotary_emb_base": 1000.0,
+    "qkv_proj_bias": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "moe_every_n_layers": 0,
+    "num_experts": 8,
+    "moe_top_k": 1,
+    "moe_bias": True,  # no such key: llama.cpp's converter leaves it out
     "tie_word_embeddings": True,
 }
 # The code that came with the published models has GPT-2's keys.
@@ -39,16 +47,17 @@ ALIASES = {
     "max_position_embeddings": ("n_positions",),
     "layer_norm_eps": ("layer_norm_epsilon",),
 }
-GATES = {"swiglu": "silu", "geglu": "gelu"}  # by that code's activation_function
+# By that code's activation_function: of halves with a gate, and without.
+GATES, PLAIN = {"swiglu": "silu", "geglu": "gelu"}, ("gelu", "relu", "gelu_new", "gelu_pytorch_tanh")
 # What its other keys may say: they change the mathematics.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "causal": (False,),
-    "mlp_fc1_bias": (False,),
-    "mlp_fc2_bias": (False,),
-    "moe_every_n_layers": (0,),
+    "expert_choice_router": (False,),
+    "ffn_div": (1,),
+    "moe_normalize_expert_weights": (False,),
+    "num_shared_experts": (0,),
     "parallel_block": (False,),
     "prenorm": (False,),
-    "qkv_proj_bias": (False,),
     "rotary_emb_fraction": (1, 1.0),
     "rotary_emb_interleaved": (False,),
     "rotary_emb_scale_base": (),
@@ -68,10 +77,17 @@ NAMES = Names(
         "encoder.layers.*.attn.Wqkv": "model.layers.*.self_attn.qkv_proj",
         "encoder.layers.*.attn.out_proj": "model.layers.*.self_attn.o_proj",
         "encoder.layers.*.norm1": "model.layers.*.input_layernorm",
+        "encoder.layers.*.mlp.fc1": "model.layers.*.mlp.up_proj",
         "encoder.layers.*.mlp.fc11": "model.layers.*.mlp.up_proj",
         "encoder.layers.*.mlp.fc12": "model.layers.*.mlp.gate_proj",
         "encoder.layers.*.mlp.fc2": "model.layers.*.mlp.down_proj",
         "encoder.layers.*.norm2": "model.layers.*.post_attention_layernorm",
+        "encoder.layers.*.mlp.router.layer": "model.layers.*.mlp.gate",
+        "encoder.layers.*.mlp.experts": "model.layers.*.mlp.experts",
+        **{
+            f"encoder.layers.*.mlp.experts.{part}_proj": f"model.layers.*.mlp.experts.{part}_proj"
+            for part in ("up", "down")
+        },
     },
 )
 
@@ -82,16 +98,20 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     for key, neutral in NEUTRAL.items():
         fields.require(key, *neutral)
     kinds, norm = layer_types(fields, kinds=("full_attention",)), layer_norm(fields)
+    bias = fields.flag("qkv_proj_bias")
     attention = attention_by_kind(
         fields,
         kinds,
         window=None,
         max_model_len=max_model_len,
         ropes={kind: rope_parameters(fields, kind, theta="rotary_emb_base") for kind in kinds},
+        qkv_bias=bias,
+        o_bias=bias,
         causal=False,
     )
     layers = [
-        LayerSpec(mixer=attention[kind], feed_forward=_half(fields), norm=norm, residual=PostNorm()) for kind in kinds
+        LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm, residual=PostNorm())
+        for kind, half in zip(kinds, _halves(fields, len(kinds)), strict=True)
     ]
     model = decoder_config(
         fields,
@@ -108,9 +128,36 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     return replace(model, max_position=min(model.max_position, fields.integer("max_trained_positions")))
 
 
-def _half(fields: Fields) -> GatedMLP:
+def _halves(fields: Fields, count: int) -> list[FeedForward]:
+    every, half = fields.integer("moe_every_n_layers", minimum=0), _half(fields)
+    experts = _experts(fields) if every else half
+    return [experts if every and i % every == 1 else half for i in range(count)]
+
+
+def _half(fields: Fields) -> GatedMLP | MLP:
     if fields.get("activation_function") is None:
         return gated_mlp(fields)
-    return GatedMLP(
-        inner=fields.integer("intermediate_size"), activation=GATES[fields.choice("activation_function", GATES)]
+    activation, bias = fields.choice("activation_function", (*GATES, *PLAIN)), fields.flag("mlp_fc1_bias")
+    if fields.flag("mlp_fc2_bias") != bias:
+        raise fields.error("mlp_fc2_bias", "is not mlp_fc1_bias")
+    inner = fields.integer("intermediate_size")
+    if activation in PLAIN:
+        return MLP(inner=inner, activation=activation, bias=bias)
+    return GatedMLP(inner=inner, activation=GATES[activation], bias=bias)
+
+
+def _experts(fields: Fields) -> Experts:
+    """Experts without gates and biases; one bias is added to what they make together."""
+    count, per_token = fields.integer("num_experts"), fields.integer("moe_top_k")
+    if per_token > count:
+        raise fields.error("moe_top_k", f"is more than there are experts, {count}")
+    activation = fields.choice("activation_function", AS_GATE)
+    return Experts(
+        count=count,
+        per_token=per_token,
+        inner=fields.integer("intermediate_size"),
+        activation=activation,
+        normalize=False,
+        gated=False,
+        out_bias=fields.flag("moe_bias"),
     )

@@ -10,10 +10,12 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from llmjax.models import (
+    apertus,
     arcee,
     baichuan,
     bamba,
     bert,
+    bitnet,
     bloom,
     chatglm,
     cohere,
@@ -41,11 +43,15 @@ from llmjax.models import (
     gptj,
     granite,
     granite_moe,
+    gte,
     hunyuan,
     internlm,
+    jamba,
+    kimi_linear,
     lfm2,
     llama,
     llama4,
+    mamba,
     mamba2,
     minicpm,
     minimax,
@@ -75,7 +81,7 @@ from llmjax.models import (
     stablelm,
     starcoder2,
 )
-from llmjax.models.classifiers import TokenLabels, classifier_pooler
+from llmjax.models.classifiers import TokenLabels, classifier_pooler, reward_pooler
 from llmjax.models.config import ModelConfig
 from llmjax.models.errors import UnsupportedModel
 from llmjax.models.fields import Fields
@@ -93,6 +99,7 @@ class Family(Protocol):
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
+        "ApertusForCausalLM": apertus.from_hf,
         "ArceeForCausalLM": arcee.from_hf,
         "BaiChuanForCausalLM": baichuan.from_hf,
         "BaichuanForCausalLM": baichuan.by_size_from_hf,
@@ -100,6 +107,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "BertForMaskedLM": bert.from_hf,
         "BertForSequenceClassification": bert.classifier_from_hf,
         "BertModel": bert.from_hf,
+        "BitNetForCausalLM": bitnet.from_hf,
         "BloomForCausalLM": bloom.from_hf,
         "ChatGLMForConditionalGeneration": chatglm.from_hf,
         "ChatGLMModel": chatglm.from_hf,
@@ -117,6 +125,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "ExaoneForCausalLM": exaone.from_hf,
         "FalconForCausalLM": falcon.from_hf,
         "FalconH1ForCausalLM": falcon_h1.from_hf,
+        "FalconMambaForCausalLM": mamba.falcon_from_hf,
         "GPT2LMHeadModel": gpt2.from_hf,
         "GPTBigCodeForCausalLM": gpt_bigcode.from_hf,
         "GPTJForCausalLM": gptj.from_hf,
@@ -136,16 +145,20 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "GraniteMoeForCausalLM": granite_moe.from_hf,
         "GraniteMoeHybridForCausalLM": granite_moe.hybrid_from_hf,
         "GraniteMoeSharedForCausalLM": granite_moe.shared_from_hf,
+        "GteModel": gte.from_hf,
         "HunYuanDenseV1ForCausalLM": hunyuan.from_hf,
         "HunYuanMoEV1ForCausalLM": hunyuan.moe_from_hf,
         "InternLM2ForCausalLM": internlm.from_hf,
         "InternLM3ForCausalLM": internlm.internlm3_from_hf,
+        "JambaForCausalLM": jamba.from_hf,
+        "KimiLinearForCausalLM": kimi_linear.from_hf,
         "Lfm2ForCausalLM": lfm2.from_hf,
         "Lfm2MoeForCausalLM": lfm2.moe_from_hf,
         "Llama4ForCausalLM": llama4.from_hf,
         "LlamaForCausalLM": llama.from_hf,
         "MPTForCausalLM": mpt.from_hf,
         "Mamba2ForCausalLM": mamba2.from_hf,
+        "MambaForCausalLM": mamba.from_hf,
         "MiniCPM3ForCausalLM": minicpm.minicpm3_from_hf,
         "MiniCPMForCausalLM": minicpm.from_hf,
         "MiniMaxForCausalLM": minimax.from_hf,
@@ -153,6 +166,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "MiniMaxM2ForCausalLM": minimax_m2.from_hf,
         "MiniMaxText01ForCausalLM": minimax.from_hf,
         "Ministral3ForCausalLM": mistral.ministral3_from_hf,
+        "MinistralForCausalLM": mistral.from_hf,
         "MistralForCausalLM": mistral.from_hf,
         "MixtralForCausalLM": mixtral.from_hf,
         "ModernBertForMaskedLM": modernbert.from_hf,
@@ -161,6 +175,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "MptForCausalLM": mpt.from_hf,
         "NemotronForCausalLM": nemotron.from_hf,
         "NemotronHForCausalLM": nemotron_h.from_hf,
+        "NewForSequenceClassification": gte.new_classifier_from_hf,
+        "NewForTokenClassification": gte.new_from_hf,
+        "NewModel": gte.new_from_hf,
         "NomicBertModel": nomic_bert.from_hf,
         "OPTForCausalLM": opt.from_hf,
         "Olmo2ForCausalLM": olmo2.from_hf,
@@ -196,12 +213,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 # Of families whose checkpoints do not have the model's own names.
 NAMES: Mapping[str, Names] = MappingProxyType(
     {
+        "ApertusForCausalLM": apertus.NAMES,
         "BaiChuanForCausalLM": baichuan.NAMES,
         "BaichuanForCausalLM": baichuan.NAMES,
         "BambaForCausalLM": bamba.NAMES,
         "BertForMaskedLM": bert.NAMES,
         "BertForSequenceClassification": bert.CLASSIFIER_NAMES,
         "BertModel": bert.NAMES,
+        "BitNetForCausalLM": bitnet.NAMES,
         "BloomForCausalLM": bloom.NAMES,
         "ChatGLMForConditionalGeneration": chatglm.NAMES,
         "ChatGLMModel": chatglm.NAMES,
@@ -211,6 +230,7 @@ NAMES: Mapping[str, Names] = MappingProxyType(
         "ExaoneForCausalLM": exaone.NAMES,
         "FalconForCausalLM": falcon.NAMES,
         "FalconH1ForCausalLM": falcon_h1.NAMES,
+        "FalconMambaForCausalLM": mamba.NAMES,
         "GPT2LMHeadModel": gpt2.NAMES,
         "GPTBigCodeForCausalLM": gpt_bigcode.NAMES,
         "GPTJForCausalLM": gptj.NAMES,
@@ -221,18 +241,25 @@ NAMES: Mapping[str, Names] = MappingProxyType(
         "GlmMoeDsaForCausalLM": deepseek_v3.V32_NAMES,
         "GptOssForCausalLM": gpt_oss.NAMES,
         "GraniteMoeSharedForCausalLM": granite_moe.SHARED_NAMES,
+        "GteModel": gte.NAMES,
         "HunYuanDenseV1ForCausalLM": hunyuan.NAMES,
         "HunYuanMoEV1ForCausalLM": hunyuan.NAMES,
         "InternLM2ForCausalLM": internlm.NAMES,
+        "JambaForCausalLM": jamba.NAMES,
+        "KimiLinearForCausalLM": kimi_linear.NAMES,
         "Lfm2ForCausalLM": lfm2.NAMES,
         "Lfm2MoeForCausalLM": lfm2.NAMES,
         "Llama4ForCausalLM": llama4.NAMES,
         "MPTForCausalLM": mpt.NAMES,
         "Mamba2ForCausalLM": mamba2.NAMES,
+        "MambaForCausalLM": mamba.NAMES,
         "ModernBertForMaskedLM": modernbert.NAMES,
         "ModernBertForSequenceClassification": modernbert.NAMES,
         "ModernBertModel": modernbert.NAMES,
         "MptForCausalLM": mpt.NAMES,
+        "NewForSequenceClassification": gte.NEW_CLASSIFIER_NAMES,
+        "NewForTokenClassification": gte.NEW_NAMES,
+        "NewModel": gte.NEW_NAMES,
         "NomicBertModel": nomic_bert.NAMES,
         "OPTForCausalLM": opt.NAMES,
         "Phi3ForCausalLM": phi3.NAMES,
@@ -266,10 +293,12 @@ UNIT_HEADS: Mapping[str, int] = MappingProxyType({"BaichuanForCausalLM": baichua
 MODEL_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "Yi": "YiForCausalLM",
+        "apertus": "ApertusForCausalLM",
         "arcee": "ArceeForCausalLM",
         "baichuan": "BaichuanForCausalLM",
         "bamba": "BambaForCausalLM",
         "bert": "BertModel",
+        "bitnet": "BitNetForCausalLM",
         "bloom": "BloomForCausalLM",
         "chatglm": "ChatGLMModel",
         "cohere": "CohereForCausalLM",
@@ -286,6 +315,7 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "exaone4": "Exaone4ForCausalLM",
         "falcon": "FalconForCausalLM",
         "falcon_h1": "FalconH1ForCausalLM",
+        "falcon_mamba": "FalconMambaForCausalLM",
         "gemma": "GemmaForCausalLM",
         "gemma2": "Gemma2ForCausalLM",
         "gemma3_text": "Gemma3ForCausalLM",
@@ -305,15 +335,19 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "granitemoe": "GraniteMoeForCausalLM",
         "granitemoehybrid": "GraniteMoeHybridForCausalLM",
         "granitemoeshared": "GraniteMoeSharedForCausalLM",
+        "gte": "GteModel",
         "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
         "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
         "internlm2": "InternLM2ForCausalLM",
         "internlm3": "InternLM3ForCausalLM",
+        "jamba": "JambaForCausalLM",
+        "kimi_linear": "KimiLinearForCausalLM",
         "kimi_k2": "DeepseekV3ForCausalLM",
         "lfm2": "Lfm2ForCausalLM",
         "lfm2_moe": "Lfm2MoeForCausalLM",
         "llama": "LlamaForCausalLM",
         "llama4_text": "Llama4ForCausalLM",
+        "mamba": "MambaForCausalLM",
         "mamba2": "Mamba2ForCausalLM",
         "minicpm": "MiniCPMForCausalLM",
         "minicpm3": "MiniCPM3ForCausalLM",
@@ -321,6 +355,7 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "minimax_m1": "MiniMaxM1ForCausalLM",
         "minimax_m2": "MiniMaxM2ForCausalLM",
         "minimax_text_01": "MiniMaxText01ForCausalLM",
+        "ministral": "MinistralForCausalLM",
         "ministral3": "Ministral3ForCausalLM",
         "mistral": "MistralForCausalLM",
         "mixtral": "MixtralForCausalLM",
@@ -328,6 +363,7 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "mpt": "MptForCausalLM",
         "nemotron": "NemotronForCausalLM",
         "nemotron_h": "NemotronHForCausalLM",
+        "new": "NewModel",
         "nomic_bert": "NomicBertModel",
         "olmo": "OlmoForCausalLM",
         "olmo2": "Olmo2ForCausalLM",
@@ -356,6 +392,8 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
 
 
 CLASSIFIER = "ForSequenceClassification"
+# Decoders whose labels are rewards, of a text or of each of its steps.
+REWARDS = ("ForRewardModel", "ForProcessRewardModel")
 # What ends the name of a decoder without a head, and of one with.
 _BARE, _WITH_HEAD = ("TextModel", "Model"), ("ForCausalLM", "LMHeadModel")
 
@@ -392,7 +430,12 @@ def model_config(
             f"config.json: classifier_from_token is not supported for {family}, whose logits are more than a product"
         )
     fields = Fields(config)
-    pooler = classifier_pooler(fields, kind="last", bias=False) if convert == "classify" else Pooler(kind="last")
+    if convert == "embed":
+        pooler = Pooler(kind="last")
+    elif _named(config).endswith(REWARDS):
+        pooler = reward_pooler(fields, one_matrix=family == "InternLM2ForCausalLM")
+    else:
+        pooler = classifier_pooler(fields, kind="last", bias=False)
     return replace(model, pooler=pooler)
 
 
@@ -450,13 +493,20 @@ def _architecture(config: Mapping[str, Any]) -> tuple[str, Conversion | None]:
         raise UnsupportedModel(f"config.json: {problem}")
     if architecture in FAMILIES:
         return architecture, None
-    ends: tuple[tuple[str, Conversion], ...] = ((CLASSIFIER, "classify"), *((end, "embed") for end in _BARE))
+    ends: list[tuple[str, Conversion]] = [(end, "classify") for end in (f"Text{CLASSIFIER}", CLASSIFIER, *REWARDS)]
+    ends += [(end, "embed") for end in _BARE]
     for end, made in ends:
         if (stem := architecture.removesuffix(end)) != architecture:
             for head in _WITH_HEAD:
                 if stem + head in FAMILIES:
                     return stem + head, made
     raise UnsupportedModel(f"config.json: {problem}")
+
+
+def _named(config: Mapping[str, Any]) -> str:
+    """The architecture as a config.json names it."""
+    named = config.get("architectures") or [""]
+    return str(named[0] if isinstance(named, list | tuple) else named)
 
 
 def _alternatives(architecture: Any) -> str:

@@ -15,7 +15,13 @@ from llmjax.checkpoint.experts import with_stacked_experts
 from llmjax.checkpoint.files import read_object
 from llmjax.checkpoint.gguf.encoders import sentence_modules
 from llmjax.checkpoint.gguf.file import GGUFFile
-from llmjax.checkpoint.gguf.model import hf_config, hf_generation_config, hf_joined_tensors, hf_tensors
+from llmjax.checkpoint.gguf.model import (
+    hf_config,
+    hf_generation_config,
+    hf_joined_tensors,
+    hf_key_numbers,
+    hf_tensors,
+)
 from llmjax.checkpoint.label_rows import LABELS, LabelRows
 from llmjax.checkpoint.model_names import UnitRows, with_model_names, with_pooler_names
 from llmjax.checkpoint.safetensors import stored_tensors
@@ -145,7 +151,8 @@ def _open_gguf(path: Path, overrides: Mapping[str, Any], *, runner: Runner, conv
     gguf = GGUFFile.open(path)
     config = hf_config(gguf)
     stacked = with_stacked_experts(hf_tensors(gguf, config), path)
-    tensors = _with_unit_head(stacked | hf_joined_tensors(gguf, config), config)
+    made = hf_joined_tensors(gguf, config) | hf_key_numbers(gguf, config)
+    tensors = _with_unit_head(stacked | made, config)
     config = {**config, **overrides}
     modules = sentence_modules(gguf) if runner != "generate" and convert != "classify" else None
     if convert is None and (modules is not None or (runner == "pooling" and not models.makes_vectors(config))):

@@ -39,7 +39,7 @@ OTHER_ROUTER = re.compile(
     r"(?P<layer>.*)\.(?:block_sparse_moe|feed_forward)\.(?:gate\.|router\.(?:layer\.)?)?(?P<suffix>\w+)"
 )
 LLAMA4 = re.compile(r"(?P<layer>.*)\.feed_forward\.experts\.(?P<projection>gate_up_proj|down_proj)")
-DBRX = re.compile(r"(?P<module>.*\.ffn)\.experts\.mlp\.(?P<projection>w1|v1|w2)")
+DBRX = re.compile(r"(?P<module>.*\.(?:ffn|mlp))\.experts\.mlp\.(?P<projection>w1|v1|w2)")
 ROUTER = r"(?:mlp|block_sparse_moe|feed_forward)\.gate|shared_expert_gate|router(?:\.layer|\.proj)?"
 """Pattern of the modules that choose experts, at the end of a name."""
 CORRECTIONS = MappingProxyType({"expert_bias": "e_score_correction_bias"})
@@ -50,6 +50,8 @@ GRANITE_PROJECTIONS = MappingProxyType({"input_linear": "gate_up_proj", "output_
 """By Granite's names of stacks."""
 DBRX_PROJECTIONS = MappingProxyType({"w1": "gate_proj", "v1": "up_proj", "w2": "down_proj"})
 """By DBRX's names."""
+UNGATED_PROJECTIONS = MappingProxyType({"w1": "up_proj", "w2": "down_proj", "v1": "gate_proj"})
+"""By those of nomic-bert, whose experts have no gate."""
 MIXTRAL_NAMES = MappingProxyType({projection: name for name, projection in MIXTRAL_PROJECTIONS.items()})
 
 
@@ -153,7 +155,9 @@ def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict
                 found[own.name] = own
         elif (stack := DBRX.fullmatch(name)) and len(tensor.shape) == 2 and isinstance(tensor, SafetensorsTensor):
             beside = tensors.get(f"{stack['module']}.router.layer.weight")
-            own = _cut_rows(tensor, f"{stack['module']}.experts", stack["projection"], beside, path)
+            gated = f"{stack['module']}.experts.mlp.v1" in tensors
+            projection = DBRX_PROJECTIONS[stack["projection"]] if gated else UNGATED_PROJECTIONS[stack["projection"]]
+            own = _cut_rows(tensor, f"{stack['module']}.experts", projection, beside, path)
             found[own.name] = own
         elif (bias := BIAS.fullmatch(name)) and len(tensor.shape) == 2:
             found |= {own.name: own for own in _cut_bias(tensor, bias["module"], bias["projection"])}
@@ -249,18 +253,17 @@ def _cut_columns(tensor: SafetensorsTensor, module: str, projection: str, path: 
 def _cut_rows(
     tensor: SafetensorsTensor, module: str, projection: str, router: StoredTensor | None, path: Path
 ) -> ExpertStack:
-    """The projection of all experts whose rows follow each other, ``w2`` transposed (DBRX)."""
+    """The projection of all experts whose rows follow each other, that down transposed (DBRX, nomic-bert)."""
     if router is None:
         raise CheckpointError(f"{path}: tensor {tensor.name!r} is of experts, whose number the router would say")
     experts, rows = router.shape[0], tensor.shape[0]
     if 0 in tensor.shape or not experts or rows % experts:
         raise CheckpointError(f"{path}: tensor {tensor.name!r} has {rows} rows, which {experts} experts cannot share")
-    one, each = DBRX_PROJECTIONS[projection], rows // experts
-    matrices = []
+    each, matrices = rows // experts, []
     for e in range(experts):
-        matrix = replace(tensor.taken(np.arange(e * each, (e + 1) * each)), name=f"{module}.{e}.{one}.weight")
-        matrices.append(matrix.transposed() if projection == "w2" else matrix)
-    return ExpertStack(f"{module}.{one}.weight", tuple(matrices))
+        matrix = replace(tensor.taken(np.arange(e * each, (e + 1) * each)), name=f"{module}.{e}.{projection}.weight")
+        matrices.append(matrix.transposed() if projection == "down_proj" else matrix)
+    return ExpertStack(f"{module}.{projection}.weight", tuple(matrices))
 
 
 def _cut_bias(tensor: StoredTensor, module: str, projection: str) -> Iterator[StoredTensor]:

@@ -19,8 +19,18 @@ from llmjax.models.names import QKV, Names
 
 T = TypeVar("T")
 
+HEADS = {
+    "score.weight": "head.0.dense.weight",
+    "v_head.weight": "head.0.dense.weight",
+    **{
+        f"score.{place}.{part}": f"head.{number}.dense.{part}"
+        for number, place in enumerate((0, 2))  # what stands between two is no matrix
+        for part in ("weight", "bias")
+    },
+}
+"""What decoders' files call the matrices behind pooling."""
 FUSED = re.compile(
-    r"(?P<layer>model\.layers\.(?P<index>\d+))\.(?P<module>self_attn\.qkv_proj|mlp\.(?:\w+\.)?gate_up_proj)"
+    r"(?P<layer>model\.layers\.(?P<index>\d+))\.(?P<module>self_attn\.qkv_proj|mlp\.(?:\w+\.)?(?:gate_up|up_gate)_proj)"
 )
 
 
@@ -89,12 +99,9 @@ class UnitRows:
 
 def with_pooler_names(tensors: Mapping[str, T]) -> dict[str, T]:
     """Tensors of a decoder that makes vectors: those of one without a head lack the prefix that others have, and the
-    labels' matrix is called ``score``."""
+    matrices of labels or rewards are called ``score`` or ``v_head``."""
     bare = any(name.startswith("layers.") for name in tensors)
-    return {
-        "head.0.dense.weight" if name == "score.weight" else f"model.{name}" if bare else name: tensor
-        for name, tensor in tensors.items()
-    }
+    return {HEADS.get(name) or (f"model.{name}" if bare else name): tensor for name, tensor in tensors.items()}
 
 
 def with_model_names(
@@ -150,11 +157,13 @@ def _parts(
         return
     mixer = model.layers[int(fused["index"])].mixer
     rows = tensor.shape[0]
-    if (mlp := fused["module"].removesuffix(".gate_up_proj")) != fused["module"]:
+    part_of, _, joined = fused["module"].rpartition(".")
+    if joined != "qkv_proj":
         half = rows // 2
         if rows % 2:
             raise CheckpointError(f"{path}: tensor {tensor.name!r} has {rows} rows, not an even number for gate and up")
-        parts = {f"{mlp}.gate_proj": np.arange(half), f"{mlp}.up_proj": np.arange(half, rows)}
+        first, second = ("up", "gate") if joined == "up_gate_proj" else ("gate", "up")
+        parts = {f"{part_of}.{first}_proj": np.arange(half), f"{part_of}.{second}_proj": np.arange(half, rows)}
     else:
         assert isinstance(mixer, Attention)
         wanted = (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim

@@ -146,7 +146,16 @@ def _facts(inspection: Inspection, tokenizer: Tokenizer | TokenizerError, config
 
 def _sizes(model: ModelConfig) -> Facts:
     """Under the names of SIZES."""
-    from llmjax.models import Attention, Experts, GatedDelta, LightningAttention, Mamba2, ShortConvolution
+    from llmjax.models import (
+        Attention,
+        ChannelDelta,
+        Experts,
+        GatedDelta,
+        LightningAttention,
+        Mamba,
+        Mamba2,
+        ShortConvolution,
+    )
 
     found: Facts = {"layers": model.num_layers, "hidden size": model.hidden_size}
     for layer in model.layers:
@@ -154,8 +163,10 @@ def _sizes(model: ModelConfig) -> Facts:
             found |= {"recurrent heads": layer.beside.heads}
         if isinstance(mixer := layer.mixer, GatedDelta):
             found |= {"recurrent heads": mixer.value_heads}
-        elif isinstance(mixer, Mamba2 | LightningAttention):
+        elif isinstance(mixer, ChannelDelta | Mamba2 | LightningAttention):
             found |= {"recurrent heads": mixer.heads}
+        elif isinstance(mixer, Mamba):
+            found |= {"recurrent channels": mixer.inner}
         elif not isinstance(mixer, ShortConvolution):
             found["heads"] = mixer.heads
         if isinstance(mixer, Attention):

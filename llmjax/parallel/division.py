@@ -17,12 +17,14 @@ from llmjax.errors import ConfigError
 from llmjax.models import (
     MLP,
     Attention,
+    ChannelDelta,
     Experts,
     GatedDelta,
     GatedMLP,
     LatentAttention,
     LayerSpec,
     LightningAttention,
+    Mamba,
     Mamba2,
     ModelConfig,
     ShortConvolution,
@@ -31,7 +33,7 @@ from llmjax.models.layers.layer import FeedForward, Mixer
 from llmjax.parallel.shares import NOTHING, HeadShares, Share, even_share, inner_share, of_entries, spread_share
 
 LAYER = re.compile(r"\.layers\.(\d+)\.")
-UNDIVIDED = ShortConvolution | LightningAttention
+UNDIVIDED = ShortConvolution | LightningAttention | Mamba | ChannelDelta
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +70,12 @@ class Division:
         said = f"tensor_parallel_size {self.devices}"
         if any(isinstance(mixer, Attention) and mixer.qk_norm_over == "all heads" for mixer in mixers):
             raise ConfigError(f"{said}: attention with norms over all heads cannot be divided yet")
+        if any(isinstance(mixer, Attention) and mixer.o_norm is not None for mixer in mixers):
+            raise ConfigError(f"{said}: norms before the last product of a half cannot be divided yet")
         if any(isinstance(mixer, UNDIVIDED) for mixer in mixers):
-            raise ConfigError(f"{said}: short convolutions and lightning attention cannot be divided yet")
+            raise ConfigError(
+                f"{said}: short convolutions, lightning attention, Mamba and Kimi's delta rule cannot be divided yet"
+            )
         spaces = [mixer for mixer in mixers if isinstance(mixer, Mamba2)]
         if any(self._norm_is_cut(mixer) and mixer.groups > 1 for mixer in spaces):
             raise ConfigError(f"{said}: state spaces with norms of several groups are divided by whole groups alone")

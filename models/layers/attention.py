@@ -37,6 +37,7 @@ class Attention:
     v_norm: RMS | None = None  # of v
     chunk: int | None = None  # a query sees the keys of its chunk of so many tokens; None: there are none
     sharpened: Sharpening | None = None  # queries by their positions
+    o_norm: RMS | None = None  # of what all heads have found, before ``o``
     reads_only: bool = False  # keys and values are those that another layer has stored, see `LayerSpec`
 
     name: ClassVar[str] = "self_attn"
@@ -54,7 +55,8 @@ class Attention:
         normed = self.qk_norm is None or (
             isinstance(self.qk_norm, RMS) and self.qk_norm_over == "head" and self.qk_norm_first
         )
+        plain_result = self.o_norm is None
         own_values = not self.values_of_keys and self.v_norm is None and not self.reads_only
         plain_queries = not self.gated and self.sharpened is None and self.chunk is None
         plain = own_values and plain_queries and not self.sinks and self.clip is None and self.slopes is None
-        return normed and plain
+        return normed and plain and plain_result

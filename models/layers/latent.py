@@ -21,7 +21,7 @@ class LatentAttention:
     rope_dim: int  # entries of a query that meet the rotated key, which all heads share
     value_dim: int
     scale: float  # of the logits
-    rope: RopeConfig  # of ``rope_dim`` entries
+    rope: RopeConfig | None  # of ``rope_dim`` entries; None: they are not rotated
     norm: RMS  # of the latent vectors
     bias: bool = False  # of what makes latent vectors, and of o
 

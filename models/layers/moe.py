@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
+from llmjax.kernels.activations import NORMAL_CDF
 from llmjax.models.layers.norm import RMS
 
-AS_GATE = MappingProxyType({"relu2": "relu"})
+AS_GATE = MappingProxyType({"relu2": "relu", "gelu": NORMAL_CDF})
 """Activations f for which f(x) is g(x) x, by which kernels that gate compute experts that do not: each with g."""
 
 
@@ -52,6 +53,7 @@ class Experts:
     groups: ExpertGroups | None = None
     shared: SharedExpert | None = None
     no_share: float = NO_SHARE  # added to the sum that shares are divided by
+    out_bias: bool = False  # of what the experts make together
     bias: bool = False  # of the router, and of each expert's projections
     gated: bool = True  # False: experts, the shared one too, are ``down(activation(up(n)))``
     latent: int | None = None  # entries of what experts are given and return; None: those of the residual stream

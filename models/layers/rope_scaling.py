@@ -192,6 +192,15 @@ def _ntk_alpha(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
     return _Scaled(_base(parameters, dim) * stretch ** (-np.arange(0, dim, 2, dtype=np.float64) / dim))
 
 
+def _ntk(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
+    # gte's (https://kexue.fm/archives/9706): fixed, or mixed with an exponent b, however long a sequence is.
+    factor, exponent = parameters.number("factor"), parameters.optional_number("mixed_b")
+    inv = _base(parameters, dim)
+    if exponent is None:
+        return _Scaled(inv * factor ** (-(np.arange(0, dim, 2, dtype=np.float64) + 2) / dim))
+    return _Scaled(inv * factor ** -((np.arange(1, dim // 2 + 1) / (dim / 2)) ** exponent))
+
+
 def _llama3(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
     inv = _base(parameters, dim)
     low, high = parameters.number("low_freq_factor"), parameters.number("high_freq_factor")
@@ -270,6 +279,7 @@ _RULES = {
     "linear": _Rule(_linear, ("factor",)),
     "dynamic": _Rule(_dynamic, ("factor",)),
     "ntk_alpha": _Rule(_ntk_alpha, ("alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")),
+    "ntk": _Rule(_ntk, ("factor", "mixed_b")),
     "llama3": _Rule(_llama3, ("factor", "low_freq_factor", "high_freq_factor")),
     "yarn": _Rule(_yarn, _YARN_KEYS),
     "longrope": _LONGROPE,

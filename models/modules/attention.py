@@ -64,6 +64,7 @@ class AttentionModule(nnx.Module):
         self.o_proj = Linear(q_size, size, bias=spec.o_bias, dtype=dtype, axes=("hidden", "heads"))
         self.sinks = parameter((spec.heads,), jnp.float32, axes=("heads",)) if spec.sinks else None
         self.q_norm = _norm_of(spec, spec.heads, "heads")
+        self.o_norm = None if spec.o_norm is None else build_norm(spec.o_norm, q_size)
 
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
         """[T, D] to [T, D], and the pages with the tokens' keys and values stored."""
@@ -107,7 +108,8 @@ class AttentionModule(nnx.Module):
             slopes=None if spec.slopes is None else own_part(jnp.asarray(spec.slopes, jnp.float32), "heads"),
         )
         out = out.reshape(len(n), -1)
-        return out if gate is None else out * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(out.dtype), pages
+        out = out if gate is None else out * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(out.dtype)
+        return normed(out, self.o_norm), pages
 
     def placed(self, x: jax.Array, norm: NormModule | None, context: Context) -> jax.Array:
         """Queries or keys [T, H, h], clipped, normed and rotated."""
@@ -163,7 +165,7 @@ class AttentionModule(nnx.Module):
 
 class SteppedAttentionModule(AttentionModule):
     """Attention that the fused kernels do not have: gates, sinks, clipped entries, ALiBi, other norms of q and k,
-    values that are normed or are keys, chunks, and keys of another layer."""
+    values that are normed or are keys, chunks, norms behind heads, and keys of another layer."""
 
     half: ClassVar[Operation] = Operation("attention half", (Implementation("in steps", mixed),))
 

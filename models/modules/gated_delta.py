@@ -64,7 +64,7 @@ class GatedDeltaModule(nnx.Module):
         x, recent = self.conv1d(x, state, batch)
         keys = heads * spec.key_dim
         q, k, v = _split(ACTIVATIONS[spec.activation](x), (keys, keys, x.shape[-1] - 2 * keys))
-        q, k = (_normed(part.reshape(tokens, heads, -1)) for part in (q, k))
+        q, k = (of_length_one(part.reshape(tokens, heads, -1)) for part in (q, k))
         decay = -jnp.exp(self.A_log.get_value()) * jax.nn.softplus(a.reshape(tokens, -1) + self.dt_bias.get_value())
         read, memory = gated_delta(
             q * spec.key_dim**-0.5,
@@ -106,6 +106,6 @@ def _split(x: jax.Array, sizes: tuple[int, ...]) -> list[jax.Array]:
     return jnp.split(x, ends, axis=-1)
 
 
-def _normed(x: jax.Array) -> jax.Array:
+def of_length_one(x: jax.Array) -> jax.Array:
     """Vectors of length one."""
     return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + L2_EPS)

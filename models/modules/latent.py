@@ -83,8 +83,9 @@ class LatentAttentionModule(nnx.Module):
         key = jnp.expand_dims(latent[:, spec.kv_rank :], 1)  # [T, 1, rope_dim]
         latent = jnp.expand_dims(self.kv_a_layernorm(latent[:, : spec.kv_rank]), 1)  # [T, 1, kv_rank]
         turned = queries[..., spec.nope_dim :]
-        if context.rotation is not None:
-            turned, key = (rotate(x, context.rotation, interleaved=spec.rope.interleaved) for x in (turned, key))
+        if spec.rope is not None and context.rotation is not None:
+            interleaved = spec.rope.interleaved
+            turned, key = (rotate(x, context.rotation, interleaved=interleaved) for x in (turned, key))
         met = _by_head("thn,hnr->thr", queries[..., : spec.nope_dim], of_keys)
         found, pages = attend(
             jnp.concatenate((met, turned), -1),

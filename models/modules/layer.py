@@ -12,12 +12,14 @@ from flax import nnx
 
 from llmjax.kernels.sharding import all_sum
 from llmjax.models.layers.attention import Attention
+from llmjax.models.layers.channel_delta import ChannelDelta
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.convolution import ShortConvolution
 from llmjax.models.layers.gated_delta import GatedDelta
 from llmjax.models.layers.latent import Indexer, LatentAttention
 from llmjax.models.layers.layer import FeedForward, LayerSpec, Mixer
 from llmjax.models.layers.lightning import LightningAttention
+from llmjax.models.layers.mamba import Mamba
 from llmjax.models.layers.mamba2 import Mamba2
 from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import Experts
@@ -25,11 +27,13 @@ from llmjax.models.layers.residual import NormedStream, Parallel, PostNorm, TwoM
 from llmjax.models.layers.state import LayerState
 from llmjax.models.modules.altup import AltUpModule, LowRankModule
 from llmjax.models.modules.attention import attention_module
+from llmjax.models.modules.channel_delta import ChannelDeltaModule
 from llmjax.models.modules.convolution import ShortConvolutionModule
 from llmjax.models.modules.gated_delta import GatedDeltaModule
 from llmjax.models.modules.indexer import IndexerModule
 from llmjax.models.modules.latent import LatentAttentionModule
 from llmjax.models.modules.lightning import LightningAttentionModule
+from llmjax.models.modules.mamba import MambaModule
 from llmjax.models.modules.mamba2 import Mamba2Module
 from llmjax.models.modules.mlp import MLPModule, gated_mlp_module
 from llmjax.models.modules.moe import ExpertsModule
@@ -166,8 +170,10 @@ MODULES: Mapping[type, Callable[..., nnx.Module]] = MappingProxyType(
         Attention: attention_module,
         LatentAttention: LatentAttentionModule,
         Indexer: IndexerModule,
+        ChannelDelta: ChannelDeltaModule,
         GatedDelta: GatedDeltaModule,
         LightningAttention: LightningAttentionModule,
+        Mamba: MambaModule,
         Mamba2: Mamba2Module,
         ShortConvolution: ShortConvolutionModule,
         GatedMLP: gated_mlp_module,

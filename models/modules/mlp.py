@@ -13,9 +13,10 @@ from llmjax.kernels.blocks import MLPWeights
 from llmjax.kernels.cpu import blocks as cpu
 from llmjax.kernels.registry import Implementation, Operands, Operation
 from llmjax.models.layers.context import Context
-from llmjax.models.layers.mlp import MLP, GatedMLP
+from llmjax.models.layers.mlp import MLP, XIELU, GatedMLP
 from llmjax.models.modules.linear import Linear
-from llmjax.models.modules.norm import NormModule, kernel_norm
+from llmjax.models.modules.norm import NormModule, build_norm, kernel_norm
+from llmjax.models.modules.parameter import parameter
 from llmjax.models.modules.residual import fed_forward
 
 
@@ -63,7 +64,9 @@ class GatedMLPModule(InnerModule):
         self.spec = spec
         self.gate_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype, axes=("inner", "hidden"))
         self.up_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype, axes=("inner", "hidden"))
-        self.down_proj = Linear(spec.inner, size, bias=spec.bias, dtype=dtype, axes=("hidden", "inner"))
+        of_down = spec.bias if spec.down_bias is None else spec.down_bias
+        self.down_proj = Linear(spec.inner, size, bias=of_down, dtype=dtype, axes=("hidden", "inner"))
+        self.down_norm = None if spec.down_norm is None else build_norm(spec.down_norm, spec.inner)
 
     def inner(self, n: jax.Array) -> jax.Array:
         """What ``down_proj`` is given, [T, inner]."""
@@ -72,7 +75,8 @@ class GatedMLPModule(InnerModule):
         if self.spec.cutoff is not None:
             gate = jax.nn.relu(gate - gate.mean(-1, keepdims=True) - self.spec.cutoff * gate.std(-1, keepdims=True))
         gate = ACTIVATIONS[self.spec.activation](gate)
-        return gate.astype(n.dtype) * self.up_proj(n)
+        inner = gate.astype(n.dtype) * self.up_proj(n)
+        return inner if self.down_norm is None else self.down_norm(inner)
 
     def weights(self, before: NormModule | None, after: NormModule | None) -> MLPWeights:
         """As kernels take them."""
@@ -86,14 +90,14 @@ class GatedMLPModule(InnerModule):
 
 
 class SteppedGatedMLPModule(GatedMLPModule):
-    """A gated MLP that the fused kernels do not have: a scale of what the activation is given, or a cutoff."""
+    """A gated MLP that the fused kernels do not have: a scale of what the activation is given, a cutoff, or a norm."""
 
     half: ClassVar[Operation] = Operation("gated MLP", (Implementation("in steps", fed_forward),))
 
 
 def gated_mlp_module(spec: GatedMLP, size: int, *, dtype: jnp.dtype) -> GatedMLPModule:
     """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
-    plain = spec.gate_scale == 1 and spec.cutoff is None
+    plain = spec.gate_scale == 1 and spec.cutoff is None and spec.down_norm is None
     return (GatedMLPModule if plain else SteppedGatedMLPModule)(spec, size, dtype=dtype)
 
 
@@ -106,7 +110,30 @@ class MLPModule(InnerModule):
         self.spec = spec
         self.up_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype, axes=("inner", "hidden"))
         self.down_proj = Linear(spec.inner, size, bias=spec.bias, dtype=dtype, axes=("hidden", "inner"))
+        self.act_fn = XIELUModule() if spec.activation == XIELU else None
 
     def inner(self, n: jax.Array) -> jax.Array:
         """What ``down_proj`` is given, [T, inner]."""
-        return ACTIVATIONS[self.spec.activation](self.up_proj(n).astype(jnp.float32)).astype(n.dtype)
+        function = ACTIVATIONS[self.spec.activation] if self.act_fn is None else self.act_fn
+        return function(self.up_proj(n).astype(jnp.float32)).astype(n.dtype)
+
+
+class XIELUModule(nnx.Module):
+    """``a x² + b x`` above 0, ``c (exp(min(x, eps)) - 1 - x) + b x`` below, with a and c made of what is learned.
+
+    Formula: Hugging Face's ``XIELUActivation``.
+    """
+
+    def __init__(self) -> None:
+        self.alpha_p = parameter((1,), jnp.float32, axes=(None,))
+        self.alpha_n = parameter((1,), jnp.float32, axes=(None,))
+        self.beta = parameter((), jnp.float32, axes=())
+        self.eps = parameter((), jnp.float32, axes=())
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f32 of any shape to the same."""
+        beta = self.beta.get_value()
+        above = jax.nn.softplus(self.alpha_p.get_value())
+        below = beta + jax.nn.softplus(self.alpha_n.get_value())
+        curved = jnp.where(x > 0, above * jnp.square(x), below * (jnp.expm1(jnp.minimum(x, self.eps.get_value())) - x))
+        return curved + beta * x

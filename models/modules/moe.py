@@ -39,7 +39,6 @@ class ExpertsModule(nnx.Module):
     # Positional: x, module, before, after, context. Static: residual.
     half: ClassVar[Operation] = Operation("mixture of experts", (Implementation("in steps", fed_forward),))
     divided: ClassVar[str] = "inner"  # the columns of each expert's ``down_proj``, or whole experts
-    last_bias: ClassVar[None] = None
 
     def __init__(self, spec: Experts, size: int, *, dtype: jnp.dtype) -> None:
         router, self.spec = jnp.dtype(jnp.float32), spec
@@ -65,6 +64,17 @@ class ExpertsModule(nnx.Module):
 
     def __call__(self, n: jax.Array, context: Context) -> jax.Array:
         """[T, D] to [T, D]."""
+        out = self.partial(n, context)
+        return out if self.last_bias is None else out + self.last_bias.astype(out.dtype)
+
+    @property
+    def last_bias(self) -> jax.Array | None:
+        """What `partial` leaves out, [D]."""
+        bias = self.experts.bias
+        return None if bias is None else bias.get_value()
+
+    def partial(self, n: jax.Array, context: Context) -> jax.Array:
+        """`__call__` without the bias of all, which is linear in the last products."""
         chosen, shares = self.route(n)
         # Tokens of padding all choose alike: they would make one group of choices as large as all others.
         real = jnp.arange(len(n)) < context.batch.query_start[-1]
@@ -91,10 +101,6 @@ class ExpertsModule(nnx.Module):
                 added = jax.nn.sigmoid(score).astype(n.dtype) * added
             out = out + added
         return out
-
-    def partial(self, n: jax.Array, context: Context) -> jax.Array:
-        """`__call__`, which is linear in the last products."""
-        return self(n, context)
 
     def _own(self, chosen: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The choices by their places in this device's stacks; those of other devices' experts have no share."""
@@ -164,6 +170,7 @@ class Stacks(nnx.Module):
         self.gate_proj = gate
         self.up_proj = Stack(spec, size, spec.inner, dtype=dtype, axes=("inner", "hidden"))
         self.down_proj = Stack(spec, spec.inner, size, dtype=dtype, axes=("hidden", "inner"))
+        self.bias = parameter((size,), jnp.float32, axes=(None,)) if spec.out_bias else None
 
     @property
     def weights(self) -> ExpertWeights:

@@ -14,7 +14,18 @@ from llmjax.errors import InvalidRequest
 
 GOLDEN = Path(__file__).parent / "golden" / "pooling"
 DECODERS = ["qwen3-embedding", "llama-mean", "qwen2-labels", "qwen3-reranker"]
-ENCODERS = ["bert", "bert-cls", "xlm-roberta", "xlm-roberta-labels", "modernbert", "modernbert-labels", "nomic-bert"]
+ENCODERS = [
+    "bert",
+    "bert-cls",
+    "xlm-roberta",
+    "xlm-roberta-labels",
+    "modernbert",
+    "modernbert-labels",
+    "nomic-bert",
+    "nomic-bert-moe",
+    "gte",
+    "gte-labels",
+]
 BOTH_SIDES = ["gemma-embedding", "qwen2-both-sides"]  # decoders whose tokens see those behind them
 # Of checkpoints whose files do not say what is made of them.
 OVERRIDES: dict[str, dict[str, Any]] = {

@@ -9,8 +9,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gguf import MODEL_ARCH_NAMES
-
 from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
 from llmjax.models.registry import FAMILIES
 from tests.checkpoint.gguf import test_encoders, test_families
@@ -24,6 +22,7 @@ POOLED = ROOT / "tests" / "engine" / "golden" / "pooling"
 
 # The best-known checkpoint of each architecture, as the hub names it.
 BEST_KNOWN: Mapping[str, str] = {
+    "ApertusForCausalLM": "swiss-ai/Apertus-8B-Instruct-2509",
     "ArceeForCausalLM": "arcee-ai/AFM-4.5B",
     "GlmMoeDsaForCausalLM": "zai-org/GLM-5",
     "Glm4MoeLiteForCausalLM": "zai-org/GLM-4.7-Flash",
@@ -36,6 +35,7 @@ BEST_KNOWN: Mapping[str, str] = {
     "BertForMaskedLM": "google-bert/bert-base-uncased",
     "BertForSequenceClassification": "cross-encoder/ms-marco-MiniLM-L6-v2",
     "BertModel": "BAAI/bge-small-en-v1.5",
+    "BitNetForCausalLM": "microsoft/bitnet-b1.58-2B-4T",
     "BloomForCausalLM": "bigscience/bloomz-1b1",
     "ChatGLMForConditionalGeneration": "zai-org/chatglm3-6b",
     "ChatGLMModel": "zai-org/glm-4-9b-chat",
@@ -53,6 +53,7 @@ BEST_KNOWN: Mapping[str, str] = {
     "ExaoneForCausalLM": "LGAI-EXAONE/EXAONE-3.5-2.4B-Instruct",
     "FalconForCausalLM": "tiiuae/falcon-7b-instruct",
     "FalconH1ForCausalLM": "tiiuae/Falcon-H1-0.5B-Instruct",
+    "FalconMambaForCausalLM": "tiiuae/falcon-mamba-7b-instruct",
     "GPT2LMHeadModel": "openai-community/gpt2",
     "GPTBigCodeForCausalLM": "bigcode/starcoder",
     "GPTJForCausalLM": "EleutherAI/gpt-j-6b",
@@ -70,15 +71,19 @@ BEST_KNOWN: Mapping[str, str] = {
     "GraniteMoeForCausalLM": "ibm-granite/granite-3.1-1b-a400m-instruct",
     "GraniteMoeHybridForCausalLM": "ibm-granite/granite-4.0-h-micro",
     "GraniteMoeSharedForCausalLM": "ibm-research/moe-7b-1b-active-shared-experts",
+    "GteModel": "Snowflake/snowflake-arctic-embed-m-v2.0",
     "HunYuanDenseV1ForCausalLM": "tencent/Hunyuan-1.8B-Instruct",
     "HunYuanMoEV1ForCausalLM": "tencent/Hunyuan-A13B-Instruct",
     "InternLM2ForCausalLM": "internlm/internlm2_5-7b-chat",
     "InternLM3ForCausalLM": "internlm/internlm3-8b-instruct",
+    "JambaForCausalLM": "ai21labs/AI21-Jamba-Reasoning-3B",
+    "KimiLinearForCausalLM": "moonshotai/Kimi-Linear-48B-A3B-Instruct",
     "Lfm2ForCausalLM": "LiquidAI/LFM2-1.2B",
     "Lfm2MoeForCausalLM": "LiquidAI/LFM2-8B-A1B",
     "Llama4ForCausalLM": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "LlamaForCausalLM": "meta-llama/Llama-3.2-1B-Instruct",
     "MPTForCausalLM": "mosaicml/mpt-7b-chat",
+    "MambaForCausalLM": "state-spaces/mamba-2.8b-hf",
     "Mamba2ForCausalLM": "mistralai/Mamba-Codestral-7B-v0.1",
     "MiniCPM3ForCausalLM": "openbmb/MiniCPM3-4B",
     "MiniCPMForCausalLM": "openbmb/MiniCPM4-0.5B",
@@ -86,6 +91,7 @@ BEST_KNOWN: Mapping[str, str] = {
     "MiniMaxM1ForCausalLM": "MiniMaxAI/MiniMax-M1-40k",
     "MiniMaxText01ForCausalLM": "MiniMaxAI/MiniMax-Text-01",
     "MiniMaxM2ForCausalLM": "MiniMaxAI/MiniMax-M2",
+    "MinistralForCausalLM": "mistralai/Ministral-8B-Instruct-2410",
     "MistralForCausalLM": "mistralai/Mistral-7B-Instruct-v0.3",
     "MixtralForCausalLM": "mistralai/Mixtral-8x7B-Instruct-v0.1",
     "ModernBertForMaskedLM": "answerdotai/ModernBERT-base",
@@ -93,6 +99,9 @@ BEST_KNOWN: Mapping[str, str] = {
     "ModernBertModel": "Alibaba-NLP/gte-modernbert-base",
     "MptForCausalLM": "mosaicml/mpt-7b-instruct",
     "NemotronHForCausalLM": "nvidia/Nemotron-H-8B-Base-8K",
+    "NewForSequenceClassification": "Alibaba-NLP/gte-multilingual-reranker-base",
+    "NewForTokenClassification": "Alibaba-NLP/gte-multilingual-base",
+    "NewModel": "Alibaba-NLP/gte-base-en-v1.5",
     "NomicBertModel": "nomic-ai/nomic-embed-text-v1.5",
     "OPTForCausalLM": "facebook/opt-1.3b",
     "Olmo2ForCausalLM": "allenai/OLMo-2-0425-1B-Instruct",
@@ -188,7 +197,7 @@ def _lines() -> Iterator[str]:
     for name, architecture in ARCHITECTURES.items():
         named.setdefault(architecture.hf_class, []).append(name)
     for name, checkpoints in converted.items():  # some of llama.cpp's names stand for several architectures
-        own = [MODEL_ARCH_NAMES[{**conversions, **encoders}[checkpoint].arch] for checkpoint in checkpoints]
+        own = [{**conversions, **encoders}[checkpoint].name for checkpoint in checkpoints]
         named[name] = list(dict.fromkeys([*named.get(name, ()), *own]))
     yield INTRODUCTION
     for name in sorted(FAMILIES, key=str.lower):

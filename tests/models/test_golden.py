@@ -10,6 +10,7 @@ import pytest
 
 from llmjax.kernels.cpu.library import library
 from llmjax.models import abstract_model, model_config
+from tests.models.conftest import GOLDEN
 
 CHECKPOINTS = [
     "llama",
@@ -73,6 +74,7 @@ MORE = [
     "gpt-oss",
     "lfm2",
     "lfm2-moe",
+    "mamba",
     "mamba2",
     "granite4",
     "bamba",
@@ -123,6 +125,11 @@ VARIANTS = [
     "ministral3",
     "glm4-moe-lite",
     "glm-moe-dsa",
+    "apertus",
+    "falcon-mamba",
+    "jamba",
+    "kimi-linear",
+    "bitnet",
 ]
 ROPES = [
     ("llama", "rope-linear"),
@@ -208,6 +215,28 @@ def test_checkpoints_hold_what_models_need(golden: Any, name: str) -> None:
     config = model_config(checkpoint.config)
     shapes = abstract_model(config, dtype=jnp.dtype("float32"), activation_dtype=jnp.dtype("float32"))[1]
     assert {key: values.shape for key, values in checkpoint.params.items()} == {k: v.shape for k, v in shapes.items()}
+
+
+GREEDY = [
+    *("apertus", "bitnet", "deepseek-v32-sparse", "falcon-mamba", "gemma3n", "gemma4", "glm-moe-dsa", "jamba"),
+    *("kimi-linear", "mamba", "ministral3", "qwen3_5"),
+]
+PROMPT, WHOLE = 8, 72
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GREEDY)
+def test_greedy_continuations_of_64_tokens(golden: Any, stepper: Any, name: str) -> None:
+    checkpoint = golden(name)
+    expected = np.load(GOLDEN / name / "greedy.npy")
+    engine = stepper(checkpoint.config, checkpoint.params, max_len=80, num_pages=128)
+    tokens = expected[:PROMPT].tolist()
+    request = engine.add(tokens)
+    while len(tokens) < WHOLE:
+        (logits,) = engine.step([(request, min(len(tokens) - request.done, ROWS))], bucket=ROWS, rows=ROWS)
+        if request.done == len(tokens):
+            tokens.append(int(logits[-1].argmax()))
+    assert tokens == expected.tolist()
 
 
 @pytest.mark.parametrize("name", MORE)

@@ -18,6 +18,8 @@ from llmjax.models import (
     MLP,
     RMS,
     Attention,
+    ChannelDelta,
+    Dense,
     ExpertGroups,
     Experts,
     GatedDelta,
@@ -27,6 +29,7 @@ from llmjax.models import (
     LayerSpec,
     LearnedPositions,
     LightningAttention,
+    Mamba,
     Mamba2,
     Parallel,
     PostNorm,
@@ -63,6 +66,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "BaichuanForCausalLM": {"num_key_value_heads": 4},
     "ChatGLMForConditionalGeneration": CHATGLM,
     "ChatGLMModel": CHATGLM,
+    "ApertusForCausalLM": {"rope_scaling": None},
     "BambaForCausalLM": {"mamba_n_heads": 8},
     "DbrxForCausalLM": {"num_key_value_heads": 2},
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 0},
@@ -73,6 +77,7 @@ NEEDED: dict[str, dict[str, Any]] = {
         "num_local_experts": 0,
         "position_embedding_type": "rope",
     },
+    "KimiLinearForCausalLM": {"num_key_value_heads": 4},
     "MiniCPMForCausalLM": {"head_dim": None},
     "DeepseekForCausalLM": {"n_routed_experts": 8, "num_experts_per_tok": 2},
     "DeepseekV3ForCausalLM": {"num_key_value_heads": 4, "qk_rope_head_dim": 16},
@@ -591,7 +596,7 @@ def test_longrope_does_not_depend_on_what_is_served() -> None:
         (
             {"architectures": ["FooForCausalLM"]},
             "architecture 'FooForCausalLM' is not supported; if it is BloomForCausalLM under another name, "
-            'set hf_overrides to {"architectures": ["BloomForCausalLM"]}; supported are Arcee',
+            'set hf_overrides to {"architectures": ["BloomForCausalLM"]}; supported are Apertus',
         ),
         ({"architectures": ["LlamaVision"], "model_type": "llama"}, "architecture 'LlamaVision' is not supported"),
         ({"architectures": [7]}, "architecture 7 is not supported"),
@@ -1095,6 +1100,113 @@ def test_qwen3_5() -> None:
     assert nested is not None and model_config(nested).ropes[0].rotary_dim == 64
 
 
+def test_text_models_whose_positions_have_axes() -> None:
+    """Vision models of Qwen: their text models are the plain ones, in older files flat."""
+    rope = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    flat = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "rope_scaling": rope}
+    text = text_config({**flat, "rope_theta": 1e6, "vision_config": {"depth": 2}})
+    assert text is not None and "vision_config" not in text
+    assert model_config(text) == model_config({"architectures": ["Qwen2ForCausalLM"], "rope_theta": 1e6})
+    rope = {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True, "rope_theta": 5e6}
+    inner = {"model_type": "qwen3_vl_moe_text", "rope_parameters": rope, "head_dim": 128}
+    text = text_config({"architectures": ["Qwen3VLMoeForConditionalGeneration"], "text_config": inner})
+    plain = {"architectures": ["Qwen3MoeForCausalLM"], "rope_theta": 5e6, "head_dim": 128}
+    assert text is not None and model_config(text) == model_config(plain)
+    kimi = {"architectures": ["KimiK25ForConditionalGeneration"], "text_config": {"model_type": "kimi_k2"}}
+    text = text_config(kimi)
+    assert text is not None and model_config(text).architecture == "DeepseekV3ForCausalLM"
+
+
+def test_kimi_linear() -> None:
+    """As published: layers count from 1."""
+    own = {
+        "full_attn_layers": [2, 4],
+        "kda_layers": [1, 3],
+        "head_dim": 16,
+        "num_heads": 3,
+        "short_conv_kernel_size": 3,
+    }
+    keys = {
+        "model_type": "kimi_linear",
+        "num_hidden_layers": 4,
+        "linear_attn_config": own,
+        "num_experts": 8,
+        "num_experts_per_token": 3,
+        "num_shared_experts": 1,
+        "moe_router_activation_func": "sigmoid",
+        "first_k_dense_replace": 1,
+        "mla_use_nope": True,
+        "model_max_length": 4096,
+        "head_dim": 72,
+    }
+    got = model_config(keys)
+    assert [type(layer.mixer) for layer in got.layers] == [ChannelDelta, LatentAttention] * 2
+    assert got.layers[0].mixer == ChannelDelta(heads=3, head_dim=16, width=3, activation="silu", norm=RMS(1e-5))
+    assert got.layers[1].mixer.rope is None and got.max_position == 4096
+    assert [type(layer.feed_forward) for layer in got.layers] == [GatedMLP, Experts, Experts, Experts]
+    for wrong, message in (
+        ({"linear_attn_config": {**own, "kda_layers": [1, 2]}}, "full_attn_layers"),
+        ({"mla_use_nope": False}, "mla_use_nope"),
+        ({"moe_router_activation_func": "softmax"}, "moe_router_activation_func"),
+    ):
+        with pytest.raises(UnsupportedModel, match=message):
+            model_config({**keys, **wrong})
+
+
+def test_state_spaces_of_channels() -> None:
+    got = model_config({"model_type": "falcon_mamba", "hidden_size": 64, "expand": 16, "intermediate_size": 128})
+    assert got.layers[0].mixer == Mamba(
+        inner=128, state_dim=16, rank=4, width=4, activation="silu", norm=RMS(1e-6, weighted=False)
+    )
+    plain = model_config({"model_type": "mamba", "hidden_size": 40, "use_bias": True, "time_step_rank": 5})
+    assert plain.layers[0].mixer == Mamba(
+        inner=80, state_dim=16, rank=5, width=4, activation="silu", norm=None, bias=True
+    )
+    jamba = model_config(
+        {"model_type": "jamba", "num_hidden_layers": 6, "attn_layer_period": 3, "attn_layer_offset": 1}
+    )
+    assert [type(layer.mixer) for layer in jamba.layers] == [Mamba, Attention, Mamba] * 2
+    assert [type(layer.feed_forward) for layer in jamba.layers] == [GatedMLP, Experts] * 3
+    dense = model_config({"model_type": "jamba", "num_experts": 1})
+    assert {type(layer.feed_forward) for layer in dense.layers} == {GatedMLP}
+    with pytest.raises(UnsupportedModel, match="attn_layer_offset"):
+        model_config({"model_type": "jamba", "attn_layer_offset": 8})
+
+
+def test_apertus() -> None:
+    """Its rope is Llama 3's where no key says another."""
+    plain = model_config({"model_type": "apertus", "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}})
+    assert plain.layers[0].feed_forward == MLP(inner=14336, activation="xielu", bias=False)
+    assert plain.ropes != model_config({"model_type": "apertus"}).ropes
+    with pytest.raises(UnsupportedModel, match="hidden_act"):
+        model_config({"model_type": "apertus", "hidden_act": "silu"})
+
+
+def test_gte() -> None:
+    """Its own way to stretch positions: https://kexue.fm/archives/9706, equations 6 and 10 to 13."""
+    keys = {"model_type": "new", "rope_theta": 5e5, "max_position_embeddings": 8192}
+    got = model_config({**keys, "rope_scaling": {"type": "ntk", "factor": 2.0}})
+    plain = np.array(model_config(keys).ropes[0].inv_freq)
+    steps = np.arange(len(plain))
+    assert got.max_position == 8192 and got.layers[0].feed_forward.down_bias
+    np.testing.assert_allclose(got.ropes[0].inv_freq, (2 * 5e5) ** (-steps / 32) / 2 ** (2 / 64), rtol=1e-6)
+    mixed = model_config({**keys, "rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.6}})
+    by = np.exp(np.log(2.0) / 32**0.6 * (steps + 1) ** 0.6)
+    np.testing.assert_allclose(mixed.ropes[0].inv_freq, plain / by, rtol=1e-6)
+    with pytest.raises(UnsupportedModel, match="logn_attention_scale"):
+        model_config({**keys, "logn_attention_scale": True})
+
+
+def test_reward_models() -> None:
+    made = model_config({"architectures": ["Qwen2ForProcessRewardModel"], "hidden_size": 64, "num_labels": 2}).pooler
+    assert made is not None and made.task == "classify" and made.activation == "identity"
+    assert made.dense == (Dense(size=64, activation="relu"), Dense(size=2))
+    made = model_config({"architectures": ["InternLM2ForRewardModel"]}).pooler
+    assert made is not None and made.dense == (Dense(size=1, bias=False),)
+    labels = model_config({"architectures": ["Gemma3TextForSequenceClassification"], "num_labels": 3}).pooler
+    assert labels is not None and labels.dense == (Dense(size=3, bias=False),)
+
+
 ENCODERS = ("Model", "ForMaskedLM", "ForSequenceClassification")
 # Families whose layers here have windows, and so no scaling.
 WINDOWS = {"Gemma3ForCausalLM", "Gemma3nForCausalLM", *(f"ModernBert{end}" for end in ENCODERS)}
@@ -1124,6 +1236,8 @@ PARTLY_ROTATED = {
     "Cohere2ForCausalLM",
     "Exaone4ForCausalLM",
     "GraniteMoeHybridForCausalLM",
+    "JambaForCausalLM",
+    "KimiLinearForCausalLM",
     "Llama4ForCausalLM",
     "NemotronHForCausalLM",
     "SmolLM3ForCausalLM",
@@ -1131,7 +1245,11 @@ PARTLY_ROTATED = {
 # Families with positions elsewhere.
 ROPELESS = {
     *(f"{name}{end}" for name in ("Bert", "Roberta", "XLMRoberta") for end in ENCODERS),
+    "FalconMambaForCausalLM",
+    "JambaForCausalLM",
+    "KimiLinearForCausalLM",
     "Mamba2ForCausalLM",
+    "MambaForCausalLM",
     "NemotronHForCausalLM",
     "BaichuanForCausalLM",  # of this size
     "BloomForCausalLM",
@@ -1177,7 +1295,7 @@ def test_any_config_is_read_or_refused(family: str, keys: Any, scaling: Any, max
         if isinstance(attention, GatedDelta):
             assert attention.value_heads % attention.key_heads == 0
             continue
-        if isinstance(attention, LightningAttention | Mamba2 | ShortConvolution):
+        if isinstance(attention, ChannelDelta | LightningAttention | Mamba | Mamba2 | ShortConvolution):
             continue
         rope, latent = attention.rope, isinstance(attention, LatentAttention)
         assert latent or attention.heads % attention.kv_heads == 0

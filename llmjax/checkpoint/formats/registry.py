@@ -11,6 +11,7 @@ from typing import Any
 from llmjax.checkpoint.files import read_object
 from llmjax.checkpoint.formats import awq, gptq, modelopt, scaled
 from llmjax.checkpoint.formats.awq import AWQ, AWQWriter
+from llmjax.checkpoint.formats.bitnet import BitNet
 from llmjax.checkpoint.formats.bitsandbytes import BitsAndBytes
 from llmjax.checkpoint.formats.compressed_tensors import CompressedTensors, CompressedTensorsWriter
 from llmjax.checkpoint.formats.enflame import W8A8, W8A16
@@ -47,6 +48,7 @@ READERS: Mapping[str, Callable[[QuantSettings], LayerReader]] = MappingProxyType
         "compressed-tensors": CompressedTensors.from_settings,
         "fp8": FP8.from_settings,
         "fbgemm_fp8": FP8.from_settings,
+        "bitnet": BitNet.from_settings,
         "bitsandbytes": BitsAndBytes.from_settings,
         "mxfp4": MXFP4.from_settings,
         "smoothquant": SmoothQuant.from_settings,
@@ -182,4 +184,4 @@ def _rounds_activations(how: LayerReader, settings: QuantSettings) -> bool:
     if isinstance(how, CompressedTensors):
         groups = settings.value("config_groups")
         return any(isinstance(group, dict) and group.get("input_activations") for group in groups.values())
-    return isinstance(how, FP8 | SmoothQuant | ModelOpt | W8A8)
+    return isinstance(how, FP8 | SmoothQuant | ModelOpt | W8A8 | BitNet)

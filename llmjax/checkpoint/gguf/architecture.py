@@ -38,6 +38,7 @@ class Architecture:
         parts: by stem: the modules that a tensor is taken apart into. Takes config.json too.
         stacks: by the stem of a tensor outside of layers: the module that its matrices are numbered below.
         scales: by stem: what ``<stem>.scale``, which scales no weights, is below ``model.layers.N``.
+        numbers: keys with a number for each layer: what it is below ``model.layers.N``, and its shape.
         specialize: keys of this family only, taking what is known of the config so far, and the file.
     """
 
@@ -59,6 +60,7 @@ class Architecture:
     parts: Mapping[str, Callable[[GGUFTensor, Mapping[str, Any]], Mapping[str, Change]]] = field(default_factory=dict)
     stacks: Mapping[str, str] = field(default_factory=dict)
     scales: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     specialize: Callable[[ArchitectureKeys, dict[str, Any], GGUFFile], dict[str, Any]] = lambda keys, config, gguf: {}
 
     def modules(self, gguf: GGUFFile) -> Mapping[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 from llmjax.checkpoint.gguf.architecture import LAYER_NORM, Architecture
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys
-from llmjax.checkpoint.gguf.names import FUSED_QKV, LLAMA_LAYER
+from llmjax.checkpoint.gguf.names import EXPERT_TENSORS, FUSED_QKV, LLAMA_LAYER
 from llmjax.checkpoint.sentence_transformers import SentenceModules
 from llmjax.errors import CheckpointError
 from llmjax.models.layers.pooling import PoolingKind
@@ -52,6 +52,23 @@ def nomic_bert(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -
     if f"blk.0.{FUSED_QKV}.bias" in gguf.tensors:
         raise CheckpointError(f"{gguf.path}: tensor 'blk.0.{FUSED_QKV}.bias' is not supported with 'nomic-bert'")
     return {"rotary_emb_base": config["rope_theta"], **_segments(gguf)}
+
+
+def nomic_bert_moe(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """nomic-bert with experts in every other layer, biases, and no gate; the experts' own bias is left out by the
+    converter."""
+    if _labels(keys, gguf, ""):
+        keys.fail(POOLING, "is that of a reranker, which nomic-bert is not")
+    return {
+        "rotary_emb_base": config["rope_theta"],
+        "activation_function": "gelu",
+        **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True),
+        "moe_every_n_layers": keys.integer("moe_every_n_layers"),
+        "num_experts": keys.integer("expert_count"),
+        "moe_top_k": keys.integer("expert_used_count"),
+        "moe_bias": False,
+        **_segments(gguf),
+    }
 
 
 def modern_bert(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
@@ -139,6 +156,14 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             bias_keys=False,
             eps=(LAYER_NORM, "layer_norm_eps"),
             specialize=nomic_bert,
+        ),
+        "nomic-bert-moe": Architecture(
+            hf_class="NomicBertModel",
+            model_type="nomic_bert",
+            layer_tensors=BERT_LAYER | EXPERT_TENSORS,
+            bias_keys=False,
+            eps=(LAYER_NORM, "layer_norm_eps"),
+            specialize=nomic_bert_moe,
         ),
         "modern-bert": Architecture(
             hf_class="ModernBertModel",

@@ -10,7 +10,13 @@ from llmjax.checkpoint.gguf.architecture import Architecture
 from llmjax.checkpoint.gguf.experts import deepseek_experts
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys
-from llmjax.checkpoint.gguf.names import CORRECTION_TENSORS, EXPERT_TENSORS, LATENT_LAYER, SHARED_EXPERTS_TENSORS
+from llmjax.checkpoint.gguf.names import (
+    CORRECTION_TENSORS,
+    EXPERT_TENSORS,
+    INDEXER_TENSORS,
+    LATENT_LAYER,
+    SHARED_EXPERTS_TENSORS,
+)
 
 SOFTMAX, SIGMOID = 1, 2
 LOG_MULTIPLIER = 0.1  # what converters multiply DeepSeek's ``mscale_all_dim`` with
@@ -44,8 +50,10 @@ def latent_sizes(keys: ArchitectureKeys, config: dict[str, Any]) -> dict[str, An
     }
 
 
-def deepseek2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """DeepSeek V2 if the router is a softmax, which it is where no key says it, else V3."""
+def deepseek2(
+    keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile, *, unsaid: int = SOFTMAX
+) -> dict[str, Any]:
+    """DeepSeek V2 if the router is a softmax, else V3; ``unsaid``: which it is where no key says it."""
     found = latent_sizes(keys, config)
     if (scaling := config["rope_scaling"]) is not None and (log := keys.number("rope.scaling.yarn_log_multiplier", 0)):
         both = round(log / LOG_MULTIPLIER, 6)
@@ -54,7 +62,7 @@ def deepseek2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) ->
         for key in ("expert_shared_count", "expert_feed_forward_length", "leading_dense_block_count"):
             keys.value(key, 0)
         return found | {"n_routed_experts": None, "first_k_dense_replace": config["num_hidden_layers"]}
-    gating = keys.integer("expert_gating_func", SOFTMAX)
+    gating = keys.integer("expert_gating_func", unsaid)
     found |= deepseek_experts(keys, config, gguf, gating=gating, normalize=False)
     if gating == SIGMOID:
         found |= {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
@@ -65,19 +73,47 @@ def deepseek2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) ->
     return found | {"scoring_func": "softmax", "topk_method": method}
 
 
+def deepseek32(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """V3 with indexers, as V3.2 and GLM-5 have them."""
+    keys.only("expert_gating_func", SIGMOID)
+    own = {key: config[key] for key in ("architectures", "model_type")}
+    return deepseek2(keys, config, gguf, unsaid=SIGMOID) | {
+        "index_n_heads": keys.integer("attention.indexer.head_count"),
+        "index_head_dim": keys.integer("attention.indexer.key_length"),
+        "index_topk": keys.integer("attention.indexer.top_k"),
+        **own,
+    }
+
+
 def minicpm3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
     """MiniCPM 3, whose factors no key says."""
     return latent_sizes(keys, config) | {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
 
 
+EXPERTS_LAYER = LATENT_LAYER | EXPERT_TENSORS | SHARED_EXPERTS_TENSORS | CORRECTION_TENSORS
+INDEXED_LAYER = EXPERTS_LAYER | INDEXER_TENSORS
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         "deepseek2": Architecture(
             hf_class="DeepseekV2ForCausalLM",
             model_type="deepseek_v2",
-            layer_tensors=LATENT_LAYER | EXPERT_TENSORS | SHARED_EXPERTS_TENSORS | CORRECTION_TENSORS,
+            layer_tensors=EXPERTS_LAYER,
             latent=True,
             specialize=deepseek2,
+        ),
+        "deepseek32": Architecture(
+            hf_class="DeepseekV32ForCausalLM",
+            model_type="deepseek_v32",
+            layer_tensors=INDEXED_LAYER,
+            latent=True,
+            specialize=deepseek32,
+        ),
+        "glm-dsa": Architecture(
+            hf_class="GlmMoeDsaForCausalLM",
+            model_type="glm_moe_dsa",
+            layer_tensors=INDEXED_LAYER,
+            latent=True,
+            specialize=deepseek32,
         ),
         "minicpm3": Architecture(
             hf_class="MiniCPM3ForCausalLM",

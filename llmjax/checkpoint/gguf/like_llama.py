@@ -264,6 +264,16 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             layer_tensors=LLAMA_LAYER | HEAD_NORMS | NORMS_BEHIND,
             specialize=_exaone4,
         ),
+        "apertus": Architecture(
+            hf_class="ApertusForCausalLM",
+            model_type="apertus",
+            layer_tensors=LLAMA_LAYER | HEAD_NORMS,
+            activation=("hidden_act", "xielu"),
+            numbers={
+                f"xielu.{name}": (f"mlp.act_fn.{name}", shape)
+                for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ()))
+            },
+        ),
         "seed_oss": Architecture(
             hf_class="SeedOssForCausalLM",
             model_type="seed_oss",

@@ -152,6 +152,30 @@ class UpProjections:
         return found
 
 
+@dataclass(frozen=True, eq=False)
+class KeyNumber:
+    """A number of a layer that files have among their keys (a `StoredTensor`)."""
+
+    name: str
+    number: float
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return 4
+
+    @property
+    def type_name(self) -> str:
+        return "F32"
+
+    def row_source(self) -> None:
+        """It is a plain number."""
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        """See `StoredTensor.read`."""
+        return np.full(self.shape, self.number, dtype)
+
+
 def architecture_of(gguf: GGUFFile) -> Architecture:
     """The entry of ARCHITECTURES for a file.
 
@@ -318,6 +342,23 @@ def hf_joined_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, St
             )
         name = f"model.layers.{layer}.{LATENT_LAYER[BOTH_UP]}.weight"
         found[name] = UpProjections(name, keys, values)
+    return found
+
+
+def hf_key_numbers(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Tensors that are numbers among a file's keys, by Hugging Face name; arguments as for `hf_tensors`.
+
+    Raises:
+        CheckpointError: a key is missing, or has not one number for each layer.
+    """
+    found: dict[str, StoredTensor] = {}
+    for key, (module, shape) in architecture_of(gguf).numbers.items():
+        values, count = gguf.metadata.get(key), config["num_hidden_layers"]
+        if not isinstance(values, np.ndarray) or values.shape != (count,) or values.dtype.kind != "f":
+            raise CheckpointError(f"{gguf.path}: key {key!r} is not one number for each of {count} layers")
+        for layer, value in enumerate(values.tolist()):
+            name = f"model.layers.{layer}.{module}"
+            found[name] = KeyNumber(name, value, shape)
     return found
 
 

@@ -109,6 +109,14 @@ LATENT_LAYER = MappingProxyType(
         BOTH_UP: "self_attn.kv_b_proj",
     }
 )
+INDEXER_TENSORS = MappingProxyType(
+    {
+        "indexer.attn_q_b": "indexer.wq_b",
+        "indexer.attn_k": "indexer.wk",
+        "indexer.k_norm": "indexer.k_norm",
+        "indexer.proj": "indexer.weights_proj",
+    }
+)
 STEPS, DECAY, SKIP = "ssm_dt", "ssm_a", "ssm_d"
 CONVOLUTION, HEADS_NORM, RECURRENT_OUT = "ssm_conv1d", "ssm_norm", "ssm_out"
 STATE_SPACE = MappingProxyType(
@@ -119,6 +127,20 @@ STATE_SPACE = MappingProxyType(
         DECAY: "mamba.A_log",
         SKIP: "mamba.D",
         HEADS_NORM: "mamba.norm",
+        RECURRENT_OUT: "mamba.out_proj",
+    }
+)
+STATE_SPACE_OF_CHANNELS = MappingProxyType(
+    {
+        "ssm_in": "mamba.in_proj",
+        CONVOLUTION: "mamba.conv1d",
+        "ssm_x": "mamba.x_proj",
+        STEPS: "mamba.dt_proj",
+        "ssm_dt_norm": "mamba.dt_layernorm",
+        "ssm_b_norm": "mamba.b_layernorm",
+        "ssm_c_norm": "mamba.c_layernorm",
+        DECAY: "mamba.A_log",
+        SKIP: "mamba.D",
         RECURRENT_OUT: "mamba.out_proj",
     }
 )
@@ -226,13 +248,14 @@ def hf_name(name: str, modules: Mapping[str, str]) -> str:
         module = modules.get(top, GLOBAL_TENSORS.get(top))
         return name if module is None else f"{module}.{suffix}"
     module, suffix = modules.get(layer["stem"]), layer["suffix"]
+    bare = layer["stem"] in BARE and not (module or "").endswith("_proj")
     if suffix is None and layer["stem"].endswith("_norm"):  # which Falcon-H1's converter leaves out
         suffix = "weight"
-    if module is None or (suffix is None and layer["stem"] not in BARE):
+    if module is None or (suffix is None and not bare):
         return name
     if layer["expert"] is not None:  # stored one by one, as older files of Mixtral have them
         module = module.replace("mlp.", f"mlp.experts.{int(layer['expert'])}.")
-    if layer["stem"] not in BARE:
+    if not bare:
         module = f"{module}.{suffix}"
     return f"model.layers.{int(layer['layer'])}.{module}"
 

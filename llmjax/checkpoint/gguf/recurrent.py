@@ -1,7 +1,8 @@
 """Models with recurrent layers in GGUF files: what config.json says about them, and what converters do to their
 tensors.
 
-Source: llama.cpp's converters of Mamba 2, Granite 4, Bamba, Falcon-H1, Nemotron-H, Qwen3-Next, Qwen3.5 and LFM2.
+Source: llama.cpp's converters of Mamba, Jamba, Mamba 2, Granite 4, Bamba, Falcon-H1, Nemotron-H, Qwen3-Next, Qwen3.5
+and LFM2.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from llmjax.checkpoint.gguf.names import (
     SHORT_CONVOLUTION,
     SKIP,
     STATE_SPACE,
+    STATE_SPACE_OF_CHANNELS,
     STEPS,
     UP,
     WRITTEN_AND_DECAYS,
@@ -61,6 +63,9 @@ def _decays(tensor: GGUFTensor, config: Config) -> Change:
 
 STATE_SPACE_CHANGES: Changes = MappingProxyType(
     {CONVOLUTION: _with_middle, DECAY: _decays, SKIP: _flat, HEADS_NORM: _flat}
+)
+CHANNEL_CHANGES: Changes = MappingProxyType(
+    {CONVOLUTION: _with_middle, DECAY: lambda tensor, config: Change(values=log_of_minus)}
 )
 SHORT_CONVOLUTION_CHANGES: Changes = MappingProxyType({"shortconv.conv": _with_middle})
 
@@ -184,6 +189,57 @@ def _state_space(keys: ArchitectureKeys, gguf: GGUFFile) -> dict[str, Any]:
     }
 
 
+def mamba(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Keys of state spaces of channels; with norms inside it is Falcon Mamba, which shares the name."""
+    for key in ("attention.head_count", "feed_forward_length"):
+        keys.value(key, 0)
+    found = _channels(keys, gguf) | {"intermediate_size": keys.integer("ssm.inner_size")}
+    if not keys.value("ssm.dt_b_c_rms", False):
+        return found
+    return found | {"architectures": ["FalconMambaForCausalLM"], "model_type": "falcon_mamba"}
+
+
+def jamba(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Jamba; which layers have what, their tensors say."""
+    inner, size, count = keys.integer("ssm.inner_size"), config["hidden_size"], config["num_hidden_layers"]
+    if inner % size:
+        keys.fail("ssm.inner_size", f"is {inner}, not a multiple of embedding_length = {size}")
+    attends = [kind == "attention" for kind in _kinds(gguf, config, recurrent="mamba", other="attention")]
+    chooses = [has_experts(gguf, layer) for layer in range(count)]
+    experts = {"num_experts": 1}
+    if keys.integer("expert_count", 0, least=0) > 1:
+        experts = {
+            "num_experts": keys.integer("expert_count"),
+            "num_experts_per_tok": keys.integer("expert_used_count"),
+        }
+    return {
+        **_channels(keys, gguf),
+        "mamba_expand": inner // size,
+        **experts,
+        **_every(keys, "attn_layer", attends),
+        **_every(keys, "expert_layer", chooses),
+    }
+
+
+def _every(keys: ArchitectureKeys, name: str, has: list[bool]) -> dict[str, int]:
+    """In how many layers there is one of a kind, and the first that is."""
+    found = [layer for layer, one in enumerate(has) if one] or [len(has)]
+    period = found[1] - found[0] if len(found) > 1 else len(has) + 1
+    if found[0] >= period or has != [layer % period == found[0] for layer in range(len(has))]:
+        keys.fail("block_count", f"layers of a kind ({name}) do not stand at equal distances: {found}")
+    return {f"{name}_period": period, f"{name}_offset": found[0]}
+
+
+def _channels(keys: ArchitectureKeys, gguf: GGUFFile) -> dict[str, Any]:
+    return {
+        "mamba_d_state": keys.integer("ssm.state_size"),
+        "mamba_d_conv": keys.integer("ssm.conv_kernel"),
+        "mamba_dt_rank": keys.integer("ssm.time_step_rank"),
+        "mamba_conv_bias": has_any(gguf.tensors, f"{CONVOLUTION}.bias"),
+        "mamba_proj_bias": has_any(gguf.tensors, "ssm_in.bias"),
+    }
+
+
 def falcon_h1(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
     """Falcon-H1, whose factors the converter has put into the weights."""
     return _state_space(keys, gguf) | {
@@ -300,6 +356,25 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             layer_tensors=LLAMA_LAYER | STATE_SPACE,
             changes=STATE_SPACE_CHANGES,
             specialize=falcon_h1,
+        ),
+        "mamba": Architecture(
+            hf_class="MambaForCausalLM",
+            model_type="mamba",
+            layer_tensors={"attn_norm": "input_layernorm"} | STATE_SPACE_OF_CHANNELS,
+            bias_keys=False,
+            attends=False,
+            eps=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+            changes=CHANNEL_CHANGES,
+            specialize=mamba,
+        ),
+        "jamba": Architecture(
+            hf_class="JambaForCausalLM",
+            model_type="jamba",
+            layer_tensors=LLAMA_LAYER | EXPERT_TENSORS | STATE_SPACE_OF_CHANNELS,
+            bias_keys=False,
+            mixed=True,
+            changes=CHANNEL_CHANGES,
+            specialize=jamba,
         ),
         "mamba2": Architecture(
             hf_class="Mamba2ForCausalLM",

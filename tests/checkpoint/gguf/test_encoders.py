@@ -17,7 +17,7 @@ import pytest
 from llmjax import LLM, PoolingParams
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.gguf.encoders import BERT_LAYER, CLASSIFIER_HEAD
-from llmjax.checkpoint.gguf.names import GLOBAL_TENSORS, HEAD_NORMS, LLAMA_LAYER
+from llmjax.checkpoint.gguf.names import EXPERT_TENSORS, GLOBAL_TENSORS, HEAD_NORMS, LLAMA_LAYER
 from llmjax.errors import CheckpointError
 from tests.checkpoint.gguf.test_families import comparable, like_llama
 from tests.checkpoint.gguf.test_model import write
@@ -37,6 +37,12 @@ class Conversion:
     pooling: int
     layer: Mapping[str, str] = field(default_factory=lambda: BERT_LAYER)
     fused: Mapping[str, tuple[str, ...]] | None = None
+    instead: Mapping[str, Any] = field(default_factory=dict)  # what files mean by keys of config.json
+    left_out: tuple[str, ...] = ()  # ends of tensors that no file has
+
+    @property
+    def name(self) -> str:
+        return gguf.MODEL_ARCH_NAMES[self.arch]
 
 
 def bert(config: Config) -> dict[str, Any]:
@@ -53,6 +59,23 @@ def bert(config: Config) -> dict[str, Any]:
 
 def nomic_bert(config: Config) -> dict[str, Any]:
     return bert(config) | {"rope.freq_base": 1000.0}
+
+
+def nomic_bert_moe(config: Config) -> dict[str, Any]:
+    own = {
+        "num_hidden_layers": config["n_layer"],
+        "max_position_embeddings": config["n_positions"],
+        "hidden_size": config["n_embd"],
+        "intermediate_size": config["n_inner"],
+        "num_attention_heads": config["n_head"],
+        "layer_norm_eps": config["layer_norm_epsilon"],
+    }
+    return bert(own) | {
+        "rope.freq_base": float(config["rotary_emb_base"]),
+        "moe_every_n_layers": config["moe_every_n_layers"],
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["moe_top_k"],
+    }
 
 
 def modern_bert(config: Config) -> dict[str, Any]:
@@ -74,6 +97,15 @@ QKV = {"attn_qkv": ("attn_q", "attn_k", "attn_v")}
 CONVERSIONS = {
     "bert": Conversion(gguf.MODEL_ARCH.BERT, bert, MEAN),
     "nomic-bert": Conversion(gguf.MODEL_ARCH.NOMIC_BERT, nomic_bert, MEAN, fused=QKV),
+    "nomic-bert-moe": Conversion(
+        gguf.MODEL_ARCH.NOMIC_BERT_MOE,
+        nomic_bert_moe,
+        MEAN,
+        BERT_LAYER | EXPERT_TENSORS,
+        QKV,
+        {"moe_bias": False},
+        ("mlp.experts.bias",),
+    ),
     "modernbert": Conversion(
         gguf.MODEL_ARCH.MODERN_BERT, modern_bert, CLS, LLAMA_LAYER, {**QKV, "ffn_up": ("ffn_gate", "ffn_up")}
     ),
@@ -89,10 +121,13 @@ CLASSIFIERS = {
 }
 
 
-def without_pretraining(checkpoint: Checkpoint) -> Checkpoint:
-    """Without what stands behind the first token for sentence pairs of the training, and buffers, which no file has."""
+def without_pretraining(checkpoint: Checkpoint, conversion: Conversion) -> Checkpoint:
+    """Without what stands behind the first token for sentence pairs of the training, and buffers, which no file has,
+    nor what a converter leaves out."""
     left_out = ("pooler.dense", "embeddings.position_ids")
-    return replace(checkpoint, tensors={n: t for n, t in checkpoint.tensors.items() if not n.startswith(left_out)})
+    tensors = {n: t for n, t in checkpoint.tensors.items() if not n.startswith(left_out)}
+    tensors = {n: t for n, t in tensors.items() if not n.endswith(conversion.left_out)}
+    return replace(checkpoint, config={**checkpoint.config, **conversion.instead}, tensors=tensors)
 
 
 def word_pieces(folder: Path) -> dict[str, Any]:
@@ -127,7 +162,7 @@ def converted(
     tokenizer: dict[str, Any] | None = None,
 ) -> Path:
     """Args: `name`: of a golden model, or a folder's path; `cut`: rows of positions that the converter leaves out."""
-    source = without_pretraining(open_checkpoint(POOLED / name))
+    source = without_pretraining(open_checkpoint(POOLED / name), conversion)
     stems = {module: stem for stem, module in {**GLOBAL_TENSORS, **conversion.layer}.items()}
     tensors: dict[str, np.ndarray] = dict(extra or {})
     for own, tensor in source.tensors.items():
@@ -149,10 +184,10 @@ def converted(
     return write(folder / f"{Path(name).name}.gguf", arch, keys, tensors, tokenizer)
 
 
-@pytest.mark.parametrize("name", ["bert", "nomic-bert", "modernbert", "qwen3-embedding"])
+@pytest.mark.parametrize("name", ["bert", "nomic-bert", "nomic-bert-moe", "modernbert", "qwen3-embedding"])
 def test_gguf_of_a_model_of_embeddings(name: str, tmp_path: Path) -> None:
     source, found = (
-        without_pretraining(open_checkpoint(POOLED / name)),
+        without_pretraining(open_checkpoint(POOLED / name), CONVERSIONS[name]),
         open_checkpoint(converted(name, tmp_path, CONVERSIONS[name])),
     )
     expected, got = comparable(source.model_config()), comparable(found.model_config())

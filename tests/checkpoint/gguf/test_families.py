@@ -48,6 +48,12 @@ class Conversion:
     renamed: Mapping[str, str] = field(default_factory=dict)  # parts of names, before gguf's tables are asked
     stacked: bool = False  # experts are one by one in the source
     by_model_names: bool = False  # what is fused or stacked in the source is so no longer, or no more, in the file
+    plain_keys: Callable[[Config], dict[str, Any]] = lambda config: {}  # not below the architecture's name
+    called: str | None = None  # the architecture in files, where this gguf package does not know its name
+
+    @property
+    def name(self) -> str:
+        return self.called or gguf.MODEL_ARCH_NAMES[self.arch]
 
 
 def common(config: Config) -> dict[str, Any]:
@@ -763,6 +769,81 @@ def glm4_moe_lite(config: Config) -> dict[str, Any]:
     return deepseek2_absorbed({**known, "model_type": "deepseek_v3"}) | {"attention.layer_norm_rms_epsilon": 1e-5}
 
 
+def indexed(config: Config) -> dict[str, Any]:
+    known = {"rms_norm_eps": 1e-6, "norm_topk_prob": True, "routed_scaling_factor": 2.5, **config}
+    return deepseek2_absorbed({**known, "model_type": "deepseek_v3"}) | {
+        "attention.layer_norm_rms_epsilon": 1e-5 if config["model_type"] == "glm_moe_dsa" else 1e-6,
+        "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk"],
+    }
+
+
+def channels(config: Config) -> dict[str, Any]:
+    """Of state spaces of channels."""
+    size = config["hidden_size"]
+    return {
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 2 * size,
+        "ssm.state_size": config.get("mamba_d_state", config.get("state_size")),
+        "ssm.time_step_rank": config.get("time_step_rank", size // 16),
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", 1e-5),
+    }
+
+
+def mamba(config: Config) -> dict[str, Any]:
+    return channels(config) | {
+        "context_length": 2**20,
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "block_count": config["num_hidden_layers"],
+        "ssm.dt_b_c_rms": config["model_type"] == "falcon_mamba",
+    }
+
+
+def jamba(config: Config) -> dict[str, Any]:
+    period, offset = config["attn_layer_period"], config["attn_layer_offset"]
+    attends = [i % period == offset for i in range(config["num_hidden_layers"])]
+    experts = {"expert_count": config["num_experts"], "expert_used_count": config["num_experts_per_tok"]}
+    keys = common(config) | channels({"rms_norm_eps": 1e-6, **config}) | experts
+    return keys | {"attention.head_count_kv": [config["num_key_value_heads"] * one for one in attends]}
+
+
+def channel_changes(name: str, values: np.ndarray, config: Config) -> np.ndarray:
+    if name.endswith("conv1d.weight"):
+        return values[:, 0]
+    return -np.exp(values) if name.endswith("A_log") else values
+
+
+def apertus(config: Config) -> dict[str, Any]:
+    return like_llama({"rms_norm_eps": 1e-5, **config})
+
+
+def apertus_factors(config: Config) -> dict[str, np.ndarray]:
+    (rope,) = open_checkpoint(GOLDEN / "apertus").model_config().ropes
+    plain = config["rope_theta"] ** (-np.arange(0, 8, 2) / 8)
+    return {"rope_freqs.weight": (plain / np.array(rope.inv_freq)).astype(F32)}
+
+
+def xielu(config: Config) -> dict[str, Any]:
+    stored = open_checkpoint(GOLDEN / "apertus").tensors
+    return {
+        f"xielu.{name}": [
+            float(stored[f"model.layers.{i}.mlp.act_fn.{name}"].read(F32).ravel()[0])
+            for i in range(config["num_hidden_layers"])
+        ]
+        for name in ("alpha_p", "alpha_n", "beta", "eps")
+    }
+
+
+INDEXED = Conversion(
+    gguf.MODEL_ARCH.GLM_DSA,
+    indexed,
+    parts=up_projections,
+    renamed={".indexer.": ".self_attn.indexer."},
+    by_model_names=True,
+)
 GEMMA4 = Conversion(
     gguf.MODEL_ARCH.GEMMA4, gemma4, extra=quarter_turned, renamed={"layer_scalar": "layer_scalar.weight"}
 )
@@ -857,6 +938,34 @@ CONVERSIONS = {
         by_model_names=True,
     ),
     "deepseek-v3": Conversion(gguf.MODEL_ARCH.DEEPSEEK2, deepseek2_absorbed, parts=up_projections, by_model_names=True),
+    "deepseek-v32-sparse": replace(INDEXED, called="deepseek32"),
+    "glm-moe-dsa": INDEXED,
+    "apertus": Conversion(
+        gguf.MODEL_ARCH.APERTUS,
+        apertus,
+        extra=apertus_factors,
+        parts=without(".act_fn."),
+        plain_keys=xielu,
+        by_model_names=True,
+    ),
+    **{
+        name: Conversion(
+            gguf.MODEL_ARCH.MAMBA,
+            mamba,
+            channel_changes,
+            instead={"max_position_embeddings": 2**20},
+            renamed={".mamba.": ".mixer.", "model.layers": "backbone.layers", "input_layernorm": "norm"},
+            by_model_names=True,
+        )
+        for name in ("mamba", "falcon-mamba")
+    },
+    "jamba": Conversion(
+        gguf.MODEL_ARCH.JAMBA,
+        jamba,
+        channel_changes,
+        renamed={".mlp.": ".feed_forward.", "post_attention_layernorm": "pre_ff_layernorm"},
+        by_model_names=True,
+    ),
     "minicpm3": Conversion(
         gguf.MODEL_ARCH.MINICPM3, minicpm3, instead={"scale_emb": 12, "dim_model_base": 256}, by_model_names=True
     ),
@@ -933,7 +1042,7 @@ def converted(name: str, path: Path, conversion: Conversion | None = None) -> Ch
         new = names.get_name(stored, try_suffixes=(".weight",))
         assert new is not None, stored
         tensors[new] = np.stack(vectors)
-    return open_checkpoint(write(path / f"{name}.gguf", gguf.MODEL_ARCH_NAMES[conversion.arch], keys, tensors))
+    return open_checkpoint(write(path / f"{name}.gguf", conversion.name, keys, tensors, conversion.plain_keys(config)))
 
 
 def _gguf_name(stored: str, names: gguf.TensorNameMap, conversion: Conversion) -> str:

@@ -17,10 +17,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nomic_moe
 import numpy as np
 import torch  # type: ignore[import-not-found,unused-ignore]
 import transformers  # type: ignore[import-not-found,unused-ignore]
 from safetensors.torch import save_file
+from transformers.core_model_loading import revert_weight_conversion  # type: ignore[import-not-found,unused-ignore]
 
 HERE = Path(__file__).parent / "pooling"
 VOCAB = 96
@@ -86,7 +88,30 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any], str | None, list[tuple[int, bo
     ),
     "qwen3-reranker": ("Qwen3ForCausalLM", {**DECODER, "tie_word_embeddings": True}, None, []),
     "nomic-bert": ("NomicBertModel", {**SIZES, "type_vocab_size": 2}, "mean", []),
+    # With other feed-forward halves: see nomic_moe.py.
+    "nomic-bert-moe": (
+        "GteModel",
+        {**SIZES, "num_hidden_layers": 2, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}},
+        "mean",
+        [],
+    ),
+    "gte": ("GteModel", {**SIZES, "num_hidden_layers": 2, "type_vocab_size": 0}, "cls", []),
+    "gte-labels": ("GteForSequenceClassification", {**SIZES, "num_hidden_layers": 2, **THREE}, None, []),
 }  # fmt: skip
+# Those that are published with code of their own: the keys in which config.json differs. Tensors get their names.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "nomic-bert-moe": nomic_moe.CONFIG,
+    "gte-labels": {
+        "architectures": ["NewForSequenceClassification"],
+        "model_type": "new",
+        "rope_parameters": None,
+        "rope_theta": 160000.0,
+        "position_embedding_type": "rope",
+        "layer_norm_type": "layer_norm",
+        "pack_qkv": True,
+        "logn_attention_scale": False,
+    },
+}
 
 
 def main() -> None:
@@ -104,6 +129,8 @@ def make(name: str) -> None:
     config._attn_implementation = "eager"
     torch.manual_seed(sum(map(ord, name)))
     model = cls(config).float().eval()
+    if name == "nomic-bert-moe":
+        nomic_moe.adapt(model)
     rng = np.random.default_rng(sum(map(ord, name)))
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -112,7 +139,16 @@ def make(name: str) -> None:
             drawn = torch.from_numpy(rng.normal(center, scale, tuple(parameter.shape)).astype(np.float32))
             parameter.copy_(drawn.bfloat16().float())
     model.save_pretrained(folder)
-    tensors = {key: value.detach().bfloat16().contiguous() for key, value in model.state_dict().items()}
+    state = model.state_dict()
+    if name in PUBLISHED:
+        if name == "nomic-bert-moe":
+            state = nomic_moe.published(state)
+        else:
+            state = {k.replace("gte.", "new.", 1): v for k, v in revert_weight_conversion(model, state).items()}
+        written = json.loads((folder / "config.json").read_text()) | PUBLISHED[name]
+        written = {key: value for key, value in written.items() if value is not None}
+        (folder / "config.json").write_text(json.dumps(written, indent=2))
+    tensors = {key: value.detach().bfloat16().contiguous() for key, value in state.items()}
     save_file({key: value.clone() for key, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
     matrices = modules(folder, kind, dense, rng) if kind is not None else []
     arrays: dict[str, np.ndarray] = {}

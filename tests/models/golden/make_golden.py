@@ -8,7 +8,7 @@ A folder a checkpoint, in Hugging Face layout: ``config.json`` in the style of T
 Transformers 5 rewrites it, ``model.safetensors`` (bf16 values, which f32 holds exactly) and ``golden.npz``. The
 archive holds, per case, ``<case>/tokens`` [n], ``<case>/at`` [m] and ``<case>/logits`` f32 [m, V], the logits at the
 positions ``at``. Case ``rope-x`` runs under the keys of ``rope-x.json`` on top of config.json; every other case runs
-under config.json alone.
+under config.json alone. Some have ``greedy.npy`` too, a prompt and its greedy continuation.
 """
 
 from __future__ import annotations
@@ -965,7 +965,72 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "index_n_heads": 16,
         },
     ),
+    "apertus": (
+        "ApertusForCausalLM",
+        {
+            "num_hidden_layers": 2,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+            "rope_theta": 500.0,
+        },
+    ),
+    "mamba": (
+        "MambaForCausalLM",
+        {
+            **_WITHOUT,
+            "num_hidden_layers": 2,
+            "state_size": 6,
+            "time_step_rank": 5,
+            "use_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "falcon-mamba": (
+        "FalconMambaForCausalLM",
+        {**_WITHOUT, "num_hidden_layers": 2, "state_size": 6, "tie_word_embeddings": False},
+    ),
+    "jamba": (
+        "JambaForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "mamba_d_state": 6,
+            "pad_token_id": 0,
+        },
+    ),
+    "kimi-linear": (
+        "KimiLinearForCausalLM",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_head_dim": 10,
+            "linear_num_heads": 3,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 16,
+            "pad_token_id": 0,
+        },
+    ),
+    "bitnet": ("BitNetForCausalLM", {"num_hidden_layers": 2, "rope_theta": 1e4, "tie_word_embeddings": True}),
 }
+# Those whose greedy continuations are kept too.
+GREEDY = (
+    *("apertus", "bitnet", "deepseek-v32-sparse", "falcon-mamba", "gemma3n", "gemma4", "glm-moe-dsa", "jamba"),
+    *("kimi-linear", "mamba", "ministral3", "qwen3_5"),
+)
+PROMPT, WHOLE = 8, 72  # tokens
+CLOSE = 2e-3  # logits that are nearer to each other may change places
 CONSTANTS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # of MiniMax, which follow from the config
 STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published
 
@@ -1077,6 +1142,20 @@ def logits_of(model: torch.nn.Module, tokens: np.ndarray, at: np.ndarray, prompt
     return torch.cat(found)[torch.from_numpy(at)].float().numpy()
 
 
+@torch.no_grad()
+def greedy(model: torch.nn.Module) -> np.ndarray:
+    """A prompt and its likeliest continuation, i32 [72], none of whose tokens is nearly as likely as another."""
+    rng = np.random.default_rng(7)
+    while True:
+        tokens, nearest = torch.from_numpy(rng.integers(0, VOCAB, (1, PROMPT))), float("inf")
+        while tokens.shape[1] < WHOLE and nearest > CLOSE:
+            best, chosen = model(tokens, use_cache=False).logits[0, -1].topk(2)
+            nearest = min(nearest, float(best[0] - best[1]))
+            tokens = torch.cat([tokens, chosen[None, :1]], dim=1)
+        if nearest > CLOSE:
+            return tokens[0].numpy().astype(np.int32)
+
+
 def main() -> None:
     rng = np.random.default_rng(2)
     prompts = {
@@ -1126,6 +1205,8 @@ def main() -> None:
             scaled = build(architecture, {**config, **keys})
             scaled.load_state_dict(model.state_dict())
             record(case, scaled, prompts["short" if case.endswith("-short") else "long"], 3)
+        if name in GREEDY:
+            np.save(folder / "greedy.npy", greedy(model))
         np.savez_compressed(folder / "golden.npz", allow_pickle=False, **cases)
         print(name, sum(p.numel() for p in model.parameters()), float(np.abs(cases["long/logits"]).max()))
 

@@ -1,0 +1,95 @@
+"""gte (Alibaba's "new" BERT, arXiv:2407.19669): BERT with rotated heads and gated feed-forward halves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from llmjax.models.classifiers import classifier_pooler
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_norm, layer_types
+from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.pooling import Dense, Pooler
+from llmjax.models.layers.residual import PostNorm
+from llmjax.models.names import Names
+
+# What Hugging Face's GteConfig means by a missing key.
+DEFAULTS = {
+    "vocab_size": 250048,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 8192,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-12,
+    "rope_theta": 160000.0,
+    "tie_word_embeddings": True,
+}
+# And the code that came with the published models.
+NEW_DEFAULTS = {**DEFAULTS, "vocab_size": 30528, "max_position_embeddings": 2048, "rope_theta": 10000.0}
+# What other keys of that code may say: they change the mathematics.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "layer_norm_type": ("layer_norm",),
+    "logn_attention_clip1": (False,),
+    "logn_attention_scale": (False,),
+    "position_embedding_type": ("rope",),
+}
+MODULES = {
+    "embeddings.word_embeddings": "model.embed_tokens",
+    "embeddings.token_type_embeddings": "model.embed_types",
+    "embeddings.LayerNorm": "model.embed_norm",
+    "layers.*.post_attention_layernorm": "model.layers.*.input_layernorm",
+    "layers.*.post_mlp_layernorm": "model.layers.*.post_attention_layernorm",
+    # As the published models have them.
+    "encoder.layer.*.attention.qkv_proj": "model.layers.*.self_attn.qkv_proj",
+    "encoder.layer.*.attention.o_proj": "model.layers.*.self_attn.o_proj",
+    "encoder.layer.*.attn_ln": "model.layers.*.input_layernorm",
+    "encoder.layer.*.mlp.up_gate_proj": "model.layers.*.mlp.up_gate_proj",
+    "encoder.layer.*.mlp.down_proj": "model.layers.*.mlp.down_proj",
+    "encoder.layer.*.mlp_ln": "model.layers.*.post_attention_layernorm",
+}
+HEAD = {"pooler.dense": "head.0.dense", "classifier": "head.1.dense"}
+NAMES, NEW_NAMES = Names(prefix="model.", modules=MODULES), Names(prefix="new.", modules=MODULES)
+NEW_CLASSIFIER_NAMES = replace(NEW_NAMES, modules=MODULES | HEAD)
+
+
+def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    return _encoder(Fields(config, DEFAULTS), max_model_len, "GteModel")
+
+
+def new_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``."""
+    return _encoder(Fields(config, NEW_DEFAULTS), max_model_len, "NewModel")
+
+
+def new_classifier_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+    """See ``llmjax.models.model_config``; labels of texts and pairs of texts."""
+    fields = Fields(config, NEW_DEFAULTS)
+    before = (Dense(size=fields.integer("hidden_size"), activation="tanh"),)
+    pooler = classifier_pooler(fields, kind="cls", before=before)
+    return replace(_encoder(fields, max_model_len, "NewForSequenceClassification"), pooler=pooler)
+
+
+def _encoder(fields: Fields, max_model_len: int | None, architecture: str) -> ModelConfig:
+    for key, neutral in NEUTRAL.items():
+        fields.require(key, *neutral)
+    kinds, norm = layer_types(fields, kinds=("full_attention",)), layer_norm(fields)
+    attention = attention_by_kind(
+        fields, kinds, window=None, max_model_len=max_model_len, qkv_bias=True, o_bias=True, causal=False
+    )
+    half = replace(gated_mlp(fields), down_bias=True)
+    layers = [LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm, residual=PostNorm()) for kind in kinds]
+    return decoder_config(
+        fields,
+        architecture=architecture,
+        layers=layers,
+        norm=None,
+        pooler=Pooler(kind="cls"),
+        token_types=fields.integer("type_vocab_size", minimum=0) or None,
+        embedding_norm=norm,
+    )

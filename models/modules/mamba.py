@@ -1,0 +1,83 @@
+"""What computes `Mamba`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.recurrent.selective_scan import selective_scan
+from llmjax.kernels.registry import Implementation, Operation
+from llmjax.models.layers.context import Context
+from llmjax.models.layers.mamba import Mamba
+from llmjax.models.layers.state import RecurrentState
+from llmjax.models.modules.convolution import Convolution
+from llmjax.models.modules.linear import Linear
+from llmjax.models.modules.norm import build_norm
+from llmjax.models.modules.parameter import parameter
+from llmjax.models.modules.residual import mixed, normed
+
+
+class MambaModule(nnx.Module):
+    """``out((read + D x) * silu(gate))``, where x goes through a convolution first, and steps, B and C are made of it.
+
+    Formula: Hugging Face's ``MambaMixer``; ``JambaMambaMixer`` and ``FalconMambaMixer`` have norms inside.
+    """
+
+    # Positional: x, module, before, after, context. Static: residual.
+    half: ClassVar[Operation] = Operation("Mamba half", (Implementation("in steps", mixed),))
+    divided: ClassVar[str] = "heads"
+
+    def __init__(self, spec: Mamba, size: int, *, dtype: jnp.dtype) -> None:
+        self.spec, f32 = spec, jnp.float32
+        self.in_proj = Linear(size, 2 * spec.inner, bias=spec.bias, dtype=dtype)
+        self.conv1d = Convolution(spec.inner, spec.width, bias=spec.conv_bias)
+        self.x_proj = Linear(spec.inner, spec.rank + 2 * spec.state_dim, bias=False, dtype=dtype)
+        self.dt_proj = Linear(spec.rank, spec.inner, bias=True, dtype=dtype)
+        self.A_log = parameter((spec.inner, spec.state_dim), f32, axes=(None, None), plain=True)
+        self.D = parameter((spec.inner,), f32, axes=(None,))
+        sizes = {"dt_layernorm": spec.rank, "b_layernorm": spec.state_dim, "c_layernorm": spec.state_dim}
+        for name, entries in sizes.items():
+            setattr(self, name, None if spec.norm is None else build_norm(spec.norm, entries))
+        self.out_proj = Linear(spec.inner, size, bias=spec.bias, dtype=dtype)
+
+    def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
+        """[T, D] to [T, D], and the state with the tokens taken in."""
+        read, state = self._read(n, context)
+        return self.out_proj(read), state
+
+    def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
+        """`__call__` without the bias of ``out_proj``."""
+        read, state = self._read(n, context)
+        return self.out_proj.product(read), state
+
+    @property
+    def last_bias(self) -> jax.Array | None:
+        """What `partial` leaves out, [D]."""
+        return self.out_proj.projection.bias
+
+    def _read(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
+        """What ``out_proj`` is given, [T, inner]."""
+        spec, f32 = self.spec, jnp.float32
+        state: RecurrentState = context.state
+        assert state.memory is not None
+        x, gate = jnp.split(self.in_proj(n).astype(f32), 2, axis=-1)
+        x, recent = self.conv1d(x, state, context.batch)
+        x = ACTIVATIONS[spec.activation](x)
+        steps, b, c = jnp.split(self.x_proj(x.astype(n.dtype)), (spec.rank, spec.rank + spec.state_dim), axis=-1)
+        steps, b, c = normed(steps, self.dt_layernorm), normed(b, self.b_layernorm), normed(c, self.c_layernorm)
+        read, memory = selective_scan(
+            c.astype(f32),
+            b.astype(f32),
+            x,
+            jax.nn.softplus(self.dt_proj(steps).astype(f32)),
+            -jnp.exp(self.A_log.get_value()).T,
+            state.memory,
+            context.batch,
+            page_size=state.page_size,
+        )
+        read = (read + x * self.D.get_value()) * jax.nn.silu(gate)
+        return read.astype(n.dtype), RecurrentState(recent, memory, state.page_size)
