@@ -1,5 +1,5 @@
 # make serve       serve the default model on port 8000
-# make test        run the tests, but for those that are marked slow
+# make test        run the tests, but for those that are marked slow, and with WITHOUT=MARKER for those too
 # make test-slow   run those
 # make venv        only make the environment that they run in
 # Variables: PYTHON=python3.12  CONFIG=configs/qwen3.yaml  ARGS="--port 9000"  TESTS=tests/engine  EXTRAS=cuda
@@ -9,6 +9,7 @@ PYTHON ?= python3
 CONFIG ?= configs/smollm2.yaml
 EXTRAS ?=
 TESTS ?=
+WITHOUT ?=
 ARGS ?=
 CONSTRAINTS ?=
 
@@ -38,7 +39,7 @@ venv: $(dev_stamp)
 
 # In the order of their names: files with the most tests first would leave a few long tests for the end, on one core.
 test: $(dev_stamp)
-	$(PYTEST) --no-loadscope-reorder -m 'not slow' $(TESTS) $(ARGS)
+	$(PYTEST) --no-loadscope-reorder -m 'not slow$(if $(WITHOUT), and not $(WITHOUT))' $(TESTS) $(ARGS)
 
 # Status 5: TESTS holds none of them.
 test-slow: $(dev_stamp)

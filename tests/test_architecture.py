@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.once  # no device computes here
+
 ROOT = Path(__file__).parent.parent
 LAYERS = ("kernels", "models", "llmjax", "serve")  # each may import itself and those before it
 

@@ -14,6 +14,8 @@ from llmjax.config_file import find_config, load_configs, read_yaml
 from llmjax.errors import ConfigError
 from llmjax.settings import check_value, collect, make_config, parse_quantity, parse_text, settings_of, spellings
 
+pytestmark = pytest.mark.once  # no device computes here
+
 ENGINE = settings_of(EngineConfig)
 SERVER = settings_of(ServerConfig)
 

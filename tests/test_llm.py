@@ -208,7 +208,7 @@ def test_generate_lets_go_of_a_model_before_it_loads_the_next(
         start(self, config)
 
     monkeypatch.setattr(LLM, "_start", watched)
-    llmjax.generate("Hello", **{**options, "max_logprobs": 3})
+    llmjax.generate("Hello", **{**options, "served_model_name": "another"})
     assert left == [None] * (1 + len(weights)) and len(weights) > 1
     llmjax.llm._kept.close()
     with pytest.raises(ConfigError):  # nothing is kept of a model that could not be loaded

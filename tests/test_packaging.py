@@ -177,12 +177,13 @@ def test_in_a_folder_with_files_of_the_same_names(installed: Environment) -> Non
     assert installed.run("python", "-m", "serve") == "my own server\n"
 
 
-def test_commands(installed: Environment) -> None:
+def test_commands(installed: Environment, compile_cache_dir: str) -> None:
     version = (ROOT / "llmjax" / "version.py").read_text().split('"')[1]
     assert version in installed.run("llmjax", "--version")
     assert "--config" in installed.run("llmjax", "serve", "--help")
     line = f"--model {GOLDEN} --tokenizer {CHARACTERS} --dtype float32 --max-num-seqs 2 --max-num-batched-tokens 16"
     line += " --page-size 4 --kv-cache-memory-bytes 1MiB --temperature 0 --max-tokens 5 --ignore-eos"
+    line += f" --compilation-cache-dir {compile_cache_dir}"  # where the test above has left these programs
     assert installed.run("llmjax", "generate", "Hello", *line.split()).strip()
     said = installed.run("llmjax", "serve", "--config", "qwen4", fails=True)
     assert "no bundled config of that name" in said and "qwen3" in said

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.once  # no device computes here
+
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("kernels", "models", "llmjax", "serve", "configs", "docs", "benchmarks", "tests")
 SUFFIXES = {".py", ".md", ".cc", ".h", ".yaml", ".toml"}

@@ -43,7 +43,8 @@ def gated_delta(
     Args:
         isa: one of its instruction sets; None: the best that the machine has.
     """
-    return _recurrence(q, k, v, decay, beta, states, batch, page_size=page_size, isa=isa)
+    tokens = (q, k, v, decay, beta)
+    return _call("llmjax_recurrence", tokens, states, batch, out=v.shape, page_size=page_size, isa=isa)
 
 
 def linear_attention(
@@ -58,7 +59,8 @@ def linear_attention(
     isa: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """``llmjax.kernels.recurrent.linear_attention.linear_attention`` by the library; ``isa`` as for `gated_delta`."""
-    return _recurrence(q, k, v, decay, jnp.zeros(0, jnp.float32), states, batch, page_size=page_size, isa=isa)
+    without = jnp.zeros(0, jnp.float32)  # where no token says how much of it is written
+    return gated_delta(q, k, v, decay, without, states, batch, page_size=page_size, isa=isa)
 
 
 def causal_convolution(
@@ -72,22 +74,6 @@ def causal_convolution(
 ) -> tuple[jax.Array, jax.Array]:
     """``llmjax.kernels.recurrent.convolution.causal_convolution`` by the library; ``isa`` as for `gated_delta`."""
     return _call("llmjax_convolution", (x, weight), states, batch, out=x.shape, page_size=page_size, isa=isa)
-
-
-def _recurrence(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    decay: jax.Array,
-    beta: jax.Array,
-    states: jax.Array,
-    batch: RaggedBatch,
-    *,
-    page_size: int,
-    isa: str | None,
-) -> tuple[jax.Array, jax.Array]:
-    tokens = (q, k, v, decay, beta)
-    return _call("llmjax_recurrence", tokens, states, batch, out=v.shape, page_size=page_size, isa=isa)
 
 
 def _call(

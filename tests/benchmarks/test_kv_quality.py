@@ -54,6 +54,7 @@ def test_the_table_of_a_tiny_model(tmp_path: Path, compile_cache_dir: str, capsy
     (tmp_path / "t.txt").write_text(TEXT, encoding="utf-8")
     flags = f"{MODEL} --text {tmp_path / 't.txt'} --prompts 4 --prompt-tokens 16 --new-tokens 8 --reference float32"
     settings = f"--settings tokenizer={TESTS / 'engine/golden/characters'} dtype=float32 max_num_batched_tokens=16"
+    settings += " max_num_seqs=4"
     settings += f" compilation_cache_dir={compile_cache_dir}"
     assert main([*flags.split(), "--types", "fp8_e5m2", *settings.split()]) == 0
     shown = capsys.readouterr().out.splitlines()

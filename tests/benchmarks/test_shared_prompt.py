@@ -30,6 +30,7 @@ def test_both_arrangements(tmp_path: Path, compile_cache_dir: str, capsys: pytes
     model = [str(TESTS / "models/golden/llama"), "--tokenizer", str(TESTS / "engine/golden/characters")]
     flags = "--streams 2 --common 32 --own 8 --new-tokens 3 --rounds 2 --dtype float32 --kv-cache-memory-bytes 4MiB"
     files = ["--output-json", str(tmp_path / "shared.json"), "--compilation-cache-dir", compile_cache_dir]
+    files += ["--max-num-batched-tokens", "16"]
     assert main(["--model", *model, *flags.split(), *files]) == 0
     assert "2 streams at 40 tokens, 32 of them common" in capsys.readouterr().out
     figures = json.loads((tmp_path / "shared.json").read_text())["figures"]

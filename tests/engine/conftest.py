@@ -14,6 +14,7 @@ import pytest
 
 from llmjax import LLM, models
 from llmjax.checkpoint import open_checkpoint
+from llmjax.engine import offload
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.models.layers.state import make_stacks
 
@@ -143,3 +144,12 @@ def engine_of(_engines: Callable[..., LLM]) -> Iterator[Callable[..., LLM]]:
         stats = llm.kv_stats()
         assert (stats.used, stats.free + stats.cached) == (0, stats.total)
         assert llm._frontend.num_requests == 0
+
+
+@pytest.fixture(scope="module")
+def patience() -> Iterator[None]:
+    """Pages that come from elsewhere are waited for, however busy the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offload, "FETCH_SECONDS", 300.0)
+        patch.setattr(offload, "CLOSE_SECONDS", 300.0)
+        yield

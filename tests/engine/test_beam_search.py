@@ -16,6 +16,8 @@ from llmjax.engine.beam_search import BeamSearch
 from llmjax.errors import GenerationFailed, InvalidRequest
 from llmjax.outputs import Logprob
 
+pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
+
 GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
 CHARACTERS = Path(__file__).parent / "golden" / "characters"
 VOCAB, EOS = 96, 2

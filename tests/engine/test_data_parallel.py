@@ -22,6 +22,8 @@ from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
 from tests.engine.test_process import Recorder, alive, collect, until
 
+pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
+
 GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
 FOREVER = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
 SHORT = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

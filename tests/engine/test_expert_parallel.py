@@ -24,9 +24,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 MORE_CASES: dict[str, dict[str, Any]] = {
     "shared experts, latent attention": {"model": "deepseek-v3", "devices": [1, 2], "settings": WHOLE},
-    "four experts on two devices and on three": {
+    "four experts on three devices": {
         "model": "mixtral",
-        "devices": [1, 2, 3],
+        "devices": [1, 3],
         "settings": WHOLE | OF_ONE_LAYER,
     },
     "biases": {"model": "gpt-oss", "devices": [1, 3], "settings": WHOLE},

@@ -19,6 +19,8 @@ from llmjax.outputs import CompletionOutput, Logprob, RequestOutput
 from llmjax.sampling.params import RequestOutputKind, SamplingParams
 from llmjax.tokenizer import Tokenizer, load_tokenizer
 
+pytestmark = pytest.mark.once  # no device computes here
+
 TOKENIZER = load_tokenizer(Path(__file__).parent / "golden" / "characters")
 EOS = 2
 INFO = EngineInfo(

@@ -23,6 +23,8 @@ from llmjax.engine.wire import Channel, Failed, Failure, Leave
 from llmjax.errors import CompileError, ConfigError, EngineDead, LLMJaxError
 from llmjax.kernels.cpu import shared_sum
 
+pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
+
 HOST = "127.0.0.1"
 BUCKET = Bucket(tokens=4, rows=4, decode=True, steps=8)
 

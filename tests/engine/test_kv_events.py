@@ -30,6 +30,8 @@ from llmjax.kv_events import KVEventsConfig
 from llmjax.models.layers.state import AllTokens, LastState, LastTokens
 from tests.engine.test_scheduler import SimulatedEngine, check_results, run, shapes, workloads
 
+pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
+
 GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
 ALL = AllTokens()
 
@@ -311,6 +313,7 @@ def test_an_engine_tells_of_its_pages(context: Any, endpoints: tuple[str, str], 
         max_num_batched_tokens=16,
         decode_steps=1,
         kv_cache_memory_bytes=2**19,
+        kv_cache_dtype="int8",  # as in tests of offloading, whose programs these are
         compilation_cache_dir=compile_cache_dir,
         compile_threads=1,
         kv_events_config=options,

@@ -17,7 +17,7 @@ import pytest
 
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
-from llmjax.engine import offload, page_transfer
+from llmjax.engine import page_transfer
 from llmjax.engine.host_pages import PageFormat
 from llmjax.engine.offload import PagesLost
 from llmjax.engine.page_transfer import PageGiver, PageTaker
@@ -25,6 +25,8 @@ from llmjax.errors import ConfigError, InvalidRequest
 from llmjax.kv_transfer import KVTransfer, KVTransferConfig
 from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Span
 from tests.engine.test_scheduler import Arrival, Shape, SimulatedEngine, alone, prompt_of, request, run
+
+pytestmark = pytest.mark.usefixtures("patience")
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 ALL, STATE = AllTokens(), LastState()
@@ -37,14 +39,6 @@ SHAPE = Shape(
     max_model_len=64,
     host_pages=100,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def patience() -> Iterator[None]:
-    """What is asserted does not depend on how busy the machine is."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offload, "FETCH_SECONDS", 300.0)
-        yield
 
 
 def free_port() -> int:

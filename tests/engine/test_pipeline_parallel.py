@@ -91,6 +91,7 @@ def check(model: Path, stages: int, *all_params: SamplingParams, **settings: Any
     np.testing.assert_allclose([x for _, x in several], [x for _, x in one], atol=1e-4)
 
 
+@pytest.mark.once  # stages speak over sockets; what each computes, other tests compute with every JAX
 def test_every_feature_of_sampling_in_three_stages() -> None:
     overrides = {"max_position_embeddings": CONTEXT}
     check(GOLDEN / "llama", 3, LONG, EVERYTHING, LONG, hf_overrides=overrides, max_model_len=CONTEXT)
@@ -99,9 +100,9 @@ def test_every_feature_of_sampling_in_three_stages() -> None:
 @pytest.mark.slow
 def test_windows_and_drafts_in_two_stages() -> None:
     """Six layers of two kinds, of which a stage may have one alone."""
-    with staged(GOLDEN / "gemma3", 1) as llm:
+    with staged(GOLDEN / "gemma3", 1, max_num_seqs=1) as llm:
         expected = tokens_of(found(llm, LONG_ENOUGH, EVERYTHING))
-    settings: dict[str, Any] = {"speculative_config": NGRAM, "kv_cache_dtype": "float32"}
+    settings: dict[str, Any] = {"speculative_config": NGRAM, "kv_cache_dtype": "float32", "max_num_seqs": 1}
     with staged(GOLDEN / "gemma3", 2, **settings) as llm:
         llm.warm_up()  # there are no drafts before
         llm.engine._speculation._pays = lambda rows, more: True
@@ -134,10 +135,10 @@ def test_forms_of_output_in_two_stages() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stages"),
-    [("deepseek-v3", 2), ("qwen3-next", 3), ("mamba2", 2), ("gpt2", 2), ("mixtral", 3), ("falcon-h1", 2), ("opt", 2)],
+    [("deepseek-v3", 2), ("qwen3-next", 3), ("mamba2", 2), ("gpt2", 2), ("falcon-h1", 2)],
 )
 def test_families(name: str, stages: int) -> None:
-    """Latent vectors, recurrent states, learned positions, experts, two mixers in a layer."""
+    """Latent vectors and experts, recurrent states, alone too, learned positions, two mixers in a layer."""
     check(GOLDEN / name, stages, LONG_ENOUGH, EVERYTHING, LONG_ENOUGH, max_model_len=64)
 
 

@@ -30,6 +30,8 @@ from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
 from llmjax.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
+
 GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
 CHARACTERS = Path(__file__).parent / "golden" / "characters"
 LONG_CONTEXT = 4096

@@ -49,6 +49,8 @@ from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.settings import RequestSampling
 from llmjax.speculative import SpeculativeConfig
 
+pytestmark = pytest.mark.once  # no device computes here
+
 VOCAB = 5
 STOP = 4
 ALL, STATE = AllTokens(), LastState()

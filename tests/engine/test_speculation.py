@@ -60,8 +60,8 @@ def drafted_of(engine_of: Callable[..., LLM]) -> Callable[..., LLM]:
 def engines(engine_of: Callable[..., LLM], drafted_of: Callable[..., LLM]) -> Engines:
     """One that decodes plainly, and one that does not. Pages for less than two full contexts: many long requests at
     once preempt each other."""
-    settings = {"text": True, "kv_cache_memory_bytes": 28 * 1536}
-    return engine_of("llama", **settings), drafted_of("llama", **settings, decode_steps=1)
+    plain = engine_of("llama", text=True, kv_cache_memory_bytes=28 * 1536)
+    return plain, drafted_of("llama", text=True, kv_cache_memory_bytes=20 * 1536, **SMALL)
 
 
 class AlwaysWorthIt(Speculation):
@@ -83,12 +83,12 @@ class OfAnyLength(Speculation):
         return self.lengths[-1]
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "deepseek-v2-lite"])
+@pytest.mark.parametrize("family", ["mistral", "deepseek-v2-lite"])
 def test_greedy_tokens_are_those_of_the_plain_model(
     drafted_of: Callable[..., LLM], plain: Callable[[str], Any], family: str
 ) -> None:
-    """All keys, windows, latent attention."""
-    llm = drafted_of(family, **SMALL)
+    """Windows, latent attention; all keys are in the tests below."""
+    llm = drafted_of(family, max_num_seqs=1, decode_steps=1)
     drafts, accepted = llm.stats.draft_tokens, llm.stats.accepted_tokens
     expected = [plain(family).greedy(prompt, 40) for prompt in PROMPTS]
     for count in (1, 3):
@@ -98,8 +98,8 @@ def test_greedy_tokens_are_those_of_the_plain_model(
 
 
 def test_greedy_tokens_with_an_int8_cache(engine_of: Callable[..., LLM], drafted_of: Callable[..., LLM]) -> None:
-    settings = {**SMALL, "kv_cache_dtype": "int8"}
-    plain, drafted = engine_of("llama", **settings), drafted_of("llama", **settings)
+    settings = {**SMALL, "kv_cache_dtype": "int8", "kv_cache_memory_bytes": 2**19}
+    plain, drafted = engine_of("llama", **settings), drafted_of("llama", **{**settings, "max_num_seqs": 1})
     assert outputs_of(drafted, PROMPTS, greedy()) == outputs_of(plain, PROMPTS, greedy())
     assert drafted.stats.accepted_tokens > 0
 

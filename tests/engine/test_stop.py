@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.engine.stop import StopMatcher
+
+pytestmark = pytest.mark.once  # no device computes here
 
 letters = st.text("ab", min_size=1, max_size=4)
 

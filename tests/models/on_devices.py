@@ -27,6 +27,7 @@ from llmjax.models import ModelConfig, abstract_model, init_random, merge, model
 from llmjax.models.layers.state import make_stacks
 from llmjax.parallel.division import Division
 from llmjax.parallel.shards import cut_array
+from tests.models.conftest import SOON
 
 F32 = jnp.dtype(jnp.float32)
 PAGE = 8
@@ -91,7 +92,9 @@ def run(
         )
         lowered = program.lower(params, kv, jnp.asarray(tokens[start:end]), jnp.arange(start, end), batch)
         sums.append(lowered.as_text().count("stablehlo.all_reduce"))
-        logits, kv = lowered.compile()(params, kv, jnp.asarray(tokens[start:end]), jnp.arange(start, end), batch)
+        logits, kv = lowered.compile(compiler_options=SOON)(
+            params, kv, jnp.asarray(tokens[start:end]), jnp.arange(start, end), batch
+        )
         found.append(np.asarray(logits)[:, : config.vocab_size])
 
     def shape(x: jax.Array) -> tuple[int, ...]:

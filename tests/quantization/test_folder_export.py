@@ -21,6 +21,8 @@ from llmjax.quantization.plan import SavePlan
 from llmjax.quantization.rounding import Result, round_to_nearest
 from llmjax.weights.uniform import SAVED_SCHEMES
 
+pytestmark = pytest.mark.once  # files are written and read by NumPy
+
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 FAMILIES = ["llama", "llama-bias", "mistral", "qwen2", "qwen3", "gemma3"]
 OWN_NAMES = ["yi", "falcon-7b", "gpt2", "chatglm", "stablelm-2-12b", "nemotron-h-moe", "dbrx", "lfm2-moe", "mamba2"]

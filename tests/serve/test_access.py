@@ -17,6 +17,8 @@ from llmjax.errors import ConfigError
 from llmjax.serve.app import create_app
 from llmjax.serve.routes.models import _card
 
+pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
+
 
 class Idle:
     """An engine that is asked for nothing."""

@@ -24,6 +24,8 @@ from llmjax.serve.errors import ApiError
 from llmjax.serve.files import FileStore
 from llmjax.serve.limits import BodyLimits
 
+pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
+
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 KEYS = ("first-key", "second-key")
 MOST_BYTES, MOST_FILE = 200_000, 50_000

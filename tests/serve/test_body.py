@@ -20,6 +20,8 @@ from llmjax.serve.protocol.common import GenerationRequest, StreamOptions, sampl
 from llmjax.serve.protocol.completions import CompletionRequest
 from llmjax.serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
+pytestmark = pytest.mark.once  # no device computes here
+
 MODELS: list[Any] = [ChatRequest, CompletionRequest, TokenizeChatRequest, TokenizeTextRequest, DetokenizeRequest]
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

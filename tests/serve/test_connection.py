@@ -14,6 +14,8 @@ import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
 
+pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
+
 HEADERS = b"Host: localhost\r\nContent-Type: application/json\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\n" + HEADERS
 GET = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -17,6 +17,8 @@ from llmjax.config import EngineConfig
 from tests.engine.test_process import alive
 from tests.serve.test_run import ENDLESS, children, process, stream
 
+pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
+
 LOADING = 120.0  # seconds that a process has to be there again, however busy the machine is
 
 

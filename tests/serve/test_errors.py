@@ -12,6 +12,8 @@ import pytest
 from llmjax.config import ServerConfig
 from llmjax.serve.limits import BodyLimits
 
+pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
+
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 JSON = {"content-type": "application/json"}

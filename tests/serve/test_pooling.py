@@ -19,6 +19,8 @@ from llmjax.config import EngineConfig, ServerConfig
 from tests.pooled_models import RERANKER, golden, pair, split_prompt, words, write_with_tokenizer
 from tests.serve.conftest import Running
 
+pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
+
 
 def config(name: str, folder: Path, cache: str, *, ends: bool, **settings: Any) -> EngineConfig:
     return EngineConfig(

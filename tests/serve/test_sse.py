@@ -13,6 +13,8 @@ from llmjax.serve.context import RequestRecord
 from llmjax.serve.errors import ApiError, ClientDisconnected
 from llmjax.serve.sse import EventStream
 
+pytestmark = pytest.mark.once  # no device computes here
+
 
 def play(
     events: AsyncGenerator[bytes, None],

@@ -13,6 +13,8 @@ from llmjax.config import EngineConfig, ServerConfig
 from llmjax.engine import offload
 from tests.serve.conftest import Running
 
+pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
+
 GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
 PROMPT = [1, 5, 9, 2, 7, 3, 8, 4, 6, 11, 1, 5, 9, 2, 7, 3, 8, 4]
 BODY: dict[str, Any] = {"prompt": PROMPT, "temperature": 0, "return_token_ids": True}
@@ -48,7 +50,9 @@ def servers(compile_cache_dir: str, start_server: Callable[..., Any]) -> Iterato
             page_size=4,
             max_num_seqs=2,
             max_num_batched_tokens=16,
+            decode_steps=1,
             kv_cache_memory_bytes=2**19,
+            kv_cache_dtype="int8",
             compilation_cache_dir=compile_cache_dir,
             kv_transfer_config={
                 "kv_connector": "NixlConnector",

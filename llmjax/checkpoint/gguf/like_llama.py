@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -136,61 +137,42 @@ def _minicpm(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> 
     }
 
 
+_plain = partial(Architecture, layer_tensors=LLAMA_LAYER)
+_permuted = partial(_plain, permuted_qk=True)
+
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
-        "llama": Architecture(
+        "llama": _permuted(
             hf_class="LlamaForCausalLM",
             model_type="llama",
             layer_tensors=LLAMA_LAYER | EXPERT_TENSORS,
-            permuted_qk=True,
             specialize=_llama,
         ),
-        "mistral3": Architecture(
-            hf_class="Ministral3ForCausalLM",
-            model_type="ministral3",
-            layer_tensors=LLAMA_LAYER,
-            permuted_qk=True,
-            specialize=_mistral3,
-        ),
-        "arcee": Architecture(
-            hf_class="ArceeForCausalLM",
-            model_type="arcee",
-            layer_tensors=LLAMA_LAYER,
-            permuted_qk=True,
-            activation=("hidden_act", "relu2"),
-        ),
-        "olmo": Architecture(
+        "mistral3": _permuted(hf_class="Ministral3ForCausalLM", model_type="ministral3", specialize=_mistral3),
+        "arcee": _permuted(hf_class="ArceeForCausalLM", model_type="arcee", activation=("hidden_act", "relu2")),
+        "olmo": _permuted(
             hf_class="OlmoForCausalLM",
             model_type="olmo",
-            layer_tensors=LLAMA_LAYER,
-            permuted_qk=True,
             eps=(LAYER_NORM, "layer_norm_eps"),
             specialize=_olmo,
         ),
-        "nemotron": Architecture(
+        "nemotron": _plain(
             hf_class="NemotronForCausalLM",
             model_type="nemotron",
-            layer_tensors=LLAMA_LAYER,
             norm_offset=1.0,
             eps=(LAYER_NORM, "norm_eps"),
             activation=("hidden_act", "relu2"),
         ),
-        "qwen2": Architecture(
-            hf_class="Qwen2ForCausalLM",
-            model_type="qwen2",
-            layer_tensors=LLAMA_LAYER,
-            bias_keys=False,
-        ),
+        "qwen2": _plain(hf_class="Qwen2ForCausalLM", model_type="qwen2", bias_keys=False),
         "qwen3": Architecture(
             hf_class="Qwen3ForCausalLM",
             model_type="qwen3",
             layer_tensors=LLAMA_LAYER | HEAD_NORMS,
             specialize=encoders.qwen3,
         ),
-        "gemma": Architecture(
+        "gemma": _plain(
             hf_class="GemmaForCausalLM",
             model_type="gemma",
-            layer_tensors=LLAMA_LAYER,
             norm_offset=1.0,
             activation=("hidden_act", "gelu_pytorch_tanh"),
         ),
@@ -210,39 +192,16 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             activation=("hidden_activation", "gelu_pytorch_tanh"),
             specialize=_gemma3,
         ),
-        "phi3": Architecture(
-            hf_class="Phi3ForCausalLM",
-            model_type="phi3",
-            layer_tensors=LLAMA_LAYER,
-            fused_gate=True,
-            specialize=phi3,
-        ),
-        "smollm3": Architecture(
-            hf_class="SmolLM3ForCausalLM",
-            model_type="smollm3",
-            layer_tensors=LLAMA_LAYER,
-            permuted_qk=True,
-        ),
-        "granite": Architecture(
-            hf_class="GraniteForCausalLM",
-            model_type="granite",
-            layer_tensors=LLAMA_LAYER,
-            permuted_qk=True,
-            specialize=granite,
-        ),
+        "phi3": _plain(hf_class="Phi3ForCausalLM", model_type="phi3", fused_gate=True, specialize=phi3),
+        "smollm3": _permuted(hf_class="SmolLM3ForCausalLM", model_type="smollm3"),
+        "granite": _permuted(hf_class="GraniteForCausalLM", model_type="granite", specialize=granite),
         "olmo2": Architecture(
             hf_class="Olmo2ForCausalLM",
             model_type="olmo2",
             layer_tensors=LLAMA_LAYER | HEAD_NORMS | NORMS_BEHIND,
             specialize=_olmo2,
         ),
-        "chatglm": Architecture(
-            hf_class="GlmForCausalLM",
-            model_type="glm",
-            layer_tensors=LLAMA_LAYER,
-            fused_gate=True,
-            specialize=glm,
-        ),
+        "chatglm": _plain(hf_class="GlmForCausalLM", model_type="glm", fused_gate=True, specialize=glm),
         "glm4": Architecture(
             hf_class="Glm4ForCausalLM",
             model_type="glm4",
@@ -250,14 +209,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             fused_gate=True,
             specialize=glm,
         ),
-        "internlm2": Architecture(
-            hf_class="InternLM2ForCausalLM",
-            model_type="internlm2",
-            layer_tensors=LLAMA_LAYER,
-            permuted_qk=True,
-            specialize=_internlm2,
-        ),
-        "exaone": Architecture(hf_class="ExaoneForCausalLM", model_type="exaone", layer_tensors=LLAMA_LAYER),
+        "internlm2": _permuted(hf_class="InternLM2ForCausalLM", model_type="internlm2", specialize=_internlm2),
+        "exaone": _plain(hf_class="ExaoneForCausalLM", model_type="exaone"),
         "exaone4": Architecture(
             hf_class="Exaone4ForCausalLM",
             model_type="exaone4",
@@ -280,30 +233,13 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             layer_tensors=LLAMA_LAYER | NORM_BEFORE_MLP,
             specialize=_seed_oss,
         ),
-        "ernie4_5": Architecture(
-            hf_class="Ernie4_5ForCausalLM",
-            model_type="ernie4_5",
-            layer_tensors=LLAMA_LAYER,
-            bias_keys=False,
-            specialize=ernie,
-        ),
+        "ernie4_5": _plain(hf_class="Ernie4_5ForCausalLM", model_type="ernie4_5", bias_keys=False, specialize=ernie),
         "hunyuan-dense": Architecture(
             hf_class="HunYuanDenseV1ForCausalLM",
             model_type="hunyuan_v1_dense",
             layer_tensors=LLAMA_LAYER | HEAD_NORMS,
         ),
-        "minicpm": Architecture(
-            hf_class="MiniCPMForCausalLM",
-            model_type="minicpm",
-            layer_tensors=LLAMA_LAYER,
-            permuted_qk=True,
-            specialize=_minicpm,
-        ),
-        "baichuan": Architecture(
-            hf_class="BaichuanForCausalLM",
-            model_type="baichuan",
-            layer_tensors=LLAMA_LAYER,
-            permuted_qk=True,
-        ),
+        "minicpm": _permuted(hf_class="MiniCPMForCausalLM", model_type="minicpm", specialize=_minicpm),
+        "baichuan": _permuted(hf_class="BaichuanForCausalLM", model_type="baichuan"),
     }
 )
