@@ -6,6 +6,7 @@ them, they are two dispatches, with the rows' ends as the first one's result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,6 +26,9 @@ from llmjax.sampling.whole_rows import on_whole_rows
 
 if TYPE_CHECKING:
     from llmjax.models import CausalLM
+
+# Of some rows: hidden states, last tokens, what is asked for, the tokens that may be sampled.
+_Own = tuple[jax.Array, jax.Array, SamplingBatch, jax.Array | None]
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits exist at once
 LOGPROB_BYTES = 32 << 20  # that these take at most; what is twice as large, glibc maps afresh at every step
@@ -55,6 +59,11 @@ def ends(hidden: jax.Array, batch: StepBatch) -> Ends:
     )
 
 
+def few_rows(rows: int) -> int:
+    """How many of a mixed step's rows `sample` has a way of their own for: more cost less than all of them do."""
+    return min(-(-rows // 8), rows - 1)
+
+
 def sample(
     model: CausalLM,
     state: DeviceState,
@@ -63,10 +72,12 @@ def sample(
     max_logprobs: int,
     mask: jax.Array | None = None,
     waits: jax.Array | None = None,
+    few: int = 0,
 ) -> tuple[DeviceState, Sampled]:
     """Samples a token behind each row's last one, and notes it and how far the layers have got as the slots'.
 
-    Rows in the middle of a prompt sample too (one shape for all), but nothing of it is kept.
+    Rows in the middle of a prompt sample too (one shape for all), but nothing of it is kept. Where no more than a few
+    rows sample, logits are of these alone: most rows of a step that computes a prompt are padding.
 
     Args:
         model: with its weights.
@@ -75,6 +86,7 @@ def sample(
         max_logprobs: top alternatives that are reported.
         mask: i32 [R, ceil(V / 32)], the tokens that a row may sample, as bits; None: all.
         waits: bool [], nothing is sampled or noted yet, for another dispatch does it; None: never.
+        few: rows, fewer than there are; 0: all rows sample or none.
     """
     rows, slot = state.rows, ends.slot
     goes_on = ends.last_token != ENDED
@@ -83,20 +95,29 @@ def sample(
     samples = (ends.steps > 0) & goes_on
     asked = SamplingBatch.from_words(rows.word("sampling", slot), slot=slot, samples=samples, position=ends.kv_len)
 
-    def found() -> tuple[SampleOutput, jax.Array]:
-        logits = model.logits(ends.hidden)
+    everyone = (ends.hidden, ends.last_token, asked, mask)
+
+    def found(own: _Own) -> tuple[SampleOutput, jax.Array]:
+        hidden, last_token, asked, mask = own
+        logits = model.logits(hidden)
         chosen = sampler.choose(
-            logits, state.sampler, asked, last_token=ends.last_token, max_logprobs=max_logprobs, mask=mask
+            logits, state.sampler, asked, last_token=last_token, max_logprobs=max_logprobs, mask=mask
         )
         return chosen, _finite(logits)
 
-    def nothing() -> tuple[SampleOutput, jax.Array]:
+    def nothing(own: _Own) -> tuple[SampleOutput, jax.Array]:
         tokens = jnp.zeros_like(slot)
         blank = no_logprobs(len(slot), max_logprobs=max_logprobs, max_scored=state.sampler.max_scored)
         return SampleOutput(tokens, blank), tokens == 0
 
-    # What the host is waited for costs no product with the vocabulary before it.
-    chosen, finite = found() if waits is None else jax.lax.cond(waits, nothing, found)
+    # Where the host is waited for, or all rows are in the middle of their prompts, there is no product with the
+    # vocabulary.
+    if few:
+        chosen, finite = _found_of_few(found, nothing, everyone, samples, few=few)
+    elif waits is not None:
+        chosen, finite = jax.lax.cond(waits, nothing, found, everyone)
+    else:
+        chosen, finite = found(everyone)
     slots = sampler.count(state.sampler, asked, chosen.tokens)
     tokens = jnp.where(finite, chosen.tokens, NOT_FINITE)
     stopped = jnp.any(tokens[:, None] == rows.word("stops", slot), axis=1) & (ends.kv_len >= rows.word("min_len", slot))
@@ -110,6 +131,28 @@ def sample(
     )
     new_state = replace(state, rows=new_rows, sampler=slots)
     return new_state, Sampled(jnp.where(samples, tokens, NO_TOKEN), chosen.logprobs)
+
+
+def _found_of_few(
+    found: Callable[[_Own], tuple[SampleOutput, jax.Array]],
+    nothing: Callable[[_Own], tuple[SampleOutput, jax.Array]],
+    everyone: _Own,
+    samples: jax.Array,
+    *,
+    few: int,
+) -> tuple[SampleOutput, jax.Array]:
+    """What is ``found`` of the rows that sample (bool [R]): of all rows only if more than a few do."""
+    count = jnp.cumsum(samples, dtype=jnp.int32)  # up to each row
+
+    def found_of_few(everyone: _Own) -> tuple[SampleOutput, jax.Array]:
+        row = jnp.searchsorted(count, jnp.arange(1, few + 1), method="compare_all")
+        row = jnp.minimum(row, len(samples) - 1)  # there may be fewer
+        own = found(jax.tree.map(lambda x: x[row], everyone))
+        return jax.tree.map(lambda x: x[jnp.clip(count - 1, 0, few - 1)], own)
+
+    total = count[-1]
+    which = (total > 0).astype(jnp.int32) + (total > few)
+    return jax.lax.switch(which, (nothing, found_of_few, found), everyone)
 
 
 def verify(

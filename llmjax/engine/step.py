@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from llmjax import models
 from llmjax.engine.batch import BatchLayout, StepBatch
 from llmjax.engine.device_state import NO_TOKEN, DeviceState, Ends, StepOutput
-from llmjax.engine.heads import Sampled, ends, sample, score, verify
+from llmjax.engine.heads import Sampled, ends, few_rows, sample, score, verify
 from llmjax.engine.pooling import pool
 from llmjax.engine.proposal import DraftGraph, of_groups, propose, take_in
 from llmjax.kernels.qtensor import rounding_decodes
@@ -112,7 +112,8 @@ def step(
         state, hidden = run(model, state, batch)
         state = followed(others, state, batch)
         last = ends(hidden, batch)
-        state, sampled = sample(model, state, last, max_logprobs=max_logprobs, waits=batch.waits)
+        few = few_rows(layout.bucket.rows)
+        state, sampled = sample(model, state, last, max_logprobs=max_logprobs, waits=batch.waits, few=few)
         return state, StepOutput(
             tokens=sampled.tokens[None],
             logprobs=jax.tree.map(lambda x: x[None], sampled.logprobs),
@@ -221,7 +222,8 @@ def sample_masked(
         The state, and what was sampled as in ``StepOutput``.
     """
     model = _merged(rounding_decodes(weights) if decode else weights, graph=graph, names=names)
-    state, sampled = sample(model, state, ends, max_logprobs=max_logprobs, mask=mask)
+    few = 0 if decode else few_rows(mask.shape[0])
+    state, sampled = sample(model, state, ends, max_logprobs=max_logprobs, mask=mask, few=few)
     return state, jax.tree.map(lambda x: x[None], sampled)
 
 

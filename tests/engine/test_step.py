@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from llmjax import models
 from llmjax.engine.batch import BatchLayout
 from llmjax.engine.device_state import NO_TOKEN, DeviceState
 from llmjax.engine.graphs import _batches, _set_up
-from llmjax.engine.heads import ends, sample, score
+from llmjax.engine.heads import ends, few_rows, sample, score
 from llmjax.engine.programs import StepCompiler
 from llmjax.engine.step import begin, forward
 from llmjax.platforms import use_compilation_cache
@@ -66,24 +67,42 @@ def test_two_dispatches_do_what_one_does(decode: bool, compiler: StepCompiler) -
     layout = next(x for b, x in compiler.layouts.items() if b.decode is decode and (b.rows == 4 or not decode))
     program, split = compiler.compile(layout.bucket), Split(compiler, layout)
     chained, parted = _set_up(compiler, layout), _set_up(compiler, layout)
-    sampled = set()
-    for packed in _batches(compiler, layout):
+    sampled, counts = set(), set()
+    for packed in _with_fewer_rows(compiler, layout):
         chained, expected = program(compiler.weights, chained, packed)
         parted, hidden = split.first(compiler.weights, parted, packed)
         assert hidden.shape[0] == layout.bucket.tokens
         parted, found, scores = split.second(compiler.weights, parted, hidden, packed)
-        np.testing.assert_array_equal(found.tokens, expected.tokens[0])
-        sampled |= set(np.asarray(found.tokens).tolist())
+        tokens = np.asarray(found.tokens)
+        np.testing.assert_array_equal(tokens, expected.tokens[0])
+        samples = tokens != NO_TOKEN
+        sampled |= set(tokens.tolist())
+        counts.add(int(samples.sum()))
         for mine, its in zip(jax.tree.leaves(found.logprobs), jax.tree.leaves(expected.logprobs), strict=True):
-            np.testing.assert_allclose(mine, its[0], atol=1e-5)
+            np.testing.assert_allclose(np.asarray(mine)[samples], np.asarray(its)[0, samples], atol=1e-5)
         for mine, its in zip(jax.tree.leaves(scores), jax.tree.leaves(expected.prompt_logprobs), strict=True):
             np.testing.assert_allclose(mine, its, atol=1e-5)
     assert len(sampled - {NO_TOKEN}) > 3
+    assert counts == ({4} if decode else {0, 1, 4}) and few_rows(4) == 1
     for mine, its in zip(jax.tree.leaves(parted), jax.tree.leaves(chained), strict=True):
         if mine.dtype == np.float32:
             np.testing.assert_allclose(mine, its, atol=1e-5)
         else:
             np.testing.assert_array_equal(mine, its)
+
+
+def _with_fewer_rows(compiler: StepCompiler, layout: BatchLayout) -> Iterator[np.ndarray]:
+    """The graphs' batches; of mixed ones also those in which all rows but one are in the middle of their prompts, and
+    then all rows."""
+    yield from _batches(compiler, layout)
+    if layout.bucket.decode:
+        return
+    for i, packed in enumerate(_batches(compiler, layout)):
+        steps = layout.parts(packed)["steps"]
+        steps[np.arange(len(steps)) != i % 4] = 0
+        yield packed
+    steps[:] = 0
+    yield packed
 
 
 IN_PLACE = [
