@@ -252,7 +252,8 @@ class Engine:
         outputs: list[EngineOutput] = []
         self._clock.start()
         drafts, before = self._drafts(), None
-        if (drafts or self._runs_free()) and (before := self._pending) is not None:
+        wait = bool(drafts) or any(sequence.waits_to_be_read for sequence in self.scheduler.running)
+        if wait and (before := self._pending) is not None:
             self._clock.lap("plan")
             self._pending = None
             outputs = self._read(before)
@@ -286,11 +287,6 @@ class Engine:
         """Tells of the changes in the prefix cache."""
         if self._publisher is not None and (events := self.kv.take_events()):
             self._publisher.publish(EventBatch(time.time(), events, self._publisher.rank))
-
-    def _runs_free(self) -> bool:
-        """Some sequence goes on without a mask behind tokens that its grammar has to be asked about."""
-        running = self.scheduler.running
-        return any(s.free_run is not None and s.in_flight and not s.needs_mask for s in running)
 
     def _drafts(self) -> Mapping[Sequence, tuple[int, ...]]:
         """Guesses at what follows the tokens that are known, where it pays to verify them."""
@@ -464,8 +460,19 @@ class Engine:
         if count == len(finite) < len(tokens):
             return tokens  # the failure is behind tokens that hold
         run.ran(allowed=count, of=len(tokens))
-        sequence.rewound = sequence.rewound or count < len(tokens)
+        if count < len(tokens):
+            sequence.rewound = True
+            self._take_back(sequence)
         return tokens[:count]
+
+    def _take_back(self, sequence: Sequence) -> None:
+        """What a dispatch in flight samples of a sequence is not read: it goes on from a token that was refused."""
+        for row in () if self._pending is None else self._pending.plan.rows:
+            if row.sequence is sequence and row.samples:
+                row.samples = False
+                sequence.in_flight -= row.steps
+                if sequence.status is Status.RUNNING:
+                    self.kv.fall_short(sequence, row.span)
 
     def _take_tokens(
         self,
@@ -486,7 +493,7 @@ class Engine:
         request, known, before = sequence.request, sequence.tokens, len(sequence.tokens)
         params, stops = request.params, request.stop_token_ids
         output: EngineOutput | None = None
-        following = chain(tokens, _forced(sequence)) if sequence.jumps else tokens
+        following = chain(tokens, _forced(sequence)) if sequence.jumps and not self._samples(sequence) else tokens
         for step, token in enumerate(following):
             if token == NOT_FINITE:
                 outputs.append(self._fail(sequence))
@@ -520,6 +527,10 @@ class Engine:
             self._finish(sequence)
             break
         return len(known) - before
+
+    def _samples(self, sequence: Sequence) -> bool:
+        """Whether a dispatch in flight samples what comes next, and not only once the host has said what it may be."""
+        return sequence.in_flight > 0 and self._pending is not None and not self._pending.plan.waits
 
     def _give(self, sequence: Sequence) -> None:
         """Lets another server have the pages of the prompt, if the request says so."""

@@ -8,6 +8,7 @@ the one that is sampled, so where they are asked for there are no free runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
 
 MEMORY = 0.8  # weight of all runs before one among those up to it
 FADING = 0.9  # of refusals, with each token under a mask: some time another run is tried
-LEAST = 2.0  # tokens that a run should bring: fewer are not worth those that it may lose
+LEAST = 3  # steps of a run; a shorter one costs more than masks, for each token that is refused costs a step
+OVERHEAD = 0.15  # of a dispatch, beside its steps: parts of a step
 WIDE = 0.5  # share of the vocabulary that a mask leaves where a grammar asks for little, as inside strings
-PRIORS = {True: (8.0, 1.0), False: (2.0, 1.0)}  # tokens that were allowed, and that were not, before the first
+CERTAIN = 1 / 32  # chance of a refusal that is worth less than the time between two dispatches
+PRIORS = {True: (30.0, 1.0), False: (2.0, 1.0)}  # tokens that were allowed, and that were not, before the first
 
 
 class FreeRun:
@@ -32,9 +35,19 @@ class FreeRun:
 
     @property
     def steps(self) -> int:
-        """Tokens that the next dispatch may sample; 0: one, under a mask."""
+        """Tokens that the next dispatch may sample; 0: one, under a mask.
+
+        Where a token is refused with chance p, K steps lose p K / 2 of themselves, and save what K dispatches cost but
+        one: the best K is the root of 2 OVERHEAD / p.
+        """
         allowed, refused = self._counts[self._wide]
-        return 0 if self._masked or allowed < LEAST * refused else int(allowed / refused)
+        steps = int(math.sqrt(2 * OVERHEAD * allowed / refused))
+        return 0 if self._masked or steps < LEAST else steps
+
+    def is_certain(self, tokens: int) -> bool:
+        """Whether so many are so likely to be allowed that the host need not read them before the next are sampled."""
+        allowed, refused = self._counts[self._wide]
+        return not self._masked and tokens * refused <= CERTAIN * allowed
 
     def ran(self, *, allowed: int, of: int) -> None:
         """A run sampled so many tokens, of which the first ``allowed`` were."""

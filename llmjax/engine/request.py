@@ -168,6 +168,15 @@ class Sequence:
         return self.matcher is not None and (self.free_run is None or not self.free_run.steps)
 
     @property
+    def waits_to_be_read(self) -> bool:
+        """What is in flight has to be read before it goes on: its grammar may refuse some of it, and ``min_tokens`` are
+        counted by what is known."""
+        if self.free_run is None or not self.in_flight or self.needs_mask:
+            return False
+        few = len(self.tokens) - self.num_prompt_tokens < self.request.params.min_tokens
+        return few or not self.free_run.is_certain(self.in_flight)
+
+    @property
     def num_certain(self) -> int:
         """Tokens whose trace is in pages for certain when the next step runs."""
         return min(self.num_computed, len(self.tokens))

@@ -14,6 +14,7 @@ from llmjax import LLM, SamplingParams
 from llmjax.engine.engine import Engine
 from llmjax.engine.free_run import LEAST, PRIORS, FreeRun, num_allowed
 from llmjax.engine.pace import Pace
+from llmjax.engine.request import Sequence
 from llmjax.sampling.masks import bit_masks
 from llmjax.sampling.structured import StructuredOutputsParams
 from tests.engine.schemas import SCHEMAS
@@ -83,7 +84,8 @@ def test_tokens_are_those_of_masks(options: dict[str, Any], llm: LLM, monkeypatc
     monkeypatch.setattr(FreeRun, "ran", noting)
     llm.warm_up()
     monkeypatch.setattr(Pace, "steps", 4)  # however slow the machine is
-    for prior in (2.0, 50.0):  # the second has runs tried that are sure to fail
+    # The second has runs tried that are sure to fail, the third goes on before they have been read.
+    for prior in (2.0, 50.0, 1000.0):
         monkeypatch.setitem(PRIORS, False, (prior, 1.0))
         monkeypatch.setitem(PRIORS, True, (prior, 1.0))
         freely = [generated(llm, form, **options) for form in FORMS]
@@ -91,6 +93,33 @@ def test_tokens_are_those_of_masks(options: dict[str, Any], llm: LLM, monkeypatc
             patch.setattr(Engine, "_runs_freely", lambda *_: False)
             assert freely == [generated(llm, form, **options) for form in FORMS]
     assert any(allowed < of for allowed, of in runs) and any(allowed == of > 1 for allowed, of in runs)
+
+
+def test_what_was_refused_is_in_no_page(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes behind outputs is the same from cached pages and from none."""
+    taken: list[int] = []
+    take_back = Engine._take_back
+
+    def noting(engine: Engine, sequence: Sequence) -> None:
+        before = sequence.in_flight
+        take_back(engine, sequence)
+        taken.append(before - sequence.in_flight)
+
+    monkeypatch.setattr(Engine, "_take_back", noting)
+    for wide in (True, False):
+        monkeypatch.setitem(PRIORS, wide, (1000.0, 1.0))
+    llm.warm_up()
+    monkeypatch.setattr(Pace, "steps", 4)
+    written = [output for form in FORMS for output in generated(llm, form)]
+    assert any(taken)
+    llm.engine.kv.check()
+    prompts = [PROMPT + output for output in written]
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    found = llm.generate(prompts, params, use_tqdm=False)
+    assert any(output.num_cached_tokens > len(PROMPT) for output in found)
+    llm.reset_prefix_cache()
+    again = llm.generate(prompts, params, use_tqdm=False)
+    assert [a.outputs[0].token_ids for a in found] == [b.outputs[0].token_ids for b in again]
 
 
 @pytest.mark.parametrize("options", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"frequency_penalty": 1.0}], ids=str)
@@ -101,20 +130,33 @@ def test_what_looks_at_other_tokens_has_no_free_runs(
     generated(llm, FORMS[0], **options)
 
 
+def test_what_is_hardly_ever_refused_need_not_be_read_first() -> None:
+    run = FreeRun()
+    run.masked(0.9)
+    assert not run.is_certain(LEAST)
+    for _ in range(20):
+        run.ran(allowed=4, of=4)
+    assert run.is_certain(4) and not run.is_certain(100)
+    run.ran(allowed=3, of=4)
+    assert not run.is_certain(1)  # the token behind it has a mask
+    run.masked(0.9)
+    assert not run.is_certain(4)
+
+
 def test_a_run_is_as_long_as_the_last_ones_were() -> None:
     run = FreeRun()
     assert run.steps == 0  # the first token has a mask
     run.masked(0.9)
-    assert run.steps == 8
-    run.ran(allowed=8, of=8)
-    assert run.steps > 8
+    assert run.steps == LEAST
+    for _ in range(10):
+        run.ran(allowed=run.steps, of=run.steps)
+    assert run.steps > 2 * LEAST
     run.ran(allowed=0, of=8)
     assert run.steps == 0  # the token behind the refusal
     run.masked(0.1)
-    assert run.steps == 2  # where little is allowed, it is another matter
-    run.ran(allowed=0, of=2)
+    assert run.steps == 0  # where little is allowed, it is another matter
     tried = []
-    for _ in range(40):
+    for _ in range(200):
         run.masked(0.1)
         tried.append(run.steps)
         if run.steps:
