@@ -401,6 +401,42 @@ async def test_the_engine_dies(
     await engine.shutdown()
 
 
+async def test_a_process_that_the_engine_needs_goes_while_a_step_waits_for_it(
+    start_here: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams end, and so does the engine, although its thread hangs."""
+    watchers: list[Callable[[LLMJaxError], None]] = []
+    waits, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr("llmjax.engine.group.Alone.watch", lambda _, lost: watchers.append(lost))
+    monkeypatch.setattr("llmjax.engine.loop.LEAVE_SECONDS", 0.01)
+    engine = start_here(endless)
+
+    def hang(*_: Any) -> None:
+        waits.set()
+        go_on.wait(60)
+        raise RuntimeError("the exchange failed")
+
+    streams = [engine.generate([5], FOREVER, str(i)) for i in range(3)]
+    for stream in streams:
+        await anext(stream)
+    monkeypatch.setattr("llmjax.engine.runner.PendingStep.tokens", hang)
+    tasks = [asyncio.create_task(collect(stream)) for stream in streams]
+    await until(waits.is_set)
+    (lost,) = watchers
+    threading.Thread(target=lost, args=(EngineDead("rank 1 has gone"),)).start()
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+    assert [str(result) for result in results] == ["the engine stopped: rank 1 has gone"] * 3
+    with pytest.raises(EngineDead, match="rank 1 has gone"):
+        engine.check_health()
+    assert engine.exit_status == 1
+    await asyncio.wait_for(engine.shutdown(), 20)
+    assert isinstance(engine.client, ThreadEngine) and engine.client._thread is not None
+    assert engine.client._thread.is_alive() and not go_on.is_set()
+    go_on.set()
+    engine.client._thread.join(20)
+    assert str(engine.client.error) == "rank 1 has gone"
+
+
 async def test_the_engine_dies_while_the_first_request_is_on_its_way(
     start_here: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -398,16 +398,18 @@ class Engine:
         """Keeps on disk what a later start may find; for the end, and only once."""
         self.kv.close(self.runner)
 
-    def close(self, *, wait: bool = True) -> None:
+    def close(self, *, wait: bool = True, lost: bool = False) -> None:
         """Waits for the device and stops the compiler threads.
 
         Args:
             wait: for the compilations that have begun, too.
+            lost: the device waits for a process that has gone, and is not waited for.
         """
         try:
-            if self._pending is not None:
+            if self._pending is not None and not lost:
                 self._pending.tokens()
-            self.keep()
+            if not lost:
+                self.keep()
         finally:
             if self._publisher is not None:
                 self._publisher.close()

@@ -38,7 +38,7 @@ from llmjax.engine.programs import StepCompiler
 from llmjax.engine.rows import RowState
 from llmjax.engine.slots import SLOT_EDITS, TABLE_EDITS, Editor
 from llmjax.engine.wire import Failed, Failure, Leave
-from llmjax.errors import EngineDead
+from llmjax.errors import EngineDead, LLMJaxError
 from llmjax.host_memory import keep_freed_blocks
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.machine_share import WHOLE_MACHINE, MachineShare
@@ -57,18 +57,30 @@ def follow(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> NoRetur
         LLMJaxError: the model cannot be loaded, or rank 0 does not want this rank.
     """
     group = Follower(config)
+    group.watch(_end_without)
     try:
         _, compiler = load(config, group, share)
         Replica(compiler, threads=config.compile_threads or usable_cores()).run()
     except Exception as error:
+        group.close()  # what ends this process is known
         with suppress(OSError):  # it has gone, which may be why
             group.channel.send(Failed(Failure.of(error)))
         raise
     logger.info("rank 0 has ended")
+    _end(0)
+
+
+def _end_without(error: LLMJaxError) -> None:
+    """Ends the process as its group ends, whatever it computes or waits for."""
+    logger.error("%s", error)
+    _end(1)
+
+
+def _end(status: int) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads may be inside XLA, and the other processes are ending, too
+    os._exit(status)  # threads may be inside XLA, and the other processes are ending, too
 
 
 class Replica:

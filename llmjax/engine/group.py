@@ -67,6 +67,12 @@ MOST_REFUSALS = 4  # that an error tells of
 CAUSE_SECONDS = 5.0  # at most, from a failed exchange between devices to the end of the other process's connection
 SHUTDOWN_SECONDS = 5
 HEARTBEAT_SECONDS = 30  # without a sign of a process, after which JAX's coordinator holds it for dead
+SILENCE = {  # after which the connection to a machine that has gone without a word is broken; not all systems know these
+    "TCP_KEEPIDLE": 5,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 20_000,  # ms
+}
 
 # What ranks may have each for itself; all other settings decide programs.
 OWN_SETTINGS = frozenset(
@@ -214,7 +220,55 @@ class _Member:
         return f"rank {self.rank} ({self.where})"
 
 
-class Leader(Alone):
+class Several(Alone):
+    """A side of a group of several processes, which hears at once when another one has gone.
+
+    Args:
+        config: its own.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.size = config.nnodes
+        self._config = config
+        self._lock = threading.Lock()  # of what follows
+        self._closed = False
+        self._lost: LLMJaxError | None = None
+        self._is_lost = threading.Event()
+        self._watchers: list[Callable[[LLMJaxError], None]] = []
+
+    def watch(self, lost: Callable[[LLMJaxError], None]) -> None:
+        with self._lock:
+            self._watchers.append(lost)
+            already = self._lost
+        if already is not None:
+            lost(already)
+
+    def cause(self, error: Exception) -> Exception:
+        if not isinstance(error, LLMJaxError):
+            self._is_lost.wait(CAUSE_SECONDS)
+        return self._lost or error
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+
+    def _first(self, error: LLMJaxError) -> bool:
+        """Notes what the group has ended by; whether this has ended it."""
+        with self._lock:
+            if self._closed or self._lost is not None:
+                return False
+            self._lost = error
+        self._is_lost.set()
+        return True
+
+    def _tell_watchers(self, error: LLMJaxError) -> None:
+        with self._lock:
+            watchers = list(self._watchers)
+        for watcher in watchers:
+            watcher(error)
+
+
+class Leader(Several):
     """Rank 0.
 
     Args:
@@ -226,17 +280,11 @@ class Leader(Alone):
     """
 
     def __init__(self, config: EngineConfig, local: StartedRanks | None) -> None:
-        self.size = config.nnodes
-        self._config = config
+        super().__init__(config)
         self._local = local
         self._settings = shared_settings(config)
-        self._lock = threading.Lock()  # of what follows
-        self._compiling: dict[tuple[int, Program], Future[None]] = {}
+        self._compiling: dict[tuple[int, Program], Future[None]] = {}  # under the lock
         self._hidden: SimpleQueue[bytes | None] = SimpleQueue()  # of the last rank but this; None: a rank has gone
-        self._lost: LLMJaxError | None = None
-        self._is_lost = threading.Event()
-        self._watchers: list[Callable[[LLMJaxError], None]] = []
-        self._closed = False
         self._coming = threading.Condition()  # of what follows
         self._came: dict[int, _Member] = {}
         self._refusals: list[str] = []
@@ -314,24 +362,12 @@ class Leader(Alone):
             self._check()
         self._send(message)
 
-    def watch(self, lost: Callable[[LLMJaxError], None]) -> None:
-        with self._lock:
-            self._watchers.append(lost)
-            already = self._lost
-        if already is not None:
-            lost(already)
-
     def hidden(self) -> bytes:
         found = self._hidden.get()
         if found is None:
             self._hidden.put(None)  # for who asks again
             raise self._lost or EngineDead("the engine is closed")
         return found
-
-    def cause(self, error: Exception) -> Exception:
-        if not isinstance(error, LLMJaxError):
-            self._is_lost.wait(CAUSE_SECONDS)
-        return self._lost or error
 
     def close(self) -> None:
         with self._lock:
@@ -386,7 +422,7 @@ class Leader(Alone):
     def _admit(self, connection: socket.socket, where: str) -> None:
         """Hears who has connected."""
         connection.settimeout(FIRST_SECONDS)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _set_up(connection)
         channel = Channel(connection, ToLeader, limit=FIRST_BYTES)
         nonce = secrets.token_bytes(NONCE_BYTES)
         try:
@@ -456,21 +492,20 @@ class Leader(Alone):
             self._lose(member, _gone(member, error))
 
     def _lose(self, member: _Member, error: LLMJaxError) -> None:
-        with self._lock:
-            if self._closed or self._lost is not None:
-                return
-            self._lost = error
-            self._is_lost.set()
-            self._hidden.put(None)
-            futures: list[Future[Any]] = [*self._compiling.values(), *(other.loaded for other in self._members)]
-            futures += [other.met for other in self._members]
-            watchers = list(self._watchers)
+        if not self._first(error):
+            return
         logger.error("%s", error)
+        self._tell_watchers(error)  # before anything that may wait
+        self._hidden.put(None)
+        with self._lock:
+            futures: list[Future[Any]] = [*self._compiling.values(), *(other.loaded for other in self._members)]
+        futures += [other.met for other in self._members]
         for future in futures:
             if not future.done():
                 future.set_exception(error)
-        for watcher in watchers:
-            watcher(error)
+        for other in self._members:
+            if other is not member:
+                _refuse(other, str(error))
 
     def _check(self) -> None:
         if self._lost is not None:
@@ -507,7 +542,7 @@ def _refuse(member: _Member, reason: str) -> None:
     member.channel.end()
 
 
-class Follower(Alone):
+class Follower(Several):
     """Another rank.
 
     Args:
@@ -515,18 +550,20 @@ class Follower(Alone):
 
     Attributes:
         channel: to the leader.
+        messages: of the leader, until it ends.
 
     Raises:
         ConfigError: see ``group_of``.
     """
 
+    messages: Iterator[Any]
+
     def __init__(self, config: EngineConfig) -> None:
-        self.size = config.nnodes
-        self._config = config
+        super().__init__(config)
         self._where = f"rank 0 at {config.master_addr}:{config.master_port}"
         connection = self._connect()
         self.channel = Channel(connection, ToFollower)
-        self.messages = self.channel.receive()
+        self.messages = coming = self.channel.receive()
         try:
             challenge = self._next(Challenge)
             nonce = secrets.token_bytes(NONCE_BYTES)
@@ -540,6 +577,10 @@ class Follower(Alone):
             raise ConfigError(f"{self._where} does not know the master_secret of this rank")
         self._port = welcome.port
         self.neighbors = welcome.neighbors
+        self._agreed = False  # from then on who is refused need not be told elsewhere
+        heard: SimpleQueue[Any] = SimpleQueue()
+        self.messages = iter(heard.get, None)
+        threading.Thread(target=self._hear, args=(coming, heard), name="rank-0", daemon=True).start()
 
     def meet(self) -> None:
         if not self._config.is_staged:
@@ -559,6 +600,7 @@ class Follower(Alone):
     def agree(self, model: str, pages: list[int]) -> list[int]:
         self.channel.send(Loaded(model, pages))
         agreed: list[int] = self._next(Agreed).pages
+        self._agreed = True
         return agreed
 
     def _connect(self) -> socket.socket:
@@ -573,8 +615,27 @@ class Follower(Alone):
                     raise ConfigError(f"rank {config.node_rank} does not reach {self._where}: {error}") from error
                 time.sleep(RETRY_SECONDS)
             else:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                _set_up(connection)
                 return connection
+
+    def _hear(self, coming: Iterator[Any], heard: SimpleQueue[Any]) -> None:
+        """Takes what the leader says, whatever this process waits for: its end is known at once."""
+        error: LLMJaxError = EngineDead("rank 0 has gone")
+        try:
+            for message in coming:
+                heard.put(message)
+                if isinstance(message, Leave) or (isinstance(message, Refused) and not self._agreed):
+                    heard.put(None)
+                    return
+                if isinstance(message, Refused):
+                    error = EngineDead(message.reason)
+                    break
+        except (OSError, msgspec.MsgspecError) as broken:
+            if not isinstance(broken, ConnectionError):
+                error = EngineDead(f"{self._where} cannot be reached: {broken}")
+        heard.put(None)
+        if self._first(error):
+            self._tell_watchers(error)
 
     def _next(self, kind: type[T]) -> Any:
         message = next(self.messages, None)
@@ -633,6 +694,15 @@ def _initialize(config: EngineConfig, *, rank: int, port: int, address: str) -> 
         return xla_bridge.make_cpu_client(_jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address))
 
     xla_bridge.register_backend_factory("cpu", cpu_client, priority=0, fail_quietly=False)
+
+
+def _set_up(connection: socket.socket) -> None:
+    """Small messages leave at once, and a machine that is there no more is noticed."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in SILENCE.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _is_loopback(address: str) -> bool:

@@ -44,8 +44,17 @@ class InlineEngine(EngineClient):
         self.engine.abort(request_id, index)
 
     def outputs(self) -> list[EngineOutput]:
-        """Dispatches a step and returns what the one before brought."""
-        return self.engine.step()
+        """Dispatches a step and returns what the one before brought.
+
+        Raises:
+            EngineDead: a process that the engine needs has gone.
+        """
+        try:
+            return self.engine.step()
+        except Exception as error:
+            if (cause := self.engine.runner.cause(error)) is error:
+                raise
+            raise cause from error
 
     def control(self, control: Control) -> Future[Any]:
         future: Future[Any] = Future()

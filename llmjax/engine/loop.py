@@ -18,6 +18,8 @@ from llmjax.errors import EngineDead, GenerationFailed, LLMJaxError
 
 logger = logging.getLogger(__name__)
 
+LEAVE_SECONDS = 5.0  # that the thread of an engine that has died gets to end by itself
+
 
 @dataclass(frozen=True)
 class Abort:
@@ -61,9 +63,8 @@ class EngineLoop:
         self._engine = engine
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._deliver: Deliver = _drop
-        engine.runner.watch(lambda error: self._inbox.put(Fault(error)))
 
-    def send(self, message: EngineRequest | Abort | Stop) -> None:
+    def send(self, message: EngineRequest | Abort | Stop | Fault) -> None:
         """Any thread may."""
         self._inbox.put(message)
 
@@ -163,6 +164,7 @@ class ThreadEngine(RunningEngine):
         self._loop = EngineLoop(engine)
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._end = threading.Lock()
 
     @property
     def gguf(self) -> GGUFFile | None:
@@ -171,6 +173,12 @@ class ThreadEngine(RunningEngine):
     def start(self, *, deliver: Deliver, died: Died) -> None:
         self._thread = threading.Thread(target=self._run, args=(deliver, died), name="engine", daemon=True)
         self._thread.start()
+
+        def lost(error: LLMJaxError) -> None:
+            self._loop.send(Fault(error))
+            self._die(error, died)  # the thread may wait for devices that wait for the process that has gone
+
+        self.engine.runner.watch(lost)
 
     def submit(self, request: EngineRequest) -> int:
         self._loop.send(request)
@@ -190,18 +198,20 @@ class ThreadEngine(RunningEngine):
 
     def close(self) -> None:
         """Ends the thread and its compilers; compilations that have begun are not waited for."""
+        hangs = False
         if self._thread is not None:
             self.stop()
-            self._thread.join()
+            self._thread.join(None if self._error is None else LEAVE_SECONDS)
+            hangs = self._thread.is_alive()
         try:
-            self.engine.close(wait=False)
+            self.engine.close(wait=False, lost=hangs)
         except Exception:
             if self._error is None:  # else the device says again what the engine died of
                 raise
 
     @property
     def running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive() and self._error is None
 
     @property
     def error(self) -> BaseException | None:
@@ -211,9 +221,16 @@ class ThreadEngine(RunningEngine):
         try:
             self._loop.run(lambda outputs: deliver(outputs) if outputs else None)
         except Exception as error:
+            self._die(error, died)
+
+    def _die(self, error: Exception, died: Died) -> None:
+        """Once, whoever knows first."""
+        with self._end:
+            if self._error is not None:
+                return
             self._error = error
-            log_end(error)
-            died(error)
+        log_end(error)
+        died(error)
 
 
 def log_end(error: Exception) -> None:

@@ -171,8 +171,8 @@ class ProcessEngine(RunningEngine):
         """That of the process: 128 and the signal's number if one killed it, as shells have it."""
         if self._error is None:
             return 0
-        code = self._process.returncode
-        return 128 - code if code < 0 else code or 1
+        code = self._process.returncode or 1  # it may be ending yet
+        return 128 - code if code < 0 else code
 
     def _send(self, message: Any) -> None:
         # On a thread of its own, because a process that hangs takes nothing off the socket.
@@ -195,24 +195,33 @@ class ProcessEngine(RunningEngine):
         self._process.kill()  # unless it has ended
         code = self._process.wait()
         self._outbox.put(None)
-        if not self._stopping:
-            self._error = self._failed or broken or LLMJaxError(f"its process {how_it_ended(code)}")
-        with self._lock:
-            self._ended = True
-            questions, self._questions = self._questions, {}
-            died = self._died
-        for _, answer in questions.values():
-            answer.set_exception(EngineDead("the engine is not running"))
+        self._end_with(self._failed or broken or LLMJaxError(f"its process {how_it_ended(code)}"))
         if not self.loaded.done():
             why = self._failed or EngineDead(f"the engine's process {how_it_ended(code)} before the model was loaded")
             if not self._located.done():
                 self._located.set_exception(why)
             self.loaded.set_exception(why)
-        elif self._error is not None:
+
+    def _end_with(self, error: Exception) -> None:
+        """Everybody who waits for the engine hears that there is none; once.
+
+        Args:
+            error: what it has ended by, unless it was told to.
+        """
+        with self._lock:
+            if self._ended:
+                return
+            self._ended, self._error = True, None if self._stopping else error
+            questions, self._questions = self._questions, {}
+            died = self._died
+        for _, answer in questions.values():
+            answer.set_exception(EngineDead("the engine is not running"))
+        if self._error is not None and self.loaded.done():
             if self._failed is None:
-                logger.error("%s stopped: %s", self._name or "the engine", self._error, exc_info=broken)
+                trace = None if isinstance(error, LLMJaxError) else error
+                logger.error("%s stopped: %s", self._name or "the engine", error, exc_info=trace)
             if died is not None:
-                died(self._error)
+                died(error)
 
     def _take(self, message: Any) -> None:
         match message:
@@ -237,6 +246,8 @@ class ProcessEngine(RunningEngine):
                 self.loaded.set_result(message.info)
             case Failed():
                 self._failed = message.failure.error()
+                if self.loaded.done():  # it takes long to give back much memory
+                    self._end_with(self._failed)
 
 
 def begin_loading(config: EngineConfig) -> ProcessEngine | None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from llmjax.collector import permanent, put_aside
 from llmjax.engine.client import Control
@@ -51,15 +51,20 @@ def main() -> None:
     logging.basicConfig(level=start.log_level, handlers=[_Records(channel)])
     inbox: Future[Inbox] = Future()
     threading.Thread(target=_listen, args=(messages, channel, inbox), name="engine-inbox", daemon=True).start()
-    status = 0
     try:
         _serve(start, channel, inbox)
     except Exception as error:
-        with suppress(OSError):  # without a parent there is nobody to tell
-            channel.send(Failed(Failure.of(error)))
-        status = 1
+        _end_by(error, channel)
     sys.stderr.flush()
-    os._exit(status)  # threads may be inside XLA, and nobody waits for them
+    os._exit(0)  # threads may be inside XLA, and nobody waits for them
+
+
+def _end_by(error: Exception, channel: Channel) -> NoReturn:
+    """Ends the process, whatever it computes or waits for."""
+    with suppress(OSError):  # without a parent there is nobody to tell
+        channel.send(Failed(Failure.of(error)))
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _serve(start: Start, channel: Channel, ready: Future[Inbox]) -> None:
@@ -73,14 +78,21 @@ def _serve(start: Start, channel: Channel, ready: Future[Inbox]) -> None:
     sender = _Sender(channel)
     engine.loggers.append(sender)
     loop = EngineLoop(engine)
+    ending = threading.Lock()
+
+    def end(error: Exception) -> NoReturn:
+        ending.acquire()  # and keeps it: once, whoever knows first
+        log_end(error)
+        _end_by(error, channel)
+
+    engine.runner.watch(end)  # the loop may wait for devices that wait for the process that has gone
     info = info_of(engine)
     channel.send(Ready(info))
     ready.set_result(Inbox(loop, start.config, info))
     try:
         loop.run(sender.deliver)
     except Exception as error:
-        log_end(error)
-        raise
+        end(error)
 
 
 def _listen(messages: Iterator[Any], channel: Channel, ready: Future[Inbox]) -> None:

@@ -184,6 +184,39 @@ def test_a_rank_that_has_gone_ends_what_waits_for_it(config: EngineConfig) -> No
         assert late == [lost.result()]
 
 
+def test_a_leader_that_has_gone_is_known_to_ranks_that_do_something_else(config: EngineConfig) -> None:
+    lost: Future[LLMJaxError] = Future()
+    with together(config) as (leader, followers):
+        followers[0].watch(lost.set_result)
+        leader._members[0].channel._socket.shutdown(socket.SHUT_RDWR)
+        assert str(lost.result(60)) == "rank 0 has gone"  # and nobody has asked for messages
+        assert str(followers[0].cause(ValueError("the exchange failed"))) == "rank 0 has gone"
+        assert list(followers[0].messages) == []
+
+
+def test_all_ranks_hear_which_one_has_gone(config: EngineConfig) -> None:
+    losses: list[Future[LLMJaxError]] = [Future(), Future()]
+    with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
+        others = [threads.submit(follower.agree, "model", [5]) for follower in followers]
+        leader.agree("model", [5])
+        for other, follower, lost in zip(others, followers, losses, strict=True):
+            other.result(60)
+            follower.watch(lost.set_result)
+        hang_up(followers[1])
+        assert str(losses[0].result(60)) == "rank 2 (127.0.0.1) has gone"
+
+
+def test_a_group_that_ends_is_no_loss(config: EngineConfig) -> None:
+    lost: list[LLMJaxError] = []
+    with together(config) as (leader, followers):
+        for rank in (leader, *followers):
+            rank.watch(lost.append)
+        leader.close()
+        for follower in followers:
+            assert [type(message) for message in follower.messages] == [Leave]
+    assert not lost
+
+
 def test_a_rank_says_why_it_goes(config: EngineConfig) -> None:
     lost: Future[LLMJaxError] = Future()
     with together(config) as (leader, followers):

@@ -8,10 +8,12 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from llmjax.engine.info import EngineInfo
 from llmjax.engine.process import ProcessEngine
 from llmjax.engine.setup import tokenizer_of
 from llmjax.engine.stats import HostTime, RequestStats, StepStats
+from llmjax.engine.wire import Channel, Failed, Failure, Ready, ToEngine
 from llmjax.errors import CheckpointError, EngineDead, TokenizerError
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
@@ -235,6 +238,28 @@ async def test_one_that_hangs_is_noticed_and_one_that_is_killed_ends_every_strea
     await engine.shutdown()
     await engine.shutdown()
     assert engine.num_requests == 0 and not alive(client.pid)
+
+
+def test_one_that_says_why_it_ends_is_dead_before_it_has_ended(
+    shared: AsyncLLM, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have much memory to give back."""
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(["sleep", "600"])
+    monkeypatch.setattr("llmjax.engine.process._start_process", lambda: (ours, process))
+    client, died = ProcessEngine(config), Future[BaseException]()
+    channel = Channel(theirs, ToEngine)
+    with theirs:
+        channel.send(Ready(shared.info))
+        assert client.wait_loaded() == shared.info
+        client.start(deliver=lambda outputs: None, died=died.set_result)
+        channel.send(Failed(Failure.of(EngineDead("rank 1 has gone"))))
+        assert str(died.result(60)) == "rank 1 has gone"
+        assert process.poll() is None and not client.running and client.exit_status == 1
+        with pytest.raises(EngineDead, match="rank 1 has gone"):
+            client.check_health()
+    client.close()
+    assert process.poll() is not None
 
 
 async def test_shutdown_ends_it_and_that_is_no_error(config: EngineConfig) -> None:
