@@ -14,6 +14,13 @@ SETTING, FIELD = "kv_transfer_config", "kv_transfer_params"
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 CONNECTORS = ("NixlConnector", "TCPConnector")  # there is one way, over TCP, which has vLLM's contract with routers
 PORTS = range(1, 65536)
+WANTS = ("do_remote_decode", "do_remote_prefill")  # one of which every request of this form has
+FOREIGN = {  # keys by which other connectors' routers speak
+    "transfer_id": "MooncakeConnector",
+    "remote_bootstrap_addr": "MooncakeConnector",
+    "ret_first_tok": "LMCacheConnector",
+    "disagg_spec": "LMCacheConnector",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +132,13 @@ class KVTransfer:
             return None
         if not isinstance(values, Mapping):
             raise InvalidRequest(f"{FIELD} must be an object", field=FIELD)
+        known = f"this server knows that of NixlConnector, which has {' or '.join(WANTS)}"
+        for key, connector in FOREIGN.items():
+            if key in values:
+                raise InvalidRequest(f"{FIELD}: {key} is of the form of {connector}, and {known}", field=FIELD)
+        if values and not any(key in values for key in WANTS):
+            keys = ", ".join(sorted(str(key)[:40] for key in values)[:8])
+            raise InvalidRequest(f"{FIELD} has {keys}, a form that is not known: {known}", field=FIELD)
         gives, takes = values.get("do_remote_decode") or False, values.get("do_remote_prefill") or False
         if type(gives) is not bool or type(takes) is not bool or (gives and takes):
             raise InvalidRequest(f"{FIELD}: do_remote_decode and do_remote_prefill: one may be true", field=FIELD)

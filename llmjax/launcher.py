@@ -175,6 +175,15 @@ def _check(place: Place, given: Mapping[str, Any]) -> None:
                 f"{name} is {given[name]}, and {variable}, which {place.launcher.name} has set, is {value}: leave "
                 f"{name} out, or start the program without {place.launcher.name.split()[0]}"
             )
+    started = f"rank {place.rank}: {place.launcher.name} has started {place.size} ranks"
+    stages, size = given.get("pipeline_parallel_size", 1), given.get("tensor_parallel_size")
+    if stages > 1 and stages != place.size:
+        raise ConfigError(f"{started}, and pipeline_parallel_size is {stages}: each stage is a rank, so start {stages}")
+    if stages == 1 and size is not None and size % place.size:
+        raise ConfigError(
+            f"{started}, which cannot have equal numbers of the {size} devices of tensor_parallel_size: start as many "
+            "ranks as divide it, or leave it out"
+        )
     if given.get("data_parallel_size", 1) > 1:
         raise ConfigError(
             f"data_parallel_size is {given['data_parallel_size']}, and {place.launcher.name} has started "

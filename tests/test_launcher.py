@@ -158,6 +158,19 @@ def test_what_a_launcher_does_not_say() -> None:
     assert refused(slurm(1, 2, local=0, node=0, tasks="two", nodes="a")).startswith("SLURM_STEP_TASKS_PER_NODE of srun")
 
 
+def test_a_number_of_ranks_that_does_not_fit_is_said_by_each() -> None:
+    for rank in range(3):
+        with pytest.raises(ConfigError) as caught:
+            settings_of(open_mpi(rank, 3), tensor_parallel_size=2)
+        assert str(caught.value).startswith(
+            f"rank {rank}: mpiexec of Open MPI has started 3 ranks, which cannot have equal numbers of the 2 devices"
+        )
+        with pytest.raises(
+            ConfigError, match=f"^rank {rank}: mpiexec .* 3 ranks, and pipeline_parallel_size is 2: each"
+        ):
+            settings_of(hydra(rank, 3), pipeline_parallel_size=2)
+
+
 def test_devices_of_a_machine_are_divided() -> None:
     told = open_mpi(6, 8, local=(2, 4))
     found = settings_of(told, device_ids="0,1,2,3,4,5,6,7", master_addr="a", multi_process=True)

@@ -246,7 +246,7 @@ def test_wrong_settings_are_named(values: dict[str, Any], message: str) -> None:
 
 
 def test_settings_that_do_not_go_together() -> None:
-    with pytest.raises(ConfigError, match="servers of one engine and process"):
+    with pytest.raises(ConfigError, match="servers of one engine: leave out data_parallel_size"):
         EngineConfig(kv_transfer_config=BOTH, data_parallel_size=2)
     with pytest.raises(ConfigError, match="which enable_prefix_caching turns off"):
         EngineConfig(kv_transfer_config=BOTH, enable_prefix_caching=False)
@@ -269,6 +269,13 @@ def test_answers_are_the_next_servers_requests() -> None:
     ("values", "role", "message"),
     [
         ([], "kv_both", "must be an object"),
+        (
+            {"prefill_addr": "a", "room": 5},
+            "kv_both",
+            "has prefill_addr, room, a form that is not known: .* NixlConnector",
+        ),
+        ({"do_remote_decode": True, "transfer_id": "x"}, "kv_both", "transfer_id is of the form of MooncakeConnector"),
+        ({"do_remote_prefill": True, "remote_bootstrap_addr": "x"}, "", "is of the form of MooncakeConnector"),
         ({"do_remote_decode": 1}, "kv_both", "one may be true"),
         ({"do_remote_decode": True, "do_remote_prefill": True}, "kv_both", "one may be true"),
         ({"do_remote_decode": True}, "kv_consumer", "its kv_role kv_producer or kv_both"),
