@@ -406,6 +406,11 @@ class EngineConfig:
         return None if self.kv_transfer_config is None else KVTransferConfig.of(self.kv_transfer_config)
 
     @property
+    def moves_pages(self) -> bool:
+        """Whether KV pages leave the device and come back."""
+        return self.kv_offloading_size > 0 or self.kv_transfer is not None
+
+    @property
     def served_names(self) -> tuple[str, ...]:
         """What clients may call the model, without the * that stands for any name."""
         names = (self.served_model_name,) if isinstance(self.served_model_name, str) else self.served_model_name
@@ -509,10 +514,10 @@ class EngineConfig:
         if self.kv_transfer is not None:
             if not self.enable_prefix_caching:
                 raise ConfigError("kv_transfer_config moves cached prefixes, which enable_prefix_caching turns off")
-            if self.has_ranks or self.data_parallel_size > 1:
+            if self.data_parallel_size > 1:
                 raise ConfigError(
-                    "kv_transfer_config is for servers of one engine and process: leave out nnodes, multi_process, "
-                    "pipeline_parallel_size and data_parallel_size, and start more servers instead"
+                    "kv_transfer_config is for servers of one engine: leave out data_parallel_size, and start more "
+                    "servers instead"
                 )
         if not self.kv_offloading_size:
             if self.kv_offloading_dir is not None:
@@ -520,12 +525,6 @@ class EngineConfig:
             return
         if not self.enable_prefix_caching:
             raise ConfigError("kv_offloading_size keeps cached prefixes, which enable_prefix_caching turns off")
-        if self.has_ranks:
-            raise ConfigError(
-                "kv_offloading_size: pages of a model that several processes run (nnodes, multi_process, "
-                "pipeline_parallel_size) stay on their devices; one process may have several devices "
-                "(tensor_parallel_size)"
-            )
 
     def _check_devices(self) -> None:
         """Raises ConfigError unless devices, processes, engines and threads come out even."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from llmjax.checkpoint.identity import fingerprint
 from llmjax.checkpoint.resolve import resolve_model
 from llmjax.collector import paused
 from llmjax.config import EngineConfig
@@ -28,6 +29,7 @@ from llmjax.engine.program_cache import ProgramCache
 from llmjax.engine.programs import CompileCounter, StepCompiler
 from llmjax.engine.runner import Runner
 from llmjax.engine.scheduler import Scheduler
+from llmjax.engine.signature import digest
 from llmjax.engine.speculation import Speculation, check_speculative
 from llmjax.errors import ConfigError
 from llmjax.host_memory import free_memory
@@ -66,6 +68,7 @@ def build_engine(
             undo.callback(local.end)
         group = group_of(config, local)
         undo.callback(group.close)
+        group.end_with_process()
         publisher = None if config.kv_events is None else EventPublisher(config.kv_events, rank=share.rank)
         if publisher is not None:
             undo.callback(publisher.close)
@@ -94,14 +97,13 @@ def load(
     check_graphs(config, platform)
     if group.size > 1 and not config.is_staged and platform.is_cpu and group.shares_memory(len(platform.devices)):
         platform = replace(platform, sums_in_memory=True)
-    kept = cache_dir if group.size == 1 or config.is_staged else None  # XLA keeps no program of several processes
-    programs = ProgramCache.of(kept, platform.device)
+    programs = ProgramCache.of(cache_dir, platform.device)
     progress = share.rank == 0 and config.node_rank == 0
     if config.speculative is not None and config.speculative.model is not None:
         check_draft(config, config.speculative, platform)
     path = resolve_model(config)
     located(path)
-    model = load_model(config, platform, path=path, cache_dir=kept, programs=programs, progress=progress)
+    model = load_model(config, platform, path=path, cache_dir=cache_dir, programs=programs, progress=progress)
     config = _for_vectors(config, model, platform)
     speculative = config.speculative
     if speculative is not None:
@@ -113,7 +115,7 @@ def load(
     )
     draft, beside, mapped = None, {}, model.mapped_bytes
     if speculative is not None and speculative.model is not None:
-        draft = load_draft(config, speculative, platform, model, cache_dir=kept, progress=share.rank == 0)
+        draft = load_draft(config, speculative, platform, model, cache_dir=cache_dir, progress=share.rank == 0)
         own = replace(layout, token_scales=layout.dtype.itemsize == 1 and draft.kv_calibration is None)
         beside = page_bytes_by_span(draft.graph.config, own)
         mapped += draft.mapped_bytes
@@ -143,7 +145,8 @@ def load(
         kv_plan = plan(config, reserved=reserved)
         compiler = replace(compiler, kv_plan=kv_plan)
     if group.size > 1:
-        kv_plan = plan(config, agreed=group.agree(model.digest, [one.num_pages for one in kv_plan.groups]))
+        same = digest(model.digest, fingerprint(path))
+        kv_plan = plan(config, agreed=group.agree(same, [one.num_pages for one in kv_plan.groups]))
         compiler = replace(compiler, kv_plan=kv_plan)
     if config.is_staged:
         return config, compiler

@@ -26,13 +26,19 @@ from llmjax.engine.group_wire import (
     Compile,
     Compiled,
     Hidden,
+    Holds,
+    Pages,
+    PageShape,
     Program,
+    ReadPages,
     Refused,
     RunEdit,
     RunMasked,
     RunStep,
     Taken,
+    WritePages,
 )
+from llmjax.engine.page_moves import PageMover, PendingPages, from_bytes, page_shapes
 from llmjax.engine.program_cache import Executable
 from llmjax.engine.programs import StepCompiler
 from llmjax.engine.rows import RowState
@@ -58,9 +64,11 @@ def follow(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> NoRetur
     """
     group = Follower(config)
     group.watch(_end_without)
+    group.end_with_process()
     try:
-        _, compiler = load(config, group, share)
-        Replica(compiler, threads=config.compile_threads or usable_cores()).run()
+        config, compiler = load(config, group, share)
+        threads = config.compile_threads or usable_cores()
+        Replica(compiler, threads=threads, moves_pages=config.moves_pages).run()
     except Exception as error:
         group.close()  # what ends this process is known
         with suppress(OSError):  # it has gone, which may be why
@@ -89,9 +97,10 @@ class Replica:
     Args:
         compiler: of this rank's programs.
         threads: compilations at once.
+        moves_pages: pages will be read and written.
     """
 
-    def __init__(self, compiler: StepCompiler, *, threads: int) -> None:
+    def __init__(self, compiler: StepCompiler, *, threads: int, moves_pages: bool = False) -> None:
         assert isinstance(compiler.group, Follower)
         self._group = compiler.group
         self._compiler = compiler
@@ -104,6 +113,15 @@ class Replica:
         self._slots = Editor(self._state.sampler, **where)
         self._tables = Editor(self._state.rows.page_tables, **where)
         self._edits: dict[str, Executable] = {}
+        self._mover: Future[PageMover] | None = None
+        if moves_pages:
+            self._mover = self._threads.submit(PageMover(compiler).compiled)
+            groups = range(len(compiler.kv_plan.groups))
+            self._shapes = [
+                [PageShape(shape.shape, shape.dtype.name) for shape in page_shapes(compiler, group)] for group in groups
+            ]
+            self._group.channel.send(Holds(self._shapes))
+        self._reader = CompileThreads(1)  # waits for what is read out
         self._hidden: deque[bytes] = deque()  # of the stage before this one
         self._later: deque[Any] = deque()  # messages that came before those
         if compiler.platform.is_cpu:
@@ -136,6 +154,12 @@ class Replica:
                     self._state = state.with_layers(self._state)
                 case RunEdit():
                     self._edit(message)
+                case ReadPages():
+                    assert self._mover is not None
+                    read = self._mover.result().read(self._state.kv, message.group, message.pages)
+                    self._reader.submit(self._give, message.number, read)
+                case WritePages():
+                    self._write(message)
                 case Refused():
                     raise EngineDead(message.reason)
                 case Leave():
@@ -184,6 +208,15 @@ class Replica:
             last_token=with_new(rows.last_token, taken.last_token),
             length=with_new(rows.length, taken.length),
         )
+
+    def _give(self, number: int, read: PendingPages) -> None:
+        self._group.channel.send(Pages(number, [array.tobytes() for array in read.arrays()]))
+
+    def _write(self, message: WritePages) -> None:
+        assert self._mover is not None
+        values = from_bytes(message.arrays, self._shapes[message.group], count=len(message.pages))
+        kv = self._mover.result().write(self._state.kv, message.group, message.pages, values)
+        self._state = replace(self._state, kv=kv)
 
     def _compile(self, program: Program) -> None:
         shape = _shape(program)

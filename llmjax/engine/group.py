@@ -11,13 +11,14 @@ from __future__ import annotations
 import dataclasses
 import hmac
 import ipaddress
+import itertools
 import logging
 import secrets
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib.metadata import version
@@ -26,6 +27,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import jax
 import msgspec
+import numpy.typing as npt
 from jax._src import distributed, xla_bridge  # where gloo listens can be said nowhere else
 from jaxlib import _jax  # type: ignore[attr-defined]  # it has no types
 
@@ -38,16 +40,22 @@ from llmjax.engine.group_wire import (
     Compile,
     Compiled,
     Hidden,
+    Holds,
     Join,
     Loaded,
     Meet,
     Met,
+    Pages,
+    PageShape,
     Program,
+    ReadPages,
     Refused,
     ToFollower,
     ToLeader,
     Welcome,
+    WritePages,
 )
+from llmjax.engine.lifeline import Lifeline
 from llmjax.engine.wire import Channel, Failed, Leave, Message
 from llmjax.errors import ConfigError, EngineDead, LLMJaxError
 from llmjax.kernels.cpu import shared_sum
@@ -67,7 +75,7 @@ MOST_REFUSALS = 4  # that an error tells of
 CAUSE_SECONDS = 5.0  # at most, from a failed exchange between devices to the end of the other process's connection
 SHUTDOWN_SECONDS = 5
 HEARTBEAT_SECONDS = 30  # without a sign of a process, after which JAX's coordinator holds it for dead
-SILENCE = {  # after which the connection to a machine that has gone without a word is broken; not all systems know these
+SILENCE = {  # after which the connection to a machine that has gone without a word is broken; where systems know these
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 5,
     "TCP_KEEPCNT": 3,
@@ -168,6 +176,24 @@ class Alone:
         """
         raise NotImplementedError("there is one stage")
 
+    def page_shapes(self, group: int) -> list[PageShape]:
+        """What the other ranks have of a page of a group of layers, in their order."""
+        return []
+
+    def read_pages(self, group: int, pages: Sequence[int]) -> list[Future[list[bytes]]]:
+        """What each of the other ranks has of some pages, as ``Pages`` says it, when all that it was told has run."""
+        return []
+
+    def write_pages(self, group: int, pages: Sequence[int], arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Gives the other ranks their parts of other content for pages.
+
+        Args:
+            arrays: as `page_shapes` has them, [pages, layers, …].
+        """
+
+    def end_with_process(self) -> None:
+        """Has the others hear at once when this process is killed."""
+
     def watch(self, lost: Callable[[LLMJaxError], None]) -> None:
         """Has ``lost`` called, on another thread, when a rank has gone."""
 
@@ -214,6 +240,13 @@ class _Member:
     machine: str
     met: Future[Met] = dataclasses.field(default_factory=Future)
     loaded: Future[Loaded] = dataclasses.field(default_factory=Future)
+    holds: Future[Holds] = dataclasses.field(default_factory=Future)
+    pages: dict[int, Future[list[bytes]]] = dataclasses.field(default_factory=dict)  # that are being read, by number
+
+    @property
+    def waited_for(self) -> list[Future[Any]]:
+        """What somebody may wait for it to say."""
+        return [self.met, self.loaded, self.holds, *self.pages.values()]
 
     @property
     def name(self) -> str:
@@ -235,6 +268,15 @@ class Several(Alone):
         self._lost: LLMJaxError | None = None
         self._is_lost = threading.Event()
         self._watchers: list[Callable[[LLMJaxError], None]] = []
+        self._lifeline: Lifeline | None = None
+
+    @property
+    def _channels(self) -> list[Channel]:
+        """To the others."""
+        raise NotImplementedError
+
+    def end_with_process(self) -> None:
+        self._lifeline = Lifeline([channel.connection for channel in self._channels])
 
     def watch(self, lost: Callable[[LLMJaxError], None]) -> None:
         with self._lock:
@@ -251,6 +293,8 @@ class Several(Alone):
     def close(self) -> None:
         with self._lock:
             self._closed = True
+        if self._lifeline is not None:
+            self._lifeline.close()
 
     def _first(self, error: LLMJaxError) -> bool:
         """Notes what the group has ended by; whether this has ended it."""
@@ -285,6 +329,7 @@ class Leader(Several):
         self._settings = shared_settings(config)
         self._compiling: dict[tuple[int, Program], Future[None]] = {}  # under the lock
         self._hidden: SimpleQueue[bytes | None] = SimpleQueue()  # of the last rank but this; None: a rank has gone
+        self._numbers = itertools.count()
         self._coming = threading.Condition()  # of what follows
         self._came: dict[int, _Member] = {}
         self._refusals: list[str] = []
@@ -299,6 +344,10 @@ class Leader(Several):
             proof = _proof(config, member.nonce, by="leader")
             member.channel.send(Welcome(proof, self._port, machines[member.machine]))
             threading.Thread(target=self._hear, args=(member,), name=f"rank-{member.rank}", daemon=True).start()
+
+    @property
+    def _channels(self) -> list[Channel]:
+        return [member.channel for member in self._members]
 
     def meet(self) -> None:
         if not self._config.is_staged:  # stages share no program
@@ -338,8 +387,8 @@ class Leader(Several):
             loaded = member.loaded.result()
             if loaded.model != model:
                 self._refuse(
-                    f"{member.name} has loaded another model than rank 0, or has it in other types (their CPUs may "
-                    "differ: set dtype)"
+                    f"{member.name} has loaded another model than rank 0 (other weights, or the same in other types, "
+                    "for their CPUs differ: set dtype)"
                 )
             least = [min(*counts) for counts in zip(least, loaded.pages, strict=True)]
         for member in self._members:
@@ -362,6 +411,23 @@ class Leader(Several):
             self._check()
         self._send(message)
 
+    def page_shapes(self, group: int) -> list[PageShape]:
+        return [shape for member in self._members for shape in member.holds.result().groups[group]]
+
+    def read_pages(self, group: int, pages: Sequence[int]) -> list[Future[list[bytes]]]:
+        number = next(self._numbers)
+        with self._lock:
+            self._check()
+            found = [member.pages.setdefault(number, Future()) for member in self._members]
+        self._send(ReadPages(number, group, list(pages)))
+        return found
+
+    def write_pages(self, group: int, pages: Sequence[int], arrays: Sequence[npt.NDArray[Any]]) -> None:
+        rest = iter(arrays)
+        for member in self._members:
+            own = [array.tobytes() for array in itertools.islice(rest, len(member.holds.result().groups[group]))]
+            self._send_to(member, member.channel.encode(WritePages(group, list(pages), own)))
+
     def hidden(self) -> bytes:
         found = self._hidden.get()
         if found is None:
@@ -374,10 +440,13 @@ class Leader(Several):
             if self._closed:
                 return
             self._closed = True
-            waiting = [future for future in self._compiling.values() if not future.done()]
+            waiting: list[Future[Any]] = list(self._compiling.values())
+            waiting += [future for member in self._members for future in member.pages.values()]
+        super().close()
         self._hidden.put(None)
         for future in waiting:  # or threads that compile would wait for those that have left
-            future.set_exception(EngineDead("the engine is closed"))
+            if not future.done():
+                future.set_exception(EngineDead("the engine is closed"))
         for member in self._members:
             with suppress(OSError):  # it has gone already
                 member.channel.send(Leave())
@@ -468,6 +537,12 @@ class Leader(Several):
                         member.met.set_result(message)
                     case Loaded():
                         member.loaded.set_result(message)
+                    case Holds():
+                        member.holds.set_result(message)
+                    case Pages():
+                        with self._lock:
+                            pages = member.pages.pop(message.number)
+                        pages.set_result(message.arrays)
                     case Hidden() if member.rank + 1 < self.size:
                         self._relay(self._members[member.rank], message)  # the next rank
                     case Hidden():
@@ -498,8 +573,8 @@ class Leader(Several):
         self._tell_watchers(error)  # before anything that may wait
         self._hidden.put(None)
         with self._lock:
-            futures: list[Future[Any]] = [*self._compiling.values(), *(other.loaded for other in self._members)]
-        futures += [other.met for other in self._members]
+            futures: list[Future[Any]] = list(self._compiling.values())
+            futures += [future for other in self._members for future in other.waited_for]
         for future in futures:
             if not future.done():
                 future.set_exception(error)
@@ -514,11 +589,14 @@ class Leader(Several):
     def _send(self, message: Message) -> None:
         encoded = self._members[0].channel.encode(message)
         for member in self._members:
-            try:
-                member.channel.send_encoded(encoded)
-            except OSError as error:
-                self._lose(member, _gone(member, error))
-                raise self._lost or error from error
+            self._send_to(member, encoded)
+
+    def _send_to(self, member: _Member, encoded: bytes) -> None:
+        try:
+            member.channel.send_encoded(encoded)
+        except OSError as error:
+            self._lose(member, _gone(member, error))
+            raise self._lost or error from error
 
     def _refuse(self, reason: str) -> NoReturn:
         """Ends the group before it has begun."""
@@ -581,6 +659,10 @@ class Follower(Several):
         heard: SimpleQueue[Any] = SimpleQueue()
         self.messages = iter(heard.get, None)
         threading.Thread(target=self._hear, args=(coming, heard), name="rank-0", daemon=True).start()
+
+    @property
+    def _channels(self) -> list[Channel]:
+        return [self.channel]
 
     def meet(self) -> None:
         if not self._config.is_staged:

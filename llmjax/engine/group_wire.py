@@ -38,6 +38,13 @@ class Program(msgspec.Struct, array_like=True, frozen=True):
     bucket: Bucket
 
 
+class PageShape(msgspec.Struct, array_like=True, frozen=True):
+    """Of one of the arrays of a page's content: [layers, …]."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
 class Challenge(Message, tag="challenge"):
     """To who has connected: what to prove the secret with."""
 
@@ -178,7 +185,53 @@ class Taken(Message, tag="taken"):
     length: Array
 
 
+class Holds(Message, tag="holds"):
+    """To the leader, where pages are moved: what this rank has of a page, by group of layers."""
+
+    groups: list[list[PageShape]]
+
+
+class ReadPages(Message, tag="read_pages"):
+    """To a follower: what it has of pages is wanted, as they are when all that it was told before has run.
+
+    Args:
+        number: of the answer.
+    """
+
+    number: int
+    group: int
+    pages: list[int]
+
+
+class Pages(Message, tag="pages"):
+    """To the leader: what this rank has of some pages; of each of their arrays [pages, layers, …]."""
+
+    number: int
+    arrays: list[bytes]
+
+
+class WritePages(Message, tag="write_pages"):
+    """To a follower: its part of other content for pages; ``arrays`` as of ``Pages``."""
+
+    group: int
+    pages: list[int]
+    arrays: list[bytes]
+
+
 ToFollower = (
-    Challenge | Welcome | Refused | Meet | Agreed | Compile | RunStep | RunMasked | RunEdit | Hidden | Taken | Leave
+    Challenge
+    | Welcome
+    | Refused
+    | Meet
+    | Agreed
+    | Compile
+    | RunStep
+    | RunMasked
+    | RunEdit
+    | ReadPages
+    | WritePages
+    | Hidden
+    | Taken
+    | Leave
 )
-ToLeader = Join | Met | Loaded | Compiled | Hidden | Failed
+ToLeader = Join | Met | Loaded | Compiled | Holds | Pages | Hidden | Failed

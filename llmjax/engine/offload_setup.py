@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from llmjax.checkpoint.identity import identity
 from llmjax.config import EngineConfig
 from llmjax.engine.disk_pages import MAGIC, DiskPages
@@ -107,9 +110,13 @@ def _agreed(config: EngineConfig, compiler: StepCompiler) -> dict[str, Any]:
 
 
 def page_formats(compiler: StepCompiler) -> list[PageFormat]:
-    """Of each group of layers."""
-    size, groups = compiler.kv_plan.page_size, range(len(compiler.kv_plan.groups))
-    return [PageFormat(size, page_shapes(compiler, group)) for group in groups]
+    """Of each group of layers: what this process has of a page, and then what each of the others has."""
+
+    def shapes(group: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        there = [jax.ShapeDtypeStruct(form.shape, jnp.dtype(form.dtype)) for form in compiler.group.page_shapes(group)]
+        return (*page_shapes(compiler, group), *there)
+
+    return [PageFormat(compiler.kv_plan.page_size, shapes(group)) for group in range(len(compiler.kv_plan.groups))]
 
 
 def pages_identity(config: EngineConfig, compiler: StepCompiler) -> str:
@@ -126,5 +133,6 @@ def pages_identity(config: EngineConfig, compiler: StepCompiler) -> str:
         (platform.dtype, platform.activation_dtype, platform.quantized_activations),
         compiler.kv_plan.layout,
         tuple(group.span for group in compiler.kv_plan.groups),
+        [form.shapes for form in page_formats(compiler)],
         model.kv_calibration,
     )[:IDENTITY_DIGITS]

@@ -83,7 +83,7 @@ class PackedWeights:
                 checkpoint.config,
                 (config.quantization, config.quantization_rules, config.num_experts_offload_per_rank),
                 (platform.weight_tile, len(platform.devices), config.enable_expert_parallel),
-                (config.stage, config.pipeline_parallel_size),
+                (config.node_rank, config.nnodes, config.pipeline_parallel_size),
             )
         except (OSError, SourcesChanged, TypeError) as why:
             logger.debug("weights are packed at every start: %s", why)

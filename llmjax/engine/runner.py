@@ -23,7 +23,7 @@ from llmjax.engine.group_wire import Array, RunMasked, RunStep
 from llmjax.engine.host_pages import PageContent
 from llmjax.engine.last_stage import LastStage, StagedStep
 from llmjax.engine.masked import MaskedPrograms
-from llmjax.engine.page_moves import PageMover, PendingPages
+from llmjax.engine.page_moves import MOST_PAGES, PageMover, ReadInTurn
 from llmjax.engine.program_cache import ProgramSpec
 from llmjax.engine.programs import StepCompiler, StepPrograms, in_turn
 from llmjax.engine.request import Sequence
@@ -315,15 +315,31 @@ class Runner:
         if self._group.size > 1:
             raise InvalidRequest(f"{what} only where one process runs the model, and here {self._group.size} do")
 
-    def read_pages(self, group: int, pages: Listing[int]) -> PendingPages:
+    def read_pages(self, group: int, pages: Listing[int]) -> ReadInTurn:
         """Starts to read what pages of a group of layers hold when all that was dispatched before has run."""
         assert self._mover is not None
-        return self._mover.result().read(self._state.kv, group, pages)
+        if self._stages is not None:
+            self._stages.finish_begun()  # what has begun was planned before
+        mover, shapes, parts = self._mover.result(), self._group.page_shapes(group), []
+        for at in range(0, len(pages), MOST_PAGES):
+            some = pages[at : at + MOST_PAGES]
+            others = self._group.read_pages(group, some)
+            own = mover.read(self._state.kv, group, some)
+            parts.append(replace(own, others=others, shapes=shapes))
+        return ReadInTurn(parts)
 
     def write_pages(self, group: int, pages: Listing[int], contents: Listing[PageContent]) -> None:
         """Gives pages of a group of layers other content, before all that is dispatched after."""
         assert self._mover is not None
-        self._state = replace(self._state, kv=self._mover.result().write(self._state.kv, group, pages, contents))
+        if self._stages is not None:
+            self._stages.finish_begun()
+        mover = self._mover.result()
+        own = mover.arrays_of(group)
+        for at in range(0, len(pages), MOST_PAGES):
+            some = pages[at : at + MOST_PAGES]
+            values = [np.stack(parts) for parts in zip(*contents[at : at + MOST_PAGES], strict=True)]
+            self._group.write_pages(group, some, values[own:])
+            self._state = replace(self._state, kv=mover.write(self._state.kv, group, some, values[:own]))
 
     def watch(self, lost: Callable[[LLMJaxError], None]) -> None:
         """Has ``lost`` called, on another thread, when a process that runs the model with this one has gone."""

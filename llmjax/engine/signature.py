@@ -67,7 +67,8 @@ def environment_digest(device: jax.Device) -> str:
         sys.version,
         {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)},
         settings,
-        (device.platform, device.device_kind, device.id, device.client.platform_version, len(device.client.devices())),
+        (device.platform, device.device_kind, device.client.platform_version, len(device.client.devices())),
+        device.id if jax.process_count() == 1 else None,  # programs of several processes are of all devices
         (host.machine(), _cpu_features(), usable_cores()),
     )
 

@@ -359,6 +359,11 @@ class Channel:
         self._lock = threading.Lock()
 
     @property
+    def connection(self) -> socket.socket:
+        """What carries them."""
+        return self._socket
+
+    @property
     def address(self) -> str:
         """Of this side, where the connection is one of a network."""
         address: str = self._socket.getsockname()[0]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llmjax.checkpoint.identity import identity
+from llmjax.checkpoint.identity import fingerprint, identity
 
 
 @pytest.fixture
@@ -45,3 +45,26 @@ def test_what_is_not_there_has_none(tmp_path: Path) -> None:
     (tmp_path / "gone.safetensors").symlink_to(tmp_path / "nowhere")
     assert identity(tmp_path) == ()
     assert identity(tmp_path / "model.gguf") == ()
+
+
+def test_copies_have_the_same_fingerprint_and_other_weights_of_that_size_another(tmp_path: Path) -> None:
+    content = bytearray(os.urandom(2**20))
+    folders = [tmp_path / name for name in ("here", "there")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(content)
+        (folder / "config.json").write_text(folder.name)
+        (folder / "gone.safetensors").symlink_to(folder / "nowhere")
+    first, second = map(fingerprint, folders)
+    assert first == second
+    found = {first}
+    for at in (0, len(content) // 2, len(content) - 1):
+        changed = content.copy()
+        start = max(0, at - 2**15)
+        changed[start : at + 2**15] = os.urandom(len(changed[start : at + 2**15]))
+        (folders[1] / "model.safetensors").write_bytes(changed)
+        found.add(fingerprint(folders[1]))
+    assert len(found) == 4
+    blob = tmp_path / "sha256-0"  # a GGUF file of any name
+    blob.write_bytes(content)
+    assert fingerprint(blob) == first

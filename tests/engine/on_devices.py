@@ -96,6 +96,7 @@ def generated(model: str, devices: int, settings: dict[str, Any]) -> dict[str, A
     found["page_copies"] = len(re.findall(rf"\[{shape}\]\S* copy\(", text))
     found["host_hits"] = llm.stats.offload.host_hits
     found["draft_tokens"] = llm.stats.draft_tokens
+    found["compiled"] = engine.compilations.count
     found["page_mentions"] = len(re.findall(rf"\[{shape}\]", text))
     llm.close()
     return found

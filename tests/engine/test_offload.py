@@ -495,10 +495,6 @@ def test_moving_pages_copies_no_others() -> None:
             {"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"},
             "kv_offloading_backend must be one of native",
         ),
-        (
-            {"kv_offloading_size": 1.0, "tensor_parallel_size": 2, "multi_process": True},
-            "pages of a model that several",
-        ),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
