@@ -5,7 +5,8 @@
 The model has random weights and is the smallest, so that there is little beside the host's own time; a larger
 ``--shape`` shows what more weights cost. A point is so many streams after so many tokens. All have one prompt, which is
 computed once: their page tables are full without a cache of terabytes. Flags that set the engine (--page-size,
---kv-cache-dtype, …) are passed on.
+--kv-cache-dtype, …) are passed on. ``--evict-mib 256`` has short contexts measured as if each step read many gigabytes
+of keys and values with the host's own cores.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class HostTimeOptions:
     steps: Sequence[int] = setting((1, 8), "decode steps that a dispatch takes at most")
     dispatches: int = setting(32, "dispatches that are measured")
     runs: int = setting(3, "measurements of each figure; the fastest counts")
+    evict_mib: int = setting(0, "MiB that are read between dispatches, so that the host's data leave the caches")
     work_dir: str = setting(str(Path(tempfile.gettempdir()) / "llmjax-scaling"), "folder for random weights")
     output_json: str | None = setting(None, "file for all figures as JSON")
 
@@ -78,6 +80,8 @@ class HostTimeOptions:
         for name in ("dispatches", "runs"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name} must be at least 1, not {getattr(self, name)}")
+        if self.evict_mib < 0:
+            raise ConfigError(f"--evict-mib must not be negative, and is {self.evict_mib}")
         if any(steps < 1 for steps in self.steps):
             raise ConfigError(f"--steps must be at least 1 each, not {min(self.steps)}")
         for point in self.points:
@@ -163,7 +167,7 @@ def measure(config: EngineConfig, point: Point, options: HostTimeOptions) -> Fig
     try:
         engine.runner.warm_up()
         steps = config.decode_steps or 1
-        found = [_run(engine, point, number, new_tokens(options, steps)) for number in range(options.runs)]
+        found = [_run(engine, point, number, steps, options) for number in range(options.runs)]
     finally:
         engine.close()
     best = min(found, key=lambda figure: figure.per_step)
@@ -171,9 +175,10 @@ def measure(config: EngineConfig, point: Point, options: HostTimeOptions) -> Fig
     return best
 
 
-def _run(engine: Engine, point: Point, number: int, count: int) -> Figure:
-    """One measurement; ``number`` makes its requests' ids its own."""
-    dispatches = _Dispatches(point.streams)
+def _run(engine: Engine, point: Point, number: int, steps: int, options: HostTimeOptions) -> Figure:
+    """One measurement, of dispatches of at most so many steps; ``number`` makes its requests' ids its own."""
+    dispatches, count = _Dispatches(point.streams), new_tokens(options, steps)
+    evicting = np.ones(options.evict_mib << 17)  # of 8 bytes each
     engine.loggers.append(dispatches)
     prompt = np.random.default_rng(0).integers(1, engine.model.config.vocab_size, point.context).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
@@ -188,6 +193,7 @@ def _run(engine: Engine, point: Point, number: int, count: int) -> Figure:
         )
         engine.add(request)
     while not engine.idle:
+        evicting.sum()
         engine.step()
     engine.loggers.remove(dispatches)
     longest = max(stats.num_steps for stats in dispatches.seen)

@@ -18,6 +18,8 @@ def test_wrong_points_are_refused() -> None:
             HostTimeOptions(points=(text,))
     with pytest.raises(ConfigError, match="--runs must be at least 1"):
         HostTimeOptions(runs=0)
+    with pytest.raises(ConfigError, match="--evict-mib must not be negative"):
+        HostTimeOptions(evict_mib=-1)
     with pytest.raises(ConfigError, match="--steps must be at least 1 each, not 0"):
         HostTimeOptions(steps=(1, 0))
     with pytest.raises(ConfigError, match="shape must be one of least, tiny"):
@@ -28,7 +30,7 @@ def test_wrong_points_are_refused() -> None:
 def test_the_host_time_of_a_tiny_model(
     tmp_path: Path, compile_cache_dir: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = "--shape tiny --points 2x40 --steps 1,3 --dispatches 4 --runs 1 --max-num-batched-tokens 16"
+    flags = "--shape tiny --points 2x40 --steps 1,3 --dispatches 4 --runs 1 --evict-mib 1 --max-num-batched-tokens 16"
     files = ["--work-dir", str(tmp_path), "--output-json", str(tmp_path / "host.json")]
     assert main([*flags.split(), *files, "--compilation-cache-dir", compile_cache_dir]) == 0
     shown = capsys.readouterr().out
