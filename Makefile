@@ -10,6 +10,8 @@ CONFIG ?= configs/smollm2.yaml
 EXTRAS ?=
 TESTS ?=
 WITHOUT ?=
+# Environment of the tests, but for those that compare times.
+WITH ?=
 ARGS ?=
 CONSTRAINTS ?=
 
@@ -39,11 +41,11 @@ venv: $(dev_stamp)
 
 # In the order of their names: files with the most tests first would leave a few long tests for the end, on one core.
 test: $(dev_stamp)
-	$(PYTEST) --no-loadscope-reorder -m 'not slow$(if $(WITHOUT), and not $(WITHOUT))' $(TESTS) $(ARGS)
+	$(WITH) $(PYTEST) --no-loadscope-reorder -m 'not slow$(if $(WITHOUT), and not $(WITHOUT))' $(TESTS) $(ARGS)
 
 # Status 5: TESTS holds none of them.
 test-slow: $(dev_stamp)
-	$(PYTEST) -m 'slow and not alone' $(TESTS) $(ARGS) || test $$? -eq 5
+	$(WITH) $(PYTEST) -m 'slow and not alone' $(TESTS) $(ARGS) || test $$? -eq 5
 	$(BIN)/python -m pytest -m alone $(TESTS) $(ARGS) || test $$? -eq 5
 
 check: $(dev_stamp)

@@ -51,7 +51,8 @@ def registered(folder: Path, library: Path, *, name: str = "gcu", devices: int =
     """
     options = folder / f"{name}.json"
     options.write_text(json.dumps({"library_path": str(library), "create_options": {"cpu_device_count": devices}}))
-    kept = {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}
+    # Its XLA is another than jaxlib's, and a process ends at once if it does not know a flag.
+    kept = {key: value for key, value in os.environ.items() if key not in ("JAX_PLATFORMS", "XLA_FLAGS")}
     return {**kept, "PJRT_NAMES_AND_LIBRARY_PATHS": f"{name}:{options}"}
 
 
