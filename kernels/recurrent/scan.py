@@ -33,7 +33,7 @@ class Rule:
 
 
 def one_by_one(step: Callable[..., tuple[jax.Array, jax.Array]]) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """The chunk of a rule whose tokens are no product of matrices: its steps, one after another."""
+    """The chunk of a rule whose tokens are not a product of matrices: its steps, one after another."""
 
     def chunk(*given: jax.Array) -> tuple[jax.Array, jax.Array]:
         def once(state: jax.Array, token: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:

@@ -2,7 +2,7 @@
 
 Each channel i has a state of n entries, which a token rewrites with a step d of the channel's own,
 ``S_ni = exp(d_i a_ni) S_ni + b_n d_i x_i``, and reads: ``o_i = sum over n of c_n S_ni``. Since each entry forgets at a
-rate of its own, a chunk is no product of matrices, and tokens go one after another.
+rate of its own, a chunk is not a product of matrices, and tokens go one after another.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ HEADS = {
     "v_head.weight": "head.0.dense.weight",
     **{
         f"score.{place}.{part}": f"head.{number}.dense.{part}"
-        for number, place in enumerate((0, 2))  # what stands between two is no matrix
+        for number, place in enumerate((0, 2))  # what stands between two is not a matrix
         for part in ("weight", "bias")
     },
 }
