@@ -485,12 +485,13 @@ def _architecture(config: Mapping[str, Any]) -> tuple[str, Conversion | None]:
     named, model_type = config.get("architectures"), config.get("model_type")
     if named:
         architecture = named[0] if isinstance(named, list | tuple) else named
-        problem = f"architecture {architecture!r} is not supported; {_alternatives(architecture)}"
     else:
         architecture = MODEL_TYPES.get(model_type) if isinstance(model_type, str) else None
-        problem = f"model_type {model_type!r} is not supported; supported are {', '.join(sorted(MODEL_TYPES))}"
+        if architecture is None:
+            known = ", ".join(sorted(MODEL_TYPES))
+            raise UnsupportedModel(f"config.json: model_type {model_type!r} is not supported; supported are {known}")
     if not isinstance(architecture, str):
-        raise UnsupportedModel(f"config.json: {problem}")
+        raise UnsupportedModel(_unknown(architecture))
     if architecture in FAMILIES:
         return architecture, None
     ends: list[tuple[str, Conversion]] = [(end, "classify") for end in (f"Text{CLASSIFIER}", CLASSIFIER, *REWARDS)]
@@ -500,7 +501,7 @@ def _architecture(config: Mapping[str, Any]) -> tuple[str, Conversion | None]:
             for head in _WITH_HEAD:
                 if stem + head in FAMILIES:
                     return stem + head, made
-    raise UnsupportedModel(f"config.json: {problem}")
+    raise UnsupportedModel(_unknown(architecture))
 
 
 def _named(config: Mapping[str, Any]) -> str:
@@ -509,9 +510,12 @@ def _named(config: Mapping[str, Any]) -> str:
     return str(named[0] if isinstance(named, list | tuple) else named)
 
 
-def _alternatives(architecture: Any) -> str:
-    """What to do about one that is not known."""
+def _unknown(architecture: Any) -> str:
+    """What to say about one that is not known."""
     known = sorted(FAMILIES)
     (nearest,) = difflib.get_close_matches(str(architecture)[:100], known, n=1, cutoff=0)
     override = json.dumps({"architectures": [nearest]})
-    return f"if it is {nearest} under another name, set hf_overrides to {override}; supported are {', '.join(known)}"
+    return (
+        f"config.json: architecture {architecture!r} is not supported; if it is {nearest} under another name, "
+        f"set hf_overrides to {override}; supported are {', '.join(known)}"
+    )

@@ -18,6 +18,7 @@ from llmjax.checkpoint.safetensors import DTYPES, TensorSpec
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.models import ModelConfig, tensor_names
+from llmjax.models.names import Names
 from llmjax.quantization import mixes
 from llmjax.quantization.mixes import KEEP, NEVER, ModelShape
 from llmjax.quantization.rounding import rows_in_situ
@@ -265,13 +266,17 @@ class SavePlan:
         Args:
             name: in the model.
         """
-        tensor, names = self.tensors.get(name), tensor_names(self.checkpoint.config)
+        tensor, names = self.tensors.get(name), self._names
         if tensor is None or names is None:
             return name
         module, _, suffix = tensor.name.rpartition(".")
         own, number = names.in_model(module)
         turned = len(tensor.shape) == 2 and module.endswith(tuple(names.transposed)) and name not in self.layers
         return tensor.name if f"{own}.{suffix}" == name and number is None and not turned else name
+
+    @cached_property
+    def _names(self) -> Names | None:
+        return tensor_names(self.checkpoint.config)
 
     def parts(self, name: str) -> dict[str, Part]:
         """The tensors, by name, that a quantized one is stored in."""

@@ -1026,8 +1026,8 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Those whose greedy continuations are kept too.
 GREEDY = (
-    *("apertus", "bitnet", "deepseek-v32-sparse", "falcon-mamba", "gemma3n", "gemma4", "glm-moe-dsa", "jamba"),
-    *("kimi-linear", "mamba", "ministral3", "qwen3_5"),
+    *("apertus", "bitnet", "deepseek-v32-sparse", "falcon-mamba", "gemma3n", "glm-moe-dsa", "jamba", "kimi-linear"),
+    *("mamba", "ministral3"),
 )
 PROMPT, WHOLE = 8, 72  # tokens
 CLOSE = 2e-3  # logits that are nearer to each other may change places
