@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from llmjax import LLM, PoolingParams, SamplingParams
+from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.errors import InvalidRequest
 
+F32 = np.dtype(np.float32)
 GOLDEN = Path(__file__).parent / "golden" / "pooling"
 DECODERS = ["qwen3-embedding", "llama-mean", "qwen2-labels", "qwen3-reranker"]
 ENCODERS = [
@@ -77,7 +81,8 @@ def start(name: str, cache: str, **settings: Any) -> Served:
             **settings,
         },
     )
-    return Served(name, llm, dict(np.load(GOLDEN / name / "golden.npz")))
+    archive = GOLDEN / name / "golden.npz"
+    return Served(name, llm, dict(np.load(archive)) if archive.exists() else {})
 
 
 @pytest.fixture(scope="module", params=[*DECODERS, *ENCODERS, *BOTH_SIDES])
@@ -124,3 +129,28 @@ def test_a_text_may_be_as_long_as_the_model_but_no_longer(served: Served) -> Non
         served.made([tokens])
     whole, cut = served.made([tokens[:longest]])[0], served.made([tokens], truncate_prompt_tokens=-1)[0]
     np.testing.assert_allclose(whole, cut, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_reward_models(tmp_path: Path, compile_cache_dir: str) -> None:
+    """The last token's hidden state goes through two matrices, as Qwen's reward models have them."""
+    folder = GOLDEN / "qwen3-embedding"
+    config = json.loads((folder / "config.json").read_text())
+    tensors = {f"model.{name}": tensor.read(F32) for name, tensor in stored_tensors(folder).items()}
+    rng = np.random.default_rng(0)
+    names = ["score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias"]
+    first, shift, second, offset = (rng.normal(0, 0.5, shape).astype(F32) for shape in ((32, 32), 32, (2, 32), 2))
+    tensors |= dict(zip(names, (first, shift, second, offset), strict=True))
+    config |= {"architectures": ["Qwen3ForProcessRewardModel"], "num_labels": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    plain = start("qwen3-embedding", compile_cache_dir)
+    prompts = [plain.prompt(case) for case in CASES]
+    hidden = plain.made(prompts, normalize=False)
+    plain.llm.close()
+    rewards = start(str(tmp_path), compile_cache_dir)
+    made = rewards.llm.encode(prompts, PoolingParams(use_activation=False), use_tqdm=False)
+    rewards.llm.close()
+    for vector, output in zip(hidden, made, strict=True):
+        expected = second @ np.maximum(first @ vector + shift, 0) + offset
+        np.testing.assert_allclose(output.outputs.data, expected, atol=1e-4)
