@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,8 +102,8 @@ def build(target: Path = LIBRARY, *, sanitize: str | None = None, every_isa: boo
     Raises:
         BuildError: with what the compiler said.
     """
-    compiler = _Compiler(command=_find_compiler(), flags=_flags(sanitize))
     extensions = _extensions()
+    compiler = _Compiler(command=_find_compiler(extensions), flags=_flags(sanitize))
     left_out = [isa for isa, flags in extensions.items() if not compiler.accepts(flags)]
     if left_out and every_isa:
         raise BuildError(
@@ -153,28 +153,28 @@ def _extensions() -> dict[str, tuple[str, ...]]:
     return ARM if machine in ("aarch64", "arm64") else {}
 
 
-def _find_compiler() -> tuple[str, ...]:
-    """$CXX, which compilers are named by everywhere, else the first that compiles C++ here."""
+def _find_compiler(extensions: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """$CXX, which compilers are named by everywhere, else of those that compile C++ here the first that knows the most
+    instruction sets."""
     chosen = os.environ.get("CXX")
     if chosen:
         command = tuple(shlex.split(chosen))
         if not command or shutil.which(command[0]) is None:
             raise BuildError(f"there is no C++ compiler {chosen}, as CXX names it")
         return command
-    if (found := _first_working(COMPILERS)) is None:
+    found = [_Compiler(command=(name,), flags=()) for name in COMPILERS if _works(name)]
+    if not found:
         raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)} or $CXX)")
-    return (found,)
+    return max(found, key=lambda compiler: sum(map(compiler.accepts, extensions.values()))).command
 
 
-def _first_working(names: Iterable[str]) -> str | None:
+def _works(name: str) -> bool:
     """A compiler may be there without the standard library, as clang often is."""
-    for name in names:
-        if shutil.which(name) is not None:
-            probe = [name, "-std=c++17", "-x", "c++", "-fsyntax-only", "-"]
-            done = subprocess.run(probe, input="#include <vector>\n", capture_output=True, text=True, check=False)
-            if done.returncode == 0:
-                return name
-    return None
+    if shutil.which(name) is None:
+        return False
+    probe = [name, "-std=c++17", "-x", "c++", "-fsyntax-only", "-"]
+    done = subprocess.run(probe, input="#include <vector>\n", capture_output=True, text=True, check=False)
+    return done.returncode == 0
 
 
 def _flags(sanitize: str | None) -> tuple[str, ...]:

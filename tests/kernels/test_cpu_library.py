@@ -94,9 +94,25 @@ def test_a_compiler_without_the_standard_library_is_passed_over(
         (tmp_path / name).chmod(0o755)
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert build._find_compiler() == (second,)
+    assert build._find_compiler(build.X86) == (second,)
     (tmp_path / first).write_text("#!/bin/sh\n")
-    assert build._find_compiler() == (first,)
+    assert build._find_compiler(build.X86) == (first,)
+
+
+def test_the_first_compiler_is_taken_unless_another_one_knows_more_instruction_sets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first, *_, clang = build.COMPILERS
+    for name in build.COMPILERS:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build._find_compiler(build.X86) == (first,)
+    for name in build.COMPILERS[:-1]:
+        (tmp_path / name).write_text("#!/bin/sh\nfor flag; do case $flag in -mamx*) exit 1;; esac; done\n")
+    assert build._find_compiler(build.X86) == (clang,)
+    assert build._find_compiler({}) == (first,)
 
 
 def test_a_library_for_other_machines_has_every_instruction_set(

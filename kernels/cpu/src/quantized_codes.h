@@ -81,6 +81,26 @@ inline void unpack(const uint32_t* words, Bits* codes) {
   if constexpr (kBits == 6) add_plane<2, 4>(words, codes);
 }
 
+// Vector `i` of those that `unpack` makes, alone.
+template <int kBits>
+inline Bits unpack_one(const uint32_t* words, int i) {
+  Bits code{};
+  const auto add = [&](int width, int low) {  // as `add_plane`
+    const Bits word = load_as<Bits>(words + (low + i % width) * llmjax::kTileRows);
+    const int right = width * (i / width) - low;
+    const Bits piece = right >= 0 ? word >> (right & 31) : word << (-right & 31);
+    code |= piece & (((1u << width) - 1) * 0x01010101u << low);
+  };
+  if constexpr (kBits == 8) return load_as<Bits>(words + i * llmjax::kTileRows);
+  if constexpr (kBits == 1) add(1, 0);
+  if constexpr (kBits == 2 || kBits == 3) add(2, 0);
+  if constexpr (kBits == 3) add(1, 2);
+  if constexpr (kBits >= 4 && kBits <= 6) add(4, 0);
+  if constexpr (kBits == 5) add(1, 4);
+  if constexpr (kBits == 6) add(2, 4);
+  return code;
+}
+
 // ---- bytes and integer dot products ----
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
@@ -123,19 +143,17 @@ struct ByteTable {
   }
 };
 
-// Codes as bytes that `dot` takes.
+// A code as the byte that `ByteSums` takes.
+template <class Codes>
+inline Bits to_bytes(Bits codes, const ByteTable& table, bool unsigned_bytes) {
+  if constexpr (Codes::kMeaning == Meaning::kTable) return table(codes);
+  return Codes::kMeaning == Meaning::kInt && unsigned_bytes ? codes ^ 0x80808080u : codes;
+}
 template <class Codes>
 inline void unpack_bytes(const uint32_t* words, const ByteTable& table, bool unsigned_bytes, Bits* codes) {
   unpack<Codes::kBits>(words, codes);
-  if constexpr (Codes::kMeaning == Meaning::kTable) {
 #pragma GCC unroll 8
-    for (int q = 0; q < kQuads; ++q) codes[q] = table(codes[q]);
-  }
-  if constexpr (Codes::kMeaning == Meaning::kInt) {
-    if (!unsigned_bytes) return;
-#pragma GCC unroll 8
-    for (int q = 0; q < kQuads; ++q) codes[q] = codes[q] ^ 0x80808080u;
-  }
+  for (int q = 0; q < kQuads; ++q) codes[q] = to_bytes<Codes>(codes[q], table, unsigned_bytes);
 }
 
 inline int32_t four_bytes(const int8_t* x) {

@@ -56,11 +56,13 @@ class TileFetch {
   int left_;   // steps
 };
 
-// For a walk over all parts of a tile; codes of kBits make kBits / kParts lines of a step.
-inline TileFetch fetch_ahead(const QuantizedMatrix& w, const uint32_t* words) {
+// For a walk over a tile in so many steps.
+inline TileFetch fetch_ahead(const QuantizedMatrix& w, const uint32_t* words, int steps) {
   const int bytes = w.num_words * llmjax::kTileRows * static_cast<int>(sizeof(uint32_t));
-  return TileFetch(w, words, 1 + kAhead / bytes, kParts * w.chunks());
+  return TileFetch(w, words, 1 + kAhead / bytes, steps);
 }
+// Over all its parts, one after another; codes of kBits make kBits / kParts lines of a step.
+inline TileFetch fetch_ahead(const QuantizedMatrix& w, const uint32_t* words) { return fetch_ahead(w, words, kParts * w.chunks()); }
 
 // Outputs of a tile that not all lanes have. Apart, so that it exists once.
 __attribute__((noinline)) void put_last_outputs(const QuantizedMatrix& w, int output, size_t at, Vec sum) {
@@ -192,11 +194,13 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
 
 #else
 
-// The same with fewer registers: the codes of a segment stay in them while all rows pass by.
+// The same with fewer registers: the codes of a segment stay in them while all rows pass by, or one vector of them, where rows
+// share its magnitudes and sums in pairs hold a single product.
 template <class Codes, int kSegment, bool kOffsets, int kRows>
 inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words,
                           const GroupScales& scales, TileFetch& fetch, int tile, int part, int row) {
   constexpr int kSegments = kChunk / kSegment, kQuadsOfSegment = kQuads / kSegments;
+  constexpr int kTurns = kSumsInPairs && Codes::kBits == 8 ? kRows : 1;
   const ByteTable table(w, kUnsignedBytes);
   const int chunks = in.chunks(), block = in.block;
   const size_t at = static_cast<size_t>(row / block) * chunks * block + row % block;
@@ -235,11 +239,18 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
       }
 #endif
 #pragma GCC unroll 4
-      for (int m = 0; m < kRows; ++m) {
-        Int product = kOffsets ? Int{} : shifted<byte_bias_log<Codes>()>(x_total[which + m]);
-        add_dots<Codes, kQuadsOfSegment, 1, 1>(codes + segment * kQuadsOfSegment, x + m * kChunk + segment * kSegment, &product);
-        sums[m] += __builtin_convertvector(product, Vec) * splat(x_scale[m]) * scale;
-        if constexpr (kOffsets) sums[m] -= offset * splat(x_sum[which + m]);
+      for (int first = 0; first < kRows; first += kTurns) {
+        Int products[kTurns];
+#pragma GCC unroll 4
+        for (int m = 0; m < kTurns; ++m) {
+          products[m] = kOffsets ? Int{} : shifted<byte_bias_log<Codes>()>(x_total[which + first + m]);
+        }
+        add_dots<Codes, kQuadsOfSegment, kTurns, 1>(codes + segment * kQuadsOfSegment, x + first * kChunk + segment * kSegment, products);
+#pragma GCC unroll 4
+        for (int m = first; m < first + kTurns; ++m) {
+          sums[m] += __builtin_convertvector(products[m - first], Vec) * splat(x_scale[m]) * scale;
+          if constexpr (kOffsets) sums[m] -= offset * splat(x_sum[which + m]);
+        }
       }
       group.advance(kSegment);
     }
@@ -252,6 +263,59 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
 #pragma GCC unroll 4
   for (int m = 0; m < kRows; ++m) put_outputs(w, tile, part, row + m, sums[m]);
 }
+
+#if defined(__AVX2__)
+// One row with all of a tile, whose parts share each number of x.
+template <class Codes, int kSegment, bool kOffsets>
+inline void multiply_int8_row(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words, const GroupScales& scales,
+                              int tile) {
+  constexpr int kSegments = kChunk / kSegment, kQuadsOfSegment = kQuads / kSegments;
+  constexpr int kTerms = ByteSums<Codes>::kTerms < kQuadsOfSegment ? ByteSums<Codes>::kTerms : kQuadsOfSegment;
+  const ByteTable table(w, kUnsignedBytes);
+  const int8_t* x = in.bytes;
+  const float *x_scale = in.byte_scales, *x_sum = in.byte_sums;
+  const int32_t* x_total = in.byte_totals;
+  GroupCursor group(w, scales, 0);
+  TileFetch fetch = fetch_ahead(w, words, w.chunks());
+  Vec sums[kParts] = {};
+  for (int c = 0; c < w.chunks(); ++c) {
+    fetch.next<Codes::kBits>();
+#pragma GCC unroll 2
+    for (int segment = 0; segment < kSegments; ++segment) {
+      const int which = kSegments == 2 ? segment : 2;
+      Int totals[kParts];
+#pragma GCC unroll 2
+      for (int v = 0; v < kParts; ++v) totals[v] = kOffsets ? Int{} : shifted<byte_bias_log<Codes>()>(x_total[which]);
+#pragma GCC unroll 8
+      for (int begin = 0; begin < kQuadsOfSegment; begin += kTerms) {
+        ByteSums<Codes> products[kParts];
+#pragma GCC unroll 2
+        for (int v = 0; v < kParts; ++v) products[v].start(totals[v]);
+#pragma GCC unroll 8
+        for (int i = segment * kQuadsOfSegment + begin; i < segment * kQuadsOfSegment + begin + kTerms; ++i) {
+#pragma GCC unroll 2
+          for (int v = 0; v < kParts; ++v) {
+            const Bits codes = unpack_one<Codes::kBits>(words + v * kLanes, i);
+            products[v].add(to_bytes<Codes>(codes, table, kUnsignedBytes), x + 4 * i);
+          }
+        }
+#pragma GCC unroll 2
+        for (int v = 0; v < kParts; ++v) totals[v] = products[v].total();
+      }
+#pragma GCC unroll 2
+      for (int v = 0; v < kParts; ++v) {
+        sums[v] += __builtin_convertvector(totals[v], Vec) * splat(*x_scale) * load(group.scale + v * kLanes);
+        if constexpr (kOffsets) sums[v] -= load(group.offset + v * kLanes) * splat(x_sum[which]);
+      }
+      group.advance(kSegment);
+    }
+    words += Codes::kBits * llmjax::kTileRows;
+    x += kChunk, x_scale += 1, x_sum += 3, x_total += 3;
+  }
+#pragma GCC unroll 2
+  for (int v = 0; v < kParts; ++v) put_outputs(w, tile, v * kLanes, 0, sums[v]);
+}
+#endif
 
 // With 16 registers: both parts of a tile meet each number of x, and the sums of rows stay in memory from chunk to chunk.
 constexpr int kRowsOfBytes = 4;
@@ -410,6 +474,11 @@ inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const 
   const auto multiply = [&](auto segment, auto offsets) {
     constexpr int kSegment = decltype(segment)::value;
     constexpr bool kOffsets = decltype(offsets)::value != 0;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if constexpr (Codes::kBits < 8) {  // which wait for memory
+      if (in.rows == 1) return multiply_int8_row<Codes, kSegment, kOffsets>(w, in, words, scales, tile);
+    }
+#endif
 #if !defined(__AVX512F__) && !defined(__ARM_FEATURE_MATMUL_INT8)
     if (in.rows > kRowsOfBytes) {
       for (int m = 0; m < in.rows; m += in.block) {
