@@ -193,14 +193,27 @@ class GenerationRequest(ApiModel):
     # Known, not supported.
     vllm_xargs: Any = None
     thinking_token_budget: Any = None
+    # SGLang's, which vllm-router and sglang-router write into every request.
+    no_stop_trim: Any = None
+    separate_reasoning: Any = None
+    stream_reasoning: Any = None
+    return_hidden_states: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "vllm_xargs": ({},),
         "thinking_token_budget": (),
+        "no_stop_trim": (False,),
+        "separate_reasoning": (True,),
+        "stream_reasoning": (True,),
+        "return_hidden_states": (False,),
     }
 
     reasons: ClassVar[Mapping[str, str]] = {
         "vllm_xargs": "is not supported: there are no extensions that would read it",
+        "no_stop_trim": "is not supported; include_stop_str_in_output keeps stop strings",
+        "separate_reasoning": "is not supported; start the server without a reasoning parser, or leave it out",
+        "stream_reasoning": "is not supported: reasoning is streamed as it comes",
+        "return_hidden_states": "is not supported",
     }
 
     @property
