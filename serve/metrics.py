@@ -180,6 +180,7 @@ class EngineMetrics(Collector):
             "cache_dtype": engine.config.kv_cache_dtype,
             "enable_prefix_caching": str(engine.config.enable_prefix_caching),
             "gpu_memory_utilization": str(engine.config.gpu_memory_utilization),
+            "num_gpu_blocks": str(engine.info.kv_tokens // engine.info.page_size),
         }
         speculative = engine.config.speculative
         self._drafts = 0 if speculative is None else speculative.num_speculative_tokens

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,23 @@ class ServerFailed(LLMJaxError):
     """The server of a benchmark did not start."""
 
 
+@dataclass(frozen=True)
+class OwnServer:
+    """Where it is, and its process."""
+
+    url: str
+    pid: int
+
+
 @asynccontextmanager
-async def own_server(config: EngineConfig, *, seconds: float) -> AsyncIterator[str]:
+async def own_server(config: EngineConfig, *, seconds: float) -> AsyncIterator[OwnServer]:
     """Runs ``python -m serve`` in a process of its own, on a free port of this machine.
 
     Args:
         seconds: how long it may take to be ready.
 
     Yields:
-        Its address, once it is ready.
+        The server, once it is ready.
 
     Raises:
         ServerFailed: it ends before, or is not ready in time.
@@ -52,7 +61,7 @@ async def own_server(config: EngineConfig, *, seconds: float) -> AsyncIterator[s
         try:
             url = f"http://127.0.0.1:{port}"
             await _wait_for_start(process, url, log, seconds=seconds)
-            yield url
+            yield OwnServer(url, process.pid)
         finally:
             await _stop(process)
 

@@ -139,8 +139,8 @@ async def run(plan: BenchmarkPlan) -> Result:
     """
     if plan.load.url is not None:
         return await _measure(plan, plan.load.url, plan.model)
-    async with own_server(plan.engine, seconds=plan.load.ready_check_timeout_sec) as url:
-        return await _measure(plan, url, None)
+    async with own_server(plan.engine, seconds=plan.load.ready_check_timeout_sec) as server:
+        return await _measure(plan, server.url, None)
 
 
 async def _measure(plan: BenchmarkPlan, url: str, model: str | None) -> Result:
