@@ -70,7 +70,7 @@ def test_whole_experts_of_a_device() -> None:
         (
             "lfm2",
             2,
-            "tensor_parallel_size 2: short convolutions and lightning attention cannot be divided yet",
+            "tensor_parallel_size 2: short convolutions, lightning attention, Mamba and Kimi's delta rule cannot",
         ),
         (
             "granite4",

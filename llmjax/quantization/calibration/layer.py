@@ -144,7 +144,8 @@ def _mixer_stages(layer: DecoderLayer) -> tuple[Stage, ...]:
     if isinstance(mixer, Attention):
         return (
             Stage(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), _attention_input, norm),
-            Stage(("self_attn.o_proj",), _heads, "self_attn.v_proj"),
+            # A norm between the two would undo what is folded into the first.
+            Stage(("self_attn.o_proj",), _heads, "self_attn.v_proj" if mixer.o_norm is None else None),
         )
     first, *others = _MIXER_STAGES[type(mixer)]
     first = tuple(f"{mixer.name}.{name}" for name in first if hasattr(layer.mixer, name))
@@ -163,7 +164,7 @@ def _feed_forward_stages(layer: DecoderLayer) -> tuple[Stage, ...]:
         case GatedMLP():
             return (
                 Stage(("mlp.gate_proj", "mlp.up_proj"), _mlp_input, norm),
-                Stage(("mlp.down_proj",), _inner, "mlp.up_proj"),
+                Stage(("mlp.down_proj",), _inner, "mlp.up_proj" if part.down_norm is None else None),
             )
         case MLP():  # whose activation stands between its products
             name = part.name
