@@ -35,6 +35,7 @@ from llmjax.serve.routes.chat import CHAT_ROUTES
 from llmjax.serve.routes.completions import COMPLETION_ROUTES
 from llmjax.serve.routes.conversations import CONVERSATION_ROUTES
 from llmjax.serve.routes.files import FILE_ROUTES
+from llmjax.serve.routes.invocations import INVOCATION_ROUTES
 from llmjax.serve.routes.messages import MESSAGE_ROUTES
 from llmjax.serve.routes.models import MODEL_ROUTES
 from llmjax.serve.routes.ops import ops_routes
@@ -60,6 +61,7 @@ def create_app(
     metrics = EngineMetrics(engine)
     engine.add_stat_logger(metrics)
     answering: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *MESSAGE_ROUTES, *POOLING_ROUTES]
+    answering += INVOCATION_ROUTES
     posts = [route for route in answering if isinstance(route, Route) and "POST" in (route.methods or ())]
     paths = frozenset(route.path for route in posts)
     traces = [] if tracer is None else [Middleware(Traces, paths=paths, model=engine.info.model_name, tracer=tracer)]

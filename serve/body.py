@@ -21,6 +21,7 @@ from llmjax.serve.protocol.common import ApiModel, IgnoredFields
 # Slower than any real line, and it ends a body that comes byte by byte.
 MIN_BYTES_PER_SECOND = 1000
 LARGE_BYTES = 32 * 1024  # a millisecond's work at most
+READ = "llmjax.body"  # in a request's scope: what has been read to choose a route by
 
 M = TypeVar("M", bound=ApiModel)
 
@@ -34,6 +35,9 @@ async def read_json(request: Request) -> dict[str, Any]:
         ApiError: 400, 408, 413 or 415.
         ClientDisconnected: the client went away while sending.
     """
+    if READ in request.scope:
+        found: dict[str, Any] = request.scope.pop(READ)
+        return found
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise ApiError(f"Content-Type must be application/json, not {media_type or 'absent'}", status=415)

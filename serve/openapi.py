@@ -45,12 +45,20 @@ BODIES: Mapping[str, tuple[type[ApiModel], ...]] = {
     **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest,)),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest,)),
     "/v1/batches": (BatchRequest,),
+    "/invocations": (ChatRequest, CompletionRequest, EmbeddingRequest, ClassifyRequest, ScoreRequest, RerankRequest),
     "/abort_requests": (AbortRequest,),
     "/tokenize": (TokenizeTextRequest, TokenizeChatRequest),
     "/detokenize": (DetokenizeRequest,),
 }
 STREAMS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/{response_id}", "/v1/messages"}
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/responses/{response_id}",
+        "/v1/messages",
+        "/invocations",
+    }
 )
 
 ERROR = {

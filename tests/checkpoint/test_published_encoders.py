@@ -108,7 +108,7 @@ def test_texts_longer_than_what_nomic_bert_was_trained_on_need_its_scaling(tmp_p
     assert open_checkpoint(folder).model_config().max_position == 48
 
 
-@pytest.mark.parametrize("key", ["causal", "prenorm", "qkv_proj_bias", "rotary_emb_interleaved", "use_rms_norm"])
+@pytest.mark.parametrize("key", ["causal", "prenorm", "rotary_emb_interleaved", "use_rms_norm"])
 def test_what_nomic_bert_s_code_could_do_besides_is_refused(tmp_path: Path, key: str) -> None:
     config = {**NOMIC, key: True}
     folder = write("nomic-bert", tmp_path / "nomic", config=config, qkv=("q_proj", "k_proj", "v_proj"), names={})

@@ -35,6 +35,16 @@ def test_answer_is_a_strict_completion(http: httpx.Client) -> None:
     assert answer.id.startswith("cmpl-")
 
 
+def test_an_invocation_is_what_its_fields_say(http: httpx.Client) -> None:
+    text = post(http, prompt="the hen")["choices"][0]["text"]
+    asked: dict[str, Any] = {**GREEDY, "ignore_eos": True}
+    assert http.post("/invocations", json={**asked, "prompt": "the hen"}).json()["choices"][0]["text"] == text
+    chat = http.post("/invocations", json={**asked, "messages": [{"role": "user", "content": "hen"}], "stream": True})
+    assert chat.text.startswith("data: ") and '"object":"chat.completion.chunk"' in chat.text
+    refused = http.post("/invocations", json={"input": "the hen"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+
+
 def test_text_and_its_token_ids_continue_alike(http: httpx.Client) -> None:
     ids = http.post("/tokenize", json={"prompt": "the hen"}).json()["tokens"]
     assert post(http, prompt=ids)["choices"][0]["text"] == post(http, prompt="the hen")["choices"][0]["text"]

@@ -140,9 +140,11 @@ def test_scores_of_embeddings(embedder: Running) -> None:
     (entry,) = post(embedder, "/score", text_1="w3 w4", text_2="w5").json()["data"]
     expected = np.dot(vectors[0]["embedding"], vectors[1]["embedding"])
     assert entry["object"] == "score" and entry["score"] == pytest.approx(expected, abs=1e-5)
+    assert post(embedder, "/invocations", text_1="w3 w4", text_2="w5").json()["data"] == [entry]
+    assert post(embedder, "/invocations", input=["w3 w4", "w5"]).json()["data"] == vectors
 
 
-@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank", "/invocations"])
 def test_the_best_document_comes_first(reranker: Running, path: str) -> None:
     found = golden("bert-reranker")
     query, document = pair(found["long/tokens"], found["long/types"])
