@@ -30,7 +30,13 @@ class Idle:
     def __init__(self, model: str = "m", name: str = "m") -> None:
         self.config = EngineConfig(model=model)
         self.info = SimpleNamespace(
-            vocab_size=100, max_model_len=64, model_name=name, default_sampling_params={}, pooler=None
+            vocab_size=100,
+            max_model_len=64,
+            kv_tokens=640,
+            page_size=32,
+            model_name=name,
+            default_sampling_params={},
+            pooler=None,
         )
 
     def check_health(self) -> None: ...

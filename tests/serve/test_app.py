@@ -23,7 +23,15 @@ class FailingEngine:
     """An engine without a model, in one of the states that a healthy one cannot be put into from outside."""
 
     config = EngineConfig(model="m")
-    info = SimpleNamespace(vocab_size=100, max_model_len=64, model_name="m", default_sampling_params={}, pooler=None)
+    info = SimpleNamespace(
+        vocab_size=100,
+        max_model_len=64,
+        kv_tokens=640,
+        page_size=32,
+        model_name="m",
+        default_sampling_params={},
+        pooler=None,
+    )
     tokenizer = None
     num_requests = 0
     states = (EngineState(serving=False),)

@@ -36,6 +36,8 @@ class Tokenizing:
         self.info = SimpleNamespace(
             vocab_size=self.tokenizer.vocab_size,
             max_model_len=64,
+            kv_tokens=640,
+            page_size=32,
             model_name="m",
             default_sampling_params={},
             pooler=None,
