@@ -16,6 +16,7 @@ from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.protocol.chat import ChatTemplateFields, num_parts, template_messages
 from llmjax.serve.protocol.common import MAX_IGNORED, GenerationRequest
 from llmjax.serve.protocol.tools import checked_tools
+from llmjax.tokenizer.infill import InfillTokens
 
 T = TypeVar("T")
 
@@ -175,6 +176,18 @@ def _encoded(
     return truncation.apply(server, EncodedPrompt(ids, text))
 
 
+def _with_gap(server: Server, before: str, behind: str, *, add_special_tokens: bool) -> EncodedPrompt:
+    tokenizer = server.tokenizer
+    tokens = InfillTokens.of(tokenizer)
+    for text, field in ((before, "prompt"), (behind, "suffix")):
+        tokenizer.check_length(text, max_tokens=server.engine.info.max_model_len, field=field)
+    return EncodedPrompt(tokens.prompt(tokenizer, before, behind, add_special_tokens=add_special_tokens), before)
+
+
+def _size(prompts: Sequence[str | list[int]], suffix: str | None) -> int:
+    return sum(map(len, prompts)) + len(prompts) * len(suffix or "")
+
+
 async def completion_prompts(
     server: Server,
     prompts: Sequence[str | list[int]],
@@ -183,10 +196,12 @@ async def completion_prompts(
     echo: bool = False,
     skip_special_tokens: bool = True,
     truncation: Truncation | None = None,
+    suffix: str | None = None,
 ) -> list[EncodedPrompt]:
     """Texts, encoded; token ids, checked (and decoded when ``echo`` will show them).
 
     Args:
+        suffix: what follows the gap behind each text; neither truncation nor token ids then.
         skip_special_tokens: leave them out of the text of token ids, as in generated text.
 
     Raises:
@@ -200,6 +215,8 @@ async def completion_prompts(
     tokenizer = server.tokenizer if texts else None
 
     def both(prompt: str | list[int]) -> EncodedPrompt:
+        if isinstance(prompt, str) and suffix:
+            return _with_gap(server, prompt, suffix, add_special_tokens=add_special_tokens)
         if isinstance(prompt, str):
             return _encoded(
                 server, prompt, add_special_tokens=add_special_tokens, truncation=truncation, field="prompt"
@@ -209,7 +226,7 @@ async def completion_prompts(
             found = EncodedPrompt(prompt, tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens))
         return found if truncation is None else truncation.apply(server, found)
 
-    return await off_loop(lambda: [both(prompt) for prompt in prompts], size=sum(map(len, prompts)) if texts else 0)
+    return await off_loop(lambda: [both(prompt) for prompt in prompts], size=_size(prompts, suffix) if texts else 0)
 
 
 def check_queue(server: Server, *, prompts: int, choices: int) -> None:

@@ -19,12 +19,11 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = None
     add_special_tokens: bool = True
 
-    suffix: Any = None
+    suffix: str | None = None
     prompt_embeds: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationRequest.neutral_values,
-        "suffix": ("",),
         "prompt_embeds": (),
     }
     reasons: ClassVar[Mapping[str, str]] = {
@@ -42,6 +41,16 @@ class CompletionRequest(GenerationRequest):
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
+
+    def check_suffix(self) -> None:
+        """Raises ``ApiError`` (400) for what cannot be said together with ``suffix``."""
+        if not self.suffix:
+            return
+        for field in ("echo", "truncate_prompt_tokens"):
+            if getattr(self, field) not in (None, False):
+                raise ApiError(f"`{field}` cannot be combined with suffix", param=field, code="unsupported_parameter")
+        if not all(isinstance(prompt, str) for prompt in self.prompts):
+            raise ApiError("with suffix a prompt must be a text", param="prompt", code="invalid_value")
 
     @property
     def prompt_only(self) -> bool:

@@ -45,6 +45,7 @@ from llmjax.serve.protocol.completions import CompletionRequest
 from llmjax.serve.protocol.structured import demands_form, structured_outputs
 from llmjax.serve.sse import EventStream, delta_event, event
 from llmjax.serve.transfer import transfer_answer, transfer_of
+from llmjax.tokenizer.infill import InfillTokens
 
 if TYPE_CHECKING:
     from llmjax.tokenizer import IncrementalDetokenizer
@@ -80,6 +81,7 @@ async def _job(server: Server, body: CompletionRequest, request: Request) -> Job
         raise ApiError("`echo` with scores of the prompt cannot be combined with use_beam_search", param="echo")
     check_stream(body)
     check_truncation(body)
+    body.check_suffix()
     priority = body.priority or 0
     check_priority(engine, priority)
     check_queue(server, prompts=len(body.prompts), choices=body.continuations)
@@ -91,6 +93,7 @@ async def _job(server: Server, body: CompletionRequest, request: Request) -> Job
         echo=body.echo or bool(body.return_prompt_text),
         skip_special_tokens=body.skip_special_tokens is not False,
         truncation=Truncation.of(server, body, room=asked or DEFAULT_MAX_TOKENS),
+        suffix=body.suffix,
     )
     structured = await asyncio.to_thread(structured_outputs, body) if demands_form(body) else None
     if structured is not None and body.use_beam_search:
@@ -129,7 +132,9 @@ def _params(
     defaults = server.engine.info.default_sampling_params
     default = defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
     # Echoed tokens have log-probabilities too.
-    echoed: dict[str, Any] = {"prompt_logprobs": body.logprobs} if body.echo and body.prompt_logprobs is None else {}
+    changes: dict[str, Any] = {"prompt_logprobs": body.logprobs} if body.echo and body.prompt_logprobs is None else {}
+    if body.suffix and not body.ignore_eos:
+        changes["stop_token_ids"] = {*(body.stop_token_ids or ()), *InfillTokens.of(server.tokenizer).ends}
     return sampling_params(
         body,
         defaults=defaults,
@@ -138,7 +143,7 @@ def _params(
         detokenize=server.engine.tokenizer is not None,
         structured_outputs=structured,
         kv_transfer=kv_transfer,
-        **echoed,
+        **changes,
     )
 
 

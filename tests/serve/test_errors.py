@@ -123,7 +123,11 @@ def test_bad_chat_field(http: httpx.Client, change: dict[str, Any], param: str |
 
 
 BAD_TEXT: list[tuple[dict[str, Any], str | None, str]] = [
-    ({"suffix": "x"}, "suffix", "not supported yet"),
+    ({"suffix": "x"}, "suffix", "no tokens that tell it of a gap"),
+    ({"suffix": "x", "echo": True}, "echo", "cannot be combined with suffix"),
+    ({"suffix": "x", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "cannot be combined with suffix"),
+    ({"suffix": "x", "prompt": [1, 2]}, "prompt", "must be a text"),
+    ({"suffix": 1}, "suffix", "string"),
     ({"best_of": 2, "n": 3}, "best_of", "best_of is 2, below n = 3"),
     ({"prompt": None}, "prompt", "prompt"),
     ({"prompt": []}, "prompt", "empty"),
