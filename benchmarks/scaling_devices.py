@@ -5,7 +5,8 @@ in turn, against the simplest one.
 
 Data parallel: one engine with all threads against two with half of them each, and what each way from an engine to its
 user costs a token. Tensor parallel: one device against several in one process, which on a CPU share the same cores, so
-that nothing can be gained and the ratio is what dividing costs. Every engine but one is in a process of its own, and
+that nothing can be gained and the ratio is what dividing costs; from that cost and from what the machine reads follows
+what eight devices with memory of their own would bring. Every engine but one is in a process of its own, and
 idle while another is measured. The fastest of --rounds counts.
 """
 
@@ -27,6 +28,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.link_model import TELL_MICROSECONDS, LinkModel, read_bytes_per_second, seconds_of_sum, tell_seconds
 from benchmarks.machine import this_machine
 from benchmarks.random_model import SHAPES, write_random_model
 from benchmarks.scaling import step_seconds
@@ -45,6 +47,7 @@ from llmjax.settings import settings_of
 ENGINES = 2  # of the data-parallel arrangement
 TWO_ENGINES = 0.95  # of one engine with the same threads, at least
 FRONT_MS = 0.3  # that a front adds to a token, at most
+MANY = 8  # devices that the model of link and compute is asked about
 TENSOR_PARALLEL = {2: 0.65, 3: 0.5}  # of one device, at least
 
 
@@ -83,11 +86,13 @@ class Figure:
     Attributes:
         rates: output tokens a second, by round.
         delay_ms: from an engine's having a token to its user's, of one stream, the median; None: not measured.
+        layers: of the model.
     """
 
     name: str
     rates: Sequence[float]
     delay_ms: float | None = None
+    layers: int = 0
 
     @property
     def best(self) -> float:
@@ -118,6 +123,7 @@ def main(argv: list[str]) -> int:
     if tensor:
         console.print(table_of(f"Tensor parallel: {title}", tensor))
         console.print(*tensor_parallel_words(tensor, options.counts), sep="\n", highlight=False)
+        console.print(*many_devices_words(tensor, options, threads=config.threads), sep="\n", highlight=False)
     if options.output_json is not None:
         parts = {"data_parallel": data, "tensor_parallel": tensor}
         found = {part: [dataclasses.asdict(figure) for figure in figures] for part, figures in parts.items()}
@@ -212,7 +218,12 @@ async def measure(
         for engine in made.values():
             await engine.shutdown()
     return [
-        Figure(name=name, rates=rates[name], delay_ms=median(waits[name]) if waits[name] else None)
+        Figure(
+            name=name,
+            rates=rates[name],
+            delay_ms=median(waits[name]) if waits[name] else None,
+            layers=made[name].info.num_layers,
+        )
         for name in arrangements
     ]
 
@@ -271,6 +282,20 @@ def tensor_parallel_words(figures: Sequence[Figure], counts: Sequence[int]) -> l
         if count > 1:
             wanted = f" (≥ {TENSOR_PARALLEL[count]})" if count in TENSOR_PARALLEL else ""
             words.append(f"{figure.name} decode with {figure.best / figures[0].best:.2f} of one device's speed{wanted}")
+    return words
+
+
+def many_devices_words(figures: Sequence[Figure], options: DeviceOptions, *, threads: int | None) -> list[str]:
+    """What a step costs a leader of other processes, and what many devices would bring."""
+    tell = 1e6 * tell_seconds(options.streams)
+    words = [f"a follower knows of a step of {options.streams} rows after {tell:.0f} µs (≤ {TELL_MICROSECONDS})"]
+    if len(figures) > 1:
+        steps = [options.streams / figure.best for figure in figures[:2]]
+        model = LinkModel(
+            bytes_per_second=read_bytes_per_second(threads or usable_cores()),
+            sum_seconds=seconds_of_sum(steps, figures[0].layers),
+        )
+        words += model.words(MANY)
     return words
 
 

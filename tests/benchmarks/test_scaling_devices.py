@@ -76,6 +76,7 @@ def test_a_tiny_model(tmp_path: Path, compile_cache_dir: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "2 engines × 1 thread" in done.stdout and "2 devices decode with" in done.stdout
+    assert "a follower knows of a step of 2 rows after" in done.stdout and "70B (39.7 GB):" in done.stdout
     found = json.loads((tmp_path / "s.json").read_text())
     assert [len(found[part]) for part in ("data_parallel", "tensor_parallel")] == [3, 2]
     assert all(figure["rates"][0] > 0 for part in ("data_parallel", "tensor_parallel") for figure in found[part])

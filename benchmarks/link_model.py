@@ -1,0 +1,132 @@
+"""What many devices would bring, by a model of link and compute: in a decode step each device reads its part of the
+weights, and all of them wait for two sums of the hidden states in each layer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from llmjax.engine.batch import Bucket
+from llmjax.engine.group_wire import Array, RunStep, ToFollower
+from llmjax.engine.wire import Channel
+
+READ_BYTES = 256 << 20  # more than caches hold
+TELL_MICROSECONDS = 50  # that telling a follower of a step takes, at most
+TELLS = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A model.
+
+    Attributes:
+        parameters: in all its matrices.
+        bits: of a stored one, scales included.
+    """
+
+    name: str
+    layers: int
+    parameters: float
+    bits: float = 4.5  # q4_0, Q4_K, GPTQ with groups of 32
+
+    @property
+    def bytes(self) -> float:
+        return self.parameters * self.bits / 8
+
+
+SIZES = (Size(name="8B", layers=32, parameters=8.0e9), Size(name="70B", layers=80, parameters=70.6e9))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkModel:
+    """Devices that are all alike.
+
+    Attributes:
+        bytes_per_second: that one of them reads.
+        sum_seconds: that a sum over all of them takes.
+    """
+
+    bytes_per_second: float
+    sum_seconds: float
+
+    def tokens_per_second(self, size: Size, devices: int) -> float:
+        """Of one stream."""
+        summing = num_sums(size.layers) * self.sum_seconds if devices > 1 else 0.0
+        return 1 / (size.bytes / (devices * self.bytes_per_second) + summing)
+
+    def words(self, devices: int) -> list[str]:
+        """What so many devices would bring."""
+        said = [
+            f"with {devices} devices that read {self.bytes_per_second / 1e9:.1f} GB/s each, and sums of "
+            f"{self.sum_seconds * 1e6:.0f} µs, one stream would have"
+        ]
+        for size in SIZES:
+            one, several = (self.tokens_per_second(size, count) for count in (1, devices))
+            said.append(
+                f"  {size.name} ({size.bytes / 1e9:.1f} GB): {several:.1f} tokens/s, {several / one:.1f} × one device's"
+            )
+        return said
+
+
+def num_sums(layers: int) -> int:
+    """Of a step: behind the mixer and the feed-forward half of each layer, the embedding and the sampler."""
+    return 2 * layers + 2
+
+
+def seconds_of_sum(steps: Sequence[float], layers: int) -> float:
+    """What a sum takes where devices share the cores, so that a step's other work takes as long as on one device.
+
+    Args:
+        steps: seconds of a step on one device, and on several.
+    """
+    one, several = steps
+    return max(several - one, 0.0) / num_sums(layers)
+
+
+def read_bytes_per_second(threads: int) -> float:
+    """What plain loops over memory read, one a thread; the fastest of five times."""
+    parts = [np.ones(READ_BYTES // threads // 8, np.int64) for _ in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        found = []
+        for _ in range(5):
+            started = time.perf_counter()
+            list(pool.map(np.sum, parts))
+            found.append(time.perf_counter() - started)
+    return sum(part.nbytes for part in parts) / min(found)
+
+
+def tell_seconds(rows: int) -> float:
+    """From a leader's having a decode step of so many rows to a follower's having read it, over a network connection
+    of this machine; the median."""
+    step = RunStep(Bucket(tokens=rows, rows=rows, decode=True), Array.of(np.zeros(16 * rows, np.int32)))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    for end in (near, far):
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    came: list[float] = []
+    heard = threading.Semaphore(0)
+
+    def follow() -> None:
+        for _ in Channel(far, ToFollower).receive():
+            came.append(time.perf_counter())
+            heard.release()
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    leader, told = Channel(near, ToFollower), []
+    for _ in range(TELLS):
+        told.append(time.perf_counter())
+        leader.send(step)
+        heard.acquire()
+    near.close()
+    follower.join()
+    far.close()
+    return median(b - a for a, b in zip(told, came, strict=True))
