@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, TypeVar
 
@@ -16,7 +17,7 @@ from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.protocol.chat import ChatTemplateFields, num_parts, template_messages
 from llmjax.serve.protocol.common import MAX_IGNORED, GenerationRequest
 from llmjax.serve.protocol.tools import checked_tools
-from llmjax.tokenizer.infill import InfillTokens
+from llmjax.tokenizer.infill import InfillTokens, behind_gap
 
 T = TypeVar("T")
 
@@ -176,16 +177,17 @@ def _encoded(
     return truncation.apply(server, EncodedPrompt(ids, text))
 
 
-def _with_gap(server: Server, before: str, behind: str, *, add_special_tokens: bool) -> EncodedPrompt:
-    tokenizer = server.tokenizer
+def _with_gap(server: Server, texts: Sequence[str], suffix: str, *, add_special_tokens: bool) -> list[EncodedPrompt]:
+    """Texts with a gap behind each, and the suffix, which is encoded once, behind that."""
+    tokenizer, limit = server.tokenizer, server.engine.info.max_model_len
     tokens = InfillTokens.of(tokenizer)
-    for text, field in ((before, "prompt"), (behind, "suffix")):
-        tokenizer.check_length(text, max_tokens=server.engine.info.max_model_len, field=field)
-    return EncodedPrompt(tokens.prompt(tokenizer, before, behind, add_special_tokens=add_special_tokens), before)
-
-
-def _size(prompts: Sequence[str | list[int]], suffix: str | None) -> int:
-    return sum(map(len, prompts)) + len(prompts) * len(suffix or "")
+    tokenizer.check_length(suffix, max_tokens=limit, field="suffix")
+    behind, found = behind_gap(tokenizer, suffix), []
+    for text in texts:
+        tokenizer.check_length(text, max_tokens=limit, field="prompt")
+        ids = tokens.prompt(tokenizer, text, behind, add_special_tokens=add_special_tokens)
+        found.append(EncodedPrompt(ids, text))
+    return found
 
 
 async def completion_prompts(
@@ -215,8 +217,6 @@ async def completion_prompts(
     tokenizer = server.tokenizer if texts else None
 
     def both(prompt: str | list[int]) -> EncodedPrompt:
-        if isinstance(prompt, str) and suffix:
-            return _with_gap(server, prompt, suffix, add_special_tokens=add_special_tokens)
         if isinstance(prompt, str):
             return _encoded(
                 server, prompt, add_special_tokens=add_special_tokens, truncation=truncation, field="prompt"
@@ -226,7 +226,13 @@ async def completion_prompts(
             found = EncodedPrompt(prompt, tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens))
         return found if truncation is None else truncation.apply(server, found)
 
-    return await off_loop(lambda: [both(prompt) for prompt in prompts], size=_size(prompts, suffix) if texts else 0)
+    size = sum(map(len, prompts)) if texts else 0
+    if suffix:
+        whole = [prompt for prompt in prompts if isinstance(prompt, str)]
+        assert len(whole) == len(prompts), "the route refuses token ids beside a suffix"
+        work = partial(_with_gap, server, whole, suffix, add_special_tokens=add_special_tokens)
+        return await off_loop(work, size=size + len(suffix))
+    return await off_loop(lambda: [both(prompt) for prompt in prompts], size=size)
 
 
 def check_queue(server: Server, *, prompts: int, choices: int) -> None:

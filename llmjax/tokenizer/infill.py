@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmjax.errors import InvalidRequest
@@ -65,20 +66,23 @@ class InfillTokens:
                 )
         raise InvalidRequest("the model's vocabulary has no tokens that tell it of a gap to fill", field="suffix")
 
-    def prompt(self, tokenizer: Tokenizer, before: str, behind: str, *, add_special_tokens: bool = True) -> list[int]:
+    def prompt(
+        self, tokenizer: Tokenizer, before: str, behind: Sequence[int], *, add_special_tokens: bool = True
+    ) -> list[int]:
         """Token ids behind which a model writes what belongs between two texts.
 
         Args:
+            behind: ids of the second text, from `behind_gap`.
             add_special_tokens: begin with the token that begins a text, where texts have one.
         """
         begin = tokenizer.encode("")[:1] if add_special_tokens else []
         start = begin if begin == [tokenizer.bos_token_id] else []
         prefix = [self.before, *tokenizer.encode(before, add_special_tokens=False)]
-        suffix = [self.behind, *_inside(tokenizer, behind)]
+        suffix = [self.behind, *behind]
         return start + (suffix + prefix if self.middle is None else [*prefix, *suffix, self.middle])
 
 
-def _inside(tokenizer: Tokenizer, text: str) -> list[int]:
+def behind_gap(tokenizer: Tokenizer, text: str) -> list[int]:
     """Ids of a text that goes on with another: without the space that SentencePiece puts before a text."""
     alone = tokenizer.encode(SENTINEL, add_special_tokens=False)
     if not alone or not tokenizer.id_to_token(alone[0]).startswith("▁"):

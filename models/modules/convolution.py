@@ -16,6 +16,7 @@ from llmjax.models.layers.convolution import ShortConvolution
 from llmjax.models.layers.state import RecurrentState
 from llmjax.models.modules.linear import Linear
 from llmjax.models.modules.parameter import parameter
+from llmjax.models.modules.read_out import ReadOut
 from llmjax.models.modules.residual import mixed
 
 
@@ -36,7 +37,7 @@ class Convolution(nnx.Module):
         return (x if self.bias is None else x + self.bias.get_value()), recent
 
 
-class ShortConvolutionModule(nnx.Module):
+class ShortConvolutionModule(ReadOut):
     """``out(c * convolution(b * x))`` of the three parts b, c and x of a product.
 
     Formula: Hugging Face's ``Lfm2ShortConv``.
@@ -51,21 +52,6 @@ class ShortConvolutionModule(nnx.Module):
         self.in_proj = Linear(size, 3 * size, bias=spec.bias, dtype=dtype)
         self.conv = Convolution(size, spec.width, bias=spec.bias)
         self.out_proj = Linear(size, size, bias=spec.bias, dtype=dtype)
-
-    def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """[T, D] to [T, D], and the state with the tokens taken in."""
-        read, state = self._read(n, context)
-        return self.out_proj(read), state
-
-    def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """`__call__` without the bias of ``out_proj``."""
-        read, state = self._read(n, context)
-        return self.out_proj.product(read), state
-
-    @property
-    def last_bias(self) -> jax.Array | None:
-        """What `partial` leaves out, [D]."""
-        return self.out_proj.projection.bias
 
     def _read(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         state: RecurrentState = context.state

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.kernels.recurrent.selective_scan import selective_scan
@@ -18,10 +17,11 @@ from llmjax.models.modules.convolution import Convolution
 from llmjax.models.modules.linear import Linear
 from llmjax.models.modules.norm import build_norm
 from llmjax.models.modules.parameter import parameter
+from llmjax.models.modules.read_out import ReadOut
 from llmjax.models.modules.residual import mixed, normed
 
 
-class MambaModule(nnx.Module):
+class MambaModule(ReadOut):
     """``out((read + D x) * silu(gate))``, where x goes through a convolution first, and steps, B and C are made of it.
 
     Formula: Hugging Face's ``MambaMixer``; ``JambaMambaMixer`` and ``FalconMambaMixer`` have norms inside.
@@ -43,21 +43,6 @@ class MambaModule(nnx.Module):
         for name, entries in sizes.items():
             setattr(self, name, None if spec.norm is None else build_norm(spec.norm, entries))
         self.out_proj = Linear(spec.inner, size, bias=spec.bias, dtype=dtype)
-
-    def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """[T, D] to [T, D], and the state with the tokens taken in."""
-        read, state = self._read(n, context)
-        return self.out_proj(read), state
-
-    def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """`__call__` without the bias of ``out_proj``."""
-        read, state = self._read(n, context)
-        return self.out_proj.product(read), state
-
-    @property
-    def last_bias(self) -> jax.Array | None:
-        """What `partial` leaves out, [D]."""
-        return self.out_proj.projection.bias
 
     def _read(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         """What ``out_proj`` is given, [T, inner]."""

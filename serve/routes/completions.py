@@ -104,8 +104,11 @@ async def _job(server: Server, body: CompletionRequest, request: Request) -> Job
         )
     id = f"cmpl-{body.request_id or record_of(request).id}"
     transfer = transfer_of(engine, body, id=id, prompts=len(prompts))
+    fills_gap = body.suffix and not body.ignore_eos
+    ends = InfillTokens.of(server.tokenizer).ends if fills_gap else frozenset[int]()
     params = [
-        _params(server, body, prompt, asked=asked, structured=structured, kv_transfer=transfer) for prompt in prompts
+        _params(server, body, prompt, asked=asked, structured=structured, kv_transfer=transfer, ends=ends)
+        for prompt in prompts
     ]
     return Job(
         id=id,
@@ -128,13 +131,14 @@ def _params(
     asked: int | None,
     structured: StructuredOutputsParams | None,
     kv_transfer: KVTransfer | None,
+    ends: frozenset[int],
 ) -> SamplingParams:
     defaults = server.engine.info.default_sampling_params
     default = defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
     # Echoed tokens have log-probabilities too.
     changes: dict[str, Any] = {"prompt_logprobs": body.logprobs} if body.echo and body.prompt_logprobs is None else {}
-    if body.suffix and not body.ignore_eos:
-        changes["stop_token_ids"] = {*(body.stop_token_ids or ()), *InfillTokens.of(server.tokenizer).ends}
+    if ends:
+        changes["stop_token_ids"] = {*(body.stop_token_ids or ()), *ends}
     return sampling_params(
         body,
         defaults=defaults,

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -221,3 +222,13 @@ def client(running: Running) -> Iterator[openai.OpenAI]:
 def http(running: Running) -> Iterator[httpx.Client]:
     with running.http() as http:
         yield http
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started, those of the engine alone."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # threads end
+            found += map(int, path.read_text().split())
+    engines = (b"engine.process_main", b"engine.follower_main")
+    return [child for child in found if any(name in Path(f"/proc/{child}/cmdline").read_bytes() for name in engines)]

@@ -24,6 +24,7 @@ import pytest
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.errors import ConfigError
 from llmjax.serve.listen import bind, check_tls
+from tests.serve.conftest import children
 
 
 @contextmanager
@@ -153,16 +154,6 @@ def test_a_second_signal_ends_the_process_at_once(engine_config: EngineConfig) -
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == -signal.SIGTERM
         reader.join(60)
-
-
-def children(pid: int) -> list[int]:
-    """Processes that a process has started, those of the engine alone."""
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # threads end
-            found += map(int, path.read_text().split())
-    engines = (b"engine.process_main", b"engine.follower_main")
-    return [child for child in found if any(name in Path(f"/proc/{child}/cmdline").read_bytes() for name in engines)]
 
 
 def test_a_killed_engine_process_ends_streams_with_an_error_and_the_server_with_its_status(

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from llmjax.serve.limits import MOST_BYTES
+from tests.serve.conftest import children
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.alone]
 
@@ -141,11 +142,6 @@ def wait_idle(pid: int) -> None:
         if quiet == 3:
             return
     pytest.fail("the server is still busy with itself")
-
-
-def children(pid: int) -> list[int]:
-    """The engine's process, and those that render templates."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def cpu_seconds(pid: int) -> float:

@@ -1,0 +1,37 @@
+"""What recurrent mixers have in common that end in a product, ``out_proj``."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import jax
+from flax import nnx
+
+from llmjax.models.layers.context import Context
+from llmjax.models.layers.state import RecurrentState
+from llmjax.models.modules.linear import Linear
+
+
+class ReadOut(nnx.Module):
+    """``out_proj`` of what a mixer reads from its state."""
+
+    out_proj: Linear
+
+    @abstractmethod
+    def _read(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
+        """What ``out_proj`` is given, and the state with the tokens taken in."""
+
+    def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
+        """[T, D] to [T, D], and the state with the tokens taken in."""
+        read, state = self._read(n, context)
+        return self.out_proj(read), state
+
+    def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
+        """`__call__` without the bias of ``out_proj``."""
+        read, state = self._read(n, context)
+        return self.out_proj.product(read), state
+
+    @property
+    def last_bias(self) -> jax.Array | None:
+        """What `partial` leaves out, [D]."""
+        return self.out_proj.projection.bias
