@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
+from typing import NoReturn
 
 from llmjax.config import EngineConfig
 from llmjax.engine.beam_search import BeamSearch
@@ -44,6 +45,11 @@ class AsyncLLM(LoadedLLM):
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._changing = False  # between sleeping and waking, which may take minutes
+        self._goes_on = asyncio.Event()  # cleared while the engine is paused
+        self._goes_on.set()
+        self._frozen = False
+        self._held_back = 0  # requests that wait for it
+        self._searches = 0
         if not config.disable_log_stats:
             self.add_stat_logger(ThroughputLog())
         self.client.start(deliver=self._from_engine, died=self._engine_died)
@@ -116,6 +122,8 @@ class AsyncLLM(LoadedLLM):
             raise InvalidRequest("mode keep is not supported: requests lose their keys and values", field="mode")
         if mode not in ("abort", "wait"):
             raise InvalidRequest(f"mode must be abort or wait, not {mode[:80]!r}", field="mode")
+        if mode == "wait" and self._frozen:
+            raise InvalidRequest("running requests are kept: they do not end before they are resumed", field="mode")
         control = sleep_control(level)
         with self._one_change():
             before, self._away = self._away, frozenset({WEIGHTS, KV_CACHE})  # no new requests from now on
@@ -138,6 +146,68 @@ class AsyncLLM(LoadedLLM):
             for tag, control in controls.items():
                 await asyncio.wrap_future(self.client.control(control))
                 self._away -= {tag}
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether new requests wait for ``resume_generation``."""
+        return not self._goes_on.is_set()
+
+    async def pause_generation(self, mode: str = "abort", *, clear_cache: bool = True) -> None:
+        """Holds new requests back until ``resume_generation``; returns when those before them are out of the way.
+
+        Args:
+            mode: what becomes of running requests: "abort" ends them, "wait" lets them end, "keep" has them stop where
+                they are and go on later.
+            clear_cache: forget what requests have computed. With "keep" nothing is forgotten.
+
+        Raises:
+            InvalidRequest: there is no such mode, requests that are kept are waited for, or the engine is about to
+                sleep or to wake.
+        """
+        if mode not in ("abort", "wait", "keep"):
+            raise InvalidRequest(f"mode must be abort, wait or keep, not {mode[:80]!r}", field="mode")
+        if mode == "wait" and self._frozen:
+            raise InvalidRequest("running requests are kept: they do not end before they are resumed", field="mode")
+        if self._changing:
+            raise InvalidRequest("the engine is about to sleep or to wake")
+        self._goes_on.clear()
+        if mode == "keep":
+            self._frozen = True
+            await asyncio.wrap_future(self.client.control(Control.FREEZE))
+            return
+        while self.is_paused and (self.num_requests or self._searches):
+            if mode == "abort":
+                for request_id in self.request_ids:
+                    await self.abort(request_id)
+            await asyncio.sleep(0.01)
+        if clear_cache and self.is_paused:
+            await self.reset_prefix_cache()
+
+    async def resume_generation(self) -> None:
+        """Lets requests go on that ``pause_generation`` holds back; does nothing if there is nothing to resume."""
+        if self._frozen:
+            await asyncio.wrap_future(self.client.control(Control.GO_ON))
+            self._frozen = False
+        self._goes_on.set()
+
+    async def _until_resumed(self) -> None:
+        """What a new request waits for.
+
+        Raises:
+            QueueFull: as many as a queue has room for wait already.
+        """
+        self._event_loop = asyncio.get_running_loop()
+        if not self.is_paused:
+            return
+        if self._held_back >= self.config.max_num_seqs + self.config.max_num_queued_reqs:
+            self._refuse_another(self._held_back)
+        self._held_back += 1
+        try:
+            while self.is_paused and not self._stopped and self.client.running:
+                await self._goes_on.wait()
+        finally:
+            self._held_back -= 1
+        self._check_open()
 
     @contextmanager
     def _one_change(self) -> Iterator[None]:
@@ -202,7 +272,7 @@ class AsyncLLM(LoadedLLM):
         if sampling_params.structured_outputs is not None:
             constraint = await asyncio.to_thread(self._frontend.constraint, sampling_params)
             self._check_open()
-        self._event_loop = asyncio.get_running_loop()
+        await self._until_resumed()
         request = self._frontend.open(
             prompt,
             sampling_params,
@@ -244,18 +314,22 @@ class AsyncLLM(LoadedLLM):
             One output: ``beam_width`` continuations, the best first.
         """
         self._check_open()
-        self._event_loop = asyncio.get_running_loop()
+        await self._until_resumed()
         search = self._frontend.beam_search(prompt, params, cache_salt=cache_salt, keep_logprobs=logprobs)
         num_cached = 0
-        while not search.done:
-            made = await self._grow(search, request_id, priority=priority)
-            if not search.steps:
-                num_cached = made[0].num_cached_tokens
-            # An aborted request has an output without a token.
-            if any(output.outputs[0].finish_reason == "abort" for output in made):
-                yield self._searched(search, request_id, [CompletionOutput(0, "", [], finish_reason="abort")], 0)
-                return
-            search.take([scores for output in made for scores in output.outputs[0].logprobs or ()])
+        self._searches += 1
+        try:
+            while not search.done:
+                made = await self._grow(search, request_id, priority=priority)
+                if not search.steps:
+                    num_cached = made[0].num_cached_tokens
+                # An aborted request has an output without a token.
+                if any(output.outputs[0].finish_reason == "abort" for output in made):
+                    yield self._searched(search, request_id, [CompletionOutput(0, "", [], finish_reason="abort")], 0)
+                    return
+                search.take([scores for output in made for scores in output.outputs[0].logprobs or ()])
+        finally:
+            self._searches -= 1
         decode = None
         if self.tokenizer is not None:
             decode = partial(
@@ -326,7 +400,7 @@ class AsyncLLM(LoadedLLM):
         if _num_chars(prompt) > LONG_TEXT:
             prompt = await asyncio.to_thread(self._frontend.pooled_tokens, prompt, pooling_params)
             self._check_open()
-        self._event_loop = asyncio.get_running_loop()
+        await self._until_resumed()
         request = self._frontend.open_pooling(
             prompt, pooling_params, request_id, priority=priority, cache_salt=cache_salt
         )
@@ -375,6 +449,7 @@ class AsyncLLM(LoadedLLM):
         A second call goes on where a first one was cancelled, else it does nothing.
         """
         self._stopped = True
+        self._goes_on.set()
         deadline = time.monotonic() + drain_timeout
         while self.num_requests and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -394,9 +469,12 @@ class AsyncLLM(LoadedLLM):
         if self.is_sleeping:
             raise Asleep
         if self.num_waiting >= self.config.max_num_queued_reqs:
-            for stat_logger in self.client.loggers:
-                stat_logger.record_rejection(QUEUE_FULL)
-            raise QueueFull(f"{self.config.max_num_queued_reqs} requests are waiting already", retry_after=1.0)
+            self._refuse_another(self.config.max_num_queued_reqs)
+
+    def _refuse_another(self, waiting: int) -> NoReturn:
+        for stat_logger in self.client.loggers:
+            stat_logger.record_rejection(QUEUE_FULL)
+        raise QueueFull(f"{waiting} requests are waiting already", retry_after=1.0)
 
     def _from_engine(self, outputs: list[EngineOutput]) -> None:
         """On the engine's thread: hands outputs to the event loop."""
@@ -425,7 +503,12 @@ class AsyncLLM(LoadedLLM):
         """On the engine's thread: every open request ends with an error."""
         dead = EngineDead(f"the engine stopped: {error}")
         dead.__cause__ = error
-        self._on_event_loop(lambda: self._fail(list(self._streams), dead))
+
+        def end() -> None:
+            self._goes_on.set()  # who waits for it finds the engine dead
+            self._fail(list(self._streams), dead)
+
+        self._on_event_loop(end)
 
     def _on_event_loop(self, call: Callable[[], None]) -> None:
         if self._event_loop is None:

@@ -40,6 +40,7 @@ from llmjax.serve.routes.messages import MESSAGE_ROUTES
 from llmjax.serve.routes.models import MODEL_ROUTES
 from llmjax.serve.routes.ops import ops_routes
 from llmjax.serve.routes.pooling import POOLING_ROUTES
+from llmjax.serve.routes.refused import REFUSED_ROUTES
 from llmjax.serve.routes.responses import RESPONSE_ROUTES
 from llmjax.serve.routes.tokens import TOKEN_ROUTES
 from llmjax.serve.traces import Traces
@@ -78,7 +79,8 @@ def create_app(
     routes += ADMIN_ROUTES
     routes += ops_routes(registry(metrics))
     if config.docs:
-        routes += docs_routes(routes, keys=bool(config.api_key))
+        routes += docs_routes([*routes], keys=bool(config.api_key))
+    routes += REFUSED_ROUTES  # not in the documents: nothing can be asked there
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     # What batches ask: no key, no rates, and no gate, for the server does not wait for them.
     log = Middleware(RequestLog, enabled=config.access_log, id_header=True)

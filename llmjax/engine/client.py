@@ -38,6 +38,8 @@ class Control(enum.Enum):
     SLEEP_DEEPLY = "sleep_deeply"  # → None: the weights' is free, too
     WAKE_WEIGHTS = "wake_weights"  # → None, when they are back
     WAKE_KV_CACHE = "wake_kv_cache"  # → None, when it is there again
+    FREEZE = "freeze"  # → None: no step begins, and requests stay as they are
+    GO_ON = "go_on"  # → None: steps begin again
     START_PROFILE = "start_profile"  # → None: what is computed from now on is written down, in ``profile_dir``
     STOP_PROFILE = "stop_profile"  # → None, when it has been written
 

@@ -117,6 +117,10 @@ def obey(engine: Engine, control: Control) -> Any:
             return engine.wake_weights()
         case Control.WAKE_KV_CACHE:
             return engine.wake_kv_cache()
+        case Control.FREEZE:
+            return engine.freeze()
+        case Control.GO_ON:
+            return engine.go_on()
         case Control.START_PROFILE:
             return engine.profiler.start()
         case Control.STOP_PROFILE:

@@ -154,11 +154,12 @@ class Engine:
         self._clock = _HostClock()
         self._last_read = 0.0
         self._compilations_seen = 0
+        self._frozen = False
 
     @property
     def idle(self) -> bool:
         """Nothing to compute and nothing to read."""
-        return self.scheduler.idle and self._pending is None
+        return self._pending is None and (self._frozen or self.scheduler.idle)
 
     def kv_stats(self) -> KVStats:
         return self.kv.stats()
@@ -245,11 +246,16 @@ class Engine:
         Returns:
             What the dispatch that was read brought; empty if there was none.
         """
+        if self._frozen:
+            pending, self._pending = self._pending, None
+            outputs = [] if pending is None else self._read(pending)
+            self._publish()
+            return outputs
         if self.scheduler.held:
             ended = self._let_in()
             if ended or (self.scheduler.only_held and self._pending is None):
                 return ended
-        outputs: list[EngineOutput] = []
+        outputs = []
         self._clock.start()
         drafts, before = self._drafts(), None
         wait = bool(drafts) or any(sequence.waits_to_be_read for sequence in self.scheduler.running)
@@ -362,6 +368,14 @@ class Engine:
             if matcher.is_error():
                 outputs.append(self._end(pending.plan.rows[i].sequence, _no_mask(matcher.get_error())))
         return outputs
+
+    def freeze(self) -> None:
+        """Dispatches nothing until it may go on; requests keep their pages, and new ones wait behind them."""
+        self._frozen = True
+
+    def go_on(self) -> None:
+        """Computes again what is there."""
+        self._frozen = False
 
     def sleep(self, *, discard: bool) -> None:
         """Frees the device's memory until the engine is woken; there may be no requests then. A second time it may free

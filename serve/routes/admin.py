@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,6 +13,8 @@ from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, ignored_fields, server_of
 from llmjax.serve.errors import ApiError
 from llmjax.serve.protocol.admin import AbortRequest
+
+SWITCH = {"true": True, "1": True, "false": False, "0": False}
 
 
 async def reset_prefix_cache(request: Request) -> Response:
@@ -24,10 +28,29 @@ async def abort_requests(request: Request) -> Response:
     server = _server(request)
     body = parse(await read_json(request), AbortRequest, ignored=ignored_fields(request))
     wanted = None if body.request_ids is None else frozenset(body.request_ids)
-    for name in server.engine.request_ids:
-        if wanted is None or not wanted.isdisjoint(_names(name)):
-            await server.engine.abort(name)
-    return Response()
+    found = [name for name in server.engine.request_ids if wanted is None or not wanted.isdisjoint(_names(name))]
+    for name in found:
+        await server.engine.abort(name)
+    return _json({"status": "aborted", "aborted": len(found)})
+
+
+async def pause(request: Request) -> Response:
+    """Hold new requests back until they are resumed (query: mode, abort, wait or keep; clear_cache)."""
+    server, query = _server(request), request.query_params
+    mode = "wait" if _switch(request, "wait_for_inflight_requests", default=False) else query.get("mode", "abort")
+    await server.engine.pause_generation(mode, clear_cache=_switch(request, "clear_cache", default=True))
+    return _json({"status": "paused"})
+
+
+async def resume(request: Request) -> Response:
+    """Let requests go on that are held back."""
+    await _server(request).engine.resume_generation()
+    return _json({"status": "resumed"})
+
+
+async def is_paused(request: Request) -> Response:
+    """Whether requests are held back."""
+    return _json({"is_paused": _server(request).engine.is_paused})
 
 
 async def sleep(request: Request) -> Response:
@@ -48,8 +71,7 @@ async def wake_up(request: Request) -> Response:
 
 async def is_sleeping(request: Request) -> Response:
     """Whether the model sleeps."""
-    answer = {"is_sleeping": _server(request).engine.is_sleeping}
-    return Response(orjson.dumps(answer), media_type="application/json")
+    return _json({"is_sleeping": _server(request).engine.is_sleeping})
 
 
 async def start_profile(request: Request) -> Response:
@@ -62,6 +84,26 @@ async def stop_profile(request: Request) -> Response:
     """End the profile and write it."""
     await _server(request).engine.stop_profile()
     return Response()
+
+
+async def reset_cache_of_media(request: Request) -> Response:
+    """Forget images and sounds, of which a server of texts knows none."""
+    _server(request)
+    return Response()
+
+
+def _json(answer: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(answer), media_type="application/json")
+
+
+def _switch(request: Request, name: str, *, default: bool) -> bool:
+    """A parameter of the query that is true or false."""
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    if (value := SWITCH.get(given.lower())) is None:
+        raise ApiError(f"{name} must be true or false", param=name, code="invalid_value")
+    return value
 
 
 def _names(engine_id: str) -> tuple[str, str]:
@@ -84,6 +126,11 @@ ADMIN_ROUTES = [
     Route("/sleep", sleep, methods=["POST"]),
     Route("/wake_up", wake_up, methods=["POST"]),
     Route("/is_sleeping", is_sleeping, methods=["GET"]),
+    Route("/pause", pause, methods=["POST"]),
+    Route("/resume", resume, methods=["POST"]),
+    Route("/is_paused", is_paused, methods=["GET"]),
+    Route("/reset_mm_cache", reset_cache_of_media, methods=["POST"]),
+    Route("/reset_encoder_cache", reset_cache_of_media, methods=["POST"]),
     Route("/start_profile", start_profile, methods=["POST"]),
     Route("/stop_profile", stop_profile, methods=["POST"]),
 ]

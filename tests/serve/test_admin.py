@@ -32,7 +32,11 @@ def admin(guarded: Any) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize(
-    "path", ["/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up", "/start_profile", "/stop_profile"]
+    "path",
+    [
+        *("/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up", "/start_profile", "/stop_profile"),
+        *("/pause", "/resume", "/reset_mm_cache", "/reset_encoder_cache"),
+    ],
 )
 def test_a_key_is_needed(http: httpx.Client, guarded: Any, path: str) -> None:
     assert http.post(path, json={}).json()["error"]["code"] == "key_needed"
@@ -73,7 +77,8 @@ def aborted(admin: httpx.Client, body: dict[str, Any], headers: dict[str, str]) 
     for thread in threads:
         thread.start()
     running.wait(60)
-    assert admin.post("/abort_requests", json=body).status_code == 200
+    answer = admin.post("/abort_requests", json=body).json()
+    assert answer["status"] == "aborted" and 0 <= answer["aborted"] <= 2
     for thread in threads:
         thread.join(60)
     return ends["first"], ends["second"]
@@ -163,6 +168,8 @@ def test_a_search_that_is_put_to_sleep_ends(guarded: Any, admin: httpx.Client) -
         ("/sleep", {"mode": "keep"}, "mode"),
         ("/sleep", {"mode": "x" * 10**4}, "mode"),
         ("/wake_up", {"tags": "scheduling"}, "tags"),
+        ("/pause", {"mode": "stop"}, "mode"),
+        ("/pause", {"clear_cache": "perhaps"}, "clear_cache"),
         ("/start_profile", {}, None),
         ("/stop_profile", {}, None),
     ],
@@ -171,3 +178,114 @@ def test_what_operators_cannot_have(admin: httpx.Client, path: str, params: dict
     answer = admin.post(path, params=params)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert admin.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert admin.get("/is_paused").json() == {"is_paused": False}
+
+
+ENDLESS = {"prompt": "the", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+
+
+def begun(guarded: Any, admin: httpx.Client, body: dict[str, Any]) -> tuple[threading.Thread, list[httpx.Response]]:
+    """A request that the engine has, unless it has ended already, and where its answer will be."""
+    found: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: found.append(admin.post("/v1/completions", json=body)))
+    thread.start()
+    while not guarded.engine.num_requests and thread.is_alive():
+        time.sleep(0.001)
+    return thread, found
+
+
+def settled(guarded: Any) -> int:
+    """Tokens that the engine has made, once it makes no more of them."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        made = guarded.engine.stats.generation_tokens
+        time.sleep(0.2)
+        if made == guarded.engine.stats.generation_tokens:
+            return int(made)
+    pytest.fail("it goes on")
+
+
+def test_running_requests_are_kept_and_go_on(guarded: Any, admin: httpx.Client) -> None:
+    whole = admin.post("/v1/completions", json=ENDLESS).json()["choices"][0]["text"]
+    for _ in range(TRIES):
+        running, kept = begun(guarded, admin, ENDLESS)
+        assert admin.post("/pause", params={"mode": "keep"}).json() == {"status": "paused"}
+        made = settled(guarded)
+        if guarded.engine.num_requests:
+            break
+        running.join()
+        assert admin.post("/resume").json() == {"status": "resumed"}
+    else:
+        pytest.fail("every request ended before it was paused")
+    assert admin.get("/is_paused").json() == {"is_paused": True}
+    assert admin.get("/health").status_code == 200
+    refused = admin.post("/pause", params={"mode": "wait"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mode")
+    assert admin.post("/sleep", params={"mode": "wait"}).status_code == 400
+    later, answer = begun(guarded, admin, {**ENDLESS, "max_tokens": 4})
+    assert settled(guarded) == made and running.is_alive() and later.is_alive()
+    assert guarded.engine.num_requests == 1  # the other one is not the engine's yet
+    assert admin.post("/resume").json() == {"status": "resumed"}
+    running.join(60)
+    later.join(60)
+    assert kept[0].json()["choices"][0]["text"] == whole
+    assert answer[0].json()["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize(("query", "status"), [({}, 503), ({"wait_for_inflight_requests": "true"}, 200)])
+def test_requests_before_a_pause_end(guarded: Any, admin: httpx.Client, query: dict[str, str], status: int) -> None:
+    assert cached(admin) >= 0
+    running, found = begun(guarded, admin, ENDLESS)
+    assert admin.post("/pause", params=query).status_code == 200
+    running.join(60)
+    assert found[0].status_code in (status, 200) and guarded.engine.num_requests == 0  # it may have ended before
+    later, answer = begun_later(admin)
+    assert later.is_alive() and admin.get("/is_paused").json() == {"is_paused": True}
+    assert admin.post("/resume").status_code == 200
+    later.join(60)
+    assert answer[0].json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0  # what was cached is forgotten
+
+
+def begun_later(admin: httpx.Client) -> tuple[threading.Thread, list[httpx.Response]]:
+    """A request that comes to a paused server, and where its answer will be."""
+    found: list[httpx.Response] = []
+    body = {"prompt": list(range(40, 104)), "max_tokens": 1}
+    thread = threading.Thread(target=lambda: found.append(admin.post("/v1/completions", json=body)))
+    thread.start()
+    time.sleep(0.2)
+    return thread, found
+
+
+def test_a_paused_server_bounds_what_waits(guarded: Any, admin: httpx.Client) -> None:
+    limit = guarded.engine.config.max_num_seqs + guarded.engine.config.max_num_queued_reqs
+    assert admin.post("/pause").status_code == 200
+    waiting, _ = begun_later(admin)
+    guarded.engine._held_back += limit - 1  # as if so many had come
+    try:
+        answer = admin.post("/v1/completions", json=ENDLESS)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_full")
+    finally:
+        guarded.engine._held_back -= limit - 1
+        assert admin.post("/resume").status_code == 200
+    waiting.join(60)
+    assert not waiting.is_alive()
+
+
+def test_there_are_no_other_caches_to_forget(admin: httpx.Client) -> None:
+    assert admin.post("/reset_mm_cache").status_code == admin.post("/reset_encoder_cache").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/v1/audio/transcriptions", "text"),
+        ("/v1/load_lora_adapter", "adapters"),
+        ("/collective_rpc", "no code"),
+        ("/update_weights", "files"),
+    ],
+)
+def test_routes_that_are_not_there_say_why(admin: httpx.Client, path: str, why: str) -> None:
+    answer = admin.post(path, json={})
+    assert answer.status_code == 501
+    assert answer.json()["error"]["code"] == "not_implemented" and why in answer.json()["error"]["message"]
+    assert path not in admin.get("/openapi.json").json()["paths"]

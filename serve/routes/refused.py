@@ -1,0 +1,44 @@
+"""Routes of vLLM's that this server does not have: 501, with the reason, where 404 would let people look for a typo."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from llmjax.serve.errors import ApiError
+
+_TEXT = "models read and write text only"
+_ADAPTERS = "adapters are not supported; serve a model that they are merged into"
+_WEIGHTS = "weights come from files; a server that sleeps and is woken loads those of its model again"
+_SIZE = "how many processes run the model is decided at the start (--data-parallel-size)"
+REASONS: Mapping[str, str] = {
+    "/v1/audio/transcriptions": _TEXT,
+    "/v1/audio/translations": _TEXT,
+    "/v1/audio/speech": _TEXT,
+    "/v1/images/generations": _TEXT,
+    "/v1/images/edits": _TEXT,
+    "/v1/realtime": f"{_TEXT}; streams are server-sent events",
+    "/v1/load_lora_adapter": _ADAPTERS,
+    "/v1/unload_lora_adapter": _ADAPTERS,
+    "/cohere/v2/chat": "chats are asked at /v1/chat/completions, /v1/responses or /v1/messages",
+    "/collective_rpc": "no code of requests is run",
+    "/scale_elastic_ep": _SIZE,
+    "/is_scaling_elastic_ep": _SIZE,
+    "/init_weight_transfer_engine": _WEIGHTS,
+    "/start_weight_update": _WEIGHTS,
+    "/update_weights": _WEIGHTS,
+    "/finish_weight_update": _WEIGHTS,
+}
+
+
+def _refusing(path: str, reason: str) -> Callable[[Request], Awaitable[Response]]:
+    async def refuse(_: Request) -> Response:
+        raise ApiError(f"there is no {path} here: {reason}", status=501, code="not_implemented")
+
+    return refuse
+
+
+REFUSED_ROUTES = [Route(path, _refusing(path, reason), methods=["GET", "POST"]) for path, reason in REASONS.items()]
