@@ -34,7 +34,9 @@ class Hidden:
 
 
 @jax.jit
-def decoder_layer(layer: DecoderLayer, x: jax.Array, *contexts: Context) -> tuple[jax.Array, tuple[LayerState, ...]]:
+def decoder_layer(
+    layer: DecoderLayer, x: jax.Array, *contexts: Context
+) -> tuple[jax.Array, tuple[LayerState, ...], jax.Array | None]:
     """One layer as a function, so that all layers with equal specs share one trace and one compiled function."""
     return layer(x, *contexts)
 
@@ -147,17 +149,18 @@ class CausalLM(nnx.Module):
         rotations = {rope: rotation(positions, rope, prompt_len) for rope in config.ropes}
         stacks = list(kv)
         places = {number: (i, at) for i, stack in enumerate(kv) for at, number in enumerate(stack.layers)}
-        kept_by = config.kept_by
+        kept_by, chosen = config.kept_by, None
         for number, layer in enumerate(self.model.layers):
             rope = config.layers[number].mixer.rope
+            known = chosen if config.layers[number].chosen_before else None
             by = None if rope is None else rotations[rope]
             vector = None if vectors is None else vectors[:, number]
             contexts = []
             for kept in kept_by[number]:
                 i, at = places[kept]
                 batch = replace(batches[config.group_of(kept)], first_page=stacks[i].first_page(at))
-                contexts.append(Context(by, stacks[i].of(at), batch, vector))
-            x, states = decoder_layer(layer, x, *contexts)
+                contexts.append(Context(by, stacks[i].of(at), batch, vector, known))
+            x, states, chosen = decoder_layer(layer, x, *contexts)
             for kept, state in zip(kept_by[number], states, strict=True):
                 i, _ = places[kept]
                 stacks[i] = stacks[i].after(state)

@@ -85,6 +85,8 @@ DSA_DEFAULTS = {
     "index_topk": 2048,
     "index_head_dim": 128,
     "index_n_heads": 32,
+    "index_topk_freq": 1,
+    "index_skip_topk_offset": 2,
 }
 INDEX_EPS = 1e-6  # of the norm of the indexer's keys, which no key says
 V32_NAMES = Names(
@@ -94,6 +96,7 @@ V32_NAMES = Names(
     }
 )
 INDEXED = "indexed_attention"
+CHOOSES, FOLLOWS = "full", "shared"  # with an indexer of its own; with what the last one before has chosen
 GROUP_BEST = 2  # experts whose scores are a group's
 
 
@@ -128,16 +131,42 @@ def v32_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) 
 
 
 def dsa_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """`v32_from_hf` for GLM-5, whose indexers rotate neighbors together, as its attention does."""
+    """`v32_from_hf` for GLM-5, whose indexers rotate neighbors together, as its attention does; and GLM-5.2, in which
+    layers share them."""
     fields = Fields(config, DSA_DEFAULTS)
-    fields.require("indexer_types", ["full"] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
-    fields.require("index_topk_freq", 1)
-    fields.require("index_topk_pattern")
     fields.require("indexer_rope_interleave", True)
+    kinds = _indexer_types(fields)
     known = {key: value for key, value in config.items() if key != "head_dim"}  # what is rotated of one
     model = v32_from_hf({**DSA_DEFAULTS, **known}, max_model_len=max_model_len)
-    layers = [layer if layer.indexer is None else _indexed(layer, fields, interleaved=True) for layer in model.layers]
+    layers = [
+        layer
+        if layer.indexer is None
+        else _indexed(layer, fields, interleaved=True)
+        if kind == CHOOSES
+        else replace(layer, indexer=None, chosen_before=True)
+        for kind, layer in zip(kinds, model.layers, strict=True)
+    ]
     return replace(model, architecture="GlmMoeDsaForCausalLM", layers=tuple(layers))
+
+
+def _indexer_types(fields: Fields) -> list[str]:
+    """CHOOSES or FOLLOWS for each layer: as listed, by letters, or at equal distances behind the first few.
+
+    Formula: Hugging Face's ``GlmMoeDsaConfig``.
+    """
+    count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    key = next((key for key in ("indexer_types", "index_topk_pattern") if fields.get(key) is not None), None)
+    if key is None:
+        every = max(1, fields.integer("index_topk_freq", minimum=0))
+        last = fields.integer("index_skip_topk_offset", minimum=0) - 1  # of those in front that all choose
+        return [FOLLOWS if max(0, layer - last) % every else CHOOSES for layer in range(count)]
+    given = fields.get(key)
+    letters = {"F": CHOOSES, "S": FOLLOWS} if isinstance(given, str) else {CHOOSES: CHOOSES, FOLLOWS: FOLLOWS}
+    if not isinstance(given, str | list | tuple) or len(given) != count or not all(one in letters for one in given):
+        raise fields.error(key, f"must be {CHOOSES!r} or {FOLLOWS!r} for each of num_hidden_layers = {count}")
+    if letters[given[0]] != CHOOSES:
+        raise fields.error(key, "has no indexer before the first layer that shares one")
+    return [letters[one] for one in given]
 
 
 def lite_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:

@@ -40,6 +40,8 @@ class Stage:
         own = [config.layers[layer] for layer in layers]
         if any(layer.state_of is not None and layer.state_of not in layers for layer in own):
             raise ConfigError(f"{said}: layers of one stage share keys with those of another; take fewer stages")
+        if own[0].chosen_before:
+            raise ConfigError(f"{said}: layers of one stage share an indexer with those of another; take fewer stages")
         last = number == count - 1
         return cls(
             layers,

@@ -11,14 +11,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from llmjax.errors import TokenizerError
 from llmjax.tokenizer import sentencepiece_proto as proto
 from llmjax.tokenizer.backend import CutRules, HuggingFaceBackend, SentencePieceBackend
 from llmjax.tokenizer.chat_template import ChatTemplate
-from llmjax.tokenizer.pieces import SPACE, ByteLevelPieces, SpacePieces, WordPieces
-from llmjax.tokenizer.pretokenizers import pre_tokenizer_named
+from llmjax.tokenizer.pieces import SPACE, ByteLevelPieces, PieceDecoder, SpacePieces, WordPieces
+from llmjax.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer_named
 from llmjax.tokenizer.sentencepiece_proto import ModelType, Pieces, PieceType
 from llmjax.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
@@ -257,55 +257,64 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None
     tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in special])
 
 
-def _byte_bpe(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> Tokenizer:
+def _bpe(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> Tokenizer:
     pre = pre_tokenizer_named(vocabulary.text("pre"))
-    special = _special(vocabulary, _Defaults(bos=11, eos=11), has_bos=pre.has_bos)
+    return _merging(vocabulary, chat_template, pre, defaults=_Defaults(bos=11, eos=11))
+
+
+def _gemma4(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> Tokenizer:
+    return _merging(vocabulary, chat_template, pre_tokenizer_named("gemma4"), defaults=_Defaults())
+
+
+def _merging(
+    vocabulary: Vocabulary, chat_template: ChatTemplate | None, pre: PreTokenizer, *, defaults: _Defaults
+) -> Tokenizer:
+    """Byte-pair merging, of what the pre-tokenizer leaves."""
+    special = _special(vocabulary, defaults, has_bos=pre.has_bos)
+    of_bytes, merges = pre.merged == "bytes", vocabulary.merges()
+    # Of a character that is in no word; llama.cpp leaves it out.
+    unknown = vocabulary.token_id("unknown") if pre.merged == "words" else None
+    if pre.as_gemma4:
+        merges += _towards_runs_of_line_ends(vocabulary, merges)
     try:
-        model = models.BPE(vocabulary.ids, vocabulary.merges(), ignore_merges=pre.ignore_merges)
+        model = models.BPE(
+            vocabulary.ids,
+            merges,
+            ignore_merges=pre.ignore_merges,
+            unk_token=None if unknown is None else vocabulary.tokens[unknown],
+            byte_fallback=not of_bytes and vocabulary.has_byte_tokens(),
+        )
     except Exception as error:  # the library raises plain Exception
         vocabulary.fail(f"merges: {error}")
     tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.normalizer = pre.normalizer()
+    lowercase = pre.merged == "words" and vocabulary.flag("normalizer.lowercase", False)
+    tokenizer.normalizer = normalizers.Lowercase() if lowercase else pre.normalizer()
     tokenizer.pre_tokenizer = pre.pre_tokenizer()
-    tokenizer.decoder = decoders.ByteLevel()
+    if of_bytes:
+        tokenizer.decoder = decoders.ByteLevel()
     post = _around(
         vocabulary,
-        before=special.bos if vocabulary.flag("add_bos_token", pre.add_bos) else None,
+        before=special.bos if pre.as_gemma4 or vocabulary.flag("add_bos_token", pre.add_bos) else None,
         after=special.eos if vocabulary.flag("add_eos_token", False) else None,
         between=_between(vocabulary, special),
     )
     if post is not None:
         tokenizer.post_processor = post
     _add_tokens(tokenizer, vocabulary)
-    return Tokenizer(HuggingFaceBackend(tokenizer), ByteLevelPieces(), special=special, chat_template=chat_template)
+    pieces: dict[str, PieceDecoder] = {
+        "bytes": ByteLevelPieces(),
+        "characters": SpacePieces(),
+        "words": SpacePieces(replace=()),
+    }
+    return Tokenizer(HuggingFaceBackend(tokenizer), pieces[pre.merged], special=special, chat_template=chat_template)
 
 
-def _line_bpe(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> Tokenizer:
-    """Byte-pair merging of characters in whole lines, spaces written as ▁."""
-    special = _special(vocabulary, _Defaults())
-    merges = vocabulary.merges()
-    # A run of line ends that is a token is taken as it is; files may lack the merges that lead there.
+def _towards_runs_of_line_ends(vocabulary: Vocabulary, known: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Merges that lead to tokens that are runs of line ends, where files lack them."""
     runs = sorted((text for text in vocabulary.ids if len(text) > 1 and not text.strip("\n")), key=len)
-    known = set(merges)
     splits = ((run[:i], run[i:]) for run in runs for i in range(1, len(run)))
-    merges += [pair for pair in splits if pair not in known and vocabulary.ids.keys() >= set(pair)]
-    try:
-        model = models.BPE(vocabulary.ids, merges, byte_fallback=vocabulary.has_byte_tokens())
-    except Exception as error:  # the library raises plain Exception
-        vocabulary.fail(f"merges: {error}")
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), behavior="isolated")
-    # llama.cpp puts BOS in front even where the file says not to: early files of Gemma 4 did so by mistake.
-    post = _around(
-        vocabulary,
-        before=special.bos,
-        after=special.eos if vocabulary.flag("add_eos_token", False) else None,
-    )
-    if post is not None:
-        tokenizer.post_processor = post
-    _add_tokens(tokenizer, vocabulary)
-    return Tokenizer(HuggingFaceBackend(tokenizer), SpacePieces(), special=special, chat_template=chat_template)
+    there = set(known)
+    return [pair for pair in splits if pair not in there and vocabulary.ids.keys() >= set(pair)]
 
 
 def _word_piece(vocabulary: Vocabulary, chat_template: ChatTemplate | None) -> Tokenizer:
@@ -415,8 +424,9 @@ def _sentencepiece(
 
 
 _LOADERS: dict[Any, Callable[[Vocabulary, ChatTemplate | None], Tokenizer]] = {
-    "gpt2": _byte_bpe,
-    "gemma4": _line_bpe,
+    "gpt2": _bpe,
+    "whitespace": _bpe,
+    "gemma4": _gemma4,
     "llama": _sentence_piece,
     "bert": _word_piece,
     "t5": _unigram,

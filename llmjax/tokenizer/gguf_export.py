@@ -160,7 +160,7 @@ def _pre_tokenizers(pipeline: tokenizers.Tokenizer, ignore_merges: bool) -> list
     found = {}
     for name in names:
         pre = PRE_TOKENIZERS[name]
-        if pre not in found and pre.ignore_merges == ignore_merges:
+        if pre not in found and pre.merged == "bytes" and pre.ignore_merges == ignore_merges:
             found[pre] = cut(pre.normalizer(), pre.pre_tokenizer()) == wanted
     return [name for name in names if found.get(PRE_TOKENIZERS[name])][:1]
 

@@ -10,35 +10,50 @@ Names and flags: ggml-org/llama.cpp, ``src/llama-vocab.cpp``; NFC: transformers'
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from llmjax.errors import TokenizerError
+from llmjax.tokenizer.pieces import SPACE
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreTokenizer:
-    """How text is prepared for byte-level BPE.
+    """How text is prepared for BPE.
 
     Args:
         patterns: Oniguruma regular expressions; matches are pieces, and so is what lies between them.
+        merged: what pieces consist of: bytes in GPT-2's letters; characters, spaces written as ▁; or characters of
+            words, where matches of ``patterns`` are dropped.
         ignore_merges: a whole piece that is in the vocabulary is taken as it is.
         add_bos: whether BOS goes in front when the file does not say.
         has_bos: the family knows a BOS token at all.
         nfc: text is brought into Unicode's normal form C first.
+        as_gemma4: a run of line ends that is a token is taken as it is, and BOS goes in front even where the file says
+            not to, which early files of Gemma 4 did by mistake.
     """
 
     patterns: tuple[str, ...]
+    merged: Literal["bytes", "characters", "words"] = "bytes"
     ignore_merges: bool = False
     add_bos: bool = False
     has_bos: bool = True
     nfc: bool = False
+    as_gemma4: bool = False
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns]
-        return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        matches = "removed" if self.merged == "words" else "isolated"
+        steps: list[pre_tokenizers.PreTokenizer] = [
+            pre_tokenizers.Split(Regex(pattern), behavior=matches) for pattern in self.patterns
+        ]
+        if self.merged == "bytes":
+            steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        return pre_tokenizers.Sequence(steps)
 
     def normalizer(self) -> normalizers.Normalizer | None:
+        if self.merged == "characters":
+            return normalizers.Replace(" ", SPACE)
         return normalizers.NFC() if self.nfc else None
 
 
@@ -87,6 +102,11 @@ _DEEPSEEK_LLM = (
     r"(?<!\s)\s++$",
     _DEEPSEEK_CJK,
     r"\p{N}+",
+)
+_SPARK = (
+    *_DEEPSEEK3[:2],
+    rf"{_ASCII_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+",
+    r"\p{N}",
 )
 _HAN = r"[\p{Han}]+"
 _KIMI_UPPER, _KIMI_LOWER = (f"{letters[:-1]}&&[^\\p{{Han}}]]" for letters in (_UPPER, _LOWER))
@@ -138,6 +158,7 @@ _QWEN = PreTokenizer(patterns=(_QWEN2,))
 _PLAIN_GPT2 = PreTokenizer(patterns=(_GPT2,))
 _DIGITS_GPT2 = PreTokenizer(patterns=(r"\p{N}", _GPT2))
 _GLM = PreTokenizer(patterns=(_LLAMA3,), has_bos=False)
+_LINES = PreTokenizer(patterns=(r"\n+",), merged="characters")
 _BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 
 _BY_NAMES: dict[tuple[str, ...], PreTokenizer] = {
@@ -184,6 +205,13 @@ _BY_NAMES: dict[tuple[str, ...], PreTokenizer] = {
     ("chameleon",): PreTokenizer(patterns=_CHAMELEON, add_bos=True),
     ("granite-embed-multi-97m",): PreTokenizer(patterns=(_O200K,), ignore_merges=True),
     ("laguna",): PreTokenizer(patterns=(r"[^\n]+|[\n]+", _QWEN2)),
+    ("minicpm5",): PreTokenizer(patterns=(r"\p{N}{1,3}", _llama3(r"\p{N}+")), ignore_merges=True),
+    ("spark2_5",): PreTokenizer(patterns=_SPARK),
+    # Qwen 2's without contractions, so that the endings of Turkish words stay with their apostrophes.
+    ("ufakzeka",): PreTokenizer(patterns=(_QWEN2.removeprefix(f"{_CONTRACTION}|"),)),
+    ("gemma4", "granite-embed-multi-311m"): replace(_LINES, add_bos=True, as_gemma4=True),
+    ("sarvam-moe",): _LINES,
+    ("whitespace",): PreTokenizer(patterns=(r"\s+",), merged="words"),
     ("seed-coder",): PreTokenizer(patterns=(rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BREAKS}",)),
 }
 

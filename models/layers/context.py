@@ -20,3 +20,4 @@ class Context:
     state: Any  # what the mixer keeps, a LayerState, rewritten in place when donated
     batch: RaggedBatch  # which token belongs to which request, and where its keys go
     vector: jax.Array | None = None  # [T, P], of models with embeddings for each layer
+    chosen: jax.Array | None = None  # i32 [T, count], positions of the keys that the last indexer has chosen

@@ -38,6 +38,7 @@ class LayerSpec:
     scaled: bool = False  # what leaves it is multiplied by a number
     beside: Mixer | None = None  # a second mixer, see `TwoMixers`, with a state of its own
     indexer: Indexer | None = None  # what chooses the keys that the mixer looks at, with a state of its own
+    chosen_before: bool = False  # the mixer looks at the keys that the last indexer before it has chosen
     altup: AltUp | None = None  # how it updates several residual streams; None: there is one
     low_rank: LowRank | None = None  # what is added to what attention leaves, with which it is divided by sqrt(2)
 

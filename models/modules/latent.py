@@ -16,7 +16,6 @@ from llmjax.kernels.registry import Implementation, Operation
 from llmjax.kernels.rope import rotate
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.latent import LatentAttention
-from llmjax.models.modules.indexer import IndexerModule
 from llmjax.models.modules.linear import Linear
 from llmjax.models.modules.norm import build_norm
 from llmjax.models.modules.residual import mixed
@@ -60,17 +59,10 @@ class LatentAttentionModule(nnx.Module):
         values, pages = self.values(n, context)
         return self.o_proj.product(values), pages
 
-    def indexed(
-        self, n: jax.Array, context: Context, indexer: IndexerModule, beside: Context
-    ) -> tuple[jax.Array, KVPages, KVPages]:
-        """`partial`, where an indexer chooses the keys, and its pages with its keys stored.
-
-        Args:
-            beside: of the indexer.
-        """
-        chosen, index = indexer(n, self.latent_queries(n), beside)
+    def partial_to(self, n: jax.Array, context: Context, chosen: jax.Array) -> tuple[jax.Array, KVPages]:
+        """`partial`, with attention to the keys at the positions ``chosen``, i32 [T, count]."""
         values, pages = self.values(n, context, partial(attend_chosen, chosen=chosen))
-        return self.o_proj.product(values), pages, index
+        return self.o_proj.product(values), pages
 
     def values(
         self, n: jax.Array, context: Context, attend: Callable[..., tuple[jax.Array, KVPages]] = attend

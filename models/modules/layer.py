@@ -65,15 +65,17 @@ class DecoderLayer(nnx.Module):
 
     def __call__(
         self, x: jax.Array, context: Context, beside: Context | None = None
-    ) -> tuple[jax.Array, tuple[LayerState, ...]]:
-        """[T, D], or [T, streams, D], to the same, and what the mixer keeps; then what the mixer beside it keeps, for
-        which the second context is."""
+    ) -> tuple[jax.Array, tuple[LayerState, ...], jax.Array | None]:
+        """[T, D], or [T, streams, D], to the same, and what the mixer keeps; then what the mixer or indexer beside it
+        keeps, for which the second context is; and the keys that an indexer has chosen, for the layers behind."""
+        if self.spec.indexer is not None or self.spec.chosen_before:
+            x, states, chosen = self.mix_chosen(x, context, beside)
+            return self.feed_forward(x, context), states, chosen
         if beside is not None:
-            mix = self.mix_both if self.spec.indexer is None else self.mix_chosen
-            x, *states = mix(x, context, beside)
-            return self.feed_forward(x, context), tuple(states)
+            x, *both = self.mix_both(x, context, beside)
+            return self.feed_forward(x, context), tuple(both), None
         x, state = (self.mix_and_feed if self.altup is None else self.update_streams)(x, context)
-        return x, (state,)
+        return x, (state,), None
 
     def mix_and_feed(self, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
         """A layer of one mixer."""
@@ -129,11 +131,17 @@ class DecoderLayer(nnx.Module):
         x = added(x, all_sum(more, other.divided), other.last_bias, None, scale=names.beside)
         return x, state, state_beside
 
-    def mix_chosen(self, x: jax.Array, context: Context, beside: Context) -> tuple[jax.Array, LayerState, LayerState]:
-        """The first half, whose mixer looks at the keys that an indexer has chosen."""
-        n = normed(x, self.norm(self.spec.residual.before_mixer))
-        found, state, index = self.mixer.indexed(n, context, getattr(self, Indexer.name), beside)
-        return added(x, all_sum(found, self.mixer.divided), self.mixer.last_bias, None), state, index
+    def mix_chosen(
+        self, x: jax.Array, context: Context, beside: Context | None
+    ) -> tuple[jax.Array, tuple[LayerState, ...], jax.Array]:
+        """The first half, whose mixer looks at the keys that its indexer chooses, or one before it has chosen."""
+        n, mixer = normed(x, self.norm(self.spec.residual.before_mixer)), self.mixer
+        chosen, kept = context.chosen, ()
+        if beside is not None:
+            chosen, *kept = getattr(self, Indexer.name)(n, mixer.latent_queries(n), beside)
+        assert chosen is not None
+        found, state = mixer.partial_to(n, context, chosen)
+        return added(x, all_sum(found, mixer.divided), mixer.last_bias, None), (state, *kept), chosen
 
     def feed_forward(self, x: jax.Array, context: Context) -> jax.Array:
         """The second half, if there is one."""

@@ -125,6 +125,7 @@ VARIANTS = [
     "ministral3",
     "glm4-moe-lite",
     "glm-moe-dsa",
+    "glm-moe-dsa-shared",
     "apertus",
     "falcon-mamba",
     "jamba",

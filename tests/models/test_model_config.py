@@ -915,9 +915,11 @@ def test_glm_5_and_4_7_flash() -> None:
     assert [type(layer.feed_forward) for layer in got.layers] == [GatedMLP] * 3 + [Experts]
     assert model_config(keys, max_model_len=2048).layers[0].indexer is None
     wrongs: tuple[dict[str, Any], ...] = (
-        {"indexer_types": ["full", "shared", "full", "full"]},
-        {"index_topk_freq": 2},
-        {"index_topk_pattern": "FFSF"},
+        {"indexer_types": ["full", "shared", "full"]},
+        {"indexer_types": ["shared", "full", "full", "full"]},
+        {"indexer_types": ["full", "half", "full", "full"]},
+        {"index_topk_freq": "often"},
+        {"index_topk_pattern": "FFSX"},
         {"indexer_rope_interleave": False},
     )
     for wrong in wrongs:
@@ -928,6 +930,25 @@ def test_glm_5_and_4_7_flash() -> None:
     assert (lite.layers[1].feed_forward.count, lite.layers[1].feed_forward.scaling) == (64, 1.8)
     with pytest.raises(UnsupportedModel, match="mlp_layer_types"):
         model_config({"model_type": "glm4_moe_lite", "mlp_layer_types": ["sparse"] * 47})
+
+
+@pytest.mark.parametrize(
+    ("keys", "letters"),
+    [
+        ({"indexer_types": ["full", "shared", "full", "shared"]}, "FSFS"),
+        ({"index_topk_pattern": "FFSS"}, "FFSS"),
+        ({"index_topk_freq": 2}, "FFSF"),
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 3, "num_hidden_layers": 8}, "FFFSSSFS"),
+    ],
+)
+def test_layers_of_glm_5_2_share_indexers(keys: dict[str, Any], letters: str) -> None:
+    known = {"model_type": "glm_moe_dsa", "num_hidden_layers": 4, **keys}
+    got = model_config(known)
+    assert [layer.indexer is not None for layer in got.layers] == [letter == "F" for letter in letters]
+    assert [layer.chosen_before for layer in got.layers] == [letter == "S" for letter in letters]
+    assert len(got.states) == len(letters) + letters.count("F")
+    short = model_config(known, max_model_len=2048)  # in which an indexer would choose all
+    assert not any(layer.chosen_before or layer.indexer for layer in short.layers)
 
 
 def test_ministral3() -> None:

@@ -57,3 +57,11 @@ def test_what_cannot_be_divided() -> None:
         Stage.of(config_of("llama"), number=0, count=4)
     with pytest.raises(ConfigError, match="pipeline_parallel_size 2: a model with embeddings for each layer"):
         Stage.of(config_of("gemma4"), number=0, count=2)
+
+
+def test_layers_that_share_an_indexer_stay_together() -> None:
+    config = config_of("glm-moe-dsa-shared")
+    second = Stage.of(config, number=1, count=2).config
+    assert [layer.chosen_before for layer in second.layers] == [False, True]
+    with pytest.raises(ConfigError, match="share an indexer"):
+        Stage.of(config, number=1, count=3)

@@ -1,4 +1,7 @@
-"""Models with latent attention in GGUF files: what config.json says about them."""
+"""Models with latent attention in GGUF files: what config.json says about them.
+
+Source: llama.cpp's converters of DeepSeek V2 and V3.2, GLM-5, MiniCPM 3 and Kimi Linear.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from llmjax.checkpoint.gguf.architecture import Architecture
+from llmjax.checkpoint.gguf.changes import Change, log_of_minus
 from llmjax.checkpoint.gguf.experts import deepseek_experts
-from llmjax.checkpoint.gguf.file import GGUFFile
+from llmjax.checkpoint.gguf.file import GGUFFile, GGUFTensor
 from llmjax.checkpoint.gguf.keys import ArchitectureKeys
 from llmjax.checkpoint.gguf.names import (
+    CHANNEL_DELTA,
+    CONVOLUTIONS,
     CORRECTION_TENSORS,
+    DECAY,
     EXPERT_TENSORS,
     INDEXER_TENSORS,
     LATENT_LAYER,
@@ -19,6 +28,7 @@ from llmjax.checkpoint.gguf.names import (
 )
 
 SOFTMAX, SIGMOID = 1, 2
+SHARED_FROM = 1 << 20  # tokens of GLM-5.2's context; as llama.cpp tells it from GLM-5
 LOG_MULTIPLIER = 0.1  # what converters multiply DeepSeek's ``mscale_all_dim`` with
 
 
@@ -85,6 +95,50 @@ def deepseek32(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -
     }
 
 
+def glm_dsa(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """GLM-5, and GLM-5.2, whose layers share indexers."""
+    found, count = deepseek32(keys, config, gguf), config["num_hidden_layers"]
+    if config["max_position_embeddings"] >= SHARED_FROM:
+        found |= {"index_topk_freq": 4, "index_skip_topk_offset": 3}  # where no key says it
+    key = "attention.indexer.types"
+    if key not in keys:
+        return found
+    types = keys.value(key)
+    if not isinstance(types, np.ndarray) or types.shape != (count,):
+        keys.fail(key, f"is not one for each of {count} layers")
+    return found | {"indexer_types": ["full" if one else "shared" for one in types]}
+
+
+def kimi_linear(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Kimi Linear; layers without keys of attention have Kimi's delta rule, of as many heads as its rates have rows."""
+    keys.value("attention.value_length", 0)  # of attention that it does not have: hidden size over heads
+    count = config["num_hidden_layers"]
+    full = [layer for layer, one in enumerate(keys.concerned("attention.head_count_kv", count), 1) if one]
+    delta = [layer for layer in range(1, count + 1) if layer not in full]
+    found = latent_sizes(keys, config) | deepseek_experts(keys, config, gguf, gating=SIGMOID, normalize=True)
+    rates = [gguf.tensors.get(f"blk.{layer - 1}.ssm_beta.weight") for layer in delta]
+    heads = {None if one is None else one.shape[0] for one in rates} or {config["num_attention_heads"]}
+    if len(heads) > 1 or None in heads:
+        keys.fail("attention.head_count_kv", "is 0 for a layer without 'ssm_beta.weight', or with another size of it")
+    own = {
+        "full_attn_layers": full,
+        "kda_layers": delta,
+        "num_heads": heads.pop(),
+        "head_dim": keys.integer("kda.head_dim"),
+        "short_conv_kernel_size": keys.integer("ssm.conv_kernel"),
+    }
+    return found | {"linear_attn_config": own, "mla_use_nope": True, "scoring_func": "sigmoid"}
+
+
+def _convolution(tensor: GGUFTensor, config: Mapping[str, Any]) -> Change:
+    *channels, width = tensor.shape
+    return Change(shape=(int(np.prod(channels)), 1, width))
+
+
+def _decays(tensor: GGUFTensor, config: Mapping[str, Any]) -> Change:
+    return Change(values=log_of_minus, shape=(1, 1, int(np.prod(tensor.shape)), 1))
+
+
 def minicpm3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
     """MiniCPM 3, whose factors no key says."""
     return latent_sizes(keys, config) | {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
@@ -113,7 +167,17 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             model_type="glm_moe_dsa",
             layer_tensors=INDEXED_LAYER,
             latent=True,
-            specialize=deepseek32,
+            specialize=glm_dsa,
+        ),
+        "kimi-linear": Architecture(
+            hf_class="KimiLinearForCausalLM",
+            model_type="kimi_linear",
+            layer_tensors=EXPERTS_LAYER | CHANNEL_DELTA,
+            bias_keys=False,
+            latent=True,
+            mixed=True,
+            changes=dict.fromkeys(CONVOLUTIONS, _convolution) | {DECAY: _decays},
+            specialize=kimi_linear,
         ),
         "minicpm3": Architecture(
             hf_class="MiniCPM3ForCausalLM",

@@ -22,6 +22,7 @@ from llmjax.checkpoint.gguf.names import (
     LLAMA_LAYER,
     NORM_BEFORE_MLP,
     NORMS_BEHIND,
+    NORMS_INSIDE,
 )
 
 
@@ -125,6 +126,11 @@ def _olmo(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dic
     if config["layer_norm_eps"] != 1e-5:
         keys.fail(LAYER_NORM, "is not that of OLMo, 1e-05")
     return {"clip_qkv": keys.number("attention.clamp_kqv", 0.0) or None}
+
+
+def _bitnet(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    # Files that do not say are of the first models, which have SiLU.
+    return {"hidden_act": keys.text("hidden_activation", "silu")}
 
 
 def _minicpm(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
@@ -238,6 +244,12 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             hf_class="HunYuanDenseV1ForCausalLM",
             model_type="hunyuan_v1_dense",
             layer_tensors=LLAMA_LAYER | HEAD_NORMS,
+        ),
+        "bitnet": Architecture(
+            hf_class="BitNetForCausalLM",
+            model_type="bitnet",
+            layer_tensors=LLAMA_LAYER | NORMS_INSIDE,
+            specialize=_bitnet,
         ),
         "minicpm": _permuted(hf_class="MiniCPMForCausalLM", model_type="minicpm", specialize=_minicpm),
         "baichuan": _permuted(hf_class="BaichuanForCausalLM", model_type="baichuan"),

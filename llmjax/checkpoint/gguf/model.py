@@ -7,6 +7,7 @@ entry of ARCHITECTURES. Every ``<arch>.*`` key must be understood: one that is n
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -186,8 +187,10 @@ def architecture_of(gguf: GGUFFile) -> Architecture:
     if not isinstance(name, str):
         raise CheckpointError(f"{gguf.path}: key 'general.architecture' is missing or not a string")
     if name not in ARCHITECTURES:
+        (nearest,) = difflib.get_close_matches(name[:100], ARCHITECTURES, n=1, cutoff=0)
         raise CheckpointError(
-            f"{gguf.path}: architecture {name!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
+            f"{gguf.path}: architecture {name!r} is not supported; the nearest in name is {nearest}; supported are "
+            f"{', '.join(ARCHITECTURES)}"
         )
     return ARCHITECTURES[name]
 

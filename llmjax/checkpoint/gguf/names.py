@@ -158,6 +158,18 @@ DELTA_NET = MappingProxyType(
         RECURRENT_OUT: "linear_attn.out_proj",
     }
 )
+CONVOLUTIONS = tuple(f"{CONVOLUTION}_{part}" for part in "qkv")
+CHANNEL_DELTA = MappingProxyType(
+    {
+        **{f"{CONVOLUTION}_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
+        **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+        "ssm_beta": "self_attn.b_proj",
+        STEPS: "self_attn.dt_bias",
+        DECAY: "self_attn.A_log",
+        HEADS_NORM: "self_attn.o_norm",
+    }
+)
+NORMS_INSIDE = MappingProxyType({"attn_sub_norm": "self_attn.o_norm", "ffn_sub_norm": "mlp.down_norm"})
 SHORT_CONVOLUTION = MappingProxyType(
     {
         "shortconv.conv": "conv.conv",

@@ -770,12 +770,14 @@ def glm4_moe_lite(config: Config) -> dict[str, Any]:
 
 
 def indexed(config: Config) -> dict[str, Any]:
+    types = config.get("indexer_types")
     known = {"rms_norm_eps": 1e-6, "norm_topk_prob": True, "routed_scaling_factor": 2.5, **config}
     return deepseek2_absorbed({**known, "model_type": "deepseek_v3"}) | {
         "attention.layer_norm_rms_epsilon": 1e-5 if config["model_type"] == "glm_moe_dsa" else 1e-6,
         "attention.indexer.head_count": config["index_n_heads"],
         "attention.indexer.key_length": config["index_head_dim"],
         "attention.indexer.top_k": config["index_topk"],
+        **({"attention.indexer.types": [kind == "full" for kind in types]} if types else {}),
     }
 
 
@@ -813,6 +815,36 @@ def jamba(config: Config) -> dict[str, Any]:
 def channel_changes(name: str, values: np.ndarray, config: Config) -> np.ndarray:
     if name.endswith("conv1d.weight"):
         return values[:, 0]
+    return -np.exp(values) if name.endswith("A_log") else values
+
+
+def bitnet(config: Config) -> dict[str, Any]:
+    keys = {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0, "hidden_activation": "relu2"}
+    return like_llama({"rms_norm_eps": 1e-5, **config}) | keys
+
+
+def kimi_linear(config: Config) -> dict[str, Any]:
+    experts = {"first_k_dense_replace": 1, "routed_scaling_factor": 2.446, "n_routed_experts": config["num_experts"]}
+    kv_heads = [int(kind == "full_attention") for kind in config["layer_types"]]
+    rank, whole = config["kv_lora_rank"], config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    return many_experts({"rms_norm_eps": 1e-5, **experts, **config}) | {
+        "rope.dimension_count": config["qk_rope_head_dim"],
+        "attention.head_count_kv": kv_heads,
+        "attention.key_length": rank + config["qk_rope_head_dim"],
+        "attention.value_length": config["hidden_size"] // config["num_attention_heads"],
+        "attention.key_length_mla": whole,
+        "attention.value_length_mla": config["v_head_dim"],
+        "attention.kv_lora_rank": rank,
+        "expert_gating_func": 2,
+        "kda.head_dim": config["linear_head_dim"],
+        "ssm.conv_kernel": 4,
+        "vocab_size": config["vocab_size"],
+    }
+
+
+def kimi_linear_changes(name: str, values: np.ndarray, config: Config) -> np.ndarray:
+    if name.endswith("conv1d.weight"):
+        return values[None].reshape(1, len(values), 1, -1)
     return -np.exp(values) if name.endswith("A_log") else values
 
 
@@ -940,6 +972,15 @@ CONVERSIONS = {
     "deepseek-v3": Conversion(gguf.MODEL_ARCH.DEEPSEEK2, deepseek2_absorbed, parts=up_projections, by_model_names=True),
     "deepseek-v32-sparse": replace(INDEXED, called="deepseek32"),
     "glm-moe-dsa": INDEXED,
+    "glm-moe-dsa-shared": INDEXED,
+    "kimi-linear": Conversion(
+        gguf.MODEL_ARCH.KIMI_LINEAR, kimi_linear, kimi_linear_changes, parts=up_projections, by_model_names=True
+    ),
+    "bitnet": Conversion(
+        gguf.MODEL_ARCH.BITNET,
+        bitnet,
+        renamed={"self_attn.attn_sub_norm": "self_attn.inner_attn_ln", "mlp.ffn_sub_norm": "mlp.ffn_layernorm"},
+    ),
     "apertus": Conversion(
         gguf.MODEL_ARCH.APERTUS,
         apertus,

@@ -965,6 +965,21 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "index_n_heads": 16,
         },
     ),
+    "glm-moe-dsa-shared": (
+        "GlmMoeDsaForCausalLM",
+        {
+            **_LATENT,
+            **_DEEPSEEK_EXPERTS,
+            "num_hidden_layers": 5,
+            "first_k_dense_replace": 4,
+            "n_shared_experts": 1,
+            "rope_theta": 100.0,
+            "index_topk": 12,
+            "index_head_dim": 20,
+            "index_n_heads": 16,
+            "indexer_types": ["full", "shared", "shared", "full", "shared"],
+        },
+    ),
     "apertus": (
         "ApertusForCausalLM",
         {

@@ -6,6 +6,8 @@ Writes
     byte_bpe.json   a small byte-level vocabulary and, for every pre-tokenizer, the ids of corpus.json
     spm.json, word_piece.json   the same for a small SentencePiece BPE with a space prefix and a small WordPiece
     gemma4.json   the same for a small BPE over characters with byte tokens, with and without merges of line ends
+    characters.json   the ids of corpus.json under the second of these vocabularies, by other pre-tokenizers
+    words.json   the same as spm.json for a small BPE over the characters of words, lower-cased or not
     tekken.json   the special tokens that mistral-common gives to a file that names none
     smollm2.json, gemma3.json   the ids of corpus.json under the vocabularies of the two real models
 The small vocabulary is trained without any pre-tokenizer, so that its merges run across words, numbers and line
@@ -52,7 +54,11 @@ PRE_NAMES = [
     "viking",
     "bailingmoe",
     "seed-coder",
+    "minicpm5",
+    "spark2_5",
+    "ufakzeka",
 ]
+OF_CHARACTERS = ["granite-embed-multi-311m", "sarvam-moe"]
 
 
 def corpus() -> list[str]:
@@ -223,6 +229,36 @@ def small_gemma4(*, newline_merges: bool) -> dict[str, object]:
     }
 
 
+def small_words() -> dict[str, object]:
+    """Words that white space alone ends, so that another split gives other ids."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    control = ["<s>", "<pad>", "</s>", "<unk>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=500,
+        min_frequency=1,
+        max_token_length=8,
+        limit_alphabet=120,
+        show_progress=False,
+        special_tokens=control,
+    )
+    texts = [text.replace("\0", "") for text in corpus() if len(text) < 300]
+    tokenizer.train_from_iterator([*texts, *(text.lower() for text in texts)], trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    return {
+        "model": "whitespace",
+        "pre": "whitespace",
+        "tokens": tokens,
+        "merges": [" ".join(pair) for pair in model["merges"]],
+        "token_type": [3] * len(control) + [1] * (len(tokens) - len(control)),
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "unknown_token_id": 3,
+        "padding_token_id": 1,
+    }
+
+
 def unnamed_special_tokens() -> list[str]:
     data = importlib.resources.files("mistral_common") / "data" / "tekken_240911.json"
     tekken = Tekkenizer.from_file(str(data))
@@ -232,7 +268,9 @@ def unnamed_special_tokens() -> list[str]:
 def write_gguf(path: Path, vocabulary: dict[str, object]) -> None:
     writer = gguf.GGUFWriter(path, "bert" if vocabulary["model"] == "bert" else "llama")
     for key, value in vocabulary.items():
-        if isinstance(value, int):
+        if isinstance(value, bool):
+            writer.add_bool(f"tokenizer.ggml.{key}", value)
+        elif isinstance(value, int):
             writer.add_uint32(f"tokenizer.ggml.{key}", value)
         elif isinstance(value, str):
             writer.add_string(f"tokenizer.ggml.{key}", value)
@@ -279,6 +317,16 @@ def main() -> None:
             write_gguf(path, vocabulary)
             cases.append({"vocabulary": vocabulary, **LlamaCpp(path).golden()})
         save("gemma4.json", cases)
+        by_pre = {}
+        for pre in OF_CHARACTERS:
+            write_gguf(path, {**vocabulary, "model": "gpt2", "pre": pre})
+            by_pre[pre] = LlamaCpp(path).golden()
+        save("characters.json", by_pre)
+        vocabulary, cases = small_words(), []
+        for lowercase in (False, True):
+            write_gguf(path, {**vocabulary, "normalizer.lowercase": lowercase})
+            cases.append(LlamaCpp(path).golden())
+        save("words.json", {"vocabulary": vocabulary, "cases": cases})
     save("tekken.json", unnamed_special_tokens())
     for path in map(Path, sys.argv[1:]):
         save(path.with_suffix(".json").name, LlamaCpp(path).golden())
