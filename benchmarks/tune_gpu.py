@@ -261,9 +261,11 @@ def decodes(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
     rules = QueryRules(scale=0.1, window=None, softcap=None)
     for requests in sizes.decodes:
         for q, layers, table in caches(sizes, requests, sizes.context):
-            pages, kv_len = layers[0], jnp.full(requests, sizes.context, jnp.int32)
+            pages = layers[0]
             reader = PageReader.of(pages, q)
-            start = Split.of(requests, q.shape[1] // pages.data.shape[2], pages, table.shape[1], reader)
+            # From short ones to the longest, or uneven rows would be left to chance.
+            kv_len = jnp.asarray(-(-sizes.context * np.arange(1, requests + 1) // requests), jnp.int32)
+            start = Split.of(q.shape[1] // pages.data.shape[2], pages, reader)
             batch = RaggedBatch(
                 jnp.arange(requests + 1, dtype=jnp.int32), kv_len, table, jnp.zeros(requests, jnp.int32), decode=True
             )
@@ -272,7 +274,7 @@ def decodes(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
                 call = partial(decode, rules=rules, split=replace(start, **choice), interpret=interpret)
                 return partial(with_each_layer(call), *inputs)
 
-            fields = {"parts": (1, 2, 4, 8, 16, 32, 64), "keys": (16, 32, 64, 128), "warps": (1, 2, 4, 8)}
+            fields = {"shares": (8, 16, 32, 64, 128, 256), "keys": (16, 32, 64, 128), "warps": (1, 2, 4, 8)}
             fields |= {"stages": (1, 2, 3, 4), "heads": (16, 32, 64)}
             yield Problem(Split.key(q, pages, reader), asdict(start), fields, run, len(layers))
 

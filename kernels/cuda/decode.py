@@ -1,7 +1,9 @@
-"""Attention of rows with one query: the keys of a row divided among programs, and what they find merged.
+"""Attention of rows with one query: all rows' keys are dealt out among programs, and what they find is merged.
 
-Flash decoding (Dao et al. 2023): one program for each row and key/value head would leave most of a card idle, so the
-visible keys of a row are split. The query heads of a key/value head are the rows of a tile.
+Flash decoding (Dao et al. 2023): one program for each row and key/value head would leave most of a card idle, and the
+longest row would keep the others waiting. So the keys that all rows see are divided evenly, by how long rows really
+are: a long row becomes as many parts as it needs, a short one stays whole and is done when its program is. The query
+heads of a key/value head are the rows of a tile.
 """
 
 from __future__ import annotations
@@ -14,49 +16,88 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.kernels.attention.types import KVPages, RaggedBatch
-from llmjax.kernels.cuda.flash import Keys, Partial, Queries, QueryRules, attend
+from llmjax.kernels.cuda.flash import MASKED, Keys, Partial, Queries, QueryRules, attend
 from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
 from llmjax.kernels.cuda.pages import MAX_HEAD_DIM, PageReader, PageRefs, first_page
+from llmjax.kernels.cuda.ragged import deal
 from llmjax.kernels.cuda.tuned import Key, tuned
 
 ENOUGH_PROGRAMS = 512
-MAX_SPLITS = 32
 MAX_HEADS = 64  # that a program takes
+MERGED = 16  # parts that a program merges at a time
+WHOLE, IDLE = -1, -2  # in place of a part's number: the program has all of a row, or nothing
 
 
 @dataclass(frozen=True)
 class Split:
-    """How the keys of a row are divided.
+    """How the keys of all rows are divided.
 
     Args:
-        parts: programs that share them; a power of two.
+        shares: of all blocks of keys that a program takes at most one of; so many programs are there beside one for
+            each row, for each block of heads.
         heads: query heads of a key/value head that a program takes; a power of two.
-        keys: that it reads at a time; it takes a multiple of them.
+        keys: of a block, that a program reads at a time.
         warps: of a program.
         stages: of its loop.
     """
 
-    parts: int
+    shares: int
     heads: int
     keys: int
     warps: int = 4
     stages: int = 2
 
     @classmethod
-    def of(cls, rows: int, group: int, pages: KVPages, table_width: int, reader: PageReader) -> Split:
-        """For so many rows, query heads a key/value head, and pages a row."""
+    def of(cls, group: int, pages: KVPages, reader: PageReader) -> Split:
+        """For so many query heads a key/value head."""
         wide = reader.padded_dim > MAX_HEAD_DIM
         heads = min(2 * MIN_DOT if wide else MAX_HEADS, max(MIN_DOT, power_of_2(group)))
-        useful = -(-table_width * pages.page_size // reader.block)
         enough = ENOUGH_PROGRAMS // 4 if wide else ENOUGH_PROGRAMS  # larger ones, and more to merge from each
-        wanted = -(-enough // (rows * pages.data.shape[2] * -(-group // heads)))
-        parts = min(MAX_SPLITS, power_of_2(useful), power_of_2(wanted))
-        return cls(parts, heads, reader.block, warps=8 if wide else 4)
+        shares = -(-enough // (pages.data.shape[2] * -(-group // heads)))
+        return cls(shares, heads, reader.block, warps=8 if wide else 4)
 
     @staticmethod
     def key(q: jax.Array, pages: KVPages, reader: PageReader) -> Key:
         """What the table of a card knows it by; how long requests may get says little about how long they are."""
         return Key.of("decode", reader.name, *q.shape[:2], pages.data.shape[2])
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Which keys each program has: worked out by XLA, once for all layers that see alike.
+
+    A part is so many blocks as one of ``shares`` equal shares of all rows' blocks, or what is left of its row. So no
+    program has more than a share, and there are at most as many parts as rows and shares together.
+    """
+
+    programs: jax.Array  # i32 [programs, 4]: row, first key, key behind the last, number of the part, WHOLE or IDLE
+    rows: jax.Array  # i32 [R, 2]: number of a row's first part, and how many there are to be merged
+    most: int  # parts that rows of several have together
+
+    @classmethod
+    def of(cls, kv_len: jax.Array, rules: QueryRules, split: Split, *, most_keys: int) -> Parts:
+        """For queries at the ends of rows.
+
+        Args:
+            kv_len: i32 [R]; rows of 0 have a program that finds nothing.
+            most_keys: that a query sees at most.
+        """
+        rows, most_blocks = len(kv_len), -(-most_keys // split.keys)
+        first = rules.first_key(kv_len - 1)
+        blocks = (jnp.maximum(kv_len - first, 0) + (split.keys - 1)) // split.keys
+        size = jnp.maximum((blocks.sum(dtype=jnp.int32) + (split.shares - 1)) // split.shares, 1)
+        parts = jnp.maximum((blocks + (size - 1)) // size, 1)
+        # ceil(a) <= a + 1, and twice as many for those that are more than one.
+        row, number = deal(parts, programs=min(rows + split.shares, rows * most_blocks))
+        several = jnp.where(parts > 1, parts, 0)
+        first_part = jnp.cumsum(several) - several
+        start = first[row] + number * size * split.keys
+        stop = jnp.minimum(start + size * split.keys, kv_len[row])
+        part = jnp.where(parts[row] > 1, first_part[row] + number, WHOLE)
+        idle = number >= parts[row]
+        programs = jnp.stack([row, start, jnp.where(idle, start, stop), jnp.where(idle, IDLE, part)], 1)
+        most = min(2 * split.shares, rows * most_blocks) if most_blocks > 1 else 0
+        return cls(programs.astype(jnp.int32), jnp.stack([first_part, several], 1).astype(jnp.int32), most)
 
 
 def decode(
@@ -84,22 +125,29 @@ def decode(
     kv_heads = pages.data.shape[2]
     reader, group = PageReader.of(pages, q), heads // kv_heads
     if split is None:
-        by_arithmetic = Split.of(rows, group, pages, batch.page_table.shape[1], reader)
-        split = tuned(by_arithmetic, Split.key(q, pages, reader))
+        split = tuned(Split.of(group, pages, reader), Split.key(q, pages, reader))
+    longest = batch.page_table.shape[1] * pages.page_size
+    seen = longest if rules.window is None else min(longest, rules.window)
+    parts = Parts.of(batch.kv_len, rules, split, most_keys=seen)
     kernel = _Kernel(reader, rules, split, group, sinks is not None)
     calibration = q if pages.calibration is None else pages.calibration  # what is not there is not read
-    parts = (rows, heads, split.parts)
-    found = launch(
+    logits = q if sinks is None else sinks.astype(jnp.float32)
+    found = (max(1, parts.most), heads)
+    shapes = [(found, jnp.float32), (found, jnp.float32), ((*found, reader.value_dim), jnp.float32)]
+    out, *sums = launch(
         kernel.decode,
-        [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (parts, parts, (*parts, reader.value_dim))],
-        [q, pages.data, batch.page_table, first_page(batch), calibration, batch.kv_len],
-        Launch((split.parts, kv_heads * -(-group // split.heads), rows), split.warps, split.stages, interpret),
+        [jax.ShapeDtypeStruct(*shape) for shape in [((rows, heads, reader.value_dim), q.dtype), *shapes]],
+        [q, pages.data, batch.page_table, first_page(batch), calibration, logits, batch.kv_len, parts.programs],
+        Launch((kv_heads * -(-group // split.heads), len(parts.programs)), split.warps, split.stages, interpret),
     )
+    if not parts.most:  # no row has more than a block
+        return out
     (out,) = launch(
         kernel.merge,
-        [jax.ShapeDtypeStruct((rows, heads, reader.value_dim), q.dtype)],
-        [*found, q if sinks is None else sinks.astype(jnp.float32)],
-        Launch((rows, heads), warps=split.warps, interpret=interpret),
+        [jax.ShapeDtypeStruct(out.shape, out.dtype)],
+        [out, *sums, logits, parts.rows],
+        Launch((heads, rows), warps=split.warps, interpret=interpret),
+        in_place={0: 0},
     )
     return out
 
@@ -119,22 +167,21 @@ class _Kernel:
         table: Any,
         first_page: Any,
         calibration: Any,
+        sinks: Any,
         kv_len: Any,
+        parts: Any,
+        out: Any,
         peaks: Any,
         totals: Any,
         sums: Any,
     ) -> None:
-        """What one part of a row's keys gives. peaks, totals: f32 [R, H, parts]; sums: f32 [R, H, parts, value]."""
+        """One part of a row's keys. out: [R, H, value], of rows that are whole; peaks, totals: f32 [parts, H]; sums:
+        f32 [parts, H, value]."""
         reader, split = self.reader, self.split
-        part, block, row = (program_id(axis) for axis in range(3))
+        block, program = program_id(0), program_id(1)
         blocks_of_head = np.int32(-(-self.group // split.heads))
         head = jax.lax.div(block, blocks_of_head)
-        length = load(kv_len, (row,))
-        first = self.rules.first_key(length - 1)
-        blocks = jax.lax.div(length - first + (split.keys - 1), np.int32(split.keys))
-        each = jax.lax.div(blocks + (split.parts - 1), np.int32(split.parts)) * split.keys
-        start = first + part * each
-        keys = Keys(start, jnp.minimum(start + each, length), split.keys)
+        row, start, stop, part = (load(parts, (program, np.int32(i))) for i in range(4))
 
         within = jax.lax.rem(block, blocks_of_head) * split.heads + jnp.arange(split.heads, dtype=jnp.int32)
         inside = within < self.group
@@ -144,25 +191,42 @@ class _Kernel:
             load(q, (row, heads[:, None], column.index[None]), inside[:, None] & column.inside[None])
             for column in columns
         ]
-        position = jnp.zeros_like(within) + (length - 1)
+        position = jnp.zeros_like(within) + (load(kv_len, (row,)) - 1)
         queries = Queries(tuple(v.astype(reader.dtype) for v in values), position, row, head)
-        partial = attend(queries, keys, PageRefs(data, table, first_page, calibration), reader, self.rules)
-        store(peaks, (row, heads, part), partial.peak, inside)
-        store(totals, (row, heads, part), partial.total, inside)
-        where = inside[:, None] & columns[0].inside[None]
-        store(sums, (row, heads[:, None], part, columns[0].index[None]), partial.acc, where)
+        refs = PageRefs(data, table, first_page, calibration)
+        partial = attend(queries, Keys(start, stop, split.keys), refs, reader, self.rules)
+        of_part, of_row = inside & (part >= 0), inside & (part == WHOLE)
+        part = jnp.maximum(part, 0)
+        store(peaks, (part, heads), partial.peak, of_part)
+        store(totals, (part, heads), partial.total, of_part)
+        column, within_value = columns[0].index[None], columns[0].inside[None]
+        store(sums, (part, heads[:, None], column), partial.acc, of_part[:, None] & within_value)
+        sink = load(sinks, (heads,), inside) if self.has_sinks else None
+        found = partial.divided(sink).astype(out.dtype)
+        store(out, (row, heads[:, None], column), found, of_row[:, None] & within_value)
 
-    def merge(self, peaks: Any, totals: Any, sums: Any, sinks: Any, out: Any) -> None:
-        """All parts of one head. out: [R, H, value]."""
-        row, head = program_id(0), program_id(1)
-        part, columns = jnp.arange(self.split.parts, dtype=jnp.int32), self.reader.columns()[0]
+    def merge(self, _: Any, peaks: Any, totals: Any, sums: Any, sinks: Any, rows: Any, out: Any) -> None:
+        """All parts of a row, for one head; nothing where the row is whole. out: [R, H, value]."""
+        head, row = program_id(0), program_id(1)
+        first, count = (load(rows, (row, np.int32(i))) for i in range(2))
+        columns, number = self.reader.columns()[0], jnp.arange(MERGED, dtype=jnp.int32)
         column, inside = columns.index, columns.inside
-        found = load(peaks, (row, head, part))
-        peak = found.max(0)
-        weight = jnp.exp2(found - peak)
-        total = (load(totals, (row, head, part)) * weight).sum(0)
-        acc = (load(sums, (row, head, part[:, None], column[None]), inside[None]) * weight[:, None]).sum(0)
+
+        def step(index: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            peak, total, acc = state
+            there = index * MERGED + number < count
+            part = first + index * MERGED + number
+            found = jnp.where(there, load(peaks, (part, head), there), MASKED)
+            higher = jnp.maximum(peak, found.max(0))
+            weight, shrink = jnp.exp2(found - higher), jnp.exp2(peak - higher)
+            total = total * shrink + (load(totals, (part, head), there) * weight).sum(0)
+            values = load(sums, (part[:, None], head, column[None]), there[:, None] & inside[None])
+            return higher, total, acc * shrink[:, None] + (values * weight[:, None]).sum(0)[None]
+
         one = jnp.zeros(1, jnp.float32)
+        start = (one + MASKED, one, jnp.zeros((1, len(column)), jnp.float32))
+        blocks = jax.lax.div(count + (MERGED - 1), np.int32(MERGED))
+        peak, total, acc = jax.lax.fori_loop(0, blocks, step, start)
         sink = load(sinks, (head,)) + one if self.has_sinks else None
-        merged = Partial(peak + one, total + one, acc[None]).divided(sink)
-        store(out, (row, head, column), merged.reshape(column.shape).astype(out.dtype), inside)
+        merged = Partial(peak, total, acc).divided(sink).reshape(column.shape)
+        store(out, (row, head, column), merged.astype(out.dtype), inside & (count > 0))

@@ -29,9 +29,19 @@ class Blocks:
             size: of a block.
             most: items that all groups have together at most.
         """
-        blocks = (count + (size - 1)) // size
-        ends = jnp.cumsum(blocks)  # up to and with each group's
-        program = jnp.arange(num_blocks(len(count), size=size, most=most), dtype=jnp.int32)
-        after = jnp.searchsorted(ends, program, side="right", method="compare_all")
-        group = jnp.minimum(after, len(count) - 1).astype(jnp.int32)
-        return cls(group, ((program - (ends - blocks)[group]) * size).astype(jnp.int32))
+        group, number = deal((count + (size - 1)) // size, programs=num_blocks(len(count), size=size, most=most))
+        return cls(group, number * size)
+
+
+def deal(blocks: jax.Array, *, programs: int) -> tuple[jax.Array, jax.Array]:
+    """Each program's group, and which of the group's blocks it has; i32 [programs].
+
+    Args:
+        blocks: i32 [groups], how many each has; together no more than there are programs. Those that get none are
+            given to the last group, behind its blocks.
+    """
+    ends = jnp.cumsum(blocks)  # up to and with each group's
+    program = jnp.arange(programs, dtype=jnp.int32)
+    after = jnp.searchsorted(ends, program, side="right", method="compare_all")
+    group = jnp.minimum(after, len(blocks) - 1).astype(jnp.int32)
+    return group, (program - (ends - blocks)[group]).astype(jnp.int32)

@@ -19,6 +19,7 @@ import numpy as np
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import BatchLayout, Bucket
 from llmjax.engine.device_state import NO_TOKEN, DeviceState
+from llmjax.engine.heads import few_rows
 from llmjax.engine.programs import Executable, StepCompiler
 from llmjax.engine.request import EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.rows import NewRow, TableChanges, row_words
@@ -54,15 +55,26 @@ class _Dispatch:
     """One of the test.
 
     Attributes:
-        first: of ROWS, that the first row asks for; None: all rows are greedy.
+        first: of ROWS, that the first row that samples asks for; None: all rows are greedy.
         ends: all rows are biased, and their token ends them.
+        sampling: how many of the last rows sample, the others being in the middle of their prompts; None: all do.
     """
 
     first: int | None
     ends: bool = False
+    sampling: int | None = None
 
 
-DISPATCHES = (_Dispatch(None), *(_Dispatch(i) for i in range(len(ROWS))), _Dispatch(None), _Dispatch(BIASED, ends=True))
+def _dispatches(few: int) -> tuple[_Dispatch, ...]:
+    """Those of the test.
+
+    Args:
+        few: rows that ``heads.sample`` has a way of their own for; 0: it has none.
+    """
+    every = (None, *range(len(ROWS)), None)
+    some = [_Dispatch(which, sampling=min(few, len(ROWS))) for which in every] if few else []
+    nothing = [_Dispatch(None, sampling=0)] if few else []
+    return (*map(_Dispatch, every), *some, *nothing, _Dispatch(BIASED, ends=True))
 
 
 def check_graphs(config: EngineConfig, platform: Platform) -> None:
@@ -106,7 +118,11 @@ def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
         reference: of the same buckets; what its programs sample is right.
     """
     decode = min((b for b in compiler.layouts if b.decode), key=lambda b: (abs(b.rows - len(ROWS)), b.rows))
-    mixed = min((b for b in compiler.layouts if not b.decode and not b.drafts), key=lambda b: b.tokens)
+    # The smallest whose rows may be more than a few.
+    mixed = min(
+        (b for b in compiler.layouts if not b.decode and not b.drafts),
+        key=lambda b: (b.tokens <= few_rows(b.rows), b.tokens),
+    )
     with ThreadPoolExecutor() as threads:
         programs, right = ([threads.submit(c.compile, b) for b in (decode, mixed)] for c in (compiler, reference))
     wrong = total = 0
@@ -164,9 +180,9 @@ def _set_up(compiler: StepCompiler, layout: BatchLayout) -> DeviceState:
     vocab_size = compiler.model.config.vocab_size
     sampling = request_sampling(ROWS[BIASED], vocab_size=vocab_size, seed=0, bad_words=[BAN])
     slots, sampler = SlotEditor(state.sampler), state.sampler
-    for slot in range(min(len(ROWS), compiler.max_num_seqs)):
-        sampler = slots.set_up(sampler, slot, sampling, prompt=[], output=[])
     test, plan = _Test.of(compiler, layout), compiler.kv_plan
+    for slot in range(test.rows):
+        sampler = slots.set_up(sampler, slot, sampling, prompt=[], output=[])
     tables = np.zeros(state.rows.page_tables.shape, np.int32)
     # Where there are few pages, a single row overwrites its own.
     pages = min(group.num_pages for group in plan.groups) - 1
@@ -187,30 +203,33 @@ class _Test:
     @classmethod
     def of(cls, compiler: StepCompiler, layout: BatchLayout) -> _Test:
         plan, bucket = compiler.kv_plan, layout.bucket
-        dispatches = DISPATCHES[: plan.max_model_len]
+        few = 0 if bucket.decode else few_rows(bucket.rows)
+        dispatches = _dispatches(few)[: plan.max_model_len]
         steps = max(1, min(bucket.steps, plan.max_model_len // len(dispatches)))
         span = -(-steps * len(dispatches) // plan.page_size)
         pages = min(group.num_pages for group in plan.groups) - 1
-        return cls(dispatches, steps, max(1, min(bucket.rows, bucket.tokens, len(ROWS), pages // span)), span)
+        rows = max(1, min(bucket.rows, bucket.tokens, few + len(ROWS), pages // span))
+        return cls(dispatches, steps, rows, span)
 
 
 def _batches(compiler: StepCompiler, layout: BatchLayout) -> Iterator[np.ndarray]:
-    """The packed batches of DISPATCHES: sequences that begin with one token and go on. Their slots get new settings in
+    """The packed batches of the test: sequences that begin with one token and go on. Their slots get new settings in
     each."""
     test, vocab_size = _Test.of(compiler, layout), compiler.model.config.vocab_size
     greedy = request_sampling(SamplingParams(temperature=0.0), vocab_size=vocab_size, seed=0)
     for i, dispatch in enumerate(test.dispatches):
         plan, new = StepPlan([]), []
+        first = 0 if dispatch.sampling is None else max(0, test.rows - dispatch.sampling)  # that samples
         for slot in range(test.rows):
             sampling = greedy
             sequence = _sequence(
                 slot, token=slot % vocab_size, scored=not layout.bucket.decode, stops=[0] if dispatch.ends else []
             )
             if dispatch.first is not None:
-                which = BIASED if dispatch.ends else (dispatch.first + slot) % len(ROWS)
+                which = BIASED if dispatch.ends else (dispatch.first + slot - first) % len(ROWS)
                 bans = [BAN] if which == BIASED else []
                 sampling = request_sampling(ROWS[which], vocab_size=vocab_size, seed=slot, bad_words=bans)
-            row = Row(sequence, start=i * test.steps, count=1, samples=True, steps=test.steps)
+            row = Row(sequence, start=i * test.steps, count=1, samples=slot >= first, steps=test.steps)
             plan.rows.append(row)
             new.append(NewRow(slot=slot, length=row.start, words=row_words(sequence, sampling)))
         yield layout.pack(plan, new=new, tables=TableChanges.none())

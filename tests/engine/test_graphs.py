@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from llmjax import LLM, SamplingParams
@@ -17,6 +19,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.build import build_engine
 from llmjax.engine.device_state import NO_TOKEN
 from llmjax.engine.graphs import _batches, _results, difference, with_graphs
+from llmjax.engine.heads import few_rows
 from llmjax.engine.layer_states import GroupSpec
 from llmjax.engine.program_cache import ProgramCache
 from llmjax.engine.programs import StepCompiler
@@ -85,7 +88,7 @@ def test_two_ways_of_compiling_bring_the_same_tokens(compiler: StepCompiler) -> 
 
 def test_a_wrong_token_is_found(compiler: StepCompiler) -> None:
     wrong = altered(compiler, lambda tokens: tokens.at[-1, 1].add(1))
-    assert difference(wrong, compiler) == "16 of 128 tokens of the test at start were wrong"  # one a dispatch
+    assert difference(wrong, compiler) == "24 of 160 tokens of the test at start were wrong"  # one a dispatch
 
 
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
@@ -113,6 +116,43 @@ def test_a_single_row_takes_every_branch_and_leaves_it_out(family: str, compiler
         assert 0 < sum(feature in each for each in asked) < len(asked), feature
     scored = [bool(batch.any_prompt_logprobs) for batch in batches]
     assert scored == [family == "mixed"] + [False] * (len(batches) - 1)
+
+
+def test_mixed_steps_in_which_few_rows_sample_take_every_branch_too(compiler: StepCompiler) -> None:
+    """All rows, as many as `sample` has a way of their own for, and none; the few ask for each feature and for none."""
+    layout = next(layout for bucket, layout in compiler.layouts.items() if not bucket.decode)
+    few = few_rows(layout.bucket.rows)
+    rows, counts, asked = compiler.make_state().rows, [], []
+    for packed in _batches(compiler, layout):
+        rows = layout.changes(jnp.asarray(packed)).made(rows)
+        batch = layout.batch(jnp.asarray(packed), rows)
+        samples = batch.steps > 0
+        counts.append(int(samples.sum()))
+        words = rows.word("sampling", batch.slot)
+        sampling = SamplingBatch.from_words(words, slot=batch.slot, samples=samples, position=batch.kv_len)
+        if counts[-1] == few:
+            asked.append(Feature(int(sampling.features[np.flatnonzero(samples)[0]])))
+    assert few == 1
+    assert {0, few, layout.bucket.rows} == set(counts)
+    for feature in Feature:
+        assert 0 < sum(feature in each for each in asked) < len(asked), feature
+
+
+def test_wrong_tokens_of_steps_in_which_few_rows_sample_are_found(compiler: StepCompiler) -> None:
+    def change(tokens: jax.Array) -> jax.Array:
+        return tokens + ((tokens != NO_TOKEN) & ((tokens != NO_TOKEN).sum() == 1))
+
+    found = difference(altered(compiler, change), compiler)
+    assert found is not None
+    assert re.fullmatch(r"7 of \d+ tokens of the test at start were wrong", found)
+
+
+def test_the_test_has_more_rows_than_few_where_it_can(compiler: StepCompiler) -> None:
+    """Else the way of all rows would never be taken: 40 rows have one for up to five."""
+    many = compiler_of("llama", slots=40, max_num_seqs=40)
+    layout = next(layout for bucket, layout in many.layouts.items() if not bucket.decode)
+    counts = {int((layout.parts(packed)["steps"] > 0).sum()) for packed in _batches(many, layout)}
+    assert counts == {0, few_rows(40), few_rows(40) + 5}
 
 
 def test_the_last_dispatch_ends_early(compiler: StepCompiler) -> None:
@@ -189,7 +229,7 @@ def test_graphs_that_fail_are_given_up_with_one_warning(card: StepCompiler, capl
     assert (chosen.options, chosen.decode_steps) == ({}, 1)
     (record,) = caplog.records
     assert record.getMessage() == (
-        "CUDA graphs are off and decoding is slower: 96 of 96 tokens of the test at start were wrong"
+        "CUDA graphs are off and decoding is slower: 128 of 128 tokens of the test at start were wrong"
     )
     assert with_graphs(wrong, EngineConfig(cuda_graphs="on"), decode_steps=2).options == OTHER
     assert with_graphs(wrong, EngineConfig(cuda_graphs="off"), decode_steps=2).options == {}
