@@ -32,15 +32,19 @@ from llmjax.serve.responses.store import ResponseStore
 from llmjax.serve.routes.admin import ADMIN_ROUTES
 from llmjax.serve.routes.batches import BATCH_ROUTES
 from llmjax.serve.routes.chat import CHAT_ROUTES
+from llmjax.serve.routes.chat_batch import CHAT_BATCH_ROUTES
 from llmjax.serve.routes.completions import COMPLETION_ROUTES
 from llmjax.serve.routes.conversations import CONVERSATION_ROUTES
 from llmjax.serve.routes.files import FILE_ROUTES
+from llmjax.serve.routes.generate import GENERATE_ROUTES
+from llmjax.serve.routes.generative_scoring import GENERATIVE_SCORING_ROUTES
 from llmjax.serve.routes.invocations import INVOCATION_ROUTES
 from llmjax.serve.routes.messages import MESSAGE_ROUTES
 from llmjax.serve.routes.models import MODEL_ROUTES
 from llmjax.serve.routes.ops import ops_routes
 from llmjax.serve.routes.pooling import POOLING_ROUTES
 from llmjax.serve.routes.refused import REFUSED_ROUTES
+from llmjax.serve.routes.render import RENDER_ROUTES
 from llmjax.serve.routes.responses import RESPONSE_ROUTES
 from llmjax.serve.routes.tokens import TOKEN_ROUTES
 from llmjax.serve.traces import Traces
@@ -62,7 +66,7 @@ def create_app(
     metrics = EngineMetrics(engine)
     engine.add_stat_logger(metrics)
     answering: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *MESSAGE_ROUTES, *POOLING_ROUTES]
-    answering += INVOCATION_ROUTES
+    answering += [*CHAT_BATCH_ROUTES, *GENERATE_ROUTES, *GENERATIVE_SCORING_ROUTES, *INVOCATION_ROUTES]
     posts = [route for route in answering if isinstance(route, Route) and "POST" in (route.methods or ())]
     paths = frozenset(route.path for route in posts)
     traces = [] if tracer is None else [Middleware(Traces, paths=paths, model=engine.info.model_name, tracer=tracer)]
@@ -75,7 +79,15 @@ def create_app(
         Middleware(DrainGate, gate=gate, retry_after=config.shutdown_timeout),
     ]
     handlers: Any = dict.fromkeys((ApiError, ClientDisconnected, LLMJaxError, HTTPException), handle_error)
-    routes = [*answering, *CONVERSATION_ROUTES, *FILE_ROUTES, *BATCH_ROUTES, *MODEL_ROUTES, *TOKEN_ROUTES]
+    routes = [
+        *answering,
+        *CONVERSATION_ROUTES,
+        *FILE_ROUTES,
+        *BATCH_ROUTES,
+        *MODEL_ROUTES,
+        *TOKEN_ROUTES,
+        *RENDER_ROUTES,
+    ]
     routes += ADMIN_ROUTES
     routes += ops_routes(registry(metrics))
     if config.docs:

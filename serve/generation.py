@@ -176,6 +176,15 @@ async def guarded(receive: Receive, work: Coroutine[Any, Any, T], *, timeout: fl
         await _cancel(task, gone)
 
 
+async def together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Awaits all of them at once; where one fails, the others are canceled."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _cancel(*tasks)
+
+
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -253,12 +262,24 @@ class Tally:
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's ``CompletionUsage``."""
-        usage: dict[str, Any] = {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._cached)},
-        }
-        if self.reasoning_tokens is not None:
-            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
-        return usage
+        return usage_of([self])
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompts."""
+        return sum(self._cached)
+
+
+def usage_of(tallies: Sequence[Tally]) -> dict[str, Any]:
+    """OpenAI's ``CompletionUsage`` of several jobs together."""
+    prompts = sum(tally.prompt_tokens for tally in tallies)
+    completions = sum(tally.completion_tokens for tally in tallies)
+    usage: dict[str, Any] = {
+        "prompt_tokens": prompts,
+        "completion_tokens": completions,
+        "total_tokens": prompts + completions,
+        "prompt_tokens_details": {"cached_tokens": sum(tally.cached_tokens for tally in tallies)},
+    }
+    if reasoned := [tally.reasoning_tokens for tally in tallies if tally.reasoning_tokens is not None]:
+        usage["completion_tokens_details"] = {"reasoning_tokens": sum(reasoned)}
+    return usage

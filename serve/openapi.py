@@ -16,9 +16,10 @@ from starlette.routing import BaseRoute, Route
 
 from llmjax.serve.protocol.admin import AbortRequest
 from llmjax.serve.protocol.batches import BatchRequest
-from llmjax.serve.protocol.chat import ChatRequest
+from llmjax.serve.protocol.chat import BatchChatRequest, ChatRequest
 from llmjax.serve.protocol.common import ApiModel
 from llmjax.serve.protocol.completions import CompletionRequest
+from llmjax.serve.protocol.generate import GenerateRequest, GenerativeScoringRequest
 from llmjax.serve.protocol.messages import CountTokensRequest, MessagesRequest
 from llmjax.serve.protocol.pooling import (
     ClassifyRequest,
@@ -34,7 +35,12 @@ from llmjax.version import __version__
 # The bodies that an endpoint takes, one of them.
 BODIES: Mapping[str, tuple[type[ApiModel], ...]] = {
     "/v1/chat/completions": (ChatRequest,),
+    "/v1/chat/completions/batch": (BatchChatRequest,),
     "/v1/completions": (CompletionRequest,),
+    "/v1/chat/completions/render": (ChatRequest,),
+    "/v1/completions/render": (CompletionRequest,),
+    "/inference/v1/generate": (GenerateRequest,),
+    "/generative_scoring": (GenerativeScoringRequest,),
     "/v1/messages": (MessagesRequest,),
     "/v1/messages/count_tokens": (CountTokensRequest,),
     "/v1/responses": (ResponsesRequest,),
@@ -57,6 +63,7 @@ STREAMS = frozenset(
         "/v1/responses",
         "/v1/responses/{response_id}",
         "/v1/messages",
+        "/inference/v1/generate",
         "/invocations",
     }
 )

@@ -235,7 +235,7 @@ async def completion_prompts(
     return await off_loop(lambda: [both(prompt) for prompt in prompts], size=size)
 
 
-def check_queue(server: Server, *, prompts: int, choices: int) -> None:
+def check_queue(server: Server, *, prompts: int, choices: int, field: str = "prompt") -> None:
     """Refuses a request that not even an idle server takes: its last prompt would find the queue full of the others."""
     config = server.engine.config
     limit = config.max_num_seqs + config.max_num_queued_reqs
@@ -243,7 +243,7 @@ def check_queue(server: Server, *, prompts: int, choices: int) -> None:
         raise ApiError(
             f"{prompts} prompts, each with n = {choices}, are more than this server takes: of sequences at most "
             f"{config.max_num_seqs} run (--max-num-seqs) and {config.max_num_queued_reqs} wait (--max-num-queued-reqs)",
-            param="prompt",
+            param=field,
             code="invalid_value",
         )
 

@@ -150,6 +150,43 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+MAX_CONVERSATIONS = 128  # of one request
+ONE_ANSWER = "is not supported here: each conversation gets one answer, and it comes whole"
+UNKEPT = "is not supported here: /v1/chat/completions keeps conversations"
+
+
+class BatchChatRequest(ChatRequest):
+    """POST /v1/chat/completions/batch: the fields of a chat, and several conversations."""
+
+    messages: Annotated[  # type: ignore[assignment]
+        list[Messages], Field(fail_fast=True, min_length=1), at_most(MAX_CONVERSATIONS)
+    ]
+
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **ChatRequest.neutral_values,
+        "n": (1,),
+        "best_of": (1,),
+        "stream": (False,),
+        "use_beam_search": (False,),
+        "prompt_logprobs": (),
+        "conversation_id": (),
+        "record_conversation": (False,),
+        "kv_transfer_params": ({},),
+    }
+    reasons: ClassVar[Mapping[str, str]] = {
+        **ChatRequest.reasons,
+        **dict.fromkeys(("n", "best_of", "stream", "use_beam_search"), ONE_ANSWER),
+        **dict.fromkeys(("conversation_id", "record_conversation"), UNKEPT),
+        "prompt_logprobs": "is not supported here; /v1/chat/completions has it",
+        "kv_transfer_params": "is not supported here: it belongs to one prompt",
+    }
+
+    def chats(self) -> list[ChatRequest]:
+        """A request for each conversation."""
+        shared = {name: getattr(self, name) for name in self.model_fields_set if name != "messages"}
+        return [ChatRequest.model_construct(**shared, messages=messages) for messages in self.messages]
+
+
 def num_parts(messages: Sequence[ChatMessage]) -> int:
     """How many texts the messages hold, of which one alone is a part too."""
     return sum(len(m.content) if isinstance(m.content, list) else 1 for m in messages)

@@ -154,6 +154,7 @@ class GenerationRequest(ApiModel):
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     return_prompt_text: bool | None = None
+    return_token_offsets: bool | None = None  # of what is rendered
     stream_interval: Annotated[int, Field(ge=1)] | None = None
     skip_reading_prefix_cache: bool | None = None
     repetition_detection: Annotated[dict[str, int], object_of(int)] | None = None
@@ -236,7 +237,7 @@ class GenerationRequest(ApiModel):
 
     def without_effect(self) -> list[str]:
         """Fields that are accepted although nothing comes of what they ask for."""
-        asked = {"store": bool(self.store)}
+        asked = {"store": bool(self.store), "return_token_offsets": bool(self.return_token_offsets)}
         if self.logprob_token_ids:
             asked["top_logprobs"] = bool(getattr(self, "top_logprobs", None))
         if self.use_beam_search:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
-from llmjax.sampling.structured import StructuredOutputsParams
+from llmjax.sampling.structured import FreeText, StructuredOutputsParams
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.protocol.common import GenerationRequest
 
+MAX_MARK = 256  # characters of what begins or ends a text before the form
 GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -19,6 +21,7 @@ GUIDED = {
 # Of vLLM's ``structured_outputs``; what has no effect here is about its own back ends.
 _FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+_RENDERED = ("lenient", "after")  # what a rendered request says beside these
 _WITHOUT_EFFECT = ("disable_fallback", "_backend", "_backend_was_auto")
 
 
@@ -64,13 +67,24 @@ def _guided(body: GenerationRequest, field: str) -> StructuredOutputsParams | No
 def _structured(value: Any) -> StructuredOutputsParams | None:
     if value is None:
         return None
-    fields = _object(value, "structured_outputs", known=(*_FORMS, *_OPTIONS, *_WITHOUT_EFFECT))
-    for name in ("disable_any_whitespace", "disable_additional_properties", "json_object"):
+    fields = _object(value, "structured_outputs", known=(*_FORMS, *_OPTIONS, *_RENDERED, *_WITHOUT_EFFECT))
+    for name in ("disable_any_whitespace", "disable_additional_properties", "json_object", "lenient"):
         if not isinstance(fields.get(name), bool | None):
             path = f"structured_outputs.{name}"
             raise ApiError(f"`{path}` must be a boolean", param=path, code="invalid_type")
-    given = {name: fields[name] for name in (*_FORMS, *_OPTIONS) if fields.get(name) is not None}
-    return StructuredOutputsParams(**given, field="structured_outputs")
+    given = {name: fields[name] for name in (*_FORMS, *_OPTIONS, "lenient") if fields.get(name) is not None}
+    return StructuredOutputsParams(**given, after=_free_text(fields.get("after")), field="structured_outputs")
+
+
+def _free_text(value: Any) -> FreeText | None:
+    if value is None:
+        return None
+    path = "structured_outputs.after"
+    marks = _object(value, path, known=tuple(field.name for field in dataclass_fields(FreeText)))
+    texts = {"opening": "", "closing": "", "otherwise": "", **marks}
+    if not all(isinstance(text, str) and len(text) <= MAX_MARK for text in texts.values()):
+        raise ApiError(f"`{path}` must hold texts of at most {MAX_MARK} characters", param=path, code="invalid_type")
+    return FreeText(**texts)
 
 
 def _response_format(value: Any) -> StructuredOutputsParams | None:

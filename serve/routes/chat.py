@@ -34,11 +34,7 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
     """An answer to a conversation, whole or as a stream."""
     server = server_of(request)
     body = parse(await read_json(request), ChatRequest, ignored=ignored_fields(request))
-    read_functions(body)
-    custom = NO_TOOLS
-    if body.tools:
-        functions, custom = from_chat(body.tools)
-        body.tools, body.tool_choice = chosen(functions, body.tool_choice)
+    custom = read_custom_tools(body)
     conversation = server.conversations.begin(owner_of(request), body)
     if conversation is None:
         return await _respond(request, server, body, custom)
@@ -52,6 +48,32 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
     return UntilAnswered(response, conversation)
 
 
+def read_custom_tools(body: ChatRequest) -> CustomTools:
+    """Which of a request's tools are custom ones; all of them, and its functions, are functions of ``tools`` then.
+
+    Raises:
+        ApiError: a tool is wrong, or there are both.
+    """
+    read_functions(body)
+    if not body.tools:
+        return NO_TOOLS
+    functions, custom = from_chat(body.tools)
+    body.tools, body.tool_choice = chosen(functions, body.tool_choice)
+    return custom
+
+
+async def turn_of(request: Request, server: Server, body: ChatRequest, custom: CustomTools) -> Turn:
+    """What a chat asks of the engine; errors as of `prepare`."""
+    return await prepare(
+        server,
+        body,
+        record=record_of(request),
+        cache_salt=cache_salt_of(request, body.cache_salt),
+        id=f"chatcmpl-{body.request_id or record_of(request).id}",
+        custom=custom,
+    )
+
+
 async def _respond(
     request: Request,
     server: Server,
@@ -60,14 +82,7 @@ async def _respond(
     conversation: ConversationTurn | None = None,
 ) -> Response | ASGIApp:
     config = server.config
-    turn = await prepare(
-        server,
-        body,
-        record=record_of(request),
-        cache_salt=cache_salt_of(request, body.cache_salt),
-        id=f"chatcmpl-{body.request_id or record_of(request).id}",
-        custom=custom,
-    )
+    turn = await turn_of(request, server, body, custom)
     answer = ChatAnswer(server=server, body=body, turn=turn, created=int(time.time()), conversation=conversation)
     if body.stream:
         return EventStream(answer.events(), keep_alive=config.sse_keep_alive_interval, timeout=config.request_timeout)
@@ -89,7 +104,8 @@ class ChatAnswer:
     def names(self) -> TokenNames:
         return TokenNames(self.server.engine.tokenizer, as_ids=bool(self.body.return_tokens_as_token_ids))
 
-    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """A response, or a chunk of one, but for its usage."""
         return {
             "id": self.turn.job.id,
             "object": kind,
@@ -122,11 +138,11 @@ class ChatAnswer:
         return answer, orjson.dumps(answer)
 
     def _answer(self, output: RequestOutput) -> dict[str, Any]:
-        choices = [self._choice(choice) for choice in sorted(output.outputs, key=lambda choice: choice.index)]
-        answer = {**self._envelope("chat.completion", choices), "usage": self.turn.tally.usage()}
+        choices = [self.choice(choice) for choice in sorted(output.outputs, key=lambda choice: choice.index)]
+        answer = {**self.envelope("chat.completion", choices), "usage": self.turn.tally.usage()}
         if self.body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs, names=self.names)
-        answer |= self._prompt()
+        answer |= self.prompt()
         if self.server.config.enable_per_request_metrics:
             answer["metrics"] = self._metrics(output)
         return answer | transfer_answer(self.server.engine, self.turn.job)
@@ -136,7 +152,7 @@ class ChatAnswer:
             return None  # several engine requests, or times of several answers
         return request_metrics(output.metrics, tokens=self.turn.tally.completion_tokens)
 
-    def _prompt(self) -> dict[str, Any]:
+    def prompt(self) -> dict[str, Any]:
         """What a request wants to know of its own prompt."""
         (prompt,) = self.turn.job.prompts
         found: dict[str, Any] = {}
@@ -146,7 +162,8 @@ class ChatAnswer:
             found["prompt_text"] = prompt.text
         return found
 
-    def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
+    def choice(self, choice: CompletionOutput) -> dict[str, Any]:
+        """A continuation as the response has it; its reasoning is counted."""
         reader = self.turn.form.reader()
         fields = self._as_asked(reader.message(choice))
         self.turn.count_reasoning(reader.reasoning_tokens)
@@ -185,14 +202,14 @@ class ChatAnswer:
         if self.conversation is not None:
             self.conversation.record(said.message())
         if self.body.include_usage:
-            end = {**self._envelope("chat.completion.chunk", []), "usage": self.turn.tally.usage()}
+            end = {**self.envelope("chat.completion.chunk", []), "usage": self.turn.tally.usage()}
             if self.server.config.enable_per_request_metrics and last is not None:
                 end["metrics"] = self._metrics(last)
             yield event(end)
 
     def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-        chunk = self._envelope("chat.completion.chunk", [choice])
+        chunk = self.envelope("chat.completion.chunk", [choice])
         if self.body.include_usage:
             chunk["usage"] = self.turn.tally.usage() if self.body.continuous_usage else None
         return chunk
@@ -202,7 +219,7 @@ class ChatAnswer:
 
     def _opening(self, index: int) -> bytes:
         chunk = self._chunk(index, {"role": self.server.config.response_role, "content": "", "refusal": None})
-        return self._event({**chunk, **self._prompt()})
+        return self._event({**chunk, **self.prompt()})
 
     def _deltas(self, choice: CompletionOutput, reader: AnswerReader, said: Joined) -> list[bytes]:
         chunks = []

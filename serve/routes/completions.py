@@ -58,7 +58,7 @@ async def completions(request: Request) -> Response | ASGIApp:
     server = server_of(request)
     config = server.config
     body = parse(await read_json(request), CompletionRequest, ignored=ignored_fields(request))
-    job = await _job(server, body, request)
+    job = await completion_job(server, body, request)
     tally = Tally(job, record_of(request), count_completion=not body.prompt_only)
     answer = CompletionAnswer(server=server, body=body, job=job, tally=tally, created=int(time.time()))
     if body.stream:
@@ -67,7 +67,13 @@ async def completions(request: Request) -> Response | ASGIApp:
     return Response(whole, media_type="application/json")
 
 
-async def _job(server: Server, body: CompletionRequest, request: Request) -> Job:
+async def completion_job(server: Server, body: CompletionRequest, request: Request) -> Job:
+    """Checks a request and makes of it what the engine needs.
+
+    Raises:
+        ApiError: a field is wrong.
+        LLMJaxError: likewise.
+    """
     engine = server.engine
     server.check_model(body.model)
     server.check_task("generate")

@@ -14,6 +14,8 @@ _TEXT = "models read and write text only"
 _ADAPTERS = "adapters are not supported; serve a model that they are merged into"
 _WEIGHTS = "weights come from files; a server that sleeps and is woken loads those of its model again"
 _SIZE = "how many processes run the model is decided at the start (--data-parallel-size)"
+_RENDER = "/v1/chat/completions/render and /v1/completions/render are what is rendered"
+_DERENDER = "/inference/v1/generate says the text, too, with output_mode text, and /detokenize that of any tokens"
 REASONS: Mapping[str, str] = {
     "/v1/audio/transcriptions": _TEXT,
     "/v1/audio/translations": _TEXT,
@@ -23,6 +25,10 @@ REASONS: Mapping[str, str] = {
     "/v1/realtime": f"{_TEXT}; streams are server-sent events",
     "/v1/load_lora_adapter": _ADAPTERS,
     "/v1/unload_lora_adapter": _ADAPTERS,
+    "/v1/responses/render": _RENDER,
+    "/v1/messages/render": _RENDER,
+    "/v1/completions/derender": _DERENDER,
+    "/v1/chat/completions/derender": _DERENDER,
     "/cohere/v2/chat": "chats are asked at /v1/chat/completions, /v1/responses or /v1/messages",
     "/collective_rpc": "no code of requests is run",
     "/scale_elastic_ep": _SIZE,
