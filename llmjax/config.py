@@ -601,6 +601,7 @@ def _count(number: int, name: str) -> str:
 
 
 # What a chat template gets from fields of their own.
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 TEMPLATE_FIELDS = frozenset(
     {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
 )
@@ -674,6 +675,10 @@ class ServerConfig:
     default_chat_template_kwargs: dict[str, Any] = setting(  # noqa: RUF009
         {},
         "variables of the chat template where requests do not set them, as JSON: '{\"enable_thinking\": false}'",
+    )
+    reasoning_effort_map: dict[str, Any] = setting(  # noqa: RUF009
+        {},
+        'reasoning efforts of requests that the chat template gets as others, as JSON: \'{"xhigh": "high"}\'',
     )
     max_stored_responses: int = setting(
         1000, "responses that are kept for each key, to be retrieved or gone on with; the oldest make room; 0: none"
@@ -769,6 +774,10 @@ class ServerConfig:
         for key in self.api_key:
             if not key or key != key.strip():
                 raise ConfigError("api_key must not be empty or begin or end with a space: no client could send it")
+        for effort, meant in self.reasoning_effort_map.items():
+            if effort not in REASONING_EFFORTS or not isinstance(meant, str):
+                wanted = f"names one of {', '.join(REASONING_EFFORTS)}, and a text for it"
+                raise ConfigError(f"reasoning_effort_map {wanted}: not {effort!r}: {meant!r}")
         if clash := TEMPLATE_FIELDS & self.default_chat_template_kwargs.keys():
             raise ConfigError(f"default_chat_template_kwargs may not hold {min(clash)}")
         if self.cache_salt_per_key and not self.api_key:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -168,7 +168,7 @@ async def prepare(
         server,
         body,
         tools=tools,
-        variables=thinking_variables(body, source),
+        variables=thinking_variables(body, source, efforts=server.config.reasoning_effort_map),
         truncation=Truncation.of(server, body, room=asked or 1),
     )
     form = answer_format(server, body, prompt, tools=tools, template=source, custom=custom)
@@ -254,8 +254,11 @@ def thinking_budget(server: Server, body: ChatRequest, form: AnswerFormat, *, te
     return ThinkingBudget(tokens=tokens, end=end, end_ids=server.tokenizer.encode(end, add_special_tokens=False))
 
 
-def thinking_variables(body: ChatRequest, template: str) -> dict[str, Any]:
+def thinking_variables(body: ChatRequest, template: str, *, efforts: Mapping[str, str]) -> dict[str, Any]:
     """What a request says of thinking, as variables of the template.
+
+    Args:
+        efforts: what the template gets for some values of ``reasoning_effort``.
 
     Raises:
         ApiError: the template does not read ``reasoning_effort``.
@@ -263,7 +266,8 @@ def thinking_variables(body: ChatRequest, template: str) -> dict[str, Any]:
     switches: dict[str, Any] = {}
     if body.switches_thinking is not None:
         switches = dict.fromkeys(switches_of_thinking(template), body.switches_thinking)
-    return {**switches, **effort_variables(body.reasoning_effort, template)}
+    effort = body.reasoning_effort
+    return {**switches, **effort_variables(efforts.get(effort, effort) if effort else None, template)}
 
 
 def switches_of_thinking(template: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from typing import Any
 
 import httpx
@@ -23,6 +23,7 @@ class OpenAIClient:
         api_key: sent as a bearer token; None: nothing is.
         headers: further headers of every request.
         timeout: seconds without a byte after which a request fails.
+        insecure: take any certificate.
 
     Raises:
         RequestFailed: the URL is not that of a server.
@@ -35,13 +36,16 @@ class OpenAIClient:
         api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: float = 600.0,
+        insecure: bool = False,
     ) -> None:
         self.url = _checked(url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
         sent = dict(headers or {})
         if api_key is not None:
             sent["Authorization"] = f"Bearer {api_key}"
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.AsyncClient(base_url=self.url, headers=sent, limits=limits, timeout=timeout)
+        self._http = httpx.AsyncClient(
+            base_url=self.url, headers=sent, limits=limits, timeout=timeout, verify=not insecure
+        )
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -54,13 +58,21 @@ class OpenAIClient:
         """
         return await self._send("GET", path)
 
-    async def post(self, path: str, payload: Mapping[str, Any]) -> Any:
+    async def command(self, path: str) -> None:
+        """A POST without a body, whose answer says nothing.
+
+        Raises:
+            RequestFailed: see ``get``.
+        """
+        await self._send("POST", path)
+
+    async def post(self, path: str, payload: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Any:
         """The JSON answer of a POST.
 
         Raises:
             RequestFailed: see ``get``.
         """
-        response = await self._send("POST", path, json=payload)
+        response = await self._send("POST", path, json=payload, headers=headers)
         try:
             return response.json()
         except ValueError:
@@ -77,14 +89,24 @@ class OpenAIClient:
         except (ValueError, LookupError, TypeError):
             raise RequestFailed(f"{self.url}/v1/models lists no model") from None
 
-    async def stream(self, path: str, payload: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """The server-sent events of a POST, parsed, up to ``[DONE]``.
+    async def stream(
+        self,
+        path: str,
+        payload: Mapping[str, Any],
+        *,
+        headers: Mapping[str, str] | None = None,
+        last: Collection[str] = (),
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The server-sent events of a POST, parsed, up to ``[DONE]`` or the last one.
+
+        Args:
+            last: types of events of which one is the last, where there is no ``[DONE]``.
 
         Raises:
-            RequestFailed: the server refuses, sends an error event, or ends the stream without ``[DONE]``.
+            RequestFailed: the server refuses, sends an error event, or ends the stream before its end.
         """
         try:
-            async with self._http.stream("POST", path, json=payload) as response:
+            async with self._http.stream("POST", path, json=payload, headers=headers) as response:
                 if response.is_error:
                     await response.aread()
                     raise RequestFailed(_explain(response))
@@ -95,9 +117,11 @@ class OpenAIClient:
                     if data == "[DONE]":
                         return
                     event = json.loads(data)
-                    if "error" in event:
+                    if event.get("error") is not None:
                         raise RequestFailed(_message(event))
                     yield event
+                    if event.get("type") in last:
+                        return
         except httpx.HTTPError as error:
             raise RequestFailed(f"{self.url}{path}: {str(error) or type(error).__name__}") from None
         except ValueError as error:

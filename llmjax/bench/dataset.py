@@ -23,10 +23,19 @@ FIRST_RANDOM_ID = 256  # below it many vocabularies keep special tokens and byte
 
 @dataclass(frozen=True)
 class Sample:
-    """One request to send: its prompt, as text or token ids, and how many tokens to ask for."""
+    """One request to send.
+
+    Args:
+        prompt: text or token ids; of one that ranks texts, the query.
+        output_tokens: how many to ask for.
+        due: seconds after the first request at which it was sent, if the data set says that.
+        more: further texts of a request for vectors, and those that are ranked.
+    """
 
     prompt: str | list[int]
     output_tokens: int
+    due: float | None = None
+    more: tuple[str | list[int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +78,39 @@ def random_samples(count: int, shape: RandomShape, rng: np.random.Generator) -> 
     return [Sample(prefix + ids(length(shape.input_len)), length(shape.output_len)) for _ in range(count)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RepeatedPrefixes:
+    """Prompts of which many begin alike.
+
+    Args:
+        prefix_len, suffix_len: tokens that a prompt shares with others, and tokens of its own.
+        num_prefixes: how many prefixes there are; each begins as many prompts, but for one at most.
+    """
+
+    prefix_len: int = 256
+    suffix_len: int = 256
+    num_prefixes: int = 10
+
+    def __post_init__(self) -> None:
+        for name, low in (("prefix_len", 0), ("suffix_len", 0), ("num_prefixes", 1)):
+            if getattr(self, name) < low:
+                flag = f"--prefix-repetition-{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} must be at least {low}, not {getattr(self, name)}")
+        if self.prefix_len + self.suffix_len == 0:
+            raise ConfigError("--prefix-repetition-prefix-len and --prefix-repetition-suffix-len: both are 0")
+
+
+def repeated_prefix_samples(
+    count: int, repeated: RepeatedPrefixes, *, output_len: int, vocab_size: int, rng: np.random.Generator
+) -> list[Sample]:
+    """Prompts of random token ids with common prefixes, in random order."""
+    first = min(FIRST_RANDOM_ID, vocab_size // 2)
+    prefixes = rng.integers(first, vocab_size, (repeated.num_prefixes, repeated.prefix_len)).tolist()
+    suffixes = rng.integers(first, vocab_size, (count, repeated.suffix_len)).tolist()
+    samples = [Sample(prefixes[i % len(prefixes)] + suffix, output_len) for i, suffix in enumerate(suffixes)]
+    return [samples[int(i)] for i in rng.permutation(count)]
+
+
 def custom_samples(path: Path, *, output_len: int | None) -> list[Sample]:
     """The prompts of a JSON-lines file: ``{"prompt": text or token ids, "output_tokens": optional number}``.
 
@@ -79,7 +121,7 @@ def custom_samples(path: Path, *, output_len: int | None) -> list[Sample]:
         ConfigError: the file cannot be read, or a line is malformed; the message names the line.
     """
     samples = []
-    for number, row in _json_lines(path):
+    for number, row in json_lines(path):
         where = f"{path}:{number}"
         prompt = row.get("prompt") if isinstance(row, dict) else None
         if not _is_prompt(prompt):
@@ -88,7 +130,7 @@ def custom_samples(path: Path, *, output_len: int | None) -> list[Sample]:
         if type(tokens) is not int or tokens < 1:
             raise ConfigError(f'{where}: no "output_tokens" of 1 or more; --output-len gives it for all lines')
         samples.append(Sample(prompt, tokens))
-    return _not_empty(samples, path)
+    return not_empty(samples, path)
 
 
 def sharegpt_samples(path: Path, *, output_len: int | None, count_tokens: Callable[[str], int]) -> list[Sample]:
@@ -120,16 +162,32 @@ def sharegpt_samples(path: Path, *, output_len: int | None, count_tokens: Callab
         too_short = min(prompt, answer) < SHAREGPT_MIN_TOKENS
         if not too_short and prompt <= SHAREGPT_MAX_PROMPT and prompt + answer <= SHAREGPT_MAX_TOTAL:
             samples.append(Sample(texts[0], answer))
-    return _not_empty(samples, path)
+    return not_empty(samples, path)
 
 
-def pick(samples: list[Sample], count: int, rng: np.random.Generator) -> list[Sample]:
-    """``count`` samples in random order, repeated as often as needed."""
-    order = [int(i) for _ in range(-(-count // len(samples))) for i in rng.permutation(len(samples))]
-    return [samples[i] for i in order[:count]]
+def pick(
+    samples: list[Sample], count: int, rng: np.random.Generator, *, shuffled: bool = True, repeated: bool = True
+) -> list[Sample]:
+    """``count`` of the samples.
+
+    Args:
+        shuffled: in random order; else in their own.
+        repeated: as often as needed; else there may be fewer.
+    """
+    rounds = -(-count // len(samples)) if repeated else 1
+    orders = [rng.permutation(len(samples)) if shuffled else np.arange(len(samples)) for _ in range(rounds)]
+    return [samples[int(i)] for i in np.concatenate(orders)[:count]]
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+def batches(samples: list[Sample], size: int, *, query: Sample | None = None) -> list[Sample]:
+    """Requests for vectors of ``size`` texts each, or that rank them for a query."""
+    groups = [[sample.prompt for sample in samples[at : at + size]] for at in range(0, len(samples), size)]
+    first = [] if query is None else [query.prompt]
+    return [Sample(texts[0], 0, more=tuple(texts[1:])) for texts in (first + group for group in groups)]
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Number and value of each line of a file that is not empty; raises ConfigError, which names the line."""
     text = read_text(path)
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
@@ -144,7 +202,8 @@ def _is_prompt(value: Any) -> TypeGuard[str | list[int]]:
     return bool(value) and (isinstance(value, str) or is_ids)
 
 
-def _not_empty(samples: list[Sample], path: Path) -> list[Sample]:
+def not_empty(samples: list[Sample], path: Path) -> list[Sample]:
+    """The samples; raises ConfigError if there are none."""
     if not samples:
         raise ConfigError(f"{path}: no usable prompt in it")
     return samples

@@ -17,6 +17,7 @@ from llmjax.bench.report import check_writable, publish
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.config import setting
 from llmjax.errors import ConfigError
+from llmjax.migration import vllm_bench
 from llmjax.sampling.params import RequestOutputKind, SamplingParams
 from llmjax.settings import settings_of
 
@@ -35,6 +36,7 @@ class LatencyOptions:
     num_iters: int = setting(5, "batches that are timed")
     num_iters_warmup: int = setting(2, "batches before them that are not")
     random_vocab_size: int = setting(10_000, "token ids of prompts are below this")
+    profile: bool = setting(False, "write a profile of the timed batches to --profile-dir")
 
     def __post_init__(self) -> None:
         for name, low in (("batch_size", 1), ("num_iters", 1), ("num_iters_warmup", 0)):
@@ -50,18 +52,23 @@ class LatencyOptions:
         )
 
 
+def command_line() -> Parser:
+    """The flags of the benchmark."""
+    parser = Parser(prog="llmjax bench latency", description="Time batches of equal requests, one after the other.")
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_settings(parser, settings_of(LatencyOptions).values(), section="batch")
+    add_settings(parser, settings_of(ReportOptions).values(), section="report")
+    add_config_flags(parser, rows=vllm_bench.OFFLINE)
+    return parser
+
+
 def main(argv: list[str]) -> int:
     """Runs the benchmark and prints its table.
 
     Raises:
         LLMJaxError: a setting is wrong, or the model cannot be loaded.
     """
-    parser = Parser(prog="llmjax bench latency", description="Time batches of equal requests, one after the other.")
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
-    add_settings(parser, settings_of(LatencyOptions).values(), section="batch")
-    add_settings(parser, settings_of(ReportOptions).values(), section="report")
-    add_config_flags(parser)
-    values = parser.parse(argv)
+    values = command_line().parse(argv)
     options, report = options_of(LatencyOptions, values), options_of(ReportOptions, values)
     check_writable(report.output_json)
     config = configs_of(values, model=values.positional_model).engine
@@ -75,7 +82,8 @@ def main(argv: list[str]) -> int:
         work=batches.work,
     )
     seconds = [max(r.end for r in batch) - min(r.start for r in batch) for batch in batches.records]
-    setup = {"benchmark": "latency", "model": llm.model_name, **as_setup(options), **_batch_fields(seconds)}
+    named = {"model": llm.model_name, "model_id": llm.model_name}
+    setup = {"benchmark": "latency", **named, **as_setup(options), **_batch_fields(seconds)}
     title = f"{llm.model_name}: {options.batch_size} × ({options.input_len} in, {options.output_len} out)"
     publish(result, title=title, output_json=report.output_json, setup=setup, detailed=report.save_detailed)
     return 0
@@ -102,12 +110,17 @@ async def measure(llm: AsyncLLM, options: LatencyOptions, *, seed: int) -> Batch
         for i in range(options.num_iters_warmup + options.num_iters):
             if i == options.num_iters_warmup:
                 before = work_of(llm.stats)
+                if options.profile:
+                    await llm.start_profile()
             samples = random_samples(options.batch_size, shape, rng)
             requests = [stream(llm, sample, f"bench-{i}-{j}") for j, sample in enumerate(samples)]
             batch = await asyncio.gather(*requests)
             if i >= options.num_iters_warmup:
                 records.append(batch)
-        return Batches(records=records, work=work_of(llm.stats) - before)
+        work = work_of(llm.stats) - before
+        if options.profile:
+            await llm.stop_profile()
+        return Batches(records=records, work=work)
     finally:
         await llm.shutdown(drain_timeout=0)
 

@@ -9,12 +9,12 @@ from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from llmjax.bench.backends import BACKENDS, Backend, inputs_of
 from llmjax.bench.client import OpenAIClient, RequestFailed
 from llmjax.bench.dataset import Sample
 from llmjax.bench.metrics import RequestRecord
 from llmjax.errors import ConfigError
-
-ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+from llmjax.progress import progress_bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,11 @@ class Target:
     """Where requests go and what all of them have.
 
     Args:
-        backend: "openai" (completions) or "openai-chat".
+        backend: a name in ``BACKENDS``.
         model: name in the API.
         fields: further fields of every request.
         endpoint: path instead of the backend's own.
+        id_prefix: what ids of requests (``X-Request-Id``) begin with, their number behind it; None: they have none.
     """
 
     client: OpenAIClient
@@ -33,91 +34,109 @@ class Target:
     model: str
     fields: Mapping[str, Any]
     endpoint: str | None = None
+    id_prefix: str | None = None
+
+    @property
+    def api(self) -> Backend:
+        return BACKENDS[self.backend]
 
     @property
     def path(self) -> str:
-        return self.endpoint or ENDPOINTS[self.backend]
+        return self.endpoint or self.api.path
 
     def payload(self, sample: Sample) -> dict[str, Any]:
         """The body of a request.
 
         Raises:
-            ConfigError: token ids for a chat, which takes texts.
+            ConfigError: token ids for an API that takes texts.
         """
-        body = {
-            "model": self.model,
-            "max_tokens": sample.output_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **self.fields,
-        }
-        if self.backend == "openai":
-            return {"prompt": sample.prompt, **body}
-        if not isinstance(sample.prompt, str):
-            raise ConfigError("--backend openai-chat takes texts: use --dataset-name custom or sharegpt with texts")
-        return {"messages": [{"role": "user", "content": sample.prompt}], **body}
+        if self.api.only_texts and not all(isinstance(text, str) for text in (sample.prompt, *sample.more)):
+            raise ConfigError(f"--backend {self.backend} takes texts, not token ids")
+        return {"model": self.model, **self.api.fields(sample), **self.fields}
+
+    def headers(self, number: int) -> dict[str, str] | None:
+        return None if self.id_prefix is None else {"X-Request-Id": f"{self.id_prefix}{number}"}
 
 
 async def run_load(
-    target: Target, samples: Sequence[Sample], arrivals: Sequence[float], *, max_concurrency: int | None
+    target: Target,
+    samples: Sequence[Sample],
+    arrivals: Sequence[float],
+    *,
+    max_concurrency: int | None,
+    progress: bool = False,
 ) -> list[RequestRecord]:
     """Sends every sample at its time and waits for all answers.
 
     Args:
         arrivals: seconds from now, one a sample, rising.
         max_concurrency: requests under way at most; later ones wait, and their time starts when they are sent.
+        progress: show a bar in a terminal.
     """
     gate: Any = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
     begin = time.perf_counter()
+    failed = done = 0
 
-    async def at_its_time(sample: Sample, arrival: float) -> RequestRecord:
+    async def at_its_time(number: int, sample: Sample, arrival: float) -> RequestRecord:
+        nonlocal failed, done
         await asyncio.sleep(max(0.0, begin + arrival - time.perf_counter()))
+        due = time.perf_counter()
         async with gate:
-            return await send(target, sample)
+            record = await send(target, sample, number=number, due=due)
+        done += 1
+        failed += record.error is not None
+        bar.update(task, completed=done, note=f"{failed} failed" if failed else "")
+        return record
 
-    return await asyncio.gather(*(at_its_time(*pair) for pair in zip(samples, arrivals, strict=True)))
+    with progress_bar("requests", shown=progress) as bar:
+        task = bar.add_task("", total=len(samples), note="")
+        numbered = enumerate(zip(samples, arrivals, strict=True))
+        return await asyncio.gather(*(at_its_time(number, *pair) for number, pair in numbered))
 
 
-async def send(target: Target, sample: Sample) -> RequestRecord:
-    """One request; a failure is part of the record, not raised."""
+async def send(target: Target, sample: Sample, *, number: int = 0, due: float | None = None) -> RequestRecord:
+    """One request; a failure is part of the record, not raised.
+
+    Args:
+        number: in its id.
+        due: when it should have been sent; None: now.
+    """
+    api, headers, payload = target.api, target.headers(number), target.payload(sample)
     start = time.perf_counter()
     times: list[float] = []
     texts: list[str] = []
-    usage: Mapping[str, Any] | None = None
+    usage: tuple[int, int] | None = None
     error: str | None = None
     end = start
     try:
-        async with aclosing(target.client.stream(target.path, target.payload(sample))) as events:
-            async for event in events:
-                usage = event.get("usage") or usage
-                text = _text_of(event)
-                if text is None:
-                    continue
-                end = time.perf_counter()
-                if text:  # the opening role and the closing finish reason bring none
-                    times.append(end)
-                    texts.append(text)
+        if not api.streams:
+            usage = api.usage_of(await target.client.post(target.path, payload, headers=headers))
+            end = time.perf_counter()
+        else:
+            events = target.client.stream(target.path, payload, headers=headers, last=api.last)
+            async with aclosing(events):
+                async for event in events:
+                    usage = api.usage_of(event) or usage
+                    text = api.text_of(event)
+                    if text is None:
+                        continue
+                    end = time.perf_counter()
+                    if text:  # the opening role and the closing finish reason bring none
+                        times.append(end)
+                        texts.append(text)
         if usage is None:
             error = f"{target.path}: the stream has no usage: stream_options.include_usage is not supported there"
     except RequestFailed as failure:
         error = str(failure)
+    read, written = usage or (0, 0)
     return RequestRecord(
         start=start,
         end=end if error is None else time.perf_counter(),
-        prompt_tokens=int((usage or {}).get("prompt_tokens", 0)),
-        output_tokens=int((usage or {}).get("completion_tokens", 0)),
+        prompt_tokens=int(read),
+        output_tokens=int(written),
         chunk_times=times,
         text="".join(texts),
         error=error,
+        queued=0.0 if due is None else start - due,
+        inputs=inputs_of(sample, target.backend),
     )
-
-
-def _text_of(event: Mapping[str, Any]) -> str | None:
-    """The new text of an event; None: it has no choice, only usage for example."""
-    if not event.get("choices"):
-        return None
-    choice = event["choices"][0]
-    delta = choice.get("delta")
-    if delta is None:
-        return choice.get("text") or ""
-    return delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content") or ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ class RequestRecord:
         first_token: when the first output came; None: the first chunk.
         text: the output.
         error: why it failed; None: it did not.
+        queued: seconds that the request had to wait for others before it was sent.
+        inputs: texts in it.
     """
 
     start: float
@@ -31,6 +33,8 @@ class RequestRecord:
     first_token: float | None = None
     text: str = ""
     error: str | None = None
+    queued: float = 0.0
+    inputs: int = 1
 
     @property
     def latency(self) -> float:
@@ -104,6 +108,88 @@ class EngineWork:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class DraftWork:
+    """What a server drafted during a run (speculative decoding).
+
+    Args:
+        drafts: how often tokens were drafted.
+        tokens, accepted: how many, and how many of them were right.
+        accepted_at: how many of them at each place of a draft, from 0.
+    """
+
+    drafts: int
+    tokens: int
+    accepted: int
+    accepted_at: Mapping[int, int] = field(default_factory=dict)
+
+    def __sub__(self, before: DraftWork) -> DraftWork:
+        places = {place: count - before.accepted_at.get(place, 0) for place, count in self.accepted_at.items()}
+        return DraftWork(
+            drafts=self.drafts - before.drafts,
+            tokens=self.tokens - before.tokens,
+            accepted=self.accepted - before.accepted,
+            accepted_at=places,
+        )
+
+    @property
+    def rate(self) -> float:
+        """How many of the drafted tokens were right, in percent."""
+        return 100 * self.accepted / self.tokens if self.tokens else 0.0
+
+    @property
+    def length(self) -> float:
+        """Tokens that a draft brought, with the one that comes without it."""
+        return 1 + self.accepted / self.drafts if self.drafts else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Under the names of vLLM's benchmark."""
+        rates = [self.accepted_at[place] / self.drafts for place in sorted(self.accepted_at)] if self.drafts else []
+        return {
+            "spec_decode_acceptance_rate": self.rate,
+            "spec_decode_acceptance_length": self.length,
+            "spec_decode_num_drafts": self.drafts,
+            "spec_decode_draft_tokens": self.tokens,
+            "spec_decode_accepted_tokens": self.accepted,
+            "spec_decode_per_position_acceptance_rates": rates,
+        }
+
+
+# Of each request: its values, in seconds, under the names of vLLM's benchmark.
+LATENCIES = ("ttft", "tpot", "itl", "e2el", "client_queue_time", "e2el_including_client_queue")
+DEFAULT_LATENCIES = LATENCIES[:4]
+OBJECTIVES = ("ttft", "tpot", "e2el")  # what goodput may be asked of
+
+
+def latencies_of(record: RequestRecord, name: str) -> Sequence[float | None]:
+    """A request's latencies of one kind, in seconds."""
+    match name:
+        case "ttft":
+            return [record.ttft]
+        case "tpot":
+            return [record.tpot]
+        case "itl":
+            return record.itls
+        case "e2el":
+            return [record.latency]
+        case "client_queue_time":
+            return [record.queued]
+        case "e2el_including_client_queue":
+            return [record.queued + record.latency]
+    raise ValueError(name)
+
+
+def meets(record: RequestRecord, objectives: Mapping[str, float]) -> bool:
+    """Whether a request that succeeded was as fast as wanted; one of a single token has no time between tokens.
+
+    Args:
+        objectives: milliseconds at most, by names of ``OBJECTIVES``.
+    """
+    seen = {name: latencies_of(record, name)[0] for name in objectives}
+    none = {"tpot": 0.0, "ttft": float("inf")}
+    return all(1000 * (none[name] if (value := seen[name]) is None else value) <= objectives[name] for name in seen)
+
+
 TOTALS = (
     "duration",
     "completed",
@@ -124,9 +210,12 @@ class Result:
 
     Args:
         duration: seconds from the first request to the last output.
-        latencies: TTFT, TPOT, ITL and end-to-end, by the short names ttft, tpot, itl, e2el; None: not seen.
+        latencies: those that were asked for, by their names in ``LATENCIES``; None: not seen.
         max_output_tokens_per_s: most output tokens in one second of the run; None: tokens were not seen one by one.
         work: what the engine did, where it can be seen.
+        drafts: likewise.
+        request_goodput: requests a second that met all objectives; None: there are none.
+        total_input_sequences: texts in the requests.
     """
 
     records: Sequence[RequestRecord]
@@ -142,6 +231,9 @@ class Result:
     max_output_tokens_per_s: float | None
     max_concurrent_requests: int
     work: EngineWork | None = None
+    drafts: DraftWork | None = None
+    request_goodput: float | None = None
+    total_input_sequences: int = 0
 
     def as_json(self, *, detailed: bool = False) -> dict[str, Any]:
         """The result under the field names of vLLM's benchmarks.
@@ -157,25 +249,43 @@ class Result:
         if self.work is not None:
             fields |= {"steps": self.work.steps, "compilations": self.work.compilations}
             fields["host_ms_per_step"] = self.work.host_ms_per_step
+        fields["request_goodput"] = self.request_goodput
+        if self.drafts is not None:
+            fields |= self.drafts.as_json()
+        if self.total_input_sequences > self.completed:
+            fields["total_input_sequences"] = self.total_input_sequences
+            per_second = self.total_input_sequences / self.duration if self.duration > 0 else 0.0
+            fields["input_sequence_throughput"] = per_second
         fields["errors"] = [record.error for record in self.records if record.error is not None]
         if detailed:
             fields["input_lens"] = [record.prompt_tokens for record in self.records]
             fields["output_lens"] = [record.output_tokens for record in self.records]
             fields["ttfts"] = [record.ttft for record in self.records]
             fields["itls"] = [record.itls for record in self.records]
+            fields["latencies"] = [record.latency for record in self.records]
+            fields["start_times"] = [record.start for record in self.records]
+            fields["queue_times"] = [record.queued for record in self.records]
             fields["generated_texts"] = [record.text for record in self.records]
             fields["errors"] = [record.error or "" for record in self.records]
         return fields
 
 
 def summarize(
-    records: Sequence[RequestRecord], *, percentiles: Sequence[float] = (99,), work: EngineWork | None = None
+    records: Sequence[RequestRecord],
+    *,
+    percentiles: Sequence[float] = (99,),
+    latencies: Sequence[str] = DEFAULT_LATENCIES,
+    objectives: Mapping[str, float] | None = None,
+    work: EngineWork | None = None,
+    drafts: DraftWork | None = None,
 ) -> Result:
     """The figures of a run; failed requests count as failed and in nothing else.
 
     Args:
         records: one a request, in any order.
         percentiles: in (0, 100], which to compute of each latency.
+        latencies: which of ``LATENCIES`` to report.
+        objectives: as of ``meets``, what goodput counts.
     """
     done = [record for record in records if record.error is None]
     duration = max((r.end for r in records), default=0.0) - min((r.start for r in records), default=0.0)
@@ -188,12 +298,7 @@ def summarize(
     return Result(
         records=records,
         duration=duration,
-        latencies={
-            "ttft": milliseconds([r.ttft for r in done]),
-            "tpot": milliseconds([r.tpot for r in done]),
-            "itl": milliseconds([itl for r in done for itl in r.itls]),
-            "e2el": milliseconds([r.latency for r in done]),
-        },
+        latencies={name: milliseconds([v for r in done for v in latencies_of(r, name)]) for name in latencies},
         completed=len(done),
         failed=len(records) - len(done),
         total_input_tokens=inputs,
@@ -204,6 +309,9 @@ def summarize(
         max_output_tokens_per_s=_peak_rate(done),
         max_concurrent_requests=_peak_concurrency(done),
         work=work,
+        drafts=drafts,
+        request_goodput=sum(meets(r, objectives) for r in done) * per_second if objectives else None,
+        total_input_sequences=sum(r.inputs for r in done),
     )
 
 

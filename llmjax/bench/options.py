@@ -12,12 +12,27 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from llmjax.bench.dataset import RandomShape, Sample, custom_samples, pick, random_samples, sharegpt_samples
+from llmjax.bench.dataset import (
+    RandomShape,
+    RepeatedPrefixes,
+    Sample,
+    batches,
+    custom_samples,
+    pick,
+    random_samples,
+    repeated_prefix_samples,
+    sharegpt_samples,
+)
+from llmjax.bench.metrics import DEFAULT_LATENCIES, LATENCIES, OBJECTIVES
+from llmjax.bench.traces import TraceFields, burstgpt_samples, spec_bench_samples, trace_samples
 from llmjax.config import check_choices, setting
 from llmjax.errors import ConfigError
 from llmjax.settings import settings_of
 
 Options = TypeVar("Options")
+
+RANDOM = ("random", "prefix_repetition", "random-rerank")  # data sets that no file holds
+FILES = ("custom", "sharegpt", "burstgpt", "spec_bench", "timed_trace")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,35 +50,123 @@ class ReportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoadReportOptions(ReportOptions):
+    """Of a load on a server, as vLLM's benchmark has it."""
+
+    percentile_metrics: Sequence[str] = setting(
+        DEFAULT_LATENCIES, f"latencies that are reported: any of {', '.join(LATENCIES)}"
+    )
+    goodput: Sequence[str] = setting(
+        (),
+        "ttft:MS, tpot:MS or e2el:MS: count the requests a second that take no longer than all of these",
+        several=True,
+    )
+    save_result: bool = setting(False, "write the result to a file of its own, named after the run")
+    append_result: bool = setting(False, "the same, as one more line of a file that may be there")
+    result_dir: str | None = setting(None, "folder of that file (default: the current one)")
+    result_filename: str | None = setting(None, "its name (default: LABEL-RATEqps-MODEL-TIME.json)")
+    label: str | None = setting(None, "what the result calls the run (default: the backend)")
+    metadata: Sequence[str] = setting((), "KEY=VALUE to note in the result", separator=None, several=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.percentile_metrics:
+            if name not in LATENCIES:
+                raise ConfigError(f"--percentile-metrics: {name!r} is none of {', '.join(LATENCIES)}")
+        self.objectives  # noqa: B018
+        pairs(self.metadata, flag="--metadata")
+        if self.result_filename is not None and not self.saves:
+            raise ConfigError("--result-filename needs --save-result or --append-result")
+
+    @property
+    def saves(self) -> bool:
+        return self.save_result or self.append_result
+
+    @property
+    def objectives(self) -> dict[str, float]:
+        """Milliseconds by latency."""
+        found = {}
+        for objective in self.goodput:
+            name, _, limit = objective.partition(":")
+            try:
+                found[name] = float(limit)
+            except ValueError:
+                found[name] = math.nan
+            if name not in OBJECTIVES or not found[name] >= 0:
+                wanted = ", ".join(f"{name}:MS" for name in OBJECTIVES)
+                raise ConfigError(f"--goodput must be {wanted}, with milliseconds, not {objective!r}")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
 class DatasetOptions:
     """Which prompts are sent; names follow vLLM's benchmarks."""
 
     dataset_name: str = setting(
-        "random", "where prompts come from", choices=("random", "custom", "sharegpt"), section="prompts"
+        "random",
+        "where prompts come from",
+        choices=(*RANDOM, *FILES),
+        section="prompts",
     )
     dataset_path: str | None = setting(
-        None, 'file of a custom data set ({"prompt": …, "output_tokens": …} lines) or of ShareGPT conversations'
+        None,
+        'file of a custom data set ({"prompt": …, "output_tokens": …} lines), of ShareGPT conversations, of BurstGPT, '
+        "Spec-Bench or of a trace with times",
     )
     num_prompts: int = setting(100, "requests in all")
+    disable_shuffle: bool = setting(False, "prompts of a file in its order")
+    no_oversample: bool = setting(False, "no prompt of a file twice, though there are fewer then")
     input_len: int = setting(128, "tokens of a random prompt", aliases=("--random-input-len",))
     output_len: int | None = setting(
         None,
-        "tokens to ask for (default: 128 after random prompts, else what the file says)",
-        aliases=("--random-output-len", "--custom-output-len", "--sharegpt-output-len"),
-    )
+        "tokens to ask for (default: 128 after random prompts, 256 after those of Spec-Bench, else what the file says)",
+        aliases=(
+            "--random-output-len", "--custom-output-len", "--sharegpt-output-len", "--spec-bench-output-len",
+            "--prefix-repetition-output-len",
+        ),
+    )  # fmt: skip
     random_range_ratio: float = setting(0.0, "random lengths vary by this share up and down")
-    random_prefix_len: int = setting(0, "tokens that all random prompts start with, added to their length")
+    random_prefix_len: int = setting(
+        0, "tokens that all random prompts start with, added to their length", aliases=("--prefix-len",)
+    )
     random_vocab_size: int = setting(10_000, "random token ids are below this")
+    random_batch_size: int = setting(1, "random texts in a request for vectors, documents in one that ranks them")
+    prefix_repetition_prefix_len: int = setting(256, "tokens that prompts of prefix_repetition share with others")
+    prefix_repetition_suffix_len: int = setting(256, "tokens of their own")
+    prefix_repetition_num_prefixes: int = setting(10, "how many such prefixes there are")
+    spec_bench_category: str | None = setting(None, "questions of this category alone (default: all)")
+    timed_trace_chunk_hash_size: int = setting(16, "tokens that an id of a trace's prompts stands for")
+    timed_trace_sec_multiplier: float = setting(1.0, "seconds that a unit of a trace's times is (0.001: milliseconds)")
+    timed_trace_label_timestamp: str = setting("timestamp", "what a trace calls the time of a request")
+    timed_trace_label_input_length: str = setting("input_length", "what it calls the tokens of the prompt")
+    timed_trace_label_output_length: str = setting("output_length", "what it calls those of the answer")
+    timed_trace_label_hash_ids: str = setting("hash_ids", "what it calls the ids of the prompt's chunks")
 
     def __post_init__(self) -> None:
         check_choices(self)
-        if self.num_prompts < 1:
-            raise ConfigError(f"--num-prompts must be at least 1, not {self.num_prompts}")
+        for name in ("num_prompts", "random_batch_size", "timed_trace_chunk_hash_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         if self.output_len is not None and self.output_len < 1:
             raise ConfigError(f"--output-len must be at least 1, not {self.output_len}")
-        if (self.dataset_path is None) != (self.dataset_name == "random"):
-            raise ConfigError("--dataset-path goes with --dataset-name custom or sharegpt")
+        if not 0 < self.timed_trace_sec_multiplier < math.inf:
+            raise ConfigError(
+                f"--timed-trace-sec-multiplier must be finite and above 0, not {self.timed_trace_sec_multiplier:g}"
+            )
+        if (self.dataset_path is None) != self.is_random:
+            raise ConfigError(f"--dataset-path goes with --dataset-name {', '.join(FILES[:-1])} or {FILES[-1]}")
         self.shape()
+        self.prefixes()
+
+    @property
+    def is_random(self) -> bool:
+        """Nothing of it has been written by anybody."""
+        return self.dataset_name in RANDOM
+
+    @property
+    def has_lengths(self) -> bool:
+        """Answers of these lengths are what is measured, whatever they say."""
+        return self.dataset_name in ("random", "timed_trace")
 
     def shape(self, vocab_size: int | None = None) -> RandomShape:
         """Lengths of random prompts, with ids below the model's vocabulary size where it is known."""
@@ -72,7 +175,15 @@ class DatasetOptions:
             output_len=self.output_len or 128,
             range_ratio=self.random_range_ratio,
             prefix_len=self.random_prefix_len,
-            vocab_size=min(self.random_vocab_size, vocab_size or self.random_vocab_size),
+            vocab_size=self._ids_below(vocab_size),
+        )
+
+    def prefixes(self) -> RepeatedPrefixes:
+        """The prompts of prefix_repetition."""
+        return RepeatedPrefixes(
+            prefix_len=self.prefix_repetition_prefix_len,
+            suffix_len=self.prefix_repetition_suffix_len,
+            num_prefixes=self.prefix_repetition_num_prefixes,
         )
 
     def samples(
@@ -85,16 +196,74 @@ class DatasetOptions:
             vocab_size: of the model, if it is known.
             extra: further requests at the end, for a warm-up.
 
+        Returns:
+            ``extra`` and ``num_prompts`` of them, or fewer if the file has fewer and none may come twice.
+
         Raises:
             ConfigError: the file cannot be read or is malformed.
         """
-        rng, count = np.random.default_rng(seed), self.num_prompts + extra
+        rng, count, below = np.random.default_rng(seed), self.num_prompts + extra, self._ids_below(vocab_size)
         if self.dataset_path is None:
-            return random_samples(count, self.shape(vocab_size), rng)
-        path = Path(self.dataset_path)
-        if self.dataset_name == "custom":
-            return pick(custom_samples(path, output_len=self.output_len), count, rng)
-        return pick(sharegpt_samples(path, output_len=self.output_len, count_tokens=count_tokens), count, rng)
+            return self._random(rng, below, extra=extra)
+        found = self._of_file(Path(self.dataset_path), rng, below, seed=seed, count_tokens=count_tokens)
+        if self.dataset_name == "timed_trace":
+            timed = found[: self.num_prompts]
+            return timed + [found[i % len(found)] for i in range(extra)]
+        if self.no_oversample:
+            chosen = pick(found, self.num_prompts, rng, shuffled=not self.disable_shuffle, repeated=False)
+            return chosen + [found[i % len(found)] for i in range(extra)]
+        return pick(found, count, rng, shuffled=not self.disable_shuffle)
+
+    def _random(self, rng: np.random.Generator, below: int, *, extra: int) -> list[Sample]:
+        count = self.num_prompts + extra * self.random_batch_size
+        if self.dataset_name == "prefix_repetition":
+            tokens = self.output_len or 128
+            return repeated_prefix_samples(count, self.prefixes(), output_len=tokens, vocab_size=below, rng=rng)
+        if self.dataset_name == "random-rerank":
+            half = dataclasses.replace(self.shape(below), input_len=max(1, self.input_len // 2))
+            (query,) = random_samples(1, half, rng)
+            return batches(random_samples(count, half, rng), self.random_batch_size, query=query)
+        samples = random_samples(count, self.shape(below), rng)
+        return samples if self.random_batch_size == 1 else batches(samples, self.random_batch_size)
+
+    def _of_file(
+        self, path: Path, rng: np.random.Generator, below: int, *, seed: int, count_tokens: Callable[[str], int]
+    ) -> list[Sample]:
+        match self.dataset_name:
+            case "custom":
+                return custom_samples(path, output_len=self.output_len)
+            case "burstgpt":
+                return burstgpt_samples(path, output_len=self.output_len, vocab_size=below, rng=rng)
+            case "spec_bench":
+                tokens = self.output_len or 256
+                return spec_bench_samples(path, output_len=tokens, category=self.spec_bench_category)
+            case "timed_trace":
+                fields = TraceFields(
+                    timestamp=self.timed_trace_label_timestamp,
+                    input_length=self.timed_trace_label_input_length,
+                    output_length=self.timed_trace_label_output_length,
+                    hash_ids=self.timed_trace_label_hash_ids,
+                    chunk_tokens=self.timed_trace_chunk_hash_size,
+                    seconds=self.timed_trace_sec_multiplier,
+                )
+                return trace_samples(path, fields, output_len=self.output_len, vocab_size=below, seed=seed)
+        return sharegpt_samples(path, output_len=self.output_len, count_tokens=count_tokens)
+
+    def _ids_below(self, vocab_size: int | None) -> int:
+        return min(self.random_vocab_size, vocab_size or self.random_vocab_size)
+
+
+def pairs(texts: Sequence[str], *, flag: str) -> dict[str, str]:
+    """``KEY=VALUE`` texts as a mapping.
+
+    Raises:
+        ConfigError: one is none.
+    """
+    parts = [text.partition("=") for text in texts]
+    for (name, equals, _), text in zip(parts, texts, strict=True):
+        if not name or not equals:
+            raise ConfigError(f"{flag} must be KEY=VALUE, not {text!r}")
+    return {name: value for name, _, value in parts}
 
 
 def options_of(cls: type[Options], values: argparse.Namespace) -> Options:

@@ -13,11 +13,13 @@ from rich.table import Table
 from llmjax.bench.metrics import Distribution, Result
 from llmjax.errors import ConfigError
 
-LATENCIES = {
+LABELS = {
     "ttft": "time to first token (TTFT), ms",
     "tpot": "time per output token (TPOT), ms",
     "itl": "inter-token latency (ITL), ms",
     "e2el": "end to end, ms",
+    "client_queue_time": "wait before it was sent, ms",
+    "e2el_including_client_queue": "end to end with that wait, ms",
 }
 
 
@@ -27,8 +29,8 @@ def table_of(result: Result, *, title: str) -> Table:
     table = Table(title=title, title_justify="left")
     for column in ("", "mean", "median", *(f"p{p:g}" for p in percentiles)):
         table.add_column(column, justify="right" if column else "left")
-    for name, label in LATENCIES.items():
-        table.add_row(label, *_cells(result.latencies[name], percentiles))
+    for name, found in result.latencies.items():
+        table.add_row(LABELS[name], *_cells(found, percentiles))
     table.add_section()
     work = result.work
     totals: dict[str, str] = {
@@ -43,24 +45,47 @@ def table_of(result: Result, *, title: str) -> Table:
         "steps": str(work.steps) if work else "–",
         "compilations during the run": str(work.compilations) if work else "–",
     }
+    if result.request_goodput is not None:
+        totals["requests/s that met --goodput"] = f"{result.request_goodput:.3f}"
+    if result.drafts is not None and result.drafts.drafts:
+        totals["draft tokens accepted"] = f"{result.drafts.rate:.1f} % ({result.drafts.length:.2f} tokens a draft)"
     for label, value in totals.items():
         table.add_row(label, value)
     return table
 
 
-def publish(result: Result, *, title: str, output_json: str | None, setup: Mapping[str, Any], detailed: bool) -> None:
-    """Prints the table and writes the JSON file, if one is asked for.
+def publish(
+    result: Result,
+    *,
+    title: str,
+    output_json: str | None,
+    setup: Mapping[str, Any],
+    detailed: bool,
+    saved: Path | None = None,
+    append: bool = False,
+) -> None:
+    """Prints the table and writes the JSON files that are asked for.
 
     Args:
         setup: what was measured, added to the JSON fields of the result.
         detailed: with the figures of every request.
+        saved: another file for the result, as one line.
+        append: the line is added to those that this file has.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: a file cannot be written.
     """
     Console().print(table_of(result, title=title))
+    content = {**setup, **result.as_json(detailed=detailed)}
     if output_json is not None:
-        write_json(Path(output_json), {**setup, **result.as_json(detailed=detailed)})
+        write_json(Path(output_json), content)
+    if saved is not None:
+        try:
+            with saved.open("a" if append else "w", encoding="utf-8") as file:
+                file.write(json.dumps(content) + "\n")
+        except OSError as error:
+            raise ConfigError(f"the result cannot be written to {saved}: {error.strerror}") from None
+        Console(stderr=True).print(f"result: {saved}", highlight=False, soft_wrap=True)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

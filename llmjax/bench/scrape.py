@@ -2,34 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from llmjax.bench.client import OpenAIClient, RequestFailed
-from llmjax.bench.metrics import EngineWork
+from llmjax.bench.metrics import DraftWork, EngineWork
 
 COUNTERS = ("llmjax:steps_total", "llmjax:step_host_seconds_total", "llmjax:compilations_total")
+DRAFTS = tuple(f"vllm:spec_decode_num_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens"))
+ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+
+
+async def metrics_page(client: OpenAIClient) -> str:
+    """The page; "" if the server does not show it."""
+    try:
+        return (await client.get("/metrics")).text
+    except RequestFailed:
+        return ""
 
 
 async def work_of_server(client: OpenAIClient) -> EngineWork | None:
     """The engine's counters since its start; None: the server is another one, or does not show them."""
-    try:
-        page = (await client.get("/metrics")).text
-    except RequestFailed:
-        return None
-    return parse_work(page)
+    return parse_work(await metrics_page(client))
 
 
 def parse_work(page: str) -> EngineWork | None:
     """The counters on a page in Prometheus' text format; None: they are not there, or it is not such a page."""
+    found = _sums(page, COUNTERS)
+    if found is None:
+        return None
+    steps, host_seconds, compilations = found
+    return EngineWork(steps=int(steps), host_seconds=host_seconds, compilations=int(compilations))
+
+
+def parse_drafts(page: str) -> DraftWork | None:
+    """What is drafted, under vLLM's names, which other servers have too; None: nothing, or it is not such a page."""
+    found = _sums(page, DRAFTS)
+    if found is None:
+        return None
+    drafts, tokens, accepted = map(int, found)
+    places: dict[int, int] = {}
+    for sample in _samples(page):
+        if sample.name == ACCEPTED_AT and (place := sample.labels.get("position", "")).isdecimal():
+            places[int(place)] = places.get(int(place), 0) + int(sample.value)
+    return DraftWork(drafts=drafts, tokens=tokens, accepted=accepted, accepted_at=places)
+
+
+def _sums(page: str, names: tuple[str, ...]) -> list[float] | None:
+    """The values of some counters, over all engines; None: one is not there."""
     found: dict[str, float] = {}
     try:
-        for family in text_string_to_metric_families(page):
-            for sample in family.samples:
-                if sample.name in COUNTERS:
-                    found[sample.name] = found.get(sample.name, 0.0) + sample.value
+        for sample in _samples(page):
+            if sample.name in names:
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
     except ValueError:
         return None
-    if len(found) < len(COUNTERS):
-        return None
-    steps, host_seconds, compilations = (found[name] for name in COUNTERS)
-    return EngineWork(steps=int(steps), host_seconds=host_seconds, compilations=int(compilations))
+    return [found[name] for name in names] if len(found) == len(names) else None
+
+
+def _samples(page: str) -> Iterator[Sample]:
+    for family in text_string_to_metric_families(page):
+        yield from family.samples

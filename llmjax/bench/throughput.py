@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from llmjax.bench.dataset import Sample
 from llmjax.bench.latency import sampling, work_of
@@ -11,14 +12,37 @@ from llmjax.bench.metrics import EngineWork, RequestRecord, Result, summarize
 from llmjax.bench.options import DatasetOptions, ReportOptions, as_setup, options_of
 from llmjax.bench.report import check_writable, publish
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
+from llmjax.config import setting
 from llmjax.errors import ConfigError
+from llmjax.migration import vllm_bench
 from llmjax.outputs import RequestOutput
 from llmjax.settings import settings_of
 
 if TYPE_CHECKING:
     from llmjax import LLM
 
-WARM_UP = 4  # requests before the clock starts
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputOptions:
+    """How the prompts are run."""
+
+    num_warmups: int = setting(4, "requests before the clock starts", section="run")
+    profile: bool = setting(False, "write a profile of the timed requests to --profile-dir")
+
+    def __post_init__(self) -> None:
+        if self.num_warmups < 0:
+            raise ConfigError(f"--num-warmups must be at least 0, not {self.num_warmups}")
+
+
+def command_line() -> Parser:
+    """The flags of the benchmark."""
+    parser = Parser(prog="llmjax bench throughput", description="Time many prompts, all of them given at once.")
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_settings(parser, settings_of(ThroughputOptions).values(), section="run")
+    add_settings(parser, settings_of(DatasetOptions).values(), section="prompts")
+    add_settings(parser, settings_of(ReportOptions).values(), section="report")
+    add_config_flags(parser, rows=vllm_bench.OFFLINE)
+    return parser
 
 
 def main(argv: list[str]) -> int:
@@ -27,13 +51,11 @@ def main(argv: list[str]) -> int:
     Raises:
         LLMJaxError: a setting is wrong, or the model cannot be loaded.
     """
-    parser = Parser(prog="llmjax bench throughput", description="Time many prompts, all of them given at once.")
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
-    add_settings(parser, settings_of(DatasetOptions).values(), section="prompts")
-    add_settings(parser, settings_of(ReportOptions).values(), section="report")
-    add_config_flags(parser)
-    values = parser.parse(argv)
+    values = command_line().parse(argv)
     options, report = options_of(DatasetOptions, values), options_of(ReportOptions, values)
+    way = options_of(ThroughputOptions, values)
+    if options.random_batch_size > 1 or options.dataset_name == "random-rerank":
+        raise ConfigError("--random-batch-size and --dataset-name random-rerank: llmjax bench serve measures vectors")
     check_writable(report.output_json)
     config = configs_of(values, model=values.positional_model).engine
     from llmjax import LLM
@@ -46,18 +68,34 @@ def main(argv: list[str]) -> int:
         return len(llm.tokenizer.encode(text))
 
     samples = options.samples(
-        seed=config.seed, count_tokens=count_tokens, vocab_size=llm.info.vocab_size, extra=WARM_UP
+        seed=config.seed, count_tokens=count_tokens, vocab_size=llm.info.vocab_size, extra=way.num_warmups
     )
-    timed, warm_up = samples[: options.num_prompts], samples[options.num_prompts :]
+    timed, warm_up = samples[: len(samples) - way.num_warmups], samples[len(samples) - way.num_warmups :]
     llm.warm_up()
     run(llm, warm_up)
     before = work_of(llm.stats)
+    if way.profile:
+        llm.start_profile()
     outputs = run(llm, timed)
+    if way.profile:
+        llm.stop_profile()
     result = summarize_outputs(outputs, work_of(llm.stats) - before, percentiles=report.metric_percentiles)
-    title = f"{llm.model_name}: {options.num_prompts} {options.dataset_name} prompts"
-    setup = {"benchmark": "throughput", "model": llm.model_name, **as_setup(options)}
+    title = f"{llm.model_name}: {len(timed)} {options.dataset_name} prompts"
+    setup = {"benchmark": "throughput", "model": llm.model_name, **as_setup(options), **_totals(llm.model_name, result)}
     publish(result, title=title, output_json=report.output_json, setup=setup, detailed=report.save_detailed)
     return 0
+
+
+def _totals(model: str, result: Result) -> dict[str, Any]:
+    """The JSON fields of vLLM's throughput benchmark."""
+    return {
+        "model_id": model,
+        "elapsed_time": result.duration,
+        "num_requests": result.completed,
+        "total_num_tokens": result.total_input_tokens + result.total_output_tokens,
+        "requests_per_second": result.request_throughput,
+        "tokens_per_second": result.total_token_throughput,
+    }
 
 
 def run(llm: LLM, samples: list[Sample]) -> list[RequestOutput]:

@@ -31,12 +31,14 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         foreign: the settings that flags of other programs may mean; None: they are not known.
+        rows: those flags.
     """
 
     def __init__(self, *, prog: str, description: str) -> None:
         super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=_Formatter)
         self._optionals.title = "options"
         self.foreign: Mapping[str, Setting] | None = None
+        self.rows: Sequence[ForeignFlag] = FLAGS
         # Taken out of the arguments before any parser sees them (llmjax.cli.run): here for --help alone.
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
@@ -58,7 +60,7 @@ class Parser(argparse.ArgumentParser):
     def _add_foreign(self) -> None:
         """Flags of other programs, without a line of help, where the command has none of its own."""
         settings, self.foreign = self.foreign, None
-        for row in FLAGS if settings is not None else ():
+        for row in self.rows if settings is not None else ():
             names = [name for name in row.spellings if name not in self._option_string_actions]
             if names and not row.ours:
                 self.add_argument(*names, action=_Foreign, row=row, settings=settings)
@@ -80,12 +82,16 @@ def add_settings(parser: Parser, settings: Iterable[Setting], *, section: str) -
         _add_setting(group, setting)
 
 
-def add_config_flags(parser: Parser, *classes: type, without: Collection[str] = ()) -> None:
+def add_config_flags(
+    parser: Parser, *classes: type, without: Collection[str] = (), rows: Sequence[ForeignFlag] = ()
+) -> None:
     """Adds ``--config`` and the flags of settings classes, ``EngineConfig`` if none is named.
 
     Args:
         without: settings that get no flag.
+        rows: flags of other programs that this command alone knows, over those that all know.
     """
+    parser.rows = (*rows, *FLAGS)
     parser.epilog = EPILOG
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file with any of these settings, or the name of a bundled one (smollm2)"

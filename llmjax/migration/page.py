@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llmjax.config import Alias, EngineConfig, ServerConfig
+from llmjax.migration import vllm_bench
 from llmjax.migration.answers import ForeignFlag, Takes
 from llmjax.migration.tables import PROGRAMS
 from llmjax.settings import Setting, settings_of
@@ -21,6 +22,17 @@ accepted, and a line on stderr says why nothing comes of them; *refused* ones en
 """
 
 
+BENCHMARKS = {
+    "vllm bench serve": vllm_bench.SERVE,
+    "vllm bench latency and throughput": vllm_bench.OFFLINE,
+}
+BENCH = """
+`llmjax bench` has the other flags of vLLM's benchmarks under the same names (`llmjax bench serve --help`), and results
+have the same fields. Without `--base-url`, `--host` or `--port` it starts a server for the run, and defaults are
+smaller: 100 prompts of 128 tokens.
+"""
+
+
 def page() -> str:
     """The page as Markdown."""
     settings = {**settings_of(EngineConfig), **settings_of(ServerConfig)}
@@ -28,6 +40,10 @@ def page() -> str:
     for program, flags in PROGRAMS.items():
         rows = [f"| {_names(flag)} | {answer(flag, settings)} |" for flag in flags]
         parts.append("\n".join([f"\n## {program}\n", "| flag | here |", "|---|---|", *rows, ""]))
+    for command, flags in BENCHMARKS.items():
+        rows = [f"| {_names(flag)} | {answer(flag, settings)} |" for flag in flags]
+        about = BENCH if flags is vllm_bench.SERVE else ""
+        parts.append("\n".join([f"\n## {command}\n{about}", "| flag | here |", "|---|---|", *rows, ""]))
     return "".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Flags of ``vllm serve`` and arguments of ``vllm.LLM``, up to 0.32, and those that later versions dropped."""
+"""Flags of ``vllm serve`` and arguments of ``vllm.LLM``, up to 0.33, and those that later versions dropped."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ MODEL = [
         "any server with --api-key can be put to sleep, and any LLM",
         takes=SWITCH,
     ),
+    *accepted("--sleep-mode-backend", "what sleeps is what JAX holds (/sleep)", neutral="cumem"),
     *refused("--sleep-preserve-parameter-names", "all weights leave the device when an engine sleeps", takes=VALUES),
     *accepted("--enable-cumem-allocator|--enable-nccl-comm-suspend", "XLA allocates memory", takes=SWITCH),
     *refused("--logits-processors", "use logit_bias, bad_words or allowed_token_ids of requests", takes=VALUES),
@@ -82,6 +83,7 @@ LOADING = [
     *accepted("--safetensors-load-strategy", "files are mapped into memory", neutral="lazy"),
     *accepted("--safetensors-prefetch-num-threads|--safetensors-prefetch-block-size", "files are mapped into memory"),
     *refused("--model-loader-extra-config", "the loader has no options"),
+    *refused("--model-weights", "weights lie beside config.json; --model names their folder, file or repository"),
     *accepted("--ignore-patterns", "only the files of the model are fetched", takes=VALUES),
     *accepted("--use-tqdm-on-load", "", neutral="true false", takes=SWITCH),
     *accepted("--pt-load-map-location", "weights go straight to the device that computes with them", neutral="cpu"),
@@ -156,6 +158,7 @@ CACHE = [
         "recurrent states are kept by sequence",
         neutral="align none 16",
     ),
+    *accepted("--mamba-config", "recurrent states are float32, and " + KERNELS),
     *accepted("--mamba-backend|--mamba-ssu-algorithm|--mamba-cache-philox-rounds", KERNELS, neutral="auto triton 0"),
     *accepted(
         "--enable-mamba-cache-stochastic-rounding|--enable-mamba-shared-prefix-checkpoint|--use-replayssm",
@@ -242,6 +245,7 @@ COMPILATION = [
         neutral="auto",
     ),
     *accepted("--ir-op-priority", KERNELS),
+    *accepted("--monokernel", KERNELS, takes=SWITCH),
     *accepted("--enable-flashinfer-autotune", KERNELS, takes=SWITCH),
     *accepted("--additional-config|--override-neuron-config", "no platform here reads it"),
     *accepted("--jit-monitor-mode", "programs compiled while serving are counted at /metrics", neutral="warn"),
@@ -358,6 +362,7 @@ OBSERVING = [
         "--enable-logging-iteration-details|--enable-mm-processor-stats", "/metrics has what is measured", takes=SWITCH
     ),
     *accepted("--kv-cache-metrics-sample|--custom-histogram-buckets", "/metrics has what is measured", neutral="0.01"),
+    *accepted("--watchdog-config", "a step that hangs writes all stacks to the log, and /health fails"),
     *refused("--profiler-config", "profiles are XLA's; --profile-dir says where they go"),
     *accepted("--fail-on-environ-validation", "no environment variable is a setting", takes=SWITCH),
 ]
@@ -408,7 +413,7 @@ FRONTEND = [
     *refused("--ssl-cert-reqs", "put a reverse proxy in front for client certificates", neutral="0"),
     *refused("--enable-ssl-refresh", "restart the server after a change of its certificate", takes=SWITCH),
     *refused("--middleware", "code is not loaded into the server; put a reverse proxy in front", takes=VALUES),
-    *ours("--disable-fastapi-docs"),
+    *ours("--disable-fastapi-docs --reasoning-effort-map"),
     *accepted("--enable-offline-docs", "", neutral="true false", takes=SWITCH),
     *accepted(
         "--tokenizer-pool-size|--tokenizer-pool-type|--tokenizer-pool-extra-config",

@@ -77,7 +77,11 @@ async def count_tokens(request: Request) -> Response:
         chat = await _chat(server, body, record_of(request).ignored)
         tools = await read_tools(chat)
         tools = tools if calls_allowed(chat.tool_choice, tools) else []
-        variables = thinking_variables(chat, template_source(server, chat, with_tools=bool(tools)))
+        variables = thinking_variables(
+            chat,
+            template_source(server, chat, with_tools=bool(tools)),
+            efforts=server.config.reasoning_effort_map,
+        )
         prompt = await chat_prompt(server, chat, tools=tools, variables=variables)
     return Response(orjson.dumps({"input_tokens": len(prompt.token_ids)}), media_type="application/json")
 

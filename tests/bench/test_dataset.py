@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmjax.bench.arrivals import arrival_times
-from llmjax.bench.dataset import RandomShape, Sample, custom_samples, pick, random_samples, sharegpt_samples
+from llmjax.bench.arrivals import arrival_times, ramp_rates, times_at
+from llmjax.bench.dataset import (
+    RandomShape,
+    RepeatedPrefixes,
+    Sample,
+    batches,
+    custom_samples,
+    pick,
+    random_samples,
+    repeated_prefix_samples,
+    sharegpt_samples,
+)
+from llmjax.bench.options import DatasetOptions
+from llmjax.bench.traces import TraceFields, burstgpt_samples, spec_bench_samples, trace_samples
 from llmjax.errors import ConfigError
 
 
@@ -125,3 +138,102 @@ def test_burstiness_is_the_shape_of_the_gaps() -> None:
     for shape in (0.25, 1.0, 4.0):
         gaps = np.diff(arrival_times(20_000, rate=10, burstiness=shape, rng=rng()))
         assert gaps.std() / gaps.mean() == pytest.approx(shape**-0.5, rel=0.05)
+
+
+def test_pick_in_order_and_not_twice() -> None:
+    samples = [Sample(text, 1) for text in "abc"]
+    assert pick(samples, 2, rng(), shuffled=False) == samples[:2]
+    assert pick(samples, 5, rng(), shuffled=False) == samples + samples[:2]
+    assert len(pick(samples, 5, rng(), repeated=False)) == 3
+
+
+def test_repeated_prefixes() -> None:
+    repeated = RepeatedPrefixes(prefix_len=6, suffix_len=3, num_prefixes=4)
+    samples = repeated_prefix_samples(10, repeated, output_len=5, vocab_size=500, rng=rng())
+    assert [(len(s.prompt), s.output_tokens) for s in samples] == [(9, 5)] * 10
+    counts = Counter(tuple(s.prompt[:6]) for s in samples)
+    assert sorted(counts.values()) == [2, 2, 3, 3]
+    assert len({tuple(s.prompt[6:]) for s in samples}) == 10
+
+
+def test_texts_in_one_request() -> None:
+    samples = [Sample(text, 9) for text in "abcde"]
+    assert batches(samples, 2) == [Sample("a", 0, more=("b",)), Sample("c", 0, more=("d",)), Sample("e", 0)]
+    assert batches(samples, 3, query=Sample("q", 1))[1] == Sample("q", 0, more=("d", "e"))
+
+
+def test_burstgpt(tmp_path: Path) -> None:
+    path = tmp_path / "burst.csv"
+    head = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    rows = "5,ChatGPT,9,9,18,API log\n6,GPT-4,4,3,7,API log\n7,GPT-4,5,0,5,API log\n8,GPT-4,2,1,3,API log\n"
+    path.write_text(head + rows)
+    found = burstgpt_samples(path, output_len=None, vocab_size=300, rng=rng())
+    assert [(len(s.prompt), s.output_tokens) for s in found] == [(4, 3), (2, 1)]
+    assert burstgpt_samples(path, output_len=7, vocab_size=300, rng=rng())[0].output_tokens == 7
+    path.write_text(head + "5,GPT-4,many,1,1,x\n")
+    with pytest.raises(ConfigError, match=r"burst.csv:2: Request tokens and Response tokens must be numbers"):
+        burstgpt_samples(path, output_len=None, vocab_size=300, rng=rng())
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ConfigError, match="no column 'Model'"):
+        burstgpt_samples(path, output_len=None, vocab_size=300, rng=rng())
+
+
+def test_spec_bench(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    rows = [{"category": "math", "turns": ["1+1?", "why?"]}, {"category": "qa", "turns": ["who?"]}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert spec_bench_samples(path, output_len=5, category=None) == [Sample("1+1?", 5), Sample("who?", 5)]
+    assert spec_bench_samples(path, output_len=5, category="qa") == [Sample("who?", 5)]
+    with pytest.raises(ConfigError, match="no question of category 'art'; it has math, qa"):
+        spec_bench_samples(path, output_len=5, category="art")
+    path.write_text('{"turns": []}')
+    with pytest.raises(ConfigError, match=':1: "turns" must be a list that begins with a text'):
+        spec_bench_samples(path, output_len=5, category=None)
+
+
+def test_a_trace_has_its_times_and_shares_what_its_ids_share(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 3000, "input_length": 10, "output_length": 4, "hash_ids": [7, 8, 9]},
+        {"timestamp": 1000, "input_length": 6, "output_length": 2, "hash_ids": [7, 5]},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    fields = TraceFields(chunk_tokens=4, seconds=0.001)
+    early, late = trace_samples(path, fields, output_len=None, vocab_size=500, seed=1)
+    assert (early.due, late.due) == (0.0, pytest.approx(2.0))
+    assert (len(early.prompt), early.output_tokens, len(late.prompt), late.output_tokens) == (6, 2, 10, 4)
+    assert early.prompt[:4] == late.prompt[:4] and early.prompt[4:] != late.prompt[4:6]
+    for wrong, said in (
+        ({"input_length": 0}, '"input_length" must be a number of 1 or more'),
+        ({"output_length": True}, '"output_length" must be'),
+        ({"timestamp": None}, '"timestamp" must be a number of 0 or more'),
+        ({"hash_ids": ["a"]}, '"hash_ids" must be a list of ids'),
+        ({"hash_ids": [1]}, "1 chunks of 4 tokens are fewer than 10"),
+    ):
+        path.write_text(json.dumps({**rows[0], **wrong}))
+        with pytest.raises(ConfigError, match=f":1: {said}"):
+            trace_samples(path, fields, output_len=None, vocab_size=500, seed=1)
+
+
+def test_what_is_for_the_warm_up_comes_on_top(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(f'{{"prompt": "{letter}", "output_tokens": 1}}\n' for letter in "abc"))
+    few = {"dataset_name": "custom", "dataset_path": str(path), "num_prompts": 5}
+    lengths = []
+    for options in (
+        DatasetOptions(**few),
+        DatasetOptions(**few, no_oversample=True),
+        DatasetOptions(num_prompts=7, random_batch_size=3),
+        DatasetOptions(dataset_name="random-rerank", num_prompts=7, random_batch_size=3),
+    ):
+        lengths.append(len(options.samples(seed=0, count_tokens=len, extra=2)))
+    assert lengths == [5 + 2, 3 + 2, 3 + 2, 3 + 2]
+
+
+@pytest.mark.parametrize(("strategy", "middle"), [("linear", 5.5), ("exponential", 10**0.5)])
+def test_rates_rise(strategy: str, middle: float) -> None:
+    rates = ramp_rates(21, strategy=strategy, start=1, end=10)
+    assert (rates[0], rates[10], rates[-1]) == (1, pytest.approx(middle), pytest.approx(10))
+    times = times_at(ramp_rates(20_000, strategy=strategy, start=10, end=100), burstiness=1, rng=rng())
+    gaps = np.diff(times)
+    assert gaps[:500].mean() / gaps[-500:].mean() == pytest.approx(10, rel=0.3)

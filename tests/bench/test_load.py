@@ -227,7 +227,7 @@ def test_sharegpt_texts_are_counted_by_the_server(url: str, tmp_path: Path) -> N
         ("--port 1 --config smollm2", "--config has no effect on the server that is measured"),
         ("--request-rate 0", "--request-rate must be above 0"),
         ("--header a", "--header must be KEY=VALUE, not 'a'"),
-        ("--dataset-name custom", "--dataset-path goes with --dataset-name custom or sharegpt"),
+        ("--dataset-name custom", "--dataset-path goes with --dataset-name custom, sharegpt"),
         ("--metric-percentiles 101", "--metric-percentiles: 101 does not lie in [0, 100]"),
         ("--num-prompts 0", "--num-prompts must be at least 1, not 0"),
         ("--max-tokens 3", "unknown flag --max-tokens"),

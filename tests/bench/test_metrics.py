@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmjax.bench.metrics import Distribution, EngineWork, RequestRecord, summarize
+from llmjax.bench.metrics import Distribution, DraftWork, EngineWork, RequestRecord, summarize
+from llmjax.bench.scrape import parse_drafts
 
 
 def record(start: float, times: list[float], *, prompt: int = 10, error: str | None = None) -> RequestRecord:
@@ -105,3 +108,53 @@ def test_invariants(runs: list[tuple[float, list[float]]]) -> None:
     for one in records:
         assert one.ttft is not None
         assert one.ttft + sum(one.itls) == pytest.approx(one.latency)
+
+
+def test_goodput_counts_what_meets_all_objectives() -> None:
+    records = [
+        record(0.0, [0.1, 0.2]),  # 100 ms to the first token, 100 between
+        record(0.0, [0.3, 0.4]),
+        record(0.0, [0.1, 0.9]),
+        record(0.0, [0.1]),  # nothing between its tokens
+        record(0.0, [0.1], error="refused"),
+    ]
+    result = summarize(records, objectives={"ttft": 200.0, "tpot": 150.0})
+    assert result.request_goodput == pytest.approx(2 / 0.9)
+    assert result.as_json()["request_goodput"] == result.request_goodput
+    assert summarize(records, objectives={"e2el": 150.0}).request_goodput == pytest.approx(1 / 0.9)
+    assert summarize(records).as_json()["request_goodput"] is None
+
+
+def test_waiting_for_others_is_counted_by_itself() -> None:
+    records = [dataclasses.replace(record(1.0, [1.5]), queued=0.25)]
+    fields = summarize(records, latencies=["client_queue_time", "e2el_including_client_queue"]).as_json(detailed=True)
+    assert (fields["mean_client_queue_time_ms"], fields["p99_e2el_including_client_queue_ms"]) == (250, 750)
+    assert "mean_ttft_ms" not in fields
+    assert (fields["queue_times"], fields["start_times"], fields["latencies"]) == ([0.25], [1.0], [0.5])
+
+
+def test_drafts_have_the_names_of_vllm() -> None:
+    before = DraftWork(drafts=10, tokens=30, accepted=10, accepted_at={0: 8, 1: 2})
+    work = DraftWork(drafts=20, tokens=60, accepted=25, accepted_at={0: 16, 1: 8, 2: 1}) - before
+    assert work.as_json() == {
+        "spec_decode_acceptance_rate": 50.0,
+        "spec_decode_acceptance_length": 2.5,
+        "spec_decode_num_drafts": 10,
+        "spec_decode_draft_tokens": 30,
+        "spec_decode_accepted_tokens": 15,
+        "spec_decode_per_position_acceptance_rates": [0.8, 0.6, 0.1],
+    }
+    nothing = (work - work).as_json()
+    assert nothing["spec_decode_acceptance_length"] == nothing["spec_decode_acceptance_rate"] == 0
+
+
+def test_drafts_of_all_engines() -> None:
+    page = "".join(
+        f'vllm:spec_decode_num_{name}_total{{engine="{engine}"}} {count}\n'
+        for name, count in (("drafts", 2), ("draft_tokens", 6), ("accepted_tokens", 3))
+        for engine in "01"
+    )
+    place = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    page += "".join(f'{place}{{engine="{engine}",position="{at}"}} {2 - at}\n' for engine in "01" for at in (0, 1))
+    assert parse_drafts(page) == DraftWork(drafts=4, tokens=12, accepted=6, accepted_at={0: 4, 1: 2})
+    assert parse_drafts("vllm:spec_decode_num_drafts_total 2\n") is parse_drafts("<html>") is None

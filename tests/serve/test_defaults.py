@@ -18,7 +18,9 @@ pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask wi
 
 HELLO = [{"role": "user", "content": "the"}]
 BODY: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
-TEMPLATE = "{{ enable_thinking }}/{{ style }}/{% for m in messages %}{{ m['content'] }}{% endfor %}"
+TEMPLATE = (
+    "{{ enable_thinking }}/{{ style }}{{ reasoning_effort }}/{% for m in messages %}{{ m['content'] }}{% endfor %}"
+)
 
 
 def vocab_size(config: EngineConfig) -> int:
@@ -35,7 +37,12 @@ def own(engine_config: EngineConfig, start_server: Callable[..., Any]) -> Iterat
         override_generation_config={"temperature": 0.0, "max_new_tokens": 3, "frequency_penalty": 0.5},
     )
     defaults = {"enable_thinking": True, "style": "plain"}
-    server = ServerConfig(port=0, ignore_unknown_fields=True, default_chat_template_kwargs=defaults)
+    server = ServerConfig(
+        port=0,
+        ignore_unknown_fields=True,
+        default_chat_template_kwargs=defaults,
+        reasoning_effort_map={"xhigh": "max", "medium": "low"},
+    )
     running, stop = start_server(engine, server)
     with running.http() as http:
         yield http
@@ -67,6 +74,27 @@ def test_an_empty_name_is_the_default(http: httpx.Client) -> None:
 def test_template_variables_have_defaults_that_requests_replace(own: httpx.Client) -> None:
     assert prompt_of(own) == "True/plain/the"
     assert prompt_of(own, chat_template_kwargs={"enable_thinking": False}) == "False/plain/the"
+
+
+def test_efforts_reach_the_template_as_the_server_says(own: httpx.Client) -> None:
+    def shown(path: str, body: dict[str, Any]) -> str:
+        answer = own.post(path, json={"max_tokens": 1, "return_prompt_text": True, **body})
+        return str(answer.json()["prompt_text"])
+
+    for asked, told in (("xhigh", "max"), ("medium", "low"), ("high", "high")):
+        body = {"messages": HELLO, "reasoning_effort": asked}
+        assert shown("/v1/chat/completions", body) == f"True/plain{told}/the"
+    counted = [
+        own.post("/v1/messages/count_tokens", json={"messages": HELLO, "output_config": {"effort": effort}}).json()
+        for effort in ("medium", "high")
+    ]
+    assert counted[1]["input_tokens"] - counted[0]["input_tokens"] == len("high") - len("low")
+
+
+@pytest.mark.parametrize("wrong", [{"huge": "max"}, {"low": 1}])
+def test_maps_of_efforts_that_cannot_be(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="reasoning_effort_map names one of none, minimal"):
+        ServerConfig(reasoning_effort_map=wrong)
 
 
 def test_a_variable_that_the_template_does_not_read_is_said(own: httpx.Client) -> None:

@@ -18,6 +18,7 @@ import pytest
 from llmjax.config import EngineConfig, ServerConfig
 from tests.pooled_models import RERANKER, golden, pair, split_prompt, words, write_with_tokenizer
 from tests.serve.conftest import Running
+from tests.serve.test_bench import bench
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
 
@@ -239,3 +240,16 @@ def test_a_model_that_generates_says_what_it_serves(running: Running, path: str)
     answer = post(running, path, input="abc")
     assert answer.status_code == 400
     assert "this model generates text: it is served at /v1/chat/completions" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "data"),
+    [("openai-embeddings", "random"), ("vllm-pooling", "random"), ("vllm-rerank", "random-rerank")],
+)
+def test_a_load_of_each_kind(embedder: Running, tmp_path: Path, backend: str, data: str) -> None:
+    """As ``llmjax bench serve`` makes it."""
+    flags = ["--backend", backend, "--dataset-name", data, "--random-batch-size", "2", "--num-prompts", "6"]
+    found = bench(embedder, tmp_path, *flags, "--percentile-metrics", "e2el", "--random-vocab-size", "20")
+    assert found["total_input_sequences"] == 6 and found["input_sequence_throughput"] > 0
+    assert found["total_input_tokens"] > 0 and found["total_output_tokens"] == 0
+    assert found["mean_e2el_ms"] > 0 and "mean_ttft_ms" not in found

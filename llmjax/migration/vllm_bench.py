@@ -1,0 +1,68 @@
+"""Flags of ``vllm bench serve``, ``latency`` and ``throughput``, up to 0.33, that the benchmarks here do not have."""
+
+from __future__ import annotations
+
+from llmjax.migration.answers import ForeignFlag, Takes
+from llmjax.migration.rows import LORA, MEDIA, accepted, means, refused
+
+SWITCH, NOTHING, VALUES = Takes.SWITCH, Takes.NOTHING, Takes.VALUES
+
+HUB = "data sets of the Hub are not fetched; write their prompts into a file of --dataset-name custom"
+SPEED_BENCH = "SPEED-Bench is not fetched; write its prompts into a file of --dataset-name custom"
+SEARCH = "a beam search has no times of single tokens"
+ADAPTERS = [
+    *refused("--lora-modules", LORA, takes=VALUES),
+    *refused("--lora-path", LORA),
+    *accepted("--lora-assignment", "", neutral="random round-robin"),
+]
+HUB_FLAGS = [
+    *refused("--hf-subset|--hf-split|--hf-name|--hf-output-len", HUB),
+    *refused("--blazedit-min-distance|--blazedit-max-distance|--bfcl-categories", HUB, neutral="0 1"),
+    *refused("--asr-max-audio-len-sec|--asr-min-audio-len-sec", MEDIA, neutral="inf 0"),
+    *accepted("--no-stream", "", neutral="true", takes=NOTHING),
+]
+
+SERVE: tuple[ForeignFlag, ...] = (
+    *ADAPTERS,
+    *HUB_FLAGS,
+    *refused("--use-beam-search", SEARCH, takes=NOTHING),
+    *refused(
+        "--probe-request-rate",
+        "run a second llmjax bench serve beside this one, with --output-len 1",
+        neutral="0",
+    ),
+    *refused(
+        "--plot-timeline|--plot-dataset-stats",
+        "nothing is drawn; --save-detailed has the lengths of all requests and the times of all tokens",
+        takes=NOTHING,
+    ),
+    *accepted("--timeline-itl-thresholds", "nothing is drawn", neutral="25,50"),
+    *accepted("--skip-chat-template", "texts go as they are; --backend openai-chat has the server's", takes=NOTHING),
+    *accepted("--custom-ensure-client-side-data", "", neutral="true", takes=NOTHING),
+    *refused("--enable-multimodal-chat", MEDIA, takes=NOTHING),
+    *refused("--no-reranker", "use --backend openai-embeddings with --random-batch-size", takes=NOTHING),
+    *refused("--speed-bench-dataset-subset|--speed-bench-output-len|--speed-bench-category", SPEED_BENCH),
+    *refused("--random-mm-base-items-per-request|--random-mm-num-mm-items-range-ratio", MEDIA, neutral="0"),
+    *refused("--random-mm-limit-mm-per-prompt|--random-mm-bucket-config", MEDIA),
+)  # fmt: skip
+
+# Of those that run the engine in their own process.
+OFFLINE: tuple[ForeignFlag, ...] = (
+    *ADAPTERS,
+    *HUB_FLAGS,
+    *refused(
+        "--backend",
+        "prompts go to the engine in this process; llmjax bench serve measures servers of all kinds",
+        neutral="vllm",
+    ),
+    *refused("--n", "give more prompts, or a larger batch", neutral="1"),
+    *refused("--use-beam-search", SEARCH, takes=NOTHING),
+    *means("--disable-detokenize", "skip_tokenizer_init", True),
+    *accepted(
+        "--async-engine", "there is one engine; llmjax bench serve has the times of single tokens", takes=NOTHING
+    ),
+    *accepted("--prequeue-requests", "", neutral="true", takes=NOTHING),
+    *refused("--hf-max-batch-size", "the engine is llmjax"),
+    *refused("--hf-enable-torch-compile", "the engine is llmjax", takes=NOTHING),
+    *refused("--enable-multimodal-chat", MEDIA, takes=NOTHING),
+)
