@@ -16,7 +16,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.cache_events import EventBatch
 from llmjax.engine.device_state import NOT_FINITE
 from llmjax.engine.event_publisher import EventPublisher
-from llmjax.engine.free_run import FreeRun, num_allowed
+from llmjax.engine.free_run import FreeRun, Refusals, num_allowed
 from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.memory import KVPlan
 from llmjax.engine.model import LoadedModel
@@ -147,6 +147,7 @@ class Engine:
         self._rng = np.random.default_rng(config.seed)
         self._pace = pace
         self._speculation = speculation
+        self._refusals = Refusals()
         self._publisher = publisher
         self._giver = giver
         self.profiler = Profiler(config.profile_dir)
@@ -205,7 +206,7 @@ class Engine:
                 matcher=None if request.matcher is None else _begun(request.matcher, request),
                 # What each token is scored by, or changed by, is worked out where it is sampled.
                 jumps=request.matcher is not None and not params.wants_logprobs and not resolved.uses_slot,
-                free_run=FreeRun() if self._runs_freely(request, resolved) else None,
+                free_run=FreeRun(self._refusals) if self._runs_freely(request, resolved) else None,
             )
             # A window of penalties moves on with what is sampled, which a draft is not yet.
             drafted = not sequence.every_token and request.matcher is None and not resolved.window

@@ -22,14 +22,39 @@ OVERHEAD = 0.15  # of a dispatch, beside its steps: parts of a step
 WIDE = 0.5  # share of the vocabulary that a mask leaves where a grammar asks for little, as inside strings
 CERTAIN = 1 / 32  # chance of a refusal that is worth less than the time between two dispatches
 PRIORS = {True: (30.0, 1.0), False: (2.0, 1.0)}  # tokens that were allowed, and that were not, before the first
+LASTING = 0.99  # weight of all runs of an engine before one among those up to it
+SUREST = 1024.0  # tokens for each that is refused, of which a new sequence is sure at most
+
+
+class Refusals:
+    """What sequences with a grammar have met in an engine, for the next one to begin with: how often is as much the
+    model's habit as the grammar's."""
+
+    def __init__(self) -> None:
+        self._counts = dict(PRIORS)
+
+    def priors(self) -> dict[bool, tuple[float, float]]:
+        """Tokens for each that is refused, behind wide masks (True) and others: as much as one refusal, so that a
+        sequence with which it is different soon finds out."""
+        return {wide: (min(allowed / refused, SUREST), 1.0) for wide, (allowed, refused) in self._counts.items()}
+
+    def ran(self, *, wide: bool, allowed: int, refused: bool) -> None:
+        """A run of some sequence."""
+        before, others = self._counts[wide]
+        self._counts[wide] = (LASTING * before + allowed, LASTING * others + refused)
 
 
 class FreeRun:
     """How far one sequence may run without a mask. Where its last mask was a wide one, and where not, is learned apart:
-    small models seldom write the commas and brackets that a form wants, large ones nearly always."""
+    small models seldom write the commas and brackets that a form wants, large ones nearly always.
 
-    def __init__(self) -> None:
-        self._counts = dict(PRIORS)
+    Args:
+        met: by the sequences of the same engine.
+    """
+
+    def __init__(self, met: Refusals) -> None:
+        self._met = met
+        self._counts = met.priors()
         self._wide = False
         self._masked = True  # the next token needs a mask: the first does, and one behind a token that was refused
 
@@ -52,8 +77,9 @@ class FreeRun:
     def ran(self, *, allowed: int, of: int) -> None:
         """A run sampled so many tokens, of which the first ``allowed`` were."""
         before, refused = self._counts[self._wide]
-        self._counts[self._wide] = (MEMORY * before + allowed, MEMORY * refused + (allowed < of))
         self._masked = allowed < of
+        self._counts[self._wide] = (MEMORY * before + allowed, MEMORY * refused + self._masked)
+        self._met.ran(wide=self._wide, allowed=allowed, refused=self._masked)
 
     def masked(self, share: float) -> None:
         """A token is sampled under a mask that leaves this share of the vocabulary."""

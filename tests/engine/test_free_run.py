@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llmjax import LLM, SamplingParams
 from llmjax.engine.engine import Engine
-from llmjax.engine.free_run import LEAST, PRIORS, FreeRun, num_allowed
+from llmjax.engine.free_run import LEAST, PRIORS, SUREST, FreeRun, Refusals, num_allowed
 from llmjax.engine.pace import Pace
 from llmjax.engine.request import Sequence
 from llmjax.sampling.masks import bit_masks
@@ -88,6 +88,7 @@ def test_tokens_are_those_of_masks(options: dict[str, Any], llm: LLM, monkeypatc
     for prior in (2.0, 50.0, 1000.0):
         monkeypatch.setitem(PRIORS, False, (prior, 1.0))
         monkeypatch.setitem(PRIORS, True, (prior, 1.0))
+        monkeypatch.setattr(llm.engine, "_refusals", Refusals())
         freely = [generated(llm, form, **options) for form in FORMS]
         with monkeypatch.context() as patch:
             patch.setattr(Engine, "_runs_freely", lambda *_: False)
@@ -108,6 +109,7 @@ def test_what_was_refused_is_in_no_page(llm: LLM, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Engine, "_take_back", noting)
     for wide in (True, False):
         monkeypatch.setitem(PRIORS, wide, (1000.0, 1.0))
+    monkeypatch.setattr(llm.engine, "_refusals", Refusals())
     llm.warm_up()
     monkeypatch.setattr(Pace, "steps", 4)
     written = [output for form in FORMS for output in generated(llm, form)]
@@ -131,7 +133,7 @@ def test_what_looks_at_other_tokens_has_no_free_runs(
 
 
 def test_what_is_hardly_ever_refused_need_not_be_read_first() -> None:
-    run = FreeRun()
+    run = FreeRun(Refusals())
     run.masked(0.9)
     assert not run.is_certain(LEAST)
     for _ in range(20):
@@ -144,7 +146,7 @@ def test_what_is_hardly_ever_refused_need_not_be_read_first() -> None:
 
 
 def test_a_run_is_as_long_as_the_last_ones_were() -> None:
-    run = FreeRun()
+    run = FreeRun(Refusals())
     assert run.steps == 0  # the first token has a mask
     run.masked(0.9)
     assert run.steps == LEAST
@@ -162,3 +164,26 @@ def test_a_run_is_as_long_as_the_last_ones_were() -> None:
         if run.steps:
             run.ran(allowed=0, of=run.steps)
     assert 1 <= sum(count > 0 for count in tried) <= 8 and max(tried) == LEAST
+
+
+def test_a_sequence_begins_with_what_others_have_met() -> None:
+    met = Refusals()
+    for _ in range(1000):
+        first = FreeRun(met)
+        first.masked(0.9)
+        first.ran(allowed=8, of=8)
+    second = FreeRun(met)
+    second.masked(0.9)
+    assert second.steps > 2 * LEAST and second.is_certain(LEAST)
+    assert second.steps**2 <= SUREST  # which is bounded, so that a few refusals say that here it is different
+    for _ in range(12):
+        second.ran(allowed=0, of=second.steps)
+        second.masked(0.9)
+    assert second.steps <= LEAST and not second.is_certain(1)
+    third = FreeRun(met)
+    third.masked(0.1)
+    assert third.steps == 0  # of narrow masks nothing has been learned
+    refused = Refusals()
+    for _ in range(200):
+        refused.ran(wide=True, allowed=0, refused=True)
+    assert FreeRun(refused).steps == 0
