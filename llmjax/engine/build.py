@@ -38,6 +38,7 @@ from llmjax.machine_share import WHOLE_MACHINE, MachineShare
 from llmjax.platforms import Platform, select_platform, use_compilation_cache
 
 DECODE_STEPS = 8  # in one dispatch at most: an eighth of its host cost is little beside any step
+MICRO_BATCHES = 2  # of stages: one step is read here while the next one is on its way
 CHUNK_STEPS = 4  # of 16 tokens, the least that a mixed step computes: what SmolLM2 takes for as many decodes and more
 
 
@@ -60,6 +61,7 @@ def build_engine(
         raise ConfigError(
             f"node_rank {config.node_rank}: requests go to rank 0; start this one with llmjax serve or LLM"
         )
+    secret = config.master_secret  # that other servers know; ranks that are started here have one of their own
     local = LocalRanks(config) if config.multi_process or (config.is_staged and config.nnodes == 1) else None
     if local is not None:
         config, share = local.config, local.share
@@ -72,7 +74,8 @@ def build_engine(
         publisher = None if config.kv_events is None else EventPublisher(config.kv_events, rank=share.rank)
         if publisher is not None:
             undo.callback(publisher.close)
-        engine = _engine(*load(config, group, share, located=located), publisher)
+        config, compiler = load(config, group, share, located=located)
+        engine = _engine(config.replace(master_secret=secret), compiler, publisher)
         undo.pop_all()
     return engine
 
@@ -183,6 +186,7 @@ def _engine(config: EngineConfig, compiler: StepCompiler, publisher: EventPublis
             max_num_batched_tokens=compiler.max_num_batched_tokens,
             whole_prompts=not model.config.causal,
             chunk_steps=CHUNK_STEPS if compiler.platform.is_cpu else 0,
+            micro_batches=MICRO_BATCHES if config.is_staged else 1,
         ),
         runner=Runner(compiler, compile_threads=config.compile_threads, moves_pages=moves_pages),
         pace=Pace(compiler.decode_steps),

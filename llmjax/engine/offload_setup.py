@@ -17,6 +17,7 @@ from llmjax.engine.page_moves import page_shapes
 from llmjax.engine.page_transfer import PageGiver, PageTaker
 from llmjax.engine.programs import StepCompiler
 from llmjax.engine.signature import digest
+from llmjax.engine.whole_pages import WholePageFormat, page_parts
 from llmjax.errors import ConfigError
 from llmjax.host_memory import free_memory
 from llmjax.version import __version__
@@ -95,7 +96,7 @@ def _agreed(config: EngineConfig, compiler: StepCompiler) -> dict[str, Any]:
     """What both sides must have alike. Machines differ in paths and devices: files are those of the same names and
     sizes, and who knows the secret is believed that they hold the same."""
     model = compiler.model
-    formats = page_formats(compiler)
+    formats, divided = whole_page_formats(compiler)
     same = digest(
         __version__,
         [(Path(name).name, size) for name, size, *_ in identity(model.path)],
@@ -104,9 +105,25 @@ def _agreed(config: EngineConfig, compiler: StepCompiler) -> dict[str, Any]:
         compiler.kv_plan.layout,
         tuple(group.span for group in compiler.kv_plan.groups),
         [form.shapes for form in formats],
+        divided,
         model.kv_calibration,
     )
     return {"identity": same, "secret": config.master_secret, "formats": formats}
+
+
+def whole_page_formats(compiler: StepCompiler) -> tuple[list[PageFormat], tuple[int, ...]]:
+    """Of each group of layers, as engines of the model exchange its pages.
+
+    Returns:
+        The formats, and numbers of processes and devices, if engines must have as many to exchange pages.
+    """
+    formats = page_formats(compiler)
+    parts = [page_parts(compiler, group) for group in range(len(formats))]
+    numbers = (compiler.group.size, len(compiler.platform.devices)) if None in parts else ()
+    return [
+        form if own is None else WholePageFormat(form.page_size, own.whole, own)
+        for form, own in zip(formats, parts, strict=True)
+    ], numbers
 
 
 def page_formats(compiler: StepCompiler) -> list[PageFormat]:

@@ -211,7 +211,7 @@ def _moved(array: jax.ShapeDtypeStruct, count: int, *, layers: int) -> jax.Shape
 
 def _own_shape(array: jax.ShapeDtypeStruct) -> tuple[int, ...]:
     """Of what this process's devices have of an array together."""
-    sharding, axis = array.sharding, _divided_axis(array)
+    sharding, axis = array.sharding, divided_axis(array)
     if axis is None:
         return tuple(array.shape)
     own = list(sharding.shard_shape(array.shape))
@@ -223,7 +223,7 @@ def _own_part(array: jax.Array) -> npt.NDArray[Any]:
     """What this process's devices have of an array, on the host."""
     if array.is_fully_addressable:
         return np.asarray(array)
-    axis = _divided_axis(array)
+    axis = divided_axis(array)
     if axis is None:
         return np.asarray(array.addressable_shards[0].data)
     shards = sorted(array.addressable_shards, key=lambda shard: shard.index[axis].start)
@@ -238,7 +238,7 @@ def _everywhere(own: npt.NDArray[Any], shape: jax.ShapeDtypeStruct) -> npt.NDArr
     return jax.make_array_from_process_local_data(sharding, own, shape.shape)
 
 
-def _divided_axis(array: jax.Array | jax.ShapeDtypeStruct) -> int | None:
+def divided_axis(array: jax.Array | jax.ShapeDtypeStruct) -> int | None:
     """The axis along which devices of several processes divide an array; None: there are none, or each has all."""
     sharding = array.sharding
     if not isinstance(sharding, NamedSharding) or sharding.is_fully_addressable:

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -73,6 +74,7 @@ class ProcessEngine(RunningEngine):
         self._died: Died | None = None
         self._error: Exception | None = None
         self._failed: Exception | None = None  # what the process says that it ends by
+        self._code = 0  # that it has ended with
         self._stopping = False
         self._lock = threading.Lock()  # of what follows, and of the change from running to not
         self._questions: dict[int, tuple[Control, Future[Any]]] = {}
@@ -171,7 +173,7 @@ class ProcessEngine(RunningEngine):
         """That of the process: 128 and the signal's number if one killed it, as shells have it."""
         if self._error is None:
             return 0
-        code = self._process.returncode or 1  # it may be ending yet
+        code = self._code or 1
         return 128 - code if code < 0 else code
 
     def _send(self, message: Any) -> None:
@@ -193,7 +195,7 @@ class ProcessEngine(RunningEngine):
         except Exception as error:
             broken = error
         self._process.kill()  # unless it has ended
-        code = self._process.wait()
+        self._code = code = exit_code(self._process)
         self._outbox.put(None)
         self._end_with(self._failed or broken or LLMJaxError(f"its process {how_it_ended(code)}"))
         if not self.loaded.done():
@@ -201,6 +203,7 @@ class ProcessEngine(RunningEngine):
             if not self._located.done():
                 self._located.set_exception(why)
             self.loaded.set_exception(why)
+        self._process.wait()
 
     def _end_with(self, error: Exception) -> None:
         """Everybody who waits for the engine hears that there is none; once.
@@ -292,6 +295,18 @@ def _kill(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait for it
     connection.close()
+
+
+def exit_code(process: subprocess.Popen[bytes]) -> int:
+    """Of a process that has been killed or has ended by itself. Where the system says it before the last of its threads
+    has ended and its memory has been given back, nobody waits for that."""
+    code = process.poll()
+    if code is None and sys.platform == "linux":
+        with suppress(OSError, ValueError):
+            # The last field, proc(5): as waitpid has it, 0 where it is not told.
+            status = int(Path(f"/proc/{process.pid}/stat").read_text().rsplit(maxsplit=1)[1])
+            code = os.waitstatus_to_exitcode(status) or None
+    return process.wait() if code is None else code
 
 
 def how_it_ended(code: int) -> str:

@@ -72,6 +72,7 @@ def _serve(start: Start, channel: Channel, ready: Future[Inbox]) -> None:
         from llmjax.engine.build import build_engine
         from llmjax.engine.description import info_of
         from llmjax.engine.inbox import Inbox
+        from llmjax.engine.lifeline import Lifeline
         from llmjax.engine.loop import EngineLoop, log_end
 
     engine = build_engine(start.config, start.share, located=lambda path: channel.send(Located(str(path))))
@@ -89,6 +90,7 @@ def _serve(start: Start, channel: Channel, ready: Future[Inbox]) -> None:
     info = info_of(engine)
     channel.send(Ready(info))
     ready.set_result(Inbox(loop, start.config, info))
+    Lifeline([channel.connection])  # streams end at once when this process is killed
     try:
         loop.run(sender.deliver)
     except Exception as error:

@@ -118,6 +118,8 @@ class Scheduler:
         whole_prompts: prompts are not cut into chunks; none is longer than a step then.
         chunk_steps: what a step with a chunk in it costs more than one of decodes, in tokens that a sequence decodes.
             So many that a grammar forces, for each sequence that runs, are decodes one after another.
+        micro_batches: parts that decodes are divided into, each a step of its own, so that a step need not continue the
+            one before: of a pipeline's stages, one computes the next step while another computes the last one.
     """
 
     def __init__(
@@ -128,9 +130,11 @@ class Scheduler:
         max_num_batched_tokens: int,
         whole_prompts: bool = False,
         chunk_steps: int = 0,
+        micro_batches: int = 1,
     ) -> None:
         self.kv = kv
         self.chunk_steps = chunk_steps
+        self.micro_batches = micro_batches
         self.whole_prompts = whole_prompts
         self.max_num_batched_tokens = max_num_batched_tokens
         self.running: list[Sequence] = []  # by rank
@@ -207,6 +211,8 @@ class Scheduler:
             if missing := sequence.missing:
                 one_by_one = missing == 1 or (sequence.forced and missing <= self.chunk_steps * len(self.running))
                 (decodes if one_by_one else chunks).append(sequence)
+        if self.micro_batches > 1 and not drafts:
+            decodes = self._micro_batch(decodes, others=bool(chunks))
         budget, preempted = self.max_num_batched_tokens, 0
         counts: dict[Sequence, int] = {}
         for sequence in (*decodes, *chunks):
@@ -241,6 +247,18 @@ class Scheduler:
         if chunks or admitted:
             rows.sort(key=_longer_than_one)
         return StepPlan(rows=rows, admitted=admitted, num_preempted=preempted)
+
+    def _micro_batch(self, decodes: list[Sequence], *, others: bool) -> list[Sequence]:
+        """Those whose turn it is: nothing of theirs is in flight, so their step may begin before the last one ends.
+        Where all are in flight, the first ones are parted from the others.
+
+        Args:
+            others: the step has chunks to compute meanwhile.
+        """
+        ready = [sequence for sequence in decodes if not sequence.in_flight]
+        if not ready and not others:
+            ready = decodes
+        return ready[: -(-len(decodes) // self.micro_batches)]
 
     def _fitting(
         self, counts: dict[Sequence, int], drafts: Mapping[Sequence, tuple[int, ...]]

@@ -19,8 +19,11 @@ from llmjax.config import EngineConfig
 from llmjax.engine.build import load
 from llmjax.engine.follower import Replica
 from llmjax.engine.group import Follower, Leader, free_port
+from llmjax.engine.group_wire import RunStep, Taken
 from llmjax.errors import ConfigError, EngineDead
+from llmjax.kv_transfer import KVTransfer
 from tests.engine.on_devices import EVERYTHING, GREEDY, OPTIONS, PROMPTS
+from tests.engine.test_page_transfer import Relay
 
 TESTS = Path(__file__).parents[1]
 GOLDEN = TESTS / "models" / "golden"
@@ -159,6 +162,54 @@ def test_pages_of_all_stages_leave_and_come_back(name: str, stages: int, tmp_pat
 def test_families(name: str, stages: int) -> None:
     """Latent vectors and experts, recurrent states, alone too, learned positions, two mixers in a layer."""
     check(GOLDEN / name, stages, LONG_ENOUGH, EVERYTHING, LONG_ENOUGH, max_model_len=64)
+
+
+@pytest.mark.once
+def test_two_streams_are_in_two_stages_at_once() -> None:
+    """While the last stage decodes one of them, the first stage has been told to decode the other."""
+    prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    with staged(GOLDEN / "llama", 1) as llm:
+        expected = tokens_of(llm.generate(prompts, LONG_ENOUGH, use_tqdm=False))
+    with staged(GOLDEN / "llama", 2) as llm:
+        told: list[Any] = []
+        group: Any = llm.engine.runner._group
+        tell = group.tell
+        group.tell = lambda message: (told.append(message), tell(message))[1]
+        assert tokens_of(llm.generate(prompts, LONG_ENOUGH, use_tqdm=False)) == expected
+    taken = [message.slot.values().tolist() for message in told if isinstance(message, Taken)]
+    assert taken[0] == [0, 1] and taken[1:21] == [[0], [1]] * 10
+    order = "".join("S" if isinstance(message, RunStep) else "T" for message in told)
+    # Two chunks, what both prompts have sampled, a step for each of them; from then on one of two is always under way.
+    assert order.startswith("SST" + "SS" + "TS" * 20)
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("patience")
+def test_pages_are_exchanged_with_an_engine_that_has_no_stages() -> None:
+    role = {"kv_connector": "TCPConnector", "kv_role": "kv_both", "kv_buffer_size": 2**20}
+
+    def settings() -> dict[str, Any]:
+        return {"kv_transfer_config": role | {"kv_port": free_port("127.0.0.1")}, "master_secret": "word"}
+
+    def tokens(llm: LLM, transfer: KVTransfer | None = None) -> list[int]:
+        params = replace(GREEDY, kv_transfer=transfer)
+        prompt: Any = {"prompt_token_ids": PROMPTS[0]}
+        (output,) = llm.generate([prompt], params, use_tqdm=False)
+        return list(output.outputs[0].token_ids)
+
+    with staged(GOLDEN / "llama", 1, **settings()) as one, staged(GOLDEN / "llama", 2, **settings()) as several:
+        expected = tokens(one)
+        for giver, taker, cut in ((one, several, False), (several, one, False), (one, several, True)):
+            for llm in (one, several):
+                llm.engine.reset_prefix_cache()
+            before = taker.stats.offload.remote_hits
+            assert tokens(giver, KVTransfer(give="pages")) == expected
+            config = giver.config.kv_transfer
+            assert config is not None
+            port = Relay(config.kv_port, 4000).port if cut else config.kv_port
+            assert tokens(taker, KVTransfer(take="pages", host="127.0.0.1", port=port)) == expected
+            hits = taker.stats.offload.remote_hits - before
+            assert 0 < hits < 16 if cut else hits == 16  # tokens of four pages
 
 
 def test_a_stage_that_goes_ends_every_request() -> None:

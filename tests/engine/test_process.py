@@ -24,7 +24,7 @@ from llmjax import LLM, AsyncLLM, SamplingParams
 from llmjax.checkpoint import GGUFFile
 from llmjax.config import EngineConfig
 from llmjax.engine.info import EngineInfo
-from llmjax.engine.process import ProcessEngine
+from llmjax.engine.process import ProcessEngine, exit_code
 from llmjax.engine.setup import tokenizer_of
 from llmjax.engine.stats import HostTime, RequestStats, StepStats
 from llmjax.engine.wire import Channel, Failed, Failure, Ready, ToEngine
@@ -204,8 +204,17 @@ async def test_terminals_and_supervisors_signal_it_in_vain(engine: AsyncLLM) -> 
 async def test_one_that_hangs_is_noticed_and_one_that_is_killed_ends_every_stream(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = AsyncLLM.from_config(config)
-    client = process_of(engine)
+    started, others = subprocess.Popen, list[subprocess.Popen[bytes]]()
+
+    def with_another(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Somebody who has the connection, too: as if threads of the process were not ending."""
+        others.append(started(["sleep", "600"], pass_fds=options["pass_fds"]))
+        return started(command, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", with_another)
+        client = ProcessEngine(config)
+    engine = AsyncLLM.from_config(config, client)
     tasks = [asyncio.create_task(collect(engine, [5], FOREVER, str(i))) for i in range(6)]
     await until(lambda: engine.stats.generation_tokens > 4)
     os.kill(client.pid, signal.SIGSTOP)
@@ -223,6 +232,9 @@ async def test_one_that_hangs_is_noticed_and_one_that_is_killed_ends_every_strea
 
     with caplog.at_level(logging.ERROR):
         *ends, unanswered = await asyncio.wait_for(asyncio.gather(*tasks, question, return_exceptions=True), 30)
+    (other,) = others
+    other.kill()
+    other.wait()
     assert [type(end) for end in ends] == [EngineDead] * 6
     assert str(ends[0]) == "the engine stopped: its process was killed by SIGKILL (out of memory?)"
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
@@ -238,6 +250,20 @@ async def test_one_that_hangs_is_noticed_and_one_that_is_killed_ends_every_strea
     await engine.shutdown()
     await engine.shutdown()
     assert engine.num_requests == 0 and not alive(client.pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is for Linux")
+@pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), signal.SIGKILL)", -9), ("os._exit(3)", 3)])
+def test_what_a_process_ends_by_is_known_before_it_has_ended(
+    end: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", f"import os, signal; {end}"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "poll", lambda: None)
+        patch.setattr(process, "wait", lambda: pytest.fail("it waits"))
+        assert exit_code(process) == code
+    process.wait()
 
 
 def test_one_that_says_why_it_ends_is_dead_before_it_has_ended(

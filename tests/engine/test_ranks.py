@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,18 @@ import numpy as np
 import pytest
 
 from benchmarks.random_model import Shape, write_random_model
-from llmjax import LLM
+from llmjax import LLM, AsyncLLM
 from llmjax.config import EngineConfig
 from llmjax.engine.build import build_engine
 from llmjax.engine.group import free_port
 from llmjax.errors import ConfigError
-from tests.engine.on_devices import OPTIONS
+from llmjax.kv_transfer import KVTransfer
+from tests.engine.on_devices import GREEDY, OPTIONS, PROMPTS
+from tests.engine.test_page_transfer import Relay
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 500
+CUT_BYTES = 9000  # of the messages with four pages, after which a connection is cut
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +61,24 @@ def told(number: int, count: int, *, here: tuple[int, int]) -> dict[str, str]:
 
 @contextmanager
 def rank(
-    number: int, model: str, devices: int, *, environment: dict[str, str] | None = None, **settings: Any
+    number: int,
+    model: str,
+    devices: int,
+    *,
+    environment: dict[str, str] | None = None,
+    program: str = "",
+    **settings: Any,
 ) -> Iterator[subprocess.Popen[str]]:
     """``llmjax serve`` with a rank that does not serve.
 
     Args:
         environment: that says which rank it is; None: a flag does.
+        program: what it does before.
     """
-    command = [sys.executable, "-m", "serve", "--model", model]
+    start = (
+        ["-c", f"{program}import runpy; runpy.run_module('serve', run_name='__main__')"] if program else ["-m", "serve"]
+    )
+    command = [sys.executable, *start, "--model", model]
     if environment is None:
         command += ["--node-rank", str(number)]
     options = OPTIONS | {"quantization": "q80", "tensor_parallel_size": devices} | settings
@@ -144,6 +158,79 @@ def test_other_settings_are_one_line_on_every_rank(model: str) -> None:
         _, said = other.communicate(timeout=SECONDS)
     assert other.returncode == 1
     assert said.splitlines()[-1].startswith("llmjax: error: rank 1 (127.0.0.1) has max_logprobs 3, and rank 0 has 20")
+
+
+OTHER_VERSION = "from llmjax.engine import group; group.__version__ = '9.9'; "  # as it is before the program begins
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unequal", ["version", "weights"])
+def test_unequal_ranks_are_one_line_on_every_rank(unequal: str, model: str, tmp_path: Path) -> None:
+    """Both are processes, as users start them."""
+    other, message, program = model, "rank 1 (127.0.0.1) has llmjax 9.9, and rank 0 has", OTHER_VERSION
+    if unequal == "weights":
+        other, message, program = str(tmp_path), "rank 1 (127.0.0.1) has loaded another model than rank 0", ""
+        shutil.copytree(model, other, dirs_exist_ok=True)
+        (weights,) = tmp_path.glob("*.safetensors")
+        with weights.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            last = file.read()
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([last[0] ^ 1]))
+    settings: dict[str, Any] = {"nnodes": 2, "master_port": free_port("127.0.0.1"), "distributed_timeout_seconds": 200}
+    with rank(0, model, 2, **settings, port=0) as first, rank(1, other, 2, program=program, **settings) as second:
+        for process in (first, second):
+            _, said = process.communicate(timeout=SECONDS)
+            assert process.returncode == 1, said
+            assert said.splitlines()[-1].startswith(f"llmjax: error: {message}"), said
+            assert "Traceback" not in said
+
+
+def serving(model: str, port: int, **settings: Any) -> AsyncLLM:
+    """An engine in a process of its own, which gives pages away and takes them."""
+    role = {"kv_connector": "TCPConnector", "kv_role": "kv_both", "kv_port": port, "kv_buffer_size": 2**20}
+    options: dict[str, Any] = OPTIONS | {"quantization": "q80", "max_num_seqs": 1} | settings
+    return AsyncLLM.from_config(
+        EngineConfig(model=model, engine_process="process", kv_transfer_config=role, master_secret="word", **options)
+    )
+
+
+@pytest.mark.slow
+async def test_pages_go_from_two_processes_to_two_others_and_to_one(tmp_path: Path) -> None:
+    """Of three key/value heads: two processes have two and one of them."""
+    write_random_model(tmp_path, Shape(192, 256, 2, 6, 3, 515), max_position_embeddings=64)
+    ports = [free_port("127.0.0.1") for _ in range(3)]
+    several: dict[str, Any] = {"multi_process": True, "tensor_parallel_size": 2}
+    prompt, engines = PROMPTS[0], list[AsyncLLM]()
+    try:
+        for port, settings in zip(ports, (several, several, {}), strict=True):
+            engines.append(serving(str(tmp_path), port, **settings))
+        first, second, alone = engines
+
+        async def tokens(engine: AsyncLLM, name: str, transfer: KVTransfer | None = None) -> list[int]:
+            await engine.reset_prefix_cache()
+            params = replace(GREEDY, kv_transfer=transfer)
+            *_, output = [output async for output in engine.generate(prompt, params, name)]
+            return list(output.outputs[0].token_ids)
+
+        expected = await tokens(alone, "alone")
+        ways = [
+            (first, 0, second, False),
+            (first, 0, alone, False),
+            (alone, 2, second, False),
+            (first, 0, second, True),
+        ]
+        for i, (giver, number, taker, cut) in enumerate(ways):
+            before = taker.stats.offload.remote_hits
+            assert await tokens(giver, f"give {i}", KVTransfer(give=f"pages {i}")) == expected
+            port = Relay(ports[number], CUT_BYTES).port if cut else ports[number]
+            taken = KVTransfer(take=f"pages {i}", host="127.0.0.1", port=port)
+            assert await tokens(taker, f"take {i}", taken) == expected
+            hits = taker.stats.offload.remote_hits - before
+            assert 0 < hits < 16 if cut else hits == 16
+    finally:
+        for engine in engines:
+            await engine.shutdown()
 
 
 def test_requests_go_to_rank_0(model: str) -> None:

@@ -74,6 +74,7 @@ class Shape:
     host_pages: int = 0  # evicted ones that are kept
     folder: Path | None = None  # where they are kept, too
     events: bool = False  # changes of the prefix cache are taken down
+    micro_batches: int = 1  # of decodes
 
     @property
     def pages_per_sequence(self) -> int:
@@ -405,7 +406,10 @@ class SimulatedEngine(Engine):
         super().__init__(
             kv=kv,
             scheduler=Scheduler(
-                kv, max_num_seqs=shape.max_num_seqs, max_num_batched_tokens=shape.max_num_batched_tokens
+                kv,
+                max_num_seqs=shape.max_num_seqs,
+                max_num_batched_tokens=shape.max_num_batched_tokens,
+                micro_batches=shape.micro_batches,
             ),
             pace=Pace(shape.decode_steps, seconds=1e9),
             speculation=SometimesWorthIt(
@@ -575,6 +579,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         decode_steps=draw(st.sampled_from([1, 2, 3, 8])),
         drafts=0 if STATE in spans else draw(st.sampled_from([0, 0, 1, 2, 5])),
         leave_early=draw(st.booleans()),
+        micro_batches=draw(st.sampled_from([1, 1, 2, 3])),
     )
 
 
