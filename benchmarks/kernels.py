@@ -1,19 +1,22 @@
 """Speed of each CPU kernel and of the XLA operations it replaces, next to what the machine can read.
 
-    python -m benchmarks.kernels [--only decode] [--repeat 30] [--isa avx2] [--megabytes 120]
+    python -m benchmarks.kernels [--only decode] [--repeat 30]
+    python -m benchmarks.kernels --formats q4_0 bf16 --rows 1 8 16 --isa avx2 amx [--method fastest] [--megabytes 120]
 
-Every measurement runs several layers in one compiled program and takes the fastest of its repetitions. `read GB/s` is
-the memory that a call must read (pages or weights) over its time, next to the speed at which a one-row f32 product
-reads as many bytes, from whichever cache or memory they fit; `GFLOP/s` counts multiplications and additions, next to
-what XLA's product of large bfloat16 matrices reaches.
+Every measurement runs several layers in one compiled program and takes the fastest of its repetitions. What a line is
+compared with is measured in turns with it, on as many threads: `read GB/s`, the memory that a call must read (pages or
+weights) over its time, with a loop that only reads as many bytes, from whichever cache or memory they fit; `GFLOP/s`,
+which counts multiplications and additions, with a loop that only multiplies registers of the numbers that the method
+multiplies, with the same instruction set (`benchmarks/limits.cc`).
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.limits import KINDS, limits
+from benchmarks.machine import this_machine
 from llmjax.kernels.attention import KVLayout, KVPages, RaggedBatch, make_pages, portable
 from llmjax.kernels.cpu import attention as cpu_attention
 from llmjax.kernels.cpu import linear as cpu_linear
@@ -43,7 +48,8 @@ class Row:
     seconds: float  # a layer
     bytes_read: int
     flops: int
-    layers: int = LAYERS
+    read_limit: float  # bytes a second of a plain loop
+    multiply_limit: float  # operations a second
 
 
 @dataclass(frozen=True)
@@ -80,43 +86,55 @@ ATTENTION = (
     AttentionShape("prefill 512, int8", 1, 512, 512, 9, 3, 64, "int8"),
     AttentionShape("prefill 512 after 3584", 1, 4096, 512, 9, 3, 64),
 )
-LINEAR = ((576, 1536), (1536, 576), (1536, 8960), (8960, 1536))
-LINEAR_ROWS = (1, 4, 8, 16, 32)
-QUANTIZED = ((1536, 576), (640, 2048), (8960, 1536))
+PLAIN = "bf16"
+PLAIN_SIZES = ((576, 1536), (1536, 576), (1536, 8960), (8960, 1536))
+PLAIN_ROWS = (1, 4, 8, 16, 32)
+QUANTIZED_SIZES = ((1536, 576), (640, 2048), (8960, 1536))
 QUANTIZED_ROWS = (1, 4, 16, 64, 512)
-SCHEMES = ("q4_1", "q5_0", "q8_0", "q4_k", "q6_k", "int8", "int4", "fp8")
+FORMATS = (PLAIN, "q4_1", "q5_0", "q8_0", "q4_k", "q6_k", "int8", "int4", "fp8")
+FASTEST = "fastest"  # the method that the library chooses
+KIND_OF_METHOD = {"float": "f32", "int8": "int8", "bf16": "bf16"}
 
 
-def fastest(run: Callable[[], object], repeat: int) -> float:
-    """Seconds of the fastest of ``repeat`` runs, after one that compiles."""
-    jax.block_until_ready(run())
-    best = float("inf")
-    for _ in range(repeat):
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-        best = min(best, time.perf_counter() - start)
-    return best
+@dataclass(frozen=True)
+class Way:
+    """One implementation of an operation.
+
+    Attributes:
+        run: one call, all layers.
+        kind: of the numbers that it multiplies, of `KINDS`; None: unknown, so that the fastest of all is its limit.
+    """
+
+    run: Callable[[], object]
+    isa: str
+    kind: str | None
 
 
-@functools.cache
-def read_limit(megabytes: int) -> float:
-    """Bytes a second that a one-row f32 product reads of a matrix of this size."""
-    weight = jnp.ones((megabytes * 256, 1024))
-    run = jax.jit(linear_by_xla)
-    return weight.nbytes / fastest(lambda: run(jnp.ones((1, 1024)), weight), 20)
+def in_turns(
+    operation: str, ways: Mapping[str, Way], repeat: int, *, layers: int, bytes_read: int, flops: int
+) -> Iterator[Row]:
+    """The fastest of ``repeat`` runs of each way, and the limits beside them.
 
-
-@functools.cache
-def multiply_limit() -> float:
-    """Operations a second of XLA's product of large bf16 matrices."""
-    size = 2048
-    x = jnp.ones((size, size), jnp.bfloat16)
-    run = jax.jit(linear_by_xla)
-    return 2 * size**3 / fastest(lambda: run(x, x), 10)
-
-
-def limit_for(size: int) -> float:
-    return read_limit(max(8, 1 << round(np.log2(size / 1e6))))
+    Args:
+        bytes_read, flops: of a layer.
+    """
+    seconds = dict.fromkeys(ways, float("inf"))
+    kinds = {(way.isa, kind) for way in ways.values() for kind in ((way.kind,) if way.kind else KINDS)}
+    multiply = dict.fromkeys(kinds, 0.0)
+    read = 0.0
+    for way in ways.values():
+        jax.block_until_ready(way.run())  # which compiles
+    for turn in range(repeat):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            jax.block_until_ready(way.run())
+            seconds[name] = min(seconds[name], time.perf_counter() - start)
+        if turn % 3 == 0:
+            read = max(read, limits(next(iter(ways.values())).isa).read(bytes_read * layers))
+            multiply = {(isa, kind): max(fast, limits(isa).multiply(kind)) for (isa, kind), fast in multiply.items()}
+    for name, way in ways.items():
+        most = max(multiply[way.isa, kind] for kind in ((way.kind,) if way.kind else KINDS))
+        yield Row(operation, name, seconds[name] / layers, bytes_read, flops, read, most)
 
 
 def attention_input(shape: AttentionShape) -> tuple[jax.Array, jax.Array, list[KVPages], RaggedBatch]:
@@ -156,7 +174,7 @@ def portable_attend(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, ba
     return portable.ragged_paged_attention(q, pages, batch, **rules), pages
 
 
-def attention_seconds(shape: AttentionShape, attend: Callable[..., Any], repeat: int) -> float:
+def attention_run(shape: AttentionShape, attend: Callable[..., Any]) -> Callable[[], object]:
     q, k, pages, batch = attention_input(shape)
 
     def run_layers(q: jax.Array, k: jax.Array, pages: list[KVPages], batch: RaggedBatch) -> Any:
@@ -173,53 +191,43 @@ def attention_seconds(shape: AttentionShape, attend: Callable[..., Any], repeat:
         out, held[0] = run(q, k, held[0], batch)
         return out
 
-    return fastest(step, repeat) / LAYERS
+    return step
 
 
-def attention_rows(native: Library | None, repeat: int, only: str) -> Iterator[Row]:
+def attention_rows(native: Library | None, isas: Sequence[str], repeat: int, only: str) -> Iterator[Row]:
     for shape in ATTENTION:
         if only not in f"attention {shape.name}":
             continue
-        ways: dict[str, Callable[..., Any]] = {"XLA": portable_attend}
-        if native:
-            ways |= {f"C++ {x}": functools.partial(cpu_attention.attend, library=native, isa=x) for x in native.usable}
+        ways = {"XLA": Way(attention_run(shape, portable_attend), best_set(native), "bf16")}
+        for isa in isas if native else ():
+            attend = functools.partial(cpu_attention.attend, library=native, isa=isa)
+            ways[f"C++ {isa}"] = Way(attention_run(shape, attend), isa, "bf16")
         layout = KVLayout.of(jnp.dtype(shape.cache), page_size=PAGE_SIZE)
         page = layout.page_bytes(num_kv_heads=shape.kv_heads, head_dim=shape.head_dim)
         kept = (shape.requests * (shape.length - shape.common) + shape.common) * page // PAGE_SIZE
         seen = shape.requests * (shape.new * shape.length - shape.new * (shape.new - 1) // 2)
-        for name, attend in ways.items():
-            seconds = attention_seconds(shape, attend, max(3, repeat // 10) if name == "XLA" else repeat)
-            flops = 4 * seen * shape.heads * shape.head_dim
-            yield Row(f"attention {shape.name}", name, seconds, kept, flops)
+        flops = 4 * seen * shape.heads * shape.head_dim
+        operation = f"attention {shape.name}"
+        yield from in_turns(operation, ways, repeat, layers=LAYERS, bytes_read=kept, flops=flops)
 
 
-def linear_seconds(
-    x: jax.Array, weights: Sequence[jax.Array | QTensor], apply: Callable[..., jax.Array], repeat: int
-) -> float:
+def product_run(
+    x: jax.Array, weights: Sequence[jax.Array | QTensor], apply: Callable[..., jax.Array]
+) -> Callable[[], object]:
     run = jax.jit(lambda x, weights: [apply(x, w) for w in weights])
-    return fastest(lambda: run(x, weights), repeat) / len(weights)
+    return lambda: run(x, weights)
 
 
-def linear_rows(native: Library | None, repeat: int, only: str) -> Iterator[Row]:
-    for size_out, size_in in LINEAR:
-        rng = np.random.default_rng(0)
-        weights = [
-            jnp.asarray(rng.standard_normal((size_out, size_in), np.float32).astype(jnp.bfloat16))
-            for _ in range(LAYERS)
-        ]
-        for rows in LINEAR_ROWS:
-            operation = f"linear {rows} rows, {size_out} x {size_in}"
-            if only not in operation:
-                continue
-            by_xla = linear_by_padding if rows < CPU_MIN_ROWS else linear_by_xla
-            ways: dict[str, Callable[..., jax.Array]] = {"XLA": by_xla}
-            if native:
-                ways |= {f"C++ {x}": functools.partial(cpu_linear.linear, library=native, isa=x) for x in native.usable}
-            x = jnp.asarray(rng.standard_normal((rows, size_in)), jnp.float32)
-            for name, apply in ways.items():
-                seconds = linear_seconds(x, weights, apply, repeat)
-                flops, size = 2 * rows * size_in * size_out, weights[0].nbytes
-                yield Row(operation, name, seconds, size, flops)
+def plain_ways(
+    x: jax.Array, weights: Sequence[jax.Array], native: Library | None, isas: Sequence[str]
+) -> dict[str, Way]:
+    """Products with matrices of bf16."""
+    by_xla = linear_by_padding if x.shape[0] < CPU_MIN_ROWS else linear_by_xla
+    ways = {"XLA": Way(product_run(x, weights, by_xla), best_set(native), "bf16")}
+    for isa in isas if native else ():
+        apply = functools.partial(cpu_linear.linear, library=native, isa=isa)
+        ways[f"C++ {isa}"] = Way(product_run(x, weights, apply), isa, None)
+    return ways
 
 
 def quantized_weight(scheme: str, size_out: int, size_in: int, seed: int) -> QTensor:
@@ -236,55 +244,119 @@ def quantized_weight(scheme: str, size_out: int, size_in: int, seed: int) -> QTe
     return QTensor(jnp.asarray(words), None, form, size_out, jnp.dtype(jnp.bfloat16), "int8")
 
 
-def quantized_rows(native: Library | None, repeat: int, only: str, isa: str | None, megabytes: int) -> Iterator[Row]:
-    for scheme in SCHEMES if native else ():
-        for size_out, size_in in QUANTIZED:
-            weights: list[QTensor] = []
-            for rows in QUANTIZED_ROWS:
-                operation = f"{scheme} {rows} rows, {size_out} x {size_in}"
-                if only not in operation:
+def quantized_ways(
+    x: jax.Array, weights: Sequence[QTensor], native: Library, isas: Sequence[str], methods: Sequence[str]
+) -> dict[str, Way]:
+    """Products by each method that takes the codes and that an instruction set has."""
+    ways = {}
+    for isa in isas:
+        for name in methods:
+            method = None if name == FASTEST else name
+            run = product_run(x, weights, functools.partial(cpu_linear.linear, library=native, isa=isa, method=method))
+            try:
+                run()
+            except jax.errors.JaxRuntimeError as error:
+                if "the method does not take" not in str(error):
+                    raise
+                continue
+            ways[f"{isa} {name}"] = Way(run, isa, method and KIND_OF_METHOD[method.partition(" ")[0]])
+    return ways
+
+
+def random_weights(form: str, size_out: int, size_in: int, megabytes: int) -> list[Any]:
+    """Matrices of one format, as many as fill the memory that is wanted."""
+
+    def one(layer: int) -> jax.Array | QTensor:
+        if form != PLAIN:
+            return quantized_weight(form, size_out, size_in, layer)
+        rng = np.random.default_rng(layer)
+        return jnp.asarray(rng.standard_normal((size_out, size_in), np.float32).astype(jnp.bfloat16))
+
+    first = one(0)
+    layers = max(LAYERS, round(megabytes * 1e6 / stored_bytes(first)))
+    return [first, *(one(layer) for layer in range(1, layers))]
+
+
+def stored_bytes(weight: jax.Array | QTensor) -> int:
+    return int(weight.words.nbytes if isinstance(weight, QTensor) else weight.nbytes)
+
+
+def product_rows(native: Library | None, isas: Sequence[str], arguments: argparse.Namespace) -> Iterator[Row]:
+    for form in arguments.formats:
+        if native is None and form != PLAIN:
+            continue
+        for size_out, size_in in PLAIN_SIZES if form == PLAIN else QUANTIZED_SIZES:
+            weights: list[Any] = []
+            for rows in arguments.rows or (PLAIN_ROWS if form == PLAIN else QUANTIZED_ROWS):
+                operation = f"{form} {rows} rows, {size_out} x {size_in}"
+                if arguments.only not in operation:
                     continue
-                if not weights:
-                    weights = [quantized_weight(scheme, size_out, size_in, 0)]
-                    layers = max(LAYERS, round(megabytes * 1e6 / weights[0].words.nbytes))
-                    weights += [quantized_weight(scheme, size_out, size_in, layer) for layer in range(1, layers)]
+                weights = weights or random_weights(form, size_out, size_in, arguments.megabytes)
                 x = jnp.asarray(np.random.default_rng(0).standard_normal((rows, size_in)), jnp.float32)
-                for name in ("fastest", *METHODS):
-                    method = None if name == "fastest" else name
-                    apply = functools.partial(cpu_linear.linear, library=native, isa=isa, method=method)
-                    try:
-                        seconds = linear_seconds(x, weights, apply, max(3, repeat // max(1, rows // 16)))
-                    except jax.errors.JaxRuntimeError as error:
-                        if "the method does not take" not in str(error):
-                            raise
-                        continue
-                    flops = 2 * rows * size_in * size_out
-                    yield Row(operation, name, seconds, weights[0].words.nbytes, flops, len(weights))
+                if form == PLAIN or native is None:
+                    ways = plain_ways(x, weights, native, isas)
+                else:
+                    ways = quantized_ways(x, weights, native, isas, arguments.method)
+                repeat = max(3, arguments.repeat // max(1, rows // 16))
+                size, flops = stored_bytes(weights[0]), 2 * rows * size_in * size_out
+                yield from in_turns(operation, ways, repeat, layers=len(weights), bytes_read=size, flops=flops)
+
+
+def best_set(native: Library | None) -> str:
+    """What XLA compiles for."""
+    return "generic" if native is None else native.usable[-1]
+
+
+def instruction_sets(native: Library | None, wanted: Sequence[str] | None) -> list[str]:
+    """Those that are measured: the best one if none is asked for; "all" are all that this machine has.
+
+    Raises:
+        SystemExit: the library or the machine lacks one.
+    """
+    if native is None:
+        return ["generic"]
+    if not wanted:
+        return [native.best]
+    if "all" in wanted:
+        return list(native.usable)
+    missing = [isa for isa in wanted if isa not in native.usable]
+    if missing:
+        raise SystemExit(f"no {', '.join(missing)} here; there is: {', '.join(native.usable)}, all")
+    return list(wanted)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="lines whose operation holds this text")
+    parser.add_argument("--repeat", type=int, default=30, help="runs of which the fastest counts (%(default)s)")
+    parser.add_argument("--isa", nargs="+", help="instruction sets, or all (the best one)")
+    parser.add_argument("--formats", nargs="+", help=f"of matrices; without attention then ({' '.join(FORMATS)})")
+    parser.add_argument("--rows", nargs="+", type=int, help="of x (some from 1 to 512)")
+    methods = [FASTEST, *METHODS]
+    parser.add_argument("--method", nargs="+", default=methods, choices=methods, help="of quantized products (all)")
+    parser.add_argument("--megabytes", type=int, default=0, help="of matrices, at least (%(default)s)")
+    arguments = parser.parse_args()
+    arguments.attention = arguments.formats is None
+    arguments.formats = arguments.formats or FORMATS
+    return arguments
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="lines whose operation holds this text")
-    parser.add_argument("--repeat", type=int, default=30)
-    parser.add_argument("--isa", help="for quantized matrices, instead of the best instruction set")
-    parser.add_argument("--megabytes", type=int, default=0, help="of quantized matrices, at least")
-    arguments = parser.parse_args()
+    arguments = parse_arguments()
     jax.config.update("jax_platforms", "cpu")
     native = library()
-    print(f"JAX {jax.__version__}, {describe()}\n")
-    print(f"| {'operation':36} | {'by':13} | {'µs':>8} | read GB/s | limit | of limit | GFLOP/s | of limit |")
-    print(f"|{'-' * 38}|{'-' * 15}|{'-' * 9}:|----------:|------:|---------:|--------:|---------:|")
-    quantized = functools.partial(quantized_rows, isa=arguments.isa, megabytes=arguments.megabytes)
-    for rows in (attention_rows, linear_rows, quantized):
-        for row in rows(native, arguments.repeat, arguments.only):
-            read, multiplied = row.bytes_read / row.seconds, row.flops / row.seconds
-            limit = limit_for(row.bytes_read * row.layers)
-            print(
-                f"| {row.operation:36} | {row.implementation:13} | {row.seconds * 1e6:8.1f} | {read / 1e9:9.1f} |"
-                f" {limit / 1e9:5.1f} | {read / limit:8.0%} | {multiplied / 1e9:7.0f} |"
-                f" {multiplied / multiply_limit():8.0%} |",
-                flush=True,
-            )
+    isas = instruction_sets(native, arguments.isa)
+    print(f"{this_machine()}; JAX {jax.__version__}, {describe()}\n")
+    print(f"| {'operation':36} | {'by':24} | {'µs':>8} | read GB/s | of loop | GFLOP/s | of loop |")
+    print(f"|{'-' * 38}|{'-' * 26}|{'-' * 9}:|----------:|--------:|--------:|--------:|")
+    attention = attention_rows(native, isas, arguments.repeat, arguments.only) if arguments.attention else ()
+    for row in itertools.chain(attention, product_rows(native, isas, arguments)):
+        read, multiplied = row.bytes_read / row.seconds, row.flops / row.seconds
+        print(
+            f"| {row.operation:36} | {row.implementation:24} | {row.seconds * 1e6:8.1f} | {read / 1e9:9.1f} |"
+            f" {read / row.read_limit:7.0%} | {multiplied / 1e9:7.0f} | {multiplied / row.multiply_limit:7.0%} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -139,6 +139,20 @@ def build(target: Path = LIBRARY, *, sanitize: str | None = None, every_isa: boo
     return target
 
 
+def compile_alone(source: Path, target: Path, *, isa: str) -> Path:
+    """Compiles a source that does not belong to the library into one of its own, for one instruction set.
+
+    Raises:
+        BuildError: with what the compiler said, or that it does not know the instruction set.
+    """
+    extensions: dict[str, tuple[str, ...]] = {"generic": (), **_extensions()}
+    compiler = _Compiler(command=_find_compiler(extensions), flags=_flags(None))
+    if not compiler.accepts(extensions[isa]):
+        raise BuildError(f"{shlex.join(compiler.command)} does not know {isa}")
+    compiler.run(*compiler.flags, *extensions[isa], f"-I{SOURCES}", "-shared", str(source), "-o", str(target))
+    return target
+
+
 def _usable_cores() -> int:
     """By path: this module is run before the package that it belongs to is installed."""
     cores: int = runpy.run_path(str(HERE / "cores.py"))["usable_cores"]()
