@@ -25,6 +25,7 @@ TARGETS = (
     "llmjax_mlp",
     "llmjax_recurrence",
     "llmjax_sample",
+    "llmjax_selective_scan",
     "llmjax_zeros",
 )
 AGAIN = "run `pip install` again, or `python -m llmjax.kernels.cpu.build`"

@@ -63,6 +63,39 @@ def linear_attention(
     return gated_delta(q, k, v, decay, without, states, batch, page_size=page_size, isa=isa)
 
 
+def channel_delta(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    decay: jax.Array,
+    beta: jax.Array,
+    states: jax.Array,
+    batch: RaggedBatch,
+    *,
+    page_size: int,
+    isa: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """``llmjax.kernels.recurrent.channel_delta.channel_delta`` by the library; ``isa`` as for `gated_delta`."""
+    return gated_delta(q, k, v, decay, beta, states, batch, page_size=page_size, isa=isa)  # by the rank of decay
+
+
+def selective_scan(
+    c: jax.Array,
+    b: jax.Array,
+    x: jax.Array,
+    steps: jax.Array,
+    rates: jax.Array,
+    states: jax.Array,
+    batch: RaggedBatch,
+    *,
+    page_size: int,
+    isa: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """``llmjax.kernels.recurrent.selective_scan.selective_scan`` by the library; ``isa`` as for `gated_delta`."""
+    given = (c, b, x, steps, rates)
+    return _call("llmjax_selective_scan", given, states, batch, out=x.shape, page_size=page_size, isa=isa)
+
+
 def causal_convolution(
     x: jax.Array,
     weight: jax.Array,
@@ -78,7 +111,7 @@ def causal_convolution(
 
 def _call(
     target: str,
-    tokens: tuple[jax.Array, ...],
+    given: tuple[jax.Array, ...],
     states: jax.Array,
     batch: RaggedBatch,
     *,
@@ -91,11 +124,11 @@ def _call(
     call = jax.ffi.ffi_call(
         target,
         (jax.ShapeDtypeStruct(out, jnp.float32), jax.ShapeDtypeStruct(states.shape, states.dtype)),
-        input_output_aliases={len(tokens): 1},
+        input_output_aliases={len(given): 1},
     )
     rows = (batch.query_start, batch.kv_len, batch.page_table, jnp.asarray(batch.first_page, jnp.int32))
     read, after = call(
-        *tokens,
+        *given,
         states,
         *rows,
         page_size=np.int32(page_size),

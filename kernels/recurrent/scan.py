@@ -32,21 +32,6 @@ class Rule:
     chunk: Callable[..., tuple[jax.Array, jax.Array]]
 
 
-def one_by_one(step: Callable[..., tuple[jax.Array, jax.Array]]) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """The chunk of a rule whose tokens are not a product of matrices: its steps, one after another."""
-
-    def chunk(*given: jax.Array) -> tuple[jax.Array, jax.Array]:
-        def once(state: jax.Array, token: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-            read, state = step(*(part[None] for part in token), state)
-            return state, read[0]
-
-        *tokens, state = given
-        state, read = jax.lax.scan(once, state[None], tuple(tokens))
-        return read, state[0]
-
-    return chunk
-
-
 def scan(
     rule: Rule,
     tokens: tuple[jax.Array, ...],

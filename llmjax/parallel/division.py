@@ -30,10 +30,10 @@ from llmjax.models import (
     ShortConvolution,
 )
 from llmjax.models.layers.layer import FeedForward, Mixer
-from llmjax.parallel.shares import NOTHING, HeadShares, Share, even_share, inner_share, of_entries, spread_share
+from llmjax.parallel.shares import NOTHING, UNITS, HeadShares, Share, even_share, inner_share, of_entries, spread_share
 
 LAYER = re.compile(r"\.layers\.(\d+)\.")
-UNDIVIDED = ShortConvolution | LightningAttention | Mamba | ChannelDelta
+ByChannel = Mamba | ShortConvolution  # mixers whose channels are divided; those of others go with their heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +72,6 @@ class Division:
             raise ConfigError(f"{said}: attention with norms over all heads cannot be divided yet")
         if any(isinstance(mixer, Attention) and mixer.o_norm is not None for mixer in mixers):
             raise ConfigError(f"{said}: norms before the last product of a half cannot be divided yet")
-        if any(isinstance(mixer, UNDIVIDED) for mixer in mixers):
-            raise ConfigError(
-                f"{said}: short convolutions, lightning attention, Mamba and Kimi's delta rule cannot be divided yet"
-            )
         spaces = [mixer for mixer in mixers if isinstance(mixer, Mamba2)]
         if any(self._norm_is_cut(mixer) and mixer.groups > 1 for mixer in spaces):
             raise ConfigError(f"{said}: state spaces with norms of several groups are divided by whole groups alone")
@@ -124,11 +120,15 @@ class Division:
                     share, count = self._heads(mixer, keys=part == "kv_heads")
                     return Cut(axis, of_entries(share, shape[axis] // count))
                 case "channels":
-                    assert isinstance(mixer, GatedDelta | Mamba2)
+                    assert isinstance(mixer, ByChannel | ChannelDelta | GatedDelta | Mamba2)
                     return Cut(axis, self._channels(mixer))
-                case "parts":
-                    assert isinstance(mixer, Mamba2)
+                case "parts" if isinstance(mixer, Mamba2):
                     return Cut(axis, _joined(self._state_space_parts(mixer), mixer.parts))
+                case "parts":  # of one size
+                    assert isinstance(mixer, ByChannel)
+                    size = _channels_of(mixer)
+                    count = shape[axis] // size
+                    return Cut(axis, _joined([self._channels(mixer)] * count, [size] * count))
         return None
 
     @cached_property
@@ -146,11 +146,16 @@ class Division:
         count = _count(mixer)
         return even_share(count, self.devices), count
 
-    def _channels(self, mixer: GatedDelta | Mamba2) -> Share:
-        """Of the convolution: queries, keys and values of a device's heads, which the whole has one after another."""
+    def _channels(self, mixer: ByChannel | ChannelDelta | GatedDelta | Mamba2) -> Share:
+        """Of a convolution: where queries, keys and values of a device's heads go through the same one, the whole has
+        them one after another."""
+        if isinstance(mixer, ByChannel):
+            return inner_share(_channels_of(mixer), self.devices)
         if isinstance(mixer, Mamba2):
             return _joined(self._state_space_parts(mixer)[1:4], mixer.parts[1:4])
         share, count = self._heads(mixer, keys=False)
+        if isinstance(mixer, ChannelDelta):
+            return of_entries(share, mixer.head_dim)
         sizes = (mixer.key_dim, mixer.key_dim, mixer.value_heads // count * mixer.value_dim)
         return _joined([of_entries(share, size) for size in sizes], [count * size for size in sizes])
 
@@ -180,9 +185,15 @@ class Division:
         )
 
     def _mixer(self, mixer: Mixer) -> Mixer:
+        if isinstance(mixer, Mamba):
+            return replace(mixer, inner=self._channels(mixer).shape[1])
+        if isinstance(mixer, ShortConvolution):
+            return replace(mixer, size=self._channels(mixer).shape[1])
         share, _ = self._heads(mixer, keys=False)
-        if isinstance(mixer, LatentAttention):
+        if isinstance(mixer, LatentAttention | ChannelDelta):
             return replace(mixer, heads=share.shape[1])
+        if isinstance(mixer, LightningAttention):
+            return replace(mixer, heads=share.shape[1], whole=mixer.heads)
         if isinstance(mixer, GatedDelta):
             shared = mixer.value_heads // mixer.key_heads
             return replace(mixer, key_heads=share.shape[1], value_heads=shared * share.shape[1])
@@ -224,6 +235,11 @@ def _joined(shares: Sequence[Share], sizes: Sequence[int]) -> Share:
 
 
 def _count(mixer: Mixer) -> int:
-    """Heads that can be divided."""
-    assert not isinstance(mixer, UNDIVIDED)
+    """Heads that can be divided, or what of channels stays together."""
+    if isinstance(mixer, ByChannel):
+        return -(-_channels_of(mixer) // UNITS[-1])
     return mixer.key_heads if isinstance(mixer, GatedDelta) else mixer.heads
+
+
+def _channels_of(mixer: ByChannel) -> int:
+    return mixer.inner if isinstance(mixer, Mamba) else mixer.size

@@ -12,7 +12,7 @@ from llmjax.models.layers.state import Recurrent
 class ShortConvolution:
     """Gates, a convolution over the last few tokens, and gates again."""
 
-    size: int  # of the residual stream, and channels
+    size: int  # channels: of the whole model, those of the residual stream
     width: int  # tokens that the convolution sees, its own included
     bias: bool = False  # of the convolution and of the products before and behind it
 

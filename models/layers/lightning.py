@@ -18,6 +18,7 @@ class LightningAttention:
     activation: str  # of queries, keys and values, a key of ACTIVATIONS
     norm: RMS  # of what all heads read, before the gate
     decay: float  # head h, counted from 1, keeps ``exp(-decay 2**(-8 h / heads))`` of its state from token to token
+    whole: int | None = None  # heads of all devices, where this one has some of them; None: it has all
 
     name: ClassVar[str] = "self_attn"
     rope: ClassVar[None] = None

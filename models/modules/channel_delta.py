@@ -38,16 +38,17 @@ class ChannelDeltaModule(nnx.Module):
     def __init__(self, spec: ChannelDelta, size: int, *, dtype: jnp.dtype) -> None:
         self.spec, f32 = spec, jnp.float32
         for part in "qkv":
-            setattr(self, f"{part}_proj", Linear(size, spec.inner, bias=False, dtype=dtype))
+            setattr(self, f"{part}_proj", Linear(size, spec.inner, bias=False, dtype=dtype, axes=("heads", "hidden")))
             setattr(self, f"{part}_conv1d", Convolution(spec.inner, spec.width))
         for part in "fg":
             setattr(self, f"{part}_a_proj", Linear(size, spec.head_dim, bias=False, dtype=dtype))
-            setattr(self, f"{part}_b_proj", Linear(spec.head_dim, spec.inner, bias=False, dtype=dtype))
-        self.b_proj = Linear(size, spec.heads, bias=False, dtype=dtype)
-        self.dt_bias = parameter((spec.inner,), f32, axes=(None,))
-        self.A_log = parameter((1, 1, spec.heads, 1), f32, axes=(None,) * 4, plain=True)
+            second = Linear(spec.head_dim, spec.inner, bias=False, dtype=dtype, axes=("heads", None))
+            setattr(self, f"{part}_b_proj", second)
+        self.b_proj = Linear(size, spec.heads, bias=False, dtype=dtype, axes=("heads", "hidden"))
+        self.dt_bias = parameter((spec.inner,), f32, axes=("heads",))
+        self.A_log = parameter((1, 1, spec.heads, 1), f32, axes=(None, None, "heads", None), plain=True)
         self.o_norm = build_norm(spec.norm, spec.head_dim)
-        self.o_proj = Linear(spec.inner, size, bias=False, dtype=dtype)
+        self.o_proj = Linear(spec.inner, size, bias=False, dtype=dtype, axes=("hidden", "heads"))
 
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         """[T, D] to [T, D], and the state with the tokens taken in."""

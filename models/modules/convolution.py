@@ -45,13 +45,13 @@ class ShortConvolutionModule(ReadOut):
 
     # Positional: x, module, before, after, context. Static: residual.
     half: ClassVar[Operation] = Operation("short convolution half", (Implementation("in steps", mixed),))
-    divided: ClassVar[str] = "heads"
+    divided: ClassVar[str] = "channels"
 
     def __init__(self, spec: ShortConvolution, size: int, *, dtype: jnp.dtype) -> None:
-        self.spec = spec
-        self.in_proj = Linear(size, 3 * size, bias=spec.bias, dtype=dtype)
-        self.conv = Convolution(size, spec.width, bias=spec.bias)
-        self.out_proj = Linear(size, size, bias=spec.bias, dtype=dtype)
+        self.spec, channels = spec, spec.size
+        self.in_proj = Linear(size, 3 * channels, bias=spec.bias, dtype=dtype, axes=("parts", "hidden"))
+        self.conv = Convolution(channels, spec.width, bias=spec.bias)
+        self.out_proj = Linear(channels, size, bias=spec.bias, dtype=dtype, axes=("hidden", "channels"))
 
     def _read(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         state: RecurrentState = context.state

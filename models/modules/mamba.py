@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.kernels.recurrent.selective_scan import selective_scan
 from llmjax.kernels.registry import Implementation, Operation
+from llmjax.kernels.sharding import all_sum
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.mamba import Mamba
 from llmjax.models.layers.state import RecurrentState
@@ -29,20 +30,21 @@ class MambaModule(ReadOut):
 
     # Positional: x, module, before, after, context. Static: residual.
     half: ClassVar[Operation] = Operation("Mamba half", (Implementation("in steps", mixed),))
-    divided: ClassVar[str] = "heads"
+    divided: ClassVar[str] = "channels"
 
     def __init__(self, spec: Mamba, size: int, *, dtype: jnp.dtype) -> None:
         self.spec, f32 = spec, jnp.float32
-        self.in_proj = Linear(size, 2 * spec.inner, bias=spec.bias, dtype=dtype)
+        self.in_proj = Linear(size, 2 * spec.inner, bias=spec.bias, dtype=dtype, axes=("parts", "hidden"))
         self.conv1d = Convolution(spec.inner, spec.width, bias=spec.conv_bias)
-        self.x_proj = Linear(spec.inner, spec.rank + 2 * spec.state_dim, bias=False, dtype=dtype)
-        self.dt_proj = Linear(spec.rank, spec.inner, bias=True, dtype=dtype)
-        self.A_log = parameter((spec.inner, spec.state_dim), f32, axes=(None, None), plain=True)
-        self.D = parameter((spec.inner,), f32, axes=(None,))
+        made = spec.rank + 2 * spec.state_dim
+        self.x_proj = Linear(spec.inner, made, bias=False, dtype=dtype, axes=(None, "channels"))
+        self.dt_proj = Linear(spec.rank, spec.inner, bias=True, dtype=dtype, axes=("channels", None))
+        self.A_log = parameter((spec.inner, spec.state_dim), f32, axes=("channels", None), plain=True)
+        self.D = parameter((spec.inner,), f32, axes=("channels",))
         sizes = {"dt_layernorm": spec.rank, "b_layernorm": spec.state_dim, "c_layernorm": spec.state_dim}
         for name, entries in sizes.items():
             setattr(self, name, None if spec.norm is None else build_norm(spec.norm, entries))
-        self.out_proj = Linear(spec.inner, size, bias=spec.bias, dtype=dtype)
+        self.out_proj = Linear(spec.inner, size, bias=spec.bias, dtype=dtype, axes=("hidden", "channels"))
 
     def _read(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         """What ``out_proj`` is given, [T, inner]."""
@@ -52,7 +54,8 @@ class MambaModule(ReadOut):
         x, gate = jnp.split(self.in_proj(n).astype(f32), 2, axis=-1)
         x, recent = self.conv1d(x, state, context.batch)
         x = ACTIVATIONS[spec.activation](x)
-        steps, b, c = jnp.split(self.x_proj(x.astype(n.dtype)), (spec.rank, spec.rank + spec.state_dim), axis=-1)
+        made = all_sum(self.x_proj(x.astype(n.dtype)), self.divided)  # of all channels
+        steps, b, c = jnp.split(made, (spec.rank, spec.rank + spec.state_dim), axis=-1)
         steps, b, c = normed(steps, self.dt_layernorm), normed(b, self.b_layernorm), normed(c, self.c_layernorm)
         read, memory = selective_scan(
             c.astype(f32),

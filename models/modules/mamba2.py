@@ -12,13 +12,12 @@ from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.kernels.norm import Norm, rms_norm
 from llmjax.kernels.recurrent.linear_attention import linear_attention
 from llmjax.kernels.registry import Implementation, Operation
-from llmjax.kernels.sharding import all_sum
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.mamba2 import Mamba2
 from llmjax.models.layers.state import RecurrentState
 from llmjax.models.modules.convolution import Convolution
 from llmjax.models.modules.linear import Linear
-from llmjax.models.modules.norm import build_norm
+from llmjax.models.modules.norm import RMSNorm, build_norm, normed_together
 from llmjax.models.modules.parameter import parameter
 from llmjax.models.modules.residual import mixed
 
@@ -98,11 +97,10 @@ class Mamba2Module(nnx.Module):
 
     def _normed(self, x: jax.Array) -> jax.Array:
         """[T, inner], each group by itself, or the only one with what other devices have of it."""
-        assert self.norm is not None
-        norm = self.norm.norm
+        assert isinstance(self.norm, RMSNorm)
         if self.spec.normed is not None:
-            squares = all_sum(jnp.sum(jnp.square(x), axis=-1, keepdims=True), self.divided)
-            return x * jax.lax.rsqrt(squares / self.spec.normed + norm.eps) * norm.weight
+            return normed_together(x, self.norm, self.spec.normed, self.divided)
+        norm = self.norm.norm
         weight = norm.weight.reshape(self.spec.groups, -1)
         return rms_norm(x.reshape(len(x), *weight.shape), Norm(weight, norm.eps)).reshape(x.shape)
 

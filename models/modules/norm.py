@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from llmjax.kernels.norm import Norm, layer_norm, rms_norm
+from llmjax.kernels.sharding import all_sum
 from llmjax.models.layers.norm import RMS, Layer, NormSpec
 from llmjax.models.modules.parameter import parameter
 
@@ -53,6 +54,19 @@ def build_norm(spec: NormSpec, *shape: int, axes: tuple[str | None, ...] = ()) -
         axes: logical names of the weight's axes; none: not divided.
     """
     return RMSNorm(spec, shape, axes) if isinstance(spec, RMS) else LayerNorm(spec, shape, axes)
+
+
+def normed_together(x: jax.Array, norm: RMSNorm, size: int, name: str) -> jax.Array:
+    """A norm over what all devices have of a vector.
+
+    Args:
+        x: f32 [T, .], this device's entries, with zeros where it has less than others.
+        size: entries of the whole vector.
+        name: logical axis along which devices divide it.
+    """
+    squares = all_sum(jnp.sum(jnp.square(x), axis=-1, keepdims=True), name)
+    weight = norm.norm.weight + 1 if norm.norm.plus_one else norm.norm.weight
+    return x * jax.lax.rsqrt(squares / size + norm.norm.eps) * weight
 
 
 def is_fused(norm: NormModule | None) -> bool:

@@ -3,7 +3,6 @@ machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -16,9 +15,13 @@ import pytest
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.cpu import recurrent as cpu
 from llmjax.kernels.cpu.library import library
+from llmjax.kernels.recurrent.channel_delta import CHANNEL_DELTA
+from llmjax.kernels.recurrent.channel_delta import by_scan as channel_by_scan
 from llmjax.kernels.recurrent.convolution import CONVOLUTION, by_shifts
 from llmjax.kernels.recurrent.gated_delta import GATED_DELTA, by_scan
 from llmjax.kernels.recurrent.linear_attention import by_scan as linear_by_scan
+from llmjax.kernels.recurrent.selective_scan import SELECTIVE_SCAN
+from llmjax.kernels.recurrent.selective_scan import by_scan as selective_by_scan
 from tests.kernels.instruction_sets import INSTRUCTION_SETS
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the C++ library is not built")
@@ -85,12 +88,15 @@ def entry(case: Case, row: int, position: int) -> int:
     return FIRST + int(batch_of(case)[0].page_table[row, position // PAGE])
 
 
-def random_tokens(case: Case, *, beta: bool) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+def random_tokens(case: Case, *, beta: bool, by_channel: bool = False) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     batch, entries = batch_of(case)
     rng, count = np.random.default_rng(1), len(batch.kv_index)
     q, k = (rng.standard_normal((count, case.groups, case.key)) for _ in range(2))
     k = k / np.linalg.norm(k, axis=-1, keepdims=True)
     v, decay = rng.standard_normal((count, case.heads, case.value)), -rng.exponential(0.3, (count, case.heads))
+    if by_channel:
+        q, k = (np.repeat(x, case.heads // case.groups, axis=1) for x in (q, k))
+        decay = -rng.exponential(0.3, (count, case.heads, case.key))
     decay[count // 2 :: 7] = -300.0  # everything is forgotten, and ratios of decays overflow
     given = (q, k, v, decay, rng.uniform(0, 1, (count, case.heads))) if beta else (q, k, v, decay)
     states = rng.standard_normal((entries, case.heads, case.key, case.value))
@@ -100,17 +106,43 @@ def random_tokens(case: Case, *, beta: bool) -> tuple[tuple[np.ndarray, ...], np
 def by_token(case: Case, given: tuple[np.ndarray, ...], states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The rules as they are written, f64; padding tokens read zeros."""
     q, k, v, decay, *beta = (x.astype(np.float64) for x in given)
-    q, k = (np.repeat(x, case.heads // case.groups, axis=1) for x in (q, k))
+    q, k = (np.repeat(x, case.heads // x.shape[1], axis=1) for x in (q, k))
+    decay = decay.reshape(*decay.shape[:2], -1)  # of a head, or of each of its channels
     out, after = np.zeros(v.shape), states.astype(np.float64)
     for row, tokens, position in spans(case):
         state = after[entry(case, row, position - 1)] if position else np.zeros(after.shape[1:])
         for i, t in enumerate(range(tokens.start, tokens.stop)):
-            state = np.exp(decay[t])[:, None, None] * state
+            state = np.exp(decay[t])[..., None] * state
             added = v[t]
             if beta:
                 added = beta[0][t][:, None] * (v[t] - np.einsum("hk,hkv->hv", k[t], state))
             state = state + k[t][:, :, None] * added[:, None]
             out[t] = np.einsum("hk,hkv->hv", q[t], state)
+            after[entry(case, row, position + i)] = state
+    return out, after
+
+
+def random_scan(case: Case) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """What `selective_scan` takes; a channel has no more than its own states."""
+    batch, entries = batch_of(case)
+    rng, count, channels = np.random.default_rng(3), len(batch.kv_index), 5 * case.heads * case.value
+    c, b = (rng.standard_normal((count, case.key)) for _ in range(2))
+    x, steps = rng.standard_normal((count, channels)), rng.exponential(0.3, (count, channels))
+    steps[count // 2 :: 7] = 300.0  # everything is forgotten
+    rates, states = -rng.exponential(1.0, (case.key, channels)), rng.standard_normal((entries, 1, case.key, channels))
+    x[count // 2 :: 7] *= 0.001
+    return tuple(x.astype(np.float32) for x in (c, b, x, steps, rates)), states.astype(np.float32)
+
+
+def scanned(case: Case, given: tuple[np.ndarray, ...], states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rule of `selective_scan` as it is written, f64; padding tokens read zeros."""
+    c, b, x, steps, rates = (x.astype(np.float64) for x in given)
+    out, after = np.zeros(x.shape), states.astype(np.float64)
+    for row, tokens, position in spans(case):
+        state = after[entry(case, row, position - 1)] if position else np.zeros(after.shape[1:])
+        for i, t in enumerate(range(tokens.start, tokens.stop)):
+            state = np.exp(steps[t] * rates) * state + b[t][:, None] * (steps[t] * x[t])
+            out[t] = (c[t][:, None] * state[0]).sum(0)
             after[entry(case, row, position + i)] = state
     return out, after
 
@@ -138,6 +170,22 @@ def test_linear_attention(name: str, isa: str) -> None:
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("name", CASES)
+def test_channel_delta(name: str, isa: str) -> None:
+    given, states = random_tokens(CASES[name], beta=True, by_channel=True)
+    found = cpu.channel_delta(*given, jnp.asarray(states), batch_of(CASES[name])[0], page_size=PAGE, isa=isa)
+    check(found, by_token(CASES[name], given, states))
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("name", CASES)
+def test_selective_scan(name: str, isa: str) -> None:
+    given, states = random_scan(CASES[name])
+    found = cpu.selective_scan(*given, jnp.asarray(states), batch_of(CASES[name])[0], page_size=PAGE, isa=isa)
+    check(found, scanned(CASES[name], given, states))
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("name", CASES)
 def test_convolution(name: str, isa: str) -> None:
     case = CASES[name]
     batch, entries = batch_of(case)
@@ -156,18 +204,22 @@ def test_convolution(name: str, isa: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["odd sizes", "decodes"])
-def test_xla_gives_the_same(name: str) -> None:
+@pytest.mark.parametrize("rule", ["gated delta", "channel delta", "linear attention", "selective scan"])
+def test_xla_gives_the_same(rule: str, name: str) -> None:
     """For devices without kernels of their own."""
     case = CASES[name]
-    ways: list[tuple[Callable[..., Any], bool]] = [(by_scan, True), (linear_by_scan, False)]
-    for way, beta in ways:
-        given, states = random_tokens(case, beta=beta)
-        out, after = jax.jit(partial(way, page_size=PAGE))(*given, jnp.asarray(states), batch_of(case)[0])
-        expected, wanted = by_token(case, given, states)
-        for row, tokens, position in spans(case):
-            np.testing.assert_allclose(out[tokens], expected[tokens], rtol=0, atol=3e-5)
-            last = entry(case, row, position + tokens.stop - tokens.start - 1)
-            np.testing.assert_allclose(after[last], wanted[last], rtol=0, atol=3e-5)
+    if rule == "selective scan":
+        (given, states), way, rules = random_scan(case), selective_by_scan, scanned
+    else:
+        given, states = random_tokens(case, beta=rule != "linear attention", by_channel=rule == "channel delta")
+        way = {"gated delta": by_scan, "channel delta": channel_by_scan, "linear attention": linear_by_scan}[rule]
+        rules = by_token
+    out, after = jax.jit(partial(way, page_size=PAGE))(*given, jnp.asarray(states), batch_of(case)[0])
+    expected, wanted = rules(case, given, states)
+    for row, tokens, position in spans(case):
+        np.testing.assert_allclose(out[tokens], expected[tokens], rtol=0, atol=3e-5)
+        last = entry(case, row, position + tokens.stop - tokens.start - 1)
+        np.testing.assert_allclose(after[last], wanted[last], rtol=0, atol=3e-5)
 
 
 def test_result_of_a_row_does_not_depend_on_the_batch() -> None:
@@ -192,6 +244,10 @@ def test_operations_take_them() -> None:
     given, states = random_tokens(case, beta=True)
     assert GATED_DELTA.explain("cpu", *given, states, batch_of(case)[0], page_size=PAGE) == "C++"
     assert GATED_DELTA.explain("cuda", *given, states, batch_of(case)[0], page_size=PAGE) == "XLA"
+    given, states = random_tokens(case, beta=True, by_channel=True)
+    assert CHANNEL_DELTA.explain("cpu", *given, states, batch_of(case)[0], page_size=PAGE) == "C++"
+    given, states = random_scan(case)
+    assert SELECTIVE_SCAN.explain("cpu", *given, states, batch_of(case)[0], page_size=PAGE) == "C++"
     x, weight = np.zeros((9, 4), np.float32), np.zeros((4, 300), np.float32)
     said = CONVOLUTION.explain("cpu", x, weight, np.zeros((2, 299, 4)), batch_of(case)[0], page_size=PAGE)
     assert said == "XLA (C++: the convolution is 300 tokens wide, more than 256)"

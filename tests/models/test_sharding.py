@@ -39,6 +39,8 @@ UNEVEN = (
 )
 # State spaces, with norms of whole groups or without, and one whose attention has a state space beside it.
 STATE_SPACES = ("falcon-h1", "granite4", "nemotron-h", "mamba2")
+# Channels of their own, and heads whose norm or decay is one of all devices.
+MIXERS = ("falcon-mamba", "jamba", "lfm2", "minimax", "mamba", "kimi-linear")
 # Of qwen3-next, with heads that three devices can share; each key head has two value heads.
 THREE = {
     "num_attention_heads": 6,
@@ -59,7 +61,7 @@ def on_devices(count: int, *folders: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def on_two_devices() -> dict[str, Any]:
-    return on_devices(2, *(GOLDEN / name for name in (*CHECKPOINTS, *STATE_SPACES)))
+    return on_devices(2, *(GOLDEN / name for name in (*CHECKPOINTS, *STATE_SPACES, *MIXERS[-2:])))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,7 @@ def on_three_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
     one_group.mkdir()
     config = json.loads((GOLDEN / "granite4" / "config.json").read_text()) | {"mamba_n_groups": 1}
     (one_group / "config.json").write_text(json.dumps(config))
-    return on_devices(3, folder, one_group, *(GOLDEN / name for name in UNEVEN))
+    return on_devices(3, folder, one_group, *(GOLDEN / name for name in (*UNEVEN, *MIXERS)))
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -86,8 +88,8 @@ def test_logits_are_the_same(on_two_devices: dict[str, Any], name: str) -> None:
     assert (o_proj[1], pages[2]) == (columns, kv_heads)
 
 
-@pytest.mark.parametrize("name", STATE_SPACES)
-def test_state_spaces(on_two_devices: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("name", (*STATE_SPACES, *MIXERS[-2:]))
+def test_recurrent_mixers(on_two_devices: dict[str, Any], name: str) -> None:
     assert on_two_devices[name]["difference"] < 2e-4
 
 
@@ -98,7 +100,7 @@ def test_state_space_of_one_group_lies_on_three_devices(on_three_devices: dict[s
     assert found["params"]["model.layers.0.mamba.out_proj.weight"][1] == 3 * 8
 
 
-@pytest.mark.parametrize("name", UNEVEN)
+@pytest.mark.parametrize("name", (*UNEVEN, *MIXERS))
 def test_devices_may_have_less_than_others(on_three_devices: dict[str, Any], name: str) -> None:
     assert on_three_devices[name]["difference"] < 2e-4
 

@@ -14,6 +14,7 @@ from llmjax.parallel.division import Division
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 FAMILIES = ("llama-bias", "qwen2-moe", "deepseek-v2", "qwen3-next", "qwen3_5", "mpt", "stablelm-2-12b", "gpt-bigcode")
+BY_CHANNEL = ("mamba", "falcon-mamba", "jamba", "lfm2", "kimi-linear", "minimax")
 STATE_SPACES = ("falcon-h1", "falcon-h1-odd", "granite4", "nemotron-h", "mamba2")
 
 MIXTURES = ("qwen2-moe", "deepseek-v2", "mixtral", "gpt-oss")
@@ -26,7 +27,7 @@ def config_of(name: str) -> ModelConfig:
 @pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize(
     ("name", "whole_experts"),
-    [*((name, False) for name in (*FAMILIES, *STATE_SPACES)), *((name, True) for name in MIXTURES)],
+    [*((name, False) for name in (*FAMILIES, *STATE_SPACES, *BY_CHANNEL)), *((name, True) for name in MIXTURES)],
 )
 def test_parts_of_parameters_are_those_of_a_devices_model(name: str, whole_experts: bool, devices: int) -> None:
     division = Division(config_of(name), devices, whole_experts=whole_experts)
@@ -67,12 +68,6 @@ def test_whole_experts_of_a_device() -> None:
     ("name", "devices", "message"),
     [
         ("llama", 9, "tensor_parallel_size 9: the model has 4 heads in a layer, and each device needs one"),
-        (
-            "lfm2",
-            2,
-            "tensor_parallel_size 2: short convolutions, lightning attention, Mamba and Kimi's delta rule cannot be "
-            "divided yet",
-        ),
         (
             "granite4",
             4,

@@ -20,6 +20,6 @@ extern const Kernels LLMJAX_TABLE(LLMJAX_ISA);
 const Kernels LLMJAX_TABLE(LLMJAX_ISA) = {
     LLMJAX_STRING(LLMJAX_ISA), kLanes, attention_store, attention_workspace, attention, attention_merge, linear_workspace,
     linear_prepare, linear, norm_rows, gate_rows, rotate, argmax, finite, sample,
-    recur, convolve};
+    recur, selective_scan, convolve};
 
 }  // namespace llmjax

@@ -9,6 +9,7 @@
 namespace llmjax {
 
 struct Recurrence;
+struct SelectiveScan;
 struct Convolution;
 struct Stretch;
 
@@ -136,8 +137,11 @@ struct Kernels {
   bool (*finite)(const float* x, int size);  // neither NaN nor infinity in the row
   int (*sample)(const SampleRow&, float* workspace);  // workspace: 3 * size + 48 floats, 64-byte aligned
 
-  // Of recurrent mixers (recurrent.h): columns begin..end of a head's state, and channels begin..end of a convolution.
-  void (*recur)(const Recurrence&, const Stretch&, int head, int begin, int end);
+  // Of recurrent mixers (recurrent.h): columns begin..end of a head's state, and channels begin..end of states of channels
+  // and of a convolution.
+  void (*recur)(const Recurrence&, const Stretch&, int head, int begin, int end,
+                float* workspace);  // by_channel: (3 * kTokenBlock + 1) * key_dim floats
+  void (*selective_scan)(const SelectiveScan&, const Stretch&, int begin, int end, float* workspace);  // 2 * state_dim floats a channel
   void (*convolve)(const Convolution&, const Stretch&, int begin, int end, float* workspace);  // 2 * width floats a channel
 };
 

@@ -23,6 +23,7 @@ using FloatsOut = ffi::Result<Floats>;
 
 constexpr int kColumns = 32;    // of a state that a task rewrites: as many as the nearest cache keeps
 constexpr int kChannels = 512;  // of a convolution that a task computes
+constexpr int kSelected = 128;  // channels with states of their own that a task rewrites
 constexpr int kWidest = 256;    // convolution, in tokens
 
 // Tokens whose states follow each other in one entry; see kernels/recurrent/places.py.
@@ -118,16 +119,19 @@ class Rows {
   std::vector<Gap> clear_;
 };
 
+// What a task works with.
+float* floats(size_t count) { return reinterpret_cast<float*>(thread_memory<3>(count * sizeof(float))); }
+
 ffi::Error recurrence_handler(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Floats decay, Floats beta, Floats states_in,
                               Integers query_start, Integers kv_len, Integers page_table, Integer first_page, FloatsOut out,
                               FloatsOut states, int32_t page_size, bool decode, int32_t isa) {
   const auto keys = q.dimensions(), values = v.dimensions(), all = states->dimensions();
   if (keys.size() != 3 || values.size() != 3 || all.size() != 4) return invalid("recurrence: wrong number of dimensions");
   const int64_t tokens = values[0], heads = values[1];
-  const bool delta = beta.dimensions().size() == 2;
+  const bool delta = beta.dimensions().size() == 2, by_channel = decay.dimensions().size() == 3;
   if (keys[1] < 1 || heads % keys[1] != 0 || !has_shape(q, {tokens, keys[1], all[2]}) ||
       !has_shape(k, {tokens, keys[1], all[2]}) || !has_shape(v, {tokens, heads, all[3]}) ||
-      !has_shape(decay, {tokens, heads}) || all[1] != heads || !has_shape(*out, {tokens, heads, all[3]}) ||
+      !(by_channel ? delta && has_shape(decay, {tokens, heads, all[2]}) : has_shape(decay, {tokens, heads})) || all[1] != heads || !has_shape(*out, {tokens, heads, all[3]}) ||
       (delta && !has_shape(beta, {tokens, heads}))) {
     return invalid("recurrence: shapes do not fit each other");
   }
@@ -146,6 +150,7 @@ ffi::Error recurrence_handler(ffi::ThreadPool pool, Floats q, Floats k, Floats v
                         v.typed_data(),
                         decay.typed_data(),
                         delta ? beta.typed_data() : nullptr,
+                        by_channel,
                         out->typed_data()};
   rows.clear(call.out, static_cast<size_t>(heads) * call.value_dim);
   const size_t state = static_cast<size_t>(call.key_dim) * call.value_dim;
@@ -153,8 +158,39 @@ ffi::Error recurrence_handler(ffi::ThreadPool pool, Floats q, Floats k, Floats v
   parallel_for(pool, rows.runs().size() * of_row, [&](size_t i) {
     const int head = static_cast<int>(i % of_row / slices), begin = static_cast<int>(i % slices) * kColumns;
     const int end = std::min(begin + kColumns, call.value_dim);
+    float* workspace = by_channel ? floats((3 * kTokenBlock + 1) * static_cast<size_t>(call.key_dim)) : nullptr;
     rows.each(rows.runs()[i / of_row], states->typed_data() + head * state, heads * state,
-              [&](const Stretch& tokens) { kernels->recur(call, tokens, head, begin, end); });
+              [&](const Stretch& tokens) { kernels->recur(call, tokens, head, begin, end, workspace); });
+  });
+  return ffi::Error::Success();
+}
+
+ffi::Error selective_scan_handler(ffi::ThreadPool pool, Floats c, Floats b, Floats x, Floats steps, Floats rates,
+                                  Floats states_in, Integers query_start, Integers kv_len, Integers page_table,
+                                  Integer first_page, FloatsOut out, FloatsOut states, int32_t page_size, bool decode,
+                                  int32_t isa) {
+  const auto dims = x.dimensions(), all = states->dimensions();
+  if (dims.size() != 2 || all.size() != 4) return invalid("selective scan: wrong number of dimensions");
+  const int64_t tokens = dims[0], channels = dims[1], count = all[2];
+  if (all[1] != 1 || all[3] != channels || !has_shape(c, {tokens, count}) || !has_shape(b, {tokens, count}) ||
+      !has_shape(steps, {tokens, channels}) || !has_shape(rates, {count, channels}) || !has_shape(*out, {tokens, channels})) {
+    return invalid("selective scan: shapes do not fit each other");
+  }
+  if (states_in.untyped_data() != states->untyped_data()) return invalid("selective scan: states are not aliased");
+  const Kernels* kernels = find_kernels(isa, 0);
+  if (kernels == nullptr) return invalid("selective scan: this machine lacks the instruction set");
+  Rows rows;
+  ffi::Error error = rows.init(query_start, kv_len, page_table, first_page, tokens, all[0], page_size, decode);
+  if (error.failure()) return error;
+  const SelectiveScan call{static_cast<int>(channels), static_cast<int>(count), c.typed_data(),     b.typed_data(),
+                           x.typed_data(),             steps.typed_data(),      rates.typed_data(), out->typed_data()};
+  rows.clear(call.out, call.channels);
+  const size_t slices = (call.channels + kSelected - 1) / kSelected;
+  parallel_for(pool, rows.runs().size() * slices, [&](size_t i) {
+    const int begin = static_cast<int>(i % slices) * kSelected, end = std::min(begin + kSelected, call.channels);
+    float* workspace = floats(2 * static_cast<size_t>(count) * kSelected);
+    rows.each(rows.runs()[i / slices], states->typed_data(), static_cast<size_t>(count) * channels,
+              [&](const Stretch& tokens) { kernels->selective_scan(call, tokens, begin, end, workspace); });
   });
   return ffi::Error::Success();
 }
@@ -180,9 +216,9 @@ ffi::Error convolution_handler(ffi::ThreadPool pool, Floats x, Floats weight, Fl
   const size_t slices = (call.channels + kChannels - 1) / kChannels;
   parallel_for(pool, rows.runs().size() * slices, [&](size_t i) {
     const int begin = static_cast<int>(i % slices) * kChannels, end = std::min(begin + kChannels, call.channels);
-    char* memory = thread_memory<3>((2 * static_cast<size_t>(call.width)) * kChannels * sizeof(float));
+    float* workspace = floats(2 * static_cast<size_t>(call.width) * kChannels);
     rows.each(rows.runs()[i / slices], states->typed_data(), static_cast<size_t>(all[1]) * all[2], [&](const Stretch& tokens) {
-      kernels->convolve(call, tokens, begin, end, reinterpret_cast<float*>(memory));
+      kernels->convolve(call, tokens, begin, end, workspace);
     });
   });
   return ffi::Error::Success();
@@ -198,8 +234,27 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_recurrence, recurrence_handler,
                                   .Arg<Floats>()    // q
                                   .Arg<Floats>()    // k
                                   .Arg<Floats>()    // v
-                                  .Arg<Floats>()    // decay
+                                  .Arg<Floats>()    // decay, of heads or of channels
                                   .Arg<Floats>()    // beta, [0]: no delta rule
+                                  .Arg<Floats>()    // states
+                                  .Arg<Integers>()  // query_start
+                                  .Arg<Integers>()  // kv_len
+                                  .Arg<Integers>()  // page_table
+                                  .Arg<Integer>()   // first page
+                                  .Ret<Floats>()    // out
+                                  .Ret<Floats>()    // states
+                                  .Attr<int32_t>("page_size")
+                                  .Attr<bool>("decode")
+                                  .Attr<int32_t>("isa"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_selective_scan, selective_scan_handler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()    // c
+                                  .Arg<Floats>()    // b
+                                  .Arg<Floats>()    // x
+                                  .Arg<Floats>()    // steps
+                                  .Arg<Floats>()    // rates
                                   .Arg<Floats>()    // states
                                   .Arg<Integers>()  // query_start
                                   .Arg<Integers>()  // kv_len

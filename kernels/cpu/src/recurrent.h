@@ -5,15 +5,27 @@
 
 namespace llmjax {
 
+constexpr int kTokenBlock = 4;  // tokens that rewrite a state at once
+
 // Tokens that rewrite states of heads, [k, v] each, and read them. Heads of one group, which follow each other, share
 // queries and keys.
 struct Recurrence {
   int heads, groups, key_dim, value_dim;
   const float *q, *k;  // [T, G, k]
   const float* v;      // [T, H, v]
-  const float* decay;  // [T, H], logarithms
+  const float* decay;  // [T, H], logarithms; or, with beta alone, [T, H, k]
   const float* beta;   // [T, H]: the delta rule; null: v is added as it is
+  bool by_channel;     // each channel of keys forgets at a rate of its own
   float* out;          // [T, H, v]
+};
+
+// Tokens that rewrite states of channels, each with rates of its own, and read them.
+struct SelectiveScan {
+  int channels, state_dim;
+  const float *c, *b;         // [T, n]: what is read and written with
+  const float *x, *steps;     // [T, I]
+  const float* rates;         // [n, I]
+  float* out;                 // [T, I]
 };
 
 // A causal convolution of each channel by itself.
