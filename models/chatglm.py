@@ -55,6 +55,8 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         "tie_word_embeddings": False,
         "pre_seq_len": 0,
         "fp32_residual_connection": False,
+        "interleaved_qkv": False,
+        "quantization_bit": 0,
     }.items():
         fields.require(key, neutral)
     heads = fields.integer("num_attention_heads")

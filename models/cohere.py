@@ -38,11 +38,19 @@ DEFAULTS_2 = {
     "sliding_window": 4096,
     "sliding_window_pattern": 4,
 }
+NEUTRAL_2 = {
+    "order_of_interleaved_layers": "local_attn_first",
+    "position_embedding_type": "rope_gptj",
+    "rotary_pct": 1.0,
+    "use_gated_activation": True,
+    "use_parallel_block": True,
+}
 
 
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+    # Files say how long sequences may be under this name.
+    fields = Fields(config, DEFAULTS, aliases={"max_position_embeddings": ("model_max_length",)})
     kinds = layer_types(fields, kinds=("full_attention",))
     qk_norm = layer_norm(fields, bias=False) if fields.flag("use_qk_norm") else None
     attention = _attention(fields, kinds, max_model_len, qk_norm=qk_norm, qk_norm_over="each head")
@@ -52,6 +60,8 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
 def cohere2_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """`from_hf` for Cohere 2."""
     fields = Fields(config, DEFAULTS_2, aliases={"sliding_window_pattern": ("layer_switch",)})
+    for key, neutral in NEUTRAL_2.items():
+        fields.require(key, neutral)
     count, pattern = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), fields.integer("sliding_window_pattern")
     kinds = layer_types(fields, ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(count)])
     attention = _attention(fields, kinds, max_model_len, without_rope=("full_attention",))

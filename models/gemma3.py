@@ -35,6 +35,7 @@ DEFAULTS = {
     "tie_word_embeddings": True,
     "bos_token_id": 2,
     "eos_token_id": 1,
+    "final_logit_softcapping": None,
 }
 
 

@@ -42,6 +42,8 @@ DEFAULTS = {
         SLIDING: {"rope_type": "default", "rope_theta": 1e4},
         FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
     },
+    "final_logit_softcapping": None,
+    "use_bidirectional_attention": None,
 }
 PERIOD = 6  # of layers without windows, where no key says which they are
 DENSE = "dense"

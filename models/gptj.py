@@ -49,6 +49,7 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS, aliases=ALIASES)
     fields.require("tie_word_embeddings", False)  # the head has a bias
+    fields.require("rotary", True)
     heads = fields.integer("num_attention_heads")
     fields.require("num_key_value_heads", heads)
     # Of a head, in entries.

@@ -57,6 +57,7 @@ def hybrid_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = Non
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     kinds = [KINDS[kind] for kind in layer_types(fields, ["mamba"] * count, kinds=tuple(KINDS))]
     fields.require("position_embedding_type", "rope", "nope")
+    fields.require("normalization_function", "rmsnorm")
     if _has_experts(config):
         half: FeedForward = _experts(fields)
     else:

@@ -29,17 +29,34 @@ _FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False,),
     "attention_chunk_size": (),
     "attention_multiplier": (),
+    "attn_logit_softcapping": (),
+    "attn_temperature_tuning": (False, 0),
     "clip_qkv": (),
     "embedding_multiplier": (1, 1.0),
+    "enable_moe_block": (False,),
+    "final_logit_softcapping": (),
+    "full_attn_mod": (1,),
+    "hidden_size_per_layer_input": (0,),
+    "interpolate_factor": (1, 1.0),
     "logit_scale": (1, 1.0),
     "logits_scaling": (1, 1.0),
     "n_routed_experts": (0,),
     "no_rope_layers": ([],),
+    "num_kv_shared_layers": (0,),
     "parallel_attn": (False,),
+    "qk_layernorm": (False,),
+    "query_pre_attn_scalar": (),
     "residual_multiplier": (1, 1.0),
+    "rope_interleaved": (False,),
+    "rotary_scaling_factor": (1, 1.0),
     "scale_emb": (1, 1.0),
+    "use_bidirectional_attention": (False,),
+    "use_cla": (False,),
+    "use_mrope": (False,),
     "use_qk_norm": (False,),
     "use_parallel_residual": (False,),
+    "use_rotary_pos_emb": (True,),
+    "use_sliding_window": (False,),
 }
 # The two names of one key, which Transformers 5 takes for each other; read by families that have experts.
 _EXPERT_COUNTS = ("num_experts", "num_local_experts")
@@ -106,6 +123,7 @@ def attention_by_kind(
         windows = {kind: window if kind == "sliding_attention" else None for kind in kinds}
         return {kind: Attention(rope=None, window=own, **(sizes | differences)) for kind, own in windows.items()}
     lengths = RopeLengths(fields.integer("max_position_embeddings"), max_model_len)
+    _check_chunks(fields, max_model_len or lengths.max_position)
     parameters = {kind: ropes[kind] if ropes else rope_parameters(fields, kind) for kind in dict.fromkeys(kinds)}
     if not partial_rotary:
         parameters = {kind: of_whole_heads(keys) for kind, keys in parameters.items()}
@@ -118,6 +136,15 @@ def attention_by_kind(
         for kind, keys in parameters.items()
     }
     return {kind: replace(own, rope=None) if kind in without_rope else own for kind, own in found.items()}
+
+
+def _check_chunks(fields: Fields, longest: int) -> None:
+    """Raises where positions would be counted anew in each chunk (Qwen2.5-1M), which shorter sequences never see."""
+    chunks = fields.mapping("dual_chunk_attention_config")
+    own = Fields(chunks, name=f"{fields.name}: dual_chunk_attention_config")
+    if chunks and longest > (limit := own.integer("original_max_position_embeddings")):
+        problem = f"is not supported for sequences of more than {limit} tokens; set max_model_len to {limit} or less"
+        raise fields.error("dual_chunk_attention_config", problem)
 
 
 def rms(fields: Fields, *, plus_one: bool = False) -> RMS:

@@ -97,6 +97,7 @@ def _lfm2(
 ) -> ModelConfig:
     fields.require("attention_bias", False)
     fields.require("use_pos_enc", True)
+    fields.require("block_use_swiglu", True)
     norm, size = RMS(fields.number("norm_eps")), fields.integer("hidden_size")
     mixers: dict[str, Mixer] = dict(
         attention_by_kind(fields, ("full_attention",), window=None, max_model_len=max_model_len, qk_norm=norm)

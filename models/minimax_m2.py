@@ -10,7 +10,7 @@ from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, experts_per_token, layer_types, rms
+from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, experts_per_token, layer_types, rms
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.moe import Experts
 
@@ -46,6 +46,9 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         "use_routing_bias": True,
         "shared_intermediate_size": 0,
         "sliding_window": 0,
+        "attn_type_list": [1] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS),
+        "layernorm_full_attention_beta": 1.0,
+        "layernorm_mlp_beta": 1.0,
     }.items():
         fields.require(key, neutral)
     kinds, norm = layer_types(fields, kinds=("full_attention",)), rms(fields)

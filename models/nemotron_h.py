@@ -60,6 +60,7 @@ ALIASES = {
     "mamba_conv_bias": ("use_conv_bias",),
     "mamba_proj_bias": ("use_bias",),
     "time_step_min": ("mamba_dt_min",),
+    "head_dim": ("attention_head_dim",),
     "layers_block_type": ("layer_types",),
 }
 MAMBA, ATTENTION, FEED_FORWARD, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
@@ -95,6 +96,8 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS, aliases=ALIASES)
     places, norm = _places(fields), RMS(fields.number("layer_norm_epsilon"))
+    if "num_hidden_layers" in config and fields.integer("num_hidden_layers") != len(places):
+        raise fields.error("num_hidden_layers", f"is not the number of blocks that {_key(fields)} says, {len(places)}")
     fields.require("attention_bias", False)
     fields.require("sliding_window")
     heads = fields.integer("mamba_n_heads") * fields.integer("mamba_d_head")

@@ -65,6 +65,7 @@ def hybrid(
 ) -> ModelConfig:
     """Gated delta nets and gated attention, each before one of ``halves``; ``in_turn``: see ``GatedDelta``."""
     fields.require("mlp_bias", False)
+    fields.require("use_sliding_window", False)
     count, interval = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), fields.integer("full_attention_interval")
     default = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(count)]
     kinds, norm = layer_types(fields, default, kinds=KINDS), rms(fields, plus_one=True)

@@ -204,10 +204,11 @@ def _ntk(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
 def _llama3(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
     inv = _base(parameters, dim)
     low, high = parameters.number("low_freq_factor"), parameters.number("high_freq_factor")
-    if low >= high:
-        raise parameters.error("high_freq_factor", f"must exceed low_freq_factor = {low}")
+    if low > high:
+        raise parameters.error("high_freq_factor", f"must be at least low_freq_factor = {low}")
     turns = _original_length(parameters, lengths) * inv / (2 * math.pi)  # over the original context
-    smooth = np.clip((turns - low) / (high - low), 0, 1)  # 0: interpolate fully, 1: leave alone
+    # 0: interpolate fully, 1: leave alone; Llama 4 Scout has nothing in between.
+    smooth = np.clip((turns - low) / (high - low), 0, 1) if low < high else (turns >= low).astype(inv.dtype)
     return _Scaled((1 - smooth) * inv / parameters.number("factor") + smooth * inv)
 
 

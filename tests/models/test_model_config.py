@@ -951,6 +951,14 @@ def test_layers_of_glm_5_2_share_indexers(keys: dict[str, Any], letters: str) ->
     assert not any(layer.chosen_before or layer.indexer for layer in short.layers)
 
 
+def test_gemma4_of_images() -> None:
+    """Whose texts see what is before them alone."""
+    plain = {"model_type": "gemma4_text"}
+    assert model_config({**plain, "use_bidirectional_attention": "vision"}) == model_config(plain)
+    with pytest.raises(UnsupportedModel, match="use_bidirectional_attention"):
+        model_config({**plain, "use_bidirectional_attention": "all"})
+
+
 def test_ministral3() -> None:
     got = model_config({"model_type": "ministral3"}).layers[0].mixer
     assert got.sharpened == Sharpening(16384, 0.1, ahead=0) and got.window is None and got.rope.attention_factor == 1

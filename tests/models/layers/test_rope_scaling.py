@@ -191,7 +191,7 @@ def test_extended_length(keys: dict[str, Any], length: int) -> None:
         ({"type": "linear", "factor": float("nan")}, "factor = nan must be a positive number"),
         ({"type": "linear", "factor": 2, "mrope_section": [1, 2]}, "mrope_section = [1, 2] is not supported here"),
         ({"type": "default", "factor": 2}, "factor = 2 is not supported here"),
-        ({"type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 4}, "must exceed low_freq_factor"),
+        ({"type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 2}, "must be at least low_freq"),
         ({"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}, "must be a list of 32 numbers"),
         ({"type": "longrope", "long_factor": [1] * 32, "short_factor": ["a"] * 32}, "short_factor = 'a' must be a"),
         ({"type": "linear", "factor": 1e-60}, "frequencies that f32 cannot hold"),
