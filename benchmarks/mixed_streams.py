@@ -2,9 +2,10 @@
 
     python -m benchmarks.mixed_streams [--config smollm2] [--streams 64] [--seconds 300] [--speculation off,on]
 
-A server of its own, in a process of its own, gets chats and completions with forms, tools, log-probabilities, several
-continuations, stop strings, penalties and filters, and clients that leave half way. Every answer is checked: how it
-ends, how many continuations and tokens it has, that forms are kept. Engine flags are passed on. The status is 1 if an
+A server of its own, in a process of its own, gets chats, completions, responses and messages with forms, tools,
+log-probabilities, several continuations, stop strings, penalties and filters, and clients that leave half way. Every
+answer is checked: how it ends, how many continuations and tokens it has, that forms are kept, and that the events of
+responses and messages come in order and tell what their end tells. Engine flags are passed on. The status is 1 if an
 answer was wrong or a page is held when all have ended.
 """
 
@@ -43,6 +44,19 @@ from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.settings import settings_of
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+LAST: Mapping[str, Sequence[str]] = {
+    RESPONSES: ("response.completed", "response.incomplete", "response.failed"),
+    MESSAGES: ("message_stop",),
+}
+# Why a message has ended, in the words of chats.
+STOP_REASONS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+}
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 4}
 SPECULATION: Mapping[str, Mapping[str, Any] | None] = {"off": None, "on": DRAFTS}
 START_SECONDS = 600.0
@@ -74,9 +88,85 @@ class Answer:
     times: dict[int, list[float]] = field(default_factory=dict)  # of chunks that bring something
     logprobs: int = 0  # tokens that have some
     tokens: int = 0
+    events: int = 0
+    block: int | None = None  # of a message, that is open
+    disorder: str | None = None  # what is wrong with the events themselves
 
     def take(self, event: Mapping[str, Any], now: float) -> None:
         """The next event of the stream."""
+        kind = event.get("type")
+        if kind is None:
+            self._take_chunk(event, now)
+        elif kind.startswith("response."):
+            self._take_of_response(kind, event, now)
+        else:
+            self._take_of_message(kind, event, now)
+        self.events += 1
+
+    def _take_of_response(self, kind: str, event: Mapping[str, Any], now: float) -> None:
+        if event["sequence_number"] != self.events:
+            self._note(f"event {self.events} has the number {event['sequence_number']}")
+        match kind:
+            case "response.output_text.delta" | "response.reasoning_text.delta":
+                self.logprobs += len(event.get("logprobs") or ())
+                self._say(now, text=event["delta"])
+            case "response.function_call_arguments.delta":
+                self._say(now, arguments=event["delta"])
+            case "response.completed" | "response.incomplete" | "response.failed":
+                self._end_response(event["response"])
+
+    def _end_response(self, response: Mapping[str, Any]) -> None:
+        items = response["output"]
+        parts = [part for item in items if item["type"] in ("message", "reasoning") for part in item["content"] or ()]
+        calls = [item for item in items if item["type"] == "function_call"]
+        whole, arguments = "".join(part["text"] for part in parts), "".join(call["arguments"] for call in calls)
+        if (whole, arguments) != ("".join(self.texts.get(0, ())), "".join(self.arguments.get(0, ()))):
+            self._note(f"its end tells {whole!r} and {arguments!r}, its deltas told something else")
+        self.tokens = (response.get("usage") or {}).get("output_tokens", self.tokens)
+        match response["status"]:
+            case "completed":
+                self.reasons[0] = "tool_calls" if calls else "stop"
+            case "incomplete" if response["incomplete_details"]["reason"] == "max_output_tokens":
+                self.reasons[0] = "length"
+            case status:
+                self.reasons[0] = f"{status}: {response.get('error')}"
+
+    def _take_of_message(self, kind: str, event: Mapping[str, Any], now: float) -> None:
+        match kind:
+            case "content_block_start":
+                if self.block is not None:
+                    self._note(f"block {event['index']} begins inside of block {self.block}")
+                self.block = event["index"]
+            case "content_block_delta":
+                if self.block != event["index"]:
+                    self._note(f"a delta of block {event['index']} in block {self.block}")
+                delta = event["delta"]
+                self._say(
+                    now, text=delta.get("text") or delta.get("thinking") or "", arguments=delta.get("partial_json", "")
+                )
+            case "content_block_stop":
+                if self.block != event["index"]:
+                    self._note(f"block {event['index']} ends, and {self.block} is open")
+                self.block = None
+            case "message_delta":
+                reason = event["delta"]["stop_reason"]
+                self.reasons[0] = STOP_REASONS.get(reason, str(reason))
+                self.tokens = event["usage"]["output_tokens"]
+            case "message_stop" if self.block is not None:
+                self._note(f"block {self.block} does not end")
+
+    def _note(self, disorder: str) -> None:
+        """The first thing that is wrong counts."""
+        self.disorder = self.disorder or disorder
+
+    def _say(self, now: float, *, text: str = "", arguments: str = "") -> None:
+        """What the one answer of a response or a message goes on with."""
+        self.texts.setdefault(0, []).append(text)
+        self.arguments.setdefault(0, []).append(arguments)
+        if text or arguments:
+            self.times.setdefault(0, []).append(now)
+
+    def _take_chunk(self, event: Mapping[str, Any], now: float) -> None:
         self.tokens = (event.get("usage") or {}).get("completion_tokens", self.tokens)
         for choice in event.get("choices") or ():
             index, delta = choice["index"], choice.get("delta") or {}
@@ -98,7 +188,7 @@ class Answer:
 
     def whole(self) -> list[str]:
         """The texts of continuations that ended by themselves."""
-        return ["".join(self.texts[index]) for index, reason in self.reasons.items() if reason == "stop"]
+        return ["".join(self.texts.get(index, ())) for index, reason in self.reasons.items() if reason == "stop"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +246,19 @@ _FORM = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
 }
 _TOOLS = {"tools": [WEATHER], "parallel_tool_calls": False}
+_UNKEPT = {"store": False}  # what is kept would be seen in the memory
+_RESPONSE_FORM = {"text": {"format": {"type": "json_schema", "name": "person", "strict": True, "schema": PERSON}}}
+_RESPONSE_TOOLS = {
+    "tools": [{"type": "function", "name": "get_weather", "strict": True, "parameters": PERSON}],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+}
+_MESSAGE_TOOLS = {
+    "tools": [{"name": "get_weather", "strict": True, "input_schema": PERSON}],
+    "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+}
+_MESSAGE_FORM = {"output_config": {"format": {"type": "json_schema", "schema": PERSON}}}
+_RESPONSE_SCORES = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 KINDS: Mapping[str, Kind] = {
     "chat": Kind(),
     "completion": Kind(path=TEXT),
@@ -172,6 +275,16 @@ KINDS: Mapping[str, Kind] = {
     "expression": Kind(path=TEXT, fields={"structured_outputs": {"regex": DATES}, "logprobs": 1}, wrong=_no_dates),
     "tools": Kind(fields=_TOOLS, wrong=_wrong_calls),
     "forced tools": Kind(fields={**_TOOLS, "tool_choice": "required"}, wrong=_no_calls),
+    "response": Kind(path=RESPONSES, fields=_UNKEPT),
+    "response with logprobs": Kind(path=RESPONSES, fields=_UNKEPT | _RESPONSE_SCORES, wrong=_no_logprobs),
+    "response in JSON": Kind(path=RESPONSES, fields=_UNKEPT | _RESPONSE_FORM, wrong=_not_json),
+    "response with tools": Kind(path=RESPONSES, fields=_UNKEPT | _RESPONSE_TOOLS, wrong=_no_calls),
+    "message": Kind(path=MESSAGES),
+    "message with stop strings": Kind(path=MESSAGES, fields={"stop_sequences": STOPS}, wrong=_has_stops),
+    "message in JSON": Kind(path=MESSAGES, fields=_MESSAGE_FORM, wrong=_not_json),
+    "message with tools": Kind(path=MESSAGES, fields=_MESSAGE_TOOLS, wrong=_no_calls),
+    "leaves a response": Kind(path=RESPONSES, fields=_UNKEPT, leaves=True),
+    "leaves a message": Kind(path=MESSAGES, leaves=True),
     "leaves a chat": Kind(leaves=True),
     "leaves a form": Kind(fields=_FORM, leaves=True),
     "leaves two": Kind(path=TEXT, fields={"n": 2, "logprobs": 1}, leaves=True),
@@ -248,7 +361,8 @@ class Load:
         self.requests[name] += 1
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                async with aclosing(self._client.stream(kind.path, self._body(kind))) as events:
+                stream = self._client.stream(kind.path, self._body(kind), last=LAST.get(kind.path, ()))
+                async with aclosing(stream) as events:
                     async for event in events:
                         answer.take(event, time.perf_counter())
                         if leaves_after is not None and sum(map(len, answer.times.values())) >= leaves_after:
@@ -263,6 +377,8 @@ class Load:
         self.tokens += answer.tokens
 
     def _wrong(self, kind: Kind, answer: Answer) -> str | None:
+        if answer.disorder is not None:
+            return answer.disorder
         count = kind.fields.get("n", 1)
         if set(answer.reasons) != set(range(count)) or not set(answer.reasons.values()) <= {
             "stop",
@@ -277,16 +393,15 @@ class Load:
     def _body(self, kind: Kind) -> dict[str, Any]:
         town, number = self._random.choice(TOWNS), self._random.randint(2, 999)
         question = f"Tell me about {number} people of {town}. " + "Repeat what I say. " * self._random.randint(0, 4)
-        prompt = {"prompt": question} if kind.path == TEXT else {"messages": [{"role": "user", "content": question}]}
-        return {
-            "model": self._model,
-            **prompt,
-            "max_tokens": self._tokens,
-            "seed": self._random.randrange(2**31),
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **kind.fields,
-        }
+        chat = {"messages": [{"role": "user", "content": question}], "max_tokens": self._tokens}
+        usage = {"stream_options": {"include_usage": True}}
+        if kind.path == RESPONSES:
+            own: dict[str, Any] = {"input": question, "max_output_tokens": self._tokens}
+        elif kind.path == TEXT:
+            own = {"prompt": question, "max_tokens": self._tokens, **usage}
+        else:
+            own = chat | (usage if kind.path == CHAT else {})
+        return {"model": self._model, **own, "seed": self._random.randrange(2**31), "stream": True, **kind.fields}
 
 
 def main(argv: list[str]) -> int:

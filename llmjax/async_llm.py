@@ -152,6 +152,11 @@ class AsyncLLM(LoadedLLM):
         """Whether new requests wait for ``resume_generation``."""
         return not self._goes_on.is_set()
 
+    @property
+    def num_held_back(self) -> int:
+        """Requests that wait for ``resume_generation``."""
+        return self._held_back
+
     async def pause_generation(self, mode: str = "abort", *, clear_cache: bool = True) -> None:
         """Holds new requests back until ``resume_generation``; returns when those before them are out of the way.
 

@@ -113,6 +113,12 @@ EXTERNAL_COUNTERS = {
     "external_prefix_cache_hits": "Of those, found in host memory, on disk or at another server.",
 }
 
+# What vLLM says of every model, those of texts too.
+MEDIA_COUNTERS = {
+    "mm_cache_queries": "Images and sounds looked up; models of texts have none.",
+    "mm_cache_hits": "Of those, found.",
+}
+
 OWN_COUNTERS = {
     "steps": "Passes through the model.",
     "dispatches": "Device programs started; one may take several decode steps.",
@@ -161,7 +167,9 @@ class _Numbers:
 
     def __init__(self, max_model_len: int) -> None:
         self.gauges = dict.fromkeys(GAUGES, 0.0)
-        self.counters = dict.fromkeys((*COUNTERS, *DRAFT_COUNTERS, *EXTERNAL_COUNTERS, *OWN_COUNTERS), 0.0)
+        self.counters = dict.fromkeys(
+            (*COUNTERS, *DRAFT_COUNTERS, *EXTERNAL_COUNTERS, *MEDIA_COUNTERS, *OWN_COUNTERS), 0.0
+        )
         self.accepted_per_pos = Counter[int]()
         self.sources = Counter[str](dict.fromkeys(SOURCES, 0))
         self.offload = OffloadCounts()
@@ -205,7 +213,9 @@ class EngineMetrics(Collector):
         counters["spec_decode_num_accepted_tokens"] += stats.drafts.num_accepted_tokens
         numbers.accepted_per_pos.update(dict(enumerate(stats.drafts.accepted_per_pos)))
         external = stats.offload.host_hits + stats.offload.disk_hits + stats.offload.remote_hits
-        counters["external_prefix_cache_queries"] += stats.prefix_cache_queries - stats.prefix_cache_hits + external
+        if self._offloads:
+            missing = stats.prefix_cache_queries - stats.prefix_cache_hits
+            counters["external_prefix_cache_queries"] += missing + external
         counters["external_prefix_cache_hits"] += external
         taken = (stats.num_prompt_tokens, stats.prefix_cache_hits - external, external)
         numbers.sources.update(dict(zip(SOURCES, taken, strict=True)))
@@ -252,18 +262,22 @@ class EngineMetrics(Collector):
         for number, state in enumerate(states):
             if not state.serving:  # it cannot say that it does nothing
                 self._engines[number].gauges = dict.fromkeys(GAUGES, 0.0)
+        # Who waits for a paused server has not come to any engine yet.
+        deferred = [self._engine.num_held_back, *[0] * (len(self._engines) - 1)]
         for name, help in GAUGES.items():
-            yield self._gauge(f"vllm:{name}", help, [numbers.gauges[name] for numbers in self._engines])
+            more = deferred if name == "num_requests_waiting" else [0] * len(deferred)
+            values = [numbers.gauges[name] + extra for numbers, extra in zip(self._engines, more, strict=True)]
+            yield self._gauge(f"vllm:{name}", help, values)
         waiting = GaugeMetricFamily(
             "vllm:num_requests_waiting_by_reason",
-            "Waiting requests: for capacity, or deferred by something that will pass (never here).",
+            "Waiting requests: for capacity, or deferred by something that will pass: a pause.",
             labels=(*LABELS, "reason"),
         )
-        for labels, numbers in self._labelled():
+        for (labels, numbers), held_back in zip(self._labelled(), deferred, strict=True):
             waiting.add_metric([*labels, "capacity"], numbers.gauges["num_requests_waiting"])
-            waiting.add_metric([*labels, "deferred"], 0)
+            waiting.add_metric([*labels, "deferred"], held_back)
         yield waiting
-        shown = COUNTERS | (DRAFT_COUNTERS if self._drafts else {}) | (EXTERNAL_COUNTERS if self._offloads else {})
+        shown = {**COUNTERS, **EXTERNAL_COUNTERS, **MEDIA_COUNTERS, **(DRAFT_COUNTERS if self._drafts else {})}
         for prefix, table in (("vllm", shown), ("llmjax", OWN_COUNTERS)):
             for name, help in table.items():
                 yield self._counter(f"{prefix}:{name}", help, [numbers.counters[name] for numbers in self._engines])

@@ -31,6 +31,58 @@ def test_an_answer_is_read_by_its_continuations() -> None:
     assert answer.gaps == [2.0, 3.0]
 
 
+def numbered(*events: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**event, "sequence_number": i} for i, event in enumerate(events)]
+
+
+def ended(status: str, text: str, arguments: str | None = None, reason: str | None = None) -> dict[str, Any]:
+    output: list[dict[str, Any]] = [{"type": "message", "content": [{"type": "output_text", "text": text}]}]
+    output += [] if arguments is None else [{"type": "function_call", "arguments": arguments}]
+    response = {"status": status, "output": output, "usage": {"output_tokens": 3}, "incomplete_details": None}
+    return {"type": f"response.{status}", "response": response | {"incomplete_details": {"reason": reason}}}
+
+
+TEXT = {"type": "response.output_text.delta", "delta": "a", "logprobs": [{}]}
+ARGUMENTS = {"type": "response.function_call_arguments.delta", "delta": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("events", "reason", "disorder"),
+    [
+        (numbered({"type": "response.created"}, TEXT, TEXT, ended("completed", "aa")), "stop", None),
+        (numbered(TEXT, ended("incomplete", "a", reason="max_output_tokens")), "length", None),
+        (numbered(TEXT, ARGUMENTS, ended("completed", "a", "{}")), "tool_calls", None),
+        (numbered(TEXT, ended("failed", "a")), "failed: None", None),
+        (numbered(TEXT, ended("completed", "b")), "stop", "something else"),
+        (numbered(TEXT, TEXT, ended("completed", "aa"))[::2], "stop", "has the number 2"),
+    ],
+)
+def test_responses_are_read(events: list[dict[str, Any]], reason: str, disorder: str | None) -> None:
+    answer = read(*events)
+    assert answer.reasons == {0: reason} and answer.tokens == 3
+    assert (answer.disorder is None) if disorder is None else (disorder in (answer.disorder or ""))
+    if reason == "stop" and disorder is None:
+        assert answer.whole() == ["aa"] and answer.logprobs == 2 and answer.gaps == [1.0]
+
+
+def block(kind: str, index: int, **delta: str) -> dict[str, Any]:
+    return {"type": f"content_block_{kind}", "index": index, "delta": delta}
+
+
+END = {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 2}}
+STOP = {"type": "message_stop"}
+
+
+def test_messages_are_read() -> None:
+    text, call = block("delta", 0, text="a"), block("delta", 1, partial_json="{}")
+    first, second = [block("start", 0), text, block("stop", 0)], [block("start", 1), call, block("stop", 1)]
+    answer = read(*first, *second, END, STOP)
+    assert answer.reasons == {0: "tool_calls"} and answer.tokens == 2 and answer.disorder is None
+    assert answer.texts[0] == ["a", ""] and answer.arguments[0] == ["", "{}"]
+    for wrong in ([*first[:2], STOP], [*first[:2], *second], [text, END], [*first[:2], call]):
+        assert read(*wrong).disorder is not None
+
+
 CALL = [{"index": 0, "function": {"arguments": '{"name": 1'}}]
 
 
@@ -53,7 +105,8 @@ def test_what_is_wrong(kind: str, answer: Answer, message: str | None) -> None:
 
 
 def test_kinds_say_nothing_twice() -> None:
-    assert not any({"stream", "max_tokens", "seed"} & kind.fields.keys() for kind in KINDS.values())
+    said = {"stream", "max_tokens", "max_output_tokens", "seed"}
+    assert not any(said & kind.fields.keys() for kind in KINDS.values())
     assert Kind().wrong(Answer()) is None
 
 

@@ -26,6 +26,7 @@ class Idle:
     tokenizer = None
     states = (EngineState(serving=True),)
     sleep_state = "awake"
+    num_held_back = 0
 
     def __init__(self, model: str = "m", name: str = "m") -> None:
         self.config = EngineConfig(model=model)

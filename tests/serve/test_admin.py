@@ -241,6 +241,8 @@ def test_requests_before_a_pause_end(guarded: Any, admin: httpx.Client, query: d
     assert found[0].status_code in (status, 200) and guarded.engine.num_requests == 0  # it may have ended before
     later, answer = begun_later(admin)
     assert later.is_alive() and admin.get("/is_paused").json() == {"is_paused": True}
+    deferred = re.search(r'by_reason\{.*reason="deferred"\} (\S+)', admin.get("/metrics").text)
+    assert deferred is not None and float(deferred[1]) == guarded.engine.num_held_back <= 1
     assert admin.post("/resume").status_code == 200
     later.join(60)
     assert answer[0].json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0  # what was cached is forgotten

@@ -36,6 +36,7 @@ class FailingEngine:
     num_requests = 0
     states = (EngineState(serving=False),)
     sleep_state = "awake"
+    num_held_back = 0
 
     def __init__(self, error: Exception) -> None:
         self.error = error

@@ -45,6 +45,7 @@ def test_drafts_have_vllms_names() -> None:
         info=SimpleNamespace(model_name="m", max_model_len=64, kv_tokens=640, page_size=32),
         states=(EngineState(serving=True),),
         sleep_state="awake",
+        num_held_back=0,
     )
     metrics = EngineMetrics(engine)
     drafts = DraftCounts(num_drafts=2, num_draft_tokens=5, accepted_per_pos=[2, 1])
@@ -81,6 +82,7 @@ def test_offloaded_pages_have_vllms_names() -> None:
         info=SimpleNamespace(model_name="m", max_model_len=64, kv_tokens=640, page_size=32),
         states=(EngineState(serving=True),),
         sleep_state="awake",
+        num_held_back=0,
     )
     metrics = EngineMetrics(engine)
     offload = OffloadCounts(
@@ -134,6 +136,7 @@ def test_waiting_by_reason_rejections_and_steps() -> None:
         info=SimpleNamespace(model_name="m", max_model_len=64, kv_tokens=640, page_size=32),
         states=(EngineState(serving=True),),
         sleep_state="awake",
+        num_held_back=0,
     )
     metrics = EngineMetrics(engine)
     # A dispatch of three steps: two rows, one of which ends after the first.

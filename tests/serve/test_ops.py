@@ -59,6 +59,7 @@ GAUGES = {
 }
 COUNTERS = {"prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "prompt_tokens_cached"}
 COUNTERS |= {"prompt_tokens_by_source", "generation_tokens", "request_success", "admission_rejections"}
+ZEROS = {"mm_cache_queries", "mm_cache_hits", "external_prefix_cache_queries", "external_prefix_cache_hits"}
 HISTOGRAMS = {
     "request_prompt_tokens",
     "request_generation_tokens",
@@ -94,7 +95,11 @@ def test_metric_names_types_and_labels(http: httpx.Client) -> None:
     response = http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=")
     families = {family.name: family for family in text_string_to_metric_families(response.text)}
-    for names, kind in ((GAUGES, "gauge"), (COUNTERS, "counter"), (HISTOGRAMS, "histogram")):
+    assert {
+        sample.value for name in ZEROS for sample in families[f"vllm:{name}"].samples if "total" in sample.name
+    } == {0}
+    assert not any("spec_decode" in name or "lora" in name for name in families)  # there are none here, nor in vLLM
+    for names, kind in ((GAUGES, "gauge"), (COUNTERS | ZEROS, "counter"), (HISTOGRAMS, "histogram")):
         for name in names:
             assert families[f"vllm:{name}"].type == kind, name
     for name in GAUGES - {"cache_config_info"} | HISTOGRAMS:
