@@ -27,15 +27,20 @@ from llmjax.models import (
     MLP,
     RMS,
     Attention,
+    ChannelDelta,
     Experts,
     GatedDelta,
     GatedMLP,
     LatentAttention,
+    LightningAttention,
+    Mamba,
+    Mamba2,
     ModelConfig,
     NormedParts,
     NormedStream,
     Parallel,
     PostNorm,
+    ShortConvolution,
 )
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.layer import LayerSpec
@@ -127,6 +132,16 @@ _MIXER_STAGES: Mapping[type, tuple[tuple[str, ...], ...]] = MappingProxyType(
             ("in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
             ("out_proj",),
         ),
+        ChannelDelta: (
+            ("q_proj", "k_proj", "v_proj", "f_a_proj", "g_a_proj", "b_proj"),
+            ("f_b_proj",),
+            ("g_b_proj",),
+            ("o_proj",),
+        ),
+        LightningAttention: (("qkv_proj", "output_gate"), ("out_proj",)),
+        Mamba: (("in_proj",), ("x_proj",), ("dt_proj",), ("out_proj",)),
+        Mamba2: (("in_proj",), ("out_proj",)),
+        ShortConvolution: (("in_proj",), ("out_proj",)),
     }
 )
 
@@ -140,7 +155,7 @@ def halves_of(layer: DecoderLayer) -> tuple[Half, ...]:
 
 
 def _mixer_stages(layer: DecoderLayer) -> tuple[Stage, ...]:
-    mixer, norm = layer.spec.mixer, layer.spec.residual.before_mixer
+    mixer, norm = layer.spec.mixer, _of_part_alone(layer, layer.spec.residual.before_mixer)
     if isinstance(mixer, Attention):
         return (
             Stage(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), _attention_input, norm),
@@ -158,7 +173,7 @@ def _mixer_stages(layer: DecoderLayer) -> tuple[Stage, ...]:
 
 
 def _feed_forward_stages(layer: DecoderLayer) -> tuple[Stage, ...]:
-    part, norm = layer.spec.feed_forward, layer.spec.residual.before_feed_forward
+    part, norm = layer.spec.feed_forward, _of_part_alone(layer, layer.spec.residual.before_feed_forward)
     assert part is not None
     match part:
         case GatedMLP():
@@ -179,6 +194,11 @@ def _feed_forward_stages(layer: DecoderLayer) -> tuple[Stage, ...]:
                 Stage(tuple(f"{shared}.{name}" for name in first), Given(part.name, f"{shared}.{first[0]}"), None),
                 Stage((f"{shared}.down_proj",), Given(part.name, f"{shared}.down_proj"), None),
             )
+
+
+def _of_part_alone(layer: DecoderLayer, norm: str | None) -> str | None:
+    """A norm that nothing but a half reads, so that scales can be folded into it; None: the stream is normed itself."""
+    return None if isinstance(layer.spec.residual, NormedStream) else norm
 
 
 def _attention_input(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
@@ -277,13 +297,11 @@ def check_kinds(config: ModelConfig, path: Path) -> None:
                 f"{path}: layers with embeddings or factors of their own, keys of others, or two mixers, cannot be "
                 "calibrated"
             )
-        unlike = NormedParts | NormedStream | Parallel | PostNorm
+        unlike = NormedParts | Parallel | PostNorm
         if isinstance(spec.residual, unlike) or not isinstance(spec.norm, RMS):
             raise CheckpointError(
                 f"{path}: parallel halves, and norms behind them or with a mean, cannot be calibrated"
             )
-        if not isinstance(spec.mixer, Attention | LatentAttention | GatedDelta):
-            raise CheckpointError(f"{path}: layers with {type(spec.mixer).__name__} cannot be calibrated")
         layer = DecoderLayer(spec, config.hidden_size, dtype=jnp.dtype(F32))
         shapes = _shapes(nnx.split(layer)[1])
         for module in (module for half in halves_of(layer) for stage in half.stages for module in stage.modules):
