@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -15,21 +17,25 @@ from llmjax.kernels.registry import Implementation, Operation, later
 CUDA = "llmjax.kernels.cuda.quantized_linear"  # Pallas is a tenth of what a start would import
 
 BLOCK = 1 << 22  # weights that the portable product dequantizes at a time
+CARD_BLOCK = 1 << 27  # on a card, which smaller products do not fill: all but the largest matrices whole
 
 
-def linear_by_dequantizing(x: jax.Array, weight: QTensor, bias: jax.Array | None = None) -> jax.Array:
+def linear_by_dequantizing(
+    x: jax.Array, weight: QTensor, bias: jax.Array | None = None, *, block_size: int = BLOCK
+) -> jax.Array:
     """``x @ weight.T + bias``, f32 [T, out], a block of rows at a time: memory stays bounded whatever the matrix.
 
     Args:
         x: [T, in].
         weight: a single matrix [out, in]; its products are those of its dequantized rows in its dtype.
         bias: [out] or None.
+        block_size: weights that are dequantized at a time, at most, but for those of a tile of rows.
     """
     form = weight.format
     if weight.columns is not None:
         x = x[:, weight.columns]
     tiles, num_words, tile = weight.words.shape
-    step = min(tiles, max(1, BLOCK // (tile * form.size_in)))
+    step = min(tiles, max(1, block_size // (tile * form.size_in)))
 
     def block(first: jax.Array | int) -> jax.Array:
         words = jax.lax.dynamic_slice_in_dim(weight.words, first, step)
@@ -66,6 +72,9 @@ QUANTIZED_LINEAR = Operation(
     (
         Implementation("C++", _native, platform="cpu", refuses=_native_refuses),
         Implementation("Pallas", later(CUDA, "quantized_linear"), platform="cuda", refuses=later(CUDA, "refuses")),
+        Implementation(
+            "XLA, dequantizing once", partial(linear_by_dequantizing, block_size=CARD_BLOCK), platform="cuda"
+        ),
         Implementation("XLA, dequantizing", linear_by_dequantizing),
     ),
 )

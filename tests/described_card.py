@@ -50,6 +50,9 @@ class Card:
 
 A100 = Card("NVIDIA A100", "8.0", 163 << 10)
 H100 = Card("NVIDIA H100", "9.0", 227 << 10)
+B200 = Card("NVIDIA B200", "10.0", 227 << 10)
+RTX_4090 = Card("NVIDIA GeForce RTX 4090", "8.9", 99 << 10)
+RTX_5090 = Card("NVIDIA GeForce RTX 5090", "12.0", 99 << 10)
 
 # What XLA wants to know; the versions decide which CUDA graphs it may make.
 H100_TARGET = """

@@ -20,7 +20,7 @@ from llmjax.kernels.cuda.flash import MASKED, Keys, Partial, Queries, QueryRules
 from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
 from llmjax.kernels.cuda.pages import MAX_HEAD_DIM, PageReader, PageRefs, first_page
 from llmjax.kernels.cuda.ragged import deal
-from llmjax.kernels.cuda.tuned import Key, tuned
+from llmjax.kernels.cuda.tuned import Key, little_shared_memory, tuned
 
 ENOUGH_PROGRAMS = 512
 MAX_HEADS = 64  # that a program takes
@@ -51,7 +51,8 @@ class Split:
     def of(cls, group: int, pages: KVPages, reader: PageReader) -> Split:
         """For so many query heads a key/value head."""
         wide = reader.padded_dim > MAX_HEAD_DIM
-        heads = min(2 * MIN_DOT if wide else MAX_HEADS, max(MIN_DOT, power_of_2(group)))
+        most = MAX_HEADS if not wide else MIN_DOT if reader.exact and little_shared_memory() else 2 * MIN_DOT
+        heads = min(most, max(MIN_DOT, power_of_2(group)))
         enough = ENOUGH_PROGRAMS // 4 if wide else ENOUGH_PROGRAMS  # larger ones, and more to merge from each
         shares = -(-enough // (pages.data.shape[2] * -(-group // heads)))
         return cls(shares, heads, reader.block, warps=8 if wide else 4)

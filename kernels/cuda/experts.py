@@ -108,7 +108,9 @@ def _plan_of(rows: int, blocks: int, stacks: Sequence[Projection]) -> tuple[Key,
     size_out, size_in = weight.shape[1:]
     chunks = -(-size_in // CHUNK)
     if isinstance(weight, QTensor):
-        plan = ProductPlan.of_records(rows, blocks, size_out=size_out, chunks=chunks, matrices=len(stacks))
+        plan = ProductPlan.of_records(
+            rows, blocks, size_out=size_out, chunks=chunks, codes=weight.format.codes, matrices=len(stacks)
+        )
         name = form_name(weight.format)
     else:
         size, name = weight.dtype.itemsize, weight.dtype.name

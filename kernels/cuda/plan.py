@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from llmjax.kernels.cuda.lowering import MIN_DOT, power_of_2
 from llmjax.kernels.cuda.tuned import Key, tuned
 from llmjax.kernels.qtensor import CUDA_TILE
+from llmjax.kernels.row_format import Codes
 
 # Not measured on a card yet: sizes that fill one by the arithmetic in README.md.
 MAX_VECTOR_ROWS = 2  # with more, tensor cores; code and compile time grow with the rows
@@ -37,7 +38,17 @@ class ProductPlan:
     stages: int = 2
 
     @classmethod
-    def of_records(cls, rows: int, blocks: int, *, size_out: int, chunks: int, matrices: int = 1) -> ProductPlan:
+    def of_records(
+        cls,
+        rows: int,
+        blocks: int,
+        *,
+        size_out: int,
+        chunks: int,
+        codes: Codes,
+        matrices: int = 1,
+        depth: int = MIN_DOT,
+    ) -> ProductPlan:
         """For a matrix of records.
 
         Args:
@@ -45,16 +56,20 @@ class ProductPlan:
             blocks: of so many rows.
             size_out: rows of the matrix.
             chunks: of a row of it.
+            codes: of it.
             matrices: that a program reads side by side.
+            depth: of the smallest product, in columns of as many chunks.
         """
         few = rows <= MAX_VECTOR_ROWS
         outputs = CUDA_TILE if few or matrices > 1 else 2 * CUDA_TILE
         programs = -(-size_out // outputs) * blocks
-        at_a_time = min(64 if few else 32, max(MIN_DOT, power_of_2(chunks)))
-        while at_a_time > MIN_DOT and programs * -(-chunks // at_a_time) < ENOUGH_PROGRAMS:
+        at_a_time = min(64 if few else 32, max(depth, power_of_2(chunks)))
+        while at_a_time > depth and programs * -(-chunks // at_a_time) < ENOUGH_PROGRAMS:
             at_a_time //= 2  # a small matrix is read by more programs, each with less of it
         warps = min(8, at_a_time // 4) if few else 4
-        return cls(rows, outputs, at_a_time, 0, 1, warps).split(chunks, programs)
+        # Pipelined, what codes stand for would be fetched into shared memory, several times the words' size.
+        stages = 1 if codes.levels and not few else 2
+        return cls(rows, outputs, at_a_time, 0, 1, warps, stages).split(chunks, programs)
 
     @classmethod
     def of_floats(cls, rows: int, blocks: int, *, size_out: int, chunks: int, itemsize: int) -> ProductPlan:

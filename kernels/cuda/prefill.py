@@ -16,9 +16,9 @@ import numpy as np
 from llmjax.kernels.attention.types import KVPages, RaggedBatch
 from llmjax.kernels.cuda.flash import Keys, Queries, QueryRules, attend
 from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
-from llmjax.kernels.cuda.pages import PageReader, PageRefs, first_page
+from llmjax.kernels.cuda.pages import MAX_HEAD_DIM, PageReader, PageRefs, first_page
 from llmjax.kernels.cuda.ragged import Blocks
-from llmjax.kernels.cuda.tuned import Key, tuned
+from llmjax.kernels.cuda.tuned import Key, little_shared_memory, tuned
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Tiles:
     def of(cls, tokens: int, group: int, reader: PageReader) -> Tiles:
         """For so many tokens and query heads a key/value head."""
         most = 32 if reader.exact else 64 if reader.padded_dim > 128 else 128
+        if reader.padded_dim > MAX_HEAD_DIM and little_shared_memory():
+            most //= 2
         heads = min(most, power_of_2(group))
         rows = min(most, max(MIN_DOT, power_of_2(tokens) * heads))
         # Ampere keeps keys in registers, and one-byte types must become floats there.

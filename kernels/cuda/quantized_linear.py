@@ -23,6 +23,7 @@ from llmjax.kernels.cuda.tuned import Key, form_name
 from llmjax.kernels.qtensor import CUDA_TILE, QTensor, group_scales
 
 MAX_ROWS = 512  # with more, dequantizing once costs less than dequantizing for each block of rows
+MIN_INT8_DOT = 32  # columns of the smallest product of int8 on tensor cores
 LEAST_AMAX = 1e-30  # a row of zeros still has a scale
 
 
@@ -42,7 +43,15 @@ def refuses(x: jax.Array, weight: QTensor, bias: jax.Array | None = None) -> str
 def plan_of(rows: int, weight: QTensor) -> ProductPlan:
     """How a product with so many rows of x is divided, by arithmetic."""
     block = rows if rows <= MAX_VECTOR_ROWS else min(64, max(MIN_DOT, power_of_2(rows)))
-    return ProductPlan.of_records(block, -(-rows // block), size_out=weight.size_out, chunks=weight.format.num_chunks)
+    form, integers = weight.format, block > MAX_VECTOR_ROWS and multiplies_integers(weight)
+    return ProductPlan.of_records(
+        block,
+        -(-rows // block),
+        size_out=weight.size_out,
+        chunks=form.num_chunks,
+        codes=form.codes,
+        depth=MIN_INT8_DOT if integers else MIN_DOT,
+    )
 
 
 def key_of(rows: int, weight: QTensor) -> Key:

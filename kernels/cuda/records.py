@@ -19,6 +19,8 @@ from llmjax.kernels.row_format import CHUNK, FLOAT8, NUMBER_BITS, PLANES, Codes,
 
 MANTISSA = 23  # bits
 ONE = 0x3F800000  # bits of 1.0
+E2M1 = tuple(sign * size for sign in (1.0, -1.0) for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))  # MXFP4, NVFP4
+E2M1_GAIN = 2.0**14  # of the halves that these are read as
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Line:
 def code_line(codes: Codes) -> Line:
     """How `code_floats` come out."""
     if codes.levels:
-        return Line(1.0, 0.0)
+        return Line(E2M1_GAIN if codes.levels == E2M1 else 1.0, 0.0)
     if codes.kind in FLOAT8:
         return Line(256.0 if codes.kind == "e4m3" else 1.0, 0.0)
     size = float(1 << codes.bits)
@@ -113,10 +115,14 @@ def code_floats(words: list[jax.Array], piece: int, byte: int, codes: Codes, lev
 
     Args:
         words: from `code_words`.
-        levels: reference, f32 [16]; read if codes have levels.
+        levels: reference, f32 [16]; read if codes have other levels than `E2M1`.
     """
     if codes.kind in FLOAT8:
         return _float8(_code_bits(words, piece, byte, codes.bits, at=0), codes.kind)
+    if codes.levels == E2M1:  # a half with other widths of exponent and mantissa
+        code = _code_bits(words, piece, byte, codes.bits, at=0)
+        half = ((code & np.uint32(8)) << 12 | (code & np.uint32(7)) << 9).astype(jnp.uint16)
+        return jax.lax.bitcast_convert_type(half, jnp.float16).astype(jnp.float32)
     if codes.levels:
         return load(levels, (_code_bits(words, piece, byte, codes.bits, at=0).astype(jnp.int32),))
     at = MANTISSA - codes.bits

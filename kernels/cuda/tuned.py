@@ -19,6 +19,8 @@ import jax
 from llmjax.kernels.cuda.lowering import power_of_2
 from llmjax.kernels.row_format import RowFormat
 
+PLENTY = 160 << 10  # bytes of shared memory
+
 FOLDER = Path(__file__).parent / "tuned"
 
 Division = TypeVar("Division")  # a frozen dataclass of numbers
@@ -101,6 +103,12 @@ def default_device() -> jax.Device:
     """That for which programs are lowered, unless their arguments are elsewhere."""
     device = jax.config.jax_default_device or jax.devices()[0]
     return jax.devices(device)[0] if isinstance(device, str) else device
+
+
+def little_shared_memory() -> bool:
+    """Whether programs on the default device have 99 KiB, as on cards for desktops (compute capabilities 8.6, 8.9 and
+    12), and not the 163 or 227 of A100, H100 and B200."""
+    return getattr(default_device(), "shared_memory_per_block_optin", PLENTY) < PLENTY
 
 
 def table_in_use() -> Table | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -24,14 +25,28 @@ from llmjax.kernels.activations import ACTIVATIONS, CLAMPED_SWIGLU
 from llmjax.kernels.attention import RaggedBatch, attend, make_pages
 from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.cuda import attention as cuda
+from llmjax.kernels.cuda import tuned
 from llmjax.kernels.cuda.kv_write import write_kv
+from llmjax.kernels.cuda.records import E2M1
 from llmjax.kernels.experts import EXPERTS
 from llmjax.kernels.qtensor import CUDA_TILE, QTensor
 from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR
 from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.models.layers.state import make_stacks
 from llmjax.sampling.state import make_sampler_state
-from tests.described_card import A100, H100, LLAMA, Card, ForCard, compile_for_card, lower_for, needs_plugin
+from tests.described_card import (
+    A100,
+    B200,
+    H100,
+    LLAMA,
+    RTX_4090,
+    RTX_5090,
+    Card,
+    ForCard,
+    compile_for_card,
+    lower_for,
+    needs_plugin,
+)
 
 Shape = jax.ShapeDtypeStruct
 
@@ -108,8 +123,9 @@ FORMATS = {
     "q8_0": RowFormat(4096, Codes(8, "int"), 32, "f16"),
     "gptq": RowFormat(4096, Codes(4), 128, "f16", zero="u8"),
     "fp8": RowFormat(4096, Codes(8, "e4m3"), 128, "f32"),
-    "nvfp4": RowFormat(4096, Codes(4, levels=tuple(range(16))), 16, "e4m3", super_size=4096, super_scale="f32"),
-    "mxfp4": RowFormat(4096, Codes(4, levels=tuple(range(16))), 32, "e8m0"),
+    "nvfp4": RowFormat(4096, Codes(4, levels=E2M1), 16, "e4m3", super_size=4096, super_scale="f32"),
+    "mxfp4": RowFormat(4096, Codes(4, levels=E2M1), 32, "e8m0"),
+    "iq4_nl": RowFormat(4096, Codes(4, levels=tuple(range(16))), 32, "f16"),
     "bits5": RowFormat(4096, Codes(5), 32, "f16", minimum="f16"),
 }
 
@@ -208,16 +224,47 @@ def test_other_platforms_do_not_trace_the_kernels() -> None:
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles_within_shared_memory(name: str) -> None:
     """Triton compiles to PTX here, as it does on a card, and says how much shared memory a program takes."""
+    compile_for(name, A100, H100)
+
+
+# All others do too; these are the largest, and one of each kind.
+ON_OTHERS = (
+    "attention, decode",
+    "attention, mixed",
+    "attention, latent",
+    "attention, latent, int8",
+    "attention, latent, f32",
+    "KV write, float8_e4m3fn",
+    "q4_k, 16 rows",
+    "iq4_nl, 128 rows",
+    "mxfp4, 128 rows",
+    "w8a8, 16 rows",
+    "experts, mxfp4, 4096 tokens",
+)
+
+
+@needs_plugin
+@pytest.mark.parametrize("card", [B200, RTX_4090, RTX_5090], ids=lambda card: card.name)
+@pytest.mark.parametrize("name", ON_OTHERS)
+def test_compiles_for_newer_and_smaller_cards(name: str, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blackwell's, and those for desktops, whose programs have less than half as much shared memory."""
+    described = SimpleNamespace(platform="described", shared_memory_per_block_optin=card.shared_memory)
+    monkeypatch.setattr(tuned, "default_device", lambda: described)
+    compile_for(name, card)
+
+
+def compile_for(name: str, *cards: Card) -> None:
     from jax._src.lib import triton
 
     if not hasattr(triton, "compile"):
         pytest.skip("in this version of JAX, XLA alone has Triton's compiler")
     call, arguments = KERNELS[name]
-    module = lower_for(H100, call, *arguments).compiler_ir()
+    # A function of its own: else JAX knows it as it was traced for another card.
+    module = lower_for(H100, lambda *given: call(*given), *arguments).compiler_ir()
     calls = list(_custom_calls(module.operation))
     assert calls
     for attributes in calls:
-        for card in (A100, H100):
+        for card in cards:
             compiled = triton.compile(
                 "cuda",
                 attributes["ir"].value_bytes,
@@ -228,6 +275,16 @@ def test_compiles_within_shared_memory(name: str) -> None:
             )
             assert compiled.asm
             assert compiled.smem_bytes <= card.shared_memory
+
+
+@needs_plugin
+def test_more_rows_than_kernels_take_meet_the_whole_matrix(tmp_path: Path) -> None:
+    """Dequantized once, in no loop: its weights in bf16 and little else lie there meanwhile."""
+    weight = matrix(FORMATS["q4_k"], size_out=14336)
+    arguments = Shape((1024, 4096), jnp.bfloat16), weight, None
+    compiled = compile_for_card(partial(QUANTIZED_LINEAR), *arguments, donated=(), options=LAUNCHES, folder=tmp_path)
+    assert " while(" not in compiled.text.split("ENTRY")[1]
+    assert compiled.memory.temp_size_in_bytes < 1.25 * 2 * 14336 * 4096
 
 
 @needs_plugin

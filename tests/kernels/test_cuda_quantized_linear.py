@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from llmjax.kernels.cuda.plan import ProductPlan
 from llmjax.kernels.cuda.quantized_linear import MAX_ROWS, multiplies_integers, plan_of, quantized_linear, refuses
+from llmjax.kernels.cuda.records import E2M1
 from llmjax.kernels.qtensor import CUDA_TILE, QTensor
 from llmjax.kernels.row_format import FLOAT8, Codes, RowFormat
 
@@ -26,7 +27,8 @@ FORMATS = {
     "gptq": RowFormat(384, Codes(4), 128, "f16", zero="u8"),
     "channel": RowFormat(200, Codes(8, "int"), 208, "bf16", zero="i8"),
     "fp8": RowFormat(256, Codes(8, "e4m3"), 128, "f32"),
-    "mxfp4": RowFormat(96, Codes(4, levels=NF4[1:]), 32, "e8m0"),
+    "mxfp4": RowFormat(96, Codes(4, levels=E2M1), 32, "e8m0"),
+    "15 levels": RowFormat(96, Codes(4, levels=NF4[1:]), 32, "e8m0"),
     "nvfp4": RowFormat(96, Codes(4, levels=NF4), 16, "e4m3", super_size=96, super_scale="f32"),
     "bits3": RowFormat(90, Codes(3), 16, "f32"),
     "bits5": RowFormat(90, Codes(5), 48, "f32", minimum="f32", zero="i16"),
@@ -94,7 +96,9 @@ def product(
 
 # Every way to store codes and scales, by the kernel for few rows; the one for more reads them with the same functions.
 @pytest.mark.slow
-@pytest.mark.parametrize("name,rows", [("q4_k", 1), ("channel", 1), ("nvfp4", 1), ("bits5", 1), ("q6_k", 5)])
+@pytest.mark.parametrize(
+    "name,rows", [("q4_k", 1), ("channel", 1), ("nvfp4", 1), ("mxfp4", 1), ("bits5", 1), ("q6_k", 5)]
+)
 def test_every_format_is_exact_in_float32(name: str, rows: int) -> None:
     form = FORMATS[name]
     weight = random_tensor(form, size_out=40)
@@ -164,6 +168,16 @@ def test_codes_of_eight_bits_are_read_as_they_are() -> None:
         found = product(np.eye(256, dtype=np.float32), weight)
         assert len(set(expected.tolist())) >= 246
         np.testing.assert_array_equal(found[:, 0], expected)
+
+
+def test_products_of_int8_are_as_deep_as_the_hardware_wants() -> None:
+    """However small the matrix: a product takes a column of each of 32 chunks."""
+    form = RowFormat(1024, Codes(8, "int"), 1024, "f32")
+    for size_out in (64, 4096):
+        words = jax.ShapeDtypeStruct((size_out // CUDA_TILE, form.num_words, CUDA_TILE), jnp.uint32)
+        weight = QTensor(words, None, form, size_out, jnp.dtype("bfloat16"), "int8")
+        assert multiplies_integers(weight)
+        assert all(plan_of(rows, weight).chunks >= 32 for rows in (3, 16, 64, 512))
 
 
 @given(rows=st.integers(1, MAX_ROWS), size_in=st.integers(1, 30_000), size_out=st.integers(1, 200_000))
