@@ -51,7 +51,7 @@ int quantized_input_block(int rows, Method method) {
 size_t quantized_workspace(const QuantizedMatrix& w, Method method, int rows) {
   if (method == Method::kFloatPanels || method == Method::kBf16Panels) return panel_scale_bytes(w);
 #if defined(__AMX_INT8__)
-  if (method == Method::kInt8Tiles) return byte_panel_bytes(w) + GroupScales::bytes(w);
+  if (method == Method::kInt8Tiles) return kBytesOfTurns + GroupScales::bytes(w);
   if (method == Method::kBf16Tiles) return Bf16Workspace::bytes(w, rows);
 #else
   (void)method, (void)rows;
