@@ -119,7 +119,11 @@ class Conversations(OwnedStore[Conversation]):
                 param=name,
                 code="unsupported_parameter",
             )
-        clashes = {"n": body.choices > 1, "continue_final_message": body.continue_final_message}
+        clashes = {
+            "n": body.choices > 1,
+            "continue_final_message": body.continue_final_message,
+            "echo": bool(body.echo),
+        }
         if clash := next((one for one, given in clashes.items() if given), None):
             raise ApiError(
                 f"`{clash}` cannot be combined with `{name}`: one answer, and a whole one, is kept",

@@ -168,7 +168,10 @@ async def prepare(
         server,
         body,
         tools=tools,
-        variables=thinking_variables(body, source, efforts=server.config.reasoning_effort_map),
+        variables={
+            **thinking_variables(body, source, efforts=server.config.reasoning_effort_map),
+            **document_variables(body, source),
+        },
         truncation=Truncation.of(server, body, room=asked or 1),
     )
     form = answer_format(server, body, prompt, tools=tools, template=source, custom=custom)
@@ -268,6 +271,23 @@ def thinking_variables(body: ChatRequest, template: str, *, efforts: Mapping[str
         switches = dict.fromkeys(switches_of_thinking(template), body.switches_thinking)
     effort = body.reasoning_effort
     return {**switches, **effort_variables(efforts.get(effort, effort) if effort else None, template)}
+
+
+def document_variables(body: ChatRequest, template: str) -> dict[str, Any]:
+    """``documents`` as a variable of the template.
+
+    Raises:
+        ApiError: the template does not read it.
+    """
+    if not body.documents:
+        return {}
+    if not reads(template, "documents"):
+        raise ApiError(
+            "`documents`: this model's chat template does not read them; put them into a message",
+            param="documents",
+            code="unsupported_parameter",
+        )
+    return {"documents": body.documents}
 
 
 def switches_of_thinking(template: str) -> list[str]:

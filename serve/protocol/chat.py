@@ -8,11 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from llmjax.serve.errors import ApiError
-from llmjax.serve.protocol.common import ApiModel, GenerationRequest, at_most
+from llmjax.serve.protocol.common import ApiModel, GenerationRequest, at_most, object_of
 from llmjax.serve.protocol.tools import MAX_TOOLS, template_calls
 
 TEXT_PARTS = frozenset({"text", "input_text"})
 MAX_MESSAGES = 8192
+MAX_DOCUMENTS = 1024
 # Roles that the templates of open models do not know, with what they know: "developer" is OpenAI's newer word for
 # "system", "function" its older one for "tool".
 ROLES = {"developer": "system", "function": "tool"}
@@ -88,8 +89,8 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
     verbosity: Any = None
     web_search_options: Any = None
-    echo: Any = None
-    documents: Any = None
+    echo: bool | None = None
+    documents: Annotated[list[Annotated[dict[str, str], object_of(str)]], at_most(MAX_DOCUMENTS)] | None = None
     media_io_kwargs: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -103,8 +104,6 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
         "prompt_cache_retention": ("in_memory",),
         "verbosity": ("medium",),
         "web_search_options": (),
-        "echo": (False,),
-        "documents": ([],),
         "media_io_kwargs": ({},),
     }
     reasons: ClassVar[Mapping[str, str]] = {
@@ -119,14 +118,22 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
         "verbosity": "is not supported; say it in a message",
         "prompt_cache_options": "is not supported: prefixes are cached by themselves",
         "prompt_cache_retention": "is not supported: prefixes are cached while there is room",
-        "echo": "is not supported in chats; /v1/completions has it",
-        "documents": "is not supported; put them into a message",
     }
 
     @property
     def switches_thinking(self) -> bool | None:
         """candle-vLLM's switch, under either of its names."""
         return self.enable_thinking if self.thinking is None else self.thinking
+
+    @property
+    def echoed(self) -> str:
+        """What stands before each answer: with ``echo``, the last message, if it is the assistant's own."""
+        last = self.messages[-1]
+        if not self.echo or last.role != "assistant":
+            return ""
+        if isinstance(last.content, list):
+            return "\n".join(part["text"] for part in last.content)
+        return last.content or ""
 
     @property
     def max_tokens_field(self) -> str:

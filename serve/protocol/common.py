@@ -191,7 +191,13 @@ class GenerationRequest(ApiModel):
 
     kv_transfer_params: dict[str, Any] | None = None  # read by `llmjax.kv_transfer.KVTransfer`
 
+    return_mm_kwargs: bool | None = None  # of rendered images, of which there are none
+
     # Known, not supported.
+    watermarking: Any = None
+    early_stopping: Any = None
+    ec_transfer_params: Any = None
+    routed_experts_prompt_start: Any = None
     vllm_xargs: Any = None
     thinking_token_budget: Any = None
     # SGLang's, which vllm-router and sglang-router write into every request.
@@ -201,8 +207,12 @@ class GenerationRequest(ApiModel):
     return_hidden_states: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "watermarking": (False,),
+        "early_stopping": (False,),
+        "ec_transfer_params": ({},),
+        "routed_experts_prompt_start": (0,),
         "vllm_xargs": ({},),
-        "thinking_token_budget": (),
+        "thinking_token_budget": (-1,),
         "no_stop_trim": (False,),
         "separate_reasoning": (True,),
         "stream_reasoning": (True,),
@@ -210,6 +220,10 @@ class GenerationRequest(ApiModel):
     }
 
     reasons: ClassVar[Mapping[str, str]] = {
+        "watermarking": "is not supported: tokens are sampled without a watermark",
+        "early_stopping": "is not supported: a search knows itself when it ends",
+        "ec_transfer_params": "is not supported: models read and write text only",
+        "routed_experts_prompt_start": "is not supported: which experts tokens go to is not told",
         "vllm_xargs": "is not supported: there are no extensions that would read it",
         "no_stop_trim": "is not supported; include_stop_str_in_output keeps stop strings",
         "separate_reasoning": "is not supported; start the server without a reasoning parser, or leave it out",

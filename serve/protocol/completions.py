@@ -28,6 +28,7 @@ class CompletionRequest(GenerationRequest):
     }
     reasons: ClassVar[Mapping[str, str]] = {
         **GenerationRequest.reasons,
+        "thinking_token_budget": "is not supported here, where reasoning is not told from the text; chats have it",
         "prompt_embeds": "is not supported: prompts are text or token ids",
     }
 

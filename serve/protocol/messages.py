@@ -71,6 +71,7 @@ class MessagesRequest(CountTokensRequest):
     ignore_eos: bool | None = None
     priority: int | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     container: Any = None
     inference_geo: Any = None

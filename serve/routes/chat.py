@@ -166,6 +166,8 @@ class ChatAnswer:
         """A continuation as the response has it; its reasoning is counted."""
         reader = self.turn.form.reader()
         fields = self._as_asked(reader.message(choice))
+        if echoed := self.body.echoed:
+            fields["content"] = echoed + (fields.get("content") or "")
         self.turn.count_reasoning(reader.reasoning_tokens)
         entry = {
             "index": choice.index,
@@ -194,6 +196,8 @@ class ChatAnswer:
                     first = False
                     for index in range(self.body.choices):
                         yield self._opening(index)
+                        if echoed := self.body.echoed:
+                            yield self._event(self._chunk(index, {"content": echoed}))
                 last = output
                 for choice in output.outputs:
                     self.turn.tally.add_tokens(choice)

@@ -27,6 +27,7 @@ from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.messages import CountTokensRequest, MessagesRequest
 from llmjax.serve.protocol.tools import calls_allowed
 from llmjax.serve.sse import EventStream, named_event
+from llmjax.serve.transfer import transfer_answer
 from llmjax.serve.turn import Said, Turn, prepare, switches_of_thinking, thinking_variables
 
 NAMES = {
@@ -50,7 +51,7 @@ async def create_message(request: Request) -> Response | ASGIApp:
         chat.stream, chat.max_tokens = body.stream, body.max_tokens
         chat.temperature, chat.top_p, chat.top_k, chat.seed = body.temperature, body.top_p, body.top_k, body.seed
         chat.stop, chat.stop_token_ids, chat.ignore_eos = body.stop_sequences, body.stop_token_ids, body.ignore_eos
-        chat.priority = body.priority
+        chat.priority, chat.kv_transfer_params = body.priority, body.kv_transfer_params
         chat.user = None if body.metadata is None else body.metadata.user_id
         salt = cache_salt_of(request, body.cache_salt)
         id = f"msg_{uuid.uuid4().hex}"
@@ -189,7 +190,7 @@ class MessageAnswer:
         """Anthropic's ``Message`` as JSON."""
         writer = self._writer()
         self._write(writer, await self.turn.all_said())
-        return orjson.dumps(writer.message)
+        return orjson.dumps(writer.message | transfer_answer(self.server.engine, self.turn.job))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Anthropic's stream."""

@@ -11,6 +11,7 @@ import pytest
 
 from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.completions import CompletionRequest
+from llmjax.serve.protocol.responses import ResponsesRequest
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
 
@@ -68,6 +69,29 @@ VLLM = [
     "repetition_detection",
     "stream_interval",
     "stream_options",
+    "watermarking",
+    "early_stopping",
+    "ec_transfer_params",
+    "routed_experts_prompt_start",
+    "return_token_offsets",
+    "return_mm_kwargs",
+]
+RESPONSES = [
+    "background",
+    "include",
+    "max_tool_calls",
+    "prompt",
+    "truncation",
+    "mm_processor_kwargs",
+    "enable_response_messages",
+    "previous_input_messages",
+    "previous_response",
+    "structured_outputs",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "vllm_xargs",
 ]
 CANDLE = [
     "messages",
@@ -85,21 +109,28 @@ CANDLE = [
 
 def test_every_field_of_the_others_is_known() -> None:
     assert set(VLLM + CANDLE) - ChatRequest.model_fields.keys() == set()
+    assert set(RESPONSES) - ResponsesRequest.model_fields.keys() == set()
     assert {"suffix", "echo", "best_of", "prompt_embeds", "logprobs"} <= CompletionRequest.model_fields.keys()
 
 
 REASONS = [(CHAT, ChatRequest, name) for name in ChatRequest.reasons]
 REASONS += [(TEXT, CompletionRequest, name) for name in CompletionRequest.reasons.keys() - ChatRequest.reasons.keys()]
 
+NEW = ("mm_processor_kwargs", "enable_response_messages", "previous_input_messages", "previous_response")
+REASONS += [("/v1/responses", ResponsesRequest, name) for name in NEW]
+
 
 @pytest.mark.parametrize(("path", "model", "field"), REASONS, ids=lambda value: str(value)[:40])
 def test_what_is_refused_says_why(http: httpx.Client, path: str, model: Any, field: str) -> None:
     body = {**BODY, field: "x"} if path == CHAT else {"prompt": "x", field: "x"}
+    if path == "/v1/responses":
+        body = {"input": "x", "store": False, field: "x"}
     error = http.post(path, json=body).json()["error"]
     assert (error["param"], error["code"]) == (field, "unsupported_parameter")
     assert error["message"] == f"`{field}` {model.reasons[field]}"
     for neutral in (None, *model.neutral_values[field]):
-        assert http.post(path, json={**body, field: neutral, "max_tokens": 1}).status_code == 200
+        limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        assert http.post(path, json={**body, field: neutral, limit: 1}).status_code == 200
 
 
 NAMED = [60, 61, 7, 61]
@@ -303,3 +334,27 @@ def test_the_chat_script_of_candle(http: httpx.Client) -> None:
     with http.stream("POST", CHAT, json={**body, **extra, "session_id": None}) as stream:
         assert stream.status_code == 200
         assert [line for line in stream.iter_lines() if line][-1] == "data: [DONE]"
+
+
+def test_the_last_message_is_echoed(http: httpx.Client) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "I see "}]
+    body = {**BODY, "messages": begun, "temperature": 0, "add_generation_prompt": False}
+    body |= {"continue_final_message": True, "n": 2}
+    plain = [choice["message"]["content"] for choice in http.post(CHAT, json=body).json()["choices"]]
+    echoed = [choice["message"]["content"] for choice in http.post(CHAT, json={**body, "echo": True}).json()["choices"]]
+    assert echoed == ["I see " + text for text in plain]
+    texts = {0: "", 1: ""}
+    for chunk in events(http, CHAT, {**body, "echo": True}):
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["delta"].get("content") or ""
+    assert list(texts.values()) == echoed
+    own = {**BODY, "temperature": 0}  # there the last message is the user's
+    assert http.post(CHAT, json={**own, "echo": True}).json()["choices"] == http.post(CHAT, json=own).json()["choices"]
+
+
+@pytest.mark.parametrize("documents", [[{"text": "x"}], [{"text": 1}], ["x"], [{}] * 1025], ids=lambda d: str(d)[:20])
+def test_documents_that_nobody_reads(http: httpx.Client, documents: Any) -> None:
+    """The template here does not; of one that does see ``test_prompts``."""
+    error = http.post(CHAT, json={**BODY, "documents": documents}).json()["error"]
+    assert error["param"].startswith("documents")
+    assert http.post(CHAT, json={**BODY, "documents": []}).status_code == 200

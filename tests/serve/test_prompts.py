@@ -107,6 +107,18 @@ async def test_parts_stay_parts_where_the_template_takes_them(tiny_model: Path) 
         assert await text_of(http, messages=messages, chat_template="{{ messages[0].content }}") == "a\nb"
 
 
+async def test_documents_are_what_the_template_reads(tiny_model: Path) -> None:
+    template = "{% for d in documents %}[{{ d.title }}: {{ d.text }}]{% endfor %}{{ messages[0].content }}"
+    body = {"messages": HELLO, "documents": [{"title": "a", "text": "b"}, {"title": "c", "text": "d"}]}
+    async with client(tiny_model, template) as http:
+        rendered = (await http.post("/v1/chat/completions/render", json=body)).json()
+        text = (await http.post("/detokenize", json={"tokens": rendered["token_ids"]})).json()["prompt"]
+        assert text == "[a: b][c: d]Hello"
+    async with client(tiny_model) as http:
+        error = (await http.post("/v1/chat/completions/render", json=body)).json()["error"]
+        assert error["param"] == "documents" and "does not read" in error["message"]
+
+
 async def test_a_broken_template_is_told_at_the_start(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = Tokenizing(tiny_model, None)
     engine.tokenizer.chat_template = ChatTemplate({"default": "\n{% for x in %}"})
