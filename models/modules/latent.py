@@ -112,6 +112,6 @@ class LatentAttentionModule(nnx.Module):
 
 
 def _by_head(letters: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """A product for each head with f32 accumulation, in x's dtype."""
-    out = jnp.einsum(letters, x.astype(weight.dtype), weight, precision="highest", preferred_element_type=jnp.float32)
+    """A product for each head with f32 accumulation, in x's dtype: XLA has no batched product of bf16 on a CPU."""
+    out = jnp.einsum(letters, x, weight.astype(x.dtype), precision="highest", preferred_element_type=jnp.float32)
     return out.astype(x.dtype)

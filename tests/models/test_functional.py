@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from llmjax.kernels.attention import RaggedBatch
-from llmjax.models import abstract_model, init_random, merge, model_config
+from llmjax.models import ModelConfig, abstract_model, init_random, merge, model_config
 from llmjax.models.layers.state import make_stacks
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -33,10 +33,10 @@ CONFIG = model_config(
 )
 
 
-def lower(tokens: int) -> Any:
-    graph, shapes = abstract_model(CONFIG, dtype=jnp.float32, activation_dtype=jnp.float32)
-    pages = dict.fromkeys(CONFIG.spans, 8)
-    make = partial(make_stacks, CONFIG.states, num_pages=pages, page_size=4, dtype=jnp.dtype("float32"))
+def lower(tokens: int, config: ModelConfig = CONFIG) -> Any:
+    graph, shapes = abstract_model(config, dtype=jnp.float32, activation_dtype=jnp.float32)
+    pages = dict.fromkeys(config.spans, 8)
+    make = partial(make_stacks, config.states, num_pages=pages, page_size=4, dtype=jnp.dtype("float32"))
 
     def step(params: Any, kv: Any, tokens: Any, batches: Any) -> Any:
         model = merge(graph, params)
@@ -47,13 +47,28 @@ def lower(tokens: int) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.int32)
 
     batch = RaggedBatch(query_start=ints(3), kv_len=ints(2), page_table=ints(2, 4), kv_index=ints(tokens))
-    return jax.jit(step, donate_argnums=1).lower(shapes, jax.eval_shape(make), ints(tokens), (batch, batch))
+    return jax.jit(step, donate_argnums=1).lower(
+        shapes, jax.eval_shape(make), ints(tokens), (batch,) * len(config.spans)
+    )
 
 
 def test_thirty_layers_of_two_kinds_are_two_functions() -> None:
     text = lower(16).as_text()
     assert text.count("func.func private @decoder_layer") == 2
     assert text.count("call @decoder_layer") == 30
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"), [("qwen3-next", 3), ("kimi-linear", 3), ("mamba", 1), ("granite4", 2), ("deepseek-v2", 2)]
+)
+def test_hybrids_of_many_layers_are_as_many_functions_as_kinds(name: str, kinds: int) -> None:
+    """However many layers a model has, those that are equal are compiled once."""
+    config = model_config(json.loads((GOLDEN / name / "config.json").read_text()))
+    layers = tuple(config.layers[i % config.num_layers] for i in range(32))
+    text = lower(16, dataclasses.replace(config, layers=layers)).as_text()
+    assert len(set(layers)) == kinds
+    assert text.count("func.func private @decoder_layer") == kinds
+    assert text.count("call @decoder_layer") == 32
 
 
 def test_merge_puts_every_tensor_where_its_name_says() -> None:
