@@ -23,6 +23,7 @@ from llmjax.serve.protocol.generate import GenerateRequest, GenerativeScoringReq
 from llmjax.serve.protocol.messages import CountTokensRequest, MessagesRequest
 from llmjax.serve.protocol.pooling import (
     ClassifyRequest,
+    CohereEmbedRequest,
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
@@ -46,6 +47,7 @@ BODIES: Mapping[str, tuple[type[ApiModel], ...]] = {
     "/v1/responses": (ResponsesRequest,),
     "/v1/responses/input_tokens": (InputTokensRequest,),
     "/v1/embeddings": (EmbeddingRequest,),
+    "/v2/embed": (CohereEmbedRequest,),
     "/pooling": (PoolingRequest,),
     "/classify": (ClassifyRequest,),
     **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest,)),

@@ -18,6 +18,7 @@ from llmjax.serve.limits import BodyLimits
 ENDPOINTS = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
+        "/v2/embed",
         *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/classify", "/pooling"),
     }
 )

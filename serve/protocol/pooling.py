@@ -210,3 +210,75 @@ class RerankRequest(PairsBody):
                 raise ApiError(f"`documents.{number}` has no text", param=f"documents.{number}", code="invalid_value")
             found.append(text)
         return found
+
+
+EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
+Content = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+
+
+class CohereInput(ApiModel):
+    """One input of Cohere's; of its parts one, a text."""
+
+    content: Content
+
+
+class CohereEmbedRequest(ApiModel):
+    """POST /v2/embed: the request body, in Cohere's shape."""
+
+    model: str | None = None
+    texts: Texts | None = None
+    inputs: Annotated[list[CohereInput], Field(fail_fast=True), at_most(MOST_TEXTS)] | None = None
+    input_type: Annotated[str, Field(max_length=128)] | None = None
+    embedding_types: Annotated[list[EmbeddingType], Field(fail_fast=True, min_length=1), at_most(8)] | None = None
+    output_dimension: int | None = None
+    truncate: Literal["NONE", "END"] = "END"
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    priority: int | None = None
+    images: Any = None
+
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {"images": ([],)}
+    reasons: ClassVar[Mapping[str, str]] = {"images": "is not supported: models read text only"}
+
+    @property
+    def given(self) -> tuple[str, list[str]]:
+        """The field that the texts are in, and the texts.
+
+        Raises:
+            ApiError: there are none, or an input is something else than one text.
+        """
+        if (self.texts is None) == (self.inputs is None):
+            raise ApiError("give one of `texts` and `inputs`", param="texts", code="missing_required_parameter")
+        if self.texts is not None:
+            found, field = self.texts, "texts"
+        else:
+            found, field = [_one_text(one, f"inputs.{i}") for i, one in enumerate(self.inputs or ())], "inputs"
+        if not found:
+            raise ApiError(f"`{field}` is empty", param=field, code="invalid_value")
+        return field, found
+
+    @property
+    def types(self) -> list[EmbeddingType]:
+        """Each of them once."""
+        return list(dict.fromkeys(self.embedding_types or ("float",)))
+
+    def body(self) -> EmbeddingRequest:
+        """The request of OpenAI's shape that this comes to.
+
+        Raises:
+            ApiError: as of ``given``, or tokens are bounded that are not to be cut.
+        """
+        if self.truncate == "NONE" and self.max_tokens is not None:
+            raise ApiError('`max_tokens` needs truncate "END"', param="max_tokens", code="invalid_value")
+        keep = None if self.truncate == "NONE" else self.max_tokens or -1
+        _, texts = self.given
+        return EmbeddingRequest.model_construct(
+            model=self.model, input=texts, truncate_prompt_tokens=keep, priority=self.priority
+        )
+
+
+def _one_text(one: CohereInput, path: str) -> str:
+    match one.content:
+        case [{"type": "text", "text": str(text)}]:
+            return text
+    message = f"`{path}.content` must be one text: models read nothing else, and have no template for several"
+    raise ApiError(message, param=f"{path}.content", code="unsupported_parameter")

@@ -7,7 +7,7 @@ import asyncio
 import base64
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Literal
@@ -30,10 +30,13 @@ from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_of, server_of
 from llmjax.serve.errors import ApiError
 from llmjax.serve.generation import check_priority, guarded
+from llmjax.serve.other_names import other_names
 from llmjax.serve.prompts import off_loop
 from llmjax.serve.protocol.pooling import (
     ClassifyRequest,
+    CohereEmbedRequest,
     EmbeddingRequest,
+    EmbeddingType,
     PooledBody,
     PoolingRequest,
     RerankRequest,
@@ -57,6 +60,58 @@ async def embeddings(request: Request) -> Response:
         task="embed", dimensions=body.dimensions, normalize=body.normalize, prompt_name=body.prompt_name
     )
     return await _vectors(request, server, body, params, name="embd", kind="embedding", key="embedding")
+
+
+# What Cohere calls a text, and the names of prompts for it.
+INPUT_TYPES: Mapping[str, Sequence[str]] = {
+    "search_query": ("search_query", "query"),
+    "search_document": ("search_document", "document", "passage"),
+}
+
+
+async def cohere_embed(request: Request) -> Response:
+    """A vector of each text, as Cohere's embed has it."""
+    server = server_of(request)
+    asked = parse(await read_json(request), CohereEmbedRequest, ignored=ignored_fields(request))
+    server.check_task("embed")
+    field, texts = asked.given
+    body, pooler = asked.body(), _pooler(server)
+    names = INPUT_TYPES.get(asked.input_type or "", (asked.input_type,))
+    prompt_name = next((name for name in names if name in pooler.prompts), None)
+    if asked.input_type is not None and prompt_name is None:
+        record_of(request).ignored.append("input_type")
+    size = min(asked.output_dimension or pooler.size, pooler.size)
+    if size % 8 and {"binary", "ubinary"} & set(asked.types):
+        message = f"a vector of {size} numbers cannot be packed into bytes; output_dimension must be a multiple of 8"
+        raise ApiError(message, param="embedding_types", code="invalid_value")
+    with other_names({"dimensions": "output_dimension"}):
+        params = body.params(task="embed", dimensions=asked.output_dimension, prompt_name=prompt_name)
+        made = await _made(request, server, body, texts, params, field=field)
+
+    def written() -> bytes:
+        vectors = [output.outputs.data for output in made]
+        whole = {
+            "id": f"embd-{uuid.uuid4().hex}",
+            "embeddings": {kind: [_of_type(vector, kind) for vector in vectors] for kind in asked.types},
+            "texts": texts,
+            "meta": {"api_version": {"version": "2"}, "tokens": {"input_tokens": _usage(made)["prompt_tokens"]}},
+            "response_type": "embeddings_by_type",
+        }
+        return orjson.dumps(whole)
+
+    size = _size(made) * len(asked.types) + sum(map(len, texts))
+    return Response(await off_loop(written, size=size), media_type="application/json")
+
+
+def _of_type(vector: npt.NDArray[np.float32], kind: EmbeddingType) -> Any:
+    """A vector as Cohere has it; as bits, of which each says whether a number is not below 0, the first one highest."""
+    match kind:
+        case "float" | "base64":
+            return _written(vector, kind)
+        case "ubinary":
+            return np.packbits(vector >= 0).tolist()
+        case "binary":
+            return (np.packbits(vector >= 0).astype(np.int16) - 128).tolist()
 
 
 async def pooling(request: Request) -> Response:
@@ -300,6 +355,7 @@ async def _answer(server: Server, name: str, own: dict[str, Any], made: Sequence
 
 POOLING_ROUTES = [
     Route("/v1/embeddings", embeddings, methods=["POST"]),
+    Route("/v2/embed", cohere_embed, methods=["POST"]),
     Route("/pooling", pooling, methods=["POST"]),
     Route("/classify", classify, methods=["POST"]),
     *(Route(path, score, methods=["POST"]) for path in ("/score", "/v1/score")),

@@ -253,3 +253,59 @@ def test_a_load_of_each_kind(embedder: Running, tmp_path: Path, backend: str, da
     assert found["total_input_sequences"] == 6 and found["input_sequence_throughput"] > 0
     assert found["total_input_tokens"] > 0 and found["total_output_tokens"] == 0
     assert found["mean_e2el_ms"] > 0 and "mean_ttft_ms" not in found
+
+
+def test_cohere_s_embed(embedder: Running) -> None:
+    found = golden("qwen3-embedding")
+    cases = ("long", "short", "one")
+    texts = [words(found[f"{case}/tokens"]) for case in cases]
+    types = ["float", "base64", "ubinary", "binary", "float"]
+    answer = post(embedder, "/v2/embed", model="tiny", texts=texts, input_type="clustering", embedding_types=types)
+    body = answer.json()
+    assert answer.headers["x-ignored-fields"] == "input_type"  # the model has no prompt for it
+    assert body["texts"] == texts and body["meta"]["tokens"] == {"input_tokens": 40 + 17 + 1}
+    assert list(body["embeddings"]) == ["float", "base64", "ubinary", "binary"]
+    for i, case in enumerate(cases):
+        expected = found[f"{case}/vector"]
+        vector = np.array(body["embeddings"]["float"][i])
+        assert np.dot(vector, expected) >= 0.99999
+        packed = np.frombuffer(base64.b64decode(body["embeddings"]["base64"][i]), "<f4")
+        assert np.allclose(packed, vector, atol=1e-6)
+        bits = [sum((vector[8 * at + k] >= 0) << (7 - k) for k in range(8)) for at in range(len(vector) // 8)]
+        assert body["embeddings"]["ubinary"][i] == bits
+        assert body["embeddings"]["binary"][i] == [value - 128 for value in bits]
+    parts = [{"content": [{"type": "text", "text": text}]} for text in texts]
+    again = post(embedder, "/v2/embed", inputs=parts).json()["embeddings"]
+    assert list(again) == ["float"] and np.allclose(again["float"], body["embeddings"]["float"], atol=1e-5)
+    asked = post(embedder, "/v2/embed", texts=texts[1:2], input_type="search_query")
+    prompted = post(embedder, "/v1/embeddings", input=texts[1], prompt_name="query").json()
+    assert "x-ignored-fields" not in asked.headers
+    assert asked.json()["meta"]["tokens"]["input_tokens"] == prompted["usage"]["prompt_tokens"] > 17
+    assert np.allclose(asked.json()["embeddings"]["float"], [prompted["data"][0]["embedding"]], atol=1e-5)
+    cut = post(embedder, "/v2/embed", texts=texts[:1], max_tokens=5).json()
+    assert cut["meta"]["tokens"]["input_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "texts"),
+        ({"texts": []}, "texts"),
+        ({"texts": ["w3"], "inputs": []}, "texts"),
+        ({"texts": ["w3"] * (2**14 + 1)}, "texts"),
+        ({"texts": [3]}, "texts.0"),
+        ({"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "inputs.0.content"),
+        ({"texts": ["w3"], "images": ["x"]}, "images"),
+        ({"texts": ["w3"], "embedding_types": ["int8"]}, "embedding_types.0"),
+        ({"texts": ["w3"], "output_dimension": 10**6}, "output_dimension"),
+        ({"texts": ["w3"], "output_dimension": 0}, "output_dimension"),
+        ({"texts": ["w3"], "embedding_types": ["binary"], "output_dimension": 4}, "embedding_types"),
+        ({"texts": ["w3"], "truncate": "START"}, "truncate"),
+        ({"texts": ["w3"], "truncate": "NONE", "max_tokens": 3}, "max_tokens"),
+        ({"texts": ["w3 " * 2000], "truncate": "NONE"}, "texts"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cohere_s_embed_cannot_have(embedder: Running, body: dict[str, Any], param: str) -> None:
+    answer = post(embedder, "/v2/embed", **body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
