@@ -34,11 +34,18 @@ class PooledBody(ApiModel):
 
     # Known, not supported.
     mm_processor_kwargs: Any = None
+    padding: Any = None
     truncation_side: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "mm_processor_kwargs": ({},),
+        "padding": ("do_not_pad",),
         "truncation_side": ("right",),
+    }
+    reasons: ClassVar[Mapping[str, str]] = {
+        "mm_processor_kwargs": "is not supported: models read text only",
+        "padding": "is not supported: texts are computed as long as they are",
+        "truncation_side": 'must be "right": what is cut is the end',
     }
 
     def params(self, **own: Any) -> PoolingParams:
@@ -59,6 +66,11 @@ class InputBody(PooledBody):
         **PooledBody.neutral_values,
         "add_special_tokens": (True,),
         "messages": (),
+    }
+    reasons: ClassVar[Mapping[str, str]] = {
+        **PooledBody.reasons,
+        "add_special_tokens": "must be true; token ids are read as they are",
+        "messages": "is not supported: send the text that a template makes of them as `input`",
     }
 
     @property
@@ -90,6 +102,11 @@ class VectorBody(InputBody):
         **InputBody.neutral_values,
         "embed_dtype": ("float32", "float"),
         "endianness": ("native", "little"),
+    }
+    reasons: ClassVar[Mapping[str, str]] = {
+        **InputBody.reasons,
+        "embed_dtype": "must be float32: base64 holds such numbers",
+        "endianness": "must be little: base64 holds such numbers",
     }
 
 
@@ -147,7 +164,7 @@ class ScoreRequest(PairsBody):
         "max_tokens_per_query": (0,),
         "max_tokens_per_doc": (0,),
     }
-    reasons: ClassVar[Mapping[str, str]] = LENGTHS
+    reasons: ClassVar[Mapping[str, str]] = {**PooledBody.reasons, **LENGTHS}
 
     @property
     def sides(self) -> tuple[str, str]:
@@ -191,7 +208,7 @@ class RerankRequest(PairsBody):
         "max_tokens_per_doc": (0,),
         "rank_fields": (["text"],),
     }
-    reasons: ClassVar[Mapping[str, str]] = LENGTHS
+    reasons: ClassVar[Mapping[str, str]] = {**PooledBody.reasons, **LENGTHS}
 
     @property
     def pairs(self) -> list[TextPair]:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.serve.protocol.pooling import EmbeddingRequest
 from tests.pooled_models import RERANKER, golden, pair, split_prompt, words, write_with_tokenizer
 from tests.serve.conftest import Running
 from tests.serve.test_bench import bench
@@ -309,3 +310,26 @@ def test_cohere_s_embed(embedder: Running) -> None:
 def test_what_cohere_s_embed_cannot_have(embedder: Running, body: dict[str, Any], param: str) -> None:
     answer = post(embedder, "/v2/embed", **body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"padding": "max_length"}, "as long as they are"),
+        ({"truncation_side": "left"}, "the end"),
+        ({"embed_dtype": "float16"}, "float32"),
+        ({"endianness": "big"}, "little"),
+        ({"add_special_tokens": False}, "token ids"),
+        ({"messages": [{"role": "user", "content": "w3"}]}, "`input`"),
+        ({"mm_processor_kwargs": {"x": 1}}, "text only"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_fields_that_are_refused_say_why(embedder: Running, fields: dict[str, Any], says: str) -> None:
+    (name,) = fields
+    answer = post(embedder, "/v1/embeddings", input="w3", **fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, name, "unsupported_parameter")
+    assert says in error["message"]
+    for neutral in (None, *EmbeddingRequest.neutral_values[name]):
+        assert post(embedder, "/v1/embeddings", input="w3", **{name: neutral}).status_code == 200
