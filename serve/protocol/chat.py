@@ -65,6 +65,9 @@ class ChatTemplateFields(ApiModel):
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {"mm_processor_kwargs": ({},)}
 
 
+Documents = Annotated[list[Annotated[dict[str, str], object_of(str)]], Field(fail_fast=True), at_most(MAX_DOCUMENTS)]
+
+
 class ChatRequest(GenerationRequest, ChatTemplateFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -90,7 +93,7 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     verbosity: Any = None
     web_search_options: Any = None
     echo: bool | None = None
-    documents: Annotated[list[Annotated[dict[str, str], object_of(str)]], at_most(MAX_DOCUMENTS)] | None = None
+    documents: Documents | None = None
     media_io_kwargs: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {

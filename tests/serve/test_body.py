@@ -15,14 +15,18 @@ from llmjax.errors import InvalidRequest
 from llmjax.sampling.params import RequestOutputKind
 from llmjax.serve.body import parse
 from llmjax.serve.errors import ApiError
-from llmjax.serve.protocol.chat import ChatMessage, ChatRequest, template_messages
+from llmjax.serve.protocol.chat import BatchChatRequest, ChatMessage, ChatRequest, template_messages
 from llmjax.serve.protocol.common import GenerationRequest, StreamOptions, sampling_params
 from llmjax.serve.protocol.completions import CompletionRequest
+from llmjax.serve.protocol.generate import GenerateRequest, GenerativeScoringRequest
+from llmjax.serve.protocol.pooling import CohereEmbedRequest
 from llmjax.serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
 pytestmark = pytest.mark.once  # no device computes here
 
 MODELS: list[Any] = [ChatRequest, CompletionRequest, TokenizeChatRequest, TokenizeTextRequest, DetokenizeRequest]
+OTHERS: list[Any] = [ChatMessage, StreamOptions, BatchChatRequest, CohereEmbedRequest]
+OTHERS += [GenerateRequest, GenerativeScoringRequest]
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=8), children, max_size=3),
@@ -64,7 +68,7 @@ def test_random_fields(model: Any, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("wrong", [1, "x", None, 1.5, [], {}, {"a": 1}], ids=str)
-@pytest.mark.parametrize("model", [*MODELS, ChatMessage, StreamOptions])
+@pytest.mark.parametrize("model", [*MODELS, *OTHERS])
 def test_many_wrong_entries_are_few_errors(model: Any, wrong: Any) -> None:
     """Pydantic makes an object of each error, and there may be as many as a body has values."""
     base: dict[str, Any] = {
