@@ -1,13 +1,14 @@
 """What several engines and several devices of one machine bring: output tokens a second of each arrangement, measured
 in turn, against the simplest one.
 
-    python -m benchmarks.scaling_devices [MODEL] [--shape 0.5b] [--streams 16] [--devices 1,2,3] [flags of the engine]
+    python -m benchmarks.scaling_devices [MODEL] [--shape 135m] [--streams 16] [--devices 1,2,3] [flags of the engine]
 
 Data parallel: one engine with all threads against two with half of them each, and what each way from an engine to its
-user costs a token. Tensor parallel: one device against several in one process, which on a CPU share the same cores, so
-that nothing can be gained and the ratio is what dividing costs; from that cost and from what the machine reads follows
-what eight devices with memory of their own would bring. Every engine but one is in a process of its own, and
-idle while another is measured. The fastest of --rounds counts.
+user costs a token; and one such half by itself, for where a step takes as long with half of the rows, two engines read
+the weights twice for as many tokens, whatever divides them. Tensor parallel: one device against several in one process,
+which on a CPU share the same cores, so that nothing can be gained and the ratio is what dividing costs; from that cost
+and from what the machine reads follows what eight devices with memory of their own would bring. Every engine but one is
+in a process of its own, and idle while another is measured. The fastest of --rounds counts.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def engine_config(config: EngineConfig, options: DeviceOptions) -> EngineConfig:
 
 
 def engines(config: EngineConfig) -> dict[str, EngineConfig]:
-    """One engine on a thread and in a process, and two with half of its threads each.
+    """One engine on a thread and in a process, two with half of its threads and streams each, and one of these two.
 
     Raises:
         ConfigError: there are not enough threads.
@@ -170,6 +171,9 @@ def engines(config: EngineConfig) -> dict[str, EngineConfig]:
         f"1 engine × {threads} threads, on a thread": one.replace(engine_process="thread"),
         f"1 engine × {threads} threads, in a process": one.replace(engine_process="process"),
         f"{ENGINES} engines × {each} thread{'s' * (each > 1)}": several,
+        f"one of {ENGINES} engines × {each} thread{'s' * (each > 1)}": one.replace(
+            threads=each, engine_process="process", max_num_seqs=several.max_num_seqs
+        ),
     }
 
 
@@ -200,15 +204,12 @@ async def measure(
                 shape = RandomShape(
                     input_len=options.prompt, output_len=1, vocab_size=min(10_000, engine.info.vocab_size)
                 )
-                prompts = [list(sample.prompt) for sample in random_samples(options.streams, shape, rng)]
+                streams = min(options.streams, arrangements[name].max_num_seqs * arrangements[name].data_parallel_size)
+                prompts = [list(sample.prompt) for sample in random_samples(streams, shape, rng)]
                 started = time.monotonic()
                 outputs = await asyncio.gather(*(_generate(engine, prompt, options) for prompt in prompts))
                 seconds = time.monotonic() - started
-                rate = (
-                    options.streams * options.new_tokens / seconds
-                    if delays
-                    else options.streams / step_seconds(outputs)
-                )
+                rate = streams * options.new_tokens / seconds if delays else streams / step_seconds(outputs)
                 if number:  # the first round is for what comes up only once
                     rates[name].append(rate)
                     log.print(f"{name}, round {number}: {rate:.1f} tokens/s", style="dim", highlight=False)
@@ -267,8 +268,11 @@ def table_of(title: str, figures: Sequence[Figure]) -> Table:
 
 def data_parallel_words(figures: Sequence[Figure]) -> list[str]:
     """What comes of the figures of `engines`, with what is wanted."""
-    thread, process, several = figures
-    words = [f"{several.name} bring {several.best / process.best:.2f} of one engine in a process (≥ {TWO_ENGINES})"]
+    thread, process, several, half = figures
+    words = [
+        f"{several.name} bring {several.best / process.best:.2f} of one engine in a process (≥ {TWO_ENGINES}), and "
+        f"{several.best / (ENGINES * half.best):.2f} of {ENGINES} × one of them by itself"
+    ]
     if thread.delay_ms is not None and several.delay_ms is not None:
         added = several.delay_ms - thread.delay_ms
         words.append(f"a token takes {added:+.2f} ms more to its user than from an engine on a thread (≤ {FRONT_MS})")

@@ -58,11 +58,13 @@ def _read(file: IO[bytes]) -> tuple[ProgramCache, list[tuple[str | None, Program
     import jax
 
     from llmjax.engine.program_cache import ProgramCache
+    from llmjax.engine.signature import jax_settings
     from llmjax.errors import CompileError
 
     environment = pickle.load(file)
+    here = jax_settings()
     for name, value in environment.settings.items():
-        if getattr(jax.config, name, value) != value:
+        if here.get(name, value) != value:
             jax.config.update(name, value)
     jax.config.update("jax_platforms", "cpu")  # no others are opened
     devices = {(device.platform, device.id): device for device in jax.devices()}

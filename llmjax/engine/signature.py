@@ -31,7 +31,7 @@ KNOWN = ("llmjax", "builtins", *LIBRARIES)  # packages whose classes and functio
 VARIABLES = ("XLA_", "LLMJAX_", "TF_")  # how the names of environment variables begin that XLA and kernels read
 CPUINFO = Path("/proc/cpuinfo")
 # Settings of JAX that say where programs are kept, what is logged and which devices are opened, not what programs are.
-BESIDE = ("cache", "log", "explain", "default_device", "platforms", "traceback", "profiler", "debug_")
+BESIDE = ("cache", "log", "explain", "default_device", "platforms", "visible", "traceback", "profiler", "debug_")
 
 
 class SourcesChanged(Exception):

@@ -24,7 +24,8 @@ from llmjax.errors import ConfigError
 
 def test_two_engines_have_the_threads_and_streams_of_one() -> None:
     config = engine_config(EngineConfig(model="m", threads=5), DeviceOptions(streams=7))
-    thread, process, several = engines(config).values()
+    thread, process, several, half = engines(config).values()
+    assert (half.threads, half.data_parallel_size, half.max_num_seqs) == (2, 1, 4)
     assert (thread.engine_process, process.engine_process) == ("thread", "process")
     assert (process.threads, several.threads) == (4, 4)  # of all engines
     assert (process.data_parallel_size, several.data_parallel_size) == (1, 2)
@@ -53,9 +54,10 @@ def test_what_cannot_be_measured_is_refused() -> None:
 def test_ratios_are_of_the_fastest_rounds() -> None:
     one = Figure(name="1 engine", rates=[90, 100], delay_ms=0.5)
     two = Figure(name="2 engines", rates=[97, 80], delay_ms=0.62)
-    said = data_parallel_words([Figure(name="t", rates=[1], delay_ms=0.4), one, two])
+    half = Figure(name="one of 2 engines", rates=[50, 30], delay_ms=0.5)
+    said = data_parallel_words([Figure(name="t", rates=[1], delay_ms=0.4), one, two, half])
     assert said == [
-        "2 engines bring 0.97 of one engine in a process (≥ 0.95)",
+        "2 engines bring 0.97 of one engine in a process (≥ 0.95), and 0.97 of 2 × one of them by itself",
         "a token takes +0.22 ms more to its user than from an engine on a thread (≤ 0.3)",
     ]
     assert tensor_parallel_words([one, two, two], [1, 2, 5]) == [
@@ -78,6 +80,6 @@ def test_a_tiny_model(tmp_path: Path, compile_cache_dir: str) -> None:
     assert "2 engines × 1 thread" in done.stdout and "2 devices decode with" in done.stdout
     assert "a follower knows of a step of 2 rows after" in done.stdout and "70B (39.7 GB):" in done.stdout
     found = json.loads((tmp_path / "s.json").read_text())
-    assert [len(found[part]) for part in ("data_parallel", "tensor_parallel")] == [3, 2]
+    assert [len(found[part]) for part in ("data_parallel", "tensor_parallel")] == [4, 2]
     assert all(figure["rates"][0] > 0 for part in ("data_parallel", "tensor_parallel") for figure in found[part])
     assert all(figure["delay_ms"] > 0 for figure in found["data_parallel"])

@@ -431,6 +431,28 @@ def test_tokens_are_the_same_from_memory_and_after_a_restart_from_disk(
     llm.close()
 
 
+@pytest.mark.once
+def test_a_long_prompt_is_read_from_disk_after_a_restart(tmp_path: Path, compile_cache_dir: str) -> None:
+    """Of 4,096 tokens, all but the last page, one token of which has to be computed."""
+    prompt = np.random.default_rng(0).integers(0, 96, 4096).tolist()
+    options: dict[str, Any] = {
+        "hf_overrides": {"max_position_embeddings": 8192},
+        "page_size": 32,
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 512,
+        "max_model_len": 4200,
+        "kv_cache_memory_bytes": 2**23,
+    }
+    found = []
+    for cached in (0, 4096 - 32):
+        llm = llm_of("llama", tmp_path, compile_cache_dir, **options)
+        (output,) = llm.generate([prompt], GREEDY, use_tqdm=False)
+        assert (output.num_cached_tokens, llm.stats.offload.disk_hits) == (cached, cached)
+        found.append(output.outputs[0].token_ids)
+        llm.close()
+    assert found[0] == found[1]
+
+
 def test_damaged_files_are_computed_again(tmp_path: Path, compile_cache_dir: str) -> None:
     llm = llm_of("llama", tmp_path, compile_cache_dir, kv_cache_dtype="int8")
     cold = generated(llm)

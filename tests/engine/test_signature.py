@@ -147,6 +147,16 @@ def test_the_environment_stays_what_it_is(environment: Callable[[], str]) -> Non
     assert environment() == there
 
 
+def test_engines_that_see_other_cards_have_one_environment(environment: Callable[[], str]) -> None:
+    """As those of ``--data-parallel-size`` do, on CPUs, too: what one has compiled, the others read."""
+    there, seen = environment(), jax.config.values["jax_cuda_visible_devices"]
+    jax.config.update("jax_cuda_visible_devices", "1")
+    try:
+        assert environment() == there
+    finally:
+        jax.config.update("jax_cuda_visible_devices", seen)
+
+
 @pytest.mark.parametrize("what", ["flag", "setting", "library", "processor", "version", "cores"])
 def test_another_environment_has_another_digest(
     what: str, environment: Callable[[], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
