@@ -52,6 +52,7 @@ _FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "scale_emb": (1, 1.0),
     "use_bidirectional_attention": (False,),
     "use_cla": (False,),
+    "use_mla": (False,),
     "use_mrope": (False,),
     "use_qk_norm": (False,),
     "use_parallel_residual": (False,),

@@ -40,6 +40,8 @@ def moe_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) 
     same = {key: _in_all_layers(config, key) for key in ("num_experts", "moe_topk") if key in config}
     fields = Fields(_with_alpha({**config, **same}), MOE_DEFAULTS, aliases=MOE_ALIASES)
     inner = fields.integer("intermediate_size")
+    for key, plain in {"moe_layer_num_skipped": 0, "norm_topk_prob": True, "group_limited_greedy": False}.items():
+        fields.require(key, plain)
     for key, neutral in {"moe_intermediate_size": inner, "num_shared_expert": 1}.items():
         Fields({key: _in_all_layers(config, key)}, name=fields.name).require(key, neutral)
     experts = softmax_experts(fields, inner="intermediate_size", normalize=True)

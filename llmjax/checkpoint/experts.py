@@ -117,11 +117,6 @@ class ExpertStack:
         logger.warning("tensor %r of type %s is dequantized: %s", self.name, self.type_name, problem)
 
 
-def is_router(module: str) -> bool:
-    """Whether a module chooses experts; such weights are never quantized."""
-    return re.search(rf"(?:{ROUTER})$", module) is not None
-
-
 def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict[str, StoredTensor]:
     """Tensors with experts stacked under the names that models have.
 

@@ -254,8 +254,9 @@ class SavePlan:
     def settings(self) -> dict[str, Any]:
         """``quantization_config`` of config.json."""
         modules = {self.stored_name(name).removesuffix(".weight"): scheme for name, scheme in self.layers.items()}
-        ignored = (self.stored_name(f"{module}.weight").removesuffix(".weight") for module in self.ignored)
-        return self.writer.settings(modules, tuple(ignored))
+        ignored = {name: self.stored_name(f"{name}.weight").removesuffix(".weight") for name in self.ignored}
+        never = [stored for name, stored in ignored.items() if name == HEAD or NEVER.search(f"{name}.weight")]
+        return self.writer.settings(modules, tuple(ignored.values()), never=never)
 
     def stored_name(self, name: str) -> str:
         """What a tensor is called in the files: as its family's files call it, if the source does.

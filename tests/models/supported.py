@@ -13,7 +13,7 @@ from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
 from llmjax.models.registry import FAMILIES
 from tests.checkpoint.gguf import test_encoders, test_families
 from tests.engine import test_plugin, test_pooling
-from tests.models import test_golden, test_quantized, test_sharding
+from tests.models import test_cuda, test_golden, test_quantized, test_sharding
 from tests.quantization import test_families as test_quantization
 
 ROOT = Path(__file__).parents[2]
@@ -147,9 +147,11 @@ whole prompts, chunks and single tokens (at most 2e-4 apart in float32), or whos
 least 0.99999) and logits of labels (at most 1e-4 apart). **GGUF** gives llama.cpp's name of the architecture, and in
 parentheses which of those checkpoints are compared again as the `gguf` package writes them. **quantized** names those
 whose matrices become 8-bit integers when they are loaded, with logits close to Hugging Face's; other formats do not
-depend on the family either: [formats.md](formats.md). **stored** says in which formats of compressed-tensors those
-are written and read back, number by number. **several devices** names those that are compared with one
-device, and **plug-in** those that a stand-in for another platform's PJRT plug-in runs as a CPU does.
+depend on the family either: [formats.md](formats.md). **stored** says as what those are written and read back, number
+by number: formats of compressed-tensors, GPTQ (8 bits) and AWQ. **several devices** names those that are compared with
+one device, and **plug-in** those that a stand-in for another platform's PJRT plug-in runs as a CPU does. **CUDA** names
+a published checkpoint whose steps, at their real sizes, are lowered with their kernels for an NVIDIA H100 that is
+described; what was run on a card is in [cuda.md](cuda.md).
 All of it runs on a CPU:
 
 | column | the line that runs it for a checkpoint, here `qwen3` |
@@ -162,13 +164,14 @@ All of it runs on a CPU:
 | stored | `pytest tests/quantization/test_families.py -k qwen3` |
 | several devices | `pytest tests/models/test_sharding.py -k qwen3` |
 | plug-in | `pytest tests/engine/test_plugin.py -k "models and features"` |
+| CUDA | `pytest tests/models/test_cuda.py -k Qwen3-0.6B` |
 
 Checkpoints that came with code of their own run from the definitions here; code from a checkpoint is never executed.
 Any decoder here may also be there as `…Model`, for embeddings, or as `…ForSequenceClassification`:
 [embeddings.md](embeddings.md).
 
-| architecture | for example | safetensors | GGUF | quantized | stored | several devices | plug-in |
-|---|---|---|---|---|---|---|---|"""
+| architecture | for example | safetensors | GGUF | quantized | stored | several devices | plug-in | CUDA |
+|---|---|---|---|---|---|---|---|---|"""
 
 
 def architectures(names: Iterable[str], folder: Path = GOLDEN) -> dict[str, list[str]]:
@@ -192,7 +195,7 @@ def _lines() -> Iterator[str]:
     encoders = {name: found for name, found in test_encoders.CONVERSIONS.items() if name in test_pooling.ENCODERS}
     encoders |= {name: found for name, found in test_encoders.CLASSIFIERS.items() if name != WITH_POOLER}
     converted = architectures(conversions) | architectures(encoders, POOLED)
-    quantized, stored = architectures(test_quantized.CHECKPOINTS), test_quantization.STORED
+    quantized = architectures(test_quantized.CHECKPOINTS)
     models = [Path(case["model"]) for case in test_plugin.CASES.values()]
     plugged = architectures(dict.fromkeys(model.name for model in models if model.parent == GOLDEN))
     shared = architectures(dict.fromkeys([*test_sharding.CHECKPOINTS, *test_sharding.UNEVEN]))
@@ -208,9 +211,10 @@ def _lines() -> Iterator[str]:
             _names(compared.get(name, ())),
             ", ".join(f"`{n}`" for n in named.get(name, ())),
             _names(quantized.get(name, ())),
-            _names(tuple(stored) if name in quantized else ()),
+            _names([form for one in quantized.get(name, ()) for form in test_quantization.stored_as(one)]),
             _names(shared.get(name, ())),
             _names(plugged.get(name, ())),
+            test_cuda.LOWERED.get(name, ""),
         ]
         if name in converted:
             cells[1] += f" ({_names(converted[name])})"

@@ -30,6 +30,8 @@ TRAINING = {
     *("initializer_range", "init_std", "init_config", "init_device", "init_method", "block_mlp_init_scale"),
     *("block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init", "rescale_prenorm_residual"),
     *("output_router_logits", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "gradient_checkpointing", "verbose"),
+    *("moe_drop_tokens", "moe_random_routing_dropped_token", "use_mixed_mlp_moe", "lora_rank", "lora_alpha"),
+    *("lora_dropout_p", "lora_main_params_trainable"),
     *("z_loss_weight", "input_jitter_noise", "router_jitter_noise", "moe_capacity", "bias_dropout_fusion"),
     *("sparse_prediction", "sparse_pred_ignore_index", "use_xentropy", "time_step_floor", "time_step_init_scheme"),
     *("time_step_max", "time_step_min", "time_step_rank", "time_step_scale", "max_trained_positions", "pretraining_tp"),
@@ -68,7 +70,15 @@ FOLLOWS = {
     *("block_norm_eps", "rms_norm", "norm_before_gate", "mamba_use_mlp", "norm_type", "use_embedding_sharing"),
     *("use_parallel_embedding", "layernorm_linear_attention_beta", "mlp_intermediate_size", "shared_moe_mode"),
     *("swa_rope_theta", "moe_gate", "moe_use_aux_free", "learned_pos_emb", "parallel_block_tied_norm"),
-    *("hidden_activation", "hidden_act", "activation_function", "scale_attn_weights", "max_window_layers"),
+    *(
+        "hidden_activation",
+        "hidden_act",
+        "sliding_window_pattern",
+        "mup_denominator",
+        "activation_function",
+        "scale_attn_weights",
+        "max_window_layers",
+    ),
 }
 
 

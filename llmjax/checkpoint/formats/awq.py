@@ -200,7 +200,9 @@ class AWQWriter:
             ".scales": Part((groups, outputs), np.dtype(np.float16), lambda rows: rows.scales.T),
         }
 
-    def settings(self, layers: Mapping[str, SavedScheme], ignored: Sequence[str]) -> dict[str, Any]:
+    def settings(
+        self, layers: Mapping[str, SavedScheme], ignored: Sequence[str], *, never: Sequence[str] = ("lm_head",)
+    ) -> dict[str, Any]:
         """See `LayerWriter`."""
         sizes = {scheme.group_size for scheme in layers.values() if isinstance(scheme, IntegerScheme)}
         if len(sizes) > 1:

@@ -362,7 +362,9 @@ class CompressedTensorsWriter:
             parts[ZERO] = Part(zeros, I32, partial(_packed_zeros, bits=bits))
         return parts
 
-    def settings(self, layers: Mapping[str, SavedScheme], ignored: Sequence[str]) -> dict[str, Any]:
+    def settings(
+        self, layers: Mapping[str, SavedScheme], ignored: Sequence[str], *, never: Sequence[str] = ("lm_head",)
+    ) -> dict[str, Any]:
         """See `LayerWriter`. The scheme of most layers is that of every Linear; others are named one by one."""
         by_scheme: dict[SavedScheme, list[str]] = {}
         for module, scheme in layers.items():

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from llmjax.checkpoint.experts import is_router
 from llmjax.checkpoint.formats.layout import Layout, StoredRows, Unsigned, scale_type
 from llmjax.checkpoint.formats.quantized import I32, Module, Part, QuantizedTensor, QuantSettings, SavedScheme, unsigned
 from llmjax.errors import ConfigError
@@ -232,11 +231,12 @@ class GPTQWriter:
             ".g_idx": Part((inputs,), I32, lambda rows: (np.arange(inputs) // group_size).astype(I32)),
         }
 
-    def settings(self, layers: Mapping[str, SavedScheme], ignored: Sequence[str]) -> dict[str, Any]:
+    def settings(
+        self, layers: Mapping[str, SavedScheme], ignored: Sequence[str], *, never: Sequence[str] = ("lm_head",)
+    ) -> dict[str, Any]:
         """See `LayerWriter`."""
         scheme = _only(layers, self.name)
-        # Readers of GPTQ know that routers of experts are plain.
-        if left := [name for name in ignored if name != "lm_head" and not is_router(name)]:
+        if left := [name for name in ignored if name not in never]:
             raise ConfigError(f"--format gptq quantizes every layer, {left[0]} too: use compressed-tensors")
         return {
             "quant_method": self.name,

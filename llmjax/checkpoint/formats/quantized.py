@@ -420,12 +420,15 @@ class LayerWriter(Protocol):
             ConfigError: the shape does not suit the scheme; does not name the layer.
         """
 
-    def settings(self, layers: Mapping[str, SavedScheme], ignored: Sequence[str]) -> dict[str, Any]:
+    def settings(
+        self, layers: Mapping[str, SavedScheme], ignored: Sequence[str], *, never: Sequence[str] = ("lm_head",)
+    ) -> dict[str, Any]:
         """``quantization_config`` of config.json.
 
         Args:
             layers: schemes of the quantized modules by name.
             ignored: names of the linear modules that are not quantized.
+            never: those of them that readers expect to be plain: the head, norms, convolutions, routers of experts.
 
         Raises:
             ConfigError: the format cannot say so.

@@ -1,0 +1,66 @@
+"""Steps of published models, at their real sizes, as JAX lowers them for an H100 that is described: Mosaic and Triton
+refuse here what they cannot compile, and no weights are needed."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from llmjax.engine.batch import BatchLayout, make_buckets
+from llmjax.engine.device_state import DeviceState
+from llmjax.engine.rows import make_row_state
+from llmjax.engine.step import step
+from llmjax.models import Attention, ModelConfig, abstract_model, model_config
+from llmjax.models.layers.state import make_stacks
+from llmjax.sampling.state import make_sampler_state
+from tests.described_card import H100, lower_for
+from tests.models.test_published import CHECKPOINTS, config_of
+
+BF16, REQUESTS, PAGES_EACH = jnp.dtype(jnp.bfloat16), 4, 256
+FAST = ("Qwen/Qwen3-0.6B",)
+# Whose 80 layers decay at rates of their own, so that each is traced by itself, which takes minutes.
+LONG = ("MiniMaxAI/MiniMax-Text-01",)
+
+
+def lowered_first() -> dict[str, str]:
+    """The first published checkpoint of each architecture that generates."""
+    found: dict[str, str] = {}
+    for name in (name for name in CHECKPOINTS if name not in LONG):
+        if model_config(config := config_of(name)).pooler is None:
+            found.setdefault(config["architectures"][0], name)
+    return found
+
+
+LOWERED = lowered_first()
+
+
+def lowered(config: ModelConfig, *, tokens: int) -> str:
+    """A decode step, or one of so many tokens, as text."""
+    graph, shapes = abstract_model(config, dtype=BF16, activation_dtype=BF16)
+    groups, pages = len(config.spans), dict.fromkeys(config.spans, 64)
+    make = partial(make_stacks, config.states, num_pages=pages, page_size=16, dtype=BF16)
+    sampler = partial(make_sampler_state, num_slots=REQUESTS, vocab_size=config.vocab_size)
+    rows = partial(make_row_state, num_slots=REQUESTS, num_groups=groups, pages_per_sequence=PAGES_EACH)
+    state = DeviceState(kv=jax.eval_shape(make), rows=jax.eval_shape(rows), sampler=jax.eval_shape(sampler))
+    buckets = make_buckets(max_num_seqs=REQUESTS, max_num_batched_tokens=tokens or 16, decode_steps=1)
+    bucket = [bucket for bucket in buckets if bucket.decode is not bool(tokens)][-1]
+    layout = BatchLayout(bucket=bucket, num_slots=REQUESTS, pages_per_sequence=PAGES_EACH, num_groups=groups)
+    run = partial(step, graph=graph, names=tuple(shapes), layout=layout, max_logprobs=20)
+    batch = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
+    return str(lower_for(H100, run, tuple(shapes.values()), state, batch, donated=1).as_text())
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in LOWERED.values()]
+)
+def test_steps_are_lowered(name: str) -> None:
+    config = model_config(config_of(name), max_model_len=4096)
+    for tokens in (0, 64):
+        text = lowered(config, tokens=tokens)
+        assert "callback" not in text
+        # Attention is a kernel, unless scores fall off with distance.
+        if any(isinstance(layer.mixer, Attention) and layer.mixer.slopes is None for layer in config.layers):
+            assert "xla.gpu.triton" in text or "mosaic_gpu" in text
