@@ -30,7 +30,8 @@ class QTensor:
         format: of a row.
         size_out: rows.
         dtype: float type that products take dequantized weights in.
-        activations: ``float``; ``int8`` where kernels may round x to int8 with a scale for each group of columns; or
+        activations: ``float``; ``int8`` where kernels may round x to int8 with a scale for each group of columns;
+            ``fp8`` where those of CUDA may round x to E4M3 for weights that are E4M3; or
             `INT8_DECODES`, which kernels take for ``float``, and `rounding_decodes` for ``int8``.
     """
 

@@ -201,8 +201,9 @@ class EngineConfig:
     activations: str = setting(
         "auto",
         "what products with quantized weights may round activations to: int8 with a scale for each group, or float for "
-        "exactness; auto: on CPUs int8 while tokens are generated, but not for prompts, and not where dtype is float32",
-        choices=("auto", "float", "int8"),
+        "exactness; fp8, on NVIDIA GPUs from compute capability 8.9 on: to 8-bit floats where weights are such; auto: "
+        "on CPUs int8 while tokens are generated, but not for prompts, and not where dtype is float32",
+        choices=("auto", "float", "int8", "fp8"),
     )
     seed: int = setting(0, "seed of requests that do not set one")
 

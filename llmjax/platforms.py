@@ -38,6 +38,7 @@ POOL_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 POOL_SHARE = 0.75  # of a card, where nothing is said to JAX
 CPUINFO = Path("/proc/cpuinfo")
 MOST_CPU_DEVICES = 64
+FLOAT8_CAPABILITY = (8, 9)  # from which on NVIDIA's cards multiply 8-bit floats
 BFLOAT16_ISAS = ("avx512vnni", "avx512bf16", "amx")  # of kernels; CPUs with AVX-512 BF16 or AMX have them
 
 
@@ -201,7 +202,7 @@ def select_platform(
         # Small operations on a CPU are faster in f32 and cost no bandwidth there, so only what is kept is narrow.
         activation_dtype=jnp.dtype(jnp.float32) if cpu else dtype,
         cache_dtype=jnp.dtype(jnp.bfloat16) if config.dtype == "auto" else dtype,
-        quantized_activations=_quantized_activations(config, cpu=cpu),
+        quantized_activations=_quantized_activations(config, device, cpu=cpu),
         host_memory=host_memory,
     )
 
@@ -237,8 +238,19 @@ def _divide_cpu(config: EngineConfig, count: int) -> None:
     jax.config.update("jax_num_cpu_devices", count)
 
 
-def _quantized_activations(config: EngineConfig, *, cpu: bool) -> str:
-    """See `QTensor`. Who asks for float32 asks for results that do not depend on the CPU."""
+def _quantized_activations(config: EngineConfig, device: jax.Device, *, cpu: bool) -> str:
+    """See `QTensor`. Who asks for float32 asks for results that do not depend on the CPU.
+
+    Raises:
+        ConfigError: the device does not multiply what is asked for.
+    """
+    if config.activations == "fp8":
+        capability = getattr(device, "compute_capability", None) if device.platform == "gpu" else None
+        if capability is None or tuple(map(int, capability.split("."))) < FLOAT8_CAPABILITY:
+            what = f"{device.device_kind}, of {capability}" if capability else f"{device}"
+            raise ConfigError(
+                f"activations fp8 needs an NVIDIA GPU of compute capability 8.9 or newer; the device is {what}"
+            )
     if config.activations != "auto":
         return config.activations
     return INT8_DECODES if cpu and config.dtype != "float32" else "float"

@@ -231,6 +231,19 @@ def test_the_type_of_weights_follows_the_cpu_and_the_instruction_set_that_kernel
     assert select_platform(EngineConfig(device="cpu")).dtype == dtype
 
 
+def test_8_bit_floats_are_for_cards_that_multiply_them() -> None:
+    config = EngineConfig(activations="fp8")
+    with pytest.raises(ConfigError, match=r"activations fp8 needs an NVIDIA GPU of compute capability 8\.9 or newer"):
+        select_platform(replace(config, device="cpu"))
+    for capability, known in (("8.0", False), ("8.9", True), ("9.0", True), ("12.0", True)):
+        card = SimpleNamespace(platform="gpu", compute_capability=capability, device_kind="a card")
+        if known:
+            assert platforms._quantized_activations(config, card, cpu=False) == "fp8"
+            continue
+        with pytest.raises(ConfigError, match=r"the device is a card, of 8\.0"):
+            platforms._quantized_activations(config, card, cpu=False)
+
+
 @pytest.mark.parametrize("flags", ["avx2", "avx2 avx512_bf16"])
 @pytest.mark.parametrize(
     ("dtype", "activations", "cache", "rounded"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -18,9 +18,12 @@ import numpy as np
 
 from llmjax.kernels.cuda.lowering import dot, load, program_id
 from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, ProductPlan
-from llmjax.kernels.cuda.records import Place, Run, code_floats, code_words, runs, weight_line
+from llmjax.kernels.cuda.records import Place, Run, code_floats, code_line, code_words, runs, weight_line
 from llmjax.kernels.qtensor import QTensor
 from llmjax.kernels.row_format import CHUNK, RowFormat
+
+E4M3 = jnp.float8_e4m3fn
+FLOAT8_COLUMNS = 128  # of a step of `Records.float8`: the least groups that it takes, and four of the deepest products
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,35 @@ class Records:
         start = jnp.zeros((len(rows), plan.outputs), jnp.int32)
         return jax.lax.fori_loop(0, share.steps * len(run.words), multiply, start)
 
+    def float8(self, x: Any, scales: Any, rows: jax.Array, inside: jax.Array, share: Share) -> jax.Array:
+        """Sums f32 [M, N] where x and codes are E4M3 and weights are nothing but codes times the scale of their group:
+        products of ``FLOAT8_COLUMNS`` columns on tensor cores, which both scales then multiply.
+
+        Args:
+            x: reference, E4M3 [4, T, words of a row], from `by_byte_of_word`.
+            scales: reference, f32 [T, groups], of x.
+        """
+        form, plan = self.form, self.plan
+        (place,) = self._places(share)
+        words, lanes = CHUNK // 4, jnp.arange(FLOAT8_COLUMNS // 4, dtype=jnp.int32)  # a chunk's; those of a step
+
+        def multiply(step: jax.Array, sums: jax.Array) -> jax.Array:
+            first = share.first + step * plan.chunks
+            word = first * words + lanes
+            codes = replace(place, chunk=jax.lax.div(word, np.int32(words))).read(word)
+            found = jnp.zeros_like(sums)
+            for byte in range(4):
+                inputs = load(x, (np.int32(byte), rows[:, None], word[None]), inside[:, None])
+                weights = jax.lax.bitcast_convert_type((codes >> np.uint32(8 * byte)).astype(jnp.uint8), E4M3)
+                found += dot(inputs, weights)
+            gain, _ = weight_line(replace(place, chunk=first + jnp.zeros(1, jnp.int32)), form, 0)
+            group = jnp.minimum(jax.lax.div(first * CHUNK, np.int32(form.group_size)), form.num_groups - 1)
+            scale = load(scales, (rows, group), inside)
+            return sums + found * scale[:, None] * (gain / code_line(form.codes).gain)
+
+        start = jnp.zeros((len(rows), plan.outputs), jnp.float32)
+        return jax.lax.fori_loop(0, share.steps, multiply, start)
+
     def _places(self, share: Share) -> list[Place]:
         chunks = self.form.num_chunks
         return [Place(ref, share.at, share.output, share.inside, share.chunk, chunks) for ref in share.refs]
@@ -232,6 +264,13 @@ def levels_of(weight: QTensor) -> jax.Array:
     """What codes stand for, f32 [16]; anything where they stand for themselves."""
     levels = weight.format.codes.levels
     return jnp.asarray(levels + (0.0,) * (16 - len(levels)), jnp.float32) if levels else weight.words
+
+
+def by_byte_of_word(x: jax.Array, plan: ProductPlan) -> jax.Array:
+    """x [T, in] as [4, T, words]: what the same byte of all words of a row multiplies lies together."""
+    columns = plan.splits * plan.steps * plan.chunks * CHUNK
+    padded = jnp.pad(x, ((0, 0), (0, columns - x.shape[1])))
+    return padded.reshape(len(x), columns // 4, 4).transpose(2, 0, 1)
 
 
 def by_column_of_chunk(x: jax.Array, plan: ProductPlan) -> jax.Array:

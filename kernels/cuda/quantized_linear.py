@@ -1,8 +1,9 @@
 """Products with quantized matrices, straight from the records of a `QTensor`.
 
-Three kernels. For few rows of x the memory is the limit: weights become floats in registers and are multiplied there.
+Four kernels. For few rows of x the memory is the limit: weights become floats in registers and are multiplied there.
 For more rows a tile of weights is dequantized and multiplied on tensor cores; or, where x may be rounded to int8 and
-rows of the matrix have one scale, codes are multiplied as they are. All may divide the columns among programs, whose
+rows of the matrix have one scale, codes are multiplied as they are; and so are those of 8-bit floats, where x may be
+rounded to them. All may divide the columns among programs, whose
 sums XLA adds. What a program computes is in `products.py`.
 """
 
@@ -18,9 +19,18 @@ import numpy as np
 
 from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, power_of_2, program_id, store
 from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, ProductPlan
-from llmjax.kernels.cuda.products import Records, Share, by_column_of_chunk, levels_of
+from llmjax.kernels.cuda.products import (
+    E4M3,
+    FLOAT8_COLUMNS,
+    Records,
+    Share,
+    by_byte_of_word,
+    by_column_of_chunk,
+    levels_of,
+)
 from llmjax.kernels.cuda.tuned import Key, form_name
 from llmjax.kernels.qtensor import CUDA_TILE, QTensor, group_scales
+from llmjax.kernels.row_format import CHUNK, RowFormat
 
 MAX_ROWS = 512  # with more, dequantizing once costs less than dequantizing for each block of rows
 MIN_INT8_DOT = 32  # columns of the smallest product of int8 on tensor cores
@@ -43,7 +53,11 @@ def refuses(x: jax.Array, weight: QTensor, bias: jax.Array | None = None) -> str
 def plan_of(rows: int, weight: QTensor) -> ProductPlan:
     """How a product with so many rows of x is divided, by arithmetic."""
     block = rows if rows <= MAX_VECTOR_ROWS else min(64, max(MIN_DOT, power_of_2(rows)))
-    form, integers = weight.format, block > MAX_VECTOR_ROWS and multiplies_integers(weight)
+    form = weight.format
+    if block > MAX_VECTOR_ROWS and multiplies_float8(weight):
+        plan = ProductPlan(block, 2 * CUDA_TILE, FLOAT8_COLUMNS // CHUNK, steps=0, splits=1, warps=4)
+        return plan.split(form.num_chunks, -(-weight.size_out // plan.outputs) * -(-rows // block))
+    integers = block > MAX_VECTOR_ROWS and multiplies_integers(weight)
     return ProductPlan.of_records(
         block,
         -(-rows // block),
@@ -56,7 +70,9 @@ def plan_of(rows: int, weight: QTensor) -> ProductPlan:
 
 def key_of(rows: int, weight: QTensor) -> Key:
     """What the table of a card knows a product by."""
-    kernel = "integers" if rows > MAX_VECTOR_ROWS and multiplies_integers(weight) else "product"
+    kernel = "product"
+    if rows > MAX_VECTOR_ROWS:
+        kernel = "float8" if multiplies_float8(weight) else "integers" if multiplies_integers(weight) else kernel
     return Key.of(kernel, form_name(weight.format), rows, weight.size_out, weight.format.size_in)
 
 
@@ -72,7 +88,7 @@ def quantized_linear(
 
     Args:
         x: [T, in]; with more than `MAX_VECTOR_ROWS` rows, rounded to the weight's dtype, or row by row to int8 if
-            `multiplies_integers`.
+            `multiplies_integers`, or by groups of columns to E4M3 if `multiplies_float8`.
         weight: a single matrix [out, in], tiles of `CUDA_TILE` rows.
         bias: [out] or None.
         plan: how to divide the work; None: as was measured, or `plan_of` says.
@@ -96,6 +112,10 @@ def quantized_linear(
 
     if plan.rows <= MAX_VECTOR_ROWS:
         total = run(kernel.vectors, jnp.float32, x, weight.words, levels)
+    elif multiplies_float8(weight):
+        rounded, scales = rounded_to_float8(x, weight.format)
+        arguments = (by_byte_of_word(rounded, plan), scales, weight.words)
+        total = run(kernel.float8, jnp.float32, *arguments)
     elif multiplies_integers(weight):
         x = x.astype(jnp.float32)
         scale = jnp.maximum(jnp.abs(x).max(1, keepdims=True), LEAST_AMAX) / 127
@@ -111,6 +131,28 @@ def multiplies_integers(weight: QTensor) -> bool:
     form = weight.format
     simple = form.num_groups == 1 and not (form.zero or form.minimum or form.super_size)
     return weight.activations == "int8" and form.codes.kind == "int" and simple
+
+
+def multiplies_float8(weight: QTensor) -> bool:
+    """Whether x may be rounded to E4M3, and the codes are that times a scale, for each row or for groups of columns."""
+    form = weight.format
+    simple = not (form.zero or form.minimum or form.super_size)
+    grouped = form.num_groups == 1 or form.group_size % FLOAT8_COLUMNS == 0
+    return weight.activations == "fp8" and form.codes.kind == "e4m3" and simple and grouped
+
+
+def rounded_to_float8(x: jax.Array, form: RowFormat) -> tuple[jax.Array, jax.Array]:
+    """x [T, in] as E4M3 [T, in] times f32 [T, groups], the groups being those of a matrix's columns.
+
+    As DeepSeek-V3 (arXiv:2412.19437, 3.3.2) rounds: the largest magnitude of a token's group becomes the largest code.
+    """
+    size = form.size_in if form.num_groups == 1 else form.group_size
+    x = x.astype(jnp.float32)
+    grouped = jnp.pad(x, ((0, 0), (0, -x.shape[1] % size))).reshape(len(x), -1, size)
+    scale = jnp.maximum(jnp.abs(grouped).max(2), LEAST_AMAX) / float(jnp.finfo(E4M3).max)
+    # Of a quotient that rounds up, there is no code.
+    rounded = jnp.clip(grouped / scale[:, :, None], float(jnp.finfo(E4M3).min), float(jnp.finfo(E4M3).max))
+    return rounded.astype(E4M3).reshape(len(x), -1)[:, : x.shape[1]], scale
 
 
 def _row_scales(weight: QTensor) -> jax.Array:
@@ -146,6 +188,13 @@ class _Kernel:
         share, row = self._share(words, None), self._row()
         inside = row < x.shape[1]
         sums = self.factor.integers(x, row, inside, share)
+        store(out, (program_id(1), row[:, None], share.output[None]), sums, inside[:, None] & share.inside[None])
+
+    def float8(self, x: Any, scales: Any, words: Any, out: Any) -> None:
+        """Blocks of rows. x: E4M3 [4, T, words]; scales: f32 [T, groups]; out: f32 [splits, T, out]."""
+        share, row = self._share(words, None), self._row()
+        inside = row < x.shape[1]
+        sums = self.factor.float8(x, scales, row, inside, share)
         store(out, (program_id(1), row[:, None], share.output[None]), sums, inside[:, None] & share.inside[None])
 
     def _share(self, words: Any, levels: Any) -> Share:

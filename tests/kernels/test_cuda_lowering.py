@@ -254,27 +254,45 @@ def test_compiles_for_newer_and_smaller_cards(name: str, card: Card, monkeypatch
 
 
 def compile_for(name: str, *cards: Card) -> None:
+    call, arguments = KERNELS[name]
+    # A function of its own: else JAX knows it as it was traced for another card.
+    module = lower_for(H100, lambda *given: call(*given), *arguments).compiler_ir()
+    for card in cards:
+        assert compiled_for(card, module)
+
+
+def compiled_for(card: Card, module: Any) -> list[Any]:
+    """The kernels of a lowered program, each within the card's shared memory."""
     from jax._src.lib import triton
 
     if not hasattr(triton, "compile"):
         pytest.skip("in this version of JAX, XLA alone has Triton's compiler")
-    call, arguments = KERNELS[name]
-    # A function of its own: else JAX knows it as it was traced for another card.
-    module = lower_for(H100, lambda *given: call(*given), *arguments).compiler_ir()
-    calls = list(_custom_calls(module.operation))
-    assert calls
-    for attributes in calls:
-        for card in cards:
-            compiled = triton.compile(
-                "cuda",
-                attributes["ir"].value_bytes,
-                card.capability,
-                num_warps=attributes["num_warps"].value,
-                num_ctas=1,
-                num_stages=attributes["num_stages"].value,
-            )
-            assert compiled.asm
-            assert compiled.smem_bytes <= card.shared_memory
+    found = [
+        triton.compile(
+            "cuda",
+            attributes["ir"].value_bytes,
+            card.capability,
+            num_warps=attributes["num_warps"].value,
+            num_ctas=1,
+            num_stages=attributes["num_stages"].value,
+        )
+        for attributes in _custom_calls(module.operation)
+    ]
+    assert all(compiled.asm and compiled.smem_bytes <= card.shared_memory for compiled in found)
+    return found
+
+
+@needs_plugin
+@pytest.mark.parametrize("card", [RTX_4090, H100, B200, RTX_5090], ids=lambda card: card.name)
+@pytest.mark.parametrize("group", [128, 4096])
+def test_8_bit_floats_are_multiplied_by_tensor_cores_that_know_them(group: int, card: Card) -> None:
+    """Of weights with a scale for each block of columns and for each row. For Hopper Triton makes halves of the
+    codes, whose products of warpgroups want another order of them."""
+    weight = dataclasses.replace(matrix(RowFormat(4096, Codes(8, "e4m3"), group, "f32")), activations="fp8")
+    arguments = Shape((64, 4096), jnp.bfloat16), weight, None
+    (compiled,) = compiled_for(card, lower_for(H100, partial(QUANTIZED_LINEAR), *arguments).compiler_ir())
+    asm = compiled.asm if isinstance(compiled.asm, str) else compiled.asm.decode()
+    assert {H100: ".f16.f16", B200: ".kind::f8f6f4"}.get(card, ".e4m3.e4m3") in asm
 
 
 @needs_plugin

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.kernels.cuda.plan import ProductPlan
-from llmjax.kernels.cuda.quantized_linear import MAX_ROWS, multiplies_integers, plan_of, quantized_linear, refuses
+from llmjax.kernels.cuda.quantized_linear import (
+    MAX_ROWS,
+    multiplies_float8,
+    multiplies_integers,
+    plan_of,
+    quantized_linear,
+    refuses,
+)
 from llmjax.kernels.cuda.records import E2M1
 from llmjax.kernels.qtensor import CUDA_TILE, QTensor
 from llmjax.kernels.row_format import FLOAT8, Codes, RowFormat
@@ -168,6 +175,36 @@ def test_codes_of_eight_bits_are_read_as_they_are() -> None:
         found = product(np.eye(256, dtype=np.float32), weight)
         assert len(set(expected.tolist())) >= 246
         np.testing.assert_array_equal(found[:, 0], expected)
+
+
+@pytest.mark.parametrize("size_in,group,rows", [(300, 304, 20), (640, 128, 3), (768, 256, 70)])
+def test_8_bit_floats_meet_8_bit_floats_where_they_may(size_in: int, group: int, rows: int) -> None:
+    """Exactly the products of x rounded by ml_dtypes, token by token and group by group."""
+    form = RowFormat(size_in, Codes(8, "e4m3"), group, "f32")
+    weight = dataclasses.replace(random_tensor(form, size_out=75), activations="fp8")
+    assert multiplies_float8(weight)
+    assert not multiplies_float8(dataclasses.replace(weight, activations="float"))
+    x = inputs(rows, size_in) * np.float32(100)
+    x[1] = 0
+    rounded = np.zeros_like(x)
+    for first in range(0, size_in, group):
+        part = x[:, first : first + group]
+        scale = np.maximum(np.abs(part).max(1, keepdims=True), 1e-30) / np.float32(448)
+        rounded[:, first : first + group] = (part / scale).astype(jnp.float8_e4m3fn).astype(np.float32) * scale
+    expected = rounded.astype(np.float64) @ np.asarray(weight.dequantize(), np.float64).T
+    out = product(x, weight)
+    assert np.abs(out - expected).max() < 2e-6 * np.abs(expected).max()
+    assert (out[1] == 0).all()
+    assert relative_error(out[[0, 2]], x[[0, 2]], weight) < 0.04
+
+
+def test_what_is_not_float8_times_a_scale_is_not_multiplied_as_such() -> None:
+    for form in (
+        RowFormat(640, Codes(8, "e4m3"), 64, "f32"),
+        RowFormat(640, Codes(8, "e5m2"), 128, "f32"),
+        RowFormat(640, Codes(8, "int"), 128, "f32"),
+    ):
+        assert not multiplies_float8(dataclasses.replace(random_tensor(form, size_out=32), activations="fp8"))
 
 
 def test_products_of_int8_are_as_deep_as_the_hardware_wants() -> None:
