@@ -14,8 +14,9 @@ from llmjax import LLM, quantize
 from llmjax.errors import ConfigError
 from tests.engine.on_devices import found_on_devices
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
-CASES = ("q4_k_m, 3 keys, int8 cache", "gptq, 8 keys", "q4_k experts", "drafts")
+GOLDENS = Path(__file__).parents[1] / "models" / "golden"
+GOLDEN = GOLDENS / "llama"
+CASES = ("q4_k_m, 3 keys, int8 cache", "gptq, 8 keys", "q4_k experts", "drafts", "windows")
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
 
@@ -38,6 +39,7 @@ def on_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "devices": [1, 2],
             "settings": {"speculative_config": NGRAM, "kv_offloading_size": 0.01},
         },
+        {"model": str(GOLDENS / "gemma3"), "devices": [1, 3]},
     )
     return found_on_devices(dict(zip(CASES, cases, strict=True)))
 
