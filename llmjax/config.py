@@ -700,6 +700,9 @@ class ServerConfig:
     max_file_bytes: int = setting(128 * 2**20, "bytes of the largest file that may be uploaded", unit="bytes")
     max_files_bytes: int = setting(2**30, "bytes that the files of a key may take", unit="bytes")
     file_lifetime: float = setting(30 * 24 * 3600.0, "seconds that a file is kept")
+    cut_max_tokens: bool = setting(
+        False, "let a max_tokens above what fits behind the prompt mean what fits; it is an error else"
+    )
     ignore_unknown_fields: bool = setting(False, "ignore fields of requests that are not known; they are errors else")
     response_role: str = setting("assistant", "role of chat answers")
     tool_call_parser: str = setting(

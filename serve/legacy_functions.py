@@ -7,6 +7,9 @@ from typing import Any
 from llmjax.serve.errors import ApiError
 from llmjax.serve.protocol.chat import ChatRequest
 
+# What of them is called otherwise in errors of tools.
+NAMES_OF_FUNCTIONS = {r"tools\.(\d+)\.function": r"functions.\1", "tools": "functions", "tool_choice": "function_call"}
+
 
 def read_functions(body: ChatRequest) -> None:
     """Turns the functions of a request into tools, of which one is called at most.

@@ -46,14 +46,20 @@ class Truncation:
 
     @classmethod
     def of(cls, server: Server, body: GenerationRequest, *, room: int) -> Truncation | None:
-        """``truncate_prompt_tokens``; -1 is what leaves room for ``room`` tokens.
+        """``truncate_prompt_tokens``; -1 is what leaves room for ``room`` tokens, for one where answers are cut to what fits.
 
         Raises:
-            ApiError: more is to be kept than the context holds.
+            ApiError: more is to be kept than the context holds, or nothing.
         """
         keep, limit = body.truncate_prompt_tokens, server.engine.info.max_model_len
         if keep is None:
             return None
+        if keep == 0:
+            raise ApiError(
+                "truncate_prompt_tokens must be at least 1, or -1 for what fits",
+                param="truncate_prompt_tokens",
+                code="invalid_value",
+            )
         if keep > limit:
             raise ApiError(
                 f"truncate_prompt_tokens is {keep}, above the context of {limit}",
@@ -61,7 +67,7 @@ class Truncation:
                 code="invalid_value",
             )
         if keep == -1:
-            keep = max(limit - room, 0)
+            keep = limit - 1 if server.config.cut_max_tokens else max(limit - room, 0)
         return cls(keep, body.truncation_side or "left", body.skip_special_tokens is not False)
 
     def apply(self, server: Server, prompt: EncodedPrompt) -> EncodedPrompt:
@@ -275,7 +281,7 @@ def output_budget(
         asked_field: the name under which the request asked.
 
     Raises:
-        ApiError: 400 ``context_length_exceeded``.
+        ApiError: 400 ``context_length_exceeded``; what is asked for is cut to what fits where the server does that.
     """
     if asked is not None and asked < 1:
         raise ApiError(f"{asked_field} must be at least 1, not {asked}", param=asked_field, code="invalid_value")
@@ -289,8 +295,11 @@ def output_budget(
             code="context_length_exceeded",
         )
     if asked is not None and length + asked > limit:
+        if server.config.cut_max_tokens:
+            return limit - length
         raise ApiError(
-            f"{asked_field} is {asked}; after the prompt's {length} tokens {limit - length} fit the context of {limit}",
+            f"{asked_field} is {asked}; after the prompt's {length} tokens {limit - length} fit the context of {limit} "
+            "(--cut-max-tokens of the server has them taken)",
             param=asked_field,
             code="context_length_exceeded",
         )

@@ -33,7 +33,8 @@ def text_pairs(
     if len(firsts) == 1:
         firsts *= len(seconds)
     if not firsts or len(firsts) != len(seconds):
-        raise InvalidRequest(f"{len(firsts)} and {len(seconds)} texts cannot be compared pair by pair", field="text_2")
+        problem = f"{len(firsts)} and {len(seconds)} texts cannot be compared pair by pair"
+        raise InvalidRequest(problem, field="text_2" if firsts else "text_1")
     return [TextPair(*pair, instruction, chat_template) for pair in zip(firsts, seconds, strict=True)]
 
 

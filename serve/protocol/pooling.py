@@ -174,11 +174,12 @@ class ScoreRequest(PairsBody):
         for pair in SIDES:
             if sorted(pair) == sorted(given):
                 return pair
+        missing = [name for pair in SIDES if {*pair} > {*given} for name in pair if name not in given]
         wanted = ", or ".join(f"`{first}` and `{second}`" for first, second in SIDES)
         raise ApiError(
             f"the texts to compare are {wanted}; the request has {', '.join(sorted(given)) or 'none of them'}",
-            param=next(iter(sorted(given)), "text_1"),
-            code="invalid_value" if given else "missing_required_parameter",
+            param=missing[0] if missing else min(given),
+            code="missing_required_parameter" if missing else "invalid_value",
         )
 
     @property

@@ -150,5 +150,7 @@ class ResponsesRequest(InputRequest):
 class InputTokensRequest(InputRequest):
     """What of a response may be sent to have its input counted."""
 
-    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {"truncation": ("disabled",)}
-    reasons: ClassVar[Mapping[str, str]] = {"truncation": ResponsesRequest.reasons["truncation"]}
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {"truncation": ("disabled",), "response_format": ()}
+    reasons: ClassVar[Mapping[str, str]] = {
+        name: ResponsesRequest.reasons[name] for name in ("truncation", "response_format")
+    }

@@ -21,8 +21,9 @@ from llmjax.serve.context import Server, cache_salt_of, ignored_fields, owner_of
 from llmjax.serve.conversations import ConversationTurn, Joined, UntilAnswered
 from llmjax.serve.custom_tools import NO_TOOLS, CustomTools, chosen, from_chat
 from llmjax.serve.generation import guarded, request_metrics
-from llmjax.serve.legacy_functions import read_functions, with_function_call
+from llmjax.serve.legacy_functions import NAMES_OF_FUNCTIONS, read_functions, with_function_call
 from llmjax.serve.logprobs import TokenNames, chat_logprobs, num_logprobs, prompt_logprobs
+from llmjax.serve.other_names import other_names
 from llmjax.serve.prompts import CHARS_PER_PART, off_loop
 from llmjax.serve.protocol.chat import ChatRequest, num_parts
 from llmjax.serve.sse import EventStream, delta_event, event
@@ -64,14 +65,15 @@ def read_custom_tools(body: ChatRequest) -> CustomTools:
 
 async def turn_of(request: Request, server: Server, body: ChatRequest, custom: CustomTools) -> Turn:
     """What a chat asks of the engine; errors as of `prepare`."""
-    return await prepare(
-        server,
-        body,
-        record=record_of(request),
-        cache_salt=cache_salt_of(request, body.cache_salt),
-        id=f"chatcmpl-{body.request_id or record_of(request).id}",
-        custom=custom,
-    )
+    with other_names({} if body.functions is None else NAMES_OF_FUNCTIONS):
+        return await prepare(
+            server,
+            body,
+            record=record_of(request),
+            cache_salt=cache_salt_of(request, body.cache_salt),
+            id=f"chatcmpl-{body.request_id or record_of(request).id}",
+            custom=custom,
+        )
 
 
 async def _respond(

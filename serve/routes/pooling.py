@@ -152,7 +152,9 @@ async def score(request: Request) -> Response:
     server = server_of(request)
     body = parse(await read_json(request), ScoreRequest, ignored=ignored_fields(request))
     server.check_task("score")
-    scores, made = await _scores(request, server, body, body.pairs, field=body.sides[1])
+    first, second = body.sides
+    with other_names({"text_1": first, "text_2": second}):
+        scores, made = await _scores(request, server, body, body.pairs, field="text_2")
     data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
     return await _answer(server, "score", {"data": data}, made)
 

@@ -180,7 +180,7 @@ async def _chat(server: Server, body: InputRequest, request: Request) -> tuple[C
         return messages_of(body.instructions, before, own, ignored), before + listed(own)
 
     messages, items = await off_loop(read, size=CHARS_PER_PART * (len(before) + len(own)))
-    given = body.model_fields_set & GenerationRequest.model_fields.keys()
+    given = (body.model_fields_set & GenerationRequest.model_fields.keys()) - {"response_format"}
     tools, choice = _tools(body)
     return ChatRequest.model_construct(
         **{name: getattr(body, name) for name in given},

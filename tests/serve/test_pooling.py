@@ -20,6 +20,7 @@ from llmjax.serve.protocol.pooling import EmbeddingRequest
 from tests.pooled_models import RERANKER, golden, pair, split_prompt, words, write_with_tokenizer
 from tests.serve.conftest import Running
 from tests.serve.test_bench import bench
+from tests.serve.test_wrong_types import check_fields
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
 
@@ -333,3 +334,23 @@ def test_fields_that_are_refused_say_why(embedder: Running, fields: dict[str, An
     assert says in error["message"]
     for neutral in (None, *EmbeddingRequest.neutral_values[name]):
         assert post(embedder, "/v1/embeddings", input="w3", **{name: neutral}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "base"),
+    [
+        ("/v1/embeddings", {"input": "a"}),
+        ("/pooling", {"input": "a"}),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ("/v2/rerank", {"query": "a", "documents": ["b"]}),
+    ],
+)
+def test_values_of_all_kinds(embedder: Running, path: str, base: dict[str, Any]) -> None:
+    with embedder.http() as http:
+        sides = tuple(name for name in base if name in ("text_1", "text_2", "query", "documents"))
+        assert check_fields(http, path, base, together=sides) == []
+
+
+def test_values_of_all_kinds_for_labels(reranker: Running) -> None:
+    with reranker.http() as http:
+        assert check_fields(http, "/classify", {"input": "a"}) == []

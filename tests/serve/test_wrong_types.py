@@ -1,0 +1,88 @@
+"""Every field of every body with values of every kind: taken, or a 4xx that names the field; never an error of ours."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
+
+VALUES: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    2**70,
+    1.5,
+    "",
+    "x",
+    "\ud7ff\u0000",
+    [],
+    [None],
+    [True],
+    ["x", 1],
+    [[1]],
+    [{}],
+    {},
+    {"x": None},
+    {"type": 1},
+    {"type": "x", "x": {"x": []}},
+]
+MESSAGES = [{"role": "user", "content": "x"}]
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}),
+    ("/v1/completions", {"prompt": "x", "max_tokens": 1}),
+    ("/v1/responses", {"input": "x", "max_output_tokens": 1}),
+    ("/v1/responses/input_tokens", {"input": "x"}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
+    ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+    ("/tokenize", {"prompt": "x"}),
+    ("/tokenize", {"messages": MESSAGES}),
+    ("/detokenize", {"tokens": [40]}),
+    ("/v1/batches", {"input_file_id": "file-x", "endpoint": "/v1/completions", "completion_window": "24h"}),
+]
+EITHER = {"messages": "prompt", "prompt": "messages"}  # of /tokenize
+
+
+def fields_of(http: httpx.Client, path: str) -> list[str]:
+    """Names of the fields that the body of a POST may have, as /openapi.json says."""
+    described = http.get("/openapi.json").json()
+    body = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    types = [schema["$ref"].rsplit("/", 1)[1] for schema in body.get("oneOf", [body])]
+    return sorted({name for kind in types for name in described["components"]["schemas"][kind]["properties"]})
+
+
+def check_fields(http: httpx.Client, path: str, base: dict[str, Any], *, together: tuple[str, ...] = ()) -> list[str]:
+    """What is wrong with the answers to bodies of which one field has a value of another kind.
+
+    Args:
+        together: fields of which an error names one where it is about all.
+    """
+    wrong = []
+    for field in fields_of(http, path):
+        rest = {name: given for name, given in base.items() if name != EITHER.get(field)}
+        names = together if field in together else (field,)
+        for value in VALUES:
+            answer = http.post(path, json={**rest, field: value})
+            if answer.status_code == 200:
+                continue
+            error = answer.json()["error"]
+            if answer.status_code == 404 and error.get("param") in base:
+                continue  # what the body is about is not there, and was looked for last
+            said = error.get("param") or error["message"]
+            clear = len(error["message"]) <= 1000 and "\n" not in error["message"]
+            if not (400 <= answer.status_code < 500 and clear and any(name in said for name in names)):
+                wrong.append(f"{path} {field}={value!r}: {answer.status_code} {error}")
+    return wrong
+
+
+@pytest.mark.parametrize(("path", "base"), BODIES, ids=str)
+def test_values_of_all_kinds(
+    http: httpx.Client, path: str, base: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        assert check_fields(http, path, base) == []
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
