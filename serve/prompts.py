@@ -46,7 +46,7 @@ class Truncation:
 
     @classmethod
     def of(cls, server: Server, body: GenerationRequest, *, room: int) -> Truncation | None:
-        """``truncate_prompt_tokens``; -1 is what leaves room for ``room`` tokens, for one where answers are cut to what fits.
+        """``truncate_prompt_tokens``; -1 is what leaves room for ``room`` tokens, or for one where answers are cut.
 
         Raises:
             ApiError: more is to be kept than the context holds, or nothing.

@@ -508,7 +508,10 @@ async def test_outputs_that_cannot_become_text_end_their_streams(
 
 
 async def test_a_step_that_hangs_is_noticed(
-    start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch
+    start: Callable[[EngineConfig], AsyncLLM],
+    endless: EngineConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine = start(endless)
     engine.check_health()
@@ -521,6 +524,9 @@ async def test_a_step_that_hangs_is_noticed(
     await stream.aclose()
     monkeypatch.undo()
     engine.check_health()
+    stacks = [message for message in caplog.messages if message.startswith("thread ")]
+    assert any("check_health" in stack for stack in stacks)  # this one, and the engine's
+    assert any("engine/loop.py" in stack for stack in stacks)
 
 
 async def test_shutdown_lets_running_requests_finish(

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import enum
 import itertools
+import logging
+import sys
+import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -20,6 +24,9 @@ if TYPE_CHECKING:
     from llmjax.checkpoint.gguf.file import GGUFFile
 
 STUCK_AFTER = 120.0  # seconds without an answer; the longest compilation must fit into a step
+SHOWN_AFTER = 0.75  # of them, after which the log has where each thread stands
+
+log = logging.getLogger(__name__)
 
 Deliver = Callable[[list[EngineOutput]], None]
 Died = Callable[[BaseException], None]
@@ -119,6 +126,7 @@ class RunningEngine(EngineClient):
         super().__init__()
         self._ping: Future[Any] | None = None
         self._pinged = 0.0
+        self._shown = False
 
     @abstractmethod
     def start(self, *, deliver: Deliver, died: Died) -> None:
@@ -154,13 +162,26 @@ class RunningEngine(EngineClient):
     def check_health(self) -> None:
         """Raises EngineDead if the engine has ended, or has not answered for ``STUCK_AFTER`` seconds.
 
-        It is asked here, so who wants to know of an engine that hangs has to look more than once.
+        It is asked here, so who wants to know of an engine that hangs has to look more than once. Some time before that
+        the log shows where its threads stand.
         """
         if self.error is not None:
             raise EngineDead(f"the engine stopped: {self.error}")
         if not self.running:
             raise EngineDead("the engine is not running")
         if self._ping is None or self._ping.done():
-            self._pinged, self._ping = time.monotonic(), self.control(Control.PING)
-        elif time.monotonic() - self._pinged > STUCK_AFTER:
+            self._pinged, self._ping, self._shown = time.monotonic(), self.control(Control.PING), False
+            return
+        seconds = time.monotonic() - self._pinged
+        if seconds > SHOWN_AFTER * STUCK_AFTER and not self._shown:  # before anybody ends it for that
+            self._shown = True
+            log.error("the engine has been in one step for %.0f s; its threads are shown", seconds)
+            self._show_stacks()
+        if seconds > STUCK_AFTER:
             raise EngineDead(f"the engine has been in one step for more than {STUCK_AFTER:.0f} s")
+
+    def _show_stacks(self) -> None:
+        """Writes to the log where each thread of the engine's process stands."""
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        for number, frame in sys._current_frames().items():
+            log.error("thread %s:\n%s", names.get(number, number), "".join(traceback.format_stack(frame)).rstrip())

@@ -27,6 +27,7 @@ from llmjax.engine.info import EngineInfo, ProgramInfo
 from llmjax.engine.request import EngineRequest
 from llmjax.engine.stats import EngineTotals, KVStats
 from llmjax.engine.wire import (
+    SHOW_STACKS,
     Abandon,
     Answer,
     Channel,
@@ -116,6 +117,9 @@ class ProcessEngine(RunningEngine):
     def pid(self) -> int:
         """Of the process."""
         return self._process.pid
+
+    def _show_stacks(self) -> None:
+        self._process.send_signal(SHOW_STACKS)
 
     def start(self, *, deliver: Deliver, died: Died) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from llmjax.collector import permanent, put_aside
 from llmjax.engine.client import Control
 from llmjax.engine.stats import RequestStats, StepStats
 from llmjax.engine.wire import (
+    SHOW_STACKS,
     Abandon,
     Answer,
     Channel,
@@ -44,6 +46,7 @@ def main() -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the parent's affair; it may have requests to finish
         signal.signal(ignored, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    faulthandler.register(SHOW_STACKS, file=sys.stderr, all_threads=True)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # standard output belongs to the parent process
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), ToEngine)
     messages = channel.receive()

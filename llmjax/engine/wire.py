@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
+import signal
 import socket
 import struct
 import threading
@@ -30,6 +31,7 @@ from llmjax.machine_share import MachineShare
 from llmjax.outputs import Logprob, TokenLogprobs
 from llmjax.sampling.params import SamplingParams
 
+SHOW_STACKS = signal.SIGUSR1  # a process that gets it writes where its threads stand, however deep one hangs
 LENGTH = struct.Struct("<I")  # before each message: its bytes
 CHUNK = 2**18
 

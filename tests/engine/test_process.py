@@ -202,7 +202,10 @@ async def test_terminals_and_supervisors_signal_it_in_vain(engine: AsyncLLM) -> 
 
 
 async def test_one_that_hangs_is_noticed_and_one_that_is_killed_ends_every_stream(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    config: EngineConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     started, others = subprocess.Popen, list[subprocess.Popen[bytes]]()
 
@@ -225,6 +228,16 @@ async def test_one_that_hangs_is_noticed_and_one_that_is_killed_ends_every_strea
             await asyncio.sleep(0.01)
             engine.check_health()
     monkeypatch.undo()
+    os.kill(client.pid, signal.SIGCONT)  # it may write where they stand
+    shown = ""
+
+    def written() -> bool:
+        nonlocal shown
+        shown += capfd.readouterr().err
+        return "process_main.py" in shown
+
+    await until(written)
+    os.kill(client.pid, signal.SIGSTOP)
     engine.check_health()
     question = asyncio.create_task(engine.programs())
     await asyncio.sleep(0)
@@ -238,7 +251,8 @@ async def test_one_that_hangs_is_noticed_and_one_that_is_killed_ends_every_strea
     assert [type(end) for end in ends] == [EngineDead] * 6
     assert str(ends[0]) == "the engine stopped: its process was killed by SIGKILL (out of memory?)"
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert [record.getMessage() for record in errors] == [str(ends[0])]
+    hang, end = (record.getMessage() for record in errors)
+    assert hang.endswith("its threads are shown") and end == str(ends[0])
     assert "llmjax.engine.memory" in {record.name for record in caplog.records}  # a warning that was made over there
     assert isinstance(unanswered, EngineDead)
     for call in (engine.check_health, engine.kv_stats):
