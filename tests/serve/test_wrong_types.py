@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from llmjax.serve import openapi
+
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
 
 VALUES: list[Any] = [
@@ -42,6 +44,11 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"prompt": "x"}),
     ("/tokenize", {"messages": MESSAGES}),
     ("/detokenize", {"tokens": [40]}),
+    ("/v1/chat/completions/render", {"messages": MESSAGES}),
+    ("/v1/completions/render", {"prompt": "x"}),
+    ("/v1/chat/completions/batch", {"messages": [MESSAGES], "max_tokens": 1}),
+    ("/inference/v1/generate", {"token_ids": [40], "sampling_params": {"max_tokens": 1}}),
+    ("/generative_scoring", {"query": "x", "items": ["y"], "label_token_ids": [40, 41]}),
     ("/v1/batches", {"input_file_id": "file-x", "endpoint": "/v1/completions", "completion_window": "24h"}),
 ]
 EITHER = {"messages": "prompt", "prompt": "messages"}  # of /tokenize
@@ -86,3 +93,12 @@ def test_values_of_all_kinds(
     with caplog.at_level(logging.ERROR):
         assert check_fields(http, path, base) == []
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+# Tested with models for vectors, or asked by what they hold; the last one needs a key.
+ELSEWHERE = {"/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"}
+ELSEWHERE |= {"/invocations", "/abort_requests"}
+
+
+def test_no_body_is_left_out() -> None:
+    assert openapi.BODIES.keys() - {path for path, _ in BODIES} == ELSEWHERE
