@@ -313,6 +313,14 @@ def test_what_cohere_s_embed_cannot_have(embedder: Running, body: dict[str, Any]
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
 
 
+# Fields of which an error names one where it is about both.
+TOGETHER = {
+    "/v1/score": ("text_1", "text_2"),
+    "/v2/rerank": ("query", "documents"),
+    "/v2/embed": ("texts", "inputs"),
+}
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
@@ -341,14 +349,14 @@ def test_fields_that_are_refused_say_why(embedder: Running, fields: dict[str, An
     [
         ("/v1/embeddings", {"input": "a"}),
         ("/pooling", {"input": "a"}),
+        ("/v2/embed", {"texts": ["a"], "input_type": "search_query", "embedding_types": ["float"]}),
         ("/v1/score", {"text_1": "a", "text_2": "b"}),
         ("/v2/rerank", {"query": "a", "documents": ["b"]}),
     ],
 )
 def test_values_of_all_kinds(embedder: Running, path: str, base: dict[str, Any]) -> None:
     with embedder.http() as http:
-        sides = tuple(name for name in base if name in ("text_1", "text_2", "query", "documents"))
-        assert check_fields(http, path, base, together=sides) == []
+        assert check_fields(http, path, base, together=TOGETHER.get(path, ())) == []
 
 
 def test_values_of_all_kinds_for_labels(reranker: Running) -> None:

@@ -96,7 +96,17 @@ def test_values_of_all_kinds(
 
 
 # Tested with models for vectors, or asked by what they hold; the last one needs a key.
-ELSEWHERE = {"/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"}
+ELSEWHERE = {
+    "/v1/embeddings",
+    "/v2/embed",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+}
 ELSEWHERE |= {"/invocations", "/abort_requests"}
 
 
