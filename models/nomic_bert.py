@@ -35,6 +35,7 @@ DEFAULTS = {
     "moe_every_n_layers": 0,
     "num_experts": 8,
     "moe_top_k": 1,
+    "rotary_scaling_factor": None,
     "moe_bias": True,  # no such key: llama.cpp's converter leaves it out
     "tie_word_embeddings": True,
 }
