@@ -38,7 +38,8 @@ def gated_delta(
     page_size: int,
     isa: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """``llmjax.kernels.recurrent.gated_delta.gated_delta`` by the library.
+    """``llmjax.kernels.recurrent.gated_delta.gated_delta`` by the library; with a decay of each channel, [T, H, k],
+    ``channel_delta.channel_delta``.
 
     Args:
         isa: one of its instruction sets; None: the best that the machine has.
@@ -61,22 +62,6 @@ def linear_attention(
     """``llmjax.kernels.recurrent.linear_attention.linear_attention`` by the library; ``isa`` as for `gated_delta`."""
     without = jnp.zeros(0, jnp.float32)  # where no token says how much of it is written
     return gated_delta(q, k, v, decay, without, states, batch, page_size=page_size, isa=isa)
-
-
-def channel_delta(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    decay: jax.Array,
-    beta: jax.Array,
-    states: jax.Array,
-    batch: RaggedBatch,
-    *,
-    page_size: int,
-    isa: str | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """``llmjax.kernels.recurrent.channel_delta.channel_delta`` by the library; ``isa`` as for `gated_delta`."""
-    return gated_delta(q, k, v, decay, beta, states, batch, page_size=page_size, isa=isa)  # by the rank of decay
 
 
 def selective_scan(

@@ -133,7 +133,7 @@ def block(
 CHANNEL_DELTA = Operation(
     "channel delta rule",
     (
-        Implementation("C++", cpu.channel_delta, platform="cpu", refuses=cpu.refuses),
+        Implementation("C++", cpu.gated_delta, platform="cpu", refuses=cpu.refuses),
         Implementation("XLA", by_scan),
     ),
 )

@@ -172,7 +172,7 @@ def test_linear_attention(name: str, isa: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_channel_delta(name: str, isa: str) -> None:
     given, states = random_tokens(CASES[name], beta=True, by_channel=True)
-    found = cpu.channel_delta(*given, jnp.asarray(states), batch_of(CASES[name])[0], page_size=PAGE, isa=isa)
+    found = cpu.gated_delta(*given, jnp.asarray(states), batch_of(CASES[name])[0], page_size=PAGE, isa=isa)
     check(found, by_token(CASES[name], given, states))
 
 
