@@ -182,6 +182,11 @@ class RunningEngine(EngineClient):
 
     def _show_stacks(self) -> None:
         """Writes to the log where each thread of the engine's process stands."""
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        for number, frame in sys._current_frames().items():
-            log.error("thread %s:\n%s", names.get(number, number), "".join(traceback.format_stack(frame)).rstrip())
+        log_stacks()
+
+
+def log_stacks() -> None:
+    """Writes to the log where each thread of this process stands."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for number, frame in sys._current_frames().items():
+        log.error("thread %s:\n%s", names.get(number, number), "".join(traceback.format_stack(frame)).rstrip())

@@ -27,7 +27,7 @@ from llmjax.engine.info import EngineInfo, ProgramInfo
 from llmjax.engine.request import EngineRequest
 from llmjax.engine.stats import EngineTotals, KVStats
 from llmjax.engine.wire import (
-    SHOW_STACKS,
+    DUMP_STACKS,
     Abandon,
     Answer,
     Channel,
@@ -38,6 +38,8 @@ from llmjax.engine.wire import (
     Log,
     Question,
     Ready,
+    ShowStacks,
+    StacksShown,
     Start,
     StepMessage,
     Submit,
@@ -49,6 +51,7 @@ from llmjax.system import python_path
 logger = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 5.0  # that the process gets to end by itself
+HEARD_AFTER = 5.0  # seconds in which a process that runs any Python at all has taken a message
 ANSWERS: dict[Control, Any] = {Control.PROGRAMS: list[ProgramInfo], Control.KV_STATS: KVStats}
 
 
@@ -77,6 +80,7 @@ class ProcessEngine(RunningEngine):
         self._failed: Exception | None = None  # what the process says that it ends by
         self._code = 0  # that it has ended with
         self._stopping = False
+        self._stacks_shown = threading.Event()
         self._lock = threading.Lock()  # of what follows, and of the change from running to not
         self._questions: dict[int, tuple[Control, Future[Any]]] = {}
         self._ended = False
@@ -119,7 +123,17 @@ class ProcessEngine(RunningEngine):
         return self._process.pid
 
     def _show_stacks(self) -> None:
-        self._process.send_signal(SHOW_STACKS)
+        self._stacks_shown.clear()
+        self._send(ShowStacks())
+        dump = threading.Timer(HEARD_AFTER, self._dump_stacks)
+        dump.daemon = True
+        dump.start()
+
+    def _dump_stacks(self) -> None:
+        # If it has not heard, some thread holds the interpreter's lock, and no other changes its stack. While they do,
+        # this might end the process, which may only be slow.
+        if not self._stacks_shown.is_set():
+            self._process.send_signal(DUMP_STACKS)
 
     def start(self, *, deliver: Deliver, died: Died) -> None:
         with self._lock:
@@ -247,6 +261,8 @@ class ProcessEngine(RunningEngine):
                     answer.set_result(msgspec.convert(message.result, ANSWERS.get(control, type(None))))
             case Log():
                 _log(message, self._name)
+            case StacksShown():
+                self._stacks_shown.set()
             case Located():
                 self._located.set_result(message.path)
             case Ready():

@@ -15,10 +15,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from llmjax.collector import permanent, put_aside
-from llmjax.engine.client import Control
+from llmjax.engine.client import Control, log_stacks
 from llmjax.engine.stats import RequestStats, StepStats
 from llmjax.engine.wire import (
-    SHOW_STACKS,
+    DUMP_STACKS,
     Abandon,
     Answer,
     Channel,
@@ -29,6 +29,8 @@ from llmjax.engine.wire import (
     Log,
     Question,
     Ready,
+    ShowStacks,
+    StacksShown,
     Start,
     StepMessage,
     Submit,
@@ -46,7 +48,7 @@ def main() -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the parent's affair; it may have requests to finish
         signal.signal(ignored, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    faulthandler.register(SHOW_STACKS, file=sys.stderr, all_threads=True)
+    faulthandler.register(DUMP_STACKS, file=sys.stderr, all_threads=True)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # standard output belongs to the parent process
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), ToEngine)
     messages = channel.receive()
@@ -114,6 +116,9 @@ def _listen(messages: Iterator[Any], channel: Channel, ready: Future[Inbox]) -> 
                     inbox.abort(Abort(message.request_id, message.index))
                 case Question():
                     _answer(inbox.loop, message, channel)
+                case ShowStacks():
+                    log_stacks()
+                    channel.send(StacksShown())
                 case Leave():
                     inbox.loop.send(Stop())
     finally:

@@ -31,7 +31,7 @@ from llmjax.machine_share import MachineShare
 from llmjax.outputs import Logprob, TokenLogprobs
 from llmjax.sampling.params import SamplingParams
 
-SHOW_STACKS = signal.SIGUSR1  # a process that gets it writes where its threads stand, however deep one hangs
+DUMP_STACKS = signal.SIGUSR1  # where the threads stand, of a process that no longer takes messages
 LENGTH = struct.Struct("<I")  # before each message: its bytes
 CHUNK = 2**18
 
@@ -156,6 +156,14 @@ class Question(Message, tag="question"):
 
 class Leave(Message, tag="leave"):
     """To the engine, last."""
+
+
+class ShowStacks(Message, tag="show stacks"):
+    """To the engine: the log is to have where its threads stand."""
+
+
+class StacksShown(Message, tag="stacks shown"):
+    """From the engine, after that."""
 
 
 class Located(Message, tag="located"):
@@ -338,8 +346,8 @@ class Failed(Message, tag="failed"):
     failure: Failure
 
 
-ToEngine = Start | Submit | Abandon | Question | Leave
-FromEngine = Located | Ready | Log | StepMessage | Answer | Failed
+ToEngine = Start | Submit | Abandon | Question | ShowStacks | Leave
+FromEngine = Located | Ready | Log | StepMessage | Answer | StacksShown | Failed
 
 
 class Channel:

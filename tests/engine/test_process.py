@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
@@ -205,7 +206,6 @@ async def test_one_that_hangs_is_noticed_and_one_that_is_killed_ends_every_strea
     config: EngineConfig,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
     started, others = subprocess.Popen, list[subprocess.Popen[bytes]]()
 
@@ -228,15 +228,9 @@ async def test_one_that_hangs_is_noticed_and_one_that_is_killed_ends_every_strea
             await asyncio.sleep(0.01)
             engine.check_health()
     monkeypatch.undo()
-    os.kill(client.pid, signal.SIGCONT)  # it may write where they stand
-    shown = ""
-
-    def written() -> bool:
-        nonlocal shown
-        shown += capfd.readouterr().err
-        return "process_main.py" in shown
-
-    await until(written)
+    with caplog.at_level(logging.ERROR):
+        os.kill(client.pid, signal.SIGCONT)  # it may say where they stand
+        await until(lambda: "process_main.py" in caplog.text)
     os.kill(client.pid, signal.SIGSTOP)
     engine.check_health()
     question = asyncio.create_task(engine.programs())
@@ -250,9 +244,10 @@ async def test_one_that_hangs_is_noticed_and_one_that_is_killed_ends_every_strea
     other.wait()
     assert [type(end) for end in ends] == [EngineDead] * 6
     assert str(ends[0]) == "the engine stopped: its process was killed by SIGKILL (out of memory?)"
-    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    hang, end = (record.getMessage() for record in errors)
+    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    hang, *stacks, end = errors
     assert hang.endswith("its threads are shown") and end == str(ends[0])
+    assert all(stack.startswith("thread ") for stack in stacks)
     assert "llmjax.engine.memory" in {record.name for record in caplog.records}  # a warning that was made over there
     assert isinstance(unanswered, EngineDead)
     for call in (engine.check_health, engine.kv_stats):
@@ -264,6 +259,37 @@ async def test_one_that_hangs_is_noticed_and_one_that_is_killed_ends_every_strea
     await engine.shutdown()
     await engine.shutdown()
     assert engine.num_requests == 0 and not alive(client.pid)
+
+
+HOLDS_THE_LOCK = """
+import ctypes, signal
+signal.signal(signal.SIGUSR2, lambda number, frame: ctypes.PyDLL(None).sleep(600))
+"""
+
+
+async def test_one_that_holds_the_interpreters_lock_shows_where_it_does(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HOLDS_THE_LOCK)
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        client = ProcessEngine(config)
+    engine = AsyncLLM.from_config(config, client)
+    os.kill(client.pid, signal.SIGUSR2)
+    monkeypatch.setattr("llmjax.engine.client.STUCK_AFTER", 0.01)
+    monkeypatch.setattr("llmjax.engine.process.HEARD_AFTER", 0.5)
+    shown = ""
+
+    def written() -> bool:
+        nonlocal shown
+        with contextlib.suppress(EngineDead):
+            engine.check_health()
+        shown += capfd.readouterr().err
+        return "sitecustomize.py" in shown and "process_main.py" in shown
+
+    await until(written)
+    client.kill()
+    await engine.shutdown()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it is for Linux")
