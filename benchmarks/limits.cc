@@ -48,6 +48,16 @@ inline void repeat_step(int64_t rounds, const Step& step) {
   }
 }
 
+#if defined(__AMX_INT8__)
+// Four products of 16 x columns and columns x 16 numbers, over and over.
+template <class Products>
+inline double repeat_tiles(int64_t rounds, int columns, const Products& products) {
+  const Tiles tiles;
+  for (int64_t round = 0; round < rounds; ++round) products();
+  return 2.0 * 4 * kTile * kTile * columns;
+}
+#endif
+
 // The loops return how many operations a round makes, a product and its addition as two.
 double f32_loop(int64_t rounds) {
   repeat_step<Vec>(rounds, [](Vec sum, Vec a, Vec b) { return sum + a * b; });
@@ -56,14 +66,12 @@ double f32_loop(int64_t rounds) {
 
 double int8_loop(int64_t rounds) {
 #if defined(__AMX_INT8__)
-  const Tiles tiles;
-  for (int64_t round = 0; round < rounds; ++round) {
+  return repeat_tiles(rounds, 64, [] {
     _tile_dpbssd(0, 4, 6);
     _tile_dpbssd(1, 4, 7);
     _tile_dpbssd(2, 5, 6);
     _tile_dpbssd(3, 5, 7);
-  }
-  return 2.0 * 4 * 16 * 16 * 64;
+  });
 #elif defined(__AVX512VNNI__)
   repeat_step<__m512i>(rounds, [](__m512i sum, __m512i a, __m512i b) { return _mm512_dpbusd_epi32(sum, a, b); });
   return 2.0 * kChains * 64;
@@ -89,14 +97,12 @@ double int8_loop(int64_t rounds) {
 
 double bf16_loop(int64_t rounds) {
 #if defined(__AMX_BF16__)
-  const Tiles tiles;
-  for (int64_t round = 0; round < rounds; ++round) {
+  return repeat_tiles(rounds, 32, [] {
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
-  }
-  return 2.0 * 4 * 16 * 16 * 32;
+  });
 #elif defined(__AVX512BF16__)
   repeat_step<__m512>(rounds, [](__m512 sum, __m512 a, __m512 b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); });
   return 2.0 * kChains * 32;

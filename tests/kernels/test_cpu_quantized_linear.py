@@ -50,7 +50,6 @@ LIMITS = {
     "float vectors": 1e-6,
     "float panels": 1e-6,
     "int8 vectors": 8e-3,
-    "int8 tiles": 8e-3,
     "bf16 panels": 4e-3,
     "bf16 tiles": 4e-3,
 }
@@ -134,7 +133,7 @@ def products(
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_method_is_within_the_error_of_its_rounding(name: str, isa: str) -> None:
     weight = tensor(FORMATS[name])
-    shapes = [(rows, FORMATS[name].size_in) for rows in (1, 3, 20, 50)]
+    shapes = [(rows, FORMATS[name].size_in) for rows in (1, 3, 7, 20, 50)]
     xs = [np.random.default_rng(rows).standard_normal((rows, size)).astype(np.float32) for rows, size in shapes]
     tried = 0
     for method in METHODS:

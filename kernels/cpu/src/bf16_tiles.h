@@ -3,7 +3,8 @@
 // columns of a panel grow inside the registers.
 //
 // The tile unit works by itself for 64 cycles a step, so vectors do their share meanwhile: they fill the panel while the
-// first rows are multiplied, and finish the outputs of the rows before while later ones are.
+// first rows are multiplied, and finish the outputs of the rows before while later ones are. It takes the multipliers of one port
+// as long, so that vectors may shift and permute on both, but multiply on the other one alone.
 
 #ifndef LLMJAX_BF16_TILES_H_
 #define LLMJAX_BF16_TILES_H_
@@ -17,7 +18,10 @@
 
 namespace {
 
-constexpr int kPanelChunks = 18;                          // at most: two tiles of so many chunks take 36 of 48 KB
+// Chunks of a panel at most: two tiles of 18 take 36 of 48 KB. Where few rows pass, what is filled should stay besides x; where they
+// pass once, what is filled ahead is all that need be there.
+constexpr int kPanelChunks = 18, kPanelChunksOfFew = 12, kPanelChunksOnce = 4;
+constexpr int kFewPairs = 4;
 constexpr int kPanelStep = kChunk * llmjax::kTileRows / 2;  // words of a chunk of one tile: pairs of columns
 constexpr int kPairRows = 2 * llmjax::kTileRows;          // rows of x that are multiplied together
 constexpr int kFilledAhead = 2;                           // steps from a store until it is in the cache, at least
@@ -31,21 +35,8 @@ class PanelFiller {
     read_scales(w, words_, scales, 1, 0);
   }
   void fill(uint32_t* panel) {
-    Bits codes[kQuads];
-    unpack<Codes::kBits, !FloatValues<Codes>::kLowBitsAlone>(words_, codes);
     fetch_.next<1>();
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const Vec scale = load(group_.scale) * splat(kGrowth), offset = load(group_.offset) * splat(kGrowth);
-#pragma GCC unroll 4
-      for (int q = half * kQuads / 2; q < (half + 1) * kQuads / 2; ++q, panel += 2 * llmjax::kTileRows) {
-        const Bits four = codes[q];
-        store_pairs(panel, values_.template get<0>(four) * scale - offset, values_.template get<1>(four) * scale - offset);
-        store_pairs(panel + llmjax::kTileRows, values_.template get<2>(four) * scale - offset,
-                    values_.template get<3>(four) * scale - offset);
-      }
-      group_.advance(kChunk / 2);
-    }
+    fill_pairs<Codes, llmjax::kTileRows>(words_, values_, group_, panel);
     words_ += Codes::kBits * llmjax::kTileRows;
   }
 
@@ -62,10 +53,13 @@ struct alignas(64) Sums {
   Vec at(int row, int tile) const { return load(tiles[row / kTile * 2 + tile] + row % kTile * kTile); }
 };
 
-// sums = (`add`: sums +) x * panel over some chunks; calls meanwhile(chunk) after the products of each have begun.
-template <class Meanwhile>
-inline void multiply_pair(const uint16_t* x, size_t next_rows, const uint32_t* panel, int chunks, bool add, Sums& sums,
+// sums = (`add`: sums +) x * panel over some chunks, panel(c) of each; `next_rows` from the first 16 rows of x to the others, 0: there
+// are none. Calls meanwhile(c, tile) for tiles 0 and 1 while the products of a chunk are made: in two parts, or the scheduler is full
+// of them when the next products come.
+template <class Panel, class Meanwhile>
+inline void multiply_pair(const uint16_t* x, size_t next_rows, const Panel& panel, int chunks, bool add, Sums& sums,
                           const Meanwhile& meanwhile) {
+  const bool both = next_rows != 0;
   finish_stores();
   if (add) {
     _tile_loadd(0, sums.tiles[0], 64);
@@ -78,22 +72,42 @@ inline void multiply_pair(const uint16_t* x, size_t next_rows, const uint32_t* p
     _tile_zero(2);
     _tile_zero(3);
   }
-  for (int c = 0; c < chunks; ++c, x += kChunk * kTile, panel += 2 * kPanelStep) {
+  _tile_stream_loadd(4, x, 64);  // x passes by: it must not push the panel out of the cache
+  _tile_loadd(6, panel(0), 64);
+  if (both) _tile_stream_loadd(5, x + next_rows, 64);
+  _tile_loadd(7, panel(0) + kPanelStep, 64);
+  for (int c = 0; c < chunks; ++c) {
+    const int next = imin(c + 1, chunks - 1);
+    const uint16_t* const next_x = x + static_cast<size_t>(next) * kChunk * kTile;
     finish_stores();
-    _tile_stream_loadd(4, x, 64);  // x passes by: it must not push the panel out of the cache
-    _tile_loadd(6, panel, 64);
-    _tile_stream_loadd(5, x + next_rows, 64);
-    _tile_loadd(7, panel + kPanelStep, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-    meanwhile(c);
+    if (both) {
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_stream_loadd(4, next_x, 64);
+    }
+    finish_stores();
+    meanwhile(c, 0);
+    finish_stores();
+    if (both) {
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_loadd(6, panel(next), 64);
+      _tile_dpbf16ps(3, 5, 7);
+      _tile_stream_loadd(5, next_x + next_rows, 64);
+    } else {
+      _tile_loadd(6, panel(next), 64);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_stream_loadd(4, next_x, 64);
+    }
+    _tile_loadd(7, panel(next) + kPanelStep, 64);
+    finish_stores();
+    meanwhile(c, 1);
   }
   _tile_stored(0, sums.tiles[0], 64);
   _tile_stored(1, sums.tiles[1], 64);
-  _tile_stored(2, sums.tiles[2], 64);
-  _tile_stored(3, sums.tiles[3], 64);
+  if (both) {
+    _tile_stored(2, sums.tiles[2], 64);
+    _tile_stored(3, sums.tiles[3], 64);
+  }
   finish_stores();
 }
 
@@ -171,17 +185,18 @@ struct Bf16Workspace {
 template <class First, class Second, class Outputs>
 inline void multiply_panel(PanelFiller<First> first, PanelFiller<Second> second, const QuantizedInput& in,
                            const Bf16Workspace& memory, const Outputs& outputs) {
-  const int chunks = in.chunks(), parts = (chunks + kPanelChunks - 1) / kPanelChunks;
-  const int pairs = Bf16Workspace::pairs(in.rows);
+  const int chunks = in.chunks(), pairs = Bf16Workspace::pairs(in.rows);
+  const int chunks_of_part = pairs == 1 ? chunks : pairs <= kFewPairs ? kPanelChunksOfFew : kPanelChunks;
+  const int parts = (chunks + chunks_of_part - 1) / chunks_of_part, wrap = pairs == 1 ? kPanelChunksOnce - 1 : -1;
   const size_t of_block = static_cast<size_t>(chunks) * kChunk * kTile;
+  const auto panel = [&](int c) { return memory.panel + static_cast<size_t>(c & wrap) * 2 * kPanelStep; };
   for (int part = 0; part < parts; ++part) {
     const int begin = chunks * part / parts, count = chunks * (part + 1) / parts - begin;
     const bool last = part + 1 == parts;
-    const int outputs_of_step = (kPairRows + count - 1) / count;
-    const auto fill = [&](int c) {
-      uint32_t* to = memory.panel + static_cast<size_t>(c) * 2 * kPanelStep;
-      first.fill(to);
-      second.fill(to + kPanelStep);
+    const int outputs_of_step = (kPairRows + 2 * count - 1) / (2 * count);
+    const auto fill = [&](int c, int tile) {
+      if (c >= count) return;
+      tile == 0 ? first.fill(panel(c)) : second.fill(panel(c) + kPanelStep);
     };
     const auto sums_of = [&](int pair) -> Sums& { return memory.sums[parts == 1 ? pair % 2 : pair]; };
     const auto put = [&](int pair, int row, int end) {
@@ -190,21 +205,20 @@ inline void multiply_panel(PanelFiller<First> first, PanelFiller<Second> second,
         outputs.put(pair * kPairRows + row, sums.at(row, 0), sums.at(row, 1));
       }
     };
-    for (int c = 0; c < imin(kFilledAhead, count); ++c) fill(c);
+    for (int c = 0; c < kFilledAhead; ++c) fill(c, 0), fill(c, 1);
     for (int pair = 0; pair < pairs; ++pair) {
       const uint16_t* x = in.bf16 + 2 * pair * of_block + static_cast<size_t>(begin) * kChunk * kTile;
-      const size_t next_rows = pair * kPairRows + kTile < in.rows ? of_block : 0;  // else the same again, for nothing
+      const size_t next_rows = pair * kPairRows + kTile < in.rows ? of_block : 0;
       Sums& sums = sums_of(pair);
       if (pair == 0) {
-        multiply_pair(x, next_rows, memory.panel, count, part != 0, sums, [&](int c) {
-          if (c + kFilledAhead < count) fill(c + kFilledAhead);
-        });
+        multiply_pair(x, next_rows, panel, count, part != 0, sums, [&](int c, int tile) { fill(c + kFilledAhead, tile); });
       } else if (last) {
-        multiply_pair(x, next_rows, memory.panel, count, part != 0, sums, [&](int c) {
-          put(pair - 1, c * outputs_of_step, imin(kPairRows, (c + 1) * outputs_of_step));
+        multiply_pair(x, next_rows, panel, count, part != 0, sums, [&](int c, int tile) {
+          const int row = (2 * c + tile) * outputs_of_step;
+          put(pair - 1, row, imin(kPairRows, row + outputs_of_step));
         });
       } else {
-        multiply_pair(x, next_rows, memory.panel, count, part != 0, sums, [](int) {});
+        multiply_pair(x, next_rows, panel, count, part != 0, sums, [](int, int) {});
       }
     }
     if (last) put(pairs - 1, 0, kPairRows);

@@ -74,7 +74,7 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
   float* normed = first->weight == nullptr ? nullptr : memory.take(size);
   float *gate = memory.take(inner), *up = memory.take(inner), *lowered = adds_normed ? memory.take(size) : (*out).typed_data();
   if (!memory.fits()) return invalid("mlp: too little scratch");
-  Products raise(isa, rows, size, normed == nullptr ? x.typed_data() : normed, true), lower(isa, rows, inner, gate, true);
+  Products raise(isa, rows, size, normed == nullptr ? x.typed_data() : normed), lower(isa, rows, inner, gate);
   const float* residual = adds_normed || !adds ? nullptr : x.typed_data();
   float* const to[] = {gate, up, lowered};
   for (size_t i = 0; i < 3; ++i) {

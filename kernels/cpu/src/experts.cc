@@ -147,7 +147,7 @@ ffi::Error experts_handler(ffi::ThreadPool pool, Floats x, Integers chosen, Floa
     if (count == 0) continue;
     float* to_gate = gate + static_cast<size_t>(first) * inner;
     float* from = rows == 1 ? x.typed_data() : gathered + static_cast<size_t>(first) * size;
-    used.push_back({Products(isa, count, size, from, true), Products(isa, count, inner, to_gate, true), first});
+    used.push_back({Products(isa, count, size, from), Products(isa, count, inner, to_gate), first});
     Expert& expert = used.back();
     for (ffi::Error error : {projections[0].add_to(expert.raise, e, inner, to_gate),
                              projections[1].add_to(expert.raise, e, inner, up + static_cast<size_t>(first) * inner),

@@ -98,7 +98,7 @@ class Arena {
 size_t place(QuantizedInput& in, const bool* methods, char* memory) {
   const size_t count = in.chunk_rows();
   const bool floats = methods[static_cast<int>(Method::kFloatVectors)];
-  const bool bytes = methods[static_cast<int>(Method::kInt8Vectors)] || methods[static_cast<int>(Method::kInt8Tiles)];
+  const bool bytes = methods[static_cast<int>(Method::kInt8Vectors)];
   Arena arena(memory);
   in.floats = arena.take<float>(floats, count * kChunk);
   in.float_sums = arena.take<float>(floats, count * 2);
@@ -125,8 +125,7 @@ ffi::ErrorOr<MatrixArguments> matrix_arguments(const ffi::RemainingArgs& argumen
   return MatrixArguments{*weight, *bias, matrices.begin() + kMatrixNumbers * i, levels.begin() + kMatrixLevels * i};
 }
 
-Products::Products(int isa, int rows, int size_in, float* x, bool of_mlp)
-    : isa_(isa), kernels_(find_quantized_kernels(isa)), x_(x), of_mlp_(of_mlp) {
+Products::Products(int isa, int rows, int size_in, float* x) : isa_(isa), kernels_(find_quantized_kernels(isa)), x_(x) {
   in_.rows = rows, in_.size_in = size_in;
   in_.round_columns = 2 * kChunk;
 }
@@ -154,7 +153,7 @@ ffi::Error Products::add_quantized(const MatrixArguments& matrix, int size_out, 
   w.residual = residual, w.y = y;
   const int method = matrix.numbers[0];
   if (method < -1 || method >= kMethods) return invalid("products: no such method");
-  product.method = method < 0 ? kernels_->choose(w, in_.rows, {matrix.numbers[1] != 0, matrix.numbers[2] != 0}, of_mlp_)
+  product.method = method < 0 ? kernels_->choose(w, in_.rows, {matrix.numbers[1] != 0, matrix.numbers[2] != 0})
                               : static_cast<Method>(method);
   if (!kernels_->takes(w, product.method)) {
     return invalid("products: the method does not take these codes or this instruction set");

@@ -36,8 +36,8 @@ using Fill = std::function<void(int begin, int end, float* to)>;
 
 class Products {
  public:
-  // x: [rows, size_in]; with a `Fill`, memory for them. of_mlp: they are products of a gated MLP.
-  Products(int isa, int rows, int size_in, float* x, bool of_mlp = false);
+  // x: [rows, size_in]; with a `Fill`, memory for them.
+  Products(int isa, int rows, int size_in, float* x);
 
   // y = x * weight^T + bias + residual; residual [rows, size_out] or null.
   xla::ffi::Error add(const MatrixArguments& matrix, int size_out, float* y, const float* residual = nullptr);
@@ -75,7 +75,6 @@ class Products {
   int isa_;
   const QuantizedKernels* kernels_;
   float* x_;
-  bool of_mlp_;
   QuantizedInput in_{};
   std::vector<Quantized> quantized_;
   std::vector<Plain> plain_;

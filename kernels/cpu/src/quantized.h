@@ -57,8 +57,8 @@ struct QuantizedMatrix {
 
 // How to multiply. Float vectors and panels are exact f32; the others round x to int8 by blocks of columns, or x and the
 // dequantized weights to bf16.
-enum class Method : int { kFloatVectors, kFloatPanels, kInt8Vectors, kInt8Tiles, kBf16Panels, kBf16Tiles };
-constexpr int kMethods = 6;
+enum class Method : int { kFloatVectors, kFloatPanels, kInt8Vectors, kBf16Panels, kBf16Tiles };
+constexpr int kMethods = 5;
 
 // What x may be rounded to; to bf16 together with weights.
 struct Rounding {
@@ -98,8 +98,7 @@ struct QuantizedInput {
 
 struct QuantizedKernels {
   bool (*takes)(const QuantizedMatrix&, Method);
-  // The fastest method; `of_mlp`: a product of a gated MLP.
-  Method (*choose)(const QuantizedMatrix&, int rows, Rounding, bool of_mlp);
+  Method (*choose)(const QuantizedMatrix&, int rows, Rounding);  // the fastest
   int (*input_block)(int rows, Method);  // rows of x that lie together, see QuantizedInput
   // Rows begin..end from x [end - begin, size_in], of which there is nothing beyond the last row of all.
   void (*prepare)(const QuantizedInput&, const float* x, int begin, int end);

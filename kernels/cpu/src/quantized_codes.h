@@ -49,7 +49,7 @@ inline void for_codes(const QuantizedMatrix& w, const Body& body) {
   for_integer_codes(w, body);
 }
 
-template <int kWidth, int kLow, bool kMasked = true>
+template <int kWidth, int kLow, bool kMasked>
 inline void add_plane(const uint32_t* words, Bits* codes) {
   constexpr uint32_t kMask = ((1u << kWidth) - 1) * 0x01010101u << kLow;
 #pragma GCC unroll 8
@@ -60,25 +60,25 @@ inline void add_plane(const uint32_t* words, Bits* codes) {
       const int right = kWidth * s - kLow;
       const Bits piece = right >= 0 ? word >> (right & 31) : word << (-right & 31);
       Bits& code = codes[s * kWidth + q];
-      code = !kMasked ? piece : kLow == 0 ? piece & kMask : code | (piece & kMask);
+      code = kLow == 0 ? (kMasked ? piece & kMask : piece) : ((kMasked ? code : code & ~kMask) | (piece & kMask));
     }
   }
 }
 
-// Bytes of the codes of 32 columns; `words` at the chunk's first and at the rows wanted. Not masked: codes of 4 bits may
-// have others above them.
+// Bytes of the codes of 32 columns; `words` at the chunk's first and at the rows wanted. Not masked: codes may have bits of
+// others above them.
 template <int kBits, bool kMasked = true>
 inline void unpack(const uint32_t* words, Bits* codes) {
   if constexpr (kBits == 8) {
 #pragma GCC unroll 8
     for (int q = 0; q < kQuads; ++q) codes[q] = load_as<Bits>(words + q * llmjax::kTileRows);
   }
-  if constexpr (kBits == 1) add_plane<1, 0>(words, codes);
-  if constexpr (kBits == 2 || kBits == 3) add_plane<2, 0>(words, codes);
-  if constexpr (kBits == 3) add_plane<1, 2>(words, codes);
-  if constexpr (kBits >= 4 && kBits <= 6) add_plane<4, 0, kMasked || kBits != 4>(words, codes);
-  if constexpr (kBits == 5) add_plane<1, 4>(words, codes);
-  if constexpr (kBits == 6) add_plane<2, 4>(words, codes);
+  if constexpr (kBits == 1) add_plane<1, 0, kMasked>(words, codes);
+  if constexpr (kBits == 2 || kBits == 3) add_plane<2, 0, kMasked>(words, codes);
+  if constexpr (kBits == 3) add_plane<1, 2, kMasked>(words, codes);
+  if constexpr (kBits >= 4 && kBits <= 6) add_plane<4, 0, kMasked>(words, codes);
+  if constexpr (kBits == 5) add_plane<1, 4, kMasked>(words, codes);
+  if constexpr (kBits == 6) add_plane<2, 4, kMasked>(words, codes);
 }
 
 // Vector `i` of those that `unpack` makes, alone.
@@ -302,20 +302,20 @@ struct FloatValues {
 #endif
   }
 
-  static constexpr bool kLowBitsAlone =  // of a byte are looked at
+  static constexpr bool kByTable =  // which looks at the low four bits of a byte
 #if defined(__AVX512F__)
       Codes::kBits <= 4;
 #else
       false;
 #endif
+  static constexpr bool kMasked = !kByTable || Codes::kBits != 4;  // as `unpack` means it
 
   // Of byte kByte of each lane.
   template <int kByte>
   Vec get(Bits codes) const {
     const Bits moved = codes >> (8 * kByte);
 #if defined(__AVX512F__)
-    // The permutation looks at the low four bits.
-    if constexpr (kLowBitsAlone) return (Vec)_mm512_permutexvar_ps((__m512i)moved, (__m512)table);
+    if constexpr (kByTable) return (Vec)_mm512_permutexvar_ps((__m512i)moved, (__m512)table);
 #endif
     const Bits code = kByte == 3 ? moved : moved & 0xff;
     if constexpr (Codes::kMeaning == Meaning::kE4M3) return from_e4m3(code);

@@ -3,7 +3,6 @@
 #include "quantized.h"
 
 #include "bf16_tiles.h"
-#include "byte_tiles.h"
 #include "quantized_panels.h"
 
 namespace {
@@ -19,7 +18,6 @@ bool quantized_takes(const QuantizedMatrix& w, Method method) {
 #endif
     case Method::kInt8Vectors: return w.level_factor != 0 && w.kind != CodeKind::kE4M3 && w.kind != CodeKind::kE5M2;
 #if defined(__AMX_INT8__)
-    case Method::kInt8Tiles: return quantized_takes(w, Method::kInt8Vectors);
     case Method::kBf16Tiles: return true;
 #else
     default: return false;
@@ -28,30 +26,26 @@ bool quantized_takes(const QuantizedMatrix& w, Method method) {
   return false;
 }
 
-// Up to how many rows which method is the fastest: benchmarks/kernels.py prints all of them. In a gated MLP bf16 tiles
-// save the way of gate and up through memory.
-constexpr int kMaxVectorRows = 4, kMaxByteTileRows = 16, kMaxByteTileRowsOfMLP = 8;
+// Up to how many rows which method is the fastest: benchmarks/kernels.py prints all of them.
+constexpr int kMaxVectorRows = 4, kMaxByteRowsBesideTiles = 8;
 
-Method quantized_choose(const QuantizedMatrix& w, int rows, llmjax::Rounding may, bool of_mlp) {
-  const bool bytes = may.int8 && quantized_takes(w, Method::kInt8Vectors);
-  const Method vectors = bytes ? Method::kInt8Vectors : Method::kFloatVectors;
-  if (rows <= kMaxVectorRows) return vectors;
-  const bool tiles = quantized_takes(w, Method::kBf16Tiles);
-  if (bytes && !tiles) return vectors;
-  if (bytes && (rows <= (of_mlp ? kMaxByteTileRowsOfMLP : kMaxByteTileRows) || !may.bf16)) return Method::kInt8Tiles;
-  if (!may.bf16) return Method::kFloatPanels;
-  return tiles ? Method::kBf16Tiles : quantized_takes(w, Method::kBf16Panels) ? Method::kBf16Panels : Method::kFloatPanels;
+Method quantized_choose(const QuantizedMatrix& w, int rows, llmjax::Rounding may) {
+  const bool tiles = may.bf16 && quantized_takes(w, Method::kBf16Tiles);
+  if (may.int8 && quantized_takes(w, Method::kInt8Vectors) && (rows <= kMaxByteRowsBesideTiles || !tiles)) return Method::kInt8Vectors;
+  if (rows <= kMaxVectorRows) return Method::kFloatVectors;
+  if (tiles) return Method::kBf16Tiles;
+  return may.bf16 && quantized_takes(w, Method::kBf16Panels) ? Method::kBf16Panels : Method::kFloatPanels;
 }
 
 int quantized_input_block(int rows, Method method) {
   const bool vectors = method == Method::kFloatVectors || method == Method::kInt8Vectors;
-  return rows <= kMaxVectorRows && vectors ? rows : llmjax::kTileRows;
+  if (!vectors || rows > 8) return llmjax::kTileRows;
+  return rows <= kMaxVectorRows ? rows : 8;
 }
 
 size_t quantized_workspace(const QuantizedMatrix& w, Method method, int rows) {
   if (method == Method::kFloatPanels || method == Method::kBf16Panels) return panel_scale_bytes(w);
 #if defined(__AMX_INT8__)
-  if (method == Method::kInt8Tiles) return kBytesOfTurns + GroupScales::bytes(w);
   if (method == Method::kBf16Tiles) return Bf16Workspace::bytes(w, rows);
 #else
   (void)method, (void)rows;
@@ -98,8 +92,6 @@ void quantized_multiply(const QuantizedMatrix& w, const QuantizedInput& in, Meth
       return for_codes(w, [&](auto codes) { bf16_panels<decltype(codes)>(w, in, begin, end, workspace); });
 #endif
 #if defined(__AMX_INT8__)
-    case Method::kInt8Tiles:
-      return for_integer_codes(w, [&](auto codes) { byte_tiles<decltype(codes)>(w, in, begin, end, workspace); });
     case Method::kBf16Tiles:
       return for_codes(w, [&](auto codes) { bf16_tiles<decltype(codes)>(w, in, begin, end, workspace); });
 #else

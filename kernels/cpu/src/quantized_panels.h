@@ -21,7 +21,7 @@ inline void each_quad(const QuantizedMatrix& w, int tile, int part, const GroupS
   GroupCursor group(w, scales, part, begin);
   for (int column = 0; column < count; column += kChunk, words += Codes::kBits * llmjax::kTileRows) {
     Bits codes[kQuads];
-    unpack<Codes::kBits, !FloatValues<Codes>::kLowBitsAlone>(words, codes);
+    unpack<Codes::kBits, FloatValues<Codes>::kMasked>(words, codes);
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       const Vec scale = load(group.scale), offset = load(group.offset);
@@ -82,6 +82,62 @@ inline void store_pairs(uint32_t* to, Vec low, Vec high) {
   _mm512_store_si512(to, _mm512_mask_shuffle_epi8((__m512i)high, 0x3333333333333333u, (__m512i)low, upper));
 }
 
+// The code that begins with bit kAt of a word as a weight. It becomes f32 where it is, in the mantissa of the power of two
+// whose lowest bits count what its own do.
+template <class Codes, int kAt>
+inline Vec weight_at(Bits word, Vec scale, Vec offset) {
+  constexpr uint32_t kMask = ((1u << Codes::kBits) - 1) << kAt, kSign = Codes::kSigned ? 1u << (Codes::kBits - 1) : 0;
+  constexpr float kAbove = static_cast<float>((1u << (23 - kAt)) + kSign);
+  const __m512i mask = _mm512_set1_epi32(kMask), power = _mm512_set1_epi32((127 + 23 - kAt) << 23 | kSign << kAt);
+  const Vec number = (Vec)_mm512_ternarylogic_epi32((__m512i)word, mask, power, 0x6a);  // (word & mask) ^ power
+  return number * scale - (offset + scale * splat(kAbove));
+}
+
+// A chunk of 16 rows as pairs of columns, kStep words from each to the next.
+template <class Codes, int kStep>
+inline void fill_pairs(const uint32_t* words, const FloatValues<Codes>& values, GroupCursor& group, uint32_t* to) {
+  constexpr int kHalf = kQuads / 2;
+  constexpr bool kWhole = Codes::kMeaning == Meaning::kUint || Codes::kMeaning == Meaning::kInt;
+  const auto put = [&](int q, Vec first, Vec second, Vec third, Vec fourth) {
+    store_pairs(to + 2 * q * kStep, first, second);
+    store_pairs(to + (2 * q + 1) * kStep, third, fourth);
+  };
+  Vec scales[2], offsets[2];
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    scales[half] = load(group.scale) * splat(kGrowth), offsets[half] = load(group.offset) * splat(kGrowth);
+    group.advance(kChunk / 2);
+  }
+  if constexpr (kWhole && Codes::kBits == 4) {
+#pragma GCC unroll 4
+    for (int q = 0; q < kHalf; ++q) {
+      const Bits word = load_as<Bits>(words + q * llmjax::kTileRows), lower = word << 12, upper = word >> 12;
+      put(q, weight_at<Codes, 12>(lower, scales[0], offsets[0]), weight_at<Codes, 8>(word, scales[0], offsets[0]),
+          weight_at<Codes, 16>(word, scales[0], offsets[0]), weight_at<Codes, 12>(upper, scales[0], offsets[0]));
+      put(q + kHalf, weight_at<Codes, 16>(lower, scales[1], offsets[1]), weight_at<Codes, 12>(word, scales[1], offsets[1]),
+          weight_at<Codes, 8>(upper, scales[1], offsets[1]), weight_at<Codes, 16>(upper, scales[1], offsets[1]));
+    }
+  } else {
+    Bits codes[kQuads];
+    unpack<Codes::kBits, !kWhole && FloatValues<Codes>::kMasked>(words, codes);
+#pragma GCC unroll 8
+    for (int q = 0; q < kQuads; ++q) {
+      const Bits four = codes[q];
+      const Vec scale = scales[q / kHalf], offset = offsets[q / kHalf];
+      if constexpr (!kWhole) {
+        put(q, values.template get<0>(four) * scale - offset, values.template get<1>(four) * scale - offset,
+            values.template get<2>(four) * scale - offset, values.template get<3>(four) * scale - offset);
+      } else if constexpr (Codes::kBits == 8) {
+        put(q, weight_at<Codes, 8>(four << 8, scale, offset), weight_at<Codes, 8>(four, scale, offset),
+            weight_at<Codes, 8>(four >> 8, scale, offset), weight_at<Codes, 8>(four >> 16, scale, offset));
+      } else {
+        put(q, weight_at<Codes, 16>(four << 16, scale, offset), weight_at<Codes, 8>(four, scale, offset),
+            weight_at<Codes, 16>(four, scale, offset), weight_at<Codes, 16>(four >> 8, scale, offset));
+      }
+    }
+  }
+}
+
 constexpr int kPanelPairs = 96;  // of columns: 24 KB, beside 6 KB of x
 constexpr int kPairsOfChunk = kChunk / 2;
 
@@ -135,12 +191,11 @@ inline void bf16_panels(const QuantizedMatrix& w, const QuantizedInput& in, int 
     const auto fill = [&](int column, int count) {
       for_parts([&](int tile, int part, const GroupScales& scales, int place) {
         uint32_t* to = panel + place;
-        each_quad<Codes>(w, tile, part, scales, column, count, [&](Vec scale, Vec offset, Bits four) {
-          scale *= splat(kGrowth), offset *= splat(kGrowth);
-          store_pairs(to, values.template get<0>(four) * scale - offset, values.template get<1>(four) * scale - offset);
-          store_pairs(to + kPanelOutputs, values.template get<2>(four) * scale - offset, values.template get<3>(four) * scale - offset);
-          to += 2 * kPanelOutputs;
-        });
+        const uint32_t* words = w.tile(tile) + static_cast<size_t>(column / kChunk) * Codes::kBits * llmjax::kTileRows;
+        GroupCursor group(w, scales, part, column);
+        for (int c = 0; c < count; c += kChunk, words += Codes::kBits * llmjax::kTileRows, to += kPairsOfChunk * kPanelOutputs) {
+          fill_pairs<Codes, kPanelOutputs>(words, values, group, to);
+        }
       });
     };
     pass_by_panels(in.rows, llmjax::kTileRows, in.size_in, 2 * kPanelPairs, outputs, sums, fill, pass);

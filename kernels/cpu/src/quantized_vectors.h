@@ -189,7 +189,9 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
     x_total += kChunks * 3 * block;
   }
 #pragma GCC unroll 8
-  for (int m = 0; m < kRows; ++m) put_outputs(w, tile, part, row + m, sums[m]);
+  for (int m = 0; m < kRows; ++m) {
+    if (kRows < 8 || row + m < in.rows) put_outputs(w, tile, part, row + m, sums[m]);
+  }
 }
 
 #else
@@ -261,7 +263,9 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
     x_total += 3 * block;
   }
 #pragma GCC unroll 4
-  for (int m = 0; m < kRows; ++m) put_outputs(w, tile, part, row + m, sums[m]);
+  for (int m = 0; m < kRows; ++m) {
+    if (kRows < 8 || row + m < in.rows) put_outputs(w, tile, part, row + m, sums[m]);
+  }
 }
 
 #if defined(__AVX2__)
@@ -420,7 +424,7 @@ inline void multiply_floats(const QuantizedMatrix& w, const QuantizedInput& in, 
   words += part;
   for (int c = 0; c < chunks; ++c) {
     Bits codes[kQuads];
-    unpack<Codes::kBits, !FloatValues<Codes>::kLowBitsAlone>(words, codes);
+    unpack<Codes::kBits, FloatValues<Codes>::kMasked>(words, codes);
     fetch.next<Codes::kBits / kParts>();
     for (int half = 0; half < 2; ++half) {
       Vec products[kRows][2] = {};
@@ -453,12 +457,13 @@ inline void multiply_floats(const QuantizedMatrix& w, const QuantizedInput& in, 
   for (int m = 0; m < kRows; ++m) put_outputs(w, tile, part, row + m, sums[m]);
 }
 
-// Calls body(rows, first row) for all rows of x, `rows` (1, 2, 4 or, if kMost is 8, 8) as a type.
+// Calls body(rows, first row) for all rows of x, `rows` (1, 2, 4 or, if kMost is 8, 8) as a type. For 7 it is 8 too, the last one
+// of zeros, which blocks are filled up with.
 template <int kMost, class Body>
 inline void for_rows(const QuantizedInput& in, const Body& body) {
   int m = 0;
   if constexpr (kMost == 8) {
-    for (; m + 8 <= in.rows; m += 8) body(Count<8>(), m);
+    for (; m + 7 <= in.rows; m += 8) body(Count<8>(), m);
   }
   for (; m + 4 <= in.rows; m += 4) body(Count<4>(), m);
   if (in.rows - m >= 2) body(Count<2>(), m), m += 2;

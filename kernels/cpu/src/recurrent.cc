@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "buffers.h"
@@ -224,63 +225,49 @@ ffi::Error convolution_handler(ffi::ThreadPool pool, Floats x, Floats weight, Fl
   return ffi::Error::Success();
 }
 
+// What all handlers take behind inputs of their own.
+template <class Binding>
+auto with_states(Binding inputs) {
+  return std::move(inputs)
+      .template Arg<Floats>()    // states
+      .template Arg<Integers>()  // query_start
+      .template Arg<Integers>()  // kv_len
+      .template Arg<Integers>()  // page_table
+      .template Arg<Integer>()   // first page
+      .template Ret<Floats>()    // out
+      .template Ret<Floats>()    // states
+      .template Attr<int32_t>("page_size")
+      .template Attr<bool>("decode")
+      .template Attr<int32_t>("isa");
+}
+
 }  // namespace
 
 #pragma GCC visibility push(default)
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_recurrence, recurrence_handler,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<Floats>()    // q
-                                  .Arg<Floats>()    // k
-                                  .Arg<Floats>()    // v
-                                  .Arg<Floats>()    // decay, of heads or of channels
-                                  .Arg<Floats>()    // beta, [0]: no delta rule
-                                  .Arg<Floats>()    // states
-                                  .Arg<Integers>()  // query_start
-                                  .Arg<Integers>()  // kv_len
-                                  .Arg<Integers>()  // page_table
-                                  .Arg<Integer>()   // first page
-                                  .Ret<Floats>()    // out
-                                  .Ret<Floats>()    // states
-                                  .Attr<int32_t>("page_size")
-                                  .Attr<bool>("decode")
-                                  .Attr<int32_t>("isa"));
+                              with_states(ffi::Ffi::Bind()
+                                              .Ctx<ffi::ThreadPool>()
+                                              .Arg<Floats>()     // q
+                                              .Arg<Floats>()     // k
+                                              .Arg<Floats>()     // v
+                                              .Arg<Floats>()     // decay, of heads or of channels
+                                              .Arg<Floats>()));  // beta, [0]: no delta rule
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_selective_scan, selective_scan_handler,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<Floats>()    // c
-                                  .Arg<Floats>()    // b
-                                  .Arg<Floats>()    // x
-                                  .Arg<Floats>()    // steps
-                                  .Arg<Floats>()    // rates
-                                  .Arg<Floats>()    // states
-                                  .Arg<Integers>()  // query_start
-                                  .Arg<Integers>()  // kv_len
-                                  .Arg<Integers>()  // page_table
-                                  .Arg<Integer>()   // first page
-                                  .Ret<Floats>()    // out
-                                  .Ret<Floats>()    // states
-                                  .Attr<int32_t>("page_size")
-                                  .Attr<bool>("decode")
-                                  .Attr<int32_t>("isa"));
+                              with_states(ffi::Ffi::Bind()
+                                              .Ctx<ffi::ThreadPool>()
+                                              .Arg<Floats>()     // c
+                                              .Arg<Floats>()     // b
+                                              .Arg<Floats>()     // x
+                                              .Arg<Floats>()     // steps
+                                              .Arg<Floats>()));  // rates
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_convolution, convolution_handler,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<Floats>()    // x
-                                  .Arg<Floats>()    // weight
-                                  .Arg<Floats>()    // states
-                                  .Arg<Integers>()  // query_start
-                                  .Arg<Integers>()  // kv_len
-                                  .Arg<Integers>()  // page_table
-                                  .Arg<Integer>()   // first page
-                                  .Ret<Floats>()    // out
-                                  .Ret<Floats>()    // states
-                                  .Attr<int32_t>("page_size")
-                                  .Attr<bool>("decode")
-                                  .Attr<int32_t>("isa"));
+                              with_states(ffi::Ffi::Bind()
+                                              .Ctx<ffi::ThreadPool>()
+                                              .Arg<Floats>()     // x
+                                              .Arg<Floats>()));  // weight
 
 #pragma GCC visibility pop
 
