@@ -26,10 +26,16 @@ class Norm:
     plus_one: bool = field(default=False, metadata={"static": True})
 
 
-def rms_norm(x: jax.Array, norm: Norm) -> jax.Array:
-    """``x / rms(x) * weight`` over the last axis, in x's dtype; the statistics are f32."""
+def rms_norm(x: jax.Array, norm: Norm, *, mean_square: jax.Array | None = None) -> jax.Array:
+    """``x / rms(x) * weight`` over the last axis, in x's dtype; the statistics are f32.
+
+    Args:
+        mean_square: f32 [..., 1], that of the whole vector where x is a part of one; None: x's own.
+    """
     wide = x.astype(jnp.float32)
-    normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + norm.eps)
+    if mean_square is None:
+        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    normed = wide * jax.lax.rsqrt(mean_square + norm.eps)
     if norm.plus_one:
         return (normed * (1 + norm.weight.astype(jnp.float32))).astype(x.dtype)
     return normed.astype(x.dtype) * norm.weight.astype(x.dtype)

@@ -174,13 +174,24 @@ def with_separate_experts(tensors: Mapping[str, StoredTensor], *, mixtral: bool)
     found: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, ExpertStack):
-            module, _, projection = name.removesuffix(".weight").rpartition(".")
             for expert, matrix in enumerate(tensor.matrices):
-                one = f"{module}.{expert}.{MIXTRAL_NAMES[projection] if mixtral else projection}.weight"
-                found[_mixtral_block(one) if mixtral else one] = matrix
+                found[expert_name(name, expert, mixtral=mixtral)] = matrix
         else:
             found[_mixtral_block(name) if mixtral else name] = tensor
     return found
+
+
+def expert_name(stack: str, expert: int, *, mixtral: bool) -> str:
+    """What the matrix of one expert is published as.
+
+    Args:
+        stack: the name of the stack in the model, ``….mlp.experts.up_proj.weight``.
+        expert: its place in it.
+        mixtral: by Mixtral's names.
+    """
+    module, _, projection = stack.removesuffix(".weight").rpartition(".")
+    one = f"{module}.{expert}.{MIXTRAL_NAMES[projection] if mixtral else projection}.weight"
+    return _mixtral_block(one) if mixtral else one
 
 
 def _mixtral_block(name: str) -> str:

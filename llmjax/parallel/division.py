@@ -16,6 +16,7 @@ import numpy as np
 from llmjax.errors import ConfigError
 from llmjax.models import (
     MLP,
+    RMS,
     Attention,
     ChannelDelta,
     Experts,
@@ -29,6 +30,7 @@ from llmjax.models import (
     ModelConfig,
     ShortConvolution,
 )
+from llmjax.models.layers.attention import DividedHeads
 from llmjax.models.layers.layer import FeedForward, Mixer
 from llmjax.parallel.shares import NOTHING, UNITS, HeadShares, Share, even_share, inner_share, of_entries, spread_share
 
@@ -68,10 +70,10 @@ class Division:
             return
         mixers = [mixer for layer in self.config.layers for mixer in (layer.mixer, layer.beside) if mixer is not None]
         said = f"tensor_parallel_size {self.devices}"
-        if any(isinstance(mixer, Attention) and mixer.qk_norm_over == "all heads" for mixer in mixers):
-            raise ConfigError(f"{said}: attention with norms over all heads cannot be divided yet")
-        if any(isinstance(mixer, Attention) and mixer.o_norm is not None for mixer in mixers):
-            raise ConfigError(f"{said}: norms before the last product of a half cannot be divided yet")
+        if any(isinstance(mixer, Attention) and not _norms_can_be_divided(mixer) for mixer in mixers):
+            raise ConfigError(
+                f"{said}: norms over all heads that take a mean away or follow rotation cannot be divided yet"
+            )
         spaces = [mixer for mixer in mixers if isinstance(mixer, Mamba2)]
         if any(self._norm_is_cut(mixer) and mixer.groups > 1 for mixer in spaces):
             raise ConfigError(f"{said}: state spaces with norms of several groups are divided by whole groups alone")
@@ -204,14 +206,24 @@ class Division:
         slopes = mixer.slopes
         if slopes is not None:  # of all devices, one after another
             slopes = tuple(0.0 if head == NOTHING else slopes[head] for head in share.ravel().tolist())
-        return replace(mixer, heads=share.shape[1], kv_heads=self._attention(mixer).pieces, slopes=slopes)
+        divided = self._divided_heads(mixer) if _goes_over_all_heads(mixer) else None
+        pieces = self._attention(mixer).pieces
+        return replace(mixer, heads=share.shape[1], kv_heads=pieces, slopes=slopes, divided=divided)
+
+    def _divided_heads(self, mixer: Attention) -> DividedHeads:
+        keys = self._attention(mixer).share_of_keys.ravel()
+        copies = np.bincount(keys[keys != NOTHING], minlength=mixer.kv_heads)
+        counted = np.where(keys == NOTHING, 0.0, 1 / copies[keys])
+        return DividedHeads(mixer.heads, mixer.kv_heads, tuple(counted.tolist()))
 
     def _feed_forward(self, half: FeedForward | None) -> FeedForward | None:
         if half is None:
             return None
         inner = inner_share(half.inner, self.devices).shape[1]
         match half:
-            case GatedMLP() | MLP():
+            case GatedMLP():
+                return replace(half, inner=inner, whole=None if half.down_norm is None else half.inner)
+            case MLP():
                 return replace(half, inner=inner)
             case Experts(shared=shared):
                 if shared is not None:
@@ -225,6 +237,17 @@ def _mixer_of(layer: LayerSpec, name: str) -> Mixer:
     """The mixer that a parameter of a layer is of; the first one, where it is of neither."""
     beside = layer.beside
     return beside if beside is not None and f".{beside.name}." in name else layer.mixer
+
+
+def _goes_over_all_heads(mixer: Attention) -> bool:
+    """Whether a norm does."""
+    return mixer.o_norm is not None or (mixer.qk_norm is not None and mixer.qk_norm_over == "all heads")
+
+
+def _norms_can_be_divided(mixer: Attention) -> bool:
+    if mixer.qk_norm is None or mixer.qk_norm_over != "all heads":
+        return True
+    return isinstance(mixer.qk_norm, RMS) and mixer.qk_norm_first
 
 
 def _joined(shares: Sequence[Share], sizes: Sequence[int]) -> Share:

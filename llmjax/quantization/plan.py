@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmjax.checkpoint.checkpoint import Checkpoint
-from llmjax.checkpoint.experts import with_separate_experts
+from llmjax.checkpoint.experts import expert_name, with_separate_experts
 from llmjax.checkpoint.safetensors import DTYPES, TensorSpec
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError, ConfigError
@@ -251,6 +251,10 @@ class SavePlan:
         """The source's tensors as they are published, experts one by one."""
         return _published(self.checkpoint)
 
+    def expert_name(self, stack: str, expert: int) -> str:
+        """The one of `tensors` that is an expert's part of a stack of the model."""
+        return expert_name(stack, expert, mixtral=_is_mixtral(self.checkpoint))
+
     def settings(self) -> dict[str, Any]:
         """``quantization_config`` of config.json."""
         modules = {self.stored_name(name).removesuffix(".weight"): scheme for name, scheme in self.layers.items()}
@@ -304,8 +308,11 @@ class SavePlan:
 
 
 def _published(checkpoint: Checkpoint) -> Mapping[str, StoredTensor]:
-    mixtral = checkpoint.config.get("model_type") == "mixtral"
-    return MappingProxyType(with_separate_experts(checkpoint.tensors, mixtral=mixtral))
+    return MappingProxyType(with_separate_experts(checkpoint.tensors, mixtral=_is_mixtral(checkpoint)))
+
+
+def _is_mixtral(checkpoint: Checkpoint) -> bool:
+    return checkpoint.config.get("model_type") == "mixtral"
 
 
 def model_dtype(config: Mapping[str, Any]) -> np.dtype:

@@ -11,6 +11,16 @@ from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.layers.state import PagedKV
 
 
+@dataclass(frozen=True)
+class DividedHeads:
+    """Heads of which a device has some, where norms go over those of all devices."""
+
+    heads: int  # of all devices
+    kv_heads: int
+    counted: tuple[float, ...]  # how much of each key head of all devices, one device after another, counts where
+    # squares are added up: several devices may have the same one, and what stands for none counts nothing
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attention:
     """Softmax attention; ``heads / kv_heads`` queries share a key and a value."""
@@ -39,6 +49,7 @@ class Attention:
     sharpened: Sharpening | None = None  # queries by their positions
     o_norm: RMS | None = None  # of what all heads have found, before ``o``
     reads_only: bool = False  # keys and values are those that another layer has stored, see `LayerSpec`
+    divided: DividedHeads | None = None  # of a device's attention with norms over all heads; None: it has all heads
 
     name: ClassVar[str] = "self_attn"
 

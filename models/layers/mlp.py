@@ -21,6 +21,7 @@ class GatedMLP:
     down_bias: bool | None = None  # of ``down``, where it is not as the others
     gate_scale: float = 1.0  # of what the activation is given
     down_norm: RMS | None = None  # of what ``down`` is given
+    whole: int | None = None  # what ``inner`` is for all devices, where one has a part; None: it has all
     cutoff: float | None = None  # of a token's gates, in standard deviations above their mean: only what exceeds it is
     # activated, less the cutoff (Gemma 3n)
 

@@ -12,14 +12,15 @@ from flax import nnx
 from llmjax.kernels.attention import KVPages, attend
 from llmjax.kernels.blocks import AttentionRules, AttentionWeights
 from llmjax.kernels.cpu import blocks as cpu
+from llmjax.kernels.norm import rms_norm
 from llmjax.kernels.registry import Implementation, Operands, Operation
 from llmjax.kernels.rope import Rotation, rotate
-from llmjax.kernels.sharding import own_part
+from llmjax.kernels.sharding import all_sum, own_part
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.chunks import by_chunk
 from llmjax.models.layers.context import Context
 from llmjax.models.modules.linear import Linear
-from llmjax.models.modules.norm import NormModule, build_norm, kernel_norm
+from llmjax.models.modules.norm import NormModule, RMSNorm, build_norm, kernel_norm, normed_together
 from llmjax.models.modules.parameter import parameter
 from llmjax.models.modules.residual import mixed, normed
 
@@ -64,7 +65,7 @@ class AttentionModule(nnx.Module):
         self.o_proj = Linear(q_size, size, bias=spec.o_bias, dtype=dtype, axes=("hidden", "heads"))
         self.sinks = parameter((spec.heads,), jnp.float32, axes=("heads",)) if spec.sinks else None
         self.q_norm = _norm_of(spec, spec.heads, "heads")
-        self.o_norm = None if spec.o_norm is None else build_norm(spec.o_norm, q_size)
+        self.o_norm = None if spec.o_norm is None else build_norm(spec.o_norm, q_size, axes=("heads",))
 
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
         """[T, D] to [T, D], and the pages with the tokens' keys and values stored."""
@@ -80,20 +81,21 @@ class AttentionModule(nnx.Module):
         """What ``o_proj`` is given, [T, H * h], and the pages."""
         spec = self.spec
         q, gate = self.queries(n)
-        q, batch = self.placed(q, self.q_norm, context), context.batch
-        if spec.sharpened is not None:
-            q = q * spec.sharpened.factors(batch)[:, None, None].astype(q.dtype)
-        if spec.chunk is not None:
-            batch = by_chunk(batch, spec.chunk, page_size=context.state.page_size)
+        q, batch = self.clipped(q), context.batch
         if spec.reads_only:  # what is stored goes where that of padding goes
+            q = self.placed(q, self.q_norm, context)
             k = v = jnp.zeros((len(n), spec.kv_heads, spec.head_dim), q.dtype)
             batch = replace(batch, kv_index=jnp.zeros_like(batch.kv_index))
         else:
             k = self.k_proj(n).reshape(len(n), -1, spec.head_dim)
             v = k if spec.values_of_keys else self.v_proj(n).reshape(k.shape)
-            if spec.clip is not None:
-                v = jnp.clip(v, -spec.clip, spec.clip)
-            k, v = self.placed(k, self.k_norm, context), normed(v, self.v_norm)
+            k, v = self.clipped(k), normed(self.clipped(v), self.v_norm)
+            of_q, of_k = self.mean_squares(q, k)
+            q, k = self.placed(q, self.q_norm, context, of_q), self.placed(k, self.k_norm, context, of_k)
+        if spec.sharpened is not None:
+            q = q * spec.sharpened.factors(batch)[:, None, None].astype(q.dtype)
+        if spec.chunk is not None:
+            batch = by_chunk(batch, spec.chunk, page_size=context.state.page_size)
         out, pages = attend(
             q,
             k,
@@ -109,15 +111,36 @@ class AttentionModule(nnx.Module):
         )
         out = out.reshape(len(n), -1)
         out = out if gate is None else out * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(out.dtype)
-        return normed(out, self.o_norm), pages
+        if self.o_norm is None or spec.divided is None:
+            return normed(out, self.o_norm), pages
+        assert isinstance(self.o_norm, RMSNorm)
+        return normed_together(out, self.o_norm, spec.divided.heads * spec.head_dim, self.divided), pages
 
-    def placed(self, x: jax.Array, norm: NormModule | None, context: Context) -> jax.Array:
-        """Queries or keys [T, H, h], clipped, normed and rotated."""
+    def clipped(self, x: jax.Array) -> jax.Array:
+        """Queries, keys or values with entries that are not too large."""
+        return x if self.spec.clip is None else jnp.clip(x, -self.spec.clip, self.spec.clip)
+
+    def mean_squares(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array | None, jax.Array | None]:
+        """Of the queries and keys [T, H, h] of all devices, f32 [T, 1], where norms go over them; summed up at once."""
+        spec, whole = self.spec, self.spec.divided
+        if whole is None or spec.qk_norm is None or spec.qk_norm_over != "all heads":
+            return None, None
+        counted = own_part(jnp.asarray(whole.counted, jnp.float32), self.divided)
+        of_q, of_k = (jnp.square(x.astype(jnp.float32)).sum(axis=-1) for x in (q, k))
+        sums = all_sum(jnp.stack([of_q.sum(axis=-1), (of_k * counted).sum(axis=-1)], axis=-1), self.divided)
+        return sums[:, :1] / (whole.heads * spec.head_dim), sums[:, 1:] / (whole.kv_heads * spec.head_dim)
+
+    def placed(
+        self, x: jax.Array, norm: NormModule | None, context: Context, mean_square: jax.Array | None = None
+    ) -> jax.Array:
+        """Queries or keys [T, H, h], normed and rotated.
+
+        Args:
+            mean_square: from `mean_squares`.
+        """
         spec = self.spec
-        if spec.clip is not None:
-            x = jnp.clip(x, -spec.clip, spec.clip)
         if spec.qk_norm_first:
-            x = _normed(x, norm, spec)
+            x = _normed(x, norm, spec, mean_square)
         if spec.rope is not None and context.rotation is not None:
             x = rotate(x, context.rotation, interleaved=spec.rope.interleaved)
         return x if spec.qk_norm_first else _normed(x, norm, spec)
@@ -180,11 +203,17 @@ def _norm_of(spec: Attention, heads: int, axis: str) -> NormModule | None:
         return None
     if spec.qk_norm_over == "each head":
         return build_norm(spec.qk_norm, heads, spec.head_dim, axes=(axis, None))
-    return build_norm(spec.qk_norm, spec.head_dim if spec.qk_norm_over == "head" else heads * spec.head_dim)
+    if spec.qk_norm_over == "all heads":
+        return build_norm(spec.qk_norm, heads * spec.head_dim, axes=(axis,))
+    return build_norm(spec.qk_norm, spec.head_dim)
 
 
-def _normed(x: jax.Array, norm: NormModule | None, spec: Attention) -> jax.Array:
+def _normed(x: jax.Array, norm: NormModule | None, spec: Attention, mean_square: jax.Array | None = None) -> jax.Array:
     """Heads [T, H, h] with their norm, if they have one."""
-    if norm is None:
-        return x
-    return norm(x.reshape(len(x), -1)).reshape(x.shape) if spec.qk_norm_over == "all heads" else norm(x)
+    if norm is None or spec.qk_norm_over != "all heads":
+        return x if norm is None else norm(x)
+    flat = x.reshape(len(x), -1)
+    if mean_square is None:
+        return norm(flat).reshape(x.shape)
+    assert isinstance(norm, RMSNorm)
+    return rms_norm(flat, norm.norm, mean_square=mean_square).reshape(x.shape)

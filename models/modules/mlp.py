@@ -15,7 +15,7 @@ from llmjax.kernels.registry import Implementation, Operands, Operation
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.mlp import MLP, XIELU, GatedMLP
 from llmjax.models.modules.linear import Linear
-from llmjax.models.modules.norm import NormModule, build_norm, kernel_norm
+from llmjax.models.modules.norm import NormModule, RMSNorm, build_norm, kernel_norm, normed_together
 from llmjax.models.modules.parameter import parameter
 from llmjax.models.modules.residual import fed_forward
 
@@ -66,7 +66,7 @@ class GatedMLPModule(InnerModule):
         self.up_proj = Linear(size, spec.inner, bias=spec.bias, dtype=dtype, axes=("inner", "hidden"))
         of_down = spec.bias if spec.down_bias is None else spec.down_bias
         self.down_proj = Linear(spec.inner, size, bias=of_down, dtype=dtype, axes=("hidden", "inner"))
-        self.down_norm = None if spec.down_norm is None else build_norm(spec.down_norm, spec.inner)
+        self.down_norm = None if spec.down_norm is None else build_norm(spec.down_norm, spec.inner, axes=("inner",))
 
     def inner(self, n: jax.Array) -> jax.Array:
         """What ``down_proj`` is given, [T, inner]."""
@@ -76,7 +76,10 @@ class GatedMLPModule(InnerModule):
             gate = jax.nn.relu(gate - gate.mean(-1, keepdims=True) - self.spec.cutoff * gate.std(-1, keepdims=True))
         gate = ACTIVATIONS[self.spec.activation](gate)
         inner = gate.astype(n.dtype) * self.up_proj(n)
-        return inner if self.down_norm is None else self.down_norm(inner)
+        if self.down_norm is None:
+            return inner
+        assert isinstance(self.down_norm, RMSNorm)
+        return normed_together(inner, self.down_norm, self.spec.whole or self.spec.inner, self.divided)
 
     def weights(self, before: NormModule | None, after: NormModule | None) -> MLPWeights:
         """As kernels take them."""

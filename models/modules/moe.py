@@ -75,17 +75,7 @@ class ExpertsModule(nnx.Module):
 
     def partial(self, n: jax.Array, context: Context) -> jax.Array:
         """`__call__` without the bias of all, which is linear in the last products."""
-        chosen, shares = self.route(n)
-        # Tokens of padding all choose alike: they would make one group of choices as large as all others.
-        real = jnp.arange(len(n)) < context.batch.query_start[-1]
-        shares = jnp.where(real[:, None], shares, 0)
-        given = normed(n, self.before_experts)
-        if self.spec.latent is not None:
-            given = self.fc1_latent_proj(given)
-        if self.spec.scaled_inputs:  # each of a token's experts is given another multiple of it
-            given = (given[:, None] * shares[..., None]).astype(n.dtype).reshape(-1, given.shape[1])
-            chosen = chosen.reshape(-1, 1)
-            shares = jnp.repeat(real, self.spec.per_token)[:, None].astype(jnp.float32)
+        given, chosen, shares = self.dispatched(n, context)
         chosen, shares = self._own(chosen, shares)
         activation = self.spec.activation if self.spec.gated else AS_GATE[self.spec.activation]
         out = experts_anywhere(given, chosen, shares, self.experts.weights, activation=activation)
@@ -101,6 +91,21 @@ class ExpertsModule(nnx.Module):
                 added = jax.nn.sigmoid(score).astype(n.dtype) * added
             out = out + added
         return out
+
+    def dispatched(self, n: jax.Array, context: Context) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """What experts are given, [N, in]; the experts of each row, i32 [N, k], and their shares, f32 [N, k]."""
+        chosen, shares = self.route(n)
+        # Tokens of padding all choose alike: they would make one group of choices as large as all others.
+        real = jnp.arange(len(n)) < context.batch.query_start[-1]
+        shares = jnp.where(real[:, None], shares, 0)
+        given = normed(n, self.before_experts)
+        if self.spec.latent is not None:
+            given = self.fc1_latent_proj(given)
+        if self.spec.scaled_inputs:  # each of a token's experts is given another multiple of it
+            given = (given[:, None] * shares[..., None]).astype(n.dtype).reshape(-1, given.shape[1])
+            chosen = chosen.reshape(-1, 1)
+            shares = jnp.repeat(real, self.spec.per_token)[:, None].astype(jnp.float32)
+        return given, chosen, shares
 
     def _own(self, chosen: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The choices by their places in this device's stacks; those of other devices' experts have no share."""

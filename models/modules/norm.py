@@ -60,13 +60,12 @@ def normed_together(x: jax.Array, norm: RMSNorm, size: int, name: str) -> jax.Ar
     """A norm over what all devices have of a vector.
 
     Args:
-        x: f32 [T, .], this device's entries, with zeros where it has less than others.
+        x: [T, .], this device's entries, with zeros where it has less than others.
         size: entries of the whole vector.
         name: logical axis along which devices divide it.
     """
-    squares = all_sum(jnp.sum(jnp.square(x), axis=-1, keepdims=True), name)
-    weight = norm.norm.weight + 1 if norm.norm.plus_one else norm.norm.weight
-    return x * jax.lax.rsqrt(squares / size + norm.norm.eps) * weight
+    squares = all_sum(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True), name)
+    return rms_norm(x, norm.norm, mean_square=squares / size)
 
 
 def is_fused(norm: NormModule | None) -> bool:

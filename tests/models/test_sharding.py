@@ -36,6 +36,8 @@ UNEVEN = (
     "deepseek-v2",
     "qwen3-next",  # two key heads: a device has none
     "qwen3_5",
+    "olmo2",  # norms of queries and keys over all heads; two key heads, of which two devices have the same one
+    "bitnet",  # norms before the last product of each half
 )
 # State spaces, with norms of whole groups or without, and one whose attention has a state space beside it.
 STATE_SPACES = ("falcon-h1", "granite4", "nemotron-h", "mamba2")
@@ -61,7 +63,7 @@ def on_devices(count: int, *folders: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def on_two_devices() -> dict[str, Any]:
-    return on_devices(2, *(GOLDEN / name for name in (*CHECKPOINTS, *STATE_SPACES, *MIXERS[-2:])))
+    return on_devices(2, *(GOLDEN / name for name in (*CHECKPOINTS, *STATE_SPACES, *MIXERS[-2:], "minimax-m2")))
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +88,13 @@ def test_logits_are_the_same(on_two_devices: dict[str, Any], name: str) -> None:
     layer = 3 if name == "qwen3-next" else 0
     o_proj, pages = found["params"][f"model.layers.{layer}.self_attn.o_proj.weight"], found["states"][layer][0]
     assert (o_proj[1], pages[2]) == (columns, kv_heads)
+
+
+def test_norms_over_all_heads_are_one_more_sum(on_two_devices: dict[str, Any]) -> None:
+    found = on_two_devices["minimax-m2"]
+    assert found["difference"] < 2e-4
+    assert found["sums"] == 2 + 1 + 1  # two halves, queries and keys together, the embedding
+    assert found["params"]["model.layers.0.self_attn.q_norm.weight"] == [2 * 12]
 
 
 @pytest.mark.parametrize("name", (*STATE_SPACES, *MIXERS[-2:]))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from llmjax.errors import ConfigError
-from llmjax.models import Attention, Experts, ModelConfig, abstract_model, model_config
+from llmjax.models import Attention, Experts, Layer, ModelConfig, abstract_model, model_config
 from llmjax.parallel.division import Division
+from llmjax.parallel.shares import NOTHING
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 FAMILIES = ("llama-bias", "qwen2-moe", "deepseek-v2", "qwen3-next", "qwen3_5", "mpt", "stablelm-2-12b", "gpt-bigcode")
 BY_CHANNEL = ("mamba", "falcon-mamba", "jamba", "lfm2", "kimi-linear", "minimax")
+OVER_ALL_HEADS = ("olmo2", "olmo3", "olmoe", "minimax-m2", "bitnet")
 STATE_SPACES = ("falcon-h1", "falcon-h1-odd", "granite4", "nemotron-h", "mamba2")
 
 MIXTURES = ("qwen2-moe", "deepseek-v2", "mixtral", "gpt-oss")
@@ -27,7 +31,10 @@ def config_of(name: str) -> ModelConfig:
 @pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize(
     ("name", "whole_experts"),
-    [*((name, False) for name in (*FAMILIES, *STATE_SPACES, *BY_CHANNEL)), *((name, True) for name in MIXTURES)],
+    [
+        *((name, False) for name in (*FAMILIES, *STATE_SPACES, *BY_CHANNEL, *OVER_ALL_HEADS)),
+        *((name, True) for name in MIXTURES),
+    ],
 )
 def test_parts_of_parameters_are_those_of_a_devices_model(name: str, whole_experts: bool, devices: int) -> None:
     division = Division(config_of(name), devices, whole_experts=whole_experts)
@@ -55,6 +62,24 @@ def test_sizes_of_a_devices_model() -> None:
     assert local.vocab_size == config_of("qwen2-moe").vocab_size // 2
 
 
+def test_keys_that_devices_share_count_once_where_they_add_up() -> None:
+    mixer = Division(config_of("olmo2"), 3).local.layers[0].mixer
+    assert isinstance(mixer, Attention) and mixer.divided is not None
+    assert (mixer.divided.heads, mixer.divided.kv_heads) == (4, 2)
+    keys = Division(config_of("olmo2"), 3)._attention(config_of("olmo2").layers[0].mixer).share_of_keys.ravel()
+    for head in range(2):
+        assert sum(np.array(mixer.divided.counted)[keys == head]) == pytest.approx(1)
+    assert not any(np.array(mixer.divided.counted)[keys == NOTHING])
+
+
+def test_norms_over_all_heads_that_cannot_be_divided() -> None:
+    config = config_of("olmo2")
+    for change in ({"qk_norm": Layer(eps=1e-5)}, {"qk_norm_first": False}):
+        layers = tuple(replace(layer, mixer=replace(layer.mixer, **change)) for layer in config.layers)
+        with pytest.raises(ConfigError, match="tensor_parallel_size 2: norms over all heads that take a mean away"):
+            Division(replace(config, layers=layers), 2)
+
+
 def test_whole_experts_of_a_device() -> None:
     config = config_of("qwen2-moe")
     half = Division(config, 4, whole_experts=True).local.layers[0].feed_forward
@@ -73,7 +98,6 @@ def test_whole_experts_of_a_device() -> None:
             4,
             "tensor_parallel_size 4: state spaces with norms of several groups are divided by whole groups alone",
         ),
-        ("olmo2", 2, "tensor_parallel_size 2: attention with norms over all heads cannot be divided yet"),
     ],
 )
 def test_what_cannot_be_divided(name: str, devices: int, message: str) -> None:

@@ -6,27 +6,44 @@ In memory are one layer and the residual stream of all sequences.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.models.config import ModelConfig
+from llmjax.models.decoder import Decoder
 from llmjax.models.layers.attention import Attention
-from llmjax.models.layers.context import Context
-from llmjax.models.layers.norm import RMS
 from llmjax.platforms import Platform
 from llmjax.quantization.calibration.awq import RoundedMatrix, clipped, search_scales
+from llmjax.quantization.calibration.experts import Expert, reached
 from llmjax.quantization.calibration.gptq import InverseHessian, gptq
-from llmjax.quantization.calibration.layer import CalibratedLayer, Half, InputStatistics, Stage, alone, check_kinds
+from llmjax.quantization.calibration.layer import (
+    F32,
+    Around,
+    CalibratedLayer,
+    Half,
+    InputStatistics,
+    Stage,
+    alone,
+    check_kinds,
+    dispatched,
+    shapes_of,
+)
 from llmjax.quantization.plan import SavePlan
 from llmjax.quantization.report import Difference
 from llmjax.quantization.rounding import FloatRows, Result, round_to_nearest
 from llmjax.quantization.settings import CalibrationSettings
 from llmjax.weights.uniform import IntegerScheme
+
+logger = logging.getLogger(__name__)
 
 EMBEDDING = "model.embed_tokens.weight"
 NEVER_CLIPPED = (
@@ -66,14 +83,17 @@ class Fold:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """A half of a layer that is to be calibrated, and everything that this depends on."""
+    """A half of a layer, or one of its experts, that is to be calibrated, and everything that this depends on.
+
+    Attributes:
+        inputs: computes what the projections of a stage are given, with the weights that `layer` has now.
+    """
 
     plan: SavePlan
     settings: CalibrationSettings
-    layer: CalibratedLayer
+    layer: CalibratedLayer | Expert
     half: Half
-    hidden: Sequence[jax.Array]
-    context: Context
+    inputs: Callable[[Stage], InputStatistics]
 
     def results(self) -> Iterator[Result]:
         """Quantizes the half's projections; the layer runs with what they become.
@@ -85,7 +105,7 @@ class Calibration:
 
     def _scheme(self, module: str) -> IntegerScheme | None:
         """The scheme of a projection, if it can be calibrated."""
-        scheme = self.plan.layers.get(f"{self.layer.prefix}{module}.weight")
+        scheme = self.plan.layers.get(self.layer.name(f"{module}.weight"))
         return scheme if isinstance(scheme, IntegerScheme) else None
 
     def _modules(self, stage: Stage) -> Mapping[str, IntegerScheme]:
@@ -96,7 +116,7 @@ class Calibration:
             modules = self._modules(stage)
             if not modules:
                 continue
-            inputs = self.layer.inputs(stage, self.hidden, self.context)
+            inputs = self.inputs(stage)
             inverse = InverseHessian.of(inputs.gram, damping=self.settings.damping, act_order=self.settings.act_order)
             for module, scheme in modules.items():
                 weights = self.layer.values[f"{module}.weight"]
@@ -107,7 +127,7 @@ class Calibration:
                 total = inputs.energy(weights)
                 self.layer.put(f"{module}.weight", found)
                 yield Calibrated(
-                    f"{self.layer.prefix}{module}.weight",
+                    self.layer.name(f"{module}.weight"),
                     rows,
                     Difference.between(found, weights),
                     nearest=Difference(inputs.energy(nearest - weights), total),
@@ -116,7 +136,7 @@ class Calibration:
 
     def _awq(self) -> Iterator[Result]:
         original = {m: self.layer.values[f"{m}.weight"] for stage in self.half.stages for m in self._modules(stage)}
-        before = {stage: self.layer.inputs(stage, self.hidden, self.context) for stage in self.half.stages}
+        before = {stage: self.inputs(stage) for stage in self.half.stages}
         rows: dict[str, np.ndarray] = {}  # what the rows of a projection were divided by
         columns: dict[Stage, np.ndarray] = {}
         for stage, inputs in before.items():
@@ -144,7 +164,7 @@ class Calibration:
                 old = original[module]
                 total = inputs.energy(old)
                 yield Calibrated(
-                    f"{self.layer.prefix}{module}.weight",
+                    self.layer.name(f"{module}.weight"),
                     quantized,
                     Difference.between(found, weights),
                     nearest=Difference(inputs.energy(RoundedMatrix(old, scheme).rounded(old) - old), total),
@@ -168,18 +188,18 @@ class Calibration:
 
     def _fold_norm(self, norm: str, scales: np.ndarray) -> Generator[Result, None, Fold]:
         name = f"{norm}.weight"
-        spec = self.layer.spec.norm
-        assert isinstance(spec, RMS)  # see `check_kinds`
-        one = np.float32(spec.plus_one)
+        one = np.float32(self.layer.spec.norm.plus_one)
         stored = self.layer.values[name]
-        dtype = self.plan.plain_dtype(self.layer.prefix + name)
+        dtype = self.plan.plain_dtype(self.layer.name(name))
         new = ((one + stored) / scales - one).astype(dtype).astype(np.float32)
         # What the stored type rounds off is not lost: columns are multiplied with the scales that the norm really has.
         usable = (one + stored != 0) & (one + new != 0) & np.isfinite(new)
         new = np.where(usable, new, stored)
         scales = np.divide(one + stored, one + new, out=np.ones_like(new), where=usable)
         self.layer.put(name, new)
-        yield Result(self.layer.prefix + name, new, None)
+        yield Result(self.layer.name(name), new, None)
+        if f"{norm}.bias" in self.layer.values:
+            yield self._divided(f"{norm}.bias", scales)
         return Fold(scales)
 
     def _fold_projection(
@@ -199,11 +219,14 @@ class Calibration:
         self.layer.put(f"{module}.weight", weights / rows[:, None])
         bias = f"{module}.bias"
         if bias in self.layer.values:
-            dtype = self.plan.plain_dtype(self.layer.prefix + bias)
-            new = (self.layer.values[bias] / rows).astype(dtype).astype(np.float32)
-            self.layer.put(bias, new)
-            yield Result(self.layer.prefix + bias, new, None)
+            yield self._divided(bias, rows)
         return Fold(scales, rows)
+
+    def _divided(self, bias: str, scales: np.ndarray) -> Result:
+        dtype = self.plan.plain_dtype(self.layer.name(bias))
+        new = (self.layer.values[bias] / scales).astype(dtype).astype(np.float32)
+        self.layer.put(bias, new)
+        return Result(self.layer.name(bias), new, None)
 
 
 def calibrate(
@@ -237,9 +260,12 @@ def calibrate(
         layer = CalibratedLayer(plan.checkpoint, config, index, platform)
         context = contexts[config.layers[index]]
         for half in layer.halves:
-            calibration = Calibration(plan, settings, layer, half, hidden, context)
+            inputs = partial(layer.inputs, hidden=hidden, context=context)
+            results = Calibration(plan, settings, layer, half, inputs).results()
+            if half.has_experts:
+                results = chain(results, _experts(plan, settings, layer, hidden, context))
             try:
-                for result in calibration.results():
+                for result in results:
                     done.add(result.name)
                     yield result
             except CheckpointError as error:
@@ -250,6 +276,29 @@ def calibrate(
     )
 
 
+def _experts(
+    plan: SavePlan,
+    settings: CalibrationSettings,
+    layer: CalibratedLayer,
+    hidden: Sequence[jax.Array],
+    context: Around,
+) -> Iterator[Result]:
+    """Those that a token reaches; others are left, with a warning, to be rounded."""
+    missed: list[int] = []
+    found = (layer.run(dispatched, x, context) for x in hidden)
+    rows = [(np.asarray(given), np.asarray(chosen)) for given, chosen in found]
+    for expert in reached(plan, layer, rows, missed):
+        yield from Calibration(plan, settings, expert, expert.half, expert.inputs).results()
+    if missed:
+        logger.warning(
+            "%s: %smlp.experts: no token of the text reaches %s, which are rounded to nearest; "
+            "more --calibration-tokens may help",
+            plan.checkpoint.path,
+            layer.prefix,
+            ", ".join(map(str, missed)),
+        )
+
+
 def _names(plan: SavePlan) -> str:
     return ", ".join(sorted({scheme.name for scheme in plan.layers.values()}))
 
@@ -257,16 +306,36 @@ def _names(plan: SavePlan) -> str:
 def _embedded(
     plan: SavePlan, config: ModelConfig, sequences: Sequence[Sequence[int]], platform: Platform
 ) -> list[jax.Array]:
-    """The residual stream before the first layer, [T, D] of each sequence, on the device."""
+    """The residual stream before the first layer, [T, D] of each sequence, on the device.
+
+    Raises:
+        CheckpointError: a tensor is missing or has another shape.
+    """
     tensor = plan.checkpoint.tensors.get(EMBEDDING)
     if tensor is None:
         raise CheckpointError(f"{plan.checkpoint.path}: tensor {EMBEDDING!r} is missing")
     used, places = np.unique(np.array(sequences), return_inverse=True)
-    rows = _rows(FloatRows(tensor), used, tensor.shape)
-    dtype = platform.activation_dtype
-    scale = jnp.asarray(config.embedding_scale, dtype)
-    table = jax.device_put(rows.astype(platform.dtype), platform.device).astype(dtype) * scale
-    return [table[row] for row in places.reshape(len(sequences), -1)]
+    # The model's own embedding, of a vocabulary that has the tokens in use alone.
+    small = replace(config, vocab_size=len(used), layers=(), has_head=False, per_layer=None)
+    decoder = Decoder(small, dtype=platform.dtype, activation_dtype=platform.activation_dtype)
+    definition, state = nnx.split(decoder)
+    params = {}
+    for name, shape in shapes_of(state).items():
+        stored = plan.checkpoint.tensors.get(f"model.{name}")
+        if f"model.{name}" == EMBEDDING:
+            values = _rows(FloatRows(tensor), used, tensor.shape)
+        elif stored is None:
+            raise CheckpointError(f"{plan.checkpoint.path}: tensor 'model.{name}' is missing")
+        else:
+            values = stored.read(F32)
+        if values.shape != shape.shape:
+            found, wanted = list(values.shape), list(shape.shape)
+            raise CheckpointError(f"{plan.checkpoint.path}: tensor 'model.{name}' has shape {found}, not {wanted}")
+        params[tuple(name.split("."))] = nnx.Param(jax.device_put(values.astype(shape.dtype), platform.device))
+    model = nnx.merge(definition, nnx.from_flat_state(params))
+    tokens = places.reshape(len(sequences), -1).astype(np.int32)
+    positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+    return [model.embed(jax.device_put(row, platform.device), positions) for row in tokens]
 
 
 def _rows(source: FloatRows, used: np.ndarray, shape: Sequence[int]) -> np.ndarray:

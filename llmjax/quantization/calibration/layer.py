@@ -7,13 +7,12 @@ are given sums over all tokens are kept, so that memory does not grow with them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,6 @@ from llmjax.errors import CheckpointError
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.models import (
     MLP,
-    RMS,
     Attention,
     ChannelDelta,
     Experts,
@@ -36,25 +34,33 @@ from llmjax.models import (
     Mamba,
     Mamba2,
     ModelConfig,
-    NormedParts,
     NormedStream,
     Parallel,
-    PostNorm,
     ShortConvolution,
 )
 from llmjax.models.layers.context import Context
-from llmjax.models.layers.layer import LayerSpec
+from llmjax.models.layers.layer import LayerSpec, Mixer
+from llmjax.models.layers.residual import TwoMixers
 from llmjax.models.layers.rope import rotation
 from llmjax.models.modules.layer import DecoderLayer
 from llmjax.models.modules.linear import Linear
 from llmjax.models.modules.residual import normed
 from llmjax.platforms import Platform
 
-logger = logging.getLogger(__name__)
-
 PAGE = 64  # tokens
+Found = TypeVar("Found")
 
-Computation = Callable[[DecoderLayer, jax.Array, Context], jax.Array]
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Around:
+    """What a layer is given beside the residual stream: its mixer, and the one beside that, if there is one."""
+
+    mixer: Context
+    beside: Context | None = None
+
+
+Computation = Callable[[DecoderLayer, jax.Array, Around], jax.Array]
 """Something that a layer computes from the residual stream [T, D]."""
 
 
@@ -64,27 +70,29 @@ class Stage:
 
     Attributes:
         modules: below the layer.
-        inputs: computes their input, [T, in].
+        inputs: computes their input, [T, in]; None: of an expert, which knows its own.
         source: the module whose outputs it is, channel by channel, so that scales can be folded into it; None: there
             is none, or others read them too.
     """
 
     modules: tuple[str, ...]
-    inputs: Computation
+    inputs: Computation | None
     source: str | None
 
 
 @dataclass(frozen=True)
 class Half:
-    """Half a layer.
+    """Half a layer, or all of one whose halves stand side by side.
 
     Attributes:
         stages: in order.
-        outputs: computes the residual stream behind it.
+        outputs: computes the residual stream behind it; None: of an expert, which is a part of another half.
+        has_experts: which each token goes through some of, and which are calibrated by these tokens.
     """
 
     stages: tuple[Stage, ...]
-    outputs: Computation
+    outputs: Computation | None
+    has_experts: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,21 +100,27 @@ class Given:
     """What a projection of a part of the layer is given while that part runs.
 
     Attributes:
-        part: the mixer's name, or the feed-forward half's.
+        part: the name of a mixer, or of the feed-forward half.
         module: the projection, below the layer.
     """
 
     part: str
     module: str
 
-    def __call__(self, layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+    def __call__(self, layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
         *path, name = self.module.split(".")
         owner = reduce(getattr, path, layer)  # of a layer that is put together for this alone
         recorder = _Recorder(getattr(owner, name))
         setattr(owner, name, recorder)
-        is_mixer = self.part == layer.spec.mixer.name
-        compute = _attention_input if is_mixer else _mlp_input
-        getattr(layer, self.part)(compute(layer, x, context), context)
+        other, context = layer.spec.beside, around.mixer
+        if self.part == layer.spec.mixer.name:
+            given = _mixer_input(layer, x, around)
+        elif other is not None and self.part == other.name:
+            assert around.beside is not None
+            given, context = _attention_input(layer, x, around), around.beside
+        else:
+            given = _mlp_input(layer, x, around)
+        getattr(layer, self.part)(given, context)
         assert recorder.given is not None
         return recorder.given
 
@@ -147,33 +161,49 @@ _MIXER_STAGES: Mapping[type, tuple[tuple[str, ...], ...]] = MappingProxyType(
 
 
 def halves_of(layer: DecoderLayer) -> tuple[Half, ...]:
-    """The mixer, and the feed-forward half, if there is one."""
-    first = Half(_mixer_stages(layer), _attention_output)
-    if layer.spec.feed_forward is None:
-        return (first,)
-    return first, Half(_feed_forward_stages(layer), _mlp_output)
+    """The mixer, and the feed-forward half, if there is one; both at once where they stand side by side."""
+    spec = layer.spec
+    mixers = _mixer_stages(layer, spec.mixer)
+    if spec.beside is not None:  # it is given what the mixer is given, but for a factor
+        mixers = _side_by_side(mixers, _mixer_stages(layer, spec.beside))
+    if spec.feed_forward is None:
+        return (Half(mixers, _attention_output),)
+    fed, has_experts = _feed_forward_stages(layer), isinstance(spec.feed_forward, Experts)
+    if not isinstance(spec.residual, Parallel):
+        return Half(mixers, _attention_output), Half(fed, _mlp_output, has_experts)
+    if spec.residual.before_feed_forward is not None:
+        return (Half((*mixers, *fed), _both_outputs, has_experts),)
+    return (Half(_side_by_side(mixers, fed), _both_outputs, has_experts),)
 
 
-def _mixer_stages(layer: DecoderLayer) -> tuple[Stage, ...]:
-    mixer, norm = layer.spec.mixer, _of_part_alone(layer, layer.spec.residual.before_mixer)
+def _side_by_side(one: tuple[Stage, ...], other: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """Stages of two parts whose first ones are given the same: these are one stage, if all that reads it is in it."""
+    if not one or not other or one[0].source != other[0].source or one[0].source is None:
+        alone = (replace(stages[0], source=None) for stages in (one, other) if stages)
+        return (*alone, *one[1:], *other[1:])
+    return (replace(one[0], modules=(*one[0].modules, *other[0].modules)), *one[1:], *other[1:])
+
+
+def _mixer_stages(layer: DecoderLayer, mixer: Mixer) -> tuple[Stage, ...]:
+    norm, part = _of_part_alone(layer, layer.spec.residual.before_mixer), getattr(layer, mixer.name)
     if isinstance(mixer, Attention):
-        return (
-            Stage(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), _attention_input, norm),
-            # A norm between the two would undo what is folded into the first.
-            Stage(("self_attn.o_proj",), _heads, "self_attn.v_proj" if mixer.o_norm is None else None),
-        )
+        first = tuple(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj") if hasattr(part, name))
+        # What stands between the two, such as a norm, would undo or change what is folded into the first.
+        unlike = mixer.o_norm is not None or mixer.v_norm is not None or mixer.clip is not None
+        source = None if unlike or mixer.values_of_keys else "self_attn.v_proj"
+        return Stage(first, _attention_input, norm), Stage(("self_attn.o_proj",), _heads, source)
     first, *others = _MIXER_STAGES[type(mixer)]
-    first = tuple(f"{mixer.name}.{name}" for name in first if hasattr(layer.mixer, name))
+    first = tuple(f"{mixer.name}.{name}" for name in first if hasattr(part, name))
     stages = [Stage(first, _attention_input, norm)]
     for (name,) in others:
         module = f"{mixer.name}.{name}"
-        if hasattr(layer.mixer, name):
+        if hasattr(part, name):
             stages.append(Stage((module,), _latent if name == "kv_b_proj" else Given(mixer.name, module), None))
     return tuple(stages)
 
 
 def _feed_forward_stages(layer: DecoderLayer) -> tuple[Stage, ...]:
-    part, norm = layer.spec.feed_forward, _of_part_alone(layer, layer.spec.residual.before_feed_forward)
+    part, norm = layer.spec.feed_forward, _of_part_alone(layer, _before_feed_forward(layer))
     assert part is not None
     match part:
         case GatedMLP():
@@ -185,53 +215,82 @@ def _feed_forward_stages(layer: DecoderLayer) -> tuple[Stage, ...]:
             name = part.name
             return Stage((f"{name}.up_proj",), _mlp_input, norm), Stage((f"{name}.down_proj",), _inner, None)
         case Experts():
+            latent: tuple[Stage, ...] = ()
+            if part.latent is not None:
+                names = (f"{part.name}.{name}" for name in ("fc1_latent_proj", "fc2_latent_proj"))
+                latent = tuple(Stage((name,), Given(part.name, name), None) for name in names)
             if part.shared is None:
-                return ()
+                return latent
             # The router and the other experts read the norm too, so nothing is folded into it.
             shared = f"{part.name}.{part.shared.name}"
             first = ("gate_proj", "up_proj") if part.gated else ("up_proj",)
             return (
+                *latent,
                 Stage(tuple(f"{shared}.{name}" for name in first), Given(part.name, f"{shared}.{first[0]}"), None),
                 Stage((f"{shared}.down_proj",), Given(part.name, f"{shared}.down_proj"), None),
             )
 
 
 def _of_part_alone(layer: DecoderLayer, norm: str | None) -> str | None:
-    """A norm that nothing but a half reads, so that scales can be folded into it; None: the stream is normed itself."""
-    return None if isinstance(layer.spec.residual, NormedStream) else norm
+    """A norm that nothing but a half reads, so that scales can be folded into its weights; None: the stream is normed
+    itself, or the norm has none."""
+    return None if isinstance(layer.spec.residual, NormedStream) or not layer.spec.norm.weighted else norm
 
 
-def _attention_input(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+def _attention_input(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
     return normed(x, layer.norm(layer.spec.residual.before_mixer))
 
 
-def _latent(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
+def _mixer_input(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
+    n, names = _attention_input(layer, x, around), layer.spec.residual
+    return names.given * n if isinstance(names, TwoMixers) and names.given != 1 else n
+
+
+def _latent(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
     """What ``kv_b_proj`` would be given, were it not absorbed."""
-    latent: jax.Array = layer.mixer.kv_a_proj_with_mqa(_attention_input(layer, x, context))
+    latent: jax.Array = layer.mixer.kv_a_proj_with_mqa(_attention_input(layer, x, around))
     normed_latent: jax.Array = layer.mixer.kv_a_layernorm(latent[:, : layer.mixer.spec.kv_rank])
     return normed_latent
 
 
-def _heads(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
-    heads: jax.Array = layer.mixer.heads(_attention_input(layer, x, context), context)[0]
+def _heads(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
+    heads: jax.Array = layer.mixer.heads(_mixer_input(layer, x, around), around.mixer)[0]
     return heads
 
 
-def _attention_output(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
-    return layer.mix(x, context)[0]
+def _attention_output(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
+    if around.beside is not None:
+        return layer.mix_both(x, around.mixer, around.beside)[0]
+    return layer.mix(x, around.mixer)[0]
 
 
-def _mlp_input(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
-    return normed(x, layer.norm(layer.spec.residual.before_feed_forward))
+def _mlp_input(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
+    return normed(x, layer.norm(_before_feed_forward(layer)))
 
 
-def _inner(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
-    inner: jax.Array = layer.part.inner(_mlp_input(layer, x, context))
+def _before_feed_forward(layer: DecoderLayer) -> str | None:
+    names = layer.spec.residual
+    is_same = isinstance(names, Parallel) and names.before_feed_forward is None
+    return names.before_mixer if is_same else names.before_feed_forward
+
+
+def _inner(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
+    inner: jax.Array = layer.part.inner(_mlp_input(layer, x, around))
     return inner
 
 
-def _mlp_output(layer: DecoderLayer, x: jax.Array, context: Context) -> jax.Array:
-    return layer.feed_forward(x, context)
+def _mlp_output(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
+    return layer.feed_forward(x, around.mixer)
+
+
+def _both_outputs(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
+    return layer.mix_and_feed(x, around.mixer)[0]
+
+
+def dispatched(layer: DecoderLayer, x: jax.Array, around: Around) -> tuple[jax.Array, jax.Array]:
+    """What experts are given, [N, in], and which of them, i32 [N, choices of each row]."""
+    given, chosen, _ = layer.part.dispatched(_mlp_input(layer, x, around), around.mixer)
+    return given, chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,15 +306,19 @@ class InputStatistics:
     magnitude: np.ndarray
 
     @classmethod
-    def of(cls, inputs: Iterable[jax.Array]) -> InputStatistics:
-        """Sums up inputs, float [tokens, in] each."""
-        tokens, sums = 0, None
+    def of(cls, inputs: Iterable[jax.Array], *, tokens: int | None = None) -> InputStatistics:
+        """Sums up inputs, float [tokens, in] each.
+
+        Args:
+            tokens: how many there are, where others are zeros; None: all.
+        """
+        count, sums = 0, None
         for x in inputs:
-            tokens += len(x)
+            count += len(x)
             added = _sums(x)
             sums = added if sums is None else tuple(map(jnp.add, sums, added))
         assert sums is not None
-        gram, magnitude = (np.asarray(total, np.float64) / tokens for total in sums)
+        gram, magnitude = (np.asarray(total, np.float64) / (tokens or count) for total in sums)
         return cls(gram, magnitude)
 
     def divided(self, scales: np.ndarray) -> InputStatistics:
@@ -292,26 +355,18 @@ def check_kinds(config: ModelConfig, path: Path) -> None:
         CheckpointError: a kind is not known here.
     """
     for spec in dict.fromkeys(config.layers):
-        if spec.state_of is not None or spec.per_layer is not None or spec.scaled or spec.beside is not None:
+        if spec.state_of is not None or spec.per_layer is not None or spec.scaled:
             raise CheckpointError(
-                f"{path}: layers with embeddings or factors of their own, keys of others, or two mixers, cannot be "
-                "calibrated"
-            )
-        unlike = NormedParts | Parallel | PostNorm
-        if isinstance(spec.residual, unlike) or not isinstance(spec.norm, RMS):
-            raise CheckpointError(
-                f"{path}: parallel halves, and norms behind them or with a mean, cannot be calibrated"
+                f"{path}: layers with embeddings or factors of their own, or keys of others, cannot be calibrated"
             )
         layer = DecoderLayer(spec, config.hidden_size, dtype=jnp.dtype(F32))
-        shapes = _shapes(nnx.split(layer)[1])
+        shapes = shapes_of(nnx.split(layer)[1])
         for module in (module for half in halves_of(layer) for stage in half.stages for module in stage.modules):
             if f"{module}.weight" not in shapes:
                 raise CheckpointError(f"{path}: layers without {module} cannot be calibrated")
-    if any(isinstance(spec.feed_forward, Experts) for spec in config.layers):
-        logger.warning("%s: the stacks of experts are rounded to nearest; all else of a layer is calibrated", path)
 
 
-def _shapes(state: Any) -> dict[str, jax.ShapeDtypeStruct]:
+def shapes_of(state: Any) -> dict[str, jax.ShapeDtypeStruct]:
     """Those of a layer's parameters, by name."""
     return {".".join(map(str, path)): parameter.get_value() for path, parameter in nnx.to_flat_state(state)}
 
@@ -330,6 +385,7 @@ class CalibratedLayer:
         spec: what it is made of.
         halves: what is calibrated, in order.
         values: f32, by name below the prefix; read when the layer is made.
+        device, dtype: where the model runs, and the type of its matrices.
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.
@@ -341,8 +397,8 @@ class CalibratedLayer:
         layer = DecoderLayer(self.spec, config.hidden_size, dtype=platform.dtype)
         self.halves: tuple[Half, ...] = halves_of(layer)
         self._definition, state = nnx.split(layer)
-        self._device = platform.device
-        self._shapes = _shapes(state)
+        self.device, self.dtype = platform.device, platform.dtype
+        self._shapes = shapes_of(state)
         self._weights: dict[str, jax.Array] = {}
         self.values: dict[str, np.ndarray] = {}
         for name, shape in self._shapes.items():
@@ -355,41 +411,52 @@ class CalibratedLayer:
     def put(self, name: str, values: np.ndarray) -> None:
         """Runs with other weights, f32 of the tensor's shape, from now on."""
         self.values[name] = values
-        self._weights[name] = jax.device_put(values.astype(self._shapes[name].dtype), self._device)
+        self._weights[name] = jax.device_put(values.astype(self._shapes[name].dtype), self.device)
 
-    def inputs(self, stage: Stage, hidden: Sequence[jax.Array], context: Context) -> InputStatistics:
+    def name(self, name: str) -> str:
+        """A tensor's, in the model."""
+        return self.prefix + name
+
+    def inputs(self, stage: Stage, hidden: Sequence[jax.Array], context: Around) -> InputStatistics:
         """What the stage's projections are given.
 
         Args:
             hidden: the residual stream before the half, [T, D] of each sequence.
         """
+        assert stage.inputs is not None
         return InputStatistics.of(self.run(stage.inputs, x, context) for x in hidden)
 
-    def outputs(self, half: Half, hidden: Sequence[jax.Array], context: Context) -> list[jax.Array]:
+    def outputs(self, half: Half, hidden: Sequence[jax.Array], context: Around) -> list[jax.Array]:
         """The residual stream behind the half."""
+        assert half.outputs is not None
         return [self.run(half.outputs, x, context) for x in hidden]
 
-    def run(self, compute: Computation, x: jax.Array, context: Context) -> jax.Array:
+    def run(self, compute: Callable[[DecoderLayer, jax.Array, Around], Found], x: jax.Array, context: Around) -> Found:
         """What the layer computes with the weights that it has now."""
-        out: jax.Array = _run(compute, self._definition, self._weights, x, context)
+        out: Found = _run(compute, self._definition, self._weights, x, context)
         return out
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _run(
-    compute: Computation, definition: Any, weights: dict[str, jax.Array], x: jax.Array, context: Context
-) -> jax.Array:
+    compute: Callable[..., Any], definition: Any, weights: dict[str, jax.Array], x: jax.Array, context: Around
+) -> Any:
     paths = {tuple(name.split(".")): nnx.Param(value) for name, value in weights.items()}
     return compute(nnx.merge(definition, nnx.from_flat_state(paths)), x, context)
 
 
-def alone(spec: LayerSpec, length: int) -> Context:
+def alone(spec: LayerSpec, length: int) -> Around:
     """What a layer is given of a sequence by itself.
 
     Args:
         length: tokens.
     """
-    count, mixer = -(-length // PAGE), spec.mixer
+    beside = None if spec.beside is None else _context(spec.beside, length)
+    return Around(_context(spec.mixer, length), beside)
+
+
+def _context(mixer: Mixer, length: int) -> Context:
+    count = -(-length // PAGE)
     pages = mixer.state.make(num_pages=1 + count, page_size=PAGE, dtype=jnp.dtype(jnp.float32))
     by = None if mixer.rope is None else rotation(jnp.arange(length, dtype=jnp.int32), mixer.rope, length)
     batch = RaggedBatch(
