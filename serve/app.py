@@ -140,7 +140,7 @@ def _cors(config: ServerConfig) -> list[Middleware]:
             allow_origins=config.allowed_origins,
             allow_methods=config.allowed_methods,
             allow_headers=config.allowed_headers,
-            expose_headers=["X-Request-Id", "Retry-After", *HEADERS],
+            expose_headers=["X-Request-Id", "Retry-After", "metadata", *HEADERS],
         )
     ]
 

@@ -44,6 +44,7 @@ class RandomShape:
 
     Args:
         range_ratio: lengths are uniform in ``[(1 - r) * len, (1 + r) * len]``; in [0, 1).
+        output_range_ratio: the same of the output's lengths; None: as those of the input.
         prefix_len: tokens in front that all prompts share, added to ``input_len``.
         vocab_size: ids lie in [min(256, vocab_size // 2), vocab_size).
     """
@@ -51,6 +52,7 @@ class RandomShape:
     input_len: int = 1024
     output_len: int = 128
     range_ratio: float = 0.0
+    output_range_ratio: float | None = None
     prefix_len: int = 0
     vocab_size: int = 10_000
 
@@ -58,8 +60,9 @@ class RandomShape:
         for name, low in (("input_len", 1), ("output_len", 1), ("prefix_len", 0), ("vocab_size", 1)):
             if getattr(self, name) < low:
                 raise ConfigError(f"random {name} must be at least {low}, not {getattr(self, name)}")
-        if not 0 <= self.range_ratio < 1:
-            raise ConfigError(f"random range_ratio must lie in [0, 1), not {self.range_ratio:g}")
+        for ratio in (self.range_ratio, self.output_range_ratio or 0.0):
+            if not 0 <= ratio < 1:
+                raise ConfigError(f"random range_ratio must lie in [0, 1), not {ratio:g}")
 
 
 def random_samples(count: int, shape: RandomShape, rng: np.random.Generator) -> list[Sample]:
@@ -70,12 +73,16 @@ def random_samples(count: int, shape: RandomShape, rng: np.random.Generator) -> 
     def ids(length: int) -> list[int]:
         return [int(token) for token in rng.integers(first, shape.vocab_size, length)]
 
-    def length(middle: int) -> int:
-        low, high = int(middle * (1 - shape.range_ratio)), int(np.ceil(middle * (1 + shape.range_ratio)))
+    def length(middle: int, ratio: float) -> int:
+        low, high = int(middle * (1 - ratio)), int(np.ceil(middle * (1 + ratio)))
         return int(rng.integers(max(low, 1), high + 1))
 
-    prefix = ids(shape.prefix_len)
-    return [Sample(prefix + ids(length(shape.input_len)), length(shape.output_len)) for _ in range(count)]
+    prefix, of_input = ids(shape.prefix_len), shape.range_ratio
+    of_output = of_input if shape.output_range_ratio is None else shape.output_range_ratio
+    return [
+        Sample(prefix + ids(length(shape.input_len, of_input)), length(shape.output_len, of_output))
+        for _ in range(count)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

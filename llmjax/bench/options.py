@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -125,7 +127,11 @@ class DatasetOptions:
             "--prefix-repetition-output-len",
         ),
     )  # fmt: skip
-    random_range_ratio: float = setting(0.0, "random lengths vary by this share up and down")
+    random_range_ratio: str = setting(
+        "0.0",
+        "random lengths vary by this share up and down; as JSON, those of prompts and answers by shares of their own: "
+        '{"input": 0.2, "output": 0.5}',
+    )
     random_prefix_len: int = setting(
         0, "tokens that all random prompts start with, added to their length", aliases=("--prefix-len",)
     )
@@ -170,10 +176,12 @@ class DatasetOptions:
 
     def shape(self, vocab_size: int | None = None) -> RandomShape:
         """Lengths of random prompts, with ids below the model's vocabulary size where it is known."""
+        of_input, of_output = range_ratios(self.random_range_ratio)
         return RandomShape(
             input_len=self.input_len,
             output_len=self.output_len or 128,
-            range_ratio=self.random_range_ratio,
+            range_ratio=of_input,
+            output_range_ratio=of_output,
             prefix_len=self.random_prefix_len,
             vocab_size=self._ids_below(vocab_size),
         )
@@ -251,6 +259,23 @@ class DatasetOptions:
 
     def _ids_below(self, vocab_size: int | None) -> int:
         return min(self.random_vocab_size, vocab_size or self.random_vocab_size)
+
+
+def range_ratios(text: str) -> tuple[float, float]:
+    """``--random-range-ratio``: of the input, and of the output.
+
+    Raises:
+        ConfigError: it is neither a number nor an object of the two.
+    """
+    with suppress(ValueError):
+        return float(text), float(text)
+    with suppress(ValueError):
+        found = json.loads(text)
+        if isinstance(found, dict) and found.keys() == {"input", "output"}:
+            ratios = found["input"], found["output"]
+            if all(isinstance(ratio, int | float) and not isinstance(ratio, bool) for ratio in ratios):
+                return float(ratios[0]), float(ratios[1])
+    raise ConfigError(f'--random-range-ratio must be a number or {{"input": NUMBER, "output": NUMBER}}, not {text!r}')
 
 
 def pairs(texts: Sequence[str], *, flag: str) -> dict[str, str]:

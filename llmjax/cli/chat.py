@@ -43,7 +43,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
     parser.add_argument("--url", help="talk to this server instead of an engine in this process")
     parser.add_argument("--api-key", metavar="KEY", help="key for the server")
-    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--model-name", metavar="NAME", help="model to ask the server for (default: its first one)")
+    parser.add_argument("--system", "--system-prompt", metavar="TEXT", help="system message")
+    parser.add_argument("--quick", metavar="TEXT", help="send this message, show the answer, and leave")
     parser.add_argument(
         "--markdown",
         action=argparse.BooleanOptionalAction,
@@ -57,15 +59,19 @@ def main(argv: list[str]) -> int:
     # One event loop for the whole conversation: the engine's requests belong to it.
     with asyncio.Runner() as runner:
         if values.url is None:
-            if values.api_key is not None:
-                raise ConfigError("--api-key is for a server: give --url too")
+            for flag, value in (("--api-key", values.api_key), ("--model-name", values.model_name)):
+                if value is not None:
+                    raise ConfigError(f"{flag} is for a server: give --url too")
             defaults = {name: setting.default for name, setting in sampling.items()}
             model: ChatModel = LocalModel(configs_of(values, model=values.positional_model).engine, given, defaults)
         else:
             model = runner.run(_connect(values, given))
         try:
             chat = Chat(model, system=values.system, markdown=values.markdown)
-            chat.run(runner)
+            if values.quick is None:
+                chat.run(runner)
+            else:
+                chat.quick(values.quick, runner)
         finally:
             runner.run(model.close())
     return 0
@@ -140,6 +146,14 @@ class Chat:
                 self.command(line)
             elif line:
                 self.say(line.removeprefix("/") if line.startswith("//") else line, runner)
+
+    def quick(self, text: str, runner: asyncio.Runner) -> None:
+        """Sends one message and shows the answer.
+
+        Raises:
+            LLMJaxError: there is none.
+        """
+        runner.run(self._answer([*self.messages, {"role": "user", "content": text}]))
 
     def command(self, line: str) -> None:
         """Carries out a line such as ``/system You are brief.``"""
@@ -221,8 +235,8 @@ async def _connect(values: Any, sampling: dict[str, Any]) -> RemoteModel:
         flag = "--" + without_effect[0].replace("_", "-") if without_effect else "--config"
         raise ConfigError(f"{flag} has no effect on the server of --url")
     client = OpenAIClient(values.url, api_key=values.api_key)
-    name = values.positional_model or getattr(values, "model", None) or await client.first_model()
-    return RemoteModel(client, name, sampling)
+    named = values.model_name or values.positional_model or getattr(values, "model", None)
+    return RemoteModel(client, named or await client.first_model(), sampling)
 
 
 def _remember_lines() -> None:

@@ -36,14 +36,26 @@ class Group:
     about: str = ""
 
 
+SWEEPS = Group(
+    "sweep",
+    "measure with one combination of flags after another",
+    MappingProxyType(
+        {
+            "serve": Command("llmjax.bench.sweep_serve", "a server, by a benchmark of it"),
+            "startup": Command("llmjax.bench.sweep_startup", "starts of an engine"),
+        }
+    ),
+)
 BENCHMARKS = Group(
     "benchmark",
-    "measure latency, throughput or a server",
+    "measure latency, throughput, starts or a server",
     MappingProxyType(
         {
             "latency": Command("llmjax.bench.latency", "time batches of equal requests, one batch after the other"),
             "throughput": Command("llmjax.bench.throughput", "time many prompts through the engine in this process"),
             "serve": Command("llmjax.bench.serve", "send requests to a server over HTTP and time the streams"),
+            "startup": Command("llmjax.bench.startup", "time starts of an engine, cold and warm"),
+            "sweep": SWEEPS,
         }
     ),
 )
@@ -67,11 +79,13 @@ COMMANDS = Group(
             "generate": Command("llmjax.cli.generate", "continue prompts from arguments, a file or standard input"),
             "run-batch": Command("llmjax.cli.run_batch", "answer a file of requests, as OpenAI's batches, offline"),
             "chat": Command("llmjax.cli.chat", "talk to a model in the terminal"),
+            "complete": Command("llmjax.cli.complete", "have a running server continue texts, in the terminal"),
             "bench": BENCHMARKS,
             "inspect": Command("llmjax.cli.inspect", "show what a model's files hold, without loading them"),
             "eval": EVALUATIONS,
             "quantize": Command("llmjax.cli.quantize", "write a model with quantized weights, as GGUF or safetensors"),
             "doctor": Command("llmjax.cli.doctor", "show what this machine has and what llmjax would use of it"),
+            "collect-env": Command("llmjax.cli.collect_env", "show the same, for a report of a bug"),
             "version": Command("llmjax.cli.version", "print the versions of llmjax and JAX"),
         }
     ),
@@ -106,7 +120,7 @@ def dispatch(program: str, group: Group, argv: list[str]) -> int:
 def usage(program: str, group: Group) -> str:
     """The text of ``--help``."""
     about = [group.about, ""] if group.about else []
-    lines = [f"  {name:<10} {command.help}" for name, command in group.commands.items()]
+    lines = [f"  {name:<11} {command.help}" for name, command in group.commands.items()]
     kind = group.kind.upper()
     end = f"{program} {kind} --help describes the options of {'an' if kind[0] in 'AEIOU' else 'a'} {group.kind}."
     return "\n".join([f"usage: {program} {kind} [options]", "", *about, *lines, "", end])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 CANNOT_OPEN = "device: open"
 KNOWN = ("auto", "cpu", "cuda", "gpu")  # what is opened before it is known whether it is a plug-in's
 PACKAGES = ("llmjax", "jax", "jaxlib", "flax", "tokenizers", "numpy")
+READ = re.compile(r"(JAX|XLA|TF|PJRT|CUDA|NVIDIA|NCCL|TOPS|ECCL|OMP|LLMJAX)_|(LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH)$")
+SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 MIN_FREE_DISK = 2 * 2**30  # a small model and its compiled programs
 
 
@@ -40,8 +44,11 @@ class Finding:
     advice: str | None = None
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], *, prog: str = "llmjax doctor") -> int:
     """Prints the report.
+
+    Args:
+        prog: what the command is called.
 
     Returns:
         0 if all is well, 1 if something should be mended.
@@ -49,7 +56,7 @@ def main(argv: list[str]) -> int:
     Raises:
         ConfigError: the device that was asked for is not there.
     """
-    parser = Parser(prog="llmjax doctor", description="Show what this machine has and what llmjax would use of it.")
+    parser = Parser(prog=prog, description="Show what this machine has and what llmjax would use of it.")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--check-device",
@@ -81,6 +88,7 @@ def examine(config: EngineConfig, *, check_device: bool = False) -> list[Finding
     findings = [
         Finding("versions", ", ".join(f"{name} {_version(name)}" for name in PACKAGES)),
         Finding("python", f"{platform.python_version()} on {platform.platform()}"),
+        _environment(os.environ),
     ]
     checks: list[Finding] = []
     # Before this process has the device, for some let only one process have them.
@@ -241,6 +249,14 @@ def _folder(name: str, path: Path) -> Finding:
     if not os.access(existing, os.W_OK):
         return Finding(name, value, f"{existing} cannot be written to: choose another folder or change its owner")
     return Finding(name, value, f"free some disk space at {existing}" if free < MIN_FREE_DISK else None)
+
+
+def _environment(variables: Mapping[str, str]) -> Finding:
+    """What is set of that which JAX, XLA and drivers read, without what may be a secret."""
+    found = [
+        f"{name}={value}" for name, value in sorted(variables.items()) if READ.match(name) and not SECRET.search(name)
+    ]
+    return Finding("environment", " ".join(found) or "nothing of JAX's, XLA's or a driver's is set")
 
 
 def _version(package: str) -> str:

@@ -104,18 +104,34 @@ class RemoteModel:
         self._sampling = dict(sampling)
 
     async def answer(self, messages: Sequence[Message]) -> AsyncGenerator[Piece, None]:
+        async with aclosing(self._pieces("/v1/chat/completions", {"messages": list(messages)})) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def continued(self, prompt: str) -> AsyncGenerator[Piece, None]:
+        """The continuation of a prompt, piece by piece.
+
+        Raises:
+            RequestFailed: the server refuses it, for example.
+        """
+        async with aclosing(self._pieces("/v1/completions", {"prompt": prompt})) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _pieces(self, path: str, asked: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
         payload = {
             "model": self.name,
-            "messages": list(messages),
+            **asked,
             "stream": True,
             "stream_options": {"include_usage": True},
             **self._sampling,
         }
-        async with aclosing(self._client.stream("/v1/chat/completions", payload)) as events:
+        async with aclosing(self._client.stream(path, payload)) as events:
             async for event in events:
                 usage = event.get("usage") or {}
-                delta = event["choices"][0].get("delta", {}) if event.get("choices") else {}
-                yield Piece(delta.get("content") or "", usage.get("completion_tokens"))
+                choice = event["choices"][0] if event.get("choices") else {}
+                text = choice.get("text") or choice.get("delta", {}).get("content")
+                yield Piece(text or "", usage.get("completion_tokens"))
 
     async def close(self) -> None:
         await self._client.close()

@@ -57,6 +57,11 @@ class Parser(argparse.ArgumentParser):
             raise ConfigError(f"unknown {'flag' if name.startswith('-') else 'argument'} {name}{hint} (see --help)")
         return values
 
+    def flags(self) -> frozenset[str]:
+        """All that the command knows, those of other programs among them."""
+        self._add_foreign()
+        return frozenset(self._option_string_actions)
+
     def _add_foreign(self) -> None:
         """Flags of other programs, without a line of help, where the command has none of its own."""
         settings, self.foreign = self.foreign, None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from llmjax.cli.parser import Parser, add_config_flags, configs_of
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.config_file import Configs
 from llmjax.launcher import launched_settings
+from llmjax.migration import candle_vllm
 
 
 def main(argv: list[str]) -> int:
@@ -44,12 +46,16 @@ def serve_parser(prog: str = "llmjax serve") -> Parser:
 def settings(parser: Parser, argv: list[str]) -> Configs:
     """What a command line comes to; see ``parse``."""
     values = parser.parse(argv)
-    return configs_of(values, EngineConfig, ServerConfig, model=values.positional_model, derived=_of_launcher)
+    derived = partial(_derived, argv)
+    return configs_of(values, EngineConfig, ServerConfig, model=values.positional_model, derived=derived)
 
 
-def _of_launcher(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What mpiexec or srun says, where one of them has started this process."""
-    found, line = launched_settings(given)
-    if line is not None:
-        print(f"llmjax: note: {line}", file=sys.stderr)
-    return found
+def _derived(argv: Sequence[str], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What mpiexec or srun says, where one of them has started this process, and the manners of candle-vLLM, where its
+    flags have."""
+    launched, said = launched_settings(given)
+    manners, noted = candle_vllm.manners(argv, given)
+    for line in (said, noted):
+        if line:
+            print(f"llmjax: note: {line}", file=sys.stderr)
+    return {**launched, **manners}

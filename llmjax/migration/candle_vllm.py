@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmjax.config import ANY_NAME
 from llmjax.migration.answers import ForeignFlag, Takes
 from llmjax.migration.rows import PARALLEL, accepted, alias, means, ours, refused
 
@@ -40,6 +44,9 @@ MODEL_TYPES = frozenset(
         "qwq",
     ]
 )
+
+# The flags that name a model there, one of which every command line has, and which no other program knows.
+MODEL_FLAGS = frozenset(["--m", "--model-id", "--w", "--weight-path", "--f", "--weight-file"])
 
 PARSERS = {
     "qwen_coder": "qwen3_coder",
@@ -80,3 +87,29 @@ FLAGS: tuple[ForeignFlag, ...] = (
     *ours("--num-nodes"),
     *refused("--num-shards", PARALLEL, neutral="1"),
 )  # fmt: skip
+
+
+def manners(argv: Sequence[str], given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """What a server that was started by a command line of candle-vLLM does as that one: it takes requests by any name
+    of the model, and cuts ``max_tokens`` to what fits.
+
+    Args:
+        argv: the command line.
+        given: settings that it, or a file, has.
+
+    Returns:
+        Settings beside these, and the line to print; nothing and an empty line for other command lines.
+    """
+    ends = argv.index("--") if "--" in argv else len(argv)
+    names = (argument.partition("=")[0].replace("_", "-") for argument in argv[:ends])
+    flag = next((name for name in names if name in MODEL_FLAGS), None)
+    asked = {
+        "served_model_name": ((ANY_NAME,), "requests may name any model (--served-model-name NAME: only that one)"),
+        "cut_max_tokens": (
+            True,
+            "a max_tokens beyond what fits means what fits (--no-cut-max-tokens: it is an error)",
+        ),
+    }
+    missing = {name: found for name, found in asked.items() if flag is not None and name not in given}
+    said = ", ".join(line for _, line in missing.values())
+    return {name: value for name, (value, _) in missing.items()}, f"{flag}: as in candle-vLLM, {said}" if said else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llmjax.config import Alias, EngineConfig, ServerConfig
-from llmjax.migration import vllm_bench
+from llmjax.migration import candle_vllm, vllm_bench
 from llmjax.migration.answers import ForeignFlag, Takes
 from llmjax.migration.tables import PROGRAMS
 from llmjax.settings import Setting, settings_of
@@ -22,14 +22,29 @@ accepted, and a line on stderr says why nothing comes of them; *refused* ones en
 """
 
 
+ABOUT = {
+    "candle-vLLM": """
+A command line that names its model by one of {flags} starts a server that takes requests by any model name and cuts
+`max_tokens` to what fits, as candle-vLLM's does, and says so; `--served-model-name` and `--no-cut-max-tokens` have it
+otherwise.
+"""
+}
 BENCHMARKS = {
     "vllm bench serve": vllm_bench.SERVE,
-    "vllm bench latency and throughput": vllm_bench.OFFLINE,
+    "vllm bench latency, throughput and startup": vllm_bench.OFFLINE,
 }
 BENCH = """
 `llmjax bench` has the other flags of vLLM's benchmarks under the same names (`llmjax bench serve --help`), and results
 have the same fields. Without `--base-url`, `--host` or `--port` it starts a server for the run, and defaults are
 smaller: 100 prompts of 128 tokens.
+
+`llmjax bench startup` times cold and warm starts; its result has no time of compilation, for that goes on while an
+engine serves: instead `programs` is the time until all programs are there. `llmjax bench sweep serve` and `sweep
+startup` run commands with one combination of flags after another, with vLLM's files and flags; a server of llmjax gets
+a key for the sweep, without which it would not forget its cached prefixes between runs. There is no `mm-processor`, no
+`sweep serve_workload`, `plot` or `plot_pareto`: `summary.csv` has all results. `llmjax complete` and `collect-env` are
+vLLM's, and `llmjax chat` has its `--quick`, `--model-name` and `--system-prompt`; without `--url` it talks to an engine
+of its own.
 """
 
 
@@ -39,7 +54,8 @@ def page() -> str:
     parts = [HEAD]
     for program, flags in PROGRAMS.items():
         rows = [f"| {_names(flag)} | {answer(flag, settings)} |" for flag in flags]
-        parts.append("\n".join([f"\n## {program}\n", "| flag | here |", "|---|---|", *rows, ""]))
+        about = ABOUT.get(program, "").format(flags=", ".join(f"`{flag}`" for flag in sorted(candle_vllm.MODEL_FLAGS)))
+        parts.append("\n".join([f"\n## {program}\n{about}", "| flag | here |", "|---|---|", *rows, ""]))
     for command, flags in BENCHMARKS.items():
         rows = [f"| {_names(flag)} | {answer(flag, settings)} |" for flag in flags]
         about = BENCH if flags is vllm_bench.SERVE else ""

@@ -1,4 +1,4 @@
-"""Flags of ``vllm bench serve``, ``latency`` and ``throughput``, up to 0.33, that the benchmarks here do not have."""
+"""Flags of ``vllm bench serve``, ``latency``, ``throughput`` and ``startup``, up to 0.33, that are not here."""
 
 from __future__ import annotations
 

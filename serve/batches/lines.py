@@ -22,6 +22,7 @@ ENDPOINTS = frozenset(
         *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/classify", "/pooling"),
     }
 )
+BINARY = ("bytes", "bytes_only")  # forms of vectors
 MAX_ID = 512  # characters of a custom_id
 ENVELOPE_BYTES = 4096  # of a line, beside its body
 ENVELOPE_NODES = 8
@@ -105,6 +106,8 @@ def _read(line: bytes, number: int, limits: BodyLimits, endpoint: str | None) ->
         raise BadLine("`body` must be an object", line=number, field="body")
     if body.get("stream") or body.get("background"):
         raise BadLine("answers in a batch come whole, not as a stream or in the background", line=number, field="body")
+    if body.get("encoding_format") in BINARY:
+        raise BadLine("answers in a batch are JSON: encoding_format must be float or base64", line=number, field="body")
     return BatchLine(custom_id, url, orjson.dumps(body))
 
 

@@ -6,13 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from llmjax.engine.pairs import TextPair
 from llmjax.engine.scores import text_pairs
 from llmjax.pooling_params import PoolingParams, PoolingTask
 from llmjax.serve.errors import ApiError
+from llmjax.serve.protocol.chat import MAX_CONVERSATIONS, ChatTemplateFields, Messages
 from llmjax.serve.protocol.common import ApiModel, Ints, Strings, at_most, object_of
+from llmjax.serve.vector_forms import EmbedType, EncodingFormat, Endianness
 
 MOST_TEXTS = 2**14  # in one request
 MOST_INSTRUCTION = 2**14  # characters
@@ -60,17 +62,14 @@ class InputBody(PooledBody):
 
     input: Inputs
     add_special_tokens: Any = None
-    messages: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **PooledBody.neutral_values,
         "add_special_tokens": (True,),
-        "messages": (),
     }
     reasons: ClassVar[Mapping[str, str]] = {
         **PooledBody.reasons,
         "add_special_tokens": "must be true; token ids are read as they are",
-        "messages": "is not supported: send the text that a template makes of them as `input`",
     }
 
     @property
@@ -88,40 +87,82 @@ class InputBody(PooledBody):
         return list(self.input)
 
 
-class VectorBody(InputBody):
+def _number(messages: Any) -> str:
+    """Which form of ``messages`` a value means to have, so that an error is about that one."""
+    several = isinstance(messages, list) and bool(messages) and isinstance(messages[0], list)
+    return "several conversations" if several else "one conversation"
+
+
+Conversations = Annotated[list[Messages], Field(fail_fast=True, min_length=1), at_most(MAX_CONVERSATIONS)]
+OneOrSeveral = Annotated[
+    Annotated[Messages, Tag("one conversation")] | Annotated[Conversations, Tag("several conversations")],
+    Discriminator(_number),
+]
+
+
+class ConversationBody(ChatTemplateFields, PooledBody):
+    """A conversation or several, of each of which a chat template makes the text."""
+
+    messages: OneOrSeveral  # type: ignore[assignment]
+    add_generation_prompt: bool = False
+
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = PooledBody.neutral_values
+    reasons: ClassVar[Mapping[str, str]] = PooledBody.reasons
+
+    def chats(self) -> dict[str, ChatTemplateFields]:
+        """Each conversation, by what it is called in the request."""
+        shared = {name: getattr(self, name) for name in ChatTemplateFields.model_fields if name != "messages"}
+        if isinstance(self.messages[0], list):
+            named = {f"messages.{i}": messages for i, messages in enumerate(self.messages)}
+        else:
+            named = {"messages": self.messages}
+        return {name: ChatTemplateFields.model_construct(**shared, messages=found) for name, found in named.items()}
+
+
+class VectorFields(ApiModel):
     """An answer of vectors."""
 
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: EncodingFormat = "float"
     dimensions: int | None = None
     normalize: bool | None = None
-    prompt_name: Annotated[str, Field(max_length=1024)] | None = None
-    embed_dtype: Any = None
-    endianness: Any = None
+    embed_dtype: EmbedType | None = None
+    endianness: Endianness | None = None
 
-    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **InputBody.neutral_values,
-        "embed_dtype": ("float32", "float"),
-        "endianness": ("native", "little"),
-    }
-    reasons: ClassVar[Mapping[str, str]] = {
-        **InputBody.reasons,
-        "embed_dtype": "must be float32: base64 holds such numbers",
-        "endianness": "must be little: base64 holds such numbers",
-    }
+    def without_effect(self) -> list[str]:
+        """Fields that ask for something of bytes, where there are none."""
+        fields = ("embed_dtype", "endianness") if self.encoding_format == "float" else ()
+        return [name for name in fields if getattr(self, name) is not None]
 
 
-class EmbeddingRequest(VectorBody):
+class EmbeddingRequest(VectorFields, InputBody):
     """POST /v1/embeddings."""
 
+    prompt_name: Annotated[str, Field(max_length=1024)] | None = None
 
-class PoolingRequest(VectorBody):
+
+class EmbeddingChatRequest(VectorFields, ConversationBody):
+    """POST /v1/embeddings, of conversations."""
+
+
+class PoolingRequest(VectorFields, InputBody):
     """POST /pooling."""
+
+    prompt_name: Annotated[str, Field(max_length=1024)] | None = None
+    task: PoolingTask | None = None
+
+
+class PoolingChatRequest(VectorFields, ConversationBody):
+    """POST /pooling, of conversations."""
 
     task: PoolingTask | None = None
 
 
 class ClassifyRequest(InputBody):
     """POST /classify."""
+
+
+class ClassifyChatRequest(ConversationBody):
+    """POST /classify, of conversations."""
 
 
 # Why the fields that cut one side alone are not taken.

@@ -4,13 +4,12 @@ generate."""
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,34 +30,43 @@ from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_o
 from llmjax.serve.errors import ApiError
 from llmjax.serve.generation import check_priority, guarded
 from llmjax.serve.other_names import other_names
-from llmjax.serve.prompts import off_loop
+from llmjax.serve.prompts import Truncation, chat_prompt, off_loop, read_tools, template_source, unread_variables
+from llmjax.serve.protocol.common import ApiModel
 from llmjax.serve.protocol.pooling import (
+    ClassifyChatRequest,
     ClassifyRequest,
     CohereEmbedRequest,
+    ConversationBody,
+    EmbeddingChatRequest,
     EmbeddingRequest,
     EmbeddingType,
+    InputBody,
     PooledBody,
+    PoolingChatRequest,
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
-    VectorBody,
+    VectorFields,
 )
+from llmjax.serve.vector_forms import VectorForm, to_json
 
 CHARS_PER_TEXT = 64  # the work that an input, or an entry of an answer, is beside what is in it
 CHARS_PER_NUMBER = 0.25  # what it takes to write one
 CHARS_PER_ID = 0.1
 SLICE_CHARS = 2**16  # tokenized before the next look whether anyone still waits
 MOST_NUMBERS = 2**23  # of all vectors in one answer: some 100 MB of text
+MOST_DESCRIBED = 512  # vectors in a header: Python's http.client, for one, reads 64 KiB of a line
+
+Texts = TypeVar("Texts", bound=ApiModel)
+Chats = TypeVar("Chats", bound=ApiModel)
 
 
 async def embeddings(request: Request) -> Response:
     """A vector of each text."""
     server = server_of(request)
-    body = parse(await read_json(request), EmbeddingRequest, ignored=ignored_fields(request))
+    body = await _read(request, EmbeddingRequest, EmbeddingChatRequest)
     server.check_task("embed")
-    params = body.params(
-        task="embed", dimensions=body.dimensions, normalize=body.normalize, prompt_name=body.prompt_name
-    )
+    params = body.params(task="embed", dimensions=body.dimensions, normalize=body.normalize, prompt_name=_prompt(body))
     return await _vectors(request, server, body, params, name="embd", kind="embedding", key="embedding")
 
 
@@ -106,8 +114,10 @@ async def cohere_embed(request: Request) -> Response:
 def _of_type(vector: npt.NDArray[np.float32], kind: EmbeddingType) -> Any:
     """A vector as Cohere has it; as bits, of which each says whether a number is not below 0, the first one highest."""
     match kind:
-        case "float" | "base64":
-            return _written(vector, kind)
+        case "float":
+            return to_json(vector)
+        case "base64":
+            return VectorForm().to_base64(vector)
         case "ubinary":
             return np.packbits(vector >= 0).tolist()
         case "binary":
@@ -117,20 +127,20 @@ def _of_type(vector: npt.NDArray[np.float32], kind: EmbeddingType) -> Any:
 async def pooling(request: Request) -> Response:
     """What the model makes of each text, or of each of its tokens."""
     server = server_of(request)
-    body = parse(await read_json(request), PoolingRequest, ignored=ignored_fields(request))
+    body = await _read(request, PoolingRequest, PoolingChatRequest)
     server.check_task("pooling")
-    params = body.params(
-        task=body.task, dimensions=body.dimensions, normalize=body.normalize, prompt_name=body.prompt_name
-    )
+    named = _prompt(body)
+    params = body.params(task=body.task, dimensions=body.dimensions, normalize=body.normalize, prompt_name=named)
     return await _vectors(request, server, body, params, name="pool", kind="pooling", key="data")
 
 
 async def classify(request: Request) -> Response:
     """The label of each text, and how likely each one is."""
     server = server_of(request)
-    body = parse(await read_json(request), ClassifyRequest, ignored=ignored_fields(request))
+    body = await _read(request, ClassifyRequest, ClassifyChatRequest)
     server.check_task("classify")
-    made = await _made(request, server, body, body.inputs, body.params(task="classify"), field="input")
+    inputs, field = await _inputs(request, server, body)
+    made = await _made(request, server, body, inputs, body.params(task="classify"), field=field)
     labels = _pooler(server).labels
 
     def data() -> list[dict[str, Any]]:
@@ -138,7 +148,7 @@ async def classify(request: Request) -> Response:
             {
                 "index": index,
                 "label": labels[int(output.outputs.data.argmax())],
-                "probs": _written(output.outputs.data, "float"),
+                "probs": to_json(output.outputs.data),
                 "num_classes": len(labels),
             }
             for index, output in enumerate(made)
@@ -185,34 +195,90 @@ async def _scores(
     return [output.outputs.score for output in outputs], made
 
 
+async def _read(request: Request, texts: type[Texts], chats: type[Chats]) -> Texts | Chats:
+    """The body: of texts or, where it has messages, of conversations."""
+    data, ignored = await read_json(request), ignored_fields(request)
+    if data.get("messages") is None:
+        return parse(data, texts, ignored=ignored)
+    return parse(data, chats, ignored=ignored)
+
+
+def _prompt(body: PooledBody) -> str | None:
+    """The name of a prompt, which conversations do not have."""
+    return getattr(body, "prompt_name", None)
+
+
+async def _inputs(
+    request: Request, server: Server, body: InputBody | ConversationBody
+) -> tuple[Sequence[str | list[int]], str]:
+    """What is read, and the field that it is of."""
+    if isinstance(body, InputBody):
+        return body.inputs, "input"
+    server.check_model(body.model)
+    keep, found, ignored = body.truncate_prompt_tokens, [], record_of(request).ignored
+    cut = None if keep is None else Truncation(server.engine.info.max_model_len if keep == -1 else keep, "right", False)
+    tools, named = await read_tools(body), len(ignored)
+    for name, chat in body.chats().items():
+        del ignored[named:]  # each says the same of the fields that all have
+        with other_names({"messages": name}):
+            ignored += unread_variables(chat, template_source(server, chat, with_tools=bool(tools)))
+            prompt = await chat_prompt(server, chat, tools=tools, truncation=cut)
+        found.append(prompt.token_ids)
+    return found, "messages"
+
+
 async def _vectors(
     request: Request,
     server: Server,
-    body: VectorBody,
+    body: EmbeddingRequest | EmbeddingChatRequest | PoolingRequest | PoolingChatRequest,
     params: PoolingParams,
     *,
     name: str,
     kind: Literal["embedding", "pooling"],
     key: str,
 ) -> Response:
-    made = await _made(request, server, body, body.inputs, params, field="input")
+    inputs, field = await _inputs(request, server, body)
+    if body.encoding_format == "bytes" and len(inputs) > MOST_DESCRIBED:
+        raise ApiError(
+            f"`{field}` has {len(inputs)} entries; a header describes at most {MOST_DESCRIBED} vectors "
+            "(encoding_format bytes_only leaves it out)",
+            param=field,
+            code="invalid_value",
+        )
+    record_of(request).ignored.extend(body.without_effect())
+    made = await _made(request, server, body, inputs, params, field=field)
+    if body.encoding_format in ("bytes", "bytes_only"):
+        return await _bytes(server, name, body, made)
+    # Clients that ask for base64 without a word on the order read it as little-endian on every machine.
+    form = VectorForm(body.embed_dtype or "float32", body.endianness or "little")
+    write = to_json if body.encoding_format == "float" else form.to_base64
 
     def data() -> list[dict[str, Any]]:
-        return [
-            {"index": index, "object": kind, key: _written(output.outputs.data, body.encoding_format)}
-            for index, output in enumerate(made)
-        ]
+        return [{"index": index, "object": kind, key: write(output.outputs.data)} for index, output in enumerate(made)]
 
     return await _answer(server, name, {"data": await off_loop(data, size=_size(made))}, made)
 
 
-def _written(vectors: npt.NDArray[np.float32], form: Literal["float", "base64"]) -> Any:
-    """Numbers as JSON, or f32 in little-endian order as base64."""
-    if form == "base64":
-        return base64.b64encode(vectors.astype("<f4").tobytes()).decode()
-    if vectors.ndim == 2:  # row by row: nothing else runs while one is written
-        return [_written(row, form) for row in vectors]
-    return orjson.Fragment(orjson.dumps(np.ascontiguousarray(vectors), option=orjson.OPT_SERIALIZE_NUMPY))
+async def _bytes(server: Server, name: str, body: VectorFields, made: Sequence[PoolingRequestOutput]) -> Response:
+    """Vectors one after another; in vLLM's header `metadata`, if it is wanted, where each begins and ends."""
+    form = VectorForm(body.embed_dtype or "float32", body.endianness or "native")
+    parts = await off_loop(lambda: [form.to_bytes(output.outputs.data) for output in made], size=_size(made))
+    headers, described, start = {}, [], 0
+    for index, (part, output) in enumerate(zip(parts, made, strict=True)):
+        described.append(
+            {
+                "index": index,
+                "embed_dtype": form.type,
+                "endianness": form.order,
+                "start": start,
+                "end": start + len(part),
+                "shape": output.outputs.data.shape,
+            }
+        )
+        start += len(part)
+    if body.encoding_format == "bytes":
+        headers["metadata"] = orjson.dumps(_envelope(server, name, {"data": described}, made)).decode()
+    return Response(b"".join(parts), media_type="application/octet-stream", headers=headers)
 
 
 async def _made(
@@ -342,8 +408,8 @@ def _usage(made: Sequence[PoolingRequestOutput]) -> dict[str, Any]:
     }
 
 
-async def _answer(server: Server, name: str, own: dict[str, Any], made: Sequence[PoolingRequestOutput]) -> Response:
-    whole = {
+def _envelope(server: Server, name: str, own: dict[str, Any], made: Sequence[PoolingRequestOutput]) -> dict[str, Any]:
+    return {
         "id": f"{name}-{uuid.uuid4().hex}",
         "object": "list",
         "created": int(time.time()),
@@ -351,6 +417,10 @@ async def _answer(server: Server, name: str, own: dict[str, Any], made: Sequence
         **own,
         "usage": _usage(made),
     }
+
+
+async def _answer(server: Server, name: str, own: dict[str, Any], made: Sequence[PoolingRequestOutput]) -> Response:
+    whole = _envelope(server, name, own, made)
     content = await off_loop(lambda: orjson.dumps(whole), size=_size(made))
     return Response(content, media_type="application/json")
 

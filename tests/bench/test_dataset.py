@@ -54,6 +54,21 @@ def test_random_lengths_stay_in_their_range(length: int, ratio: float) -> None:
             assert max(1, math.floor(length * (1 - ratio))) <= found <= math.ceil(length * (1 + ratio))
 
 
+def test_prompts_and_answers_may_vary_by_shares_of_their_own() -> None:
+    options = DatasetOptions(input_len=100, output_len=100, random_range_ratio='{"input": 0, "output": 0.5}')
+    samples = options.samples(seed=1, count_tokens=len)
+    assert {len(sample.prompt) for sample in samples} == {100}
+    lengths = [sample.output_tokens for sample in samples]
+    assert 50 <= min(lengths) < 75 and 125 < max(lengths) <= 150
+    assert DatasetOptions(random_range_ratio="0.25").shape().range_ratio == 0.25
+
+
+@pytest.mark.parametrize("text", ["x", "1", "-0.1", "nan", '{"input": 0.1}', '{"input": 0, "output": "a"}', "[0, 0]"])
+def test_shares_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"range.ratio"):
+        DatasetOptions(random_range_ratio=text)
+
+
 @pytest.mark.parametrize("changes", [{"input_len": 0}, {"range_ratio": 1.0}, {"vocab_size": 0}, {"prefix_len": -1}])
 def test_impossible_shapes(changes: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"random {next(iter(changes))} must"):

@@ -8,14 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from llmjax.bench import latency, serve, throughput
+from llmjax.bench import latency, serve, startup, sweep_serve, sweep_startup, throughput
 from llmjax.errors import ConfigError
 from llmjax.migration import vllm_bench
 
 RECORDED = Path(__file__).parents[1] / "migration" / "vllm_bench_flags.tsv"
 DOCS = Path(__file__).parents[2] / "docs" / "flags.md"
 FLAGS = [line.split("\t") for line in RECORDED.read_text().splitlines() if not line.startswith("#")]
-PARSERS = {"latency": latency.command_line, "throughput": throughput.command_line, "serve": serve.command_line}
+PARSERS = {
+    "latency": latency.command_line,
+    "throughput": throughput.command_line,
+    "serve": serve.command_line,
+    "startup": startup.command_line,
+    "sweep serve": sweep_serve.command_line,
+    "sweep startup": sweep_startup.command_line,
+}
 REFUSED = {
     name: row.refusal for row in (*vllm_bench.SERVE, *vllm_bench.OFFLINE) if row.refusal for name in row.spellings
 }

@@ -189,6 +189,17 @@ def test_piped_lines_are_answered_in_plain_text(url: str) -> None:
     assert Echo.bodies[1]["messages"][0] == {"role": "system", "content": "You rhyme."}
 
 
+def test_one_message(url: str) -> None:
+    flags = ["--quick", "hi", "--model-name", "its", "--system-prompt", "Be brief."]
+    command = [sys.executable, "-m", "llmjax", "chat", "--url", url, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr) == ("2 **hi**\n", "")
+    assert Echo.bodies[0]["model"] == "its" and Echo.bodies[0]["messages"][0]["content"] == "Be brief."
+    command[command.index("hi")] = "fail"
+    failed = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert failed.returncode == 1 and failed.stderr.endswith("too long for the context\n")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from llmjax.cli import main
-from llmjax.cli.doctor import _block_sizes
+from llmjax.cli.doctor import _block_sizes, _environment
 
 
 def report(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, dict[str, str | None]]]:
@@ -79,3 +79,12 @@ def test_a_broken_table_is_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_people_read_a_table(capsys: pytest.CaptureFixture[str]):
     main(["doctor", "--cpu"])
     assert "kernels" in capsys.readouterr().out
+
+
+def test_what_a_report_of_a_bug_says(capsys: pytest.CaptureFixture[str]):
+    # Advice does not fail it.
+    assert main(["collect-env", "--json", "--cpu", "--compilation-cache-dir", "off"]) == 0
+    found = {finding["name"] for finding in json.loads(capsys.readouterr().out)}
+    assert {"versions", "python", "environment", "devices", "cores", "kernels"} <= found
+    variables = {"XLA_FLAGS": "--a", "JAX_PLATFORMS": "cpu", "JAX_API_KEY": "x", "HOME": "/h", "LD_LIBRARY_PATH": "/l"}
+    assert _environment(variables).value == "JAX_PLATFORMS=cpu LD_LIBRARY_PATH=/l XLA_FLAGS=--a"

@@ -109,6 +109,22 @@ def test_a_chat_in_this_process_answers_as_generate_does(
     assert captured.err.count("error: ") == 1  # the long message does not fit the context; the chat goes on
 
 
+def test_starts(engine: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = tmp_path / "result.json"
+    flags = ["--num-iters-cold", "1", "--num-iters-warmup", "0", "--num-iters-warm", "1", "--output-json", str(result)]
+    shown = run(["bench", "startup", *flags, *engine], capsys)
+    assert "cold: LLM(…)" in shown and "warm: from the process's start to that" in shown
+    fields = json.loads(result.read_text())
+    for phase in ("cold", "warm"):
+        for name in ("startup", "process", "programs"):
+            times = fields[f"{phase}_{name}_times"]
+            assert times == [fields[f"avg_{phase}_{name}_time"]] == [fields[f"{phase}_{name}_percentiles"]["50"]]
+            assert times[0] > 0
+    assert main(["bench", "startup", "--model", "/nowhere", "--num-iters-cold", "1"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("llmjax: error: the engine did not start: ") and "/nowhere" in error
+
+
 def test_latency_and_throughput(engine: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = str(tmp_path / "result.json")
     shape = ["--batch-size", "2", "--input-len", "10", "--output-len", "6"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.cli import main
-from llmjax.cli.commands import BENCHMARKS, COMMANDS, EVALUATIONS
+from llmjax.cli.commands import COMMANDS, Group
 from llmjax.cli.parser import Parser
 from llmjax.cli.sampling import HELP, NOT_FLAGS, add_sampling_flags, given_sampling, sampling_settings
 from llmjax.cli.serve import parse
@@ -140,18 +141,21 @@ def test_help_says_every_flag_and_default(capsys: pytest.CaptureFixture[str]) ->
     assert max(map(len, text.splitlines())) <= 110
 
 
-GROUPS = {"bench": BENCHMARKS.commands, "eval": EVALUATIONS.commands}
+def lines_of(group: Group) -> Iterator[tuple[list[str], Group | None]]:
+    """The ways to all commands and groups, and which group each is."""
+    for name, found in group.commands.items():
+        inner = found if isinstance(found, Group) else None
+        yield [name], inner
+        for line, deeper in lines_of(inner) if inner else ():
+            yield [name, *line], deeper
 
 
-COMMAND_LINES = [[name] for name in COMMANDS.commands] + [[group, name] for group in GROUPS for name in GROUPS[group]]
-
-
-@pytest.mark.parametrize("command", COMMAND_LINES)
-def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    if command[0] in GROUPS and len(command) == 1:
+@pytest.mark.parametrize(("command", "group"), list(lines_of(COMMANDS)))
+def test_every_command_has_help(command: list[str], group: Group | None, capsys: pytest.CaptureFixture[str]) -> None:
+    if group is not None:
         assert main([*command, "--help"]) == 0
         shown = capsys.readouterr().out
-        assert all(name in shown for name in GROUPS[command[0]])
+        assert all(name in shown for name in group.commands)
     else:
         assert f"usage: llmjax {' '.join(command)} " in help_of(capsys, *command)
 

@@ -110,6 +110,9 @@ def test_the_tables_hold_together() -> None:
                 assert not text.endswith(".") and "\n" not in text
 
 
+CANDLE = {"served_model_name": ("*",), "cut_max_tokens": True}
+
+
 def values_of(*argv: str) -> dict[str, Any]:
     """What a command line changes of the defaults."""
     made = settings(PARSER, list(argv))
@@ -167,11 +170,12 @@ def values_of(*argv: str) -> dict[str, Any]:
                 "model": "/m",
                 "quantization": "q4k",
                 "override_generation_config": {"repetition_penalty": 1.1, "temperature": 0.0},
+                **CANDLE,
             },
         ),
         (
             "--model-id Qwen/QwQ-32B --dtype bf16 --weight-path ./ --weight-file q.gguf qwen2 --quant gguf",
-            {"model": "./", "gguf_file": "q.gguf", "dtype": "bfloat16", "quantization": "gguf"},
+            {"model": "./", "gguf_file": "q.gguf", "dtype": "bfloat16", "quantization": "gguf", **CANDLE},
         ),
         (
             "--max-gen-tokens 64 --top-k 40 --top-p 0.9 --thinking",
@@ -249,8 +253,31 @@ def test_notes_say_why_nothing_comes_of_a_flag(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.splitlines() == [
         "llmjax: note: --trust-remote-code: no code that comes with a model is run, and none is needed",
         "llmjax: note: llama3: the model's files say what it is",
+        "llmjax: note: --weight-path: as in candle-vLLM, requests may name any model (--served-model-name NAME: only "
+        "that one), a max_tokens beyond what fits means what fits (--no-cut-max-tokens: it is an error)",
     ]
     assert {"llama", "llama3", "qwen2", "phi3", "mistral", "deep-seek", "gemma3", "yi", "stable-lm"} <= MODEL_TYPES
+
+
+@pytest.mark.parametrize(
+    ("line", "any_name", "cut"),
+    [
+        ("--model m", False, False),
+        ("m --port 2000 --penalty 1.1", False, False),
+        *((f"{flag} m", True, True) for flag in ("--m", "--w", "--f", "--weight-path", "--weight_file", "--model-id")),
+        ("--weight-path=/m llama3 --quant q4k", True, True),
+        ("--w m --served-model-name mine", False, True),
+        ("--w m --no-cut-max-tokens", True, False),
+        ("--w m --served-model-name mine --no-cut-max-tokens", False, False),
+    ],
+)
+def test_who_names_the_model_as_candle_vllm_does_gets_its_manners(
+    line: str, any_name: bool, cut: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configs = parse(line.split())
+    assert (configs.engine.any_name, configs.server.cut_max_tokens) == (any_name, cut)
+    noted = capsys.readouterr().err
+    assert ("requests may name any model" in noted, "means what fits" in noted) == (any_name, cut)
 
 
 def test_yaml_files_may_have_other_programs_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

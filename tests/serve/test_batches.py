@@ -133,6 +133,7 @@ def test_other_endpoints_and_the_key_of_the_requests(client: openai.OpenAI) -> N
         (lines(line("a", prompt="x" * 30_000)), 1, "larger"),
         (b'{"custom_id": ' + b"[" * 200, 1, "nested"),
         (lines(line("a", prompt="x", stream=True)), 1, "stream"),
+        (lines(line("a", input="x", encoding_format="bytes")), 1, "encoding_format"),
     ],
 )
 def test_a_file_with_a_wrong_line_fails(client: openai.OpenAI, content: bytes, number: int | None, words: str) -> None:

@@ -23,8 +23,8 @@ RUST = [{"role": "user", "content": "Explain how to best learn Rust."}]
 
 @pytest.fixture(scope="module")
 def candle(engine_config: EngineConfig, start_server: Callable[..., Any]) -> Iterator[Running]:
-    """A server as the docs start it for such clients."""
-    line = ["--p", "2000", "--w", str(engine_config.model), "--served-model-name", "mine", "*", "--cut-max-tokens"]
+    """A server as that README starts one."""
+    line = ["--p", "2000", "--w", str(engine_config.model)]
     made = settings(serve_parser(), [*line, "--temperature", "0.", "--penalty", "1.0"])
     assert (made.server.port, made.engine.model) == (2000, engine_config.model)
     engine = engine_config.replace(

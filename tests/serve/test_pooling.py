@@ -40,12 +40,19 @@ def config(name: str, folder: Path, cache: str, *, ends: bool, **settings: Any) 
     )
 
 
+TEMPLATE = (
+    "{% for m in messages %}{{ 'w7' if m.role == 'user' else 'w8' }} {{ m.content }} {% endfor %}"
+    "{% if word is defined %}{{ word }} {% endif %}{% if add_generation_prompt %}w8{% endif %}"
+)
+
+
 @pytest.fixture(scope="module", params=["thread", "process"])
 def embedder(
     request: Any, tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str, start_server: Callable[..., Any]
 ) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("models")
-    settings = config("qwen3-embedding", folder, compile_cache_dir, ends=False, engine_process=request.param)
+    own = {"engine_process": request.param, "chat_template": TEMPLATE}
+    settings = config("qwen3-embedding", folder, compile_cache_dir, ends=False, **own)
     server, stop = start_server(settings, ServerConfig(port=0))
     yield server
     stop()
@@ -88,6 +95,124 @@ def test_token_ids_and_forms_of_numbers(embedder: Running, form: str) -> None:
         head = found["short/vector"][:9]
         np.testing.assert_allclose(vector, head / np.linalg.norm(head), atol=1e-4)
         assert entry["object"] == "embedding"
+
+
+TWO = [{"role": "user", "content": "w3 w4"}, {"role": "assistant", "content": "w5"}]
+SYSTEM = [{"role": "system", "content": [{"type": "text", "text": "w6"}]}]
+
+
+@pytest.mark.parametrize(
+    ("body", "texts"),
+    [
+        ({"messages": TWO}, ["w7 w3 w4 w8 w5"]),
+        ({"messages": [TWO, SYSTEM]}, ["w7 w3 w4 w8 w5", "w8 w6"]),
+        ({"messages": TWO, "add_generation_prompt": True}, ["w7 w3 w4 w8 w5 w8"]),
+        ({"messages": TWO, "continue_final_message": True}, ["w7 w3 w4 w8 w5"]),
+        ({"messages": TWO, "chat_template_kwargs": {"word": "w9"}}, ["w7 w3 w4 w8 w5 w9"]),
+        ({"messages": TWO * 40, "truncate_prompt_tokens": 3}, ["w7 w3 w4"]),
+        ({"messages": TWO * 40, "truncate_prompt_tokens": -1}, [" ".join(["w7 w3 w4 w8 w5"] * 40)]),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_vectors_of_conversations(embedder: Running, body: dict[str, Any], texts: list[str]) -> None:
+    expected = post(embedder, "/v1/embeddings", input=texts, truncate_prompt_tokens=-1).json()
+    found = post(embedder, "/v1/embeddings", **body).json()
+    assert found["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
+    for entry, wanted in zip(found["data"], expected["data"], strict=True):
+        np.testing.assert_allclose(entry["embedding"], wanted["embedding"], atol=1e-5)
+    whole = post(embedder, "/pooling", **body).json()["data"]
+    np.testing.assert_allclose([entry["data"] for entry in whole], [e["embedding"] for e in found["data"]], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": TWO, "input": "w3"}, "input"),
+        ({"messages": [TWO, [{"role": "user"}]]}, "messages.1.0.content"),
+        ({"messages": [TWO, SYSTEM * 80]}, "messages.1"),
+        ({"messages": [TWO] * 129}, "messages"),
+        ({"messages": TWO, "prompt_name": "query"}, "prompt_name"),
+        ({"messages": TWO, "chat_template": "w3"}, "chat_template"),
+        ({"messages": TWO, "add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+        ({"messages": TWO, "model": "other"}, "model"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_conversations_cannot_have(embedder: Running, body: dict[str, Any], param: str) -> None:
+    answer = post(embedder, "/v1/embeddings", **body)
+    assert answer.status_code == (404 if param == "model" else 400), answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_variables_that_a_template_does_not_read_are_said(embedder: Running) -> None:
+    answer = post(embedder, "/v1/embeddings", messages=[TWO, SYSTEM], chat_template_kwargs={"word": "w9", "other": 1})
+    assert answer.headers["x-ignored-fields"] == "chat_template_kwargs.other"
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype"),
+    [
+        ({}, "=f4"),
+        ({"endianness": "big"}, ">f4"),
+        ({"embed_dtype": "float16", "endianness": "little"}, "<f2"),
+        ({"embed_dtype": "float16", "endianness": "big"}, ">f2"),
+    ],
+    ids=str,
+)
+def test_vectors_as_bytes(embedder: Running, asked: dict[str, str], dtype: str) -> None:
+    """Which bytes they are, tests/serve/test_vector_forms.py says; here they are those of the texts, in their order."""
+    texts = ["w3 w4", "w5", "w6 w7 w8"]
+    rows = [row["embedding"] for row in post(embedder, "/v1/embeddings", input=texts).json()["data"]]
+    size = np.dtype(dtype).itemsize * len(rows[0])
+
+    def check(vectors: list[bytes]) -> None:
+        numbers = [np.frombuffer(vector, dtype).astype(np.float32) for vector in vectors]
+        np.testing.assert_allclose(numbers, rows, rtol=2**-10, atol=1e-5)
+
+    text = post(embedder, "/v1/embeddings", input=texts, encoding_format="base64", **asked).json()["data"]
+    check([base64.b64decode(row["embedding"]) for row in text])
+    for form in ("bytes", "bytes_only"):
+        answer = post(embedder, "/v1/embeddings", input=texts, encoding_format=form, **asked)
+        assert answer.headers["content-type"] == "application/octet-stream"
+        assert len(answer.content) == 3 * size
+        check([answer.content[i * size : (i + 1) * size] for i in range(3)])
+        assert ("metadata" in answer.headers) == (form == "bytes")
+        if form == "bytes":
+            said = json.loads(answer.headers["metadata"])
+            assert said["model"] == "tiny" and said["usage"]["prompt_tokens"] == 6
+            for i, entry in enumerate(said["data"]):
+                assert entry == {
+                    "index": i,
+                    "embed_dtype": asked.get("embed_dtype", "float32"),
+                    "endianness": asked.get("endianness", "native"),
+                    "start": i * size,
+                    "end": (i + 1) * size,
+                    "shape": [len(rows[0])],
+                }
+
+
+def test_vectors_of_tokens_as_bytes(embedder: Running) -> None:
+    asked = {"input": ["w3 w4 w5", "w6"], "task": "token_embed"}
+    rows = post(embedder, "/pooling", **asked).json()["data"]
+    answer = post(embedder, "/pooling", **asked, encoding_format="bytes", embed_dtype="bfloat16", endianness="little")
+    said = json.loads(answer.headers["metadata"])["data"]
+    assert [entry["shape"] for entry in said] == [[3, 32], [1, 32]]
+    for entry, row in zip(said, rows, strict=True):
+        half = np.frombuffer(answer.content[entry["start"] : entry["end"]], "<u2").astype(np.uint32) << 16
+        np.testing.assert_allclose(half.view(np.float32).reshape(entry["shape"]), row["data"], rtol=2**-8, atol=1e-5)
+
+
+def test_fields_of_bytes_beside_numbers_are_named(embedder: Running) -> None:
+    answer = post(embedder, "/v1/embeddings", input="w3", embed_dtype="float16", endianness="big")
+    assert answer.status_code == 200 and answer.headers["x-ignored-fields"] == "embed_dtype,endianness"
+
+
+def test_a_header_describes_so_many_vectors(embedder: Running) -> None:
+    error = post(embedder, "/v1/embeddings", input=["w3"] * 513, encoding_format="bytes").json()["error"]
+    assert error["param"] == "input" and "bytes_only" in error["message"] and embedder.engine.num_requests == 0
+    answer = post(embedder, "/v1/embeddings", input=["w3"] * 512, encoding_format="bytes")
+    assert len(answer.headers["metadata"]) < 2**16 and len(answer.content) == 512 * 32 * 4
 
 
 def test_a_list_longer_than_the_queue(embedder: Running) -> None:
@@ -318,6 +443,7 @@ TOGETHER = {
     "/v1/score": ("text_1", "text_2"),
     "/v2/rerank": ("query", "documents"),
     "/v2/embed": ("texts", "inputs"),
+    "/v1/embeddings": ("input", "messages"),
 }
 
 
@@ -326,10 +452,7 @@ TOGETHER = {
     [
         ({"padding": "max_length"}, "as long as they are"),
         ({"truncation_side": "left"}, "the end"),
-        ({"embed_dtype": "float16"}, "float32"),
-        ({"endianness": "big"}, "little"),
         ({"add_special_tokens": False}, "token ids"),
-        ({"messages": [{"role": "user", "content": "w3"}]}, "`input`"),
         ({"mm_processor_kwargs": {"x": 1}}, "text only"),
     ],
     ids=lambda value: str(value)[:30],
@@ -348,6 +471,7 @@ def test_fields_that_are_refused_say_why(embedder: Running, fields: dict[str, An
     ("path", "base"),
     [
         ("/v1/embeddings", {"input": "a"}),
+        ("/v1/embeddings", {"messages": [{"role": "user", "content": "a"}]}),
         ("/pooling", {"input": "a"}),
         ("/v2/embed", {"texts": ["a"], "input_type": "search_query", "embedding_types": ["float"]}),
         ("/v1/score", {"text_1": "a", "text_2": "b"}),
