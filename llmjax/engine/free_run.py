@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MEMORY = 0.8  # weight of all runs before one among those up to it
-FADING = 0.9  # of refusals, with each token under a mask: some time another run is tried
-LEAST = 3  # steps of a run; a shorter one costs more than masks, for each token that is refused costs a step
-OVERHEAD = 0.15  # of a dispatch, beside its steps: parts of a step
+FADING = 0.96  # of refusals, with each token under a mask: some time another run is tried
+LEAST = 6  # steps of a run; where more is refused, masks (a fifth of a step each) cost less than what is sampled in vain
+OVERHEAD = 0.55  # of a dispatch that waits until the one before is read: parts of a step of 4 ms
 WIDE = 0.5  # share of the vocabulary that a mask leaves where a grammar asks for little, as inside strings
 CERTAIN = 1 / 32  # chance of a refusal that is worth less than the time between two dispatches
-PRIORS = {True: (30.0, 1.0), False: (2.0, 1.0)}  # tokens that were allowed, and that were not, before the first
+PRIORS = {True: (34.0, 1.0), False: (8.0, 1.0)}  # tokens that were allowed, and that were not, before the first
 LASTING = 0.99  # weight of all runs of an engine before one among those up to it
 SUREST = 1024.0  # tokens for each that is refused, of which a new sequence is sure at most
 
