@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from llmjax.cli.markdown import MarkdownStream
-from llmjax.cli.models import ChatModel, LocalModel, Message, RemoteModel
+from llmjax.cli.models import KEY_VARIABLE, ChatModel, LocalModel, Message, RemoteModel, key_for_server
 from llmjax.cli.parser import Parser, add_config_flags, configs_of
 from llmjax.cli.sampling import add_sampling_flags, given_sampling, sampling_settings
 from llmjax.config import EngineConfig
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     parser = Parser(prog="llmjax chat", description="Talk to a model in the terminal.")
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
     parser.add_argument("--url", help="talk to this server instead of an engine in this process")
-    parser.add_argument("--api-key", metavar="KEY", help="key for the server")
+    parser.add_argument("--api-key", metavar="KEY", help=f"key for the server (default: {KEY_VARIABLE})")
     parser.add_argument("--model-name", metavar="NAME", help="model to ask the server for (default: its first one)")
     parser.add_argument("--system", "--system-prompt", metavar="TEXT", help="system message")
     parser.add_argument("--quick", metavar="TEXT", help="send this message, show the answer, and leave")
@@ -234,7 +234,7 @@ async def _connect(values: Any, sampling: dict[str, Any]) -> RemoteModel:
     if without_effect or values.config is not None:
         flag = "--" + without_effect[0].replace("_", "-") if without_effect else "--config"
         raise ConfigError(f"{flag} has no effect on the server of --url")
-    client = OpenAIClient(values.url, api_key=values.api_key)
+    client = OpenAIClient(values.url, api_key=key_for_server(values.api_key))
     named = values.model_name or values.positional_model or getattr(values, "model", None)
     return RemoteModel(client, named or await client.first_model(), sampling)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmjax.bench.client import OpenAIClient
 from llmjax.cli.chat import NOT_IN_CHAT
-from llmjax.cli.models import RemoteModel
+from llmjax.cli.models import KEY_VARIABLE, RemoteModel, key_for_server
 from llmjax.cli.parser import Parser
 from llmjax.cli.sampling import add_sampling_flags, given_sampling, sampling_settings
 from llmjax.errors import LLMJaxError
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     parser = Parser(prog="llmjax complete", description="Have a running server continue texts, in the terminal.")
     parser.add_argument("--url", default=URL, help=f"address of the server (default: {URL})")
     parser.add_argument("--model-name", metavar="NAME", help="model to ask for (default: the first that it lists)")
-    parser.add_argument("--api-key", metavar="KEY", help="key for the server")
+    parser.add_argument("--api-key", metavar="KEY", help=f"key for the server (default: {KEY_VARIABLE})")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="continue this text, and leave")
     add_sampling_flags(parser, sampling)
     values = parser.parse(argv)
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 
 async def _connect(url: str, key: str | None, name: str | None, sampling: dict[str, Any]) -> RemoteModel:
-    client = OpenAIClient(url, api_key=key)
+    client = OpenAIClient(url, api_key=key_for_server(key))
     try:
         return RemoteModel(client, name or await client.first_model(), sampling)
     except LLMJaxError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from llmjax.bench.client import OpenAIClient
 
 Message = Mapping[str, str]
+KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,11 @@ class LocalModel:
 
     async def close(self) -> None:
         await self._llm.shutdown(drain_timeout=0)
+
+
+def key_for_server(given: str | None) -> str | None:
+    """The key of --api-key or, as with OpenAI's clients, of the environment."""
+    return given or os.environ.get(KEY_VARIABLE) or None
 
 
 class RemoteModel:

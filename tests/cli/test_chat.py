@@ -25,6 +25,7 @@ class Echo(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.0"
     bodies: list[dict[str, Any]]
+    keys: list[str | None]
     dropped: threading.Event
 
     def log_message(self, *args: Any) -> None:
@@ -38,6 +39,7 @@ class Echo(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         Echo.bodies.append(body)
+        Echo.keys.append(self.headers["Authorization"])
         messages = body["messages"]
         last = messages[-1]["content"]
         if last == "fail":
@@ -65,7 +67,7 @@ class Echo(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    Echo.bodies, Echo.dropped = [], threading.Event()
+    Echo.bodies, Echo.keys, Echo.dropped = [], [], threading.Event()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -192,8 +194,10 @@ def test_piped_lines_are_answered_in_plain_text(url: str) -> None:
 def test_one_message(url: str) -> None:
     flags = ["--quick", "hi", "--model-name", "its", "--system-prompt", "Be brief."]
     command = [sys.executable, "-m", "llmjax", "chat", "--url", url, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    known = {**os.environ, "OPENAI_API_KEY": "of-all"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=known)
     assert (done.stdout, done.stderr) == ("2 **hi**\n", "")
+    assert Echo.keys == ["Bearer of-all"]
     assert Echo.bodies[0]["model"] == "its" and Echo.bodies[0]["messages"][0]["content"] == "Be brief."
     command[command.index("hi")] = "fail"
     failed = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -20,17 +20,20 @@ class Continues(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.0"
     asked: list[tuple[str, dict[str, Any], str | None]]
+    keys: list[str | None]
 
     def log_message(self, *args: Any) -> None:
         pass
 
     def do_GET(self) -> None:
+        Continues.keys.append(self.headers["Authorization"])
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b'{"data": [{"id": "first"}, {"id": "second"}]}')
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        Continues.keys.append(self.headers["Authorization"])
         Continues.asked.append((self.path, body, self.headers["Authorization"]))
         failed = body["prompt"] == "fail"
         self.send_response(400 if failed else 200)
@@ -45,7 +48,7 @@ class Continues(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    Continues.asked = []
+    Continues.asked, Continues.keys = [], []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Continues)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -63,6 +66,26 @@ def test_one_text(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert (path, key) == ("/v1/completions", "Bearer k")
     assert (body["model"], body["prompt"], body["max_tokens"], body["temperature"]) == ("first", "once", 7, 0.0)
     assert body["stream"] is True and "top_p" not in body  # the server's own default
+
+
+@pytest.mark.parametrize(
+    ("variable", "flags", "sent"),
+    [
+        (None, [], None),
+        ("", [], None),
+        ("of-all", [], "Bearer of-all"),
+        ("of-all", ["--api-key", "own"], "Bearer own"),
+        ("of-all", ["--api-key", ""], "Bearer of-all"),
+    ],
+)
+def test_the_key_is_that_of_the_environment_unless_one_is_given(
+    url: str, variable: str | None, flags: list[str], sent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OPENAI_API_KEY", variable)
+    assert main(["complete", "--url", url, "-q", "once", *flags]) == 0
+    assert Continues.keys == [sent, sent]  # with the question for models, and with the text
 
 
 def test_lines_are_texts_and_one_that_is_refused_ends_nothing(url: str) -> None:
