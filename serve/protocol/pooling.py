@@ -58,19 +58,10 @@ class PooledBody(ApiModel):
 
 
 class InputBody(PooledBody):
-    """Texts or token ids, one or many."""
+    """Texts or token ids, one or many; special tokens are those that the tokenizer puts around a text."""
 
     input: Inputs
-    add_special_tokens: Any = None
-
-    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **PooledBody.neutral_values,
-        "add_special_tokens": (True,),
-    }
-    reasons: ClassVar[Mapping[str, str]] = {
-        **PooledBody.reasons,
-        "add_special_tokens": "must be true; token ids are read as they are",
-    }
+    add_special_tokens: bool | None = None  # None: true
 
     @property
     def inputs(self) -> list[str | list[int]]:

@@ -30,6 +30,7 @@ from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_o
 from llmjax.serve.errors import ApiError
 from llmjax.serve.generation import check_priority, guarded
 from llmjax.serve.other_names import other_names
+from llmjax.serve.plain_texts import plain_ids
 from llmjax.serve.prompts import Truncation, chat_prompt, off_loop, read_tools, template_source, unread_variables
 from llmjax.serve.protocol.common import ApiModel
 from llmjax.serve.protocol.pooling import (
@@ -313,7 +314,8 @@ async def _made(
             await asyncio.sleep(0)
 
     async def all_of_it() -> None:
-        waiting = enumerate(await _tokens(server, inputs, params, field=field))
+        plain = isinstance(body, InputBody) and body.add_special_tokens is False
+        waiting = enumerate(await _tokens(server, inputs, params, field=field, plain=plain))
         count = min(len(inputs), 2 * server.engine.config.max_num_seqs)
         workers = [asyncio.create_task(work(waiting)) for _ in range(count)]
         try:
@@ -333,20 +335,32 @@ async def _made(
 
 
 async def _tokens(
-    server: Server, inputs: Sequence[str | list[int] | TextPair], params: PoolingParams, *, field: str
+    server: Server,
+    inputs: Sequence[str | list[int] | TextPair],
+    params: PoolingParams,
+    *,
+    field: str,
+    plain: bool = False,
 ) -> list[PooledTokens]:
     """What the engine reads.
+
+    Args:
+        plain: texts are read without special tokens.
 
     Raises:
         ApiError: there would be more numbers in the answer than one may have.
         InvalidRequest: an input is wrong; it names ``field``.
     """
-    size = min(params.dimensions or _pooler(server).size, _pooler(server).size)
+    pooler, tokenizer, limit = _pooler(server), server.engine.tokenizer, server.engine.info.max_model_len
+    size = min(params.dimensions or pooler.size, pooler.size)
     _check_numbers(size * len(inputs), field)
     found: list[PooledTokens] = []
 
     def take(some: Sequence[str | list[int] | TextPair]) -> None:
         for one in some:
+            if plain and isinstance(one, str) and tokenizer is not None:
+                ids = plain_ids(one, params, tokenizer=tokenizer, pooler=pooler, max_tokens=limit)
+                one = one if ids is None else ids
             prompt: Any = {"prompt_token_ids": one} if isinstance(one, list) else one
             found.append(server.engine.pooled_tokens(prompt, params))
 

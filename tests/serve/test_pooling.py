@@ -59,6 +59,17 @@ def embedder(
 
 
 @pytest.fixture(scope="module")
+def ended(
+    tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str, start_server: Callable[..., Any]
+) -> Iterator[Running]:
+    """The embedder with a tokenizer that puts tokens around a text."""
+    settings = config("qwen3-embedding", tmp_path_factory.mktemp("models"), compile_cache_dir, ends=True)
+    server, stop = start_server(settings, ServerConfig(port=0))
+    yield server
+    stop()
+
+
+@pytest.fixture(scope="module")
 def reranker(
     tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str, start_server: Callable[..., Any]
 ) -> Iterator[Running]:
@@ -95,6 +106,47 @@ def test_token_ids_and_forms_of_numbers(embedder: Running, form: str) -> None:
         head = found["short/vector"][:9]
         np.testing.assert_allclose(vector, head / np.linalg.norm(head), atol=1e-4)
         assert entry["object"] == "embedding"
+
+
+@pytest.mark.parametrize(
+    ("body", "ids"),
+    [
+        ({"input": "w3 w4", "add_special_tokens": True}, [[1, 3, 4, 2]]),
+        ({"input": "w3 w4", "add_special_tokens": None}, [[1, 3, 4, 2]]),
+        ({"input": "w3 w4", "add_special_tokens": False}, [[3, 4]]),
+        ({"input": ["w3 w4", "w5"], "add_special_tokens": False}, [[3, 4], [5]]),
+        ({"input": [[1, 3], [4]], "add_special_tokens": False}, [[1, 3], [4]]),
+        ({"input": "[CLS] w3", "add_special_tokens": False}, [[1, 3]]),
+        ({"input": "w3 w4 w5", "add_special_tokens": True, "truncate_prompt_tokens": 3}, [[1, 3, 2]]),
+        ({"input": "w3 w4 w5", "add_special_tokens": False, "truncate_prompt_tokens": 2}, [[3, 4]]),
+        ({"input": "w3 " * 2000, "add_special_tokens": False, "truncate_prompt_tokens": -1}, [[3] * 64]),
+    ],
+    ids=lambda value: str(value)[:80],
+)
+def test_special_tokens_are_left_out_if_asked(ended: Running, body: dict[str, Any], ids: list[list[int]]) -> None:
+    expected = post(ended, "/v1/embeddings", input=ids).json()
+    for path, key in (("/v1/embeddings", "embedding"), ("/pooling", "data")):
+        found = post(ended, path, **body).json()
+        assert found["usage"]["prompt_tokens"] == sum(map(len, ids))
+        for entry, wanted in zip(found["data"], expected["data"], strict=True):
+            np.testing.assert_allclose(entry[key], wanted["embedding"], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"input": ""}, "input", "the prompt is empty"),
+        ({"input": "w3 " * 65}, "input", "has 65 tokens; this model takes at most 64"),
+        ({"input": "w3 " * 20_000}, "input", "the context of 64"),
+        ({"input": "w3", "truncate_prompt_tokens": 10**12}, "truncate_prompt_tokens", "above the 64 tokens"),
+        ({"input": "w3", "prompt_name": "nobody"}, "prompt_name", "has no prompt 'nobody'"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_wrong_without_special_tokens(ended: Running, body: dict[str, Any], param: str, says: str) -> None:
+    answer = post(ended, "/v1/embeddings", add_special_tokens=False, **body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param) and says in error["message"]
 
 
 TWO = [{"role": "user", "content": "w3 w4"}, {"role": "assistant", "content": "w5"}]
@@ -325,7 +377,15 @@ def test_scores_of_pairs_and_labels(reranker: Running) -> None:
     for names in (("data_1", "data_2"), ("queries", "items"), ("queries", "documents")):
         (entry,) = post(reranker, "/score", **dict(zip(names, (first, [second]), strict=True))).json()["data"]
         assert entry["score"] == expected
+    plain = [
+        post(reranker, "/classify", input=["w3 w4"], add_special_tokens=False),
+        post(reranker, "/classify", input=[3, 4]),
+    ]
+    assert [answer.json()["usage"]["prompt_tokens"] for answer in plain] == [2, 2]
+    ours, wanted = (answer.json()["data"][0]["probs"] for answer in plain)
+    np.testing.assert_allclose(ours, wanted, atol=1e-5)
     (label,) = post(reranker, "/classify", input="w3 w4").json()["data"]
+    assert abs(label["probs"][0] - wanted[0]) > 1e-4
     assert label["label"] == "LABEL_0" and label["num_classes"] == 1 and 0 < label["probs"][0] < 1
 
 
@@ -452,7 +512,6 @@ TOGETHER = {
     [
         ({"padding": "max_length"}, "as long as they are"),
         ({"truncation_side": "left"}, "the end"),
-        ({"add_special_tokens": False}, "token ids"),
         ({"mm_processor_kwargs": {"x": 1}}, "text only"),
     ],
     ids=lambda value: str(value)[:30],
