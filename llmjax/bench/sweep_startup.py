@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -63,7 +65,7 @@ def main(argv: list[str]) -> int:
     folder, console = options.folder(), Console(stderr=True, highlight=False, soft_wrap=True)
     servers = known(read_parameters(options.serve_params), strict=options.strict_params, console=console)
     starts = known(read_parameters(options.startup_params), strict=options.strict_params, console=console)
-    rows = []
+    rows: dict[Path, list[dict[str, Any]]] = {}
     for number, server, start in ((i, a, b) for a in servers for b in starts for i in range(options.num_runs)):
         name = "-".join(one.name for one in (server, start) if one.values) or "default"
         path = folder / path_name(name) / f"run={number}.json"
@@ -78,9 +80,12 @@ def main(argv: list[str]) -> int:
             result = read_result(part)
             part.unlink()
             write_result(path, result)
-        rows.append({"run_number": number, **read_result(path), **server.values, **start.values})
+        row = {"run_number": number, **read_result(path), **server.values, **start.values}
+        rows.setdefault(path.with_name("summary.json"), []).append(row)
     if not options.dry_run:
-        write_table(folder / "summary.csv", rows)
+        for path, found in rows.items():
+            write_result(path, found)
+        write_table(folder / "summary.csv", [row for found in rows.values() for row in found])
         console.print(f"results: {folder}")
     return 0
 

@@ -43,6 +43,10 @@ SWEEPS = Group(
         {
             "serve": Command("llmjax.bench.sweep_serve", "a server, by a benchmark of it"),
             "startup": Command("llmjax.bench.sweep_startup", "starts of an engine"),
+            "plot": Command("llmjax.bench.sweep_plot", "draw curves of the results"),
+            "plot_pareto": Command(
+                "llmjax.bench.sweep_plot_pareto", "draw what a user gets against what a device makes"
+            ),
         }
     ),
 )

@@ -41,10 +41,11 @@ smaller: 100 prompts of 128 tokens.
 `llmjax bench startup` times cold and warm starts; its result has no time of compilation, for that goes on while an
 engine serves: instead `programs` is the time until all programs are there. `llmjax bench sweep serve` and `sweep
 startup` run commands with one combination of flags after another, with vLLM's files and flags; a server of llmjax gets
-a key for the sweep, without which it would not forget its cached prefixes between runs. There is no `mm-processor`, no
-`sweep serve_workload`, `plot` or `plot_pareto`: `summary.csv` has all results. `llmjax complete` and `collect-env` are
-vLLM's, and `llmjax chat` has its `--quick`, `--model-name` and `--system-prompt`; without `--url` it talks to an engine
-of its own.
+a key for the sweep, without which it would not forget its cached prefixes between runs. `sweep plot` and `plot_pareto`
+draw the results with vLLM's flags and need matplotlib alone; beside a curve of means they shade what lies between the
+least and the greatest. There is no `mm-processor` and no `sweep serve_workload`. `llmjax complete` and `collect-env`
+are vLLM's, and `llmjax chat` has its `--quick`, `--model-name` and `--system-prompt`; without `--url` it talks to an
+engine of its own.
 """
 
 

@@ -225,6 +225,8 @@ def test_starts_with_one_setting_after_another(tmp_path: Path, capsys: pytest.Ca
     with (tmp_path / "e" / "summary.csv").open() as file:
         rows = [(row["max_num_seqs"], row["avg_cold_startup_time"]) for row in csv.DictReader(file)]
     assert rows == [("1", "1.5"), ("2", "1.5")]
+    (row,) = json.loads((tmp_path / "e" / "max_num_seqs=2" / "summary.json").read_text())
+    assert row == {"run_number": 0, "avg_cold_startup_time": 1.5, "max_num_seqs": 2}
     assert main(["bench", "sweep", "startup", *flags, "--resume"]) == 0
     assert len(log.read_text().splitlines()) == 2  # all of it was there
     assert main(["bench", "sweep", "startup", *flags[:-1], "f", "--strict-params"]) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmjax.bench import latency, serve, startup, sweep_serve, sweep_startup, throughput
+from llmjax.bench import latency, serve, startup, sweep_plot, sweep_plot_pareto, sweep_serve, sweep_startup, throughput
 from llmjax.errors import ConfigError
 from llmjax.migration import vllm_bench
 
@@ -22,6 +22,8 @@ PARSERS = {
     "startup": startup.command_line,
     "sweep serve": sweep_serve.command_line,
     "sweep startup": sweep_startup.command_line,
+    "sweep plot": sweep_plot.command_line,
+    "sweep plot_pareto": sweep_plot_pareto.command_line,
 }
 REFUSED = {
     name: row.refusal for row in (*vllm_bench.SERVE, *vllm_bench.OFFLINE) if row.refusal for name in row.spellings
@@ -32,7 +34,7 @@ REFUSED = {
 def test_every_flag_is_known(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     parser = PARSERS[command]()
     for _, name, example in (flag for flag in FLAGS if flag[0] == command):
-        line = [name, example] if example else [name]
+        line = [*(["results"] if "plot" in command else []), name, *([example] if example else [])]
         try:
             assert isinstance(parser.parse(line), argparse.Namespace)
         except ConfigError as error:

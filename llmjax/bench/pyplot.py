@@ -1,0 +1,41 @@
+"""matplotlib, which is wanted only where a picture is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from llmjax.errors import ConfigError
+
+
+def check_pyplot(command: str) -> None:
+    """Refuses a picture that could not be drawn.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError(f"{command} needs matplotlib: pip install matplotlib")
+
+
+def pyplot() -> Any:
+    """matplotlib.pyplot, without a window."""
+    matplotlib: Any = importlib.import_module("matplotlib")
+    matplotlib.use("Agg")
+    return importlib.import_module("matplotlib.pyplot")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes a picture and lets go of it.
+
+    Raises:
+        ConfigError: the folder cannot be made, or the file not be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    pyplot().close(figure)

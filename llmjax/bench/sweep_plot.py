@@ -1,0 +1,208 @@
+"""``llmjax bench sweep plot``: curves of a sweep's results, one figure for each combination of some variables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from llmjax.bench.options import options_of
+from llmjax.bench.parameters import path_name
+from llmjax.bench.pyplot import check_pyplot, pyplot, save
+from llmjax.bench.sweep_rows import (
+    Bins,
+    Condition,
+    Group,
+    Row,
+    check_known,
+    grouped,
+    label,
+    number_of,
+    read_rows,
+    value_of,
+)
+from llmjax.cli.parser import Parser, add_settings
+from llmjax.config import check_choices, setting
+from llmjax.errors import ConfigError
+from llmjax.settings import settings_of
+
+COMMAND = "llmjax bench sweep plot"
+PANEL = (4.4, 3.4)  # inches
+SCALES = ("linear", "log", "symlog", "sqrt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotOptions:
+    """What is drawn; names follow vLLM's."""
+
+    fig_dir: str = setting("", "folder of the figures, in that of the results (default: that itself)", section="plot")
+    fig_by: Sequence[str] = setting((), "variables: a figure for each combination of what they are")
+    row_by: Sequence[str] = setting((), "the same for rows of a figure")
+    col_by: Sequence[str] = setting((), "the same for columns")
+    curve_by: Sequence[str] = setting((), "the same for curves")
+    var_x: str = setting("request_throughput", "variable to the right")
+    var_y: str = setting("p99_e2el_ms", "variable upwards")
+    filter_by: Sequence[str] = setting((), "only runs of which this holds: max_concurrency<1000,backend==openai")
+    bin_by: Sequence[str] = setting((), "round variables down to multiples: request_throughput%1")
+    scale_x: str = setting("linear", "scale to the right", choices=SCALES)
+    scale_y: str = setting("linear", "scale upwards", choices=SCALES)
+    fig_name: str = setting("FIGURE", "what names of the files begin with")
+    dry_run: bool = setting(False, "name the figures, and draw none")
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name in ("fig_by", "row_by", "col_by", "curve_by", "filter_by", "bin_by"):  # "": none
+            object.__setattr__(self, name, tuple(part.strip() for part in getattr(self, name) if part.strip()))
+        self.conditions, self.bins  # noqa: B018
+
+    @property
+    def conditions(self) -> list[Condition]:
+        return [Condition.of(text) for text in self.filter_by]
+
+    @property
+    def bins(self) -> list[Bins]:
+        return [Bins.of(text) for text in self.bin_by]
+
+    @property
+    def variables(self) -> list[str]:
+        """All that is read of the results."""
+        named = [*self.fig_by, *self.row_by, *self.col_by, *self.curve_by, self.var_x, self.var_y]
+        return [*named, *(one.name for one in self.conditions), *(one.name for one in self.bins)]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Runs with the same x; of y their mean, and the least and the greatest."""
+
+    x: float | str
+    y: float
+    least: float
+    greatest: float
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One picture: panels by row and column, and the curves of each by name."""
+
+    name: str
+    rows: list[Group]
+    columns: list[Group]
+    panels: dict[tuple[Group, Group], dict[str, list[Point]]]
+
+
+def figures(rows: Sequence[Row], options: PlotOptions) -> list[Figure]:
+    """All figures.
+
+    Raises:
+        ConfigError: no run has a variable, the conditions leave none, or y is not a number.
+    """
+    check_known(rows, options.variables)
+    kept = [row for row in rows if all(condition.holds(row) for condition in options.conditions)]
+    if not kept:
+        raise ConfigError("--filter-by leaves no result")
+    for bins in options.bins:
+        kept = [bins.applied(row) for row in kept]
+    return [_figure(group, found, options) for group, found in grouped(kept, options.fig_by).items()]
+
+
+def _figure(group: Group, rows: Sequence[Row], options: PlotOptions) -> Figure:
+    panels: dict[tuple[Group, Group], dict[str, list[Point]]] = {}
+    for place, found in grouped(rows, [*options.row_by, *options.col_by]).items():
+        at = place[: len(options.row_by)], place[len(options.row_by) :]
+        curves = grouped(found, options.curve_by)
+        panels[at] = {label(name): points(some, x=options.var_x, y=options.var_y) for name, some in curves.items()}
+    name = "-".join([options.fig_name, *(f"{key}={value}" for key, value in group)])
+    return Figure(name, list(dict.fromkeys(a for a, _ in panels)), list(dict.fromkeys(b for _, b in panels)), panels)
+
+
+def points(rows: Sequence[Row], *, x: str, y: str) -> list[Point]:
+    """Of one curve, from left to right; texts in their order. A run without one of the two is left out.
+
+    Raises:
+        ConfigError: y is not a number.
+    """
+    found: dict[Any, list[float]] = {}
+    for row in rows:
+        at, value = value_of(row, x), number_of(row, y)
+        if at is not None and value is not None:
+            found.setdefault(at if isinstance(at, int | float | str) else str(at), []).append(value)
+    if all(isinstance(at, int | float) for at in found):
+        found = dict(sorted(found.items()))
+    else:
+        found = {str(at): values for at, values in found.items()}
+    return [Point(at, fmean(values), min(values), max(values)) for at, values in found.items()]
+
+
+def command_line() -> Parser:
+    """The flags of the command."""
+    parser = Parser(prog=COMMAND, description="Draw curves of a sweep's results.")
+    parser.add_argument(
+        "folder", metavar="OUTPUT_DIR", help="folder of the results: --output-dir of the sweep, or one in it"
+    )
+    add_settings(parser, settings_of(PlotOptions).values(), section="plot")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Draws the figures, and says where they are.
+
+    Raises:
+        LLMJaxError: a setting is wrong, or there is nothing to draw, or nothing to draw it with.
+    """
+    values = command_line().parse(argv)
+    options, folder = options_of(PlotOptions, values), Path(values.folder)
+    if not options.dry_run:
+        check_pyplot(COMMAND)
+    for figure in figures(read_rows(folder), options):
+        path = folder / options.fig_dir / f"{path_name(figure.name)}.png"
+        if not options.dry_run:
+            draw(figure, options, path)
+        print(f"{path}: {len(figure.rows)} x {len(figure.columns)}")
+    return 0
+
+
+def draw(figure: Figure, options: PlotOptions, path: Path) -> None:
+    """Writes a figure as a picture. Beside a curve, what lies between the least and the greatest is shaded.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    size = PANEL[0] * len(figure.columns), PANEL[1] * len(figure.rows)
+    picture, axes = pyplot().subplots(
+        len(figure.rows),
+        len(figure.columns),
+        squeeze=False,
+        figsize=size,
+        layout="constrained",
+        sharex=True,
+        sharey=True,
+    )
+    names = list(dict.fromkeys(name for curves in figure.panels.values() for name in curves))
+    for (row, column), curves in figure.panels.items():
+        ax = axes[figure.rows.index(row), figure.columns.index(column)]
+        ax.set_title(label((*row, *column), between="\n"), fontsize=10)
+        for name, found in curves.items():
+            x, color = [point.x for point in found], f"C{names.index(name)}"
+            ax.plot(x, [point.y for point in found], marker="o", markersize=4, color=color, label=name)
+            least, greatest = [point.least for point in found], [point.greatest for point in found]
+            ax.fill_between(x, least, greatest, color=color, alpha=0.2, linewidth=0)
+        _scale(ax.set_xscale, options.scale_x)
+        _scale(ax.set_yscale, options.scale_y)
+        ax.set_xlabel(options.var_x)
+        ax.set_ylabel(options.var_y)
+        ax.grid(alpha=0.3)
+        if names != [""]:
+            ax.legend(fontsize=8)
+    for place in ((row, column) for row in figure.rows for column in figure.columns):
+        if place not in figure.panels:
+            axes[figure.rows.index(place[0]), figure.columns.index(place[1])].set_visible(False)
+    save(picture, path)
+
+
+def _scale(change: Any, name: str) -> None:
+    if name == "sqrt":
+        change("function", functions=(lambda x: abs(x) ** 0.5, lambda x: x**2))
+    else:
+        change(name)
