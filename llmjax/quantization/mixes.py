@@ -49,8 +49,10 @@ CATEGORIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 """Kinds of tensors that mixes tell apart, by Hugging Face name."""
 
-NEVER = re.compile(rf"(?:norm|conv1d|conv\.conv|{ROUTER})\.weight$")
-"""What is never quantized."""
+_SMALL = r"indexer\.weights_proj|project_in|project_out|altup\.\w+|laurel\.\w+"
+NEVER = re.compile(rf"(?:norm|conv1d|conv\.conv|{_SMALL}|{ROUTER})\.weight$")
+"""What is never quantized, nor are small matrices that much depends on: an indexer's weights of its heads (as in vLLM),
+OPT-350m's ways in and out (as in AutoGPTQ), and what mixes Gemma 3n's streams (as in llama.cpp)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +262,7 @@ def mix_named(name: str) -> Mix:
 def tensor_scheme(mix: str, *, name: str, shape: Sequence[int], model: ModelShape, rule: str | None = None) -> Choice:
     """The scheme for one tensor.
 
-    Vectors, norms and the routers of experts are never quantized, whatever the rule says.
+    Vectors and what NEVER names are never quantized, whatever the rule says.
 
     Args:
         mix: a key of MIXES, or a scheme for every tensor.

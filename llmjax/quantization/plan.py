@@ -205,7 +205,7 @@ class SavePlan:
     ) -> SavePlan:
         """Decides for every tensor, before anything is read or written.
 
-        Embeddings, norms and routers of experts are never quantized, the head only by a rule.
+        Embeddings and what `NEVER` names are never quantized, the head only by a rule.
 
         Args:
             checkpoint: the source.

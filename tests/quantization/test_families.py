@@ -40,7 +40,7 @@ STORED = {
     "AWQ": Stored("int4_asym", "awq", aligned=8),
 }
 # Some of whose tiny matrices do not fill GPTQ's words, which has no way to leave single ones out.
-WITHOUT_GPTQ = ("mamba", "falcon-mamba", "jamba", "deepseek-v32", "kimi-linear")
+WITHOUT_GPTQ = ("mamba", "falcon-mamba", "jamba", "kimi-linear")
 FAST = ("llama", "gpt2", "qwen3-moe")
 F32 = np.dtype(np.float32)
 

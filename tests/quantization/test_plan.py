@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import gguf
 import jax
@@ -10,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llmjax.checkpoint import open_checkpoint
 from llmjax.errors import CheckpointError, ConfigError
-from llmjax.models import model_config
-from llmjax.quantization.plan import QuantizationPlan
+from llmjax.models import abstract_model, model_config
+from llmjax.quantization.plan import QuantizationPlan, SavePlan
 from llmjax.quantization.rounding import InSituRows
 from llmjax.quantization.schemes import SCHEMES, scheme_named
 from llmjax.weights.ggml import reference
@@ -28,6 +30,7 @@ MODEL = model_config(
         "tie_word_embeddings": True,
     }
 )
+GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 BLOCKS = {block.name.lower(): block for block in GGML_TYPES.values()}
 
 
@@ -154,6 +157,38 @@ def test_rules_come_first() -> None:
     assert kept_as("q4k", matrix("lm_head.weight"), rules) == "int4"
     assert kept_as("q4k", matrix(), {"mlp": "q2k"}) == "q2_k"
     assert kept_as("q4k", matrix("model.layers.1.self_attn.q_proj.weight"), rules) == "q4_k"
+
+
+SMALL = {
+    "deepseek-v32-sparse": {"indexer.weights_proj"},
+    "glm-moe-dsa": {"indexer.weights_proj"},
+    "opt-350m": {"project_in", "project_out"},
+    "gemma3n": {"altup.prediction_coefs", "altup.correction_coefs", "laurel.linear_left", "laurel.linear_right"},
+}
+
+
+@pytest.mark.parametrize("family", SMALL)
+@pytest.mark.parametrize("scheme", ["int4", "int8", "fp8", "q8_0", "q4k"])
+def test_small_matrices_that_much_depends_on_stay_plain(family: str, scheme: str) -> None:
+    """Whether a model is loaded or written, and whatever a rule says."""
+    source = open_checkpoint(GOLDEN / family)
+    names = {name for name in source.tensors if any(name.endswith(f".{end}.weight") for end in SMALL[family])}
+    assert {end for name in names for end in SMALL[family] if name.endswith(f"{end}.weight")} == SMALL[family]
+    loaded = QuantizationPlan.of(scheme, {".*": scheme}, source.model_config())
+    assert all(loaded.keep(source.tensors[name]).source is None for name in names)
+    if scheme in ("int8", "fp8"):  # others have groups that these rows are too short for
+        saved = SavePlan.of(source, scheme, rules={".*": scheme})
+        assert not names & saved.layers.keys() and {name.removesuffix(".weight") for name in names} <= {*saved.ignored}
+
+
+@pytest.mark.parametrize("folder", sorted(GOLDEN.glob("*/config.json")), ids=lambda path: path.parent.name)
+def test_what_models_need_plain_is_not_written_quantized(folder: Path) -> None:
+    """But for what other systems store quantized all the same: latent keys and values, which are absorbed here."""
+    source = open_checkpoint(folder.parent)
+    dtype = jnp.dtype(jnp.float32)
+    graph, _ = abstract_model(source.model_config(), dtype=dtype, activation_dtype=dtype)
+    quantized = graph.plain & SavePlan.of(source, "int8").layers.keys()
+    assert {name for name in quantized if not name.endswith(".kv_b_proj.weight")} == set()
 
 
 def test_rows_that_fill_no_blocks_fall_back_with_a_word() -> None:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from llmjax.checkpoint.formats.quantized import SavedScheme
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.models.config import ModelConfig
 from llmjax.models.decoder import Decoder
@@ -52,6 +53,8 @@ NEVER_CLIPPED = (
     "q_a_proj",
     "q_b_proj",
     "kv_a_proj_with_mqa",
+    "indexer.wq_b",
+    "indexer.wk",
 )  # what is lost of queries meets what is lost of keys (AutoAWQ)
 
 
@@ -271,9 +274,19 @@ def calibrate(
             except CheckpointError as error:
                 raise CheckpointError(f"{plan.checkpoint.path}: layer {index}: {error}") from None
             hidden = layer.outputs(half, hidden, context)
-    yield from round_to_nearest(
-        plan.tensors, {name: scheme for name, scheme in plan.layers.items() if name not in done}
-    )
+    rest = {name: scheme for name, scheme in plan.layers.items() if name not in done}
+    _warn_of_rounded(plan, rest)
+    yield from round_to_nearest(plan.tensors, rest)
+
+
+def _warn_of_rounded(plan: SavePlan, rest: Mapping[str, SavedScheme]) -> None:
+    """Of integers that nothing calibrates; experts that no token reaches have been named."""
+    names = [name for name, scheme in rest.items() if isinstance(scheme, IntegerScheme) and ".experts." not in name]
+    if names:
+        logger.warning(
+            "%s: %d matrices that are not calibrated, for example %s, are rounded to nearest",
+            *(plan.checkpoint.path, len(names), names[0]),
+        )
 
 
 def _experts(

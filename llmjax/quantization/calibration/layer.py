@@ -39,6 +39,7 @@ from llmjax.models import (
     ShortConvolution,
 )
 from llmjax.models.layers.context import Context
+from llmjax.models.layers.latent import Indexer
 from llmjax.models.layers.layer import LayerSpec, Mixer
 from llmjax.models.layers.residual import TwoMixers
 from llmjax.models.layers.rope import rotation
@@ -158,6 +159,8 @@ _MIXER_STAGES: Mapping[type, tuple[tuple[str, ...], ...]] = MappingProxyType(
         ShortConvolution: (("in_proj",), ("out_proj",)),
     }
 )
+_INDEXED: Mapping[str, str] = MappingProxyType({"q_a_proj": "wk", "q_b_proj": "wq_b"})
+"""Which of an indexer's projections is given what one of the mixer is."""
 
 
 def halves_of(layer: DecoderLayer) -> tuple[Half, ...]:
@@ -186,6 +189,8 @@ def _side_by_side(one: tuple[Stage, ...], other: tuple[Stage, ...]) -> tuple[Sta
 
 def _mixer_stages(layer: DecoderLayer, mixer: Mixer) -> tuple[Stage, ...]:
     norm, part = _of_part_alone(layer, layer.spec.residual.before_mixer), getattr(layer, mixer.name)
+    if layer.spec.indexer is not None:
+        norm = None  # the weights of its heads, which are not quantized, are made of the same
     if isinstance(mixer, Attention):
         first = tuple(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj") if hasattr(part, name))
         # What stands between the two, such as a norm, would undo or change what is folded into the first.
@@ -193,13 +198,21 @@ def _mixer_stages(layer: DecoderLayer, mixer: Mixer) -> tuple[Stage, ...]:
         source = None if unlike or mixer.values_of_keys else "self_attn.v_proj"
         return Stage(first, _attention_input, norm), Stage(("self_attn.o_proj",), _heads, source)
     first, *others = _MIXER_STAGES[type(mixer)]
-    first = tuple(f"{mixer.name}.{name}" for name in first if hasattr(part, name))
-    stages = [Stage(first, _attention_input, norm)]
+    names = tuple(name for name in first if hasattr(part, name))
+    stages = [Stage((*(f"{mixer.name}.{name}" for name in names), *_indexed(layer, names)), _attention_input, norm)]
     for (name,) in others:
         module = f"{mixer.name}.{name}"
         if hasattr(part, name):
-            stages.append(Stage((module,), _latent if name == "kv_b_proj" else Given(mixer.name, module), None))
+            inputs = _latent if name == "kv_b_proj" else Given(mixer.name, module)
+            stages.append(Stage((module, *_indexed(layer, (name,))), inputs, None))
     return tuple(stages)
+
+
+def _indexed(layer: DecoderLayer, names: Iterable[str]) -> tuple[str, ...]:
+    """Projections of the layer's indexer, if there is one, that are given what these of its mixer are."""
+    if layer.spec.indexer is None:
+        return ()
+    return tuple(f"{Indexer.name}.{_INDEXED[name]}" for name in names if name in _INDEXED)
 
 
 def _feed_forward_stages(layer: DecoderLayer) -> tuple[Stage, ...]:

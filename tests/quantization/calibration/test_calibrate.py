@@ -352,6 +352,36 @@ def test_an_expert_that_no_token_reaches_is_rounded_and_named(
         assert np.array_equal(results[name].value.codes, rows.codes)
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_an_indexer_is_calibrated_with_its_mixer(
+    method: str, platform: Platform, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It reads the norm too, which therefore stays as it is: weights of its heads are plain and could not follow."""
+    source = opened("deepseek-v32-sparse")
+    plan = SavePlan.of(source, "int4", group_size=0, rules={"experts": "none"})
+    results = {result.name: result for result in calibrate(plan, SEQUENCES, settings(method, clip=False), platform)}
+    assert all(isinstance(results[name], Calibrated) for name in plan.layers)
+    assert not any("rounded to nearest" in message for message in caplog.messages)
+    assert not any(name.endswith("input_layernorm.weight") for name in results)
+    for module in ("wk", "wq_b"):
+        names = [name for name in plan.layers if name.endswith(f"indexer.{module}.weight")]
+        assert len(names) == len(source.model_config().layers)
+        for name in names:
+            found, nearest = results[name].outputs.relative, results[name].nearest.relative
+            assert 0 < found < nearest if method == "gptq" else found == pytest.approx(nearest)
+
+
+def test_what_stands_outside_of_layers_is_rounded_with_a_word(
+    platform: Platform, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = opened("llama-bias")
+    plan = SavePlan.of(source, "int8", rules={"lm_head": "int8"})
+    results = list(calibrate(plan, SEQUENCES[:1], settings("gptq"), platform))
+    left = [result.name for result in results if not isinstance(result, Calibrated)]
+    assert left == ["lm_head.weight"]
+    assert "1 matrices that are not calibrated, for example lm_head.weight, are rounded to nearest" in caplog.text
+
+
 SIDE_BY_SIDE = ["cohere", "phi", "gpt-neox", "falcon-h1"]
 OTHERS = ["gpt2", "opt", "olmo2", "starcoder2", "stablelm-2", "olmo", "falcon-h1-odd", "falcon-40b", "gptj", "cohere2"]
 OTHERS += ["stablelm-2-12b", "bloom", "mpt", "gpt-bigcode", "exaone4", "nemotron", "phi-norm", "falcon-7b", "bitnet"]
