@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from llmjax.models import ModelConfig, UnsupportedModel, abstract_model, model_config, text_config
+from llmjax.models import Experts, ModelConfig, UnsupportedModel, abstract_model, model_config, text_config
 from llmjax.models.fields import Fields
 
 CHECKPOINTS = json.loads((Path(__file__).parent / "published.json").read_text())
@@ -45,7 +45,7 @@ RUNTIME = {
     *("mamba_ssm_cache_dtype", "use_mamba_kernels", "residual_in_fp32", "deterministic_flash_attn", "use_flash_attn"),
     *("fused_bias_fc", "fused_dropout_add_ln", "dense_seq_output", "reorder_and_upcast_attn", "is_llama_config"),
     *("transformers.js_config", "pad_vocab_size_multiple", "task_specific_params", "output_past"),
-    "for_llm_compressor",
+    *("for_llm_compressor", "_attn_implementation_autoset"),
 }
 # Of heads that are not there, of images, of tokens that tokenizers add, of layers that guess further tokens.
 NOT_THERE = {
@@ -183,3 +183,11 @@ def test_a_band_of_no_width_between_scaled_and_plain_frequencies() -> None:
     (rope,) = model_config(config_of("meta-llama/Llama-4-Scout-17B-16E-Instruct")).ropes
     plain = [500000.0 ** (-i / 64) for i in range(64)]
     assert list(rope.inv_freq) == pytest.approx([x if 8192 * x / (2 * math.pi) >= 1 else x / 16 for x in plain])
+
+
+def test_dense_layers_between_those_of_experts() -> None:
+    """Llama 4 Maverick's: every second one, of another size; and no rotation in every fourth."""
+    layers = model_config(config_of("meta-llama/Llama-4-Maverick-17B-128E-Instruct (first upload)")).layers
+    sizes = [part.count if isinstance(part, Experts) else part.inner for part in (each.feed_forward for each in layers)]
+    assert sizes == [16384, 128] * 24
+    assert [each.mixer.rope is None for each in layers] == [False, False, False, True] * 12
