@@ -102,6 +102,18 @@ def test_vectors_alone_and_in_mixed_batches(served: Served) -> None:
     assert stats.used == 0 and stats.free + stats.cached == stats.total
 
 
+@pytest.mark.parametrize(
+    "name", [name if name == "bert" else pytest.param(name, marks=pytest.mark.slow) for name in ENCODERS]
+)
+def test_encoders_of_eight_bits(name: str, compile_cache_dir: str) -> None:
+    """Vectors, or logits of labels, point where those of the weights as stored do, and are not the same."""
+    found = start(name, compile_cache_dir, quantization="int8")
+    vector, expected = found.made([found.prompt("long")])[0], found.golden["long/vector"]
+    found.llm.close()
+    angle = vector @ expected / (np.linalg.norm(vector) * np.linalg.norm(expected))
+    assert 0.999 < angle < 0.99999
+
+
 def test_the_token_vectors_are_pooled_to_the_text_s(served: Served) -> None:
     pooler = served.llm.info.pooler
     assert pooler is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
@@ -146,12 +147,12 @@ Each row is an architecture as `config.json` names it, with a well-known checkpo
 whole prompts, chunks and single tokens (at most 2e-4 apart in float32), or whose vectors are: embeddings (cosine at
 least 0.99999) and logits of labels (at most 1e-4 apart). **GGUF** gives llama.cpp's name of the architecture, and in
 parentheses which of those checkpoints are compared again as the `gguf` package writes them. **quantized** names those
-whose matrices become 8-bit integers when they are loaded, with logits close to Hugging Face's; other formats do not
-depend on the family either: [formats.md](formats.md). **stored** says as what those are written and read back, number
-by number: formats of compressed-tensors, GPTQ (8 bits) and AWQ. **several devices** names those that are compared with
-one device, and **plug-in** those that a stand-in for another platform's PJRT plug-in runs as a CPU does. **CUDA** names
-a published checkpoint whose steps, at their real sizes, are lowered with their kernels for an NVIDIA H100 that is
-described; what was run on a card is in [cuda.md](cuda.md).
+whose matrices become 8-bit integers when they are loaded, with logits or vectors close to Hugging Face's; other
+formats do not depend on the family either: [formats.md](formats.md). **stored** says as what those are written and
+read back, number by number: formats of compressed-tensors, GPTQ (8 bits) and AWQ. **several devices** names those
+that are compared with one device, and **plug-in** those that a stand-in for another platform's PJRT plug-in runs as a
+CPU does. **CUDA** names a published checkpoint whose steps, at their real sizes, are lowered with their kernels for
+an NVIDIA H100 that is described; what was run on a card is in [cuda.md](cuda.md).
 All of it runs on a CPU:
 
 | column | the line that runs it for a checkpoint, here `qwen3` |
@@ -161,6 +162,7 @@ All of it runs on a CPU:
 | GGUF | `pytest tests/checkpoint/gguf/test_families.py -k qwen3` |
 | of vectors | `pytest tests/checkpoint/gguf/test_encoders.py` |
 | quantized | `pytest tests/models/test_quantized.py -k qwen3` |
+| of vectors | `pytest tests/engine/test_pooling.py -k eight_bits` |
 | stored | `pytest tests/quantization/test_families.py -k qwen3` |
 | several devices | `pytest tests/models/test_sharding.py -k qwen3` |
 | plug-in | `pytest tests/engine/test_plugin.py -k "models and features"` |
@@ -195,10 +197,12 @@ def _lines() -> Iterator[str]:
     encoders = {name: found for name, found in test_encoders.CONVERSIONS.items() if name in test_pooling.ENCODERS}
     encoders |= {name: found for name, found in test_encoders.CLASSIFIERS.items() if name != WITH_POOLER}
     converted = architectures(conversions) | architectures(encoders, POOLED)
-    quantized = architectures(test_quantized.CHECKPOINTS)
+    decoders = architectures(test_quantized.CHECKPOINTS)
+    quantized = decoders | architectures(test_pooling.ENCODERS, POOLED)
     models = [Path(case["model"]) for case in test_plugin.CASES.values()]
     plugged = architectures(dict.fromkeys(model.name for model in models if model.parent == GOLDEN))
-    shared = architectures(dict.fromkeys([*test_sharding.CHECKPOINTS, *test_sharding.UNEVEN]))
+    divided = ("CHECKPOINTS", "UNEVEN", "STATE_SPACES", "MIXERS", "MORE_NORMS", "OTHERS")
+    shared = architectures(dict.fromkeys(chain.from_iterable(getattr(test_sharding, name) for name in divided)))
     named: dict[str, list[str]] = {}
     for name, architecture in ARCHITECTURES.items():
         named.setdefault(architecture.hf_class, []).append(name)
@@ -211,7 +215,7 @@ def _lines() -> Iterator[str]:
             _names(compared.get(name, ())),
             ", ".join(f"`{n}`" for n in named.get(name, ())),
             _names(quantized.get(name, ())),
-            _names([form for one in quantized.get(name, ()) for form in test_quantization.stored_as(one)]),
+            _names([form for one in decoders.get(name, ()) for form in test_quantization.stored_as(one)]),
             _names(shared.get(name, ())),
             _names(plugged.get(name, ())),
             test_cuda.LOWERED.get(name, ""),
