@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from llmjax.bench.pyplot import check_pyplot, pyplot
 from llmjax.errors import ConfigError
 
 PANEL = (4.4, 3.4)  # inches
@@ -42,8 +40,7 @@ def check_plot(path: str | None) -> None:
     """
     if path is None:
         return
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install matplotlib")
+    check_pyplot("--plot")
     if not Path(path).absolute().parent.is_dir():
         raise ConfigError(f"--plot: no folder {Path(path).absolute().parent}")
 
@@ -54,12 +51,9 @@ def draw(panels: Sequence[Bars | Line], *, title: str, path: str) -> None:
     Raises:
         ConfigError: matplotlib does not know the file's ending.
     """
-    matplotlib: Any = importlib.import_module("matplotlib")
-    matplotlib.use("Agg")
-    pyplot: Any = importlib.import_module("matplotlib.pyplot")
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure, axes = pyplot.subplots(
+    figure, axes = pyplot().subplots(
         rows, columns, squeeze=False, figsize=(PANEL[0] * columns, PANEL[1] * rows), layout="constrained"
     )
     figure.suptitle(title)
@@ -89,7 +83,7 @@ def draw(panels: Sequence[Bars | Line], *, title: str, path: str) -> None:
         figure.savefig(path, dpi=130)
     except ValueError as error:
         raise ConfigError(f"--plot: {str(error).splitlines()[0]}") from None
-    pyplot.close(figure)
+    pyplot().close(figure)
 
 
 def _short(value: float) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MEMORY = 0.8  # weight of all runs before one among those up to it
 FADING = 0.96  # of refusals, with each token under a mask: some time another run is tried
-LEAST = 6  # steps of a run; where more is refused, masks (a fifth of a step each) cost less than what is sampled in vain
+LEAST = 6  # steps of a run; where more is refused, masks, a fifth of a step each, cost less than tokens in vain
 OVERHEAD = 0.55  # of a dispatch that waits until the one before is read: parts of a step of 4 ms
 WIDE = 0.5  # share of the vocabulary that a mask leaves where a grammar asks for little, as inside strings
 CERTAIN = 1 / 32  # chance of a refusal that is worth less than the time between two dispatches

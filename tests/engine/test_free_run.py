@@ -175,7 +175,8 @@ def test_a_sequence_begins_with_what_others_have_met() -> None:
     second = FreeRun(met)
     second.masked(0.9)
     assert second.steps > 2 * LEAST and second.is_certain(LEAST)
-    assert second.steps**2 <= 2 * OVERHEAD * SUREST / FADING  # which is bounded, so that a few refusals say that here it is different
+    # Which is bounded, so that a few refusals say that here it is different.
+    assert second.steps**2 <= 2 * OVERHEAD * SUREST / FADING
     for _ in range(12):
         second.ran(allowed=0, of=second.steps)
         second.masked(0.9)

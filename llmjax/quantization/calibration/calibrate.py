@@ -284,8 +284,8 @@ def _warn_of_rounded(plan: SavePlan, rest: Mapping[str, SavedScheme]) -> None:
     names = [name for name, scheme in rest.items() if isinstance(scheme, IntegerScheme) and ".experts." not in name]
     if names:
         logger.warning(
-            "%s: %d matrices that are not calibrated, for example %s, are rounded to nearest",
-            *(plan.checkpoint.path, len(names), names[0]),
+            "%s: not calibrated, but rounded to nearest: %s",
+            *(plan.checkpoint.path, ", ".join(names[:4]) + (", …" if len(names) > 4 else "")),
         )
 
 
