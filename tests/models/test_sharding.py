@@ -46,11 +46,10 @@ STATE_SPACES = ("falcon-h1", "granite4", "nemotron-h", "mamba2")
 MIXERS = ("falcon-mamba", "jamba", "lfm2", "minimax", "mamba", "kimi-linear")
 MORE_NORMS = ("minimax-m2",)  # over all heads, of queries and keys together
 NOT_DIVIDED = ("gemma3n", "gemma4")  # embeddings of layers, and keys that layers share
-NOT_COMPARED = ("phi3",)  # whose golden logits are of rope factors that depend on lengths
 OTHERS = tuple(
     name
     for name in ONE_OF_EACH
-    if name not in {*CHECKPOINTS, *UNEVEN, *STATE_SPACES, *MIXERS, *MORE_NORMS, *NOT_DIVIDED, *NOT_COMPARED}
+    if name not in {*CHECKPOINTS, *UNEVEN, *STATE_SPACES, *MIXERS, *MORE_NORMS, *NOT_DIVIDED}
 )
 # Of qwen3-next, with heads that three devices can share; each key head has two value heads.
 THREE = {
