@@ -378,14 +378,19 @@ class AsyncLLM(LoadedLLM):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def pooled_tokens(self, prompt: PromptInput | TextPair, pooling_params: PoolingParams) -> PooledTokens:
+    def pooled_tokens(
+        self, prompt: PromptInput | TextPair, pooling_params: PoolingParams, *, add_special_tokens: bool = True
+    ) -> PooledTokens:
         """What the engine reads where a vector is asked for, checked: ``encode`` takes it for a prompt. Any thread may
         ask, and should for long texts.
+
+        Args:
+            add_special_tokens: those that the tokenizer puts around a text; a pair has them always.
 
         Raises:
             InvalidRequest: the model cannot make it.
         """
-        return self._frontend.pooled_tokens(prompt, pooling_params)
+        return self._frontend.pooled_tokens(prompt, pooling_params, add_special_tokens=add_special_tokens)
 
     async def encode(
         self,

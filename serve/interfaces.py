@@ -95,7 +95,9 @@ class Engine(Protocol):
     @property
     def renders_pairs(self) -> bool: ...
 
-    def pooled_tokens(self, prompt: Any, pooling_params: PoolingParams) -> PooledTokens: ...
+    def pooled_tokens(
+        self, prompt: Any, pooling_params: PoolingParams, *, add_special_tokens: bool = True
+    ) -> PooledTokens: ...
 
     def encode(
         self,

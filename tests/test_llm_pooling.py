@@ -79,6 +79,25 @@ def test_a_prompt_stands_before_the_text_that_asks_for_it(embedder: LLM) -> None
         embedder.embed("w3", pooling_params=PoolingParams(prompt_name="passage"), use_tqdm=False)
 
 
+def test_texts_without_special_tokens(embedder: LLM, reranker: LLM) -> None:
+    def ids(llm: LLM, text: str, **asked: Any) -> list[int]:
+        return llm._frontend.pooled_tokens(text, PoolingParams(**asked), add_special_tokens=False).token_ids
+
+    assert reranker._frontend.pooled_tokens("w3", PoolingParams()).token_ids == [1, 3, 2]
+    assert ids(reranker, "w3") == [3]
+    prompted = ids(embedder, "w3", prompt_name="query")
+    assert len(prompted) == 2 and prompted[1:] == [3]
+    text = "w3 " * 100_000
+    with pytest.raises(InvalidRequest, match="the context of"):
+        ids(embedder, text)
+    with pytest.raises(InvalidRequest, match="no prompt 'passage'"):
+        ids(embedder, "w3", prompt_name="passage")
+    for keep in (-1, 2):
+        assert ids(embedder, text, truncate_prompt_tokens=keep) == [3] * (
+            embedder.info.max_model_len if keep < 0 else keep
+        )
+
+
 def test_a_prefix_that_is_known_is_not_computed_again(embedder: LLM) -> None:
     found = golden("qwen3-embedding")
     embedder.reset_prefix_cache()

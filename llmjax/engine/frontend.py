@@ -356,8 +356,17 @@ class Frontend:
         self._num_unfinished += 1
         return request
 
-    def pooled_tokens(self, prompt: PromptInput | TextPair | PooledTokens, params: PoolingParams) -> PooledTokens:
+    def pooled_tokens(
+        self,
+        prompt: PromptInput | TextPair | PooledTokens,
+        params: PoolingParams,
+        *,
+        add_special_tokens: bool = True,
+    ) -> PooledTokens:
         """What the engine reads where a vector is asked for, checked. Any thread may ask.
+
+        Args:
+            add_special_tokens: those that the tokenizer puts around a text; a pair has them always.
 
         Raises:
             InvalidRequest: the model is not made for it, there is no tokenizer or no such prompt, or a text is longer
@@ -381,7 +390,9 @@ class Frontend:
             salt = prompt.get("cache_salt")
             prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt.get("prompt", "")
         if isinstance(prompt, str | TextPair):
-            token_ids, second_start = self._text_tokens(prompt, params, limit=limit)
+            token_ids, second_start = self._text_tokens(
+                prompt, params, limit=limit, add_special_tokens=add_special_tokens
+            )
         else:
             token_ids, second_start = _ids(prompt)[:limit], None
         self._check_ids(token_ids)
@@ -394,7 +405,7 @@ class Frontend:
         return PooledTokens(task, token_ids, second_start, salt)
 
     def _text_tokens(
-        self, prompt: str | TextPair, params: PoolingParams, *, limit: int | None
+        self, prompt: str | TextPair, params: PoolingParams, *, limit: int | None, add_special_tokens: bool
     ) -> tuple[list[int], int | None]:
         """Token ids of a text or a pair, ``limit`` of them at most, and where the second text begins."""
         assert self._pooler is not None
@@ -407,7 +418,11 @@ class Frontend:
             for text in texts:
                 self.tokenizer.check_length(text, max_tokens=self._max_model_len)
         if not isinstance(prompt, TextPair):
-            return self.tokenizer.encode_texts(*texts, limit=limit)
+            if add_special_tokens:
+                return self.tokenizer.encode_texts(*texts, limit=limit)
+            tokens = self._max_model_len if limit is None else limit
+            ids = self.tokenizer.encode_end(*texts, tokens=tokens, side="right", add_special_tokens=False)
+            return ids[:limit], None
         assert self._pairs is not None
         return self._pairs.tokens(replace(prompt, first=texts[0], second=texts[1]), limit=limit)
 

@@ -30,7 +30,6 @@ from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_o
 from llmjax.serve.errors import ApiError
 from llmjax.serve.generation import check_priority, guarded
 from llmjax.serve.other_names import other_names
-from llmjax.serve.plain_texts import plain_ids
 from llmjax.serve.prompts import Truncation, chat_prompt, off_loop, read_tools, template_source, unread_variables
 from llmjax.serve.protocol.common import ApiModel
 from llmjax.serve.protocol.pooling import (
@@ -351,18 +350,14 @@ async def _tokens(
         ApiError: there would be more numbers in the answer than one may have.
         InvalidRequest: an input is wrong; it names ``field``.
     """
-    pooler, tokenizer, limit = _pooler(server), server.engine.tokenizer, server.engine.info.max_model_len
-    size = min(params.dimensions or pooler.size, pooler.size)
+    size = min(params.dimensions or _pooler(server).size, _pooler(server).size)
     _check_numbers(size * len(inputs), field)
     found: list[PooledTokens] = []
 
     def take(some: Sequence[str | list[int] | TextPair]) -> None:
         for one in some:
-            if plain and isinstance(one, str) and tokenizer is not None:
-                ids = plain_ids(one, params, tokenizer=tokenizer, pooler=pooler, max_tokens=limit)
-                one = one if ids is None else ids
             prompt: Any = {"prompt_token_ids": one} if isinstance(one, list) else one
-            found.append(server.engine.pooled_tokens(prompt, params))
+            found.append(server.engine.pooled_tokens(prompt, params, add_special_tokens=not plain))
 
     try:
         at = 0
