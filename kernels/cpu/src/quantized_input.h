@@ -16,24 +16,49 @@ constexpr int kVectorsOfHalf = kChunk / 2 / kLanes;
 // A small whole number; 0 for NaN.
 inline int32_t to_integer(float x) { return x == x ? static_cast<int32_t>(x) : 0; }
 
-// A chunk of f32 as int8, to nearest; `scale` NaN (as it is for rows with NaN or infinity) reaches every sum.
-inline void round_chunk(const float* x, float scale, float inverse, int8_t* bytes, float* sums, int32_t* totals, int stride) {
-  float both = 0;
+// Lane by lane the sums of a vector's halves, each in its first lane.
+template <int kStep = kLanes / 4>
+inline Vec sum_halves(Vec v) {
+  v += swap_lanes<kStep>(v);
+  if constexpr (kStep > 1) return sum_halves<kStep / 2>(v);
+  return v;
+}
+
+// How columns become int8; for those with NaN or infinity `scale` is NaN, which reaches every sum.
+struct ByteScale {
+  float scale, inverse;
+};
+
+inline ByteScale byte_scale(const float* x, int columns) {
+  Int most{};  // magnitudes have the same order as integers, with NaN above all
+  for (int i = 0; i < columns; i += kLanes) {
+    const Int magnitude = bit_cast<Int>(load(x + i)) & 0x7fffffff;
+    most = most > magnitude ? most : magnitude;
+  }
+  const float peak = bit_cast<float>(horizontal_max(most));
+  if (peak - peak != 0) return {peak - peak, 0};  // NaN
+  return {peak * (1.0f / 127.0f), peak > 1e-30f ? 127.0f / peak : 0};
+}
+
+// A chunk of f32 as int8, to nearest.
+inline void round_chunk(const float* x, ByteScale by, int8_t* bytes, float* sums, int32_t* totals, int stride) {
+  Vec of_half[2] = {};
   for (int half = 0; half < 2; ++half) {
-    Vec sum{};
     for (int i = 0; i < kVectorsOfHalf; ++i) {
       const int at = (half * kVectorsOfHalf + i) * kLanes;
-      const Vec shifted = load(x + at) * splat(inverse) + splat(12582912.0f);  // 1.5 * 2^23: rounds to an integer
-      sum += shifted - splat(12582912.0f);
+      const Vec shifted = load(x + at) * splat(by.inverse) + splat(12582912.0f);  // 1.5 * 2^23: rounds to an integer
+      of_half[half] += shifted - splat(12582912.0f);
       store_bytes(bytes + at, bit_cast<Bits>(shifted) & 0xff);
     }
-    const float total = horizontal_sum(sum);
-    sums[half * stride] = total * scale;
-    totals[half * stride] = -to_integer(total);
-    both += total;
   }
-  sums[2 * stride] = both * scale;
-  totals[2 * stride] = -to_integer(both);
+  exchange<kLanes / 2>(of_half[0], of_half[1]);
+  const Vec both = sum_halves(of_half[0] + of_half[1]);
+  const float first = both[0], second = both[kLanes / 2];
+  const float all[3] = {first, second, first + second};
+  for (int i = 0; i < 3; ++i) {
+    sums[i * stride] = all[i] * by.scale;
+    totals[i * stride] = -to_integer(all[i]);
+  }
 }
 
 #if defined(__AVX512BF16__)
@@ -57,29 +82,20 @@ inline void prepare_row(const QuantizedInput& in, const float* x, int row) {
   const int block_of_rows = row / in.block, chunks = in.chunks(), per_scale = in.round_columns / kChunk;
   const bool real = row < in.rows;
   for (int c = 0; c < chunks; c += per_scale) {
-    alignas(64) float part[2 * kChunk] = {};
-    const int count = real ? imin(per_scale * kChunk, in.size_in - c * kChunk) : 0;
-    if (real) std::memcpy(part, x + c * kChunk, count * sizeof(float));
-    float scale = 0, inverse = 0;
-    if (in.bytes != nullptr) {
-      Vec most{}, poison{};
-      for (int i = 0; i < per_scale * kChunk; i += kLanes) {
-        const Vec v = load(part + i);
-        most = vmax(most, vmax(v, -v));
-        poison += v * splat(0.0f);
-      }
-      const float peak = horizontal_max(most), wrong = horizontal_sum(poison);
-      scale = peak * (1.0f / 127.0f) + wrong;
-      inverse = wrong == 0 && peak > 1e-30f ? 127.0f / peak : 0;
+    const float* columns = x + c * kChunk;
+    alignas(64) float part[2 * kChunk];
+    if (const int count = real ? in.size_in - c * kChunk : 0; count < per_scale * kChunk) {
+      for (int i = 0; i < 2 * kChunk; ++i) part[i] = i < count ? columns[i] : 0;
+      columns = part;
     }
+    const ByteScale by = in.bytes == nullptr ? ByteScale{} : byte_scale(columns, per_scale * kChunk);
     for (int i = 0; i < per_scale && c + i < chunks; ++i) {
-      const float* from = part + i * kChunk;
+      const float* from = columns + i * kChunk;
       const size_t at = (static_cast<size_t>(block_of_rows) * chunks + c + i) * in.block + row % in.block;
       const size_t sums = (static_cast<size_t>(block_of_rows) * chunks + c + i) * 3 * in.block + row % in.block;
       if (in.bytes != nullptr) {
-        in.byte_scales[at] = scale;
-        round_chunk(from, scale, inverse, in.bytes + at * kChunk, in.byte_sums + sums, in.byte_totals + sums,
-                    in.block);
+        in.byte_scales[at] = by.scale;
+        round_chunk(from, by, in.bytes + at * kChunk, in.byte_sums + sums, in.byte_totals + sums, in.block);
       }
       if (in.floats != nullptr) {
         std::memcpy(in.floats + at * kChunk, from, kChunk * sizeof(float));

@@ -182,6 +182,13 @@ inline float horizontal_max(Vec v) {
   return v[0];
 }
 template <int kStep = kLanes / 2>
+inline int32_t horizontal_max(Int v) {
+  const Int other = swap_lanes<kStep>(v);
+  v = v > other ? v : other;
+  if constexpr (kStep > 1) return horizontal_max<kStep / 2>(v);
+  return v[0];
+}
+template <int kStep = kLanes / 2>
 inline float horizontal_sum(Vec v) {
   v += swap_lanes<kStep>(v);
   if constexpr (kStep > 1) return horizontal_sum<kStep / 2>(v);
