@@ -385,7 +385,7 @@ class AsyncLLM(LoadedLLM):
         ask, and should for long texts.
 
         Args:
-            add_special_tokens: those that the tokenizer puts around a text; a pair has them always.
+            add_special_tokens: those that the tokenizer puts around a text, and between those of a pair.
 
         Raises:
             InvalidRequest: the model cannot make it.
@@ -400,19 +400,28 @@ class AsyncLLM(LoadedLLM):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        add_special_tokens: bool = True,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """Makes a vector, or a number for each label, of a text; arguments and errors as for ``generate``.
+        """Makes a vector, or a number for each label, of a text; arguments and errors as for ``generate`` and
+        ``pooled_tokens``.
 
         Yields:
             One output.
         """
         self._check_open()
         if _num_chars(prompt) > LONG_TEXT:
-            prompt = await asyncio.to_thread(self._frontend.pooled_tokens, prompt, pooling_params)
+            prompt = await asyncio.to_thread(
+                self._frontend.pooled_tokens, prompt, pooling_params, add_special_tokens=add_special_tokens
+            )
             self._check_open()
         await self._until_resumed()
         request = self._frontend.open_pooling(
-            prompt, pooling_params, request_id, priority=priority, cache_salt=cache_salt
+            prompt,
+            pooling_params,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            add_special_tokens=add_special_tokens,
         )
         async with aclosing(self._outputs(request, request_id)) as outputs:
             async for output in outputs:

@@ -232,6 +232,8 @@ class LLM(LoadedLLM):
         pooling_task: PoolingTask | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
+        add_special_tokens: bool = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput]:
         """Makes a vector, or a number for each label, of every prompt.
 
@@ -241,6 +243,8 @@ class LLM(LoadedLLM):
             pooling_task: instead of that of ``pooling_params``.
             truncate_prompt_tokens: instead of that of ``pooling_params``.
             use_tqdm: show a progress bar.
+            add_special_tokens: those that the tokenizer puts around a text, and between those of a pair.
+            tokenization_kwargs: as vLLM has it: ``add_special_tokens`` in place of the argument, and nothing else.
 
         Returns:
             One output for each prompt, in order. One that failed has an ``error``; a line of the log says so.
@@ -248,6 +252,7 @@ class LLM(LoadedLLM):
         Raises:
             InvalidRequest: a prompt or parameter cannot be served; nothing has been computed then.
         """
+        special = _special(add_special_tokens, tokenization_kwargs)
         batch: list[PoolingInput] = [prompts] if isinstance(prompts, TextPair) else _as_list(prompts)
         params = pooling_params or PoolingParams()
         each = [params] * len(batch) if isinstance(params, PoolingParams) else list(params)
@@ -256,7 +261,10 @@ class LLM(LoadedLLM):
         given = {"task": pooling_task, "truncate_prompt_tokens": truncate_prompt_tokens}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         each = [replace(one, **changes) for one in each]
-        calls = [partial(self._frontend.open_pooling, prompt, own) for prompt, own in zip(batch, each, strict=True)]
+        calls = [
+            partial(self._frontend.open_pooling, prompt, own, add_special_tokens=special)
+            for prompt, own in zip(batch, each, strict=True)
+        ]
         made = self._finished(self._open_calls(calls), PoolingRequestOutput, progress=use_tqdm)
         return [self._frontend.finish_vectors(output, own) for output, own in zip(made, each, strict=True)]
 
@@ -267,9 +275,19 @@ class LLM(LoadedLLM):
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
+        add_special_tokens: bool = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """The embedding of every prompt; arguments and errors as for ``encode``."""
-        made = self._encoded(prompts, pooling_params, "embed", truncate_prompt_tokens, use_tqdm)
+        made = self.encode(
+            prompts,
+            pooling_params,
+            pooling_task="embed",
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+            add_special_tokens=add_special_tokens,
+            tokenization_kwargs=tokenization_kwargs,
+        )
         return [
             EmbeddingRequestOutput(
                 request_id=output.request_id,
@@ -288,9 +306,19 @@ class LLM(LoadedLLM):
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
+        add_special_tokens: bool = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[ClassificationRequestOutput]:
         """The labels' probabilities for every prompt; arguments and errors as for ``encode``."""
-        made = self._encoded(prompts, pooling_params, "classify", truncate_prompt_tokens, use_tqdm)
+        made = self.encode(
+            prompts,
+            pooling_params,
+            pooling_task="classify",
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+            add_special_tokens=add_special_tokens,
+            tokenization_kwargs=tokenization_kwargs,
+        )
         return [
             ClassificationRequestOutput(
                 request_id=output.request_id,
@@ -309,6 +337,8 @@ class LLM(LoadedLLM):
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
+        add_special_tokens: bool = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput]:
         """What a reward model thinks of every prompt, without an activation; otherwise as ``encode``."""
         params = pooling_params or PoolingParams()
@@ -317,7 +347,15 @@ class LLM(LoadedLLM):
             if isinstance(params, PoolingParams)
             else [replace(one, use_activation=False) for one in params]
         )
-        return self._encoded(prompts, raw, "classify", truncate_prompt_tokens, use_tqdm)
+        return self.encode(
+            prompts,
+            raw,
+            pooling_task="classify",
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+            add_special_tokens=add_special_tokens,
+            tokenization_kwargs=tokenization_kwargs,
+        )
 
     def score(
         self,
@@ -327,6 +365,8 @@ class LLM(LoadedLLM):
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
+        add_special_tokens: bool = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         instruction: str | None = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
@@ -343,18 +383,16 @@ class LLM(LoadedLLM):
             InvalidRequest: as ``encode``; the numbers of texts differ, or the model has more than one label.
         """
         pairs = text_pairs(data_1, data_2, instruction=instruction, chat_template=chat_template)
-        params = pooling_params or PoolingParams()
-        made = self._encoded(
-            pair_inputs(pairs, self.info.pooler), params, score_task(self.info.pooler), truncate_prompt_tokens, use_tqdm
+        made = self.encode(
+            pair_inputs(pairs, self.info.pooler),
+            pooling_params,
+            pooling_task=score_task(self.info.pooler),
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+            add_special_tokens=add_special_tokens,
+            tokenization_kwargs=tokenization_kwargs,
         )
         return scored(made, pairs, self.info.pooler)
-
-    def _encoded(
-        self, prompts: Any, params: Any, task: PoolingTask, truncate_prompt_tokens: int | None, use_tqdm: bool
-    ) -> list[PoolingRequestOutput]:
-        return self.encode(
-            prompts, params, pooling_task=task, truncate_prompt_tokens=truncate_prompt_tokens, use_tqdm=use_tqdm
-        )
 
     def chat(
         self,
@@ -585,6 +623,19 @@ def _check_others(others: Mapping[str, Any]) -> None:
             raise TypeError(f"unexpected argument {name!r}{nearest(name, OTHER_ARGUMENTS)}")
         if value is not None and value != {}:
             raise InvalidRequest(f"{name}: {OTHER_ARGUMENTS[name]}", field=name)
+
+
+def _special(add_special_tokens: bool, tokenization_kwargs: Mapping[str, Any] | None) -> bool:
+    """Whether texts get special tokens, by the argument or by vLLM's ``tokenization_kwargs``."""
+    given = {"add_special_tokens": add_special_tokens, **(tokenization_kwargs or {})}
+    special = given.pop("add_special_tokens")
+    if given:
+        raise InvalidRequest(
+            f"tokenization_kwargs: only add_special_tokens is supported, not {min(given)}", field="tokenization_kwargs"
+        )
+    if not isinstance(special, bool):
+        raise InvalidRequest(f"add_special_tokens must be true or false, not {special!r}", field="add_special_tokens")
+    return special
 
 
 def _config(arguments: Mapping[str, Any]) -> EngineConfig:

@@ -98,6 +98,55 @@ def test_texts_without_special_tokens(embedder: LLM, reranker: LLM) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "asked", [{"add_special_tokens": False}, {"tokenization_kwargs": {"add_special_tokens": False}}], ids=str
+)
+def test_methods_leave_special_tokens_out(embedder: LLM, reranker: LLM, asked: dict[str, Any]) -> None:
+    texts = ["w3 w4", {"prompt": "w5"}]
+    for method in (reranker.classify, reranker.reward, reranker.encode):
+        plain, ids = method(texts, use_tqdm=False, **asked), method([[3, 4], [5]], use_tqdm=False)
+        assert [output.prompt_token_ids for output in plain] == [[3, 4], [5]]
+        for ours, wanted in zip(plain, ids, strict=True):
+            values = [getattr(o.outputs, "probs", None) or o.outputs.data for o in (ours, wanted)]
+            np.testing.assert_allclose(*values, atol=1e-5)
+    assert embedder.embed("w3 w4", use_tqdm=False, **asked)[0].prompt_token_ids == [3, 4]
+    assert reranker.classify("w3", use_tqdm=False, tokenization_kwargs={})[0].prompt_token_ids == [1, 3, 2]
+
+
+def test_pairs_without_special_tokens(embedder: LLM, reranker: LLM, judge: LLM) -> None:
+    def scored(llm: LLM, *pair: str, **asked: Any) -> Any:
+        return llm.score(*pair, use_tqdm=False, **{"add_special_tokens": False, **asked})[0]
+
+    whole, plain = (scored(reranker, "w3 w4", "w5", add_special_tokens=asked) for asked in (True, False))
+    assert (whole.prompt_token_ids, plain.prompt_token_ids) == ([1, 3, 4, 2, 5, 2], [3, 4, 5])
+    assert abs(whole.outputs.score - plain.outputs.score) > 1e-4
+    # The second text is of the second segment still.
+    assert (
+        reranker._frontend.pooled_tokens(
+            TextPair("w3 w4", "w5"), PoolingParams(), add_special_tokens=False
+        ).second_start
+        == 2
+    )
+    assert scored(reranker, "w3 w4", "w5 w6 w7", truncate_prompt_tokens=4).prompt_token_ids == [3, 4, 5, 6]
+    assert scored(judge, "[CLS] w5", " w8").prompt_token_ids == [1, 5, 8]
+    assert scored(embedder, "w3", "w3").outputs.score == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "says"),
+    [
+        ({"tokenization_kwargs": {"padding": True}}, "tokenization_kwargs", "only add_special_tokens .* not padding"),
+        ({"tokenization_kwargs": {"add_special_tokens": 0}}, "add_special_tokens", "true or false, not 0"),
+        ({"add_special_tokens": None}, "add_special_tokens", "true or false, not None"),
+    ],
+    ids=str,
+)
+def test_what_a_tokenizer_cannot_be_told(reranker: LLM, asked: dict[str, Any], field: str, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        reranker.score("w3", "w4", use_tqdm=False, **asked)
+    assert caught.value.field == field
+
+
 def test_a_prefix_that_is_known_is_not_computed_again(embedder: LLM) -> None:
     found = golden("qwen3-embedding")
     embedder.reset_prefix_cache()

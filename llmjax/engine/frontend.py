@@ -331,11 +331,13 @@ class Frontend:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        add_special_tokens: bool = True,
     ) -> EngineRequest:
-        """Checks a request for a vector and remembers it; arguments, result and errors as for `open`."""
+        """Checks a request for a vector and remembers it; arguments, result and errors as for `open` and
+        `pooled_tokens`."""
         arrival = time.monotonic()
         self._check_new(name, priority)
-        tokens = self.pooled_tokens(prompt, params)
+        tokens = self.pooled_tokens(prompt, params, add_special_tokens=add_special_tokens)
         assert self._pooler is not None
         request = EngineRequest(
             request_id=self._new_id(),
@@ -366,7 +368,7 @@ class Frontend:
         """What the engine reads where a vector is asked for, checked. Any thread may ask.
 
         Args:
-            add_special_tokens: those that the tokenizer puts around a text; a pair has them always.
+            add_special_tokens: those that the tokenizer puts around a text, and between those of a pair.
 
         Raises:
             InvalidRequest: the model is not made for it, there is no tokenizer or no such prompt, or a text is longer
@@ -418,13 +420,10 @@ class Frontend:
             for text in texts:
                 self.tokenizer.check_length(text, max_tokens=self._max_model_len)
         if not isinstance(prompt, TextPair):
-            if add_special_tokens:
-                return self.tokenizer.encode_texts(*texts, limit=limit)
-            tokens = self._max_model_len if limit is None else limit
-            ids = self.tokenizer.encode_end(*texts, tokens=tokens, side="right", add_special_tokens=False)
-            return ids[:limit], None
+            return self.tokenizer.encode_texts(*texts, limit=limit, add_special_tokens=add_special_tokens)
         assert self._pairs is not None
-        return self._pairs.tokens(replace(prompt, first=texts[0], second=texts[1]), limit=limit)
+        pair = replace(prompt, first=texts[0], second=texts[1])
+        return self._pairs.tokens(pair, limit=limit, add_special_tokens=add_special_tokens)
 
     def _prompted(self, text: str, params: PoolingParams) -> str:
         """A text behind the model's prompt for it."""

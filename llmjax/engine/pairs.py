@@ -82,10 +82,15 @@ class PairPrompts:
             variables["instruction"] = instruction
         return template.conversation(messages, variables=variables).prompt()
 
-    def tokens(self, pair: TextPair, *, limit: int | None) -> tuple[list[int], int | None]:
+    def tokens(
+        self, pair: TextPair, *, limit: int | None, add_special_tokens: bool = True
+    ) -> tuple[list[int], int | None]:
         """Token ids, ``limit`` of them at most, and where the second text begins, if the model tells texts apart.
 
         What is cut to the limit is the end of the second text.
+
+        Args:
+            add_special_tokens: those of the tokenizer, around and between the texts, or around the template's prompt.
 
         Raises:
             InvalidRequest: see `text`.
@@ -95,8 +100,10 @@ class PairPrompts:
             pair = replace(pair, second=pair.second[: (limit + 1) * self.tokenizer.max_token_bytes])
         text = self.text(pair)
         if text is None:
-            return self.tokenizer.encode_texts(pair.first, pair.second, limit=limit)
-        ids = self.tokenizer.encode_texts(text)
+            return self.tokenizer.encode_texts(
+                pair.first, pair.second, limit=limit, add_special_tokens=add_special_tokens
+            )
+        ids = self.tokenizer.encode_texts(text, add_special_tokens=add_special_tokens)
         if limit is None or len(ids[0]) <= limit:
             return ids
         second = self.tokenizer.encode(pair.second, add_special_tokens=False)
@@ -106,7 +113,7 @@ class PairPrompts:
             cut = self.tokenizer.decode(second[:kept], skip_special_tokens=False).rstrip("\ufffd")
             text = self.text(replace(pair, second=cut))
             assert text is not None
-            ids = self.tokenizer.encode_texts(text)
+            ids = self.tokenizer.encode_texts(text, add_special_tokens=add_special_tokens)
         if len(ids[0]) > limit:
             raise PromptTooLong(
                 f"the prompt has {len(ids[0])} tokens without the second text, not {limit}", field="prompt"

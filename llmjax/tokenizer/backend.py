@@ -23,9 +23,11 @@ class Backend(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]: ...
 
-    def encode_texts(self, first: str, second: str | None, *, limit: int | None) -> tuple[list[int], list[int]]:
-        """Token ids of a text, or of a pair, with special tokens, and the segment of each; of the texts as much as
-        ``limit`` tokens hold, the longer one being cut first."""
+    def encode_texts(
+        self, first: str, second: str | None, *, limit: int | None, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[int]]:
+        """Token ids of a text, or of a pair, and the segment of each; of the texts as much as ``limit`` tokens hold,
+        the longer one being cut first."""
         ...
 
     def id_to_token(self, token_id: int) -> str | None: ...
@@ -75,14 +77,18 @@ class HuggingFaceBackend:
         (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
-    def encode_texts(self, first: str, second: str | None, *, limit: int | None) -> tuple[list[int], list[int]]:
+    def encode_texts(
+        self, first: str, second: str | None, *, limit: int | None, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[int]]:
         texts = [first] if second is None else [first, second]
         parts = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         if limit is not None:
-            room = max(0, limit - self.tokenizer.num_special_tokens_to_add(len(texts) > 1))
+            around = self.tokenizer.num_special_tokens_to_add(len(texts) > 1) if add_special_tokens else 0
+            room = max(0, limit - around)
             for part, count in zip(parts, shares([len(part.ids) for part in parts], room), strict=True):
                 part.truncate(count)
-        whole = self.tokenizer.post_process(parts[0], parts[1] if len(parts) > 1 else None)
+        pair = parts[1] if len(parts) > 1 else None
+        whole = self.tokenizer.post_process(parts[0], pair, add_special_tokens=add_special_tokens)
         return list(whole.ids), list(whole.type_ids)
 
     def id_to_token(self, token_id: int) -> str | None:
@@ -158,11 +164,15 @@ class SentencePieceBackend:
             ids += self.rules.after
         return ids
 
-    def encode_texts(self, first: str, second: str | None, *, limit: int | None) -> tuple[list[int], list[int]]:
+    def encode_texts(
+        self, first: str, second: str | None, *, limit: int | None, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[int]]:
         texts = [first] if second is None else [first, second]
         parts = [self.encode(text, add_special_tokens=False, parse_special=True) for text in texts]
         before, after, between = self.rules.before, self.rules.after, self.rules.between
         between = [*after, *before] if between is None else between
+        if not add_special_tokens:
+            before = after = between = ()
         around = len(before) + len(after) + (len(texts) - 1) * len(between)
         room = sum(map(len, parts)) if limit is None else max(0, limit - around)
         ids = [*before]

@@ -85,12 +85,13 @@ class Tokenizer:
         return ids
 
     def encode_texts(
-        self, first: str, second: str | None = None, *, limit: int | None = None
+        self, first: str, second: str | None = None, *, limit: int | None = None, add_special_tokens: bool = True
     ) -> tuple[list[int], int | None]:
-        """Token ids of a text, or of a pair of texts that a cross-encoder reads together, with special tokens.
+        """Token ids of a text, or of a pair of texts that a cross-encoder reads together.
 
         Args:
             limit: tokens that are kept, special ones included, the longer text being cut first; None: all.
+            add_special_tokens: those around a text, and around and between the texts of a pair.
 
         Returns:
             The ids, and where the second segment begins, if the model tells segments apart.
@@ -98,7 +99,9 @@ class Tokenizer:
         texts = [_unicode(text) for text in (first, second) if text is not None]
         if limit is not None:  # what lies further back cannot be among so many tokens
             texts = [text[: (limit + 1) * self.max_token_bytes] for text in texts]
-        ids, types = self.backend.encode_texts(texts[0], texts[1] if len(texts) > 1 else None, limit=limit)
+        ids, types = self.backend.encode_texts(
+            texts[0], texts[1] if len(texts) > 1 else None, limit=limit, add_special_tokens=add_special_tokens
+        )
         return ids, types.index(1) if 1 in types else None
 
     @functools.cached_property

@@ -57,11 +57,16 @@ class PooledBody(ApiModel):
         )
 
 
-class InputBody(PooledBody):
-    """Texts or token ids, one or many; special tokens are those that the tokenizer puts around a text."""
+class TextsBody(PooledBody):
+    """Texts that no template is for; special tokens are those that the tokenizer puts around them."""
+
+    add_special_tokens: bool | None = None  # None: true
+
+
+class InputBody(TextsBody):
+    """Texts or token ids, one or many."""
 
     input: Inputs
-    add_special_tokens: bool | None = None  # None: true
 
     @property
     def inputs(self) -> list[str | list[int]]:
@@ -163,7 +168,7 @@ LENGTHS: Mapping[str, str] = dict.fromkeys(
 )
 
 
-class PairsBody(PooledBody):
+class PairsBody(TextsBody):
     """Pairs of texts."""
 
     instruction: Annotated[str, Field(max_length=MOST_INSTRUCTION)] | None = None

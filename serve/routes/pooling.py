@@ -46,6 +46,7 @@ from llmjax.serve.protocol.pooling import (
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
+    TextsBody,
     VectorFields,
 )
 from llmjax.serve.vector_forms import VectorForm, to_json
@@ -313,7 +314,7 @@ async def _made(
             await asyncio.sleep(0)
 
     async def all_of_it() -> None:
-        plain = isinstance(body, InputBody) and body.add_special_tokens is False
+        plain = isinstance(body, TextsBody) and body.add_special_tokens is False
         waiting = enumerate(await _tokens(server, inputs, params, field=field, plain=plain))
         count = min(len(inputs), 2 * server.engine.config.max_num_seqs)
         workers = [asyncio.create_task(work(waiting)) for _ in range(count)]

@@ -389,6 +389,24 @@ def test_scores_of_pairs_and_labels(reranker: Running) -> None:
     assert label["label"] == "LABEL_0" and label["num_classes"] == 1 and 0 < label["probs"][0] < 1
 
 
+@pytest.mark.parametrize("special", [True, None, False])
+def test_special_tokens_of_pairs_are_left_out_if_asked(reranker: Running, special: bool | None) -> None:
+    tokens = 3 if special is False else 6
+    answers = [
+        post(reranker, path, text_1="w3 w4", text_2="w5", add_special_tokens=special)
+        for path in ("/score", "/v1/score")
+    ] + [
+        post(reranker, path, query="w3 w4", documents=["w5"], add_special_tokens=special)
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+    ]
+    assert [answer.json()["usage"]["prompt_tokens"] for answer in answers] == [tokens] * 5
+    scores = [answer.json()["data"][0]["score"] for answer in answers[:2]]
+    scores += [answer.json()["results"][0]["relevance_score"] for answer in answers[2:]]
+    (usual,) = post(reranker, "/score", text_1="w3 w4", text_2="w5").json()["data"]
+    for score in scores:
+        assert (abs(score - usual["score"]) < 1e-5) == (special is not False)
+
+
 REFUSED = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "w3"}]}, "/classify, /score, /rerank"),
     ("/v1/completions", {"prompt": "w3"}, "this model classifies texts: it is served at /classify"),

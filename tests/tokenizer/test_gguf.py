@@ -178,6 +178,8 @@ def test_word_piece(corpus: list[str], golden: Golden, same_ids: Same, gguf_keys
     ids, segments = tokenizer.backend.encode_texts("Hello", "lorem", limit=None)
     assert [tokenizer.id_to_token(i) for i in ids] == ["[CLS]", "hello", "[SEP]", "lorem", "[SEP]"]
     assert segments == [0, 0, 0, 1, 1]
+    plain, segments = tokenizer.backend.encode_texts("Hello", "lorem", limit=None, add_special_tokens=False)
+    assert (plain, segments) == ([ids[1], ids[3]], [0, 1])
 
 
 @pytest.mark.real_model
@@ -304,6 +306,7 @@ def test_unigram_with_charsmap(corpus: list[str]) -> None:
     ids, segments = pairs.backend.encode_texts("alpha", "beta", limit=None)
     assert ids == [sp.bos_id(), *first, eos, eos, *second, eos] and not any(segments)
     assert len(pairs.backend.encode_texts("alpha", "beta", limit=5)[0]) == 5
+    assert pairs.backend.encode_texts("alpha", "beta", limit=None, add_special_tokens=False)[0] == [*first, *second]
 
 
 def test_bpe_without_prefix_or_byte_fallback(corpus: list[str]) -> None:
