@@ -26,6 +26,7 @@ from llmjax.bench.options import DatasetOptions, LoadReportOptions, as_setup, op
 from llmjax.bench.own_server import ServerFailed, own_server, wait_until_ready
 from llmjax.bench.report import check_writable, publish
 from llmjax.bench.scrape import metrics_page, parse_drafts, parse_work, work_of_server
+from llmjax.cli.models import KEY_VARIABLE, key_for_server
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.cli.sampling import add_sampling_flags, given_sampling, sampling_settings
 from llmjax.config import Alias, EngineConfig, check_choices, setting
@@ -55,7 +56,9 @@ class LoadOptions:
     )
     endpoint: str | None = setting(None, "path (default: the backend's own)")
     header: Sequence[str] = setting((), "KEY=VALUE to send with every request", separator=None, several=True)
-    api_key: str | None = setting(None, "key for the server")
+    api_key: str | None = setting(
+        None, f"key for the server (default: {KEY_VARIABLE}, unless --header Authorization=... is given)"
+    )
     insecure: bool = setting(False, "take any certificate of the server")
     extra_body: dict[str, Any] = setting({}, "further fields of every request, as JSON")  # noqa: RUF009
     chat_template_kwargs: dict[str, Any] = setting(  # noqa: RUF009
@@ -125,6 +128,13 @@ class LoadOptions:
 
     def headers(self) -> dict[str, str]:
         return pairs(self.header, flag="--header")
+
+    @property
+    def key(self) -> str | None:
+        """The key that is sent: that of the environment where neither a flag nor a header has one."""
+        if any(name.lower() == "authorization" for name in self.headers()):
+            return self.api_key
+        return key_for_server(self.api_key)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -222,7 +232,7 @@ async def run(plan: BenchmarkPlan) -> Result:
 
 async def _measure(plan: BenchmarkPlan, url: str, model: str | None) -> Result:
     load, report, dataset = plan.load, plan.report, plan.dataset
-    client = OpenAIClient(url, api_key=load.api_key, headers=load.headers(), insecure=load.insecure)
+    client = OpenAIClient(url, api_key=load.key, headers=load.headers(), insecure=load.insecure)
     try:
         await wait_until_ready(client, seconds=load.ready_check_timeout_sec)
         name = model or await client.first_model()

@@ -33,12 +33,14 @@ class Script(BaseHTTPRequestHandler):
     lock = threading.Lock()
     bodies: list[dict[str, Any]]
     sent: list[float]  # when each token left
+    keys: set[str | None]  # what requests had for Authorization
     together: threading.Barrier  # where prompts "together" wait for each other
 
     def log_message(self, *args: Any) -> None:
         pass
 
     def do_GET(self) -> None:
+        Script.keys.add(self.headers["Authorization"])
         pages = {
             "/health": "",
             "/v1/models": '{"data": [{"id": "scripted"}]}',
@@ -49,6 +51,7 @@ class Script(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        Script.keys.add(self.headers["Authorization"])
         Script.bodies.append(body)
         prompt = body.get("prompt")
         if self.path == "/tokenize":
@@ -95,7 +98,7 @@ class Script(BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     Script.active = Script.most_active = Script.steps = 0
-    Script.bodies, Script.sent = [], []
+    Script.bodies, Script.sent, Script.keys = [], [], set()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Script)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -206,6 +209,34 @@ def test_the_whole_benchmark(
     shown = capsys.readouterr().out
     assert "time to first token (TTFT), ms" in shown
     assert "host time, ms per step" in shown
+
+
+@pytest.mark.parametrize(
+    ("variable", "flags", "sent"),
+    [
+        (None, [], None),
+        ("", [], None),
+        ("of-all", [], "Bearer of-all"),
+        ("of-all", ["--api-key", "own"], "Bearer own"),
+        ("of-all", ["--header", "authorization=Basic abc"], "Basic abc"),
+        ("of-all", ["--header", "X-Team=a"], "Bearer of-all"),
+    ],
+)
+def test_the_key_is_that_of_the_environment_unless_one_is_given(
+    url: str,
+    tmp_path: Path,
+    variable: str | None,
+    flags: list[str],
+    sent: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OPENAI_API_KEY", variable)
+    result = tmp_path / "result.json"
+    line = f"bench serve --base-url {url} --num-prompts 1 --num-warmups 0 --input-len 6 --output-len 1"
+    assert main([*line.split(), "--output-json", str(result), *flags]) == 0
+    assert Script.keys == {sent} and "of-all" not in result.read_text()
 
 
 def test_sharegpt_texts_are_counted_by_the_server(url: str, tmp_path: Path) -> None:
