@@ -47,6 +47,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--system", "--system-prompt", metavar="TEXT", help="system message")
     parser.add_argument("--quick", metavar="TEXT", help="send this message, show the answer, and leave")
     parser.add_argument(
+        "--stats",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="a line on each answer's length and speed (default: not with --quick)",
+    )
+    parser.add_argument(
         "--markdown",
         action=argparse.BooleanOptionalAction,
         default=sys.stdout.isatty(),
@@ -67,7 +73,8 @@ def main(argv: list[str]) -> int:
         else:
             model = runner.run(_connect(values, given))
         try:
-            chat = Chat(model, system=values.system, markdown=values.markdown)
+            stats = values.quick is None if values.stats is None else values.stats
+            chat = Chat(model, system=values.system, markdown=values.markdown, stats=stats)
             if values.quick is None:
                 chat.run(runner)
             else:
@@ -102,13 +109,17 @@ class Chat:
         model: who answers.
         system: the system message; None: none.
         markdown: render answers; else they are written as they come.
+        stats: a line behind each answer says how long it is and how fast it came.
     """
 
-    def __init__(self, model: ChatModel, *, system: str | None = None, markdown: bool = False) -> None:
+    def __init__(
+        self, model: ChatModel, *, system: str | None = None, markdown: bool = False, stats: bool = True
+    ) -> None:
         self.messages: list[Message] = []
         self._model = model
         self._system = system
         self._markdown = markdown
+        self._stats = stats
         self._out = Console(highlight=False)
         self._notes = Console(highlight=False, stderr=not sys.stdout.isatty(), style="dim")
         self._commands: dict[str, Callable[[str], None]] = {
@@ -153,7 +164,7 @@ class Chat:
         Raises:
             LLMJaxError: there is none.
         """
-        runner.run(self._answer([*self.messages, {"role": "user", "content": text}]))
+        self._show_stats(runner.run(self._answer([*self.messages, {"role": "user", "content": text}])))
 
     def command(self, line: str) -> None:
         """Carries out a line such as ``/system You are brief.``"""
@@ -182,7 +193,7 @@ class Chat:
             self._note(f"error: {error}")
             return
         self.messages = [*asked, {"role": "assistant", "content": answer.text}]
-        self._note(answer.summary())
+        self._show_stats(answer)
 
     async def _answer(self, messages: list[Message]) -> Answer:
         if not self._markdown:
@@ -218,6 +229,10 @@ class Chat:
             seconds=seconds,
             stopped=stopped,
         )
+
+    def _show_stats(self, answer: Answer) -> None:
+        if self._stats:
+            self._note(answer.summary())
 
     def _note(self, text: str) -> None:
         self._notes.print(text, markup=False, soft_wrap=True)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -13,11 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from llmjax.cli.chat import Answer
 
 
 class Echo(BaseHTTPRequestHandler):
@@ -202,6 +206,24 @@ def test_one_message(url: str) -> None:
     command[command.index("hi")] = "fail"
     failed = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert failed.returncode == 1 and failed.stderr.endswith("too long for the context\n")
+
+
+def test_lengths_and_speeds_of_answers_are_shown_if_asked(url: str) -> None:
+    def shown(*flags: str, lines: str | None = None) -> tuple[str, str]:
+        command = [sys.executable, "-m", "llmjax", "chat", "--url", url, *flags]
+        done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
+        return done.stdout, done.stderr
+
+    answer, line = shown("--quick", "hi", "--stats")
+    assert answer == "1 **hi**\n"
+    assert re.fullmatch(r"42 tokens, [0-9.]+ tokens/s, first after [0-9.]+ s\n", line)
+    assert shown("--no-stats", lines="hi\n") == ("1 **hi**\n", "")
+
+
+def test_a_summary_counts_the_tokens_behind_the_first() -> None:
+    whole = Answer(text="a b c", tokens=11, first_token=0.5, seconds=2.5, stopped=False)
+    assert whole.summary() == "11 tokens, 5.0 tokens/s, first after 0.50 s"
+    assert replace(whole, tokens=1, stopped=True).summary() == "1 tokens, first after 0.50 s, stopped"
 
 
 @pytest.mark.parametrize(
