@@ -36,7 +36,8 @@ BENCHMARKS = {
 BENCH = """
 `llmjax bench` has the other flags of vLLM's benchmarks under the same names (`llmjax bench serve --help`), and results
 have the same fields. Without `--base-url`, `--host` or `--port` it starts a server for the run, and defaults are
-smaller: 100 prompts of 128 tokens.
+smaller: 100 prompts of 128 tokens. Without `--api-key` or a header `Authorization` the key is that of the environment,
+`OPENAI_API_KEY`.
 
 `llmjax bench startup` times cold and warm starts; its result has no time of compilation, for that goes on while an
 engine serves: instead `programs` is the time until all programs are there. `llmjax bench sweep serve` and `sweep
@@ -45,7 +46,8 @@ a key for the sweep, without which it would not forget its cached prefixes betwe
 draw the results with vLLM's flags and need matplotlib alone; beside a curve of means they shade what lies between the
 least and the greatest. There is no `mm-processor` and no `sweep serve_workload`. `llmjax complete` and `collect-env`
 are vLLM's, and `llmjax chat` has its `--quick`, `--model-name` and `--system-prompt`; without `--url` it talks to an
-engine of its own.
+engine of its own. A line behind each answer says how long it is and how fast it came: with `--quick` only with
+`--stats`, else not with `--no-stats`.
 """
 
 
