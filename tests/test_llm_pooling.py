@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmjax import LLM, PoolingParams, TextPair
+from llmjax import LLM, AsyncLLM, PoolingParams, TextPair
+from llmjax.async_llm import LONG_TEXT
 from llmjax.errors import InvalidRequest
 from tests.pooled_models import GOLDEN, RERANKER, golden, pair, split_prompt, words, write_with_tokenizer
 
@@ -130,6 +131,19 @@ def test_pairs_without_special_tokens(embedder: LLM, reranker: LLM, judge: LLM) 
     assert scored(reranker, "w3 w4", "w5 w6 w7", truncate_prompt_tokens=4).prompt_token_ids == [3, 4, 5, 6]
     assert scored(judge, "[CLS] w5", " w8").prompt_token_ids == [1, 5, 8]
     assert scored(embedder, "w3", "w3").outputs.score == pytest.approx(1.0, abs=1e-5)
+
+
+async def test_texts_without_special_tokens_online(reranker: LLM) -> None:
+    params = PoolingParams(truncate_prompt_tokens=4)
+    long = "w3 " * LONG_TEXT  # which a thread tokenizes
+    engine = AsyncLLM.from_config(reranker.config)
+    try:
+        for i, prompt in enumerate(("w3 w4", TextPair("w3", "w4"), long)):
+            stream = engine.encode(prompt, params, str(i), add_special_tokens=False)
+            ids = [output.prompt_token_ids async for output in stream]
+            assert ids == ([[3] * 4] if prompt is long else [[3, 4]])
+    finally:
+        await engine.shutdown()
 
 
 @pytest.mark.parametrize(

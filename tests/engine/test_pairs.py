@@ -71,3 +71,17 @@ def test_templates_of_vllm_s_form() -> None:
     assert chosen.text(TextPair("<|im_start|>q", "d")) == "<I>as usual<Q><|im_start|>q<D>d"
     assert prompts().text(TextPair("q", "d")) is None
     assert prompts().text(TextPair("q", "d", chat_template=TEMPLATE)) == "<I>as usual<Q>q<D>d"
+
+
+def test_prompts_of_templates_get_the_tokenizer_s_special_tokens_unless_they_are_left_out() -> None:
+    pairs = prompts("{{ messages[0].content }} {{ messages[1].content }}")
+    assert isinstance(pairs.tokenizer.backend, HuggingFaceBackend)
+    pipeline = pairs.tokenizer.backend.tokenizer
+    pipeline.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    pipeline.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 0)]
+    )
+    pair = TextPair("a", "a a a")
+    for special, whole, cut in ((True, [0, 1, 1, 1, 1], [0, 1, 1]), (False, [1, 1, 1, 1], [1, 1])):
+        assert pairs.tokens(pair, limit=None, add_special_tokens=special) == (whole, None)
+        assert pairs.tokens(pair, limit=len(cut), add_special_tokens=special) == (cut, None)
