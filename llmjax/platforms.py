@@ -39,7 +39,6 @@ POOL_SHARE = 0.75  # of a card, where nothing is said to JAX
 CPUINFO = Path("/proc/cpuinfo")
 MOST_CPU_DEVICES = 64
 FLOAT8_CAPABILITY = (8, 9)  # from which on NVIDIA's cards multiply 8-bit floats
-BFLOAT16_ISAS = ("avx512vnni", "avx512bf16", "amx")  # of kernels; CPUs with AVX-512 BF16 or AMX have them
 
 
 @dataclass(frozen=True)
@@ -357,13 +356,13 @@ def _cannot_write(folder: Path) -> str | None:
 
 
 def cpu_is_fast_at_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware (AMX or AVX-512 BF16).
+    """Whether products with bfloat16 weights take this CPU no longer than with float32 ones.
 
-    Kernels that are made to keep to an older instruction set make it an older CPU.
+    The C++ kernels widen them as they read, which vectors of AVX2 and newer do for nothing; XLA needs hardware for it.
     """
     native = library()
-    if native is not None and native.forced not in (None, *BFLOAT16_ISAS):
-        return False
+    if native is not None:
+        return native.best != "generic"
     if host.system() != "Linux" or not CPUINFO.exists():
         return False
     for line in CPUINFO.read_text().splitlines():

@@ -26,8 +26,9 @@ def linears(
 
     With plain matrices x is not rounded to their type (to 16 bits of mantissa where tiles multiply). Quantized ones
     whose activations are ``int8`` may have x rounded: by blocks of 32 columns (64 where the groups of all weights are
-    multiples of it) to ``scale * integer`` with ``scale = max |x| / 127``. With tiles, and where their dtype or
-    activations allow it, x and the dequantized weights may instead be rounded to bf16. All sums are f32.
+    multiples of it) to ``scale * integer`` with ``scale = max |x| / 127``. Where their dtype or activations allow it,
+    x and the dequantized weights may instead be rounded to bf16, or x to int16, by the same blocks with
+    ``scale = max |x| / 32767``. All sums are f32, or exact integers within a block.
 
     Args:
         x: [T, in].

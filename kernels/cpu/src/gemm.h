@@ -31,7 +31,7 @@ struct Count {
   static constexpr int value = kValue;
 };
 
-constexpr int kBlockRows = kRegisters == 32 ? 6 : 4;
+constexpr int kBlockRows = 6;
 constexpr int kBlockVectors = kRegisters == 32 ? 4 : 2;
 
 template <int kRows, int kVectors, class B>
@@ -83,7 +83,8 @@ void multiply(const float* a, int stride_a, const B& b, int rows, int n_begin, i
     m += count.value;
   };
   while (m + kBlockRows <= rows) next(Count<kBlockRows>{});
-  while (m + 3 <= rows) next(Count<3>{});
+  if (m + 4 <= rows) next(Count<4>{});
+  if (m + 3 <= rows) next(Count<3>{});
   if (m + 2 <= rows) next(Count<2>{});
   if (m < rows) next(Count<1>{});
 }

@@ -61,7 +61,7 @@ bool read_format(const int32_t* numbers, const float* levels, QuantizedMatrix& w
 
 int tiles_of_task(const QuantizedMatrix& w, Method method) {
   if (method == Method::kBf16Tiles) return 2;  // which all rows of a task pass by
-  if (method == Method::kFloatPanels || method == Method::kBf16Panels) return 4;
+  if (method == Method::kFloatPanels || method == Method::kBf16Panels || method == Method::kInt16Panels) return 4;
   return static_cast<int>(1 + kBytesOfTask / (static_cast<int64_t>(w.num_words) * kTileRows * 4));
 }
 
@@ -108,6 +108,10 @@ size_t place(QuantizedInput& in, const bool* methods, char* memory) {
   in.byte_totals = arena.take<int32_t>(bytes, count * 3);
   const bool bf16 = methods[static_cast<int>(Method::kBf16Panels)] || methods[static_cast<int>(Method::kBf16Tiles)];
   in.bf16 = arena.take<uint16_t>(bf16, count * kChunk);
+  const bool int16 = methods[static_cast<int>(Method::kInt16Panels)];
+  in.int16 = arena.take<int16_t>(int16, count * kChunk);
+  in.int16_scales = arena.take<float>(int16, count);
+  in.int16_sums = arena.take<float>(int16, count * 3);
   return arena.used();
 }
 
@@ -224,7 +228,7 @@ size_t Products::bytes(const ffi::ThreadPool& pool) {
 Phase Products::prepare(Fill fill) const {
   const int rows = quantized_.empty() ? in_.rows : in_.blocks() * in_.block, size = in_.size_in;
   int of_task = (rows + 4 * threads_ - 1) / (4 * threads_);
-  const bool lines_of_one_row = in_.bytes == nullptr && in_.floats == nullptr;  // else threads would share cache lines
+  const bool lines_of_one_row = in_.bytes == nullptr && in_.floats == nullptr && in_.int16 == nullptr;  // else threads would share cache lines
   if (of_task > kTileRows || !lines_of_one_row) of_task = in_.block;
   return {static_cast<size_t>((rows + of_task - 1) / of_task), [this, fill = std::move(fill), rows, size, of_task](size_t i) {
             const int begin = static_cast<int>(i) * of_task, end = begin + of_task < rows ? begin + of_task : rows;
@@ -240,7 +244,7 @@ Phase Products::prepare(Fill fill) const {
 
 void Products::append(char* memory, Fill fill, std::vector<Phase>& phases) {
   place(in_, methods_, memory + plain_bytes_);
-  const bool forms = in_.floats != nullptr || in_.bytes != nullptr || in_.bf16 != nullptr;
+  const bool forms = in_.floats != nullptr || in_.bytes != nullptr || in_.bf16 != nullptr || in_.int16 != nullptr;
   if (!filled_ && (fill != nullptr || forms)) phases.push_back(prepare(std::move(fill)));
   if (plain_bytes_ != 0) {
     phases.push_back({plain_.size(), [this, memory](size_t i) {

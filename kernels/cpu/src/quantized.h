@@ -55,14 +55,14 @@ struct QuantizedMatrix {
   }
 };
 
-// How to multiply. Float vectors and panels are exact f32; the others round x to int8 by blocks of columns, or x and the
-// dequantized weights to bf16.
-enum class Method : int { kFloatVectors, kFloatPanels, kInt8Vectors, kBf16Panels, kBf16Tiles };
-constexpr int kMethods = 5;
+// How to multiply. Float vectors and panels are exact f32; the others round x to int8 or int16 by blocks of columns, or x and
+// the dequantized weights to bf16.
+enum class Method : int { kFloatVectors, kFloatPanels, kInt8Vectors, kBf16Panels, kBf16Tiles, kInt16Panels };
+constexpr int kMethods = 6;
 
-// What x may be rounded to; to bf16 together with weights.
+// What x may be rounded to: int8, or 16 bits, which are bf16, together with weights, or int16.
 struct Rounding {
-  bool int8, bf16;
+  bool int8, half;
 };
 
 // The rows of x, in blocks of at most 16 that are filled up with zeros to `block` rows, chunk by chunk of 32 columns:
@@ -71,7 +71,7 @@ struct Rounding {
 struct QuantizedInput {
   int rows, size_in, block;
   const float* x;     // [rows, size_in] as it came, or null
-  int round_columns;  // that share a scale of int8: 32 or 64
+  int round_columns;  // that share a scale of int8 or int16: 32 or 64
   float* floats;
   float* float_sums;  // of halves of chunks: [..., 2, block]
   int8_t* bytes;
@@ -79,6 +79,8 @@ struct QuantizedInput {
   float* byte_sums;      // of x rounded so, over the halves of a chunk and all of it: [..., 3, block]
   int32_t* byte_totals;  // of the bytes themselves, the same way, with the other sign
   uint16_t* bf16;
+  int16_t* int16;       // of four columns 0, 2, 1 and 3
+  float *int16_scales, *int16_sums;  // as those of bytes
 
   int chunks() const { return (size_in + kChunk - 1) / kChunk; }
   int blocks() const { return (rows + block - 1) / block; }
@@ -92,6 +94,7 @@ struct QuantizedInput {
     if (floats != nullptr) part.floats += at * kChunk, part.float_sums += at * 2;
     if (bytes != nullptr) part.bytes += at * kChunk, part.byte_scales += at, part.byte_sums += at * 3, part.byte_totals += at * 3;
     if (bf16 != nullptr) part.bf16 += at * kChunk;
+    if (int16 != nullptr) part.int16 += at * kChunk, part.int16_scales += at, part.int16_sums += at * 3;
     return part;
   }
 };

@@ -103,6 +103,10 @@ inline Bits unpack_one(const uint32_t* words, int i) {
 
 // ---- bytes and integer dot products ----
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define LLMJAX_INT16_PANELS  // int16_panels.h
+#endif
+
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr bool kUnsignedBytes = true;  // of codes: signed ones are moved by 128
 #else

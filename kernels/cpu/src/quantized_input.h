@@ -24,12 +24,12 @@ inline Vec sum_halves(Vec v) {
   return v;
 }
 
-// How columns become int8; for those with NaN or infinity `scale` is NaN, which reaches every sum.
-struct ByteScale {
+// How columns become integers; for those with NaN or infinity `scale` is NaN, which reaches every sum.
+struct IntegerScale {
   float scale, inverse;
 };
 
-inline ByteScale byte_scale(const float* x, int columns) {
+inline IntegerScale integer_scale(const float* x, int columns, float largest) {
   Int most{};  // magnitudes have the same order as integers, with NaN above all
   for (int i = 0; i < columns; i += kLanes) {
     const Int magnitude = bit_cast<Int>(load(x + i)) & 0x7fffffff;
@@ -37,29 +37,51 @@ inline ByteScale byte_scale(const float* x, int columns) {
   }
   const float peak = bit_cast<float>(horizontal_max(most));
   if (peak - peak != 0) return {peak - peak, 0};  // NaN
-  return {peak * (1.0f / 127.0f), peak > 1e-30f ? 127.0f / peak : 0};
+  return {peak * (1.0f / largest), peak > 1e-30f ? largest / peak : 0};
 }
 
-// A chunk of f32 as int8, to nearest.
-inline void round_chunk(const float* x, ByteScale by, int8_t* bytes, float* sums, int32_t* totals, int stride) {
+// A chunk of f32 as integers, to nearest: put(column, the lowest bits of a vector's lanes), put_sum(i, sum) of the first half, the
+// second one and all of them.
+template <class Put, class PutSum>
+inline void round_chunk(const float* x, IntegerScale by, const Put& put, const PutSum& put_sum) {
   Vec of_half[2] = {};
   for (int half = 0; half < 2; ++half) {
     for (int i = 0; i < kVectorsOfHalf; ++i) {
       const int at = (half * kVectorsOfHalf + i) * kLanes;
       const Vec shifted = load(x + at) * splat(by.inverse) + splat(12582912.0f);  // 1.5 * 2^23: rounds to an integer
       of_half[half] += shifted - splat(12582912.0f);
-      store_bytes(bytes + at, bit_cast<Bits>(shifted) & 0xff);
+      put(at, bit_cast<Bits>(shifted));
     }
   }
   exchange<kLanes / 2>(of_half[0], of_half[1]);
   const Vec both = sum_halves(of_half[0] + of_half[1]);
   const float first = both[0], second = both[kLanes / 2];
-  const float all[3] = {first, second, first + second};
-  for (int i = 0; i < 3; ++i) {
-    sums[i * stride] = all[i] * by.scale;
-    totals[i * stride] = -to_integer(all[i]);
-  }
+  put_sum(0, first), put_sum(1, second), put_sum(2, first + second);
 }
+
+inline void round_to_bytes(const float* x, IntegerScale by, int8_t* bytes, float* sums, int32_t* totals, int stride) {
+  round_chunk(
+      x, by, [&](int column, Bits bits) { store_bytes(bytes + column, bits & 0xff); },
+      [&](int i, float sum) {
+        sums[i * stride] = sum * by.scale;
+        totals[i * stride] = -to_integer(sum);
+      });
+}
+
+#if defined(LLMJAX_INT16_PANELS)
+// In each four columns 1 and 2 change places.
+inline void round_to_int16(const float* x, IntegerScale by, int16_t* to, float* sums, int stride) {
+  const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 4, 5, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1, 0, 1, 8, 9, 4, 5, 12, 13, -1, -1, -1, -1,
+                                         -1, -1, -1, -1);
+  round_chunk(
+      x, by,
+      [&](int column, Bits bits) {
+        const __m256i apart = _mm256_permute4x64_epi64(_mm256_shuffle_epi8((__m256i)bits, order), 0b1000);
+        _mm_store_si128(reinterpret_cast<__m128i*>(to + column), _mm256_castsi256_si128(apart));
+      },
+      [&](int i, float sum) { sums[i * stride] = sum * by.scale; });
+}
+#endif
 
 #if defined(__AVX512BF16__)
 inline void round_row(const QuantizedInput& in, const float* x, int row) {
@@ -88,15 +110,24 @@ inline void prepare_row(const QuantizedInput& in, const float* x, int row) {
       for (int i = 0; i < 2 * kChunk; ++i) part[i] = i < count ? columns[i] : 0;
       columns = part;
     }
-    const ByteScale by = in.bytes == nullptr ? ByteScale{} : byte_scale(columns, per_scale * kChunk);
+    const IntegerScale by = in.bytes == nullptr ? IntegerScale{} : integer_scale(columns, per_scale * kChunk, 127);
+#if defined(LLMJAX_INT16_PANELS)
+    const IntegerScale by_int16 = in.int16 == nullptr ? IntegerScale{} : integer_scale(columns, per_scale * kChunk, 32767);
+#endif
     for (int i = 0; i < per_scale && c + i < chunks; ++i) {
       const float* from = columns + i * kChunk;
       const size_t at = (static_cast<size_t>(block_of_rows) * chunks + c + i) * in.block + row % in.block;
       const size_t sums = (static_cast<size_t>(block_of_rows) * chunks + c + i) * 3 * in.block + row % in.block;
       if (in.bytes != nullptr) {
         in.byte_scales[at] = by.scale;
-        round_chunk(from, by, in.bytes + at * kChunk, in.byte_sums + sums, in.byte_totals + sums, in.block);
+        round_to_bytes(from, by, in.bytes + at * kChunk, in.byte_sums + sums, in.byte_totals + sums, in.block);
       }
+#if defined(LLMJAX_INT16_PANELS)
+      if (in.int16 != nullptr) {
+        in.int16_scales[at] = by_int16.scale;
+        round_to_int16(from, by_int16, in.int16 + at * kChunk, in.int16_sums + sums, in.block);
+      }
+#endif
       if (in.floats != nullptr) {
         std::memcpy(in.floats + at * kChunk, from, kChunk * sizeof(float));
         for (int half = 0; half < 2; ++half) {
@@ -114,7 +145,7 @@ void quantized_prepare(const QuantizedInput& in, const float* x, int begin, int 
 #if defined(__AVX512BF16__)
     if (in.bf16 != nullptr) round_row(in, x, row);
 #endif
-    if (in.bytes != nullptr || in.floats != nullptr) prepare_row(in, x, row);
+    if (in.bytes != nullptr || in.floats != nullptr || in.int16 != nullptr) prepare_row(in, x, row);
   }
 }
 

@@ -3,38 +3,41 @@
 #include "quantized.h"
 
 #include "bf16_tiles.h"
-#include "quantized_panels.h"
+#include "int16_panels.h"
 
 namespace {
 
 using llmjax::Method;
 
 bool quantized_takes(const QuantizedMatrix& w, Method method) {
+  const bool integers = w.level_factor != 0 && w.kind != CodeKind::kE4M3 && w.kind != CodeKind::kE5M2;
   switch (method) {
     case Method::kFloatVectors:
     case Method::kFloatPanels: return true;
+    case Method::kInt8Vectors: return integers;
+#if defined(LLMJAX_INT16_PANELS)
+    case Method::kInt16Panels: return integers;
+#endif
 #if defined(__AVX512BF16__)
     case Method::kBf16Panels: return true;
 #endif
-    case Method::kInt8Vectors: return w.level_factor != 0 && w.kind != CodeKind::kE4M3 && w.kind != CodeKind::kE5M2;
 #if defined(__AMX_INT8__)
     case Method::kBf16Tiles: return true;
-#else
-    default: return false;
 #endif
+    default: return false;
   }
-  return false;
 }
 
 // Up to how many rows which method is the fastest: benchmarks/kernels.py prints all of them.
 constexpr int kMaxVectorRows = 4, kMaxByteRowsBesideTiles = 8;
 
 Method quantized_choose(const QuantizedMatrix& w, int rows, llmjax::Rounding may) {
-  const bool tiles = may.bf16 && quantized_takes(w, Method::kBf16Tiles);
+  const bool tiles = may.half && quantized_takes(w, Method::kBf16Tiles);
   if (may.int8 && quantized_takes(w, Method::kInt8Vectors) && (rows <= kMaxByteRowsBesideTiles || !tiles)) return Method::kInt8Vectors;
   if (rows <= kMaxVectorRows) return Method::kFloatVectors;
   if (tiles) return Method::kBf16Tiles;
-  return may.bf16 && quantized_takes(w, Method::kBf16Panels) ? Method::kBf16Panels : Method::kFloatPanels;
+  if (may.half && quantized_takes(w, Method::kBf16Panels)) return Method::kBf16Panels;
+  return may.half && quantized_takes(w, Method::kInt16Panels) ? Method::kInt16Panels : Method::kFloatPanels;
 }
 
 int quantized_input_block(int rows, Method method) {
@@ -91,12 +94,15 @@ void quantized_multiply(const QuantizedMatrix& w, const QuantizedInput& in, Meth
     case Method::kBf16Panels:
       return for_codes(w, [&](auto codes) { bf16_panels<decltype(codes)>(w, in, begin, end, workspace); });
 #endif
+#if defined(LLMJAX_INT16_PANELS)
+    case Method::kInt16Panels:
+      return for_integer_codes(w, [&](auto codes) { int16_panels<decltype(codes)>(w, in, begin, end, workspace); });
+#endif
 #if defined(__AMX_INT8__)
     case Method::kBf16Tiles:
       return for_codes(w, [&](auto codes) { bf16_tiles<decltype(codes)>(w, in, begin, end, workspace); });
-#else
-    default: return;
 #endif
+    default: return;
   }
 }
 

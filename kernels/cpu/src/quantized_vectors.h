@@ -338,7 +338,7 @@ inline void multiply_segment(const Bits* codes, const int8_t* x, const float* x_
 #pragma GCC unroll 4
       for (int v = 0; v < kParts; ++v) products[m][v].start(totals[m][v]);
     }
-#pragma GCC unroll 1
+#pragma GCC unroll 2
     for (int i = 0; i < kTerms; ++i, codes += kParts, x += 4) {
 #pragma GCC unroll 4
       for (int m = 0; m < kRows; ++m) {
