@@ -18,7 +18,7 @@ import pytest
 from llmjax import platforms
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
-from llmjax.kernels.cpu.library import library
+from llmjax.kernels.cpu.library import Library
 from llmjax.kernels.devices import platform_of
 from llmjax.kernels.qtensor import INT8_DECODES
 from llmjax.platforms import devices_of, nvidia_cards, select_platform, use_compilation_cache
@@ -206,27 +206,26 @@ def test_what_a_plugin_does_not_get(name: str, own: bool, tile: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "forced", "dtype"),
+    ("flags", "isas", "forced", "dtype"),
     [
-        ("avx2 avx512_bf16", None, "bfloat16"),
-        ("avx2 amx_bf16", "amx", "bfloat16"),
-        ("avx2 avx512_bf16", "avx512vnni", "bfloat16"),
-        ("avx2 avx512_bf16", "avx2", "float32"),
-        ("avx2 avx512_bf16", "generic", "float32"),
-        ("avx2 avx512f", "avx512vnni", "float32"),
-        ("avx2", None, "float32"),
+        ("avx2 avx512_bf16", "generic avx2 avx512 avx512vnni avx512bf16", None, "bfloat16"),
+        ("avx2 avx512_bf16", "generic avx2 avx512 avx512vnni avx512bf16", "avx2", "bfloat16"),
+        ("avx2 avx512_bf16", "generic avx2 avx512 avx512vnni avx512bf16", "generic", "float32"),
+        ("avx2", "generic avx2", None, "bfloat16"),
+        ("sse4_2", "generic", None, "float32"),
+        ("avx2 avx512_bf16", None, None, "bfloat16"),
+        ("avx2 amx_bf16", None, None, "bfloat16"),
+        ("avx2 avx512f", None, None, "float32"),
     ],
 )
-def test_the_type_of_weights_follows_the_cpu_and_the_instruction_set_that_kernels_keep_to(
-    flags: str, forced: str | None, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_type_of_weights_follows_the_kernels_or_without_them_the_cpu(
+    flags: str, isas: str | None, forced: str | None, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native = library()
-    if native is None:
-        pytest.skip("the C++ library is not built")
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {flags} sse2\n")
+    kernels = None if isas is None else Library(isas=tuple(isas.split()), usable=tuple(isas.split()), forced=forced)
     monkeypatch.setattr(platforms, "CPUINFO", cpuinfo)
-    monkeypatch.setattr(platforms, "library", lambda: replace(native, forced=forced))
+    monkeypatch.setattr(platforms, "library", lambda: kernels)
     monkeypatch.setattr(platforms.host, "system", lambda: "Linux")
     assert select_platform(EngineConfig(device="cpu")).dtype == dtype
 
