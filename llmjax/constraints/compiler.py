@@ -5,19 +5,17 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer
 
 from llmjax.constraints.grammars import grammar_of
+from llmjax.constraints.matchers import Vocabulary, make_matcher
+from llmjax.constraints.trial import GrammarTrial
 from llmjax.errors import InvalidRequest
-from llmjax.sampling.masks import mask_words
 from llmjax.sampling.structured import StructuredOutputsParams
 from llmjax.tokenizer import Tokenizer
 
-# A step's work is at most some 0.1 s, and mostly far below 1 ms; making a matcher takes at most about 1 s.
-LIMITS = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=50_000, verbose_errors=False)
-STACK_BYTES = 2**28  # of memory that is taken only where it is needed
 KEPT = 32  # matchers of grammars that were asked for last
 KEPT_CHARS = 2**21  # of those grammars together
 
@@ -29,12 +27,17 @@ class GrammarCompiler:
         tokenizer: whose tokens they read.
         vocab_size: number of logits.
         eos_token_ids: tokens that may end an output.
+        trusted: grammars come from somebody who has made matchers of them; others are tried in another process first,
+            for there are short ones that take hours, or all memory.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Iterable[int], trusted: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos = sorted(token for token in eos_token_ids if 0 <= token < vocab_size)
+        self._trial = None if trusted else GrammarTrial(self._make_vocabulary)
         self._vocabulary: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -52,15 +55,18 @@ class GrammarCompiler:
         Raises:
             InvalidRequest: the grammar is wrong, needs too much, or nothing matches it.
         """
+        if (kept := self._found(grammar)) is not None:
+            return kept
+        if not self._eos:
+            raise InvalidRequest(f"{field}: the model has no token that ends an output", field=field)
+        if self._trial is not None:  # whoever asks for what is kept does not wait for it
+            self._check(self._trial, grammar, field)
+        if (kept := self._found(grammar)) is not None:
+            return kept
         with self._lock:
-            if (kept := self._kept.get(grammar)) is not None:
-                self._kept.move_to_end(grammar)
-                return kept
-            if not self._eos:
-                raise InvalidRequest(f"{field}: the model has no token that ends an output", field=field)
             if self._vocabulary is None:
-                self._vocabulary = self._make_vocabulary()
-            matcher = self._made(self._vocabulary, grammar)
+                self._vocabulary = self._make_vocabulary().for_matchers()
+            matcher = make_matcher(self._vocabulary, grammar)
             if matcher.is_error():
                 raise InvalidRequest(f"{field}: {_first_lines(matcher.get_error())}", field=field)
             self._kept[grammar] = matcher
@@ -68,32 +74,26 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
             return matcher
 
-    def _made(self, vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
-        """The matcher, whose first mask has been worked out: what is too much for a step mostly is so in the first.
+    def _found(self, grammar: str) -> LLMatcher | None:
+        with self._lock:
+            if (kept := self._kept.get(grammar)) is not None:
+                self._kept.move_to_end(grammar)
+            return kept
 
-        The library follows references and rules by calling itself, so it gets a stack for as many as there may be.
-        """
-        made: list[LLMatcher] = []
-
-        def make() -> None:
-            matcher = LLMatcher(vocabulary, grammar, limits=LIMITS, log_level=0)
-            if not matcher.is_error():
-                mask = np.zeros(mask_words(self._vocab_size), np.int32)
-                matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-            made.append(matcher)
-
-        before = threading.stack_size(STACK_BYTES)
+    @staticmethod
+    def _check(trial: GrammarTrial, grammar: str, field: str) -> None:
         try:
-            thread = threading.Thread(target=make, name="grammar", daemon=True)
-            thread.start()
-        finally:
-            threading.stack_size(before)
-        thread.join()
-        return made[0]
+            error = trial.error(grammar)
+        except InvalidRequest as refused:
+            raise InvalidRequest(f"{field}: {refused}", field=field) from None
+        if error:
+            raise InvalidRequest(f"{field}: {_first_lines(error)}", field=field)
 
-    def _make_vocabulary(self) -> LLTokenizer:
-        wrapper = TokenizerWrapper(_Vocabulary(self._tokenizer, vocab_size=self._vocab_size, eos=self._eos[0]))
-        return LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=self._eos)
+    def _make_vocabulary(self) -> _OwnVocabulary:
+        tokenizer = self._tokenizer
+        special = sorted(token for token in tokenizer.all_special_ids if token < self._vocab_size)
+        tokens = tokenizer.bytes_of_all(self._vocab_size)
+        return _OwnVocabulary(tokens=tokens, special=special, eos=self._eos, tokenizer=tokenizer)
 
     def _cut(self, marker: str) -> list[int | str]:
         """Special tokens in a marker, and the text between them."""
@@ -114,46 +114,22 @@ class GrammarCompiler:
         return [*parts, text] if text else parts
 
 
-class _Vocabulary:
-    """A tokenizer as ``TokenizerWrapper`` wants it."""
+@dataclass(frozen=True, kw_only=True)
+class _OwnVocabulary(Vocabulary):
+    """A tokenizer's vocabulary, texts in which are written as the tokenizer writes them."""
 
-    bos_token_id = None
-
-    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos: int) -> None:
-        self._tokenizer = tokenizer
-        self.eos_token_id = eos
-        self.tokens = tokenizer.bytes_of_all(vocab_size)
-        self.special_token_ids = sorted(token for token in tokenizer.all_special_ids if token < vocab_size)
-        special = frozenset(self.special_token_ids)
-        # The first of tokens with the same bytes; each byte that no token has alone can only be part of another.
-        self._ids: dict[bytes, int] = {}
-        for token, data in enumerate(self.tokens):
-            if data and token not in special:
-                self._ids.setdefault(data, token)
-        self._longest = max(map(len, self._ids), default=1)
+    tokenizer: Tokenizer
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The tokens that the text would be written in; those of the tokenizer where they stand for exactly that."""
+        """The tokenizer's tokens where they stand for exactly that."""
         data = text.encode() if isinstance(text, str) else text
         try:
-            ids = self._tokenizer.encode(data.decode(), add_special_tokens=False, parse_special=False)
+            ids = self.tokenizer.encode(data.decode(), add_special_tokens=False, parse_special=False)
         except UnicodeDecodeError:
             ids = []
         if b"".join([self.tokens[token] for token in ids if token < len(self.tokens)]) == data:
             return ids
-        return self._greedy(data)
-
-    def _greedy(self, data: bytes) -> list[int]:
-        ids, at = [], 0
-        while at < len(data):
-            for size in range(min(self._longest, len(data) - at), 0, -1):
-                if (token := self._ids.get(data[at : at + size])) is not None:
-                    ids.append(token)
-                    break
-            else:
-                return ids
-            at += size
-        return ids
+        return super().__call__(data)
 
 
 def _first_lines(message: str) -> str:

@@ -527,7 +527,7 @@ class Engine:
                 output.prompt_logprobs = sequence.prompt_logprobs
             matcher = sequence.matcher
             if matcher is not None and not matcher.consume_token(token):
-                outputs.append(self._end(sequence, _nothing_allowed()))
+                outputs.append(self._end(sequence, _not_taken(matcher.get_error())))
                 break
             if token in stops and len(known) > sequence.num_prompt_tokens + params.min_tokens:
                 output.finish_reason = "stop"
@@ -707,6 +707,10 @@ def _no_mask(why: str) -> InvalidRequest:
         return _nothing_allowed()
     message = f"the grammar takes more than a step may: {why.splitlines()[0][:200]}"
     return InvalidRequest(message, field="structured_outputs")
+
+
+def _not_taken(why: str) -> InvalidRequest:
+    return _nothing_allowed() if "satisfy the grammar" in why else _no_mask(why)
 
 
 def _nothing_allowed() -> InvalidRequest:

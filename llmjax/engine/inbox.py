@@ -67,4 +67,4 @@ class Inbox:
         if tokenizer is None:
             raise LLMJaxError("there is no tokenizer")
         eos = self._info.eos_token_ids | tokenizer.eos_token_ids
-        return GrammarCompiler(tokenizer, vocab_size=self._info.vocab_size, eos_token_ids=eos)
+        return GrammarCompiler(tokenizer, vocab_size=self._info.vocab_size, eos_token_ids=eos, trusted=True)

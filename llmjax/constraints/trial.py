@@ -1,0 +1,134 @@
+"""Tries a grammar in another process, which is ended where it takes too much: the library has no bound of its own.
+
+A schema of a thousand characters can keep it busy for hours, and an expression of 100,000 can take all memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llmjax.constraints.matchers import Vocabulary
+from llmjax.constraints.trial_wire import receive, send, vocabulary_bytes
+from llmjax.errors import InvalidRequest, LLMJaxError
+from llmjax.system import python_path
+
+START_SECONDS = 60.0  # a bound for a machine that is very busy; it takes a few tenths of a second
+
+
+class GrammarProcessError(LLMJaxError):
+    """The process that tries grammars cannot be started."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialLimits:
+    """What one grammar may take.
+
+    Args:
+        cpu_seconds: computing time, after which the process is killed.
+        wall_seconds: time until the answer is there, however busy the machine is.
+        memory: bytes of address space beside what the process has once it knows the vocabulary.
+    """
+
+    cpu_seconds: float = 5.0
+    wall_seconds: float = 60.0
+    memory: int = 2**30
+
+
+class GrammarTrial:
+    """Finds out whether a grammar can be had, in a process that starts when it is first needed. Thread-safe; grammars
+    are tried one after the other.
+
+    Args:
+        vocabulary: makes what they are matched with; called once for each process.
+    """
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary], *, limits: TrialLimits | None = None) -> None:
+        self._vocabulary = vocabulary
+        self._limits = limits or TrialLimits()
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+
+    def error(self, grammar: str) -> str:
+        """What the library says against a grammar; empty: nothing.
+
+        Raises:
+            InvalidRequest: it takes more than the limits.
+            GrammarProcessError: there is no process.
+        """
+        with self._lock:
+            if self._process is None or not self._process.alive:
+                self._process = _Process(self._vocabulary(), self._limits)
+            return self._process.error(grammar)
+
+
+class _Process:
+    def __init__(self, vocabulary: Vocabulary, limits: TrialLimits) -> None:
+        self._limits = limits
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            # A fresh interpreter without site-packages' start-up files: it starts quickly.
+            command = [sys.executable, "-S", "-P", "-m", "llmjax.constraints.trial_main"]
+            try:
+                self._process = subprocess.Popen(
+                    [*command, json.dumps(dataclasses.asdict(limits))],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": python_path()},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._socket.close()
+                raise GrammarProcessError(f"the process that tries grammars cannot be started: {error}") from error
+        weakref.finalize(self, _end, self._socket, self._process)  # at exit, too
+        self._socket.settimeout(START_SECONDS)
+        try:
+            send(self._socket, vocabulary_bytes(vocabulary))
+            ready = receive(self._socket)
+        except OSError:
+            ready = None
+        if ready is None:
+            code = self._exit_code()
+            raise GrammarProcessError(f"the process that tries grammars did not start (exit status {code})")
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def error(self, grammar: str) -> str:
+        self._socket.settimeout(self._limits.wall_seconds)
+        try:
+            send(self._socket, grammar.encode())
+            answer = receive(self._socket)
+        except TimeoutError:
+            self._exit_code()
+            raise InvalidRequest(f"it takes more than {self._limits.wall_seconds:g} s") from None
+        except OSError:
+            answer = None
+        if answer is None:
+            raise InvalidRequest(self._reason(self._exit_code()))
+        return answer.decode()
+
+    def _reason(self, code: int) -> str:
+        if code == -signal.SIGPROF:
+            return f"it takes more than {self._limits.cpu_seconds:g} s of computing time"
+        return f"it takes more than {self._limits.memory >> 20} MiB of memory, or the library fails at it"
+
+    def _exit_code(self) -> int:
+        self._process.kill()  # its socket may be closed, but not by its end
+        return self._process.wait()
+
+
+def _end(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    connection.close()
+    process.kill()
+    process.wait()

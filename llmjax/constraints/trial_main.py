@@ -1,0 +1,52 @@
+"""The process that tries grammars: ``python -m llmjax.constraints.trial_main``, started by ``trial``, ends with its
+socket.
+
+Standard input is the socket; the vocabulary comes first. What takes more computing time than ``TrialLimits`` allow is
+killed by the system, and so, by the library's own end, is what takes more memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from llmjax.constraints.matchers import STACK_BYTES, make_matcher
+from llmjax.constraints.trial_wire import receive, send, vocabulary_of
+
+
+def main() -> None:
+    limits = json.loads(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which may have requests to finish
+    connection = socket.socket(fileno=0)
+    if (frame := receive(connection)) is None:
+        return
+    vocabulary = vocabulary_of(frame).for_matchers()
+    del frame
+    _limit_memory(limits["memory"])
+    send(connection, b"")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the library says when it ends is no news for the server's log
+    while (grammar := receive(connection)) is not None:
+        # Counts this process's computing time, and nothing catches its signal.
+        signal.setitimer(signal.ITIMER_PROF, limits["cpu_seconds"])
+        matcher = make_matcher(vocabulary, grammar.decode())
+        error = matcher.get_error() if matcher.is_error() else ""
+        del matcher
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        send(connection, error.encode("utf-8", "replace"))
+
+
+def _limit_memory(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":  # macOS has no limit of the address space
+        pages = int(Path("/proc/self/statm").read_bytes().split()[0])
+        most = pages * resource.getpagesize() + STACK_BYTES + size
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Grammars as matchers: what takes too much is refused in time, and what is large is not."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from llmjax.constraints.compiler import GrammarCompiler
+from llmjax.constraints.matchers import Vocabulary
+from llmjax.constraints.trial import GrammarTrial, TrialLimits
+from llmjax.errors import InvalidRequest
+from llmjax.sampling.structured import StructuredOutputsParams
+from tests.constraints.test_schema_suite import Bytes
+
+EOS = 256
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(Bytes(), vocab_size=EOS + 1, eos_token_ids=[EOS])  # type: ignore[arg-type]
+
+
+def accepts(compiler: GrammarCompiler, text: str, **form: Any) -> bool:
+    """Whether a form holds a text, and nothing behind it."""
+    matcher = compiler.matcher(compiler.grammar(StructuredOutputsParams(**form))).deep_copy()
+    return all(matcher.consume_token(byte) for byte in text.encode()) and matcher.is_accepting()
+
+
+HOURS = {"allOf": [{"type": "string", "pattern": f"^.*a.{{{i}}}b.*$"} for i in range(1, 64)]}  # 3,500 characters
+MEMORY = "a?" * 50_000 + "a" * 50_000  # 12 GB
+
+
+@pytest.mark.parametrize(
+    ("form", "says"), [({"json": HOURS}, "5 s of computing time"), ({"regex": MEMORY}, "than 5 s|1024 MiB of memory")]
+)
+def test_what_would_not_end_is_refused(compiler: GrammarCompiler, form: dict[str, Any], says: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(InvalidRequest, match=says) as raised:
+        compiler.matcher(compiler.grammar(StructuredOutputsParams(**form)), field="response_format")
+    assert raised.value.field == "response_format"
+    assert time.monotonic() - began < 60  # of a busy machine
+    assert accepts(compiler, "fine", choice=["fine"])  # the next grammar is tried in a new process
+
+
+def test_what_is_wrong_is_told_as_the_library_says_it(compiler: GrammarCompiler) -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match=r"regex: .*Invalid type: wat") as raised:
+            compiler.matcher(compiler.grammar(StructuredOutputsParams(json={"type": "wat"})), field="regex")
+        assert raised.value.field == "regex"
+
+
+def test_the_process_is_kept(compiler: GrammarCompiler) -> None:
+    trial = GrammarTrial(lambda: Vocabulary(tokens=[bytes([i]) for i in range(256)] + [b""], special=[EOS], eos=[EOS]))
+    grammar = compiler.grammar(StructuredOutputsParams(regex="a+"))
+    assert trial.error(grammar) == ""
+    first = trial._process
+    assert trial.error(grammar) == "" and trial._process is first
+
+
+def test_a_late_answer_is_not_waited_for(compiler: GrammarCompiler) -> None:
+    limits = TrialLimits(cpu_seconds=30, wall_seconds=0.5)
+    tokens = [bytes([i]) for i in range(256)] + [b""]
+    trial = GrammarTrial(lambda: Vocabulary(tokens=tokens, special=[EOS], eos=[EOS]), limits=limits)
+    with pytest.raises(InvalidRequest, match=r"more than 0\.5 s"):
+        trial.error(compiler.grammar(StructuredOutputsParams(json=HOURS)))
+
+
+NAMES = {f"k{i}": {"type": "integer"} for i in range(3000)}
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ({"choice": [f"choice {i}" for i in range(4096)]}, "choice 4095"),
+        ({"json": {"type": "object", "properties": NAMES, "additionalProperties": False}}, '{"k7": 1, "k2999": 2}'),
+    ],
+    ids=["choices", "optional properties"],
+)
+def test_large_forms(compiler: GrammarCompiler, form: dict[str, Any], text: str) -> None:
+    assert accepts(compiler, text, **form)
+    assert not accepts(compiler, text.replace("9", "x"), **form)
