@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from llmjax.constraints.calls import Tool, forced_calls, harmony_call, strict_calls, writes_json
+from llmjax.constraints.calls import Tool, begun_calls, forced_calls, harmony_call, strict_calls, writes_json
 from llmjax.errors import InvalidRequest
 from llmjax.parsing.choice import HARMONY, Parsers
 from llmjax.parsing.families import JSON_LIST, TOOLS
@@ -20,6 +20,7 @@ from llmjax.serve.protocol.structured import structured_outputs
 from llmjax.serve.protocol.tools import forced_tools
 
 FINAL = "<|channel|>final<|message|>"  # where gpt-oss' answer begins
+CONTENT_FORM = "response_format"  # the field that is about an answer's content: calls, which have none, do not heed it
 
 
 def parsers_for(parsers: Parsers, *, forced: bool) -> Parsers:
@@ -52,33 +53,54 @@ def answer_form(
     demanded = structured_outputs(body)
     forced = forced_tools(body.tool_choice, tools)
     if forced is not None:
-        if demanded is not None:
+        if demanded is not None and demanded.field != CONTENT_FORM:
             raise ApiError(
                 f"`{demanded.field}` cannot be combined with a call that `tool_choice` forces",
                 param=demanded.field,
                 code="invalid_value",
             )
-        return _forced(body, form, parsers, forced, custom)
+        return _forced(form, parsers, forced, custom, several=body.tool_choice == "required" and form.parallel)
     if demanded is not None:
-        return replace(demanded, after=_reasoning(form, parsers, calls=False))
+        demanded = replace(demanded, after=_reasoning(form, parsers, calls=False))
+        if not tools or demanded.field != CONTENT_FORM or demanded.structural_tag is not None:
+            return demanded
+        return replace(demanded, instead=_calls(form, parsers, tools, custom))
     if any(tool["function"].get("strict") is True for tool in tools) or any(custom.values()):
         return _strict(form, parsers, tools, custom)
     return None
 
 
+def held_to_tools(form: StructuredOutputsParams | None) -> bool:
+    """Whether calls can only be written as the tools say."""
+    return form is not None and "tools" in (form.field, form.instead and form.instead.field)
+
+
+def _calls(
+    form: AnswerFormat, parsers: Parsers, tools: Sequence[Mapping[str, Any]], custom: CustomTools
+) -> StructuredOutputsParams:
+    """Calls that the model may write in place of an answer that has a form."""
+    assert parsers.tools is not None
+    family = TOOLS[parsers.tools]
+    if parsers.tools == HARMONY or writes_json(family):
+        return _forced(form, parsers, tools, custom, several=form.parallel)
+    calls = begun_calls([_tool(tool, custom, enforced=False) for tool in tools], family=family)
+    tag = json.dumps({"format": calls})
+    return StructuredOutputsParams(structural_tag=tag, after=_reasoning(form, parsers, calls=True))
+
+
 def _forced(
-    body: ChatRequest,
     form: AnswerFormat,
     parsers: Parsers,
     tools: Sequence[Mapping[str, Any]],
     custom: CustomTools,
+    *,
+    several: bool,
 ) -> StructuredOutputsParams:
     callable_tools = [_tool(tool, custom, enforced=True) for tool in tools]
     if parsers.tools == HARMONY:
         calls = harmony_call(callable_tools)
     else:
         assert parsers.tools is not None
-        several = body.tool_choice == "required" and form.parallel
         calls = forced_calls(callable_tools, several=several, family=TOOLS[parsers.tools], key=_key(parsers))
     lenient = not all(tool["function"].get("strict") is True for tool in tools)
     return _tags(calls, form, parsers, lenient=lenient)

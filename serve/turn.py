@@ -17,7 +17,7 @@ from llmjax.serve.answers import AnswerFormat, AnswerReader
 from llmjax.serve.context import RequestRecord, Server
 from llmjax.serve.custom_tools import NO_TOOLS, CustomTools
 from llmjax.serve.errors import ApiError
-from llmjax.serve.forms import answer_form, parsers_for
+from llmjax.serve.forms import answer_form, held_to_tools, parsers_for
 from llmjax.serve.generation import Job, Tally, check_priority, collect, run_job
 from llmjax.serve.interfaces import Engine
 from llmjax.serve.prompts import (
@@ -184,7 +184,7 @@ async def prepare(
     structured = None
     if tools or demands_form(body):  # their schemas may be large
         structured = await asyncio.to_thread(answer_form, body, form, parsers, tools=tools, custom=custom)
-    if tools and (structured is None or structured.field != "tools"):  # nothing but the model keeps to them
+    if tools and not held_to_tools(structured):  # nothing but the model keeps to them
         forms = [custom.get(tool["function"]["name"]) for tool in tools]
         record.ignored += [wanted.path for wanted in forms if wanted is not None]
     if body.use_beam_search and structured is not None:

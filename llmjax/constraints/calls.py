@@ -81,6 +81,15 @@ def strict_calls(tools: Sequence[Tool], *, family: Grammar, key: str) -> Format 
     return {"type": "triggered_tags", "triggers": [first["value"]], "tags": [tag]}
 
 
+def begun_calls(tools: Sequence[Tool], *, family: Grammar) -> Format:
+    """What begins as calls of the tools do in a family that does not write JSON; how it goes on is the model's."""
+    state = family.states[family.initial if family.known_tools else "content"]
+    # A bracket alone, which belongs to the calls, could begin anything.
+    begins = [f"{marker}{tool.name}" if marker in state.kept else marker for marker in state.markers for tool in tools]
+    rest: Format = {"type": "any_tokens"}
+    return {"type": "or", "elements": [_joined([_const(begin), rest]) for begin in dict.fromkeys(begins)]}
+
+
 def _repeats(family: Grammar) -> bool:
     """Whether calls may follow each other, each with its marker: not where that could be more of the JSON before."""
     markers = family.states["content"].edges

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmjax.constraints.closing import closed
@@ -25,10 +25,13 @@ def grammar_of(params: StructuredOutputsParams, *, special: Callable[[str], list
     Raises:
         InvalidRequest: the form is not one.
     """
-    grammars = [_form(params, Markers(special))]
-    if params.after is not None:
-        grammars[0]["name"] = "form"
-        grammars.insert(0, {"lark_grammar": _after(params.after, Markers(special))})
+    markers = Markers(special)
+    forms = [params] if params.instead is None else [params, params.instead]
+    grammars = [_form(form, markers) for form in forms]
+    if len(forms) > 1 or params.after is not None:
+        for i, grammar in enumerate(grammars):
+            grammar["name"] = f"form_{i}"
+        grammars.insert(0, {"lark_grammar": _choice([form.after for form in forms], markers)})
     return json.dumps({"grammars": grammars})
 
 
@@ -76,10 +79,21 @@ def _read(kind: str, text: Any, params: StructuredOutputsParams) -> Any:
         raise InvalidRequest(f"{params.field}: {kind} is not JSON: {error}", field=params.field) from error
 
 
-def _after(text: FreeText, markers: Markers) -> str:
-    """Free text, then the form."""
+def _choice(before: Sequence[FreeText | None], markers: Markers) -> str:
+    """One of the forms ``form_0``, ``form_1`` …, each behind its free text."""
+    starts: list[str] = []
     # Models put empty lines behind what they think.
-    rules = f"{markers.text_until('free', text.closing)}\nGAP: /[ \\n]{{0,4}}/\nTEXT: /(?s:.*)/\nform: @form\n"
-    if not text.opening:
-        return f"start: free GAP form\n{rules}"
-    return f"start: {markers.literal(text.opening)} free GAP form | {markers.literal(text.otherwise)} form\n{rules}"
+    rules = ["GAP: /[ \\n]{0,4}/", "TEXT: /(?s:.*)/"]
+    for number, text in enumerate(dict.fromkeys(before)):
+        forms = " | ".join(f"@form_{i}" for i, own in enumerate(before) if own == text)
+        rules.append(f"answer_{number}: {forms}")
+        if text is None:
+            starts.append(f"answer_{number}")
+            continue
+        free = f"free_{number}"
+        rules.append(markers.text_until(free, text.closing))
+        opened = f"{markers.literal(text.opening)} " if text.opening else ""
+        starts.append(f"{opened}{free} GAP answer_{number}")
+        if text.opening:  # or else the output begins inside
+            starts.append(f"{markers.literal(text.otherwise)} answer_{number}")
+    return "\n".join([f"start: {' | '.join(starts)}", *rules, ""])

@@ -58,6 +58,8 @@ class _Writer:
                 return self._json(value.get("json_schema", True))
             case "any_text":
                 return "TEXT"
+            case "any_tokens":  # special ones, too
+                return self._rule("(TEXT | <[*]>)*")
             case "regex":
                 return lark_regex(_string(value, "pattern"))
             case "grammar":

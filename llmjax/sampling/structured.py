@@ -49,6 +49,7 @@ class StructuredOutputsParams:
         whitespace_pattern: what may stand between the parts of JSON, as an expression.
         lenient: keywords of a schema that cannot be enforced are left out; otherwise they are errors.
         after: what comes before, for models that reason.
+        instead: another form, which an output may have in place of this one.
         field: what a request calls this, for errors.
 
     Raises:
@@ -66,6 +67,7 @@ class StructuredOutputsParams:
     whitespace_pattern: str | None = None
     lenient: bool = False
     after: FreeText | None = None
+    instead: StructuredOutputsParams | None = None
     field: str = "structured_outputs"
 
     def __post_init__(self) -> None:

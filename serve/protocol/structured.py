@@ -21,7 +21,7 @@ GUIDED = {
 # Of vLLM's ``structured_outputs``; what has no effect here is about its own back ends.
 _FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
-_RENDERED = ("lenient", "after")  # what a rendered request says beside these
+_RENDERED = ("lenient", "after", "instead")  # what a rendered request says beside these
 _WITHOUT_EFFECT = ("disable_fallback", "_backend", "_backend_was_auto")
 
 
@@ -64,22 +64,27 @@ def _guided(body: GenerationRequest, field: str) -> StructuredOutputsParams | No
     )
 
 
-def _structured(value: Any) -> StructuredOutputsParams | None:
+def _structured(value: Any, path: str = "structured_outputs") -> StructuredOutputsParams | None:
     if value is None:
         return None
-    fields = _object(value, "structured_outputs", known=(*_FORMS, *_OPTIONS, *_RENDERED, *_WITHOUT_EFFECT))
+    outer = path == "structured_outputs"  # what may stand in place of a form is one form
+    known = (*_FORMS, *_OPTIONS, *_RENDERED, *_WITHOUT_EFFECT)
+    fields = _object(value, path, known=known if outer else tuple(name for name in known if name != "instead"))
     for name in ("disable_any_whitespace", "disable_additional_properties", "json_object", "lenient"):
         if not isinstance(fields.get(name), bool | None):
-            path = f"structured_outputs.{name}"
-            raise ApiError(f"`{path}` must be a boolean", param=path, code="invalid_type")
+            raise ApiError(f"`{path}.{name}` must be a boolean", param=f"{path}.{name}", code="invalid_type")
     given = {name: fields[name] for name in (*_FORMS, *_OPTIONS, "lenient") if fields.get(name) is not None}
-    return StructuredOutputsParams(**given, after=_free_text(fields.get("after")), field="structured_outputs")
+    return StructuredOutputsParams(
+        **given,
+        after=_free_text(fields.get("after"), f"{path}.after"),
+        instead=_structured(fields.get("instead"), f"{path}.instead"),
+        field="structured_outputs",
+    )
 
 
-def _free_text(value: Any) -> FreeText | None:
+def _free_text(value: Any, path: str) -> FreeText | None:
     if value is None:
         return None
-    path = "structured_outputs.after"
     marks = _object(value, path, known=tuple(field.name for field in dataclass_fields(FreeText)))
     texts = {"opening": "", "closing": "", "otherwise": "", **marks}
     if not all(isinstance(text, str) and len(text) <= MAX_MARK for text in texts.values()):

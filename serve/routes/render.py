@@ -121,7 +121,11 @@ def as_json(params: SamplingParams) -> dict[str, Any]:
 def _form(form: StructuredOutputsParams) -> dict[str, Any]:
     given = {field.name: getattr(form, field.name) for field in fields(form) if field.name != "field"}
     told = {name: value for name, value in given.items() if value not in (None, False)}
-    return told if form.after is None else {**told, "after": asdict(form.after)}
+    if form.after is not None:
+        told["after"] = asdict(form.after)
+    if form.instead is not None:
+        told["instead"] = _form(form.instead)
+    return told
 
 
 RENDER_ROUTES = [

@@ -42,6 +42,7 @@ SCRIPTS = {
     "coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nWien\n</parameter>\n<parameter=days>\n5\n"
     "</parameter>\n</function>\n</tool_call>",
     "wrong": '<tool_call>{"day": "Friday"}</tool_call> oh',
+    "form": '{"city": "Ulm", "days": 30}',
     "edited": '<tool_call>{"name": "edit", "arguments": {"input": "- \\"old\\"\\n+ new \\u00fc\\n"}}</tool_call>',
 }
 SPECIAL = ["[TOOL_CALLS]", "<think>", "[THINK]", "[/THINK]"]
@@ -135,6 +136,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "llama": {"content": None, "calls": [("get_weather", {"city": "Oslo"})]},
     "coder": {"content": None, "calls": [("get_weather", {"city": "Wien", "days": 5})]},
     "wrong": {"content": SCRIPTS["wrong"], "calls": []},
+    "form": {"content": SCRIPTS["form"], "calls": []},
     "edited": {"content": None, "calls": [("edit", {"input": '- "old"\n+ new ü\n'})]},
 }
 
@@ -262,6 +264,43 @@ def test_calls_can_be_forced(named: bool, script: str, http: httpx.Client) -> No
         ((name, arguments),) = calls_of(found["message"])
         assert name in (["get_weather"] if named else ["get_weather", "stop"])
         jsonschema.validate(arguments, ARGUMENTS if name == "get_weather" else {"maxProperties": 0})
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "place", "schema": ARGUMENTS, "strict": True}}
+
+
+def test_a_form_is_of_what_is_said_and_leaves_calls_to_the_model(http: httpx.Client) -> None:
+    """As at OpenAI: an answer is a call, or content that has the form."""
+    one = {"response_format": FORM, "tools": FORCED, "parallel_tool_calls": False, "max_tokens": 300}
+    for script in ("thought and call", "llama", "coder"):
+        (found,) = answer(http, script, **one)["choices"]
+        assert found["finish_reason"] == "tool_calls" and found["message"]["content"] is None
+        ((name, arguments),) = calls_of(found["message"])
+        assert name == "get_weather" and found["message"].get("reasoning") == EXPECTED[script].get("reasoning")
+        if script == "coder":  # what is not JSON is the model's own
+            assert arguments == {"city": "Wien", "days": 5}
+        else:
+            jsonschema.validate(arguments, ARGUMENTS)
+        streamed = [chunk["choices"][0] for chunk in deltas(http, script, **one)]
+        assert streamed[-1]["finish_reason"] == "tool_calls"
+    (found,) = answer(http, "form", response_format=FORM)["choices"]
+    assert (found["message"]["content"], found["finish_reason"]) == (SCRIPTS["form"], "stop")
+    for script in ("plain", "mistral", "llama", "coder"):  # most of these would say something else
+        for seed in range(3):
+            (found,) = answer(http, script, **one, temperature=1, seed=seed)["choices"]
+            if found["finish_reason"] == "stop":
+                jsonschema.validate(json.loads(found["message"]["content"]), ARGUMENTS)
+            elif found["finish_reason"] == "tool_calls":
+                assert not found["message"]["content"] and found["message"]["tool_calls"]
+
+
+def test_a_forced_call_has_no_content_that_could_have_a_form(http: httpx.Client) -> None:
+    more = {"tools": FORCED, "tool_choice": "required", "response_format": FORM, "max_tokens": 300}
+    (found,) = answer(http, "plain", **more)["choices"]
+    assert found["finish_reason"] == "tool_calls" and calls_of(found["message"])
+    wrong = {"type": "json_schema", "json_schema": {"name": "x"}}
+    error = http.post(CHAT, json=body("plain", **{**more, "response_format": wrong})).json()["error"]
+    assert error["param"] == "response_format.json_schema.schema"
 
 
 def test_several_calls_can_be_forced(http: httpx.Client) -> None:
@@ -539,11 +578,7 @@ def function(**fields: Any) -> dict[str, Any]:
 
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    (
-        {"tool_choice": "required", "response_format": {"type": "json_object"}},
-        "response_format",
-        "`tool_choice` forces",
-    ),
+    ({"tool_choice": "required", "guided_regex": "a+"}, "guided_regex", "`tool_choice` forces"),
     (
         {"tool_choice": "required", "tools": [strict("f", {"type": "string", "pattern": "(?=a)"})]},
         "tools",
