@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from llmjax.errors import ConfigError
@@ -28,12 +28,14 @@ class Group:
         help: the group's line of help.
         commands: by name.
         about: what the program says of itself.
+        refused: why there are no commands of these names, which others have.
     """
 
     kind: str
     help: str
     commands: Mapping[str, Command | Group]
     about: str = ""
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 SWEEPS = Group(
@@ -42,6 +44,9 @@ SWEEPS = Group(
     MappingProxyType(
         {
             "serve": Command("llmjax.bench.sweep_serve", "a server, by a benchmark of it"),
+            "serve_workload": Command(
+                "llmjax.bench.sweep_serve_workload", "a server under loads from one request at a time to all at once"
+            ),
             "startup": Command("llmjax.bench.sweep_startup", "starts of an engine"),
             "plot": Command("llmjax.bench.sweep_plot", "draw curves of the results"),
             "plot_pareto": Command(
@@ -62,6 +67,7 @@ BENCHMARKS = Group(
             "sweep": SWEEPS,
         }
     ),
+    refused=MappingProxyType(dict.fromkeys(("mm-processor", "mm_processor"), "models read text only")),
 )
 EVALUATIONS = Group(
     "evaluation",
@@ -94,6 +100,13 @@ COMMANDS = Group(
         }
     ),
     about="LLM inference and serving on JAX: CPUs, NVIDIA GPUs and any PJRT device.",
+    refused=MappingProxyType(
+        {
+            "launch": "a server is not put together of parts; llmjax serve starts all of it",
+            "preload": "llmjax serve fetches a model when it first needs it, and keeps it",
+            "snapshot": "llmjax serve keeps its compiled programs by itself (--compilation-cache-dir)",
+        }
+    ),
 )
 
 
@@ -113,6 +126,8 @@ def dispatch(program: str, group: Group, argv: list[str]) -> int:
         return 0 if argv else 1
     name, *rest = argv
     found = group.commands.get(name)
+    if name in group.refused:
+        raise ConfigError(f"there is no {program} {name}: {group.refused[name]}")
     if found is None:
         hint = nearest(name, group.commands)
         raise ConfigError(f"unknown {group.kind} {name!r}{hint} ({program} --help lists them)")
@@ -124,7 +139,8 @@ def dispatch(program: str, group: Group, argv: list[str]) -> int:
 def usage(program: str, group: Group) -> str:
     """The text of ``--help``."""
     about = [group.about, ""] if group.about else []
-    lines = [f"  {name:<11} {command.help}" for name, command in group.commands.items()]
+    width = max(map(len, group.commands))
+    lines = [f"  {name:<{width}} {command.help}" for name, command in group.commands.items()]
     kind = group.kind.upper()
     end = f"{program} {kind} --help describes the options of {'an' if kind[0] in 'AEIOU' else 'a'} {group.kind}."
     return "\n".join([f"usage: {program} {kind} [options]", "", *about, *lines, "", end])

@@ -43,6 +43,9 @@ if "--break" in arguments:
 with open(arguments[0], "a") as log:
     print("BENCH", *arguments[1 : arguments.index("--percentile-metrics")], file=log)
 result = {"output_throughput": 2.0, "prompts": value("--num-prompts"), "list": [1]}
+if "--max-concurrency" in arguments:  # 2 requests a second, up to 4 of which do not wait for each other
+    at_once = min(int(value("--max-concurrency")), 4)
+    result |= {"completed": 5, "failed": 0, "request_throughput": 2.0 * at_once, "mean_e2el_ms": 500.0}
 pathlib.Path(value("--result-dir"), value("--result-filename")).write_text(json.dumps(result))
 """
 
@@ -61,11 +64,11 @@ class Programs:
         (folder / "server.py").write_text(SERVER)
         (folder / "bench.py").write_text(BENCH)
 
-    def sweep(self, *flags: str, name: str = "e", serve: str = "", bench: str = "") -> int:
+    def sweep(self, *flags: str, name: str = "e", serve: str = "", bench: str = "", command: str = "serve") -> int:
         server = shlex.join([sys.executable, str(self.folder / "server.py"), str(self.log), "--port", str(self.port)])
         line = shlex.join([sys.executable, str(self.folder / "bench.py"), str(self.log), "--num-prompts", "5"])
         commands = ["--serve-cmd", f"{server} {serve}", "--bench-cmd", f"{line} {bench}"]
-        return main(["bench", "sweep", "serve", *commands, "-o", str(self.folder / "results"), "-e", name, *flags])
+        return main(["bench", "sweep", command, *commands, "-o", str(self.folder / "results"), "-e", name, *flags])
 
     def params(self, name: str, content: Any) -> str:
         path = self.folder / f"{name}.json"
@@ -110,6 +113,34 @@ def test_all_combinations_run(programs: Programs) -> None:
     assert programs.sweep(*flags, "--resume") == 0
     assert programs.done() == ["START --seqs 1", "BENCH --num-prompts 4", RESET]
     assert programs.sweep(*flags) == 1  # it is there
+
+
+@pytest.mark.parametrize(
+    ("variable", "between"),
+    [
+        ("request_rate", [f"--request-rate {rate} --max-concurrency 5" for rate in (4.0, 6.0)]),
+        ("max_concurrency", [f"--request-rate inf --max-concurrency {at_once}" for at_once in (2, 3)]),
+    ],
+)
+def test_loads_from_one_request_to_all(programs: Programs, variable: str, between: list[str]) -> None:
+    """One at a time comes to 2 requests a second, all five at once to 8, of which 4 are under way."""
+    flags = ["--workload-var", variable, "--workload-iters", "4", "--num-runs", "1"]
+    assert programs.sweep(*flags, command="serve_workload", bench="--request-rate 9") == 0
+    ends = [f"--request-rate inf --max-concurrency {at_once}" for at_once in (1, 5)]
+    loads = [f"BENCH --num-prompts 5 {load}" for load in (*ends, *between)]
+    assert programs.done() == ["START", *(line for load in loads for line in (load, RESET))]
+    rows = json.loads((programs.folder / "results" / "e" / "default" / "summary.json").read_text())
+    assert [row["request_throughput"] for row in rows] == [2, 8, *([8, 8] if "rate" in variable else [4, 6])]
+    assert programs.sweep(*flags, "--resume", command="serve_workload", bench="--request-rate 9") == 0
+    assert programs.done() == []
+
+
+def test_a_load_needs_results_that_say_what_it_came_to(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    (programs.folder / "bench.py").write_text(BENCH.replace('"completed": 5, ', ""))
+    assert programs.sweep(command="serve_workload") == 1
+    assert "has no completed or failed" in capsys.readouterr().err
+    assert programs.sweep("--workload-iters", "1", command="serve_workload") == 1
+    assert "--workload-iters must be at least 2" in capsys.readouterr().err
 
 
 def test_a_warm_up_links_and_a_command_of_ones_own(programs: Programs) -> None:

@@ -160,6 +160,20 @@ def test_every_command_has_help(command: list[str], group: Group | None, capsys:
         assert f"usage: llmjax {' '.join(command)} " in help_of(capsys, *command)
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["bench", "mm-processor"], "there is no llmjax bench mm-processor: models read text only"),
+        (["launch", "render"], "there is no llmjax launch: a server is not put together of parts"),
+    ],
+)
+def test_commands_of_others_are_refused_with_the_reason(
+    command: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 1
+    assert says in capsys.readouterr().err
+
+
 def test_every_sampling_parameter_is_a_flag_with_help() -> None:
     assert set(HELP) == PARAM_NAMES - NOT_FLAGS
     settings = sampling_settings()
