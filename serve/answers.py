@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from llmjax.config import ServerConfig
 from llmjax.outputs import CompletionOutput
 from llmjax.parsing.choice import Parsers, check_reasoning_parser, check_tool_parser
@@ -100,6 +102,7 @@ class AnswerReader:
             self._offsets = TextOffsets(form.detokenizer())
         self._uncounted: deque[int] = deque()  # where tokens begin whose text has not been read for certain
         self._calls = 0  # read
+        self._arguments: list[str] = []  # of the last of them
         self._sent = 0
         self._input: InputReader | None = None  # of the custom tool that is being called
         self.reasoning_tokens = 0
@@ -174,14 +177,26 @@ class AnswerReader:
         return {"tool_calls": [{"index": self._sent - 1, **fields}]}
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """OpenAI's word for why the answer has ended."""
-        return "tool_calls" if reason == "stop" and self._calls else reason
+        """OpenAI's word for why the answer has ended. Calls of which the last was cut, as by a stop string within its
+        arguments, are not what a client is to run."""
+        return "tool_calls" if reason == "stop" and self._calls and self._is_whole() else reason
+
+    def _is_whole(self) -> bool:
+        """Whether the last call's arguments are JSON."""
+        try:
+            orjson.loads("".join(self._arguments))
+        except orjson.JSONDecodeError:
+            return False
+        return True
 
     def _is_shown(self, event: Event) -> bool:
         if isinstance(event, Reasoning):
             return self._form.include_reasoning
         if isinstance(event, CallBegun):
             self._calls += 1
+            self._arguments.clear()
+        elif isinstance(event, Arguments):
+            self._arguments.append(event.text)
         return self._calls <= 1 or self._form.parallel or not isinstance(event, CallBegun | Arguments)
 
     def _new_id(self) -> str:

@@ -367,6 +367,19 @@ def test_a_cut_answer_has_what_there_is(http: httpx.Client) -> None:
     assert '{"city": "Oslo"}'.startswith(call["function"]["arguments"])
 
 
+@pytest.mark.parametrize(("script", "stop"), [("two calls", "Ulm"), ("llama", "slo"), ("coder", "days")])
+def test_a_stop_string_within_a_call_leaves_none_to_run(http: httpx.Client, script: str, stop: str) -> None:
+    (choice,) = answer(http, script, stop=stop)["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+    (call,) = choice["message"]["tool_calls"]
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(call["function"]["arguments"])
+    chunks = [chunk["choices"][0] for chunk in deltas(http, script, stop=stop)]
+    assert (chunks[-1]["finish_reason"], chunks[-1]["stop_reason"]) == ("stop", stop)
+    (whole,) = answer(http, script, stop="never said")["choices"]
+    assert whole["finish_reason"] == "tool_calls"
+
+
 @pytest.mark.parametrize("budget", [0, 1, 5, 40])
 def test_thinking_ends_at_its_budget(http: httpx.Client, budget: int) -> None:
     unbounded = answer(http, "[THINK]", return_token_ids=True)
