@@ -13,7 +13,7 @@ from llmjax.errors import LLMJaxError
 REPETITION = "repetition"  # a finish reason: ``SamplingParams.repetition_detection`` has found one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there may be 100,000 of them, which garbage collection visits
 class Logprob:
     """Log-probability of one token at one position, before any processing of the logits."""
 

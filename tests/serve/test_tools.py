@@ -294,6 +294,18 @@ def test_a_form_is_of_what_is_said_and_leaves_calls_to_the_model(http: httpx.Cli
                 assert not found["message"]["content"] and found["message"]["tool_calls"]
 
 
+def test_a_form_beside_calls_is_rendered(http: httpx.Client) -> None:
+    rendered = http.post(f"{CHAT}/render", json=body("form", tools=FORCED, response_format=FORM, max_tokens=60)).json()
+    wanted = rendered["sampling_params"]["structured_outputs"]
+    assert "get_weather" in wanted["instead"]["structural_tag"]
+    fields = {name: rendered[name] for name in ("token_ids", "sampling_params")}
+    answered = http.post("/inference/v1/generate", json={**fields, "output_mode": "text"}).json()
+    assert answered["choices"][0]["text"] == SCRIPTS["form"]
+    nested = {"regex": "a", "instead": {"regex": "b", "instead": {"regex": "c"}}}
+    error = http.post(CHAT, json=body("plain", tools=None, structured_outputs=nested)).json()["error"]
+    assert error["param"] == "structured_outputs.instead.instead"
+
+
 def test_a_forced_call_has_no_content_that_could_have_a_form(http: httpx.Client) -> None:
     more = {"tools": FORCED, "tool_choice": "required", "response_format": FORM, "max_tokens": 300}
     (found,) = answer(http, "plain", **more)["choices"]
