@@ -8,12 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llmjax.serve.errors import ApiError
+from llmjax.serve.context import path_of
+from llmjax.serve.errors import ApiError, cut
 
 _TEXT = "models read and write text only"
 _ADAPTERS = "adapters are not supported; serve a model that they are merged into"
 _WEIGHTS = "weights come from files; a server that sleeps and is woken loads those of its model again"
 _SIZE = "how many processes run the model is decided at the start (--data-parallel-size)"
+_CHATS = "chats are asked at /v1/chat/completions, /v1/responses or /v1/messages"
 _RENDER = "/v1/chat/completions/render and /v1/completions/render are what is rendered"
 _DERENDER = "/inference/v1/generate says the text, too, with output_mode text, and /detokenize that of any tokens"
 REASONS: Mapping[str, str] = {
@@ -29,10 +31,13 @@ REASONS: Mapping[str, str] = {
     "/v1/messages/render": _RENDER,
     "/v1/completions/derender": _DERENDER,
     "/v1/chat/completions/derender": _DERENDER,
-    "/cohere/v2/chat": "chats are asked at /v1/chat/completions, /v1/responses or /v1/messages",
+    "/v1/systemone": _CHATS,
+    "/cohere/v2/chat": _CHATS,
     "/collective_rpc": "no code of requests is run",
     "/scale_elastic_ep": _SIZE,
     "/is_scaling_elastic_ep": _SIZE,
+    "/fault_tolerance/{call:path}": "an engine's process that has died is started again by itself",
+    "/get_world_size": _WEIGHTS,
     "/init_weight_transfer_engine": _WEIGHTS,
     "/start_weight_update": _WEIGHTS,
     "/update_weights": _WEIGHTS,
@@ -40,11 +45,12 @@ REASONS: Mapping[str, str] = {
 }
 
 
-def _refusing(path: str, reason: str) -> Callable[[Request], Awaitable[Response]]:
-    async def refuse(_: Request) -> Response:
+def _refusing(reason: str) -> Callable[[Request], Awaitable[Response]]:
+    async def refuse(request: Request) -> Response:
+        path = cut(path_of(request.scope))
         raise ApiError(f"there is no {path} here: {reason}", status=501, code="not_implemented")
 
     return refuse
 
 
-REFUSED_ROUTES = [Route(path, _refusing(path, reason), methods=["GET", "POST"]) for path, reason in REASONS.items()]
+REFUSED_ROUTES = [Route(path, _refusing(reason), methods=["GET", "POST"]) for path, reason in REASONS.items()]

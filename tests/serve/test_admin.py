@@ -284,6 +284,9 @@ def test_there_are_no_other_caches_to_forget(admin: httpx.Client) -> None:
         ("/v1/load_lora_adapter", "adapters"),
         ("/collective_rpc", "no code"),
         ("/update_weights", "files"),
+        ("/get_world_size", "files"),
+        ("/fault_tolerance/status", "there is no /fault_tolerance/status here: an engine's process"),
+        ("/v1/systemone", "/v1/chat/completions"),
     ],
 )
 def test_routes_that_are_not_there_say_why(admin: httpx.Client, path: str, why: str) -> None:
