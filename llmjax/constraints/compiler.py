@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -37,7 +38,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos = sorted(token for token in eos_token_ids if 0 <= token < vocab_size)
-        self._trial = None if trusted else GrammarTrial(self._make_vocabulary)
+        self._trial = None if trusted else GrammarTrial(lambda: self._own)
         self._vocabulary: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -65,7 +66,7 @@ class GrammarCompiler:
             return kept
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = self._make_vocabulary().for_matchers()
+                self._vocabulary = self._own.for_matchers()
             matcher = make_matcher(self._vocabulary, grammar)
             if matcher.is_error():
                 raise InvalidRequest(f"{field}: {_first_lines(matcher.get_error())}", field=field)
@@ -89,7 +90,8 @@ class GrammarCompiler:
         if error:
             raise InvalidRequest(f"{field}: {_first_lines(error)}", field=field)
 
-    def _make_vocabulary(self) -> _OwnVocabulary:
+    @cached_property
+    def _own(self) -> _OwnVocabulary:
         tokenizer = self._tokenizer
         special = sorted(token for token in tokenizer.all_special_ids if token < self._vocab_size)
         tokens = tokenizer.bytes_of_all(self._vocab_size)
