@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from llmjax.constraints.calls import Tool, begun_calls, forced_calls, harmony_call, strict_calls, writes_json
+from llmjax.constraints.calls import (
+    Tool,
+    bare_call,
+    begun_calls,
+    forced_calls,
+    harmony_call,
+    is_bare,
+    strict_calls,
+    writes_json,
+)
 from llmjax.errors import InvalidRequest
 from llmjax.parsing.choice import HARMONY, Parsers
 from llmjax.parsing.families import JSON_LIST, TOOLS
@@ -81,11 +90,15 @@ def _calls(
     """Calls that the model may write in place of an answer that has a form."""
     assert parsers.tools is not None
     family = TOOLS[parsers.tools]
-    if parsers.tools == HARMONY or writes_json(family):
+    if is_bare(family):
+        calls = bare_call([_tool(tool, custom, enforced=True) for tool in tools], key=_key(parsers))
+        held = not any(custom.values())
+    elif parsers.tools == HARMONY or writes_json(family):
         return _forced(form, parsers, tools, custom, several=form.parallel)
-    calls = begun_calls([_tool(tool, custom, enforced=False) for tool in tools], family=family)
-    tag = json.dumps({"format": calls})
-    return StructuredOutputsParams(structural_tag=tag, after=_reasoning(form, parsers, calls=True))
+    else:
+        calls, held = begun_calls([_tool(tool, custom, enforced=False) for tool in tools], family=family), False
+    tags = _tags(calls, form, parsers, lenient=_lenient(tools))
+    return tags if held else replace(tags, field=CONTENT_FORM)
 
 
 def _forced(
@@ -102,8 +115,11 @@ def _forced(
     else:
         assert parsers.tools is not None
         calls = forced_calls(callable_tools, several=several, family=TOOLS[parsers.tools], key=_key(parsers))
-    lenient = not all(tool["function"].get("strict") is True for tool in tools)
-    return _tags(calls, form, parsers, lenient=lenient)
+    return _tags(calls, form, parsers, lenient=_lenient(tools))
+
+
+def _lenient(tools: Sequence[Mapping[str, Any]]) -> bool:
+    return not all(tool["function"].get("strict") is True for tool in tools)
 
 
 def _strict(

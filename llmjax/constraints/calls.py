@@ -81,6 +81,39 @@ def strict_calls(tools: Sequence[Tool], *, family: Grammar, key: str) -> Format 
     return {"type": "triggered_tags", "triggers": [first["value"]], "tags": [tag]}
 
 
+def is_bare(family: Grammar) -> bool:
+    """Whether a call is an object of JSON without a marker, which is how other answers in JSON begin, too."""
+    return family.known_tools and any(marker.startswith("{") for marker in family.states[family.initial].kept)
+
+
+def bare_call(tools: Sequence[Tool], *, key: str) -> Format:
+    """A call of one of the tools as a schema, for families whose calls are bare: what is read token by token tells it
+    from other JSON only where both are JSON.
+
+    Args:
+        key: as of `forced_calls`.
+    """
+    records = []
+    for i, tool in enumerate(tools):
+        arguments = tool.arguments.get("json_schema", {"type": "object"})
+        properties = {"name": {"const": tool.name}, key: _moved(arguments, f"#/anyOf/{i}/properties/{key}")}
+        records.append(
+            {"type": "object", "properties": properties, "required": ["name", key], "additionalProperties": False}
+        )
+    return _json({"anyOf": records})
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema that stands at a place in another one, with its references to itself."""
+    if isinstance(schema, list):
+        return [_moved(part, place) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    own = schema.get("$ref")
+    moved = {name: _moved(part, place) for name, part in schema.items()}
+    return {**moved, "$ref": place + own[1:]} if isinstance(own, str) and own.startswith("#") else moved
+
+
 def begun_calls(tools: Sequence[Tool], *, family: Grammar) -> Format:
     """What begins as calls of the tools do in a family that does not write JSON; how it goes on is the model's."""
     state = family.states[family.initial if family.known_tools else "content"]
