@@ -29,7 +29,7 @@ def main() -> None:
     del frame
     _limit_memory(limits["memory"])
     send(connection, b"")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the library says when it ends is no news for the server's log
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library writes about its own end, which the server tells
     while (grammar := receive(connection)) is not None:
         # Counts this process's computing time, and nothing catches its signal.
         signal.setitimer(signal.ITIMER_PROF, limits["cpu_seconds"])
