@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmjax.constraints.matchers import Vocabulary
-from llmjax.constraints.trial_wire import receive, send, vocabulary_bytes
+from llmjax.constraints.trial_wire import LAST, receive, send, vocabulary_bytes
 from llmjax.errors import InvalidRequest, LLMJaxError
 from llmjax.system import python_path
 
@@ -37,11 +37,13 @@ class TrialLimits:
         cpu_seconds: computing time, after which the process is killed.
         wall_seconds: time until the answer is there, however busy the machine is.
         memory: bytes of address space beside what the process has once it knows the vocabulary.
+        kept_memory: bytes of resident memory beside that; a process that keeps more makes room for a fresh one.
     """
 
     cpu_seconds: float = 5.0
     wall_seconds: float = 60.0
     memory: int = 2**30
+    kept_memory: int = 2**26
 
 
 class GrammarTrial:
@@ -68,7 +70,10 @@ class GrammarTrial:
         with self._lock:
             if self._process is None or not self._process.alive:
                 self._process = _Process(self._vocabulary(), self._limits)
-            return self._process.error(grammar)
+            error, last = self._process.error(grammar)
+            if last:
+                self._process = None
+            return error
 
 
 class _Process:
@@ -104,7 +109,8 @@ class _Process:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def error(self, grammar: str) -> str:
+    def error(self, grammar: str) -> tuple[str, bool]:
+        """What is against the grammar, and whether the process ends now."""
         self._socket.settimeout(self._limits.wall_seconds)
         try:
             send(self._socket, grammar.encode())
@@ -116,7 +122,7 @@ class _Process:
             answer = None
         if answer is None:
             raise InvalidRequest(self._reason(self._exit_code()))
-        return answer.decode()
+        return answer[1:].decode(), answer[:1] == LAST
 
     def _reason(self, code: int) -> str:
         if code == -signal.SIGPROF:

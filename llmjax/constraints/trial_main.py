@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from llmjax.constraints.matchers import STACK_BYTES, make_matcher
-from llmjax.constraints.trial_wire import receive, send, vocabulary_of
+from llmjax.constraints.trial_wire import LAST, MORE, receive, send, vocabulary_of
 
 
 def main() -> None:
@@ -28,6 +28,7 @@ def main() -> None:
     vocabulary = vocabulary_of(frame).for_matchers()
     del frame
     _limit_memory(limits["memory"])
+    most_kept = _memory()[1] + limits["kept_memory"]
     send(connection, b"")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library writes about its own end, which the server tells
     while (grammar := receive(connection)) is not None:
@@ -37,15 +38,26 @@ def main() -> None:
         error = matcher.get_error() if matcher.is_error() else ""
         del matcher
         signal.setitimer(signal.ITIMER_PROF, 0)
-        send(connection, error.encode("utf-8", "replace"))
+        leaving = _memory()[1] > most_kept
+        send(connection, (LAST if leaving else MORE) + error.encode("utf-8", "replace"))
+        if leaving:
+            return
 
 
 def _limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":  # macOS has no limit of the address space
-        pages = int(Path("/proc/self/statm").read_bytes().split()[0])
-        most = pages * resource.getpagesize() + STACK_BYTES + size
+        most = _memory()[0] + STACK_BYTES + size
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _memory() -> tuple[int, int]:
+    """Bytes of address space, and those that are resident; where the system does not say, the most that ever were."""
+    if sys.platform == "linux":
+        size, resident = Path("/proc/self/statm").read_bytes().split()[:2]
+        return int(size) * resource.getpagesize(), int(resident) * resource.getpagesize()
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most, most
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import struct
 from llmjax.constraints.matchers import Vocabulary
 
 LENGTH = struct.Struct("<Q")
+LAST, MORE = b"\x01", b"\x00"  # before an answer: whether the process ends behind it
 
 
 def send(connection: socket.socket, frame: bytes) -> None:

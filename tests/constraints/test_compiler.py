@@ -59,6 +59,15 @@ def test_the_process_is_kept(compiler: GrammarCompiler) -> None:
     assert trial.error(grammar) == "" and trial._process is first
 
 
+def test_a_process_that_keeps_much_makes_room(compiler: GrammarCompiler) -> None:
+    tokens = [bytes([i]) for i in range(256)] + [b""]
+    limits = TrialLimits(kept_memory=0)
+    trial = GrammarTrial(lambda: Vocabulary(tokens=tokens, special=[EOS], eos=[EOS]), limits=limits)
+    large = compiler.grammar(StructuredOutputsParams(choice=[f"choice {i}" for i in range(4096)]))
+    assert trial.error(large) == "" and trial._process is None
+    assert "wat" in trial.error(compiler.grammar(StructuredOutputsParams(json={"type": "wat"})))
+
+
 def test_a_late_answer_is_not_waited_for(compiler: GrammarCompiler) -> None:
     limits = TrialLimits(cpu_seconds=30, wall_seconds=0.5)
     tokens = [bytes([i]) for i in range(256)] + [b""]
