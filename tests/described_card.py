@@ -16,6 +16,8 @@ import jax
 import numpy as np
 import pytest
 from jax.experimental import topologies
+from jax.experimental.mosaic.gpu import core as mosaic_core
+from jax.experimental.mosaic.gpu import utils as mosaic_utils
 from jax.experimental.pallas import triton
 
 # Llama-3.1-8B with two layers.
@@ -46,29 +48,56 @@ class Card:
     name: str
     capability: str
     shared_memory: int  # bytes that a program may have
+    target: str = ""  # more of what XLA wants to know
 
 
-A100 = Card("NVIDIA A100", "8.0", 163 << 10)
-H100 = Card("NVIDIA H100", "9.0", 227 << 10)
-B200 = Card("NVIDIA B200", "10.0", 227 << 10)
+A100 = Card(
+    "NVIDIA A100",
+    "8.0",
+    163 << 10,
+    "core_count: 108 fpus_per_core: 64 shared_memory_per_core: 167936 memory_bandwidth: 2039000000000"
+    " l2_cache_size: 41943040 clock_rate_ghz: 1.41 device_memory_size: 84942979072",
+)
+H100 = Card(
+    "NVIDIA H100",
+    "9.0",
+    227 << 10,
+    "core_count: 132 fpus_per_core: 128 shared_memory_per_core: 233472 memory_bandwidth: 3352320000000"
+    " l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84942979072",
+)
+B200 = Card(
+    "NVIDIA B200",
+    "10.0",
+    227 << 10,
+    "core_count: 148 fpus_per_core: 128 shared_memory_per_core: 233472 memory_bandwidth: 8000000000000"
+    " l2_cache_size: 132644864 clock_rate_ghz: 1.965 device_memory_size: 191496192000",
+)
 RTX_4090 = Card("NVIDIA GeForce RTX 4090", "8.9", 99 << 10)
 RTX_5090 = Card("NVIDIA GeForce RTX 5090", "12.0", 99 << 10)
 
 # What XLA wants to know; the versions decide which CUDA graphs it may make.
-H100_TARGET = """
+TARGET = """
 gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
-  shared_memory_per_block: 49152 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84942979072
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  cuda_compute_capability { major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }
   driver_version: "13.0.0" runtime_version: "13.0.0" compile_time_toolkit_version: "13.0.0"
-}
+"""
+
+
+def target_of(card: Card) -> str:
+    """A card that has a ``target``, as XLA describes it."""
+    assert card.target, f"{card.name} is not described to XLA"
+    major, minor = card.capability.split(".")
+    extension = " feature_extension: ACCELERATED_FEATURES" if int(major) >= 9 else ""
+    return f"""{TARGET}
+  {card.target} shared_memory_per_block_optin: {card.shared_memory}
+  cuda_compute_capability {{ major: {major} minor: {minor}{extension} }}
+}}
 platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 8 }
-runtime_version { major: 13 minor: 0 }
-device_description_str: "NVIDIA H100 80GB HBM3"
+dnn_version_info {{ major: 9 minor: 8 }}
+runtime_version {{ major: 13 minor: 0 }}
+device_description_str: "{card.name}"
 """
 
 
@@ -111,21 +140,28 @@ def lower_for(
 
 
 def compile_for_card(
-    call: Callable[..., Any], *arguments: Any, donated: int | tuple[int, ...], options: Mapping[str, str], folder: Path
+    call: Callable[..., Any],
+    *arguments: Any,
+    donated: int | tuple[int, ...],
+    options: Mapping[str, str],
+    folder: Path,
+    card: Card = H100,
 ) -> ForCard:
-    """Compiles for the H100.
+    """Compiles for a card.
 
     Args:
         arguments: arrays or ``ShapeDtypeStruct``s; their memory kinds count, and not where they are.
         donated: positions of donated ones.
         options: XLA's.
         folder: for XLA's files; empty.
+        card: one that has a ``target``.
     """
     from jax._src import compiler
     from jaxlib import _jax
 
-    lowered = lower_for(H100, call, *arguments, donated=donated)
-    device = topologies.get_topology_desc("h100", "cuda", target_config=H100_TARGET, topology="1x1x1").devices[0]
+    lowered = lower_for(card, call, *arguments, donated=donated)
+    described = topologies.get_topology_desc("a card", "cuda", target_config=target_of(card), topology="1x1x1")
+    device = described.devices[0]
     # JAX itself drops memory kinds for devices that are described only.
     given = compiler.get_compile_options(
         num_replicas=1,
@@ -147,6 +183,15 @@ def compile_for_card(
 @contextlib.contextmanager
 def _present(card: Card) -> Iterator[None]:
     """While tracing and lowering: an abstract device where JAX takes one, a pretended one before (JAX 0.10)."""
+    with pytest.MonkeyPatch.context() as patch:
+        holder = mosaic_utils if hasattr(mosaic_utils, "_infer_arch") else mosaic_core
+        patch.setattr(holder, "_infer_arch", lambda: tuple(map(int, card.capability.split("."))))
+        with _present_to_triton(card):
+            yield
+
+
+@contextlib.contextmanager
+def _present_to_triton(card: Card) -> Iterator[None]:
     if hasattr(triton, "get_gpu_info"):
         known = {"device_kind": card.name, "num_cores": None, "platform": "gpu"}
         kind = jax.sharding.AbstractDevice
