@@ -97,26 +97,19 @@ def products(sizes: Sizes) -> Iterator[Figure]:
 
 
 def attentions(sizes: Sizes) -> Iterator[Figure]:
-    """Attention of a layer with Llama's heads: decodes, and prefills of one prompt."""
+    """Attention of a layer with Llama's heads: decodes of requests of one length, and beside a long one; prefills."""
     heads, kv_heads, head_dim = 32, 8, 128
-    cases = [(f"decode, {n} x {length}", n, length, 1) for n, length in sizes.attention]
-    cases += [(f"prefill of {length}", 1, length, length) for length in sizes.prefill]
+    cases = [(f"decode, {n} x {length}", [length] * n, 1) for n, length in sizes.attention]
+    for n, length, longest in sizes.uneven:
+        cases.append((f"decode, {n} x {length} beside {longest}", [length] * n + [longest], 1))
+    cases += [(f"prefill of {length}", [length], length) for length in sizes.prefill]
     for cache in CACHES:
-        for name, requests, length, new in cases:
-            per_row = -(-length // PAGE)
-            table = 1 + np.arange(requests * per_row, dtype=np.int32).reshape(requests, per_row)
-            position = np.arange(length - new, length)
-            kv_index = table[:, position // PAGE] * PAGE + position % PAGE
-            batch = RaggedBatch(
-                query_start=jnp.arange(requests + 1, dtype=jnp.int32) * new,
-                kv_len=jnp.full(requests, length, jnp.int32),
-                page_table=jnp.asarray(table),
-                kv_index=jnp.asarray(kv_index.reshape(-1), jnp.int32),
-                decode=new == 1,
-            )
+        for name, lengths, new in cases:
+            batch, num_pages = batch_of(lengths, new)
+            requests = len(lengths)
             layers = [
                 make_pages(
-                    num_pages=table.size + 1,
+                    num_pages=num_pages + 1,
                     page_size=PAGE,
                     num_kv_heads=kv_heads,
                     head_dim=head_dim,
@@ -141,10 +134,30 @@ def attentions(sizes: Sizes) -> Iterator[Figure]:
             picked = ATTENTION.explain(
                 jax.devices()[0].platform, q, k, k, layers[0], batch, None, scale=1.0, window=None, softcap=None
             )
-            seen = new * length - new * (new - 1) // 2  # keys of all queries of a request
-            read = layers[0].layout.page_bytes(num_kv_heads=kv_heads, head_dim=head_dim) * per_row * requests
-            work = Work(read + 2 * q.nbytes, 4 * requests * seen * heads * head_dim)
+            seen = sum(new * length - new * (new - 1) // 2 for length in lengths)  # keys of all queries
+            read = layers[0].layout.page_bytes(num_kv_heads=kv_heads, head_dim=head_dim) * num_pages
+            work = Work(read + 2 * q.nbytes, 4 * seen * heads * head_dim)
             yield Figure(f"{name}, {cache}", picked, fastest(run, sizes.calls) / sizes.layers, work)
+
+
+def batch_of(lengths: Sequence[int], new: int) -> tuple[RaggedBatch, int]:
+    """Requests that have these lengths with so many new tokens each, in pages from 1 on; and how many pages."""
+    pages = [-(-length // PAGE) for length in lengths]
+    starts = 1 + np.cumsum([0, *pages])
+    table = np.zeros((len(lengths), max(pages)), np.int32)
+    kv_index = []
+    for row, length in enumerate(lengths):
+        table[row, : pages[row]] = np.arange(starts[row], starts[row + 1])
+        position = np.arange(length - new, length)
+        kv_index.append(table[row, position // PAGE] * PAGE + position % PAGE)
+    batch = RaggedBatch(
+        query_start=jnp.arange(len(lengths) + 1, dtype=jnp.int32) * new,
+        kv_len=jnp.asarray(lengths, jnp.int32),
+        page_table=jnp.asarray(table),
+        kv_index=jnp.asarray(np.concatenate(kv_index), jnp.int32),
+        decode=new == 1,
+    )
+    return batch, sum(pages)
 
 
 def kv_writes(sizes: Sizes) -> Iterator[Figure]:

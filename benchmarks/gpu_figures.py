@@ -24,6 +24,7 @@ class Sizes:
     layers: int = 16  # distinct inputs of a kernel: more than the card's cache holds
     calls: int = 20  # on their way at once, so that the host's time does not count
     attention: tuple[tuple[int, int], ...] = ((1, 512), (1, 4096), (16, 4096), (64, 2048))  # requests, context
+    uneven: tuple[tuple[int, int, int], ...] = ((63, 500, 32768),)  # requests, context of each; that of one more
     experts: tuple[int, int, int, int] = (128, 8, 2048, 768)  # experts, of a token, hidden and inner size
     expert_rows: tuple[int, ...] = (1, 8, 64, 512)
     writes: tuple[int, ...] = (1, 64, 2048)  # tokens
@@ -40,6 +41,7 @@ SMALL = Sizes(
     layers=2,
     calls=2,
     attention=((2, 64),),
+    uneven=((3, 20, 100),),
     experts=(8, 2, 64, 32),
     expert_rows=(1, 8),
     writes=(8,),

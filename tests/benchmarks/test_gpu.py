@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import commit, free_path, main
+from benchmarks.gpu import PAGE, batch_of, commit, free_path, main
 from benchmarks.gpu_figures import Limits, Work
 from benchmarks.gpu_models import MODELS, Reads, Setup
 
@@ -29,9 +29,30 @@ def test_small_sizes_run_everywhere(
     points = ("decode, 1 x 48", "decode, 2 x 48", "prefill of 64", "weights loaded to first token")
     assert names[-4:] == [f"{setup}: {point}" for point in points]
     assert all(figure["seconds"] > 0 for figure in found["figures"])
-    for start in ("1 x 256 by 256, bf16", "decode, 2 x 64, bfloat16", "experts, 8 rows: ", "KV of 8 tokens, int8"):
+    kernels = (
+        "1 x 256 by 256, bf16",
+        "decode, 2 x 64, bfloat16",
+        "decode, 3 x 20 beside 100, int8",
+        "experts, 8 rows: ",
+        "KV of 8 tokens, int8",
+    )
+    for start in kernels:
         assert any(name.startswith(start) for name in names), start
     assert setup in capsys.readouterr().out
+
+
+def test_a_long_request_has_more_pages_than_those_beside_it() -> None:
+    short, long = PAGE + 4, 6 * PAGE + 4
+    batch, num_pages = batch_of([short, short, long], 1)
+    assert num_pages == 2 + 2 + 7
+    assert batch.page_table.tolist() == [[1, 2, 0, 0, 0, 0, 0], [3, 4, 0, 0, 0, 0, 0], [5, 6, 7, 8, 9, 10, 11]]
+    assert batch.kv_index.tolist() == [2 * PAGE + 3, 4 * PAGE + 3, 11 * PAGE + 3]
+    assert batch.kv_len.tolist() == [short, short, long]
+    assert batch.query_start.tolist() == [0, 1, 2, 3]
+    assert batch.decode
+    prompt, _ = batch_of([17], 17)
+    assert prompt.kv_index.tolist() == list(range(PAGE, PAGE + 17))
+    assert not prompt.decode
 
 
 @pytest.mark.parametrize("flags", [["--only", "kernel"], ["--shapes", "llama-9b"]])
