@@ -37,6 +37,7 @@ from llmjax.kernels.cuda import mosaic_prefill
 from llmjax.kernels.cuda.decode import Split, decode
 from llmjax.kernels.cuda.experts import experts, plans_of, rows_of
 from llmjax.kernels.cuda.flash import QueryRules
+from llmjax.kernels.cuda.fragments import FragmentPlan
 from llmjax.kernels.cuda.pages import PageReader
 from llmjax.kernels.cuda.prefill import Tiles, prefill
 from llmjax.kernels.cuda.quantized_linear import MAX_ROWS, key_of, plan_of, quantized_linear
@@ -187,15 +188,18 @@ def products(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
                     call = partial(quantized_linear, plan=plan, interpret=interpret)
                     return partial(jax.jit(lambda x, layers: [call(x, layer) for layer in layers]), x, layers)
 
-                fields: dict[str, tuple[int, ...]] = {
-                    "chunks": (16, 32, 64, 128),
-                    "splits": (1, 2, 4, 8, 16),
-                    "warps": (1, 2, 4, 8),
-                    "stages": (1, 2, 3, 4),
-                    "outputs": (32, 64, 128),
-                }
-                if start.rows > 2:
-                    fields["rows"] = (16, 32, 64, 128)
+                fields: dict[str, tuple[int, ...]] = {"splits": (1, 2, 4, 8, 16)}
+                if isinstance(start, FragmentPlan):
+                    fields |= {"tiles": (1, 2, 4), "rows": (8, 16, 32, 64)}
+                else:
+                    fields |= {
+                        "chunks": (16, 32, 64, 128),
+                        "warps": (1, 2, 4, 8),
+                        "stages": (1, 2, 3, 4),
+                        "outputs": (32, 64, 128),
+                    }
+                    if start.rows > 2:
+                        fields["rows"] = (16, 32, 64, 128)
                 yield Problem(key_of(rows, layers[0]), asdict(start), fields, run, sizes.layers)
 
 

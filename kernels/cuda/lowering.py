@@ -1,8 +1,9 @@
 """What kernels use of Pallas, and all that differs between JAX 0.10 to 0.12 and between Pallas' lowerings for GPUs.
 
-Kernels are lowered by Triton, which serves Ampere and Hopper alike and is deprecated from JAX 0.11 on; a lowering that
-follows it is chosen here. Every array reaches a kernel whole, as a reference: what a program reads is computed from
-page tables and formats, not from a regular grid of blocks.
+Most kernels are lowered by Triton, which serves Ampere and Hopper alike and is deprecated from JAX 0.11 on; a lowering
+that follows it is chosen here. What Mosaic GPU lowers is in `threads.py` and `mosaic_prefill.py`. Every array reaches a
+kernel whole, as a reference: what a program reads is computed from page tables and formats, not from a regular grid of
+blocks.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 PLATFORM = "cuda"  # as JAX names it while lowering
+MOSAIC_ON_AMPERE = jax.__version_info__ >= (0, 12)  # before, its kernels began with an instruction of Hopper's
 MIN_DOT = 16  # rows, columns and depth of the smallest product of tensor cores
 
 
@@ -69,6 +71,17 @@ def launch(
     )
     if how.interpret:
         return list(call(*arguments))
+    return deferred(call, out, arguments)
+
+
+def deferred(
+    call: Callable[..., Any], out: Sequence[jax.ShapeDtypeStruct], arguments: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """What a function gives, a list, that is traced only when a program is lowered for a GPU.
+
+    Args:
+        out: shapes and types of what it gives.
+    """
     return list(_deferred.bind(*arguments, call=call, out=tuple((o.shape, jnp.dtype(o.dtype)) for o in out)))
 
 

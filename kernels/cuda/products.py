@@ -18,7 +18,7 @@ import numpy as np
 
 from llmjax.kernels.cuda.lowering import dot, load, program_id
 from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, ProductPlan
-from llmjax.kernels.cuda.records import Place, Run, code_floats, code_line, code_words, runs, weight_line
+from llmjax.kernels.cuda.records import Line, Place, Run, code_floats, code_line, code_words, runs, weight_line
 from llmjax.kernels.qtensor import QTensor
 from llmjax.kernels.row_format import CHUNK, RowFormat
 
@@ -119,7 +119,7 @@ class Records:
                         for i, value in enumerate(values):
                             total[i] += numbers * value[:, None]
                     input_sum = [total + value for total, value in zip(input_sum, values, strict=True)]
-                lines = [weight_line(place, form, run.half) for place in places]
+                lines = [weight_line(place, form, run.half, line=code_line(form.codes)) for place in places]
                 sums = [
                     [s + gain * p + shift * i[:, None] for s, p, i in zip(total, products, input_sum, strict=True)]
                     for total, products, (gain, shift) in zip(sums, inner, lines, strict=True)
@@ -136,7 +136,7 @@ class Records:
         def step(index: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             places = [place.further(index * plan.chunks) for place in self._places(share)]
             for run in runs(form):
-                lines = [weight_line(place, form, run.half) for place in places]
+                lines = [weight_line(place, form, run.half, line=code_line(form.codes)) for place in places]
 
                 def multiply(
                     word: jax.Array, sums: tuple[jax.Array, ...], run: Run = run, lines: Any = lines
@@ -199,10 +199,10 @@ class Records:
                 inputs = load(x, (np.int32(byte), rows[:, None], word[None]), inside[:, None])
                 weights = jax.lax.bitcast_convert_type((codes >> np.uint32(8 * byte)).astype(jnp.uint8), E4M3)
                 found += dot(inputs, weights)
-            gain, _ = weight_line(replace(place, chunk=first + jnp.zeros(1, jnp.int32)), form, 0)
+            gain, _ = weight_line(replace(place, chunk=first + jnp.zeros(1, jnp.int32)), form, 0, line=Line(1.0, 0.0))
             group = jnp.minimum(jax.lax.div(first * CHUNK, np.int32(form.group_size)), form.num_groups - 1)
             scale = load(scales, (rows, group), inside)
-            return sums + found * scale[:, None] * (gain / code_line(form.codes).gain)
+            return sums + found * scale[:, None] * gain
 
         start = jnp.zeros((len(rows), plan.outputs), jnp.float32)
         return jax.lax.fori_loop(0, share.steps, multiply, start)

@@ -1,10 +1,10 @@
 """Products with quantized matrices, straight from the records of a `QTensor`.
 
-Four kernels. For few rows of x the memory is the limit: weights become floats in registers and are multiplied there.
-For more rows a tile of weights is dequantized and multiplied on tensor cores; or, where x may be rounded to int8 and
-rows of the matrix have one scale, codes are multiplied as they are; and so are those of 8-bit floats, where x may be
-rounded to them. All may divide the columns among programs, whose
-sums XLA adds. What a program computes is in `products.py`.
+Five kernels. For one or two rows of x the memory is the limit: weights become floats in registers and are multiplied
+there. For more rows codes become bf16 fragments of tensor cores (`fragments.py`); where weights are of another type or
+codes have levels of their own, a tile of weights is dequantized first; where x may be rounded to int8 and rows of the
+matrix have one scale, codes are multiplied as they are; and so are those of 8-bit floats, where x may be rounded to
+them. All may divide the columns among programs, whose sums XLA adds. What a program computes is in `products.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmjax.kernels.cuda import fragments
+from llmjax.kernels.cuda.fragments import FragmentPlan
 from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, power_of_2, program_id, store
 from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, ProductPlan
 from llmjax.kernels.cuda.products import (
@@ -50,8 +52,10 @@ def refuses(x: jax.Array, weight: QTensor, bias: jax.Array | None = None) -> str
     return None
 
 
-def plan_of(rows: int, weight: QTensor) -> ProductPlan:
+def plan_of(rows: int, weight: QTensor) -> ProductPlan | FragmentPlan:
     """How a product with so many rows of x is divided, by arithmetic."""
+    if multiplies_fragments(rows, weight):
+        return FragmentPlan.of(rows, size_out=weight.size_out, chunks=weight.format.num_chunks)
     block = rows if rows <= MAX_VECTOR_ROWS else min(64, max(MIN_DOT, power_of_2(rows)))
     form = weight.format
     if block > MAX_VECTOR_ROWS and multiplies_float8(weight):
@@ -71,7 +75,9 @@ def plan_of(rows: int, weight: QTensor) -> ProductPlan:
 def key_of(rows: int, weight: QTensor) -> Key:
     """What the table of a card knows a product by."""
     kernel = "product"
-    if rows > MAX_VECTOR_ROWS:
+    if multiplies_fragments(rows, weight):
+        kernel = "fragments"
+    elif rows > MAX_VECTOR_ROWS:
         kernel = "float8" if multiplies_float8(weight) else "integers" if multiplies_integers(weight) else kernel
     return Key.of(kernel, form_name(weight.format), rows, weight.size_out, weight.format.size_in)
 
@@ -81,7 +87,7 @@ def quantized_linear(
     weight: QTensor,
     bias: jax.Array | None = None,
     *,
-    plan: ProductPlan | None = None,
+    plan: ProductPlan | FragmentPlan | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """``x @ weight.T + bias``.
@@ -100,6 +106,9 @@ def quantized_linear(
     plan = plan or plan_of(len(x), weight).tuned(key_of(len(x), weight), weight.format.num_chunks)
     if weight.columns is not None:
         x = x[:, weight.columns]
+    if isinstance(plan, FragmentPlan):
+        total = fragments.product(x, weight, plan, interpret=interpret)
+        return total if bias is None else total + bias.astype(jnp.float32)
     levels = levels_of(weight)
     kernel = _Kernel(Records(weight.format, weight.dtype, plan), weight.size_out)
     grid = (-(-weight.size_out // plan.outputs), plan.splits, -(-len(x) // plan.rows))
@@ -124,6 +133,12 @@ def quantized_linear(
     else:
         total = run(kernel.tiles, jnp.float32, kernel.factor.prepared(x), weight.words, levels)
     return total if bias is None else total + bias.astype(jnp.float32)
+
+
+def multiplies_fragments(rows: int, weight: QTensor) -> bool:
+    """Whether codes become bf16 fragments."""
+    others = multiplies_float8(weight) or multiplies_integers(weight)
+    return rows > MAX_VECTOR_ROWS and not others and fragments.refuses(weight) is None
 
 
 def multiplies_integers(weight: QTensor) -> bool:

@@ -49,6 +49,10 @@ class Place:
         )
         return load(self.words, index, (self.chunk < self.num_chunks)[:, None] & self.inside[None])
 
+    def beside(self, number: jax.Array) -> jax.Array:
+        """A number of each chunk, [C], as it meets what `read` gives."""
+        return number[:, None]
+
 
 @dataclass(frozen=True)
 class Line:
@@ -153,11 +157,13 @@ def _float8(bits: jax.Array, kind: str) -> jax.Array:
     return jax.lax.bitcast_convert_type(half, jnp.float16).astype(jnp.float32)
 
 
-def weight_line(place: Place, form: RowFormat, half: int) -> tuple[jax.Array, jax.Array]:
-    """Gain and offset, f32 [C, N], that make weights of `code_floats`: ``weight = gain * float + offset``.
+def weight_line(place: Any, form: RowFormat, half: int, *, line: Line) -> tuple[jax.Array, jax.Array]:
+    """Gain and offset, f32 [C, N], that make weights of numbers: ``weight = gain * number + offset``.
 
     Args:
+        place: a `Place`, or what reads words as it does.
         half: 0 or 1; which 16 columns of each chunk. Groups end only there.
+        line: what the numbers stand for, such as `code_line` of `code_floats`.
     """
     column = place.chunk * CHUNK + 16 * half
 
@@ -165,7 +171,6 @@ def weight_line(place: Place, form: RowFormat, half: int) -> tuple[jax.Array, ja
         entry = form.fields[name]
         return _numbers(place, entry, jnp.minimum(jax.lax.div(column, np.int32(size)), entry.count - 1))
 
-    line = code_line(form.codes)
     scale = read("scales", form.group_size)
     if form.super_size:
         scale = scale * read("super_scales", form.super_size)
@@ -179,7 +184,7 @@ def weight_line(place: Place, form: RowFormat, half: int) -> tuple[jax.Array, ja
     return scale * line.gain, shift
 
 
-def _numbers(place: Place, entry: Field, index: jax.Array) -> jax.Array:
+def _numbers(place: Any, entry: Field, index: jax.Array) -> jax.Array:
     """Numbers i32 [C] of a run, f32 [C, N]."""
     width = NUMBER_BITS[entry.number]
     if width == 32:
@@ -187,7 +192,7 @@ def _numbers(place: Place, entry: Field, index: jax.Array) -> jax.Array:
     per_word = 32 // width
     shift = ((index & (per_word - 1)) * width).astype(jnp.uint32)
     words = place.read(entry.start + jax.lax.div(index, np.int32(per_word)))
-    raw = words >> shift[:, None] & np.uint32((1 << width) - 1)
+    raw = words >> place.beside(shift) & np.uint32((1 << width) - 1)
     match entry.number:
         case "f16":
             return jax.lax.bitcast_convert_type(raw.astype(jnp.uint16), jnp.float16).astype(jnp.float32)
