@@ -45,7 +45,7 @@ from llmjax.kernels.experts import EXPERTS
 from llmjax.kernels.qtensor import CPU_TILE, CUDA_TILE, QTensor
 from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR
 from llmjax.kernels.row_format import Codes, RowFormat
-from llmjax.platforms import select_platform
+from llmjax.platforms import nvidia_cards, select_platform
 
 PAGE = EngineConfig().page_size
 PARTS = ("kernels", "models")
@@ -251,6 +251,8 @@ def main(argv: Sequence[str]) -> int:
     for given, known in ((parts, PARTS), (shapes, MODELS)):
         if unknown := sorted(set(given) - set(known)):
             parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
+    if not options.small and nvidia_cards() is None:
+        parser.error("needs an NVIDIA GPU, and nvidia-smi does not run; --small is a try-out")
     sizes = SMALL if options.small else Sizes()
     peers = [
         figure
@@ -258,7 +260,8 @@ def main(argv: Sequence[str]) -> int:
         if options.compare and not isinstance(MODELS[name], MoEShape)
         for figure in of_transformers(options.compare, name, sizes)
     ]
-    device = select_platform(EngineConfig()).device  # with the pool of memory that the engines below ask for
+    config = EngineConfig(device="auto" if options.small else "cuda")
+    device = select_platform(config).device  # with the pool of memory that the engines below ask for
     limits = measure_limits(sizes)
     about = {
         "card": device.device_kind,

@@ -110,7 +110,7 @@ class Sizes:
 
 SMALL = Sizes(
     matrices=((64, 64),),
-    rows=(1,),
+    rows=(1, 3),
     layers=1,
     experts=((2, 1, 32, 32),),
     tokens=(1,),

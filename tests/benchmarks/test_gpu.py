@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import gpu
 from benchmarks.gpu import PAGE, batch_of, commit, free_path, main
 from benchmarks.gpu_figures import Limits, Work
 from benchmarks.gpu_models import MODELS, Reads, Setup
+from llmjax import platforms
+from llmjax.errors import LLMJaxError
 
 
 @pytest.mark.slow
@@ -60,6 +63,19 @@ def test_unknown_parts_and_shapes(flags: list[str], capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         main(flags)
     assert "unknown: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "cards,reason", [(None, "nvidia-smi does not run"), ("a card", "device 'cuda' is not available")]
+)
+def test_without_a_card_it_measures_nothing(
+    cards: str | None, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "nvidia_cards", lambda: cards)
+    monkeypatch.setattr(platforms, "nvidia_cards", lambda: cards)
+    with pytest.raises((SystemExit, LLMJaxError)) as error:
+        main(["--only", "kernels"])
+    assert reason in capsys.readouterr().err + str(error.value)
 
 
 def test_the_bound_is_the_larger_of_reading_and_computing() -> None:
