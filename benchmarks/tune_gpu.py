@@ -220,7 +220,7 @@ def mixtures(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
                 picks = [rng.permutation(count)[:top] for _ in range(sizes.layers * tokens)]
                 chosen = jnp.asarray(picks, jnp.int32).reshape(shape)
                 x, shares = jnp.ones((tokens, width), jnp.bfloat16), jnp.full((tokens, top), 1 / top, jnp.float32)
-                rows = rows_of(tokens, tokens * top, count)
+                rows = rows_of(tokens, tokens * top, weights)
                 for key, start in plans_of(rows, tokens * top, weights).items():
                     inputs = (x, chosen, shares, weights)
 
@@ -230,13 +230,16 @@ def mixtures(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
                         return partial(with_each_choice(call), *inputs)
 
                     records = name in FORMATS
-                    fields = {
-                        "chunks": (16, 32, 64) if records else (1, 2, 4, 8, 16, 32),
-                        "outputs": (32, 64, 128) if records else (8, 16, 32, 64, 128),
-                        "splits": (1, 2, 4, 8),
-                        "warps": (1, 2, 4, 8),
-                        "stages": (1, 2, 3, 4),
-                    }
+                    fields: dict[str, tuple[int, ...]] = {"splits": (1, 2, 4, 8)}
+                    if isinstance(start, FragmentPlan):
+                        fields |= {"tiles": (1, 2, 4)}
+                    else:
+                        fields |= {
+                            "chunks": (16, 32, 64) if records else (1, 2, 4, 8, 16, 32),
+                            "outputs": (32, 64, 128) if records else (8, 16, 32, 64, 128),
+                            "warps": (1, 2, 4, 8),
+                            "stages": (1, 2, 3, 4),
+                        }
                     yield Problem(key, asdict(start), fields, run, sizes.layers)
 
 

@@ -1,9 +1,10 @@
 """Products of mixture-of-experts layers: each choice of a token with the matrices of its expert, read where they lie.
 
 With one or two tokens every choice has programs of its own, which read its expert once. With more, choices are sorted
-by expert and cut into blocks that share an expert, for tensor cores; an expert that nobody chose is not read. The
-first kernel multiplies with ``gate`` and ``up``, and applies the activation where columns are not shared among
-programs; the second multiplies with ``down``, and puts what it finds back in the tokens' order. What a program computes
+by expert and cut into blocks that share an expert, for tensor cores; an expert that nobody chose is not read. Codes
+that can become fragments (`fragments.py`) do, in a kernel for each of the three products. Otherwise there are two: the
+first multiplies with ``gate`` and ``up``, and applies the activation where columns are not shared among programs; the
+second multiplies with ``down``, and puts what it finds back in the tokens' order. What their programs compute
 is in `products.py`.
 """
 
@@ -20,6 +21,8 @@ import numpy as np
 
 from llmjax.kernels.activations import gated
 from llmjax.kernels.blocks import ExpertWeights, Projection
+from llmjax.kernels.cuda import fragments
+from llmjax.kernels.cuda.fragments import FragmentPlan
 from llmjax.kernels.cuda.lowering import MIN_DOT, Launch, launch, load, power_of_2, program_id, store
 from llmjax.kernels.cuda.plan import MAX_VECTOR_ROWS, ProductPlan
 from llmjax.kernels.cuda.products import Factor, Floats, Records, Share, levels_of
@@ -71,36 +74,58 @@ def experts(
     """``llmjax.kernels.experts.experts``.
 
     Args:
-        rows: choices of an expert that a program takes: 1, or a power of two from 16 on; None: by their number.
-        choices: fields of the `ProductPlan` of "experts in" (gate and up) or "experts out" (down) to be changed.
+        rows: choices of an expert that a program takes: 1, or a power of two from 16 on (8 with fragments); None: by
+            their number.
+        choices: fields of the plan of "experts in" (gate and up) or "experts out" (down), or of "fragments in" and
+            "fragments out", to be changed.
         interpret: run the kernels as XLA operations, on any device.
     """
     tokens, top = chosen.shape
     count = weights.gate.weight.shape[0]
-    rows = rows or rows_of(tokens, chosen.size, count)
+    rows = rows or rows_of(tokens, chosen.size, weights)
     expert = jnp.where(shares == 0, count, chosen).reshape(-1).astype(jnp.int32)
     work = _each(expert, count) if rows == 1 else _sorted(expert, count, rows)
     how = _How(rows, choices, interpret)
-    place = jnp.arange(chosen.size, dtype=jnp.int32)
-    gated = jnp.stack([work.choice // top, place], 1)
-    (inner,) = _product(x, gated, work, [weights.gate, weights.up], how=how, activation=activation)
-    (out,) = _product(inner, jnp.stack([place, work.choice], 1), work, [weights.down], how=how, activation=None)
+    if rows > 1 and by_fragments(weights):
+        out = _with_fragments(x, work, weights, top=top, how=how, activation=activation)
+    else:
+        place = jnp.arange(chosen.size, dtype=jnp.int32)
+        ins = jnp.stack([work.choice // top, place], 1)
+        (inner,) = _product(x, ins, work, [weights.gate, weights.up], how=how, activation=activation)
+        (out,) = _product(inner, jnp.stack([place, work.choice], 1), work, [weights.down], how=how, activation=None)
     # What has no share was not computed.
     out = jnp.where(shares[..., None] == 0, 0, out.reshape(tokens, top, -1) * shares[..., None])
     return out.sum(1).astype(x.dtype)
 
 
-def rows_of(tokens: int, choices: int, num_experts: int) -> int:
+def by_fragments(weights: ExpertWeights) -> bool:
+    """Whether codes of these experts become bf16 fragments where programs take several rows (`fragments.py`)."""
+    stacks = [weights.gate.weight, weights.up.weight, weights.down.weight]
+    return all(isinstance(weight, QTensor) and fragments.refuses(weight) is None for weight in stacks)
+
+
+def rows_of(tokens: int, choices: int, weights: ExpertWeights) -> int:
     """How many choices a program takes: about as many as an expert has."""
     if tokens <= MAX_VECTOR_ROWS:
         return 1
-    return min(MOST_ROWS, max(MIN_DOT, power_of_2(choices // num_experts)))
+    least = fragments.COLUMN_ROWS if by_fragments(weights) else MIN_DOT
+    return min(MOST_ROWS, max(least, power_of_2(choices // weights.gate.weight.shape[0])))
 
 
-def plans_of(rows: int, choices: int, weights: ExpertWeights) -> dict[Key, ProductPlan]:
+def plans_of(rows: int, choices: int, weights: ExpertWeights) -> dict[Key, ProductPlan | FragmentPlan]:
     """How the products of so many choices are divided, by arithmetic, and what the table of a card knows them by."""
     blocks = choices if rows == 1 else num_blocks(weights.gate.weight.shape[0], size=rows, most=choices)
-    return dict(_plan_of(rows, blocks, stacks) for stacks in ([weights.gate, weights.up], [weights.down]))
+    make = _fragment_plan_of if rows > 1 and by_fragments(weights) else _plan_of
+    return dict(make(rows, blocks, stacks) for stacks in ([weights.gate, weights.up], [weights.down]))
+
+
+def _fragment_plan_of(rows: int, blocks: int, stacks: Sequence[Projection]) -> tuple[Key, FragmentPlan]:
+    weight = stacks[0].weight
+    size_out, size_in = weight.shape[1:]
+    # Blocks fill a card, and all warps of a program have some of a row's columns.
+    plan = FragmentPlan(rows, 1 if rows <= 16 else 2, 1)
+    kernel = "fragments out" if len(stacks) == 1 else "fragments in"
+    return Key.of(kernel, form_name(weight.format), rows, blocks, size_out, size_in), plan
 
 
 def _plan_of(rows: int, blocks: int, stacks: Sequence[Projection]) -> tuple[Key, ProductPlan]:
@@ -150,6 +175,36 @@ class _How:
     rows: int
     choices: Mapping[str, Mapping[str, int]]
     interpret: bool
+
+
+def _with_fragments(
+    x: jax.Array, work: _Work, weights: ExpertWeights, *, top: int, how: _How, activation: str
+) -> jax.Array:
+    """What the experts of all choices give, f32 [T * K, out]; of choices without a share, something.
+
+    Rows are sorted into blocks by XLA, stay there from the first product to the last, and are put back by XLA.
+    """
+    blocks, choices = len(work.programs), len(work.choice)
+    expert, first, stop = (work.programs[:, i, None] for i in range(3))
+    place = first + jnp.arange(how.rows, dtype=jnp.int32)  # [blocks, rows]
+    choice = work.choice[jnp.minimum(place, choices - 1)].reshape(-1)
+
+    def run(x: jax.Array, stacks: list[Projection]) -> list[jax.Array]:
+        key, plan = _fragment_plan_of(how.rows, blocks, stacks)
+        chunks = stacks[0].weight.format.num_chunks
+        plan = plan.tuned(key, chunks).changed(how.choices.get(key.kernel, {}), chunks)
+        matrices = [stack.weight for stack in stacks]
+        found = fragments.products(x, matrices, expert[:, 0], plan, interpret=how.interpret)
+        return [
+            out if bias is None else (out.reshape(blocks, how.rows, -1) + bias[expert]).reshape(out.shape)
+            for out, bias in zip(found, (stack.bias for stack in stacks), strict=True)
+        ]
+
+    inner = gated(activation, *run(x[choice // top], [weights.gate, weights.up])).astype(x.dtype)
+    (out,) = run(inner, [weights.down])
+    of_choice = jnp.where((place < stop).reshape(-1), choice, choices)
+    at = jnp.zeros(choices, jnp.int32).at[of_choice].set(jnp.arange(blocks * how.rows, dtype=jnp.int32), mode="drop")
+    return out[at]
 
 
 def _product(

@@ -36,6 +36,8 @@ MANTISSA = 7  # bits
 def refuses(weight: QTensor) -> str | None:
     """Why the kernel does not take a matrix; None: it does."""
     codes = weight.format.codes
+    if weight.words.size >= 1 << 31:
+        return "indices of words have 31 bits"
     if weight.dtype != jnp.bfloat16:
         return f"weights are {weight.dtype}"
     if codes.levels and codes.levels != E2M1:
@@ -96,26 +98,46 @@ def product(x: jax.Array, weight: QTensor, plan: FragmentPlan, *, interpret: boo
         weight: a single matrix that `refuses` does not refuse.
         interpret: run as XLA operations on any device.
     """
-    form, (tiles, num_words, _) = weight.format, weight.words.shape
-    blocks = -(-len(x) // plan.rows)
+    padded = jnp.pad(x, ((0, -len(x) % plan.rows), (0, 0)))
+    (out,) = products(padded, [replace(weight, words=weight.words[None])], None, plan, interpret=interpret)
+    return out[: len(x)]
+
+
+def products(
+    x: jax.Array, stacks: Sequence[QTensor], matrix: jax.Array | None, plan: FragmentPlan, *, interpret: bool
+) -> list[jax.Array]:
+    """Blocks of rows of x with a matrix of each stack, f32 [blocks * plan.rows, out] for each.
+
+    Args:
+        x: [blocks * plan.rows, in]; rounded to bf16.
+        stacks: of one format, which `refuses` does not refuse.
+        matrix: i32 [blocks], which of a stack; where negative, nothing is computed and sums are zero. None: the first.
+        interpret: run as XLA operations on any device.
+    """
+    form, (_, tiles, num_words, _) = stacks[0].format, stacks[0].words.shape
+    kernel = _Kernel(form, plan, tiles, num_words, len(x), Threads(interpret), matrix is not None)
     # Columns end with a step of zeros, whatever the plan: products that read one x have what is made of it in common.
-    kernel = _Kernel(form, plan, tiles, num_words, blocks * plan.rows, Threads(interpret))
-    missing = (kernel.num_rows - len(x), (kernel.num_steps + 1) * STEP * CHUNK - x.shape[1])
-    x = jnp.pad(x.astype(jnp.bfloat16), [(0, amount) for amount in missing])
-    arguments = [weight.words.reshape(-1), _as_fragments(x)]
+    columns = (kernel.num_steps + 1) * STEP * CHUNK
+    x = jnp.pad(x.astype(jnp.bfloat16), ((0, 0), (0, columns - x.shape[1])))
+    arguments = [_as_fragments(x)]
     if kernel.shifts:
         arguments.append(_sums_of_runs(x, kernel.run * HALF_CHUNK))
-    out = launch(
-        "fragments",
-        kernel,
-        jax.ShapeDtypeStruct((plan.splits * len(x) * tiles * CUDA_TILE,), jnp.float32),
-        arguments,
-        grid=(-(-tiles // plan.tiles), plan.splits, blocks),
-        shared=kernel.shared,
-        interpret=interpret,
-    )
-    sums = out.reshape(plan.splits, len(x), -1)[:, : len(x) - missing[0], : weight.size_out]
-    return sums.sum(0) if plan.splits > 1 else sums[0]
+    if matrix is not None:
+        arguments.append(matrix)
+    found = []
+    for stack in stacks:
+        out = launch(
+            "fragments",
+            kernel,
+            jax.ShapeDtypeStruct((plan.splits * len(x) * tiles * CUDA_TILE,), jnp.float32),
+            [stack.words.reshape(-1), *arguments],
+            grid=(-(-tiles // plan.tiles), plan.splits, len(x) // plan.rows),
+            shared=kernel.shared,
+            interpret=interpret,
+        )
+        sums = out.reshape(plan.splits, len(x), -1)[:, :, : stack.size_out]
+        found.append(sums.sum(0) if plan.splits > 1 else sums[0])
+    return found
 
 
 def subtracted(form: RowFormat) -> int:
@@ -172,6 +194,7 @@ class _Kernel:
     num_words: int
     num_rows: int  # of x
     threads: Threads
+    stacked: bool  # the matrix of each block of rows is one of a stack
 
     @property
     def num_steps(self) -> int:
@@ -206,8 +229,10 @@ class _Kernel:
         return 0 if self.parts == 1 else 4 * THREADS * self.num_sums
 
     def __call__(self, place: Sequence[jax.Array], words: Any, x: Any, *refs: Any) -> None:
-        """words: u32; x, run_sums: from `_as_fragments` and `_sums_of_runs`; out: f32 [splits * T * out]."""
+        """words: u32; x: from `_as_fragments`; then, where there are such, from `_sums_of_runs`, and the matrices of
+        blocks, i32; out: f32 [splits * T * out]; shared memory."""
         sums_of_x, refs = (refs[0], refs[1:]) if self.shifts else (None, refs)
+        matrix, refs = (refs[0][place[2]], refs[1:]) if self.stacked else (np.int32(0), refs)
         threads, plan, column_tiles = self.threads, self.plan, self.plan.rows // COLUMN_ROWS
         thread = threads.index()
         lane, warp = thread & 31, thread >> 5
@@ -216,7 +241,7 @@ class _Kernel:
         part = jax.lax.div(warp, np.int32(plan.tiles))
         steps = -(-self.num_steps // (plan.splits * self.parts))
         first = place[1] * (steps * self.parts) + part
-        base = tile * (self.num_words * CUDA_TILE) + 4 * g
+        base = (jnp.maximum(matrix, 0) * self.tiles + tile) * (self.num_words * CUDA_TILE) + 4 * g
         column_tile = place[2] * column_tiles
         runs = 2 * STEP // self.run  # of a step
 
@@ -250,7 +275,7 @@ class _Kernel:
             return *ahead, sums
 
         state = (*fetch(0), [threads.constant(0.0)] * self.num_sums)
-        *_, sums = jax.lax.fori_loop(0, steps, step, state)
+        *_, sums = jax.lax.fori_loop(0, jnp.where(matrix < 0, 0, steps) if self.stacked else steps, step, state)
         self._write(place, refs, sums, thread=thread, tile=tile, part=part)
 
     def _fetch(self, records: _Records, c: jax.Array) -> tuple[Any, Any]:

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmjax.kernels.blocks import ExpertWeights, Projection
-from llmjax.kernels.cuda.experts import experts, refuses, rows_of
+from llmjax.kernels.cuda.experts import experts, plans_of, refuses, rows_of
 from llmjax.kernels.experts import EXPERTS
 from llmjax.kernels.experts_reference import experts_reference
 from llmjax.kernels.qtensor import CUDA_TILE, QTensor
 from llmjax.kernels.row_format import Codes, RowFormat
 
 SIZE, INNER = 96, 72
-PRODUCTS = ("experts in", "experts out")
+PRODUCTS = ("experts in", "experts out", "fragments in", "fragments out")
 FORMATS = {
     "q4_1": lambda size_in: RowFormat(size_in, Codes(4), 32, "f16", minimum="f16"),
     "q8_0": lambda size_in: RowFormat(size_in, Codes(8, "int"), 32, "f16"),
@@ -117,6 +117,7 @@ CASES = {
     "q4_1, one token": Case(1, choices=4, kind="q4_1", bias=True),
     "q4_1": Case(9, kind="q4_1", bias=True),
     "q4_1, bf16, columns shared": Case(9, kind="q4_1", x="bfloat16", splits=2),
+    "q8_0, bf16": Case(9, choices=3, kind="q8_0", x="bfloat16", activation="gelu", bias=True),
     "q8_0 and f32, quick gelu": Case(5, kind="q8_0", down="float32", activation="quick_gelu"),
     "mxfp4": Case(5, kind="mxfp4", activation="gelu"),
 }
@@ -155,11 +156,38 @@ def test_equals_the_reference_anywhere(case: Case, seed: int) -> None:
     assert error(case, seed) < 2e-6
 
 
+def stacks(kind: str, x: str = "bfloat16") -> ExpertWeights:
+    """Shapes of 128 experts."""
+    case = Case(1, num_experts=128, kind=kind, x=x)
+    return jax.eval_shape(lambda: arguments(case)[3]) if kind not in FORMATS else arguments(case)[3]
+
+
 def test_programs_take_about_what_an_expert_has() -> None:
-    assert rows_of(1, 8, 128) == 1
-    assert rows_of(16, 128, 128) == 16
-    assert rows_of(512, 4096, 128) == 32
-    assert rows_of(4096, 32768, 128) == 64
+    floats, codes = stacks("bfloat16"), stacks("q4_1")
+    assert rows_of(1, 8, floats) == 1
+    assert rows_of(16, 128, floats) == 16
+    assert rows_of(16, 128, codes) == 8
+    for weights in (floats, codes):
+        assert rows_of(512, 4096, weights) == 32
+        assert rows_of(4096, 32768, weights) == 64
+
+
+def test_codes_become_fragments_where_all_three_stacks_can() -> None:
+    for kind, x, kernels in (
+        ("q4_1", "bfloat16", {"fragments in", "fragments out"}),
+        ("q4_1", "float16", {"experts in", "experts out"}),
+        ("mxfp4", "bfloat16", {"experts in", "experts out"}),
+    ):
+        weights = stacks(kind, x)
+        assert {key.kernel for key in plans_of(16, 128, weights)} == kernels
+        assert {key.kernel for key in plans_of(1, 8, weights)} == {"experts in", "experts out"}
+
+
+@pytest.mark.slow
+def test_fragments_of_experts_round_activations_alone() -> None:
+    """Half of the choices without a share, blocks of 8 rows, columns divided among programs and warps."""
+    case = Case(21, choices=3, kind="q4_1", x="bfloat16", rows=8, splits=2, bias=True, unshared=0.5, size=160)
+    assert error(case) < 4e-3
 
 
 def test_says_what_it_refuses() -> None:
