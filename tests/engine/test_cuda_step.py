@@ -100,7 +100,8 @@ def test_a_dispatch_is_one_graph(options: dict[str, int], tmp_path: Path) -> Non
     found = compiled_step(tmp_path, weight=quantized, **options)
     assert found.started == ["kCommandBuffer"]
     assert found.count("kConditional") > 5
-    assert found.count("kWhile") == 2 + ("steps" in options) + ("tokens" in options)  # of prompt log-probabilities
+    # The sampler's search has two; steps, log-probabilities of prompts, and rows whose windows of penalties move on.
+    assert found.count("kWhile") == 2 + ("steps" in options) + ("tokens" in options) + ("seqs" in options)
 
 
 def test_without_graphs_everything_is_started_by_the_host(tmp_path: Path) -> None:
