@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -207,40 +208,51 @@ def launch(
 
     Args:
         name: in profiles.
-        kernel: called with a program's place in the grid, a reference for each argument, for the result and, if there
-            is any, for the shared memory.
+        kernel: hashable; called with a program's place in the grid, a reference for each argument, for the result and,
+            if there is any, for the shared memory.
         out: of one dimension.
         arguments: of one dimension each.
         grid: programs along three dimensions.
         shared: f32 numbers of shared memory that a program has.
         interpret: run it as XLA operations, on any device.
     """
+    how = {"name": name, "kernel": kernel, "out": out, "grid": grid, "shared": shared}
+    return _simulated(arguments, **how) if interpret else _launched(arguments, **how)
+
+
+def _simulated(
+    arguments: Sequence[jax.Array], *, name: str, kernel: Any, out: Any, grid: Any, shared: int
+) -> jax.Array:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu
 
+    def program(*refs: Any) -> None:
+        kernel([pl.program_id(axis) for axis in range(3)], *refs)
+
     scratch = [mosaic_gpu.SMEM((shared,), jnp.float32)] if shared else []
-    if interpret:
+    call = pl.pallas_call(program, grid=grid, out_shape=out, scratch_shapes=scratch, interpret=True, name=name)
+    found: jax.Array = call(*arguments)
+    return found
 
-        def simulated(*refs: Any) -> None:
-            kernel([pl.program_id(axis) for axis in range(3)], *refs)
 
-        (found,) = pl.pallas_call(simulated, grid=grid, out_shape=[out], scratch_shapes=scratch, interpret=True)(
-            *arguments
-        )
+# Jitted: a program that has a kernel many times, once a layer, has it lowered once, which takes a second.
+@partial(jax.jit, static_argnames=("name", "kernel", "out", "grid", "shared"))
+def _launched(arguments: Sequence[jax.Array], *, name: str, kernel: Any, out: Any, grid: Any, shared: int) -> jax.Array:
+    def call(*arguments: jax.Array) -> list[jax.Array]:
+        from jax.experimental import pallas as pl
+        from jax.experimental.pallas import mosaic_gpu
+
+        def program(*refs: Any) -> None:
+            place = [jax.lax.axis_index(axis) for axis in AXES]
+            scratch = [mosaic_gpu.SMEM((shared,), jnp.float32)] if shared else []
+            pl.run_scoped(lambda *shared: kernel(place, *refs, *shared), *scratch)
+
+        params = mosaic_gpu.CompilerParams(lowering_semantics=mosaic_gpu.LoweringSemantics.Lane)
+        found: list[jax.Array] = mosaic_gpu.kernel(
+            program, out_type=[out], grid=grid, grid_names=AXES, kernel_name=name, compiler_params=params
+        )(*arguments)
         return found
 
-    def program(*refs: Any) -> None:
-        place = [jax.lax.axis_index(axis) for axis in AXES]
-        pl.run_scoped(lambda *shared: kernel(place, *refs, *shared), *scratch)
-
-    call = mosaic_gpu.kernel(
-        program,
-        out_type=[out],
-        grid=grid,
-        grid_names=AXES,
-        kernel_name=name,
-        compiler_params=mosaic_gpu.CompilerParams(lowering_semantics=mosaic_gpu.LoweringSemantics.Lane),
-    )
     (found,) = deferred(call, [out], arguments)
     return found
 

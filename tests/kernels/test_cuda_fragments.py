@@ -196,6 +196,15 @@ def test_lowers_for_hopper(case: str) -> None:
     assert "xla.gpu.triton" not in text
 
 
+def test_layers_that_are_alike_have_one_kernel() -> None:
+    """Lowering it takes a second."""
+    _, (x, weight, _) = program("q4_0, 16")
+    layers = [weight, weight, replace(weight, size_out=weight.size_out - 1)]
+    text = lower_for(H100, lambda x, layers: [QUANTIZED_LINEAR(x, w, None) for w in layers], x, layers).as_text()
+    assert text.count("@mosaic_gpu") == 1
+    assert text.count("call @_launched") == 3
+
+
 # A process has one card: what Mosaic calls to assemble keeps the first that it was called for.
 COMPILE = """
 import json, re, sys, tempfile
