@@ -50,6 +50,9 @@ class Card:
     shared_memory: int  # bytes that a program may have
     target: str = ""  # more of what XLA wants to know
 
+    def __str__(self) -> str:
+        return self.name
+
 
 A100 = Card(
     "NVIDIA A100",

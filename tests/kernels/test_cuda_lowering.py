@@ -196,7 +196,7 @@ LOWERED = [name for name in KERNELS if not name.endswith(COMPILED_ONLY)]
 def number_of_kernels(name: str) -> int:
     kind, _, rest = name.partition(", ")
     if kind != "attention":
-        return 1 if kind != "experts" else 3 if by_mosaic(name) else 2
+        return 2 if kind == "experts" else 1  # by Mosaic, that of gate is up's too
     case = ATTENTIONS[rest]
     attends = 2 if case.tokens else 1
     stores = jnp.dtype(case.cache).itemsize == 1 and not case.calibrated
