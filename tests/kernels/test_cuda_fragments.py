@@ -56,7 +56,7 @@ def error(
 
 def test_formats_are_those_of_files() -> None:
     left = set(test_cuda_quantized_linear.FORMATS) - set(FORMATS)
-    assert left == {"15 levels", "nvfp4"}  # as the table of tests has it, with levels that are no E2M1
+    assert left == {"15 levels", "nvfp4"}  # as the table of tests has it, with levels that are not E2M1
 
 
 def test_codes_of_four_bits_with_scales_and_minima() -> None:
