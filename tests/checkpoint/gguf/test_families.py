@@ -49,6 +49,7 @@ class Conversion:
     stacked: bool = False  # experts are one by one in the source
     by_model_names: bool = False  # what is fused or stacked in the source is so no longer, or no more, in the file
     plain_keys: Callable[[Config], dict[str, Any]] = lambda config: {}  # not below the architecture's name
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # of config.json, that a user has to give
     called: str | None = None  # the architecture in files, where this gguf package does not know its name
 
     @property
@@ -75,6 +76,53 @@ def like_llama(config: Config) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", 1e-6),
         "rope.freq_base": float(config.get("rope_theta", 1e4)),
         "rope.dimension_count": int(head_dim * config.get("partial_rotary_factor", 1.0)),
+    }
+
+
+def mistral(config: Config) -> dict[str, Any]:
+    return like_llama(config) | {"attention.sliding_window": config["sliding_window"]}
+
+
+def mixtral(config: Config) -> dict[str, Any]:
+    experts = {"expert_count": config["num_local_experts"], "expert_used_count": config["num_experts_per_tok"]}
+    return like_llama({"rms_norm_eps": 1e-5, "rope_theta": 1e6, **config}) | experts
+
+
+def qwen_moe(config: Config) -> dict[str, Any]:
+    keys = like_llama(config) | {
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+    }
+    shared = config.get("shared_expert_intermediate_size")
+    return keys | ({} if shared is None else {"expert_shared_feed_forward_length": shared})
+
+
+def gemma3(config: Config) -> dict[str, Any]:
+    return like_llama(config) | {
+        "attention.scale": config["query_pre_attn_scalar"] ** -0.5,
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": config["sliding_window_pattern"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": config["rope_scaling"]["factor"],
+    }
+
+
+def chatglm(config: Config) -> dict[str, Any]:
+    """Of the checkpoints with keys of their own; other names are `glm`."""
+    return {
+        "block_count": config["num_layers"],
+        "context_length": config["seq_length"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["ffn_hidden_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["multi_query_group_num"],
+        "attention.layer_norm_rms_epsilon": config["layernorm_epsilon"],
+        # No published model's heads have another size than hidden size over heads, which is all that converters write.
+        **dict.fromkeys(("attention.key_length", "attention.value_length"), config["kv_channels"]),
+        "rope.dimension_count": config["kv_channels"] // 2,
+        "rope.freq_base": 10000.0 * config["rope_ratio"],
     }
 
 
@@ -327,6 +375,10 @@ def minicpm(config: Config) -> dict[str, Any]:
 
 def one_more(name: str, values: np.ndarray, config: Config) -> np.ndarray:
     return values + 1 if name.endswith("norm.weight") else values
+
+
+def one_row(name: str, values: np.ndarray, config: Config) -> np.ndarray:
+    return values[0] if name.endswith("shared_expert_gate.weight") else values
 
 
 def permuted(name: str, values: np.ndarray, config: Config) -> np.ndarray:
@@ -734,6 +786,8 @@ LFM2: dict[str, Any] = {
     "by_model_names": True,
     "changed": without_middle,
 }
+# Files of Baichuan 7B have the same name, and are told by their size.
+BAICHUAN_OF_ANY_SIZE = {"architectures": ["BaiChuanForCausalLM"]}
 PHI3 = Conversion(gguf.MODEL_ARCH.PHI3, phi3, extra=phi3_factors)
 
 
@@ -879,7 +933,23 @@ INDEXED = Conversion(
 GEMMA4 = Conversion(
     gguf.MODEL_ARCH.GEMMA4, gemma4, extra=quarter_turned, renamed={"layer_scalar": "layer_scalar.weight"}
 )
+LLAMA = Conversion(gguf.MODEL_ARCH.LLAMA, like_llama, permuted)
 CONVERSIONS = {
+    "llama": LLAMA,
+    "llama-bias": LLAMA,
+    "mistral": replace(LLAMA, keys=mistral),
+    "mixtral": replace(LLAMA, keys=mixtral, by_model_names=True),
+    "yi": replace(LLAMA, differences={"architecture": "LlamaForCausalLM"}, by_model_names=True),
+    "internlm3": replace(LLAMA, differences={"architecture": "LlamaForCausalLM"}),
+    "qwen2": Conversion(gguf.MODEL_ARCH.QWEN2, like_llama, instead={"use_sliding_window": False}),
+    "qwen2-moe": Conversion(gguf.MODEL_ARCH.QWEN2MOE, qwen_moe, one_row, by_model_names=True),
+    "qwen3-moe": Conversion(gguf.MODEL_ARCH.QWEN3MOE, qwen_moe, by_model_names=True),
+    "qwen3": Conversion(gguf.MODEL_ARCH.QWEN3, like_llama),
+    "gemma3": Conversion(gguf.MODEL_ARCH.GEMMA3, gemma3, one_more),
+    "chatglm": Conversion(gguf.MODEL_ARCH.CHATGLM, chatglm),
+    "baichuan": Conversion(
+        gguf.MODEL_ARCH.BAICHUAN, like_llama, permuted, by_model_names=True, overrides=BAICHUAN_OF_ANY_SIZE
+    ),
     "starcoder2": Conversion(gguf.MODEL_ARCH.STARCODER2, starcoder2),
     "starcoder2-plain": Conversion(gguf.MODEL_ARCH.STARCODER2, starcoder2),
     "phi": Conversion(gguf.MODEL_ARCH.PHI2, phi2),
@@ -1083,7 +1153,8 @@ def converted(name: str, path: Path, conversion: Conversion | None = None) -> Ch
         new = names.get_name(stored, try_suffixes=(".weight",))
         assert new is not None, stored
         tensors[new] = np.stack(vectors)
-    return open_checkpoint(write(path / f"{name}.gguf", conversion.name, keys, tensors, conversion.plain_keys(config)))
+    written = write(path / f"{name}.gguf", conversion.name, keys, tensors, conversion.plain_keys(config))
+    return open_checkpoint(written, overrides=conversion.overrides)
 
 
 def _gguf_name(stored: str, names: gguf.TensorNameMap, conversion: Conversion) -> str:
