@@ -61,6 +61,7 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     """See ``llmjax.models.model_config``."""
     outer = Fields(config)
     inner = Fields(outer.mapping("attn_config"), ATTENTION, name="config.json: attn_config")
+    inner.require("rope_scaling")
     own = {"num_key_value_heads": inner.integer("kv_n_heads")}
     if inner.get("rope_theta") is not None:
         own["rope_theta"] = inner.get("rope_theta")

@@ -33,6 +33,7 @@ DEFAULTS = {
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS)
+    fields.require("compression_ratio", 1, 1.0)
     kinds, norm, bias = layer_types(fields, kinds=("full_attention",)), rms(fields), fields.flag("use_bias")
     attention = attention_by_kind(
         fields, kinds, window=None, max_model_len=max_model_len, interleaved=True, qkv_bias=bias, o_bias=bias

@@ -51,6 +51,9 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     fields = Fields(config, DEFAULTS, aliases=ALIASES)
     kinds, norm, bias = layer_types(fields, kinds=("full_attention",)), rms(fields), fields.flag("use_bias")
     fields.require("moe_gate_act", "softmax")
+    fields.require("moe_norm_gate_logits", True)
+    fields.require("moe_norm_min", 1e-12)  # of the sum that shares are divided by, far below any
+    fields.require("compression_ratio", 1, 1.0)
     attention = attention_by_kind(
         fields, kinds, window=None, max_model_len=max_model_len, interleaved=True, qkv_bias=bias, o_bias=bias
     )

@@ -55,6 +55,8 @@ DEFAULTS_4 = {
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS, aliases=ALIASES)
+    for key in ("attention_bias", "mlp_bias"):
+        fields.require(key, False)
     kinds, norm = layer_types(fields, kinds=("full_attention",)), rms(fields)
     attention = attention_by_kind(fields, kinds, window=None, max_model_len=max_model_len)
     layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=gated_mlp(fields), norm=norm)

@@ -18,7 +18,13 @@ from llmjax.models.names import Names
 # What Hugging Face's GraniteMoeConfig means by a missing key.
 DEFAULTS = {**granite.DEFAULTS, "num_local_experts": 8, "num_experts_per_tok": 2}
 SHARED_DEFAULTS = {**DEFAULTS, "shared_intermediate_size": 0}
-HYBRID_DEFAULTS = {**DEFAULTS, **mamba2.MAMBA_DEFAULTS, "shared_intermediate_size": 1024, "layer_types": None}
+HYBRID_DEFAULTS = {
+    **DEFAULTS,
+    **mamba2.MAMBA_DEFAULTS,
+    "shared_intermediate_size": 1024,
+    "layer_types": None,
+    "position_embedding_type": None,
+}
 HYBRID_ALIASES = {"layer_types": ("layers_block_type",)}
 KINDS = {
     "mamba": "mamba",

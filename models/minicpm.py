@@ -40,7 +40,7 @@ DEFAULTS_3 = {
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS)
-    fields.require("sparse_config")
+    _check_sparse_attention(fields, max_model_len)
     fields.require("num_experts", 0)
     depth, size = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
@@ -53,6 +53,19 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     known = Fields({**config, **factors}, {**granite.DEFAULTS, **DEFAULTS})
     mlp = gated_mlp(known, bias=known.flag("mlp_bias"))
     return granite.granite_config(known, mlp, architecture="MiniCPMForCausalLM", max_model_len=max_model_len)
+
+
+def _check_sparse_attention(fields: Fields, max_model_len: int | None) -> None:
+    """Raises where sequences may become so long that blocks of keys are chosen (InfLLM v2 of MiniCPM 4.1)."""
+    given = fields.mapping("sparse_config")
+    if not given:
+        return
+    own = Fields(given, name=f"{fields.name}: sparse_config")
+    own.require("use_nope", False)
+    dense = own.integer("dense_len", minimum=2)
+    if (max_model_len or fields.integer("max_position_embeddings")) >= dense:
+        problem = f"is not supported for sequences of {dense} tokens and more; set max_model_len to {dense - 1} or less"
+        raise fields.error("sparse_config", problem)
 
 
 def minicpm3_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:

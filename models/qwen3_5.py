@@ -32,7 +32,6 @@ MOE_DEFAULTS = {
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``llmjax.models.model_config``."""
     fields = Fields(_of_text(config), DEFAULTS)
-    fields.require("attn_output_gate", True)
     halves = [gated_mlp(fields)] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     return qwen3_next.hybrid(fields, halves, "Qwen3_5ForCausalLM", max_model_len, in_turn=True)
 
@@ -40,7 +39,6 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
 def moe_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """`from_hf` for Qwen3.5 with experts in all layers."""
     fields = Fields(_of_text(config), MOE_DEFAULTS)
-    fields.require("attn_output_gate", True)
     fields.require("mlp_only_layers", [])
     experts = softmax_experts(
         fields, inner="moe_intermediate_size", normalize=True, shared="shared_expert_intermediate_size"

@@ -64,6 +64,7 @@ def hybrid(
     fields: Fields, halves: Sequence[FeedForward], architecture: str, max_model_len: int | None, *, in_turn: bool
 ) -> ModelConfig:
     """Gated delta nets and gated attention, each before one of ``halves``; ``in_turn``: see ``GatedDelta``."""
+    fields.require("attn_output_gate", True)
     fields.require("mlp_bias", False)
     fields.require("use_sliding_window", False)
     count, interval = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), fields.integer("full_attention_interval")

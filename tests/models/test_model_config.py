@@ -752,7 +752,7 @@ def test_unknown_models(keys: dict[str, Any], message: str) -> None:
         ("MiniMaxM2ForCausalLM", {"num_key_value_heads": 4, "use_routing_bias": False}, "use_routing_bias = False is"),
         ("HunYuanDenseV1ForCausalLM", {"use_cla": True}, "use_cla = True is not supported"),
         ("LlamaForCausalLM", {"use_qk_norm": True}, "use_qk_norm = True is not supported"),
-        ("MiniCPMForCausalLM", {"sparse_config": {"topk": 64}}, "is not supported"),
+        ("MiniCPMForCausalLM", {"sparse_config": {"topk": 64}}, "sparse_config: dense_len = None must be an integer"),
         ("OlmoeForCausalLM", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, "no_rope_layers = [1, 0] must be a list of 4 numbers"),
     ],

@@ -164,6 +164,22 @@ QWEN_1M = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embe
         ("CohereLabs/c4ai-command-r7b-12-2024", {"use_parallel_block": False}),
         ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", {"num_hidden_layers": 55}),
         ("mosaicml/mpt-7b-instruct", {"no_bias": False}),
+        ("mosaicml/mpt-7b-instruct", {"use_norm_bias": True}),
+        ("mosaicml/mpt-7b-instruct", {"ffn_config": {"ffn_type": "mptglu"}}),
+        ("databricks/dbrx-instruct", {"attn_config": {"rope_scaling": {"type": "linear", "factor": 2.0}}}),
+        ("baidu/ERNIE-4.5-0.3B-PT", {"compression_ratio": 2.0}),
+        ("baidu/ERNIE-4.5-21B-A3B-PT", {"compression_ratio": 2.0}),
+        ("baidu/ERNIE-4.5-21B-A3B-PT", {"moe_norm_gate_logits": False}),
+        ("baidu/ERNIE-4.5-21B-A3B-PT", {"moe_norm_min": 0.5}),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", {"attn_output_gate": False}),
+        ("LGAI-EXAONE/EXAONE-3.5-2.4B-Instruct", {"attention_bias": True}),
+        ("tencent/Hunyuan-A13B-Instruct", {"routed_scaling_factor": 2.5}),
+        ("Qwen/Qwen2.5-72B-Instruct", {"use_logn_attn": True}),
+        ("meta-llama/Llama-3.1-70B-Instruct", {"position_embedding_type": "alibi"}),
+        ("meta-llama/Llama-3.1-70B-Instruct", {"pruned_heads": {"0": [1]}}),
+        ("meta-llama/Llama-3.1-70B-Instruct", {"lm_head_multiplier": 0.5}),
+        ("meta-llama/Llama-3.1-70B-Instruct", {"key_multiplier": 0.5}),
+        ("meta-llama/Llama-3.1-70B-Instruct", {"scale_depth": 1.4}),
     ],
 )
 def test_mathematics_that_is_not_implemented(name: str, changes: dict[str, Any]) -> None:
@@ -176,6 +192,16 @@ def test_lengths() -> None:
     long = {**config_of("Qwen/Qwen2.5-72B-Instruct"), "max_position_embeddings": 1010000}
     chunked = model_config({**long, "dual_chunk_attention_config": QWEN_1M}, max_model_len=262144)
     assert chunked == model_config(long, max_model_len=262144)
+
+
+def test_lengths_at_which_blocks_of_keys_are_chosen() -> None:
+    """MiniCPM 4.1's InfLLM v2: all keys are attended to below ``dense_len``."""
+    config = config_of("openbmb/MiniCPM4-8B")
+    sparse = {**config, "sparse_config": {"topk": 64, "block_size": 64, "use_nope": False, "dense_len": 8192}}
+    assert model_config(sparse, max_model_len=8191) == model_config(config, max_model_len=8191)
+    for longest in (8192, None):
+        with pytest.raises(UnsupportedModel, match=r"sparse_config = .* set max_model_len to 8191 or less"):
+            model_config(sparse, max_model_len=longest)
 
 
 def test_a_band_of_no_width_between_scaled_and_plain_frequencies() -> None:
