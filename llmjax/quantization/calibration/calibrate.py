@@ -35,6 +35,7 @@ from llmjax.quantization.calibration.layer import (
     Stage,
     alone,
     check_kinds,
+    chosen_keys,
     dispatched,
     shapes_of,
 )
@@ -256,24 +257,28 @@ def calibrate(
     check_kinds(config, plan.checkpoint.path)
     done = set()
     hidden = _embedded(plan, config, sequences, platform)
-    contexts = {
+    known = {
         spec: jax.device_put(alone(spec, len(sequences[0])), platform.device) for spec in dict.fromkeys(config.layers)
     }
-    for index in range(config.num_layers):
+    chosen: list[jax.Array] = []  # keys that the last indexer has chosen, of each sequence
+    for index, spec in enumerate(config.layers):
         layer = CalibratedLayer(plan.checkpoint, config, index, platform)
-        context = contexts[config.layers[index]]
+        around = known[spec]
+        contexts = [around.seeing(each) for each in chosen] if spec.chosen_before else [around] * len(hidden)
         for half in layer.halves:
-            inputs = partial(layer.inputs, hidden=hidden, context=context)
+            inputs = partial(layer.inputs, hidden=hidden, contexts=contexts)
             results = Calibration(plan, settings, layer, half, inputs).results()
             if half.has_experts:
-                results = chain(results, _experts(plan, settings, layer, hidden, context))
+                results = chain(results, _experts(plan, settings, layer, hidden, contexts))
             try:
                 for result in results:
                     done.add(result.name)
                     yield result
             except CheckpointError as error:
                 raise CheckpointError(f"{plan.checkpoint.path}: layer {index}: {error}") from None
-            hidden = layer.outputs(half, hidden, context)
+            if half is layer.halves[0] and any(later.chosen_before for later in config.layers[index + 1 : index + 2]):
+                chosen = list(layer.run_all(chosen_keys, hidden, contexts))
+            hidden = layer.outputs(half, hidden, contexts)
     rest = {name: scheme for name, scheme in plan.layers.items() if name not in done}
     _warn_of_rounded(plan, rest)
     yield from round_to_nearest(plan.tensors, rest)
@@ -294,11 +299,11 @@ def _experts(
     settings: CalibrationSettings,
     layer: CalibratedLayer,
     hidden: Sequence[jax.Array],
-    context: Around,
+    contexts: Sequence[Around],
 ) -> Iterator[Result]:
     """Those that a token reaches; others are left, with a warning, to be rounded."""
     missed: list[int] = []
-    found = (layer.run(dispatched, x, context) for x in hidden)
+    found = layer.run_all(dispatched, hidden, contexts)
     rows = [(np.asarray(given), np.asarray(chosen)) for given, chosen in found]
     for expert in reached(plan, layer, rows, missed):
         yield from Calibration(plan, settings, expert, expert.half, expert.inputs).results()

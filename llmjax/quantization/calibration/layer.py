@@ -7,7 +7,7 @@ are given sums over all tokens are kept, so that memory does not grow with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from pathlib import Path
@@ -22,6 +22,7 @@ from flax import nnx
 from llmjax.checkpoint.checkpoint import Checkpoint
 from llmjax.errors import CheckpointError
 from llmjax.kernels.attention import RaggedBatch
+from llmjax.kernels.attention.chosen import attend_chosen
 from llmjax.models import (
     MLP,
     Attention,
@@ -55,10 +56,15 @@ Found = TypeVar("Found")
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Around:
-    """What a layer is given beside the residual stream: its mixer, and the one beside that, if there is one."""
+    """What a layer is given beside the residual stream: its mixer, and the mixer or indexer beside that, if there is
+    one."""
 
     mixer: Context
     beside: Context | None = None
+
+    def seeing(self, chosen: jax.Array) -> Around:
+        """With the keys that the last indexer has chosen, i32 [T, count]."""
+        return replace(self, mixer=replace(self.mixer, chosen=chosen))
 
 
 Computation = Callable[[DecoderLayer, jax.Array, Around], jax.Array]
@@ -203,7 +209,9 @@ def _mixer_stages(layer: DecoderLayer, mixer: Mixer) -> tuple[Stage, ...]:
     for (name,) in others:
         module = f"{mixer.name}.{name}"
         if hasattr(part, name):
-            inputs = _latent if name == "kv_b_proj" else Given(mixer.name, module)
+            inputs: Computation = _latent if name == "kv_b_proj" else Given(mixer.name, module)
+            if name == "o_proj" and _sees_few(layer.spec):
+                inputs = _values_of_chosen
             stages.append(Stage((module, *_indexed(layer, (name,))), inputs, None))
     return tuple(stages)
 
@@ -266,12 +274,36 @@ def _latent(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
     return normed_latent
 
 
+def _sees_few(spec: LayerSpec) -> bool:
+    return spec.indexer is not None or spec.chosen_before
+
+
+def chosen_keys(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
+    """i32 [T, count], positions of the keys that the mixer looks at: those that the layer's indexer chooses, or one
+    before it has chosen."""
+    if layer.spec.indexer is None:
+        assert around.mixer.chosen is not None
+        return around.mixer.chosen
+    n = _attention_input(layer, x, around)
+    chosen: jax.Array = getattr(layer, Indexer.name)(n, layer.mixer.latent_queries(n), around.beside)[0]
+    return chosen
+
+
+def _values_of_chosen(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
+    """What ``o_proj`` is given of the chosen keys."""
+    attend = partial(attend_chosen, chosen=chosen_keys(layer, x, around))
+    values: jax.Array = layer.mixer.values(_attention_input(layer, x, around), around.mixer, attend)[0]
+    return values
+
+
 def _heads(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
     heads: jax.Array = layer.mixer.heads(_mixer_input(layer, x, around), around.mixer)[0]
     return heads
 
 
 def _attention_output(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
+    if _sees_few(layer.spec):
+        return layer.mix_chosen(x, around.mixer, around.beside)[0]
     if around.beside is not None:
         return layer.mix_both(x, around.mixer, around.beside)[0]
     return layer.mix(x, around.mixer)[0]
@@ -430,19 +462,29 @@ class CalibratedLayer:
         """A tensor's, in the model."""
         return self.prefix + name
 
-    def inputs(self, stage: Stage, hidden: Sequence[jax.Array], context: Around) -> InputStatistics:
+    def inputs(self, stage: Stage, hidden: Sequence[jax.Array], contexts: Sequence[Around]) -> InputStatistics:
         """What the stage's projections are given.
 
         Args:
             hidden: the residual stream before the half, [T, D] of each sequence.
+            contexts: of each sequence.
         """
         assert stage.inputs is not None
-        return InputStatistics.of(self.run(stage.inputs, x, context) for x in hidden)
+        return InputStatistics.of(self.run_all(stage.inputs, hidden, contexts))
 
-    def outputs(self, half: Half, hidden: Sequence[jax.Array], context: Around) -> list[jax.Array]:
+    def outputs(self, half: Half, hidden: Sequence[jax.Array], contexts: Sequence[Around]) -> list[jax.Array]:
         """The residual stream behind the half."""
         assert half.outputs is not None
-        return [self.run(half.outputs, x, context) for x in hidden]
+        return list(self.run_all(half.outputs, hidden, contexts))
+
+    def run_all(
+        self,
+        compute: Callable[[DecoderLayer, jax.Array, Around], Found],
+        hidden: Sequence[jax.Array],
+        contexts: Sequence[Around],
+    ) -> Iterator[Found]:
+        """`run` for each sequence."""
+        return (self.run(compute, x, context) for x, context in zip(hidden, contexts, strict=True))
 
     def run(self, compute: Callable[[DecoderLayer, jax.Array, Around], Found], x: jax.Array, context: Around) -> Found:
         """What the layer computes with the weights that it has now."""
@@ -464,11 +506,11 @@ def alone(spec: LayerSpec, length: int) -> Around:
     Args:
         length: tokens.
     """
-    beside = None if spec.beside is None else _context(spec.beside, length)
+    beside = None if spec.other is None else _context(spec.other, length)
     return Around(_context(spec.mixer, length), beside)
 
 
-def _context(mixer: Mixer, length: int) -> Context:
+def _context(mixer: Mixer | Indexer, length: int) -> Context:
     count = -(-length // PAGE)
     pages = mixer.state.make(num_pages=1 + count, page_size=PAGE, dtype=jnp.dtype(jnp.float32))
     by = None if mixer.rope is None else rotation(jnp.arange(length, dtype=jnp.int32), mixer.rope, length)

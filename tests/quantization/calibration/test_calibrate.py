@@ -57,12 +57,7 @@ def logits_of(family: str) -> Callable[[Checkpoint], np.ndarray]:
     config = models.model_config(opened(family).config)
     graph, shapes = models.abstract_model(config, dtype=F32, activation_dtype=F32)
     kv = make_stacks(config.states, num_pages=dict.fromkeys(config.spans, 2), page_size=32, dtype=jnp.dtype(F32))
-    batch = RaggedBatch(
-        query_start=jnp.array([0, 24], jnp.int32),
-        kv_len=jnp.array([24], jnp.int32),
-        page_table=jnp.ones((1, 1), jnp.int32),
-        kv_index=jnp.arange(32, 56, dtype=jnp.int32),
-    )
+    batch = batch_of(24)
 
     @jax.jit
     def logits(params: dict[str, jax.Array]) -> jax.Array:
@@ -72,6 +67,27 @@ def logits_of(family: str) -> Callable[[Checkpoint], np.ndarray]:
         return model.logits(result.hidden)
 
     return lambda found: np.asarray(logits({name: jnp.asarray(found.tensors[name].read(F32)) for name in shapes}))
+
+
+def hidden_of(source: Checkpoint, tokens: list[int]) -> np.ndarray:
+    """The residual stream behind a model's layers, f32 [T, D]."""
+    config = source.model_config()
+    graph, shapes = models.abstract_model(config, dtype=F32, activation_dtype=F32)
+    model = models.merge(graph, {name: jnp.asarray(source.tensors[name].read(F32)) for name in shapes})
+    kv = make_stacks(config.states, num_pages=dict.fromkeys(config.spans, 2), page_size=32, dtype=jnp.dtype(F32))
+    batch = batch_of(len(tokens))
+    result = model(jnp.array(tokens, jnp.int32), jnp.arange(len(tokens)), kv, (batch,) * len(config.spans))
+    return np.asarray(result.hidden)
+
+
+def batch_of(tokens: int) -> RaggedBatch:
+    """One sequence, in one page of 32."""
+    return RaggedBatch(
+        query_start=jnp.array([0, tokens], jnp.int32),
+        kv_len=jnp.array([tokens], jnp.int32),
+        page_table=jnp.ones((1, 1), jnp.int32),
+        kv_index=jnp.arange(32, 32 + tokens, dtype=jnp.int32),
+    )
 
 
 def write(plan: SavePlan, folder: Path, results: Iterator[Any]) -> Checkpoint:
@@ -245,7 +261,7 @@ def test_eight_bits_of_other_mixers_are_the_same_model(
     assert 0 < np.linalg.norm(after - before) < 1.5 * np.linalg.norm(plainly - before) < 0.4 * np.linalg.norm(before)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "minicpm3", "mamba", "kimi-linear"])
+@pytest.mark.parametrize("family", ["qwen3_5", "minicpm3", "mamba", "kimi-linear", "deepseek-v32-sparse"])
 def test_inputs_of_last_projections(family: str, platform: Platform) -> None:
     """What is captured gives what the half adds."""
     checkpoint = opened(family)
@@ -369,6 +385,28 @@ def test_an_indexer_is_calibrated_with_its_mixer(
         for name in names:
             found, nearest = results[name].outputs.relative, results[name].nearest.relative
             assert 0 < found < nearest if method == "gptq" else found == pytest.approx(nearest)
+
+
+@pytest.mark.parametrize("family", ["deepseek-v32-sparse", "glm-moe-dsa-shared"])
+def test_tokens_see_the_keys_that_indexers_choose(
+    family: str, platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers whose weights stay as they are make the model's own residual stream, of sequences longer than the number
+    of chosen keys."""
+    source, streams = opened(family), list[list[jax.Array]]()
+    assert source.config["index_topk"] < len(SEQUENCES[0])
+    outputs = CalibratedLayer.outputs
+
+    def recorded(layer: CalibratedLayer, *given: Any) -> list[jax.Array]:
+        streams.append(outputs(layer, *given))
+        return streams[-1]
+
+    monkeypatch.setattr(CalibratedLayer, "outputs", recorded)
+    plan = SavePlan.of(source, "int8", rules={"layers": "none", "lm_head": "int8"})
+    assert list(plan.layers) == ["lm_head.weight"]
+    list(calibrate(plan, SEQUENCES[:2], settings("gptq"), platform))
+    for sequence, stream in zip(SEQUENCES, streams[-1], strict=False):
+        np.testing.assert_allclose(stream, hidden_of(source, sequence), rtol=0, atol=1e-4)
 
 
 def test_what_stands_outside_of_layers_is_rounded_with_a_word(
