@@ -49,10 +49,12 @@ CATEGORIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 """Kinds of tensors that mixes tell apart, by Hugging Face name."""
 
-_SMALL = r"indexer\.weights_proj|project_in|project_out|altup\.\w+|laurel\.\w+"
+_ALL_LAYERS = r"model\.per_layer\.projection|per_layer_model_projection"  # the model's name, and checkpoints'
+_SMALL = rf"indexer\.weights_proj|project_in|project_out|altup\.\w+|laurel\.\w+|{_ALL_LAYERS}"
 NEVER = re.compile(rf"(?:norm|conv1d|conv\.conv|{_SMALL}|{ROUTER})\.weight$")
 """What is never quantized, nor are small matrices that much depends on: an indexer's weights of its heads (as in vLLM),
-OPT-350m's ways in and out (as in AutoGPTQ), and what mixes Gemma 3n's streams (as in llama.cpp)."""
+OPT-350m's ways in and out (as in AutoGPTQ), what mixes Gemma 3n's streams, and what makes the vectors of all layers of
+Gemma 3n and 4 (as in llama.cpp)."""
 
 
 @dataclass(frozen=True, kw_only=True)
