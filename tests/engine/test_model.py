@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from llmjax.config import EngineConfig
 from llmjax.engine import model
+from llmjax.errors import CheckpointError
 from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import select_platform
 
@@ -63,3 +64,22 @@ def test_buffers_that_old_checkpoints_carry_are_passed_over(tmp_path: Path, capl
     config = EngineConfig(model=str(tmp_path), dtype="float32", device="cpu")
     model.load_model(config, select_platform(config))
     assert not [record.message for record in caplog.records if "not used" in record.message]
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_biases_that_the_config_does_not_ask_for(
+    value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Zeros, as exporters of GPTQ write them, are passed over with a word; others would be missed."""
+    shutil.copytree(GOLDEN / "llama", tmp_path, dirs_exist_ok=True)
+    name = "model.layers.1.mlp.down_proj.bias"
+    tensors = load_file(tmp_path / "model.safetensors") | {name: np.full(32, value, np.float32)}
+    (tmp_path / "model.safetensors").unlink()
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = EngineConfig(model=str(tmp_path), dtype="float32", device="cpu")
+    if value:
+        with pytest.raises(CheckpointError, match=f"tensor {name} is a bias, which the config says there is none of"):
+            model.load_model(config, select_platform(config))
+    else:
+        model.load_model(config, select_platform(config))
+        assert f"1 tensors of {tmp_path} are not used, for example {name}" in caplog.text

@@ -30,6 +30,17 @@ ENCODERS = [
     "gte",
     "gte-labels",
 ]
+# The same under other names, with heads that no vector needs.
+MORE_ENCODERS = [
+    "roberta",
+    "roberta-labels",
+    "bert-masked",
+    "roberta-masked",
+    "xlm-roberta-masked",
+    "modernbert-masked",
+    "new",
+    "new-tokens",
+]
 BOTH_SIDES = ["gemma-embedding", "qwen2-both-sides"]  # decoders whose tokens see those behind them
 # Of checkpoints whose files do not say what is made of them.
 OVERRIDES: dict[str, dict[str, Any]] = {
@@ -85,7 +96,10 @@ def start(name: str, cache: str, **settings: Any) -> Served:
     return Served(name, llm, dict(np.load(archive)) if archive.exists() else {})
 
 
-@pytest.fixture(scope="module", params=[*DECODERS, *ENCODERS, *BOTH_SIDES])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in MORE_ENCODERS]
+
+
+@pytest.fixture(scope="module", params=[*DECODERS, *ENCODERS, *BOTH_SIDES, *SLOW])
 def served(request: Any, compile_cache_dir: str) -> Iterator[Served]:
     found = start(request.param, compile_cache_dir)
     yield found
@@ -102,8 +116,11 @@ def test_vectors_alone_and_in_mixed_batches(served: Served) -> None:
     assert stats.used == 0 and stats.free + stats.cached == stats.total
 
 
+EIGHT_BITS = [*ENCODERS, "roberta"]
+
+
 @pytest.mark.parametrize(
-    "name", [name if name == "bert" else pytest.param(name, marks=pytest.mark.slow) for name in ENCODERS]
+    "name", [name if name == "bert" else pytest.param(name, marks=pytest.mark.slow) for name in EIGHT_BITS]
 )
 def test_encoders_of_eight_bits(name: str, compile_cache_dir: str) -> None:
     """Vectors, or logits of labels, point where those of the weights as stored do, and are not the same."""

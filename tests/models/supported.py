@@ -134,7 +134,16 @@ BEST_KNOWN: Mapping[str, str] = {
     "YiForCausalLM": "01-ai/Yi-1.5-6B-Chat",
 }
 
-WITH_POOLER = "bert-reranker"  # is compared as no converter writes it
+# Is compared as no converter writes it.
+WITH_POOLER, WITH_POOLER_CLASS = "bert-reranker", "BertForSequenceClassification"
+# Of which llama.cpp makes no files: its converters do not know them, and no architecture of its is theirs.
+NOT_IN_LLAMA_CPP = frozenset(
+    {
+        *("GPTJForCausalLM", "OPTForCausalLM", "MiniMaxForCausalLM"),
+        *("GteModel", "NewModel", "NewForSequenceClassification", "NewForTokenClassification"),
+    }
+)
+LEFT_OUT = "`bert`, refused: converters leave out a matrix of its head"
 INTRODUCTION = """# Supported models
 
 Written by `python -m tests.models.supported`; a test fails where this page and the tests disagree.
@@ -146,13 +155,13 @@ Each row is an architecture as `config.json` names it, with a well-known checkpo
 **safetensors** names the tiny random checkpoints whose logits are compared with those of Hugging Face's own model, over
 whole prompts, chunks and single tokens (at most 2e-4 apart in float32), or whose vectors are: embeddings (cosine at
 least 0.99999) and logits of labels (at most 1e-4 apart). **GGUF** gives llama.cpp's name of the architecture, and in
-parentheses which of those checkpoints are compared again as the `gguf` package writes them. **quantized** names those
-whose matrices become 8-bit integers when they are loaded, with logits or vectors close to Hugging Face's; other
-formats do not depend on the family either: [formats.md](formats.md). **stored** says as what those are written and
-read back, number by number: formats of compressed-tensors, GPTQ (8 bits) and AWQ. **several devices** names those
-that are compared with one device, and **plug-in** those that a stand-in for another platform's PJRT plug-in runs as a
-CPU does. **CUDA** names a published checkpoint whose steps, at their real sizes, are lowered with their kernels for
-an NVIDIA H100 that is described; what was run on a card is in [cuda.md](cuda.md).
+parentheses which of those checkpoints are compared again as the `gguf` package writes them; "none": llama.cpp has no
+such architecture. **quantized** names those whose matrices become 8-bit integers when they are loaded, with logits or
+vectors close to Hugging Face's; other formats do not depend on the family either: [formats.md](formats.md). **stored**
+says as what those are written and read back, number by number: formats of compressed-tensors, GPTQ (8 bits) and AWQ.
+**several devices** names those that are compared with one device, and **plug-in** those that a stand-in for another
+platform's PJRT plug-in runs as a CPU does. **CUDA** names a published checkpoint whose steps, at their real sizes, are
+lowered with their kernels for an NVIDIA H100 that is described; what was run on a card is in [cuda.md](cuda.md).
 All of it runs on a CPU:
 
 | column | the line that runs it for a checkpoint, here `qwen3` |
@@ -169,6 +178,8 @@ All of it runs on a CPU:
 | CUDA | `pytest tests/models/test_cuda.py -k Qwen3-0.6B` |
 
 Checkpoints that came with code of their own run from the definitions here; code from a checkpoint is never executed.
+A row that only says "as" another one is the same model under another name: the same keys, tensors and mathematics, as
+`pytest tests/models/test_supported.py` finds.
 Any decoder here may also be there as `…Model`, for embeddings, or as `…ForSequenceClassification`:
 [embeddings.md](embeddings.md).
 
@@ -190,15 +201,32 @@ def page() -> str:
     return "\n".join(_lines()) + "\n"
 
 
+def compared_checkpoints() -> dict[str, list[str]]:
+    """Which tiny checkpoints of each architecture are compared with Hugging Face's model."""
+    decoders = architectures([*test_golden.CHECKPOINTS, *test_golden.MORE, *test_golden.VARIANTS])
+    encoders = [*test_pooling.ENCODERS, *test_pooling.MORE_ENCODERS, WITH_POOLER]
+    return decoders | architectures(encoders, POOLED)
+
+
+def other_names() -> dict[str, str]:
+    """Architectures of which there is no such checkpoint, with the one that they are another name of."""
+    compared = compared_checkpoints()
+    return {
+        name: next(other for other in compared if FAMILIES[other] is FAMILIES[name])
+        for name in FAMILIES
+        if name not in compared
+    }
+
+
 def _lines() -> Iterator[str]:
-    compared = architectures([*test_golden.CHECKPOINTS, *test_golden.MORE, *test_golden.VARIANTS])
-    compared |= architectures(dict.fromkeys([*test_pooling.ENCODERS, *test_encoders.CLASSIFIERS]), POOLED)
+    compared, same = compared_checkpoints(), other_names()
     conversions = test_families.CONVERSIONS | test_families.WITH_FACTORS
     encoders = {name: found for name, found in test_encoders.CONVERSIONS.items() if name in test_pooling.ENCODERS}
     encoders |= {name: found for name, found in test_encoders.CLASSIFIERS.items() if name != WITH_POOLER}
+    encoders |= test_encoders.ROBERTA | test_encoders.MASKED
     converted = architectures(conversions) | architectures(encoders, POOLED)
     decoders = architectures(test_quantized.CHECKPOINTS)
-    quantized = decoders | architectures(test_pooling.ENCODERS, POOLED)
+    quantized = decoders | architectures(test_pooling.EIGHT_BITS, POOLED)
     models = [Path(case["model"]) for case in test_plugin.CASES.values()]
     plugged = architectures(dict.fromkeys(model.name for model in models if model.parent == GOLDEN))
     divided = ("CHECKPOINTS", "UNEVEN", "STATE_SPACES", "MIXERS", "MORE_NORMS", "OTHERS")
@@ -222,6 +250,13 @@ def _lines() -> Iterator[str]:
         ]
         if name in converted:
             cells[1] += f" ({_names(converted[name])})"
+        elif same.get(name, name) in NOT_IN_LLAMA_CPP:
+            cells[1] = "none"
+        elif name == WITH_POOLER_CLASS:
+            cells[1] = LEFT_OUT
+        if name in same:
+            cells[0] = f"as `{same[name]}`"
+            cells[1] = cells[1] or cells[0]
         yield f"| `{name}` | `{BEST_KNOWN[name]}` | {' | '.join(cells)} |"
 
 

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 from llmjax.config_file import load_configs
-from llmjax.models.registry import FAMILIES
+from llmjax.models.registry import FAMILIES, model_config, tensor_names
 from llmjax.sampling.params import SamplingParams
-from tests.models.supported import BEST_KNOWN, PAGE, ROOT, page
+from tests.models.supported import (
+    BEST_KNOWN,
+    GOLDEN,
+    LEFT_OUT,
+    PAGE,
+    ROOT,
+    compared_checkpoints,
+    other_names,
+    page,
+)
 
 
 def test_every_architecture_has_a_checkpoint_that_is_known() -> None:
@@ -14,6 +25,33 @@ def test_every_architecture_has_a_checkpoint_that_is_known() -> None:
 
 def test_the_page_is_current() -> None:
     assert PAGE.read_text() == page(), "run `python -m tests.models.supported`"
+
+
+def test_other_names_are_of_the_same_model() -> None:
+    compared = compared_checkpoints()
+    found = {**other_names()}
+    assert found == {
+        "ChatGLMForConditionalGeneration": "ChatGLMModel",
+        "MPTForCausalLM": "MptForCausalLM",
+        "MiniMaxM1ForCausalLM": "MiniMaxForCausalLM",
+        "MiniMaxText01ForCausalLM": "MiniMaxForCausalLM",
+        "MinistralForCausalLM": "MistralForCausalLM",
+        "PhiMoEForCausalLM": "PhimoeForCausalLM",
+        "StableLMEpochForCausalLM": "StableLmForCausalLM",
+    }
+    for name, other in found.items():
+        for checkpoint in compared[other]:
+            config = json.loads((GOLDEN / checkpoint / "config.json").read_text())
+            renamed = {**config, "architectures": [name]}
+            assert model_config(renamed) == model_config(config)
+            assert tensor_names(renamed) == tensor_names(config)
+
+
+def test_every_architecture_is_read_from_gguf_or_has_no_such_files() -> None:
+    rows = [line.split(" | ") for line in page().splitlines() if line.startswith("| `") and " | `" in line]
+    assert len(rows) == len(FAMILIES)
+    for row in rows:
+        assert "(" in row[3] or row[3] in ("none", LEFT_OUT) or row[3].startswith("as `"), row[0]
 
 
 def test_every_architecture_has_a_settings_file() -> None:

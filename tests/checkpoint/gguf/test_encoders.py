@@ -116,15 +116,32 @@ CONVERSIONS = {
 # Encoders that give texts labels.
 CLASSIFIERS = {
     "xlm-roberta-labels": CONVERSIONS["bert"],
+    "roberta-labels": CONVERSIONS["bert"],
     "bert-reranker": CONVERSIONS["bert"],
     "modernbert-labels": CONVERSIONS["modernbert"],
+}
+
+# RoBERTa, whose first rows of positions, as many as come up to the padding token, no file has.
+ROBERTA = {
+    "xlm-roberta": Conversion(gguf.MODEL_ARCH.BERT, bert, CLS),
+    "roberta": Conversion(gguf.MODEL_ARCH.BERT, bert, MEAN),
+}
+CUT = 2
+# Those with heads of their training.
+MASKED = {
+    "bert-masked": CONVERSIONS["bert"],
+    "roberta-masked": ROBERTA["roberta"],
+    "xlm-roberta-masked": ROBERTA["xlm-roberta"],
+    "modernbert-masked": replace(
+        CONVERSIONS["modernbert"], pooling=MEAN, left_out=("head.0.dense.weight", "head.0.norm.weight")
+    ),
 }
 
 
 def without_pretraining(checkpoint: Checkpoint, conversion: Conversion) -> Checkpoint:
     """Without what stands behind the first token for sentence pairs of the training, and buffers, which no file has,
     nor what a converter leaves out."""
-    left_out = ("pooler.dense", "embeddings.position_ids")
+    left_out = ("pooler.dense", "embeddings.position_ids", "cls.", "lm_head.", "decoder.")
     tensors = {n: t for n, t in checkpoint.tensors.items() if not n.startswith(left_out)}
     tensors = {n: t for n, t in tensors.items() if not n.endswith(conversion.left_out)}
     return replace(checkpoint, config={**checkpoint.config, **conversion.instead}, tensors=tensors)
@@ -215,9 +232,13 @@ def vectors(model: Path, cache: str, prompts: list[list[int]], **settings: Any) 
     return [output.outputs.data for output in made]
 
 
-def test_vectors_of_a_roberta_whose_unused_positions_are_left_out(tmp_path: Path, compile_cache_dir: str) -> None:
-    golden = np.load(POOLED / "xlm-roberta" / "golden.npz")
-    path = converted("xlm-roberta", tmp_path, Conversion(gguf.MODEL_ARCH.BERT, bert, CLS), cut=2)
+@pytest.mark.parametrize(
+    "name", ["xlm-roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in ("roberta", *MASKED))]
+)
+def test_vectors(name: str, tmp_path: Path, compile_cache_dir: str) -> None:
+    """Of RoBERTa, and of models with heads of their training."""
+    golden = np.load(POOLED / name / "golden.npz")
+    path = converted(name, tmp_path, (ROBERTA | MASKED)[name], cut=CUT if "roberta" in name else 0)
     cases = ("long", "short")
     made = vectors(path, compile_cache_dir, [golden[f"{case}/tokens"].tolist() for case in cases])
     for case, vector in zip(cases, made, strict=True):
@@ -236,7 +257,7 @@ def test_scores_of_classifiers(name: str, tmp_path: Path, compile_cache_dir: str
         pooling=RANK,
         layer={**conversion.layer, **CLASSIFIER_HEAD},
     )
-    path = converted(name, tmp_path, conversion, cut=2 if name == "xlm-roberta-labels" else 0)
+    path = converted(name, tmp_path, conversion, cut=CUT if "roberta" in name else 0)
     assert open_checkpoint(path).model_config().pooler == open_checkpoint(POOLED / name).model_config().pooler
     cases = [case for case in ("long", "short", "least", "one") if not golden[f"{case}/types"].any()]
     assert len(cases) > 1

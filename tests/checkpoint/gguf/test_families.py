@@ -1230,6 +1230,16 @@ def test_what_mpt_is_not_supported_with(stored: str, message: str, tmp_path: Pat
         open_checkpoint(write(tmp_path / "model.gguf", "mpt", keys, tensors | {stored: np.ones((72,), F32)}))
 
 
+@pytest.mark.parametrize(("size", "rotated"), [(4096, True), (5120, False)])
+def test_baichuan_is_rotated_by_its_size(size: int, rotated: bool, tmp_path: Path) -> None:
+    """7B is, 13B has ALiBi; files of both have the same keys."""
+    config = {**open_checkpoint(GOLDEN / "baichuan").config, "hidden_size": size, "num_attention_heads": size // 128}
+    tensors = {"token_embd.weight": np.zeros((96, size), F32), "blk.0.attn_norm.weight": np.ones(size, F32)}
+    keys = like_llama(config) | {"block_count": 1, "tensor_data_layout": "Meta AI original pth"}
+    (layer,) = open_checkpoint(write(tmp_path / "model.gguf", "baichuan", keys, tensors)).model_config().layers
+    assert (layer.mixer.rope is not None, layer.mixer.slopes is None) == (rotated, rotated)
+
+
 def qwen3_next_apart(path: Path) -> Checkpoint:
     """As newer files have it, in more tensors than the original."""
     return converted("qwen3-next", path, replace(CONVERSIONS["qwen3-next"], parts=queries_to_gates_apart))

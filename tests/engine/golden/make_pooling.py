@@ -50,6 +50,9 @@ MODERN = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+TWO_LAYERS = {**SIZES, "num_hidden_layers": 2}
+ROBERTA = {**TWO_LAYERS, "max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1}
+GTE = {**TWO_LAYERS, "type_vocab_size": 0}
 THREE = {"id2label": {"0": "no", "1": "maybe", "2": "yes"}, "label2id": {"no": 0, "maybe": 1, "yes": 2}}
 ONE = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 GEMMA = {
@@ -95,22 +98,33 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any], str | None, list[tuple[int, bo
         "mean",
         [],
     ),
-    "gte": ("GteModel", {**SIZES, "num_hidden_layers": 2, "type_vocab_size": 0}, "cls", []),
-    "gte-labels": ("GteForSequenceClassification", {**SIZES, "num_hidden_layers": 2, **THREE}, None, []),
+    "gte": ("GteModel", GTE, "cls", []),
+    "gte-labels": ("GteForSequenceClassification", {**TWO_LAYERS, **THREE}, None, []),
+    "new": ("GteModel", GTE, "cls", []),
+    "new-tokens": ("GteModel", GTE, "cls", []),
+    "roberta": ("RobertaModel", ROBERTA, "mean", []),
+    "roberta-labels": ("RobertaForSequenceClassification", {**ROBERTA, **ONE}, None, []),
+    # With the heads that they were trained with, which no vector needs.
+    "bert-masked": ("BertForMaskedLM", TWO_LAYERS, "mean", []),
+    "roberta-masked": ("RobertaForMaskedLM", ROBERTA, "mean", []),
+    "xlm-roberta-masked": ("XLMRobertaForMaskedLM", ROBERTA, "cls", []),
+    "modernbert-masked": ("ModernBertForMaskedLM", {**MODERN, "num_hidden_layers": 2}, "mean", []),
 }  # fmt: skip
 # Those that are published with code of their own: the keys in which config.json differs. Tensors get their names.
+NEW = {
+    "model_type": "new",
+    "rope_parameters": None,
+    "rope_theta": 160000.0,
+    "position_embedding_type": "rope",
+    "layer_norm_type": "layer_norm",
+    "pack_qkv": True,
+    "logn_attention_scale": False,
+}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "nomic-bert-moe": nomic_moe.CONFIG,
-    "gte-labels": {
-        "architectures": ["NewForSequenceClassification"],
-        "model_type": "new",
-        "rope_parameters": None,
-        "rope_theta": 160000.0,
-        "position_embedding_type": "rope",
-        "layer_norm_type": "layer_norm",
-        "pack_qkv": True,
-        "logn_attention_scale": False,
-    },
+    "gte-labels": {**NEW, "architectures": ["NewForSequenceClassification"]},
+    "new": {**NEW, "architectures": ["NewModel"]},
+    "new-tokens": {**NEW, "architectures": ["NewForTokenClassification"]},
 }
 
 
@@ -145,6 +159,9 @@ def make(name: str) -> None:
             state = nomic_moe.published(state)
         else:
             state = {k.replace("gte.", "new.", 1): v for k, v in revert_weight_conversion(model, state).items()}
+        if name == "new-tokens":
+            state = {f"new.{k}": v for k, v in state.items()}
+            state |= {"classifier.weight": torch.ones(1, 32), "classifier.bias": torch.zeros(1)}
         written = json.loads((folder / "config.json").read_text()) | PUBLISHED[name]
         written = {key: value for key, value in written.items() if value is not None}
         (folder / "config.json").write_text(json.dumps(written, indent=2))
@@ -164,7 +181,8 @@ def make(name: str) -> None:
         with torch.no_grad():
             # Transformers' Qwen2 does not look at is_causal, but takes a mask as it is.
             mask = torch.zeros(1, 1, length, length) if keys.get("is_causal") is False else torch.ones_like(ids)
-            out = model(input_ids=ids, attention_mask=mask, **given)
+            encoder = model.base_model if class_name.endswith("ForMaskedLM") else model
+            out = encoder(input_ids=ids, attention_mask=mask, **given)
         if class_name == "Qwen3ForCausalLM":  # the last token's logits of yes, less that of no
             out.logits = (out.logits[:, -1, YES] - out.logits[:, -1, NO])[:, None]
         vector = out.logits[0] if kind is None else pooled(out.last_hidden_state[0], kind, matrices)
