@@ -255,5 +255,14 @@ def _check_tensors(checkpoint: Checkpoint, shapes: Mapping[str, jax.ShapeDtypeSt
     unused = [
         n for n in checkpoint.tensors if n not in shapes and not n.endswith(IGNORED_SUFFIXES) and not is_kv_scale(n)
     ]
+    for name in unused:
+        module, _, kind = name.rpartition(".")
+        # Exporters of GPTQ write zeros where there is no bias.
+        if (
+            kind == "bias"
+            and f"{module}.weight" in shapes
+            and checkpoint.tensors[name].read(np.dtype(np.float32)).any()
+        ):
+            raise CheckpointError(f"{checkpoint.path}: tensor {name} is a bias, which the config says there is none of")
     if unused:
         logger.warning("%d tensors of %s are not used, for example %s", len(unused), checkpoint.path, unused[0])
