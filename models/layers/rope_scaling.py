@@ -240,9 +240,13 @@ def yarn_gain(factor: float, mscale: float) -> float:
 
 
 def _yarn_attention_factor(parameters: Fields, factor: float) -> float:
-    given = parameters.optional_number("attention_factor")
+    given, times = parameters.optional_number("attention_factor"), parameters.optional_number("attn_factor")
     if given is not None:
+        if times is not None:
+            raise parameters.error("attn_factor", "is given beside attention_factor")
         return given
+    if times is not None:  # of DeepSeek-R1-0528-Qwen3-8B; as in vLLM, Hugging Face's class does not know the key
+        return times * yarn_gain(factor, 1.0)
     # Zero means "not given" to Hugging Face.
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
         return yarn_gain(factor, parameters.number("mscale")) / yarn_gain(factor, parameters.number("mscale_all_dim"))
@@ -273,7 +277,9 @@ def _custom(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
     return _Scaled(_base(parameters, dim) / np.array(divisors), 1.0 if attention_factor is None else attention_factor)
 
 
-_YARN_KEYS = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+_YARN_KEYS = (
+    *("factor", "attention_factor", "attn_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+)
 _LONGROPE = _Rule(_longrope, ("factor", "attention_factor", "long_factor", "short_factor"))
 _RULES = {
     "default": _Rule(_default),

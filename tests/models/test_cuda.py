@@ -22,7 +22,7 @@ from tests.models.test_published import CHECKPOINTS, config_of
 BF16, REQUESTS, PAGES_EACH = jnp.dtype(jnp.bfloat16), 4, 256
 FAST = ("Qwen/Qwen3-0.6B",)
 # Whose 80 layers decay at rates of their own, so that each is traced by itself, which takes minutes.
-LONG = ("MiniMaxAI/MiniMax-Text-01",)
+LONG = ("MiniMaxAI/MiniMax-Text-01", "MiniMaxAI/MiniMax-M1-40k")
 
 
 def lowered_first() -> dict[str, str]:

@@ -2,7 +2,8 @@
 to change nothing.
 
 published.json has a line for each: its keys, and its parameters in billions, as its files have them without layers that
-guess further tokens, without images, and tied matrices once. Facts of the files and cards at https://huggingface.co.
+guess further tokens, without images, without keys and values that no layer reads, and tied matrices once. Facts of the
+files and cards at https://huggingface.co.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ TRAINING = {
     *("lora_dropout_p", "lora_main_params_trainable"),
     *("z_loss_weight", "input_jitter_noise", "router_jitter_noise", "moe_capacity", "bias_dropout_fusion"),
     *("sparse_prediction", "sparse_pred_ignore_index", "use_xentropy", "time_step_floor", "time_step_init_scheme"),
+    *("altup_coef_clip", "altup_lr_multiplier"),
     *("time_step_max", "time_step_min", "time_step_rank", "time_step_scale", "max_trained_positions", "pretraining_tp"),
 }
 RUNTIME = {

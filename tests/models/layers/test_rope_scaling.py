@@ -101,6 +101,14 @@ def test_yarn_betas_and_attention_factor() -> None:
     check(resolve(keys), yarn(factor=4, original=MAX, fast=16, slow=2), 0.7)
 
 
+def test_yarn_factor_of_the_factor() -> None:
+    """DeepSeek-R1-0528-Qwen3-8B's, which makes up for what YaRN would multiply queries and keys with."""
+    keys = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    check(resolve({**keys, "attn_factor": 0.8782488562869419}), yarn(factor=4, original=2048), 1.0)
+    with pytest.raises(UnsupportedModel, match=r"attn_factor = 0.5 is given beside attention_factor"):
+        resolve({**keys, "attn_factor": 0.5, "attention_factor": 0.7})
+
+
 def test_yarn_mscale_and_factor_from_the_lengths() -> None:
     keys = {"type": "yarn", "original_max_position_embeddings": 1024, "mscale": 1.2, "mscale_all_dim": 0.5}
     expected = (0.12 * math.log(4) + 1) / (0.05 * math.log(4) + 1)
