@@ -21,6 +21,7 @@ MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 LENGTHS = "sentence_bert_config.json"
 CAUSAL_LOGITS = "causal_logits"
+SENTENCE = "sentence_embedding"  # what a matrix is given and makes
 POOLING_KEYS: Mapping[str, PoolingKind] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -80,6 +81,10 @@ class SentenceModules:
                     normalize = True
                 case "LogitScore":
                     return None  # see `LogitScore`
+                case "Dense" if kind is None:  # of each token (ColBERT)
+                    raise CheckpointError(f"{folder / MODULES}: module 'Dense' before 'Pooling' is not supported")
+                case "Dense" if normalize:
+                    raise CheckpointError(f"{folder / MODULES}: module 'Dense' behind 'Normalize' is not supported")
                 case "Dense":
                     spec, found = _dense(path, number=len(dense))
                     dense.append(spec)
@@ -172,8 +177,9 @@ def _pooling(path: Path) -> PoolingKind:
     if values.get("include_prompt") is False:
         raise CheckpointError(f"{path}: include_prompt = false is not supported")
     if (mode := values.get("pooling_mode")) is not None:
-        if mode not in MODES:
-            raise CheckpointError(f"{path}: pooling_mode = {mode!r} is not supported; supported are {', '.join(MODES)}")
+        if not isinstance(mode, str) or mode not in MODES:
+            known = ", ".join(MODES)
+            raise CheckpointError(f"{path}: pooling_mode = {str(mode)[:80]!r} is not supported; supported are {known}")
         return MODES[mode]
     chosen = [key for key, value in values.items() if key.startswith("pooling_mode_") and value]
     if len(chosen) != 1 or chosen[0] not in POOLING_KEYS:
@@ -190,6 +196,9 @@ def _dense(folder: Path, *, number: int) -> tuple[Dense, dict[str, StoredTensor]
     name: Any = str(values.get("activation_function") or "Identity").removesuffix("()").rpartition(".")[2]
     if not isinstance(size, int) or size < 1 or not isinstance(bias, bool):
         raise CheckpointError(f"{folder / 'config.json'}: out_features or bias is missing or wrong")
+    for key in ("module_input_name", "module_output_name"):
+        if values.get(key, SENTENCE) not in (SENTENCE, None):
+            raise CheckpointError(f"{folder / 'config.json'}: {key} = {str(values[key])[:80]!r} is not supported")
     if name not in ACTIVATIONS:
         raise CheckpointError(f"{folder / 'config.json'}: activation_function {name[:80]!r} is not supported")
     stored = stored_tensors(folder)

@@ -97,3 +97,64 @@ def test_labels_that_are_nowhere(keys: dict[str, Any], message: str) -> None:
     overrides = {"architectures": ["LlamaForSequenceClassification"], **keys}
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(LLAMA, overrides=overrides, runner="pooling").model_config()
+
+
+POOLED = Path(__file__).parents[1] / "engine" / "golden" / "pooling" / "llama-mean"
+MATRIX = "2_Dense/config.json"
+
+
+def with_modules(folder: Path, order: list[str], file: str = "", keys: dict[str, Any] | None = None) -> Path:
+    """A model of embeddings whose modules stand in another order, with other keys in one of their files."""
+    copy = folder / "model"
+    shutil.copytree(POOLED, copy)
+    known = {module["type"].rpartition(".")[2]: module for module in json.loads((copy / "modules.json").read_text())}
+    other = {"type": "sentence_transformers.models.LayerNorm", "path": "3_LayerNorm"}
+    (copy / "modules.json").write_text(json.dumps([known.get(name, other) for name in order]))
+    if file:
+        values = json.loads((copy / file).read_text())
+        (copy / file).write_text(json.dumps({**values, **(keys or {})}))
+    return copy
+
+
+WHOLE = ["Transformer", "Pooling", "Dense", "Normalize"]
+ONE_MODE = {"pooling_mode_mean_tokens": False}
+
+
+@pytest.mark.parametrize(
+    ("order", "file", "keys", "message"),
+    [
+        (["Transformer", "Dense", "Normalize"], "", {}, "module 'Dense' before 'Pooling' is not supported"),
+        (["Transformer", "Dense", "Pooling"], "", {}, "module 'Dense' before 'Pooling' is not supported"),
+        (["Transformer", "Pooling", "Normalize", "Dense"], "", {}, "module 'Dense' behind 'Normalize' is not"),
+        ([*WHOLE, "LayerNorm"], "", {}, "module 'LayerNorm' is not supported"),
+        (WHOLE, MATRIX, {"module_input_name": "token_embeddings"}, "module_input_name = 'token_embeddings' is not"),
+        (WHOLE, MATRIX, {"activation_function": "torch.nn.modules.activation.Mish"}, "activation_function 'Mish' is"),
+        (WHOLE, "1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, r"pooling_mode = .*'cls', 'mean'.* is not"),
+        (
+            WHOLE,
+            "1_Pooling/config.json",
+            {"pooling_mode_max_tokens": True},
+            "mean_tokens and pooling_mode_max_tokens is",
+        ),
+        (
+            WHOLE,
+            "1_Pooling/config.json",
+            {**ONE_MODE, "pooling_mode_max_tokens": True},
+            "pooling_mode_max_tokens is not",
+        ),
+        (WHOLE, "1_Pooling/config.json", ONE_MODE, "no pooling mode is not supported"),
+        (WHOLE, "1_Pooling/config.json", {"include_prompt": False}, "include_prompt = false is not supported"),
+        (WHOLE, "config_sentence_transformers.json", {"default_prompt_name": "q"}, "'q' is not among the prompts"),
+    ],
+)
+def test_modules_that_would_make_other_vectors(
+    order: list[str], file: str, keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(with_modules(tmp_path, order, file, keys))
+
+
+def test_modules_in_newer_words(tmp_path: Path) -> None:
+    keys = {**ONE_MODE, "pooling_mode": "lasttoken", "include_prompt": True}
+    pooler = open_checkpoint(with_modules(tmp_path, WHOLE, "1_Pooling/config.json", keys)).model_config().pooler
+    assert pooler is not None and (pooler.kind, pooler.normalize, len(pooler.dense)) == ("last", True, 1)
