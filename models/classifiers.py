@@ -82,14 +82,15 @@ def classifier_pooler(fields: Fields, *, kind: PoolingKind, before: Sequence[Den
     )
 
 
-def reward_pooler(fields: Fields, *, one_matrix: bool) -> Pooler:
+def reward_pooler(fields: Fields, *, size: int, one_matrix: bool) -> Pooler:
     """The head of a reward model, whose numbers are what they are.
 
     Args:
+        size: of the model's hidden states.
         one_matrix: without a bias (InternLM2); else two, as Qwen's have them.
     """
     labels = _labels(Fields({"num_labels": 1, **fields.values}))
-    before = () if one_matrix else (Dense(size=fields.integer("hidden_size"), activation="relu"),)
+    before = () if one_matrix else (Dense(size=size, activation="relu"),)
     dense = (*before, Dense(size=len(labels), bias=not one_matrix))
     return Pooler(kind="last", task="classify", dense=dense, normalize=False, labels=labels)
 

@@ -433,7 +433,7 @@ def model_config(
     if convert == "embed":
         pooler = Pooler(kind="last")
     elif _named(config).endswith(REWARDS):
-        pooler = reward_pooler(fields, one_matrix=family == "InternLM2ForCausalLM")
+        pooler = reward_pooler(fields, size=model.hidden_size, one_matrix=family == "InternLM2ForCausalLM")
     else:
         pooler = classifier_pooler(fields, kind="last", bias=False)
     return replace(model, pooler=pooler)

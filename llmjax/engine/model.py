@@ -51,6 +51,7 @@ IGNORED_SUFFIXES = (
     ".attn.masked_bias",
     ".attention.bias",  # GPT-NeoX
     ".attention.masked_bias",
+    *(f".self_attn.{name}" for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")),  # MiniMax
 )
 
 

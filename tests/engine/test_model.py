@@ -54,6 +54,17 @@ def test_norms_of_heads_and_tables_of_positions_are_not_quantized(name: str, pla
     assert isinstance(params[plain], jax.Array) and isinstance(params[quantized], QTensor)
 
 
+def test_decays_that_minimax_s_class_stores_are_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.copytree(GOLDEN / "minimax", tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.self_attn.slope_rate"] = np.ones((4, 1, 1), np.float32)
+    (tmp_path / "model.safetensors").unlink()
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = EngineConfig(model=str(tmp_path), dtype="float32", device="cpu")
+    model.load_model(config, select_platform(config))
+    assert not [record.message for record in caplog.records if "not used" in record.message]
+
+
 def test_buffers_that_old_checkpoints_carry_are_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     shutil.copytree(GOLDEN / "gpt-neox", tmp_path, dirs_exist_ok=True)
     tensors, prefix = load_file(tmp_path / "model.safetensors"), "gpt_neox.layers.0.attention"

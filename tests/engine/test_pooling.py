@@ -17,7 +17,7 @@ from llmjax.errors import InvalidRequest
 
 F32 = np.dtype(np.float32)
 GOLDEN = Path(__file__).parent / "golden" / "pooling"
-DECODERS = ["qwen3-embedding", "llama-mean", "qwen2-labels", "qwen3-reranker"]
+DECODERS = ["qwen3-embedding", "llama-mean", "qwen2-labels", "gpt2-labels", "qwen3-reranker"]
 ENCODERS = [
     "bert",
     "bert-cls",

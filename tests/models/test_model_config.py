@@ -1236,6 +1236,12 @@ def test_reward_models() -> None:
     assert labels is not None and labels.dense == (Dense(size=3, bias=False),)
 
 
+def test_rewards_of_a_family_with_other_words_for_sizes() -> None:
+    gpt2 = {"architectures": ["GPT2ForRewardModel"], "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 96}
+    pooler = model_config(gpt2).pooler
+    assert pooler is not None and [dense.size for dense in pooler.dense] == [64, 1]
+
+
 ENCODERS = ("Model", "ForMaskedLM", "ForSequenceClassification")
 # Families whose layers here have windows, and so no scaling.
 WINDOWS = {"Gemma3ForCausalLM", "Gemma3nForCausalLM", *(f"ModernBert{end}" for end in ENCODERS)}

@@ -83,6 +83,13 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any], str | None, list[tuple[int, bo
     "qwen3-embedding": ("Qwen3Model", DECODER, "last", []),
     "llama-mean": ("LlamaModel", DECODER, "mean", [(20, True, "Tanh")]),
     "qwen2-labels": ("Qwen2ForSequenceClassification", {**DECODER, "pad_token_id": 0, **THREE}, None, []),
+    # Whose family has keys and tensors of other names.
+    "gpt2-labels": (
+        "GPT2ForSequenceClassification",
+        {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "pad_token_id": 0, **THREE},
+        None,
+        [],
+    ),
     "gemma-embedding": ("Gemma3TextModel", GEMMA, "mean", [(64, False, "Identity"), (32, False, "Identity")]),
     "qwen2-both-sides": ("Qwen2Model", {**DECODER, "is_causal": False}, "last", []),
     "modernbert": ("ModernBertModel", MODERN, "cls", []),
