@@ -391,6 +391,8 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
 )
 
 
+# Transformers from 5.24 on has no class for these, but Llama's, which it writes; tensors keep their names.
+RUN_AS_LLAMA: Mapping[str, str] = MappingProxyType({"exaone": "ExaoneForCausalLM"})
 CLASSIFIER = "ForSequenceClassification"
 # Decoders whose labels are rewards, of a text or of each of its steps.
 REWARDS = ("ForRewardModel", "ForProcessRewardModel")
@@ -492,6 +494,8 @@ def _architecture(config: Mapping[str, Any]) -> tuple[str, Conversion | None]:
             raise UnsupportedModel(f"config.json: model_type {model_type!r} is not supported; supported are {known}")
     if not isinstance(architecture, str):
         raise UnsupportedModel(_unknown(architecture))
+    if architecture == "LlamaForCausalLM" and isinstance(model_type, str):
+        architecture = RUN_AS_LLAMA.get(model_type, architecture)
     if architecture in FAMILIES:
         return architecture, None
     ends: list[tuple[str, Conversion]] = [(end, "classify") for end in (f"Text{CLASSIFIER}", CLASSIFIER, *REWARDS)]

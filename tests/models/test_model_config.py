@@ -40,6 +40,7 @@ from llmjax.models import (
     UnsupportedModel,
     has_unit_head,
     model_config,
+    tensor_names,
     text_config,
 )
 from llmjax.models.layers.alibi import alibi_slopes
@@ -1234,6 +1235,14 @@ def test_reward_models() -> None:
     assert made is not None and made.dense == (Dense(size=1, bias=False),)
     labels = model_config({"architectures": ["Gemma3TextForSequenceClassification"], "num_labels": 3}).pooler
     assert labels is not None and labels.dense == (Dense(size=3, bias=False),)
+
+
+def test_exaone_as_the_newest_transformers_writes_it() -> None:
+    """With Llama's class, words of Llama for sizes, and the tensors' own names."""
+    old = {"architectures": ["ExaoneForCausalLM"], "model_type": "exaone", "num_layers": 2, "layer_norm_epsilon": 1e-5}
+    new = {"architectures": ["LlamaForCausalLM"], "model_type": "exaone", "num_hidden_layers": 2, "rms_norm_eps": 1e-5}
+    assert model_config({**SMALL, **new}) == model_config({**SMALL, **old})
+    assert tensor_names({**SMALL, **new}) == tensor_names({**SMALL, **old}) is not None
 
 
 def test_rewards_of_a_family_with_other_words_for_sizes() -> None:
