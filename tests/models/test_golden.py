@@ -111,6 +111,8 @@ VARIANTS = [
     "deepseek-v32",
     "deepseek-v32-sparse",
     "qwen3-odd",
+    "mixtral-odd",
+    "deepseek-v3-odd",
     "lfm2-odd",
     "qwen3_5-odd",
     "gemma3n",

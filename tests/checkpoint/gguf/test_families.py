@@ -939,6 +939,7 @@ CONVERSIONS = {
     "llama-bias": LLAMA,
     "mistral": replace(LLAMA, keys=mistral),
     "mixtral": replace(LLAMA, keys=mixtral, by_model_names=True),
+    "mixtral-odd": replace(LLAMA, keys=mixtral, by_model_names=True),
     "yi": replace(LLAMA, differences={"architecture": "LlamaForCausalLM"}, by_model_names=True),
     "internlm3": replace(LLAMA, differences={"architecture": "LlamaForCausalLM"}),
     "qwen2": Conversion(gguf.MODEL_ARCH.QWEN2, like_llama, instead={"use_sliding_window": False}),
@@ -1040,6 +1041,12 @@ CONVERSIONS = {
         by_model_names=True,
     ),
     "deepseek-v3": Conversion(gguf.MODEL_ARCH.DEEPSEEK2, deepseek2_absorbed, parts=up_projections, by_model_names=True),
+    "deepseek-v3-odd": Conversion(
+        gguf.MODEL_ARCH.DEEPSEEK2,
+        lambda config: deepseek2_absorbed({"routed_scaling_factor": 2.5, **config}),  # what a missing key means
+        parts=up_projections,
+        by_model_names=True,
+    ),
     "deepseek-v32-sparse": replace(INDEXED, called="deepseek32"),
     "glm-moe-dsa": INDEXED,
     "glm-moe-dsa-shared": INDEXED,

@@ -528,6 +528,24 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3ForCausalLM",
         {**_ODD, "head_dim": 72, "rope_theta": 1e6, "tie_word_embeddings": True},
     ),
+    "mixtral-odd": (
+        "MixtralForCausalLM",
+        {**_ODD, "head_dim": 100, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None},
+    ),
+    "deepseek-v3-odd": (
+        "DeepseekV3ForCausalLM",
+        {
+            **_LATENT,
+            **_DEEPSEEK_EXPERTS,
+            **_ODD,
+            "num_key_value_heads": 7,
+            "qk_nope_head_dim": 72,
+            "v_head_dim": 100,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": True,
+        },
+    ),
     "lfm2-odd": (
         "Lfm2ForCausalLM",
         {
