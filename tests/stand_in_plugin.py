@@ -57,13 +57,17 @@ def registered(folder: Path, library: Path, *, name: str = "gcu", devices: int =
 
 
 def run(module: str, *arguments: Any, environment: dict[str, str], timeout: float = 550) -> Any:
+    """What `output_of` finds of arguments that the module reads as JSON."""
+    return output_of(module, *map(json.dumps, arguments), environment=environment, timeout=timeout)
+
+
+def output_of(module: str, *arguments: str, environment: dict[str, str], timeout: float = 550) -> Any:
     """What a module of the tests prints as JSON, in a process with a plug-in.
 
     Args:
-        arguments: as JSON.
         timeout: seconds.
     """
-    command = [sys.executable, "-m", module, *map(json.dumps, arguments)]
+    command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment, timeout=timeout
     )

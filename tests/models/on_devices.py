@@ -1,9 +1,11 @@
-"""Checkpoints divided over devices; run as a module by test_sharding.py, since a process has one number of devices.
+"""Checkpoints divided over devices, or on a plug-in's; run as a module by test_sharding.py and test_plugin.py, since a
+process has one number of devices, and a plug-in from its start.
 
-    python -m tests.models.on_devices COUNT FOLDER…
+    python -m tests.models.on_devices PLATFORM COUNT FOLDER…
 
 Prints as JSON, for each folder, the largest difference to Hugging Face's logits and where things lie. A folder with a
-config.json alone gets random weights, and the difference is that to one device.
+config.json alone gets random weights, and the difference is that to one device. On a plug-in the last token comes by
+itself.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from llmjax.checkpoint import open_checkpoint
 from llmjax.kernels.attention import RaggedBatch
+from llmjax.kernels.devices import CPU, platform_of, take_donations
+from llmjax.kernels.loops import bounded_loops
 from llmjax.kernels.sharding import WHOLE, Axes, Sharding
 from llmjax.models import ModelConfig, abstract_model, init_random, merge, model_config
 from llmjax.models.layers.state import make_stacks
@@ -90,7 +94,8 @@ def run(
             kv_index=PAGE + jnp.arange(start, end, dtype=jnp.int32),
             decode=end - start == 1,
         )
-        lowered = program.lower(params, kv, jnp.asarray(tokens[start:end]), jnp.arange(start, end), batch)
+        with bounded_loops(platform_of(sharding.mesh.devices[0]) != CPU):  # as `ProgramSpec.lower` has it
+            lowered = program.lower(params, kv, jnp.asarray(tokens[start:end]), jnp.arange(start, end), batch)
         sums.append(lowered.as_text().count("stablehlo.all_reduce"))
         logits, kv = lowered.compile(compiler_options=SOON)(
             params, kv, jnp.asarray(tokens[start:end]), jnp.arange(start, end), batch
@@ -105,12 +110,12 @@ def run(
         logits=np.concatenate(found),
         sums=sums[0],
         params={name: shape(x) for name, x in params.items()},
-        states=[stacked[layer] for layer in range(config.num_layers)],
+        states=[stacked.get(layer, []) for layer in range(config.num_layers)],  # some layers read those of others
     )
 
 
-def report(folder: Path, count: int) -> dict[str, Any]:
-    decodes = 0
+def report(folder: Path, platform: str, count: int) -> dict[str, Any]:
+    decodes = int(platform != CPU)
     if (folder / "golden.npz").exists():
         checkpoint = open_checkpoint(folder)
         config = checkpoint.model_config()
@@ -125,8 +130,8 @@ def report(folder: Path, count: int) -> dict[str, Any]:
         arrays = {name: np.asarray(x) for name, x in init_random(config, jax.random.key(0), dtype=F32).items()}
         tokens = np.random.default_rng(0).integers(0, config.vocab_size, 21).astype(np.int32)
         decodes = 1
-        expected = run(config, arrays, tokens, mesh_of(1), decodes=decodes).logits
-    found = run(config, arrays, tokens, mesh_of(count), decodes=decodes)
+        expected = run(config, arrays, tokens, mesh_of(platform, 1), decodes=decodes).logits
+    found = run(config, arrays, tokens, mesh_of(platform, count), decodes=decodes)
     return {
         "difference": float(np.abs(found.logits - expected).max()),
         "sums": found.sums,
@@ -135,14 +140,18 @@ def report(folder: Path, count: int) -> dict[str, Any]:
     }
 
 
-def mesh_of(count: int) -> Sharding:
-    return Sharding(Mesh(np.array(jax.devices()[:count]), ("tensor",), axis_types=(AxisType.Auto,)))
+def mesh_of(platform: str, count: int) -> Sharding:
+    return Sharding(Mesh(np.array(jax.devices(platform)[:count]), ("tensor",), axis_types=(AxisType.Auto,)))
 
 
 def main() -> None:
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
-    print(json.dumps({folder: report(Path(folder), int(sys.argv[1])) for folder in sys.argv[2:]}))
+    platform, count, *folders = sys.argv[1:]
+    if platform == CPU:
+        jax.config.update("jax_platforms", CPU)
+        jax.config.update("jax_num_cpu_devices", int(count))
+    else:
+        take_donations(platform)
+    print(json.dumps({folder: report(Path(folder), platform, int(count)) for folder in folders}))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from pathlib import Path
 from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
 from llmjax.models.registry import FAMILIES
 from tests.checkpoint.gguf import test_encoders, test_families
-from tests.engine import test_plugin, test_pooling
-from tests.models import test_cuda, test_golden, test_quantized, test_sharding
+from tests.engine import test_pooling
+from tests.engine.test_plugin import POOLED as PLUGGED_ENCODERS
+from tests.models import test_cuda, test_golden, test_plugin, test_quantized, test_sharding
 from tests.quantization import test_families as test_quantization
 
 ROOT = Path(__file__).parents[2]
@@ -159,8 +160,8 @@ parentheses which of those checkpoints are compared again as the `gguf` package 
 such architecture. **quantized** names those whose matrices become 8-bit integers when they are loaded, with logits or
 vectors close to Hugging Face's; other formats do not depend on the family either: [formats.md](formats.md). **stored**
 says as what those are written and read back, number by number: formats of compressed-tensors, GPTQ (8 bits) and AWQ.
-**several devices** names those that are compared with one device, and **plug-in** those that a stand-in for another
-platform's PJRT plug-in runs as a CPU does. **CUDA** names a published checkpoint whose steps, at their real sizes, are
+**several devices** names those that are compared with one device, and **plug-in** those whose logits or vectors are the
+same on a stand-in for another platform's PJRT plug-in. **CUDA** names a published checkpoint whose steps, at their real sizes, are
 lowered with their kernels for an NVIDIA H100 that is described; what was run on a card is in [cuda.md](cuda.md).
 All of it runs on a CPU:
 
@@ -174,7 +175,8 @@ All of it runs on a CPU:
 | of vectors | `pytest tests/engine/test_pooling.py -k eight_bits` |
 | stored | `pytest tests/quantization/test_families.py -k qwen3` |
 | several devices | `pytest tests/models/test_sharding.py -k qwen3` |
-| plug-in | `pytest tests/engine/test_plugin.py -k "models and features"` |
+| plug-in | `pytest tests/models/test_plugin.py -k "qwen3 and phi"` |
+| of vectors | `pytest tests/engine/test_plugin.py -k "vectors and bert"` |
 | CUDA | `pytest tests/models/test_cuda.py -k Qwen3-0.6B` |
 
 Checkpoints that came with code of their own run from the definitions here; code from a checkpoint is never executed.
@@ -227,8 +229,7 @@ def _lines() -> Iterator[str]:
     converted = architectures(conversions) | architectures(encoders, POOLED)
     decoders = architectures(test_quantized.CHECKPOINTS)
     quantized = decoders | architectures(test_pooling.EIGHT_BITS, POOLED)
-    models = [Path(case["model"]) for case in test_plugin.CASES.values()]
-    plugged = architectures(dict.fromkeys(model.name for model in models if model.parent == GOLDEN))
+    plugged = architectures(test_plugin.CHECKPOINTS) | architectures(PLUGGED_ENCODERS, POOLED)
     divided = ("CHECKPOINTS", "UNEVEN", "STATE_SPACES", "MIXERS", "MORE_NORMS", "OTHERS")
     shared = architectures(dict.fromkeys(chain.from_iterable(getattr(test_sharding, name) for name in divided)))
     named: dict[str, list[str]] = {}

@@ -63,7 +63,7 @@ THREE = {
 
 def on_devices(count: int, *folders: Path) -> dict[str, Any]:
     """What the module prints, by the names of the folders."""
-    command = [sys.executable, "-m", "tests.models.on_devices", str(count), *map(str, folders)]
+    command = [sys.executable, "-m", "tests.models.on_devices", "cpu", str(count), *map(str, folders)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=GOLDEN.parents[2], timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     return {Path(name).name: found for name, found in json.loads(done.stdout).items()}
