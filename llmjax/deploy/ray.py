@@ -1,31 +1,38 @@
 """Replicas of the server on Ray Serve: ``serve run llmjax.deploy.ray:app model=Qwen/Qwen3-8B num_replicas=2``.
 
 A replica is the server's own ASGI application around an engine of its own. Tokens go from it straight to Serve's proxy,
-never through deployment handles.
+never through deployment handles. With ``nnodes`` it is rank 0 of a group, and starts the others as actors, each with a
+bundle of the replica's placement group: so all of them are there or none, they come and go together, and Ray knows
+which machines they are on.
 """
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import ray
 import yaml
 from ray import serve
 from ray.serve import Application
+from ray.util import get_node_ip_address
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from starlette.applications import Starlette
 
 from llmjax.async_llm import AsyncLLM
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.config_file import Configs
+from llmjax.engine.group import free_port
 from llmjax.errors import ConfigError
 from llmjax.migration.tables import collect_known
 from llmjax.serve.app import create_app
 from llmjax.settings import Setting, parse_text, settings_of, spellings
 
 SOURCE = "an argument of llmjax.deploy.ray"
-RAY_OPTIONS = ("num_replicas", "autoscaling_config", "num_cpus", "num_gpus")
+RAY_OPTIONS = ("num_replicas", "autoscaling_config", "num_cpus", "num_gpus", "placement_group_strategy")
 HEALTH_SECONDS = 10.0  # between questions whether a replica's engine is alive
 
 
@@ -40,6 +47,15 @@ class Replica:
 
     async def __init__(self, engine: EngineConfig, server: ServerConfig) -> None:  # type: ignore[misc]  # Ray awaits it
         self._server = server
+        self._others: list[Any] = []  # actors, which end with the last who knows them
+        if engine.nnodes > 1:
+            address = get_node_ip_address()
+            engine = engine.replace(
+                master_addr=address,
+                master_port=free_port(address),
+                master_secret=engine.master_secret or secrets.token_hex(),
+            )
+            self._others = _start_ranks(engine)
         self._engine = AsyncLLM.from_config(engine)
         await self._engine.wait_ready()
 
@@ -59,13 +75,51 @@ class Replica:
             await engine.shutdown(drain_timeout=0)
 
 
+class Rank:
+    """Another rank of a replica, in an actor of Ray's, which ends with it.
+
+    Args:
+        engine: of the replica, but for ``node_rank``.
+    """
+
+    def __init__(self, engine: EngineConfig) -> None:
+        self._engine = engine
+
+    def follow(self) -> None:
+        """Computes with rank 0 until that ends, and ends the process.
+
+        Raises:
+            LLMJaxError: the model cannot be loaded, or rank 0 does not want this rank.
+        """
+        from llmjax.engine.follower import follow  # it imports JAX, which looks at the devices that Ray has chosen
+
+        follow(self._engine)
+
+
+def _start_ranks(engine: EngineConfig) -> list[Any]:
+    """The ranks but the first, with a bundle of the replica's placement group each."""
+    group = ray.util.get_current_placement_group()
+    actors = []
+    for rank, bundle in enumerate(group.bundle_specs[1:], 1):
+        actor = ray.remote(Rank).options(
+            num_cpus=bundle.get("CPU", 0),
+            num_gpus=bundle.get("GPU", 0),
+            max_restarts=0,  # the whole group is started again
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
+        )
+        actors.append(actor.remote(engine.replace(node_rank=rank)))
+        actors[-1].follow.remote()
+    return actors
+
+
 def app(arguments: Mapping[str, Any]) -> Application:
     """The application as ``serve run`` and Serve's configuration files make it.
 
     Args:
         arguments: settings of ``llmjax serve``, by name; text is read as on a command line. Beside them, for Ray:
-            ``num_replicas`` (1; ``auto``: as ``autoscaling_config`` says), ``autoscaling_config`` (a mapping), and
-            ``num_cpus`` and ``num_gpus`` of each replica.
+            ``num_replicas`` (1; ``auto``: as ``autoscaling_config`` says), ``autoscaling_config`` (a mapping),
+            ``num_cpus`` and ``num_gpus`` of each replica, or of each of its ranks (``nnodes``), and
+            ``placement_group_strategy`` of these (``PACK``: on as few machines as have room for them).
 
     Raises:
         ConfigError: an argument is unknown, or its value is wrong.
@@ -74,6 +128,10 @@ def app(arguments: Mapping[str, Any]) -> Application:
     options = {name: _yaml(arguments[name]) for name in RAY_OPTIONS if name in arguments}
     actor = {name: options.pop(name) for name in ("num_cpus", "num_gpus") if name in options}
     engine = configs.engine
+    if engine.nnodes > 1:
+        options["placement_group_bundles"] = [_bundle(actor)] * engine.nnodes
+    elif "placement_group_strategy" in options:
+        raise ConfigError("placement_group_strategy: a replica is one process; it is for several (nnodes)")
     deployment = serve.deployment(
         Replica,
         name="llmjax",
@@ -86,6 +144,12 @@ def app(arguments: Mapping[str, Any]) -> Application:
     )
     bound: Application = deployment.bind(engine, configs.server)
     return bound
+
+
+def _bundle(actor: Mapping[str, Any]) -> dict[str, float]:
+    """What a rank takes of a machine, as Ray's placement groups name it."""
+    named = {"CPU": actor.get("num_cpus", 1), "GPU": actor.get("num_gpus", 0)}
+    return {name: float(number) for name, number in named.items() if number}
 
 
 def configs_of(arguments: Mapping[str, Any]) -> Configs:
@@ -101,8 +165,8 @@ def configs_of(arguments: Mapping[str, Any]) -> Configs:
         engine=EngineConfig(**{name: values[name] for name in engine if name in values}),
         server=ServerConfig(**{name: values[name] for name in server if name in values}),
     )
-    if found.engine.nnodes > 1:
-        raise ConfigError("nnodes: a replica on Ray Serve is one process; start groups as docs/scaling.md says")
+    if found.engine.node_rank:
+        raise ConfigError("node_rank: on Ray Serve a replica starts its other ranks itself (nnodes)")
     # Ray's proxy listens, and requests are addressed to it.
     return replace(found, server=replace(found.server, host="0.0.0.0"))
 

@@ -1,6 +1,7 @@
-"""Two replicas on Ray Serve, one of which is killed under load; run as a module by test_ray.py: Ray takes a process.
+"""Two replicas on Ray Serve, one of which is killed under load, or one replica of two ranks, of which the other one is;
+run as a module by test_ray.py: Ray takes a process.
 
-    python -m tests.deploy.on_ray MODEL CACHE RESULT
+    python -m tests.deploy.on_ray replicas|ranks MODEL CACHE RESULT
 
 Writes what clients have seen to a file, as JSON: Ray prints.
 """
@@ -25,7 +26,8 @@ from ray.util.state import list_actors
 from llmjax.deploy.ray import app
 from llmjax.engine.group import free_port
 
-REPLICAS, REQUESTS = 2, 40
+REQUESTS = 40
+REPLICA, RANK = "ServeReplica:", "Rank"  # how classes of actors are called
 BODY = {"prompt": "the and", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 
 
@@ -50,42 +52,42 @@ async def ask(client: httpx.AsyncClient, **fields: Any) -> str:
         return f"lost: {type(error).__name__}"
 
 
-def replicas() -> dict[str, int]:
-    """Process ids of replicas that are alive, by actor."""
+def alive(kind: str) -> dict[str, int]:
+    """Process ids of actors of a class that are alive, by actor."""
     found = list_actors(filters=[("state", "=", "ALIVE")], detail=True)
-    return {actor.actor_id: actor.pid for actor in found if actor.class_name.startswith("ServeReplica:")}
+    return {actor.actor_id: actor.pid for actor in found if actor.class_name.startswith(kind)}
 
 
-async def until_two(client: httpx.AsyncClient, *, but: str = "") -> list[str]:
-    """Waits for two replicas that serve."""
+async def until(number: int, kind: str, *, but: str = "") -> None:
+    """Waits for so many actors of a class, while the application serves."""
     limit = time.monotonic() + 240
     while time.monotonic() < limit:
         details = serve.status().applications["default"]
-        alive = [actor for actor in replicas() if actor != but]
-        if details.status == "RUNNING" and len(alive) == REPLICAS:
-            return alive
+        if details.status == "RUNNING" and len(alive(kind).keys() - {but}) == number:
+            return
         await asyncio.sleep(1)
-    raise TimeoutError(f"no two replicas: {serve.status()}")
+    raise TimeoutError(f"no {number} of {kind}: {serve.status()}")
 
 
-async def clients(url: str) -> dict[str, Any]:
+async def clients(url: str, number: int, kind: str) -> dict[str, Any]:
+    """What clients see before, while and after one of so many actors of a class is killed."""
     async with httpx.AsyncClient(base_url=url, timeout=200) as client:
-        await until_two(client)
+        await until(number, kind)
         found: dict[str, Any] = {"plain": await ask(client), "stream": await ask(client, stream=True)}
         found["health"] = (await client.get("/health")).status_code
-        victim, pid = next(iter(replicas().items()))
+        victim, pid = next(iter(alive(kind).items()))
         load = [asyncio.create_task(ask(client, stream=i % 2 == 0, max_tokens=400)) for i in range(REQUESTS)]
         await asyncio.wait(load, return_when=asyncio.FIRST_COMPLETED)  # the others run or wait
         os.kill(pid, signal.SIGKILL)
         ended = await asyncio.wait_for(asyncio.gather(*load), 200)
         found["ended"] = collections.Counter("answered" if len(text) > 24 else text for text in ended)
-        await until_two(client, but=victim)
+        await until(number, kind, but=victim)
         found["after"] = [await ask(client) for _ in range(4)]
         return found
 
 
 def main() -> None:
-    model, cache, result = sys.argv[1:]
+    what, model, cache, result = sys.argv[1:]
     port = free_port("127.0.0.1")
     ray.init(
         _node_ip_address="127.0.0.1",
@@ -97,7 +99,6 @@ def main() -> None:
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     arguments = {
         "model": model,
-        "num_replicas": str(REPLICAS),
         "num_cpus": "1",
         "device": "cpu",
         "dtype": "float32",
@@ -105,10 +106,12 @@ def main() -> None:
         "max_num_batched_tokens": "32",
         "kv_cache_memory_bytes": "8MiB",
         "compilation_cache_dir": cache,
+        **({"num_replicas": "2"} if what == "replicas" else {"nnodes": "2", "tensor_parallel_size": "2"}),
     }
+    number, kind = (2, REPLICA) if what == "replicas" else (1, RANK)
     serve.run(app(arguments))
     try:
-        Path(result).write_text(json.dumps(asyncio.run(clients(f"http://127.0.0.1:{port}"))))
+        Path(result).write_text(json.dumps(asyncio.run(clients(f"http://127.0.0.1:{port}", number, kind))))
     finally:
         serve.shutdown()
         ray.shutdown()

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,8 +32,10 @@ def test_arguments_are_settings_of_the_server() -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(ConfigError, match="max_modle_len"):
         app({"model": "m", "max_modle_len": 8})
-    with pytest.raises(ConfigError, match="nnodes: a replica on Ray Serve is one process"):
-        app({"model": "m", "nnodes": "2", "tensor_parallel_size": "2"})
+    with pytest.raises(ConfigError, match="node_rank: on Ray Serve a replica starts its other ranks itself"):
+        app({"model": "m", "nnodes": "2", "node_rank": "1", "tensor_parallel_size": "2"})
+    with pytest.raises(ConfigError, match="placement_group_strategy: a replica is one process"):
+        app({"model": "m", "placement_group_strategy": "SPREAD"})
 
 
 def test_what_ray_is_told() -> None:
@@ -42,16 +45,34 @@ def test_what_ray_is_told() -> None:
     assert deployment.ray_actor_options["num_gpus"] == 2
 
 
-@pytest.mark.slow
-def test_two_replicas_of_which_one_is_killed(tmp_path: Path) -> None:
+def test_ranks_of_a_replica_are_placed_together() -> None:
+    arguments = {"model": "m", "nnodes": "3", "tensor_parallel_size": "24", "num_gpus": "8", "num_cpus": "4"}
+    made = app({**arguments, "placement_group_strategy": "STRICT_SPREAD"})._bound_deployment
+    config = made._replica_config
+    assert config.placement_group_bundles == [{"CPU": 4, "GPU": 8}] * 3
+    assert config.placement_group_strategy == "STRICT_SPREAD"
+    assert app({"model": "m"})._bound_deployment._replica_config.placement_group_bundles is None
+
+
+@pytest.fixture
+def found(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """What ``on_ray`` finds of replicas or ranks."""
     (tmp_path / "model").mkdir()
     write_llama(tmp_path / "model", vocab=write_tokenizer(tmp_path / "model"))
     paths = [str(tmp_path / name) for name in ("model", "cache", "result.json")]
-    command = [sys.executable, "-m", "tests.deploy.on_ray", *paths]
+    command = [sys.executable, "-m", "tests.deploy.on_ray", request.param, *paths]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=570)
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads((tmp_path / "result.json").read_text())
+    result: dict[str, Any] = json.loads((tmp_path / "result.json").read_text())
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("found", ["replicas", "ranks"], indirect=True)
+def test_one_is_killed(found: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    """One of two replicas, or the other one of the two ranks of the only replica: Ray starts it again."""
     assert found["plain"] and found["stream"] == found["plain"] and found["health"] == 200
     assert sum(found["ended"].values()) == 40  # none is without an end
-    assert found["ended"]["answered"] >= 10  # those of the other replica
+    if "replicas" in request.node.name:
+        assert found["ended"]["answered"] >= 10  # those of the other replica
     assert found["after"] == [found["plain"]] * 4
