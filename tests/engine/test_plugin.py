@@ -118,7 +118,7 @@ POOLED = ("qwen3-embedding", *ENCODERS)
 
 @needs_stand_in
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [POOLED[i::2] for i in range(2)], ids=" ".join)
+@pytest.mark.parametrize("names", [POOLED[i::4] for i in range(4)], ids=" ".join)
 def test_vectors(names: tuple[str, ...], tmp_path: Path) -> None:
     runs = [{"device": device, "devices": 1} for device in ("cpu", "gcu")]
     cases = [{"model": str(POOLING / name), "texts": [[1, 5, 9, 2, 7], [3, 2]], "runs": runs} for name in names]
