@@ -125,8 +125,8 @@ def app(arguments: Mapping[str, Any]) -> Application:
         ConfigError: an argument is unknown, or its value is wrong.
     """
     configs = configs_of(arguments)
-    options = {name: _yaml(arguments[name]) for name in RAY_OPTIONS if name in arguments}
-    actor = {name: options.pop(name) for name in ("num_cpus", "num_gpus") if name in options}
+    options: dict[str, Any] = {name: _yaml(arguments[name]) for name in RAY_OPTIONS if name in arguments}
+    actor: dict[str, Any] = {name: options.pop(name) for name in ("num_cpus", "num_gpus") if name in options}
     engine = configs.engine
     if engine.nnodes > 1:
         options["placement_group_bundles"] = [_bundle(actor)] * engine.nnodes
