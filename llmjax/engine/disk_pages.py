@@ -58,6 +58,7 @@ class DiskPages:
         self._known: set[PageName] = set()
         self._num_bytes = 0  # of the folder, as far as this process knows
         self._unseen = 0  # written since it was looked at
+        self._warned = False
         self._looks = 0  # grows when what is being looked at is out of date
         self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=self._own):  # what cannot be written is better known now
@@ -73,7 +74,7 @@ class DiskPages:
         return self._num_bytes
 
     def write(self, name: PageName, page: KeptPage) -> int:
-        """Keeps a page. What goes wrong is only logged: a page less is kept.
+        """Keeps a page. What goes wrong is only logged, once: a page less is kept.
 
         Returns:
             Bytes written; 0 where the page is there already, or there is no room for it.
@@ -85,9 +86,11 @@ class DiskPages:
             if name in self._known:
                 os.utime(path)
                 return 0
+            if size > self._limit:
+                return self._warn(f"a page has {size:,} bytes, and all may have {self._limit:,}")
             disk = shutil.disk_usage(self._own)
-            if size > self._limit or disk.free - size < KEPT_FREE * disk.total:
-                return 0
+            if disk.free - size < KEPT_FREE * disk.total:
+                return self._warn(f"less than {KEPT_FREE:.0%} of the disk would be free")
             self._make_room(size)
             _write(path, (MAGIC, _checksum(path.name, payload), payload))
         except FileNotFoundError:  # somebody has emptied the folder
@@ -97,8 +100,7 @@ class DiskPages:
                 self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
             return 0
         except OSError as error:
-            logger.debug("%s is not kept: %s", path, error)
-            return 0
+            return self._warn(line(error))
         with self._lock:
             self._known.add(name)
             self._num_bytes += size
@@ -138,6 +140,13 @@ class DiskPages:
         """Removes all pages of this identity."""
         for name, _ in list(self._files(self._own)):
             self.remove(name)
+
+    def _warn(self, why: str) -> int:
+        """Says that pages are not kept; returns the bytes that are written of such a one."""
+        if not self._warned:
+            logger.warning("%s: pages are not kept (said once): %s", self._all, why)
+        self._warned = True
+        return 0
 
     def _page(self, name: PageName, content: bytes) -> KeptPage:
         payload = content[HEADER_BYTES:]

@@ -3,12 +3,14 @@ whole engines."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -288,6 +290,29 @@ def test_the_least_recently_used_files_go(tmp_path: Path) -> None:
     assert names[39] in disk
     assert all((disk.read(name) is not None) == (name in disk) for name in names)
     assert disk_of(tmp_path / "tiny", limit=FILE_BYTES - 1).write(names[0], page_of(0)[1]) == 0
+
+
+@pytest.mark.parametrize("why", ["nearly full", "full", "too small"])
+def test_pages_that_a_disk_has_no_room_for_are_said_once(
+    why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = disk_of(tmp_path, limit=FILE_BYTES - 1 if why == "too small" else 2**20)
+    said = f"a page has {FILE_BYTES} bytes, and all may have {FILE_BYTES - 1}"
+    if why == "nearly full":
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=2**30, free=2**20))
+        said = "less than 5% of the disk would be free"
+    elif why == "full":
+
+        def write(*_: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(disk_pages, "_write", write)
+        said = "OSError: [Errno 28] No space left on device"
+    for seed in range(3):
+        key, page = page_of(seed)
+        assert disk.write((0, key.digest), page) == 0
+        assert (0, key.digest) not in disk
+    assert caplog.messages == [f"{tmp_path}: pages are not kept (said once): {said}"]
 
 
 def test_two_engines_share_a_folder(tmp_path: Path) -> None:
