@@ -20,6 +20,8 @@ from llmjax.serve.listen import bind, check_tls
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
+logger = logging.getLogger(__name__)
+
 
 def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """Load the model and serve it until SIGTERM or Ctrl-C; a rank that does not serve computes until rank 0 ends.
@@ -40,7 +42,8 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         if place is not None and place.size > 1:  # what a launcher sends to all ranks is rank 0's affair
             for ignored in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(ignored, signal.SIG_IGN)
-        follow(engine_config)
+            follow(engine_config)
+        follow(engine_config, joined=_end_with_rank_0)
     check_tls(server_config)
     check_tool_parser(server_config.tool_call_parser)
     check_reasoning_parser(server_config.reasoning_parser)
@@ -53,6 +56,17 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         sock.close()
         if server_config.uds:
             Path(server_config.uds).unlink(missing_ok=True)
+
+
+def _end_with_rank_0() -> None:
+    """Has the first SIGTERM leave this process to rank 0, which gets one as well where a whole group is ended (by
+    Kubernetes, say), and has requests to finish."""
+
+    def leave(number: int, frame: object) -> None:
+        logger.warning("SIGTERM: this rank ends when rank 0 does; another one ends it at once")
+        signal.signal(number, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket.socket, tracer: Tracer | None) -> int:

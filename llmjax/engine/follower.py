@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -52,17 +53,21 @@ from llmjax.machine_share import WHOLE_MACHINE, MachineShare
 logger = logging.getLogger(__name__)
 
 
-def follow(config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> NoReturn:
+def follow(
+    config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, joined: Callable[[], None] = lambda: None
+) -> NoReturn:
     """Computes with rank 0 until it ends, and then ends the process: with status 0 if it was told to.
 
     Args:
         config: that of rank 0, but for ``node_rank``.
         share: of the machine, where the ranks on it divide it.
+        joined: called when rank 0 has taken it in.
 
     Raises:
         LLMJaxError: the model cannot be loaded, or rank 0 does not want this rank.
     """
     group = Follower(config)
+    joined()
     group.watch(_end_without)
     group.end_with_process()
     try:

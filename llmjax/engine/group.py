@@ -19,8 +19,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from queue import SimpleQueue
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -296,6 +297,35 @@ class Several(Alone):
         if self._lifeline is not None:
             self._lifeline.close()
 
+    def unless_lost(self, wait: Callable[[], T]) -> T:
+        """What a call makes that waits for the other ranks: JAX waits for one that has gone as long as for a late one.
+
+        Args:
+            wait: runs on another thread, where it may stay.
+
+        Raises:
+            EngineDead: a rank has gone meanwhile.
+        """
+        made: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result = wait()
+            except BaseException as error:
+                with suppress(InvalidStateError):  # nobody waits any more
+                    made.set_exception(error)
+            else:
+                with suppress(InvalidStateError):
+                    made.set_result(result)
+
+        def end(error: LLMJaxError) -> None:
+            with suppress(InvalidStateError):  # it had been made
+                made.set_exception(error)
+
+        self.watch(end)
+        threading.Thread(target=run, name="group-wait", daemon=True).start()
+        return made.result()
+
     def _first(self, error: LLMJaxError) -> bool:
         """Notes what the group has ended by; whether this has ended it."""
         with self._lock:
@@ -351,7 +381,7 @@ class Leader(Several):
 
     def meet(self) -> None:
         if not self._config.is_staged:  # stages share no program
-            _initialize(self._config, rank=0, port=self._port, address=self._members[0].channel.address)
+            _initialize(self, self._config, rank=0, port=self._port, address=self._members[0].channel.address)
 
     def shares_memory(self, devices: int) -> bool:
         try:
@@ -666,7 +696,8 @@ class Follower(Several):
 
     def meet(self) -> None:
         if not self._config.is_staged:
-            _initialize(self._config, rank=self._config.node_rank, port=self._port, address=self.channel.address)
+            rank = self._config.node_rank
+            _initialize(self, self._config, rank=rank, port=self._port, address=self.channel.address)
 
     def shares_memory(self, devices: int) -> bool:
         offered, why = self._next(Meet), ""
@@ -747,33 +778,38 @@ def free_port(address: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _initialize(config: EngineConfig, *, rank: int, port: int, address: str) -> None:
+def _initialize(group: Several, config: EngineConfig, *, rank: int, port: int, address: str) -> None:
     """Connects JAX's processes.
 
     Args:
+        group: whose end ends the waiting for them.
         port: of JAX's coordinator, at rank 0.
         address: of this process, where the others reach it.
     """
     host = f"[{config.master_addr}]" if ":" in config.master_addr else config.master_addr
     # Else a process that ends would have JAX abort the others before they could say so.
     jax.config.update("jax_enable_recoverability", True)
+    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM and says nothing
+    initialize = partial(
+        jax.distributed.initialize,
+        coordinator_address=f"{host}:{port}",
+        num_processes=config.nnodes,
+        process_id=rank,
+        initialization_timeout=int(config.distributed_timeout_seconds),
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+        coordinator_bind_address=f"{host}:{port}" if rank == 0 and _is_loopback(config.master_addr) else None,
+    )
     try:
-        jax.distributed.initialize(
-            coordinator_address=f"{host}:{port}",
-            num_processes=config.nnodes,
-            process_id=rank,
-            initialization_timeout=int(config.distributed_timeout_seconds),
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
-            coordinator_bind_address=f"{host}:{port}" if rank == 0 and _is_loopback(config.master_addr) else None,
-        )
+        group.unless_lost(initialize)
     except RuntimeError as error:
         raise ConfigError(f"rank {rank} does not meet the others: {' '.join(str(error).split())}") from error
 
     def cpu_client() -> Any:
         # By itself gloo takes the address of the machine's name, which may have none, or one of another network.
         client = distributed.global_state.client
-        return xla_bridge.make_cpu_client(_jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address))
+        gloo = _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address)
+        return group.unless_lost(lambda: xla_bridge.make_cpu_client(gloo))
 
     xla_bridge.register_backend_factory("cpu", cpu_client, priority=0, fail_quietly=False)
 

@@ -184,6 +184,20 @@ def test_a_rank_that_has_gone_ends_what_waits_for_it(config: EngineConfig) -> No
         assert late == [lost.result()]
 
 
+def test_who_waits_for_the_others_is_woken_when_one_goes(config: EngineConfig) -> None:
+    """As JAX does, on every rank, while its processes meet."""
+    with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
+        assert leader.unless_lost(lambda: "met") == "met"
+        with pytest.raises(ZeroDivisionError):
+            leader.unless_lost(lambda: 1 // 0)
+        waiting = threads.submit(leader.unless_lost, threading.Event().wait)  # which nobody will set
+        hang_up(followers[1])
+        with pytest.raises(EngineDead, match=r"^rank 2 \(127.0.0.1\) has gone$"):
+            waiting.result(60)
+        with pytest.raises(EngineDead, match="rank 2"):
+            leader.unless_lost(threading.Event().wait)  # who asks later hears of it too
+
+
 def test_a_leader_that_has_gone_is_known_to_ranks_that_do_something_else(config: EngineConfig) -> None:
     lost: Future[LLMJaxError] = Future()
     with together(config) as (leader, followers):

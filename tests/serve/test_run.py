@@ -24,6 +24,7 @@ import pytest
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.errors import ConfigError
 from llmjax.serve.listen import bind, check_tls
+from llmjax.serve.run import _end_with_rank_0
 from tests.serve.conftest import children
 
 
@@ -227,6 +228,17 @@ def test_ranks_listen_on_loopback_and_end_with_the_one_that_leads_them(engine_co
         assert httpx.post(f"{url}/v1/completions", json={"prompt": [40]}, timeout=60).status_code == 200
         server.kill()
         wait_for(lambda: not Path(f"/proc/{rank}").exists() or b"Z" in Path(f"/proc/{rank}/stat").read_bytes())
+
+
+def test_the_first_sigterm_of_another_rank_is_left_to_rank_0(caplog: pytest.LogCaptureFixture) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        _end_with_rank_0()
+        signal.raise_signal(signal.SIGTERM)
+        assert caplog.messages == ["SIGTERM: this rank ends when rank 0 does; another one ends it at once"]
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_bad_model_is_one_line_and_the_same_status_wherever_the_engine_runs(tmp_path: Path) -> None:
