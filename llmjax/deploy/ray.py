@@ -9,6 +9,7 @@ which machines they are on.
 from __future__ import annotations
 
 import secrets
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,7 +26,6 @@ from starlette.applications import Starlette
 from llmjax.async_llm import AsyncLLM
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.config_file import Configs
-from llmjax.engine.group import free_port
 from llmjax.errors import ConfigError
 from llmjax.migration.tables import collect_known
 from llmjax.serve.app import create_app
@@ -50,9 +50,12 @@ class Replica:
         self._others: list[Any] = []  # actors, which end with the last who knows them
         if engine.nnodes > 1:
             address = get_node_ip_address()
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with socket.create_server((address, 0), family=family) as free:
+                port = free.getsockname()[1]
             engine = engine.replace(
                 master_addr=address,
-                master_port=free_port(address),
+                master_port=port,
                 master_secret=engine.master_secret or secrets.token_hex(),
             )
             self._others = _start_ranks(engine)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.random_model import Shape, write_random_model
-from llmjax import LLM, AsyncLLM
+from benchmarks.random_model import MoEShape, Shape, write_random_model
+from llmjax import LLM, AsyncLLM, quantize
 from llmjax.config import EngineConfig
 from llmjax.engine.build import build_engine
 from llmjax.engine.group import free_port
@@ -119,6 +119,32 @@ def test_two_processes_of_two_devices(model: str, expected: dict[str, Any]) -> N
         assert "MPICH or Intel MPI has started this as rank 1 of 2; rank 0 is at 127.0.0.1" in said
 
 
+GOLDEN = ROOT / "tests" / "models" / "golden"
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "experts of q4_k": ("experts", {"quantization": "q4k"}),
+    "gptq, two keys, int8 cache": ("gptq", {"quantization": "stored", "kv_cache_dtype": "int8"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_models_in_two_processes_of_two_devices(kind: str, tmp_path: Path) -> None:
+    name, settings = KINDS[kind]
+    if name == "experts":
+        shape = MoEShape(256, 256, 1, 4, 2, 515, experts=4, experts_per_token=2, size_of_head=64)
+        write_random_model(tmp_path / name, shape, max_position_embeddings=64)
+    elif name == "gptq":
+        write_random_model(tmp_path / "two", Shape(256, 384, 1, 8, 2, 515), max_position_embeddings=64)
+        options: dict[str, Any] = {"scheme": "int4", "format": "gptq", "group_size": 64, "skip_tokenizer_init": True}
+        quantize(str(tmp_path / "two"), tmp_path / name, **options)
+    folder = str(tmp_path / name)
+    several = {"master_port": free_port("127.0.0.1"), "distributed_timeout_seconds": 200, "nnodes": 2, **settings}
+    with rank(1, folder, 4, **several) as other:
+        check(generated(folder, 4, **several), generated(folder, 1, **settings))
+        _, said = other.communicate(timeout=SECONDS)
+        assert other.returncode == 0 and "rank 0 has ended" in said
+
+
 @pytest.mark.slow
 def test_a_process_for_each_of_three_devices(model: str, expected: dict[str, Any]) -> None:
     check(generated(model, 3, multi_process=True), expected)
@@ -146,7 +172,7 @@ def test_a_process_for_the_other_stage(model: str, expected: dict[str, Any]) -> 
     """The model has one layer; a golden one has three."""
     with pytest.raises(AssertionError, match="pipeline_parallel_size 2: the model has 1 layers"):
         generated(model, 1, pipeline_parallel_size=2)
-    golden = str(ROOT / "tests" / "models" / "golden" / "llama")
+    golden = str(GOLDEN / "llama")
     check(generated(golden, 1, pipeline_parallel_size=2, quantization=None), generated(golden, 1, quantization=None))
 
 
