@@ -5,21 +5,17 @@ A schema of a thousand characters can keep it busy for hours, and an expression 
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmjax.constraints.matchers import Vocabulary
-from llmjax.constraints.trial_wire import LAST, receive, send, vocabulary_bytes
+from llmjax.constraints.trial_wire import LAST, vocabulary_bytes
 from llmjax.errors import InvalidRequest, LLMJaxError
+from llmjax.frames import receive_frame, send_frame
+from llmjax.limited_process import LimitedProcess
 from llmjax.system import python_path
 
 START_SECONDS = 60.0  # a bound for a machine that is very busy; it takes a few tenths of a second
@@ -79,62 +75,42 @@ class GrammarTrial:
 class _Process:
     def __init__(self, vocabulary: Vocabulary, limits: TrialLimits) -> None:
         self._limits = limits
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            # A fresh interpreter without site-packages' start-up files: it starts quickly.
-            command = [sys.executable, "-S", "-P", "-m", "llmjax.constraints.trial_main"]
-            try:
-                self._process = subprocess.Popen(
-                    [*command, json.dumps(dataclasses.asdict(limits))],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONPATH": python_path()},
-                    start_new_session=True,
-                )
-            except OSError as error:
-                self._socket.close()
-                raise GrammarProcessError(f"the process that tries grammars cannot be started: {error}") from error
-        weakref.finalize(self, _end, self._socket, self._process)  # at exit, too
+        environment = {**os.environ, "PYTHONPATH": python_path()}
+        try:
+            self._process = LimitedProcess("llmjax.constraints.trial_main", limits, environment=environment)
+        except OSError as error:
+            raise GrammarProcessError(f"the process that tries grammars cannot be started: {error}") from error
+        self._socket = self._process.socket
         self._socket.settimeout(START_SECONDS)
         try:
-            send(self._socket, vocabulary_bytes(vocabulary))
-            ready = receive(self._socket)
+            send_frame(self._socket, vocabulary_bytes(vocabulary))
+            ready = receive_frame(self._socket)
         except OSError:
             ready = None
         if ready is None:
-            code = self._exit_code()
+            code = self._process.exit_code()
             raise GrammarProcessError(f"the process that tries grammars did not start (exit status {code})")
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._process.alive
 
     def error(self, grammar: str) -> tuple[str, bool]:
         """What is against the grammar, and whether the process ends now."""
         self._socket.settimeout(self._limits.wall_seconds)
         try:
-            send(self._socket, grammar.encode())
-            answer = receive(self._socket)
+            send_frame(self._socket, grammar.encode())
+            answer = receive_frame(self._socket)
         except TimeoutError:
-            self._exit_code()
+            self._process.exit_code()
             raise InvalidRequest(f"it takes more than {self._limits.wall_seconds:g} s") from None
         except OSError:
             answer = None
         if answer is None:
-            raise InvalidRequest(self._reason(self._exit_code()))
+            raise InvalidRequest(self._reason(self._process.exit_code()))
         return answer[1:].decode(), answer[:1] == LAST
 
     def _reason(self, code: int) -> str:
         if code == -signal.SIGPROF:
             return f"it takes more than {self._limits.cpu_seconds:g} s of computing time"
         return f"it takes more than {self._limits.memory >> 20} MiB of memory, or the library fails at it"
-
-    def _exit_code(self) -> int:
-        self._process.kill()  # its socket may be closed, but not by its end
-        return self._process.wait()
-
-
-def _end(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    connection.close()
-    process.kill()
-    process.wait()

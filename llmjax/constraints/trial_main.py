@@ -16,22 +16,23 @@ import sys
 from pathlib import Path
 
 from llmjax.constraints.matchers import STACK_BYTES, make_matcher
-from llmjax.constraints.trial_wire import LAST, MORE, receive, send, vocabulary_of
+from llmjax.constraints.trial_wire import LAST, MORE, vocabulary_of
+from llmjax.frames import receive_frame, send_frame
 
 
 def main() -> None:
     limits = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which may have requests to finish
     connection = socket.socket(fileno=0)
-    if (frame := receive(connection)) is None:
+    if (frame := receive_frame(connection)) is None:
         return
     vocabulary = vocabulary_of(frame).for_matchers()
     del frame
     _limit_memory(limits["memory"])
     most_kept = _memory()[1] + limits["kept_memory"]
-    send(connection, b"")
+    send_frame(connection, b"")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library writes about its own end, which the server tells
-    while (grammar := receive(connection)) is not None:
+    while (grammar := receive_frame(connection)) is not None:
         # Counts this process's computing time, and nothing catches its signal.
         signal.setitimer(signal.ITIMER_PROF, limits["cpu_seconds"])
         matcher = make_matcher(vocabulary, grammar.decode())
@@ -39,7 +40,7 @@ def main() -> None:
         del matcher
         signal.setitimer(signal.ITIMER_PROF, 0)
         leaving = _memory()[1] > most_kept
-        send(connection, (LAST if leaving else MORE) + error.encode("utf-8", "replace"))
+        send_frame(connection, (LAST if leaving else MORE) + error.encode("utf-8", "replace"))
         if leaving:
             return
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import codecs
 import dataclasses
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-import weakref
 from collections import deque
 from concurrent.futures import Future
 
 from llmjax.errors import ChatTemplateError, InvalidRequest, LLMJaxError, QueueFull
+from llmjax.frames import LENGTH, send_frame
+from llmjax.limited_process import LimitedProcess
 from llmjax.system import python_path
-from llmjax.templating.wire import LENGTH, REPLY, Limits, RenderRequest, Status
+from llmjax.templating.wire import REPLY, Limits, RenderRequest, Status
 
 CHUNK = 256 * 1024  # bytes received at a time
 START_SECONDS = 60.0  # a bound for a machine that is very busy; it takes a tenth of a second
@@ -205,34 +203,23 @@ class _Process:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            # A fresh interpreter without site-packages' start-up files: nothing of JAX is there, and it starts quickly.
-            command = [sys.executable, "-S", "-P", "-m", "llmjax.templating.worker"]
-            try:
-                self._process = subprocess.Popen(
-                    [*command, json.dumps(dataclasses.asdict(limits))],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    env=_environment(),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                self._socket.close()
-                raise TemplateProcessError(f"the process for chat templates cannot be started: {error}") from error
-        weakref.finalize(self, _end, self._socket, self._process)  # at exit, too
+        try:
+            self._process = LimitedProcess("llmjax.templating.worker", limits, environment=_environment())
+        except OSError as error:
+            raise TemplateProcessError(f"the process for chat templates cannot be started: {error}") from error
+        self._socket = self._process.socket
         self._socket.settimeout(START_SECONDS)
         try:
             ready = self._socket.recv(REPLY.size, socket.MSG_WAITALL)
         except OSError:
             ready = b""
         if len(ready) < REPLY.size:
-            code = self._exit_code()
+            code = self._process.exit_code()
             raise TemplateProcessError(f"the process for chat templates did not start (exit status {code})")
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._process.alive
 
     def kill(self) -> None:
         self._process.kill()
@@ -242,8 +229,7 @@ class _Process:
         incoming = _Incoming(4 * self._limits.chars)
         try:
             self._socket.settimeout(self._limits.wall_seconds)
-            self._socket.sendall(LENGTH.pack(len(request)))
-            self._socket.sendall(request)  # not put together: it may be large
+            send_frame(self._socket, request)
             while (reply := incoming.feed(self._socket.recv(CHUNK))) is None:
                 self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
         except TimeoutError:
@@ -272,22 +258,11 @@ class _Process:
         return ChatTemplateError(f"chat template: rendering took more than {self._limits.wall_seconds:g} s")
 
     def _died(self) -> ChatTemplateError:
-        if (code := self._exit_code()) == -signal.SIGPROF:
+        if (code := self._process.exit_code()) == -signal.SIGPROF:
             reason = f"took more than {self._limits.cpu_seconds:g} s of computing time"
         else:
             reason = f"ended its process (exit status {code})"
         return ChatTemplateError(f"chat template: rendering {reason}")
-
-    def _exit_code(self) -> int:
-        """What it ended with: its socket is closed, which is the last that a process does."""
-        self._process.kill()  # unless it only pretends
-        return self._process.wait()
-
-
-def _end(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    connection.close()
-    process.kill()
-    process.wait()
 
 
 def _environment() -> dict[str, str]:

@@ -12,7 +12,6 @@ from typing import Any
 
 from llmjax.errors import InvalidRequest
 
-LENGTH = struct.Struct("<Q")  # before a request: its bytes
 MAX_DEPTH = 200  # of lists and objects in each other that are not of Python's own types
 REPLY = struct.Struct("<B?Q")  # before a reply: status, whether the process ends now, bytes of the text that follows
 

@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 
 from llmjax.errors import ChatTemplateError, InvalidRequest
+from llmjax.frames import receive_frame
 from llmjax.templating.rendering import render
-from llmjax.templating.wire import LENGTH, REPLY, Limits, RenderRequest, Status
+from llmjax.templating.wire import REPLY, Limits, RenderRequest, Status
 
 
 def main() -> None:
@@ -28,7 +29,7 @@ def main() -> None:
     _limit(resource.RLIMIT_FSIZE, 0)
     _limit(resource.RLIMIT_AS, limits.memory)
     connection.sendall(REPLY.pack(Status.READY, False, 0))
-    while (request := _receive(connection)) is not None:
+    while (request := receive_frame(connection)) is not None:
         # Counts this process's computing time, and nothing catches its signal.
         signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
         status, leaving, text = _answer(request, limits)
@@ -55,20 +56,6 @@ def _answer(data: bytearray, limits: Limits) -> tuple[Status, bool, bytes]:
 
 def _message(error: Exception) -> bytes:
     return " ".join(str(error).split())[:1000].encode("utf-8", "replace")
-
-
-def _receive(connection: socket.socket) -> bytearray | None:
-    """The next request; None when the server is gone."""
-    header = connection.recv(LENGTH.size, socket.MSG_WAITALL)
-    if len(header) < LENGTH.size:
-        return None
-    data = bytearray(LENGTH.unpack(header)[0])
-    view = memoryview(data)
-    while view:
-        if not (count := connection.recv_into(view)):
-            return None
-        view = view[count:]
-    return data
 
 
 def _limit(kind: int, value: int) -> None:
