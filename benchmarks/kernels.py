@@ -93,7 +93,7 @@ QUANTIZED_SIZES = ((1536, 576), (640, 2048), (8960, 1536))
 QUANTIZED_ROWS = (1, 4, 16, 64, 512)
 FORMATS = (PLAIN, "q4_1", "q5_0", "q8_0", "q4_k", "q6_k", "int8", "int4", "fp8")
 FASTEST = "fastest"  # the method that the library chooses
-KIND_OF_METHOD = {"float": "f32", "int8": "int8", "bf16": "bf16"}
+KIND_OF_METHOD = {"float": "f32", "int8": "int8", "bf16": "bf16", "int16": "int16"}
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,18 @@ double bf16_loop(int64_t rounds) {
 #endif
 }
 
+double int16_loop(int64_t rounds) {
+#if defined(__AVXVNNI__) && !defined(__AVX512F__)
+  repeat_step<__m256i>(rounds, [](__m256i sum, __m256i a, __m256i b) { return _mm256_dpwssd_avx_epi32(sum, a, b); });
+  return 2.0 * kChains * 16;
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  repeat_step<__m256i>(rounds, [](__m256i sum, __m256i a, __m256i b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); });
+  return 2.0 * kChains * 16;
+#else
+  return f32_loop(rounds);  // no kernel multiplies int16
+#endif
+}
+
 void read_memory(const char* from, int64_t bytes) {
   typedef uint64_t Line __attribute__((vector_size(64)));
   Line sums[4] = {};
@@ -154,9 +166,9 @@ LLMJAX_OFFERED double llmjax_read_speed(const char* from, int64_t bytes, int thr
   return static_cast<double>(part * threads) / fastest(threads, repeat, [&](int i) { read_memory(from + i * part, part); });
 }
 
-// Operations a second: `kind` 0 f32, 1 int8, 2 bf16.
+// Operations a second: `kind` 0 f32, 1 int8, 2 bf16, 3 int16.
 LLMJAX_OFFERED double llmjax_multiply_speed(int kind, int64_t rounds, int threads, int repeat) {
-  const auto multiply = kind == 0 ? f32_loop : kind == 1 ? int8_loop : bf16_loop;
+  const auto multiply = kind == 0 ? f32_loop : kind == 1 ? int8_loop : kind == 2 ? bf16_loop : int16_loop;
   const double operations = multiply(0) * static_cast<double>(rounds) * threads;
   return operations / fastest(threads, repeat, [&](int) { multiply(rounds); });
 }

@@ -13,7 +13,7 @@ from llmjax.kernels.cpu import build
 from llmjax.kernels.cpu.cores import usable_cores
 
 SOURCE = Path(__file__).with_suffix(".cc")
-KINDS = ("f32", "int8", "bf16")  # of numbers that are multiplied
+KINDS = ("f32", "int8", "bf16", "int16")  # of numbers that are multiplied
 ROUNDS = 20_000  # of a dozen instructions each: under a millisecond
 
 

@@ -9,6 +9,7 @@ import pytest
 from benchmarks import kernels
 from benchmarks.limits import KINDS, limits
 from llmjax.kernels.cpu.library import library
+from llmjax.kernels.cpu.matrices import METHODS
 
 native = library()
 pytestmark = [pytest.mark.skipif(native is None, reason="the C++ library is not built"), pytest.mark.once]
@@ -20,6 +21,11 @@ def test_loops_read_and_multiply_at_speeds_that_a_machine_can_have() -> None:
         assert 1e8 < limits(isa).read(1 << 20) < 1e13
         for kind in KINDS:
             assert 1e8 < limits(isa).multiply(kind) < 1e15, (isa, kind)
+
+
+def test_every_method_is_compared_with_a_loop_of_its_numbers() -> None:
+    for method in METHODS:
+        assert kernels.KIND_OF_METHOD[method.partition(" ")[0]] in KINDS, method
 
 
 def table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[list[str]]:
