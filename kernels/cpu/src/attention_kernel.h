@@ -12,6 +12,7 @@
 #ifndef LLMJAX_ATTENTION_KERNEL_H_
 #define LLMJAX_ATTENTION_KERNEL_H_
 
+#include "attention_few.h"
 #include "gemm.h"
 #include "kernels.h"
 #include "kv_types.h"
@@ -88,35 +89,6 @@ inline void fetch(const T* const* rows, int begin, int end, int head_dim) {
   }
 }
 
-// scores[m, c] = q[m] . key[c] for kRows queries.
-template <int kRows, class T>
-inline void score_few(const float* q, int head_dim, const T* const* keys, int begin, int end, float* scores) {
-  constexpr int kKeys = kRegisters == 32 ? 4 : 2;
-  for (int c = begin; c < end; c += kLanes) {
-    Vec dots[kRows][kLanes];
-    for (int i = 0; i < kLanes; i += kKeys) {
-      Vec partial[kRows][kKeys] = {};
-      for (int d = 0; d < head_dim; d += kLanes) {
-        Vec key[kKeys];
-#pragma GCC unroll 4
-        for (int j = 0; j < kKeys; ++j) key[j] = load(keys[c + i + j] + d);
-#pragma GCC unroll 4
-        for (int m = 0; m < kRows; ++m) {
-          const Vec query = load(q + static_cast<size_t>(m) * head_dim + d);
-#pragma GCC unroll 4
-          for (int j = 0; j < kKeys; ++j) partial[m][j] += query * key[j];
-        }
-      }
-#pragma GCC unroll 4
-      for (int m = 0; m < kRows; ++m) {
-#pragma GCC unroll 4
-        for (int j = 0; j < kKeys; ++j) dots[m][i + j] = partial[m][j];
-      }
-    }
-    for (int m = 0; m < kRows; ++m) store(scores + m * kBlock + c, sum_rows(dots[m]));
-  }
-}
-
 // How the products are computed.
 enum class Way {
   kScattered,  // few rows, from where the pages lie
@@ -168,6 +140,13 @@ class AttentionKernel {
   }
   static constexpr bool kFitsBf16 = fits_bf16(static_cast<const T*>(nullptr));
 
+  struct Rows {
+    const T *keys[kBlock], *values[kBlock];
+  };
+
+  bool reads_pages() const { return way_ == Way::kScattered && !widened_; }
+  size_t row_bytes() const { return static_cast<size_t>(head_dim_) * sizeof(T); }
+
   int head_of(int row) const { return task_.kv_head * group_ + row % group_; }
   // Of a row among [T, H].
   size_t place(int row) const {
@@ -207,6 +186,7 @@ class AttentionKernel {
           store(q + d, x);
         }
       }
+      if (way_ == Way::kScattered) to_pairs<T>(q, head_dim_);
       std::memset(w_.sums + static_cast<size_t>(m) * value_dim_, 0, static_cast<size_t>(value_dim_) * sizeof(float));
       if (call_.keys.zero != 0) w_.offsets[m] = horizontal_sum(sum) * (call_.keys.zero / call_.keys.scale);
       const bool sink = call_.sinks != nullptr && task_.first_keys && m < rows_;
@@ -224,37 +204,66 @@ class AttentionKernel {
   }
 
   // Where the rows of keys begin..begin + count lie; further ones up to a multiple of kPad repeat the last.
-  void locate(int begin, int count) {
+  void locate(const AttentionTask& task, int begin, int count, Rows& rows) const {
     int page = begin / call_.page_size, offset = begin % call_.page_size;
-    for (int c = 0; c < count;) {
-      const char* key_record = call_.record(task_.pages[page], 0, task_.kv_head);
-      const char* value_record = call_.record(task_.pages[page], 1, task_.kv_head);
-      const int rows = imin(call_.page_size - offset, count - c);
-      const T* key = reinterpret_cast<const T*>(key_record) + static_cast<size_t>(offset) * head_dim_;
-      const T* value = reinterpret_cast<const T*>(value_record) + static_cast<size_t>(offset) * head_dim_;
-      if (call_.token_scales) {
-        const size_t at = (static_cast<size_t>(call_.page_size) * head_dim_ * sizeof(T)) + 4 * static_cast<size_t>(offset);
-        std::memcpy(w_.key_scales + c, key_record + at, 4 * static_cast<size_t>(rows));
-        std::memcpy(w_.value_scales + c, value_record + at, 4 * static_cast<size_t>(rows));
+    for (int c = 0; c < count; ++page, offset = 0) {
+      const char* key = call_.record(task.pages[page], 0, task.kv_head) + offset * row_bytes();
+      const char* value = call_.record(task.pages[page], 1, task.kv_head) + offset * row_bytes();
+      const int end = c + imin(call_.page_size - offset, count - c);
+      for (; c < end; ++c, key += row_bytes(), value += row_bytes()) {
+        rows.keys[c] = reinterpret_cast<const T*>(key);
+        rows.values[c] = reinterpret_cast<const T*>(value);
       }
-      for (const int end = c + rows; c < end; ++c, key += head_dim_, value += head_dim_) {
-        keys_[c] = key;
-        values_[c] = value;
-      }
-      ++page;
-      offset = 0;
     }
     for (int c = count; c < round_up(count, kPad); ++c) {
-      keys_[c] = keys_[count - 1];
-      values_[c] = values_[count - 1];
+      rows.keys[c] = rows.keys[count - 1];
+      rows.values[c] = rows.values[count - 1];
+    }
+  }
+
+  void load_scales(int begin, int count) {
+    const size_t scales = static_cast<size_t>(call_.page_size) * row_bytes();
+    int page = begin / call_.page_size, offset = begin % call_.page_size;
+    for (int c = 0; c < count; ++page, offset = 0) {
+      const int rows = imin(call_.page_size - offset, count - c);
+      const size_t at = scales + 4 * static_cast<size_t>(offset), bytes = 4 * static_cast<size_t>(rows);
+      std::memcpy(w_.key_scales + c, call_.record(task_.pages[page], 0, task_.kv_head) + at, bytes);
+      std::memcpy(w_.value_scales + c, call_.record(task_.pages[page], 1, task_.kv_head) + at, bytes);
+      c += rows;
+    }
+    for (int c = count; c < round_up(count, kPad); ++c) {
       w_.key_scales[c] = w_.key_scales[count - 1];
       w_.value_scales[c] = w_.value_scales[count - 1];
     }
   }
 
+  // The rows that come after those of the block at `begin`: each is asked for while one of ours is multiplied, for all at
+  // once would wait for each other and we for them. Ours themselves where none come.
+  void foresee(int begin) {
+    const bool last = begin + kBlock >= task_.key_end;
+    if (last && task_.next == nullptr) {
+      *next_ = *block_;
+      return;
+    }
+    const AttentionTask& task = last ? *task_.next : task_;
+    const int first = last ? task.key_begin : begin + kBlock, count = imin(kBlock, task.key_end - first);
+    locate(task, first, count, *next_);
+    for (int c = round_up(count, kPad); c < kBlock; ++c) {
+      next_->keys[c] = next_->keys[0];
+      next_->values[c] = next_->values[0];
+    }
+  }
+
   void block(int begin) {
     const int count = imin(kBlock, task_.key_end - begin);
-    locate(begin, count);
+    if (reads_pages() && begin != task_.key_begin) {
+      block_ = next_;
+    } else {
+      locate(task_, begin, count, *block_);
+    }
+    if (call_.token_scales) load_scales(begin, count);
+    next_ = block_ == located_ ? located_ + 1 : located_;
+    if (reads_pages()) foresee(begin);
     if (way_ == Way::kDense || way_ == Way::kTiles) stage(round_up(count, kPad));
     if (widened_) widen_rows(round_up(count, kPad));
     for (int m = 0; m < rows_; m += kRowTile) {
@@ -264,7 +273,7 @@ class AttentionKernel {
       if (end <= first) continue;
       score(m, rows, first, end);
       for (int i = 0; i < rows; i += kLanes) soften(m, i, imin(kLanes, rows - i), first, end, begin, count);
-      fetch_next_block(begin, m / kRowTile);
+      if (!reads_pages()) fetch_next_block(begin, m / kRowTile);
       add_values(m, rows, first, end);
     }
   }
@@ -292,8 +301,8 @@ class AttentionKernel {
   void widen_rows(int count) {
     for (int c = 0; c < count; ++c) {
       float *keys = w_.keys + static_cast<size_t>(c) * head_dim_, *values = w_.values + static_cast<size_t>(c) * value_dim_;
-      for (int d = 0; d < head_dim_; d += kLanes) store(keys + d, load(keys_[c] + d));
-      for (int d = 0; d < value_dim_; d += kLanes) store(values + d, load(values_[c] + d));
+      widen_row(block_->keys[c], head_dim_, keys);
+      widen_row(block_->values[c], value_dim_, values);
       wide_keys_[c] = keys;
     }
   }
@@ -305,7 +314,7 @@ class AttentionKernel {
         const Bf16* keys[kBlock];
         for (int c = 0; c < count; c += kPad) bf16_rows(c, w_.wide + static_cast<size_t>(c) * head_dim_, keys + c);
         pair_transposed(keys, count, head_dim_, reinterpret_cast<uint32_t*>(w_.keys), kBlock);
-        pair_rows(values_, 0, count, value_dim_, reinterpret_cast<uint32_t*>(w_.values));
+        pair_rows(block_->values, 0, count, value_dim_, reinterpret_cast<uint32_t*>(w_.values));
         return;
       }
     }
@@ -313,14 +322,14 @@ class AttentionKernel {
     for (int c = 0; c < count; c += kLanes) {
       for (int d = 0; d < head_dim_; d += kLanes) {
         Vec rows[kLanes];
-        for (int i = 0; i < kLanes; ++i) rows[i] = load(keys_[c + i] + d);
+        for (int i = 0; i < kLanes; ++i) rows[i] = load(block_->keys[c + i] + d);
         transpose(rows);
         for (int i = 0; i < kLanes; ++i) store(w_.keys + static_cast<size_t>(d + i) * kBlock + c, rows[i]);
       }
     }
     for (int c = 0; c < count; ++c) {
       for (int d = 0; d < value_dim_; d += kLanes) {
-        store(w_.values + static_cast<size_t>(c) * value_dim_ + d, load(values_[c] + d));
+        store(w_.values + static_cast<size_t>(c) * value_dim_ + d, load(block_->values[c] + d));
       }
     }
   }
@@ -329,9 +338,9 @@ class AttentionKernel {
   // Where kPad keys from c on lie as bf16: in the pages, or in `wide`.
   void bf16_rows(int c, uint16_t* wide, const Bf16** rows) {
     if constexpr (sizeof(T) == 2) {
-      for (int i = 0; i < kPad; ++i) rows[i] = reinterpret_cast<const Bf16*>(keys_[c + i]);
+      for (int i = 0; i < kPad; ++i) rows[i] = reinterpret_cast<const Bf16*>(block_->keys[c + i]);
     } else {
-      widen(keys_ + c, kPad, head_dim_, reinterpret_cast<Bf16*>(wide));
+      widen(block_->keys + c, kPad, head_dim_, reinterpret_cast<Bf16*>(wide));
       for (int i = 0; i < kPad; ++i) rows[i] = reinterpret_cast<const Bf16*>(wide) + static_cast<size_t>(i) * head_dim_;
     }
   }
@@ -359,11 +368,11 @@ class AttentionKernel {
   // Scores of up to 8 rows from m on, for keys first..end.
   void score_few_tiles(int m, int rows, int first, int end, float* scores) {
     const uint32_t* queries = w_.paired_q + static_cast<size_t>(m) * head_dim_;
-    if (m == 0) fetch(keys_, first, imin(first + kPad, end), head_dim_);
+    if (m == 0) fetch(block_->keys, first, imin(first + kPad, end), head_dim_);
     for (int c = first; c < end; c += kPad) {
       if (m == 0) {
-        fetch(keys_, c + kPad, imin(c + 2 * kPad, end), head_dim_);
-        if (!call_.latent()) fetch(values_, c, c + kPad, value_dim_);
+        fetch(block_->keys, c + kPad, imin(c + 2 * kPad, end), head_dim_);
+        if (!call_.latent()) fetch(block_->values, c, c + kPad, value_dim_);
         place_keys(c);
       }
       multiply_keys<2>(starts_ + c / kTile, queries, head_dim_, w_.products);
@@ -394,37 +403,21 @@ class AttentionKernel {
       multiply(q, head_dim_, Dense{w_.keys, kBlock}, rows, first, end, 0, head_dim_, Matrix{w_.scores, kBlock}, false);
       return;
     }
-    if (!widened_ && m == 0) fetch(keys_, first, imin(first + kPad, end), head_dim_);
-    for (int c = first; c < end; c += kPad) {
-      if (widened_) {
-        score_rows(q, rows, wide_keys_, c, c + kPad);
-        continue;
-      }
-      if (m == 0) {
-        fetch(keys_, c + kPad, imin(c + 2 * kPad, end), head_dim_);
-        if (!call_.latent()) fetch(values_, c, c + kPad, value_dim_);
-      }
-      score_rows(q, rows, keys_, c, c + kPad);
+    if (widened_) return score_rows(q, rows, wide_keys_, first, end);
+    for (int c = first; c < end; c += kLanes) {
+      if (m == 0) fetch(next_->keys, c, c + kLanes, head_dim_);
+      score_rows(q, rows, block_->keys, c, c + kLanes);
     }
   }
 
   template <class K>
   void score_rows(const float* q, int rows, const K* const* keys, int first, int end) {
-    for (int i = 0; i < rows;) {
-      const int left = rows - i;
+    in_groups(rows, [&](int i, auto count) {
       const float* from = q + static_cast<size_t>(i) * head_dim_;
-      float* to = scores_of(i);
-      if (left >= 4) {
-        score_few<4>(from, head_dim_, keys, first, end, to);
-      } else if (left == 3) {
-        score_few<3>(from, head_dim_, keys, first, end, to);
-      } else if (left == 2) {
-        score_few<2>(from, head_dim_, keys, first, end, to);
-      } else {
-        score_few<1>(from, head_dim_, keys, first, end, to);
+      for (int c = first; c < end; c += kLanes) {
+        score_few<count.value>(from, head_dim_, keys + c, scores_of(i) + c, kBlock);
       }
-      i += imin(left, 4);
-    }
+    });
   }
 
   // One step of the online softmax for `rows` rows from m + i on: turns scores into weights and shrinks what was summed
@@ -515,7 +508,7 @@ class AttentionKernel {
     if constexpr (kFitsBf16) {
       if (way_ == Way::kFewTiles) {
         uint32_t* paired = reinterpret_cast<uint32_t*>(w_.values);
-        if (m == 0) pair_rows(values_, first, end, value_dim_, paired);
+        if (m == 0) pair_rows(block_->values, first, end, value_dim_, paired);
         for (int i = 0; i < rows; i += kFewRows, sums += kFewRows * value_dim_) {
           multiply_bf16(w_.weights + 2 * i * kBlock, kBlock, paired, value_dim_, 0, value_dim_, first, end, w_.outputs,
                         value_dim_, false);
@@ -537,11 +530,22 @@ class AttentionKernel {
     if (way_ == Way::kDense || widened_) {
       multiply(w_.scores, kBlock, Dense{w_.values, value_dim_}, rows, 0, value_dim_, first, end, to, true);
     } else {
-      multiply(w_.scores, kBlock, Scattered<T>{values_}, rows, 0, value_dim_, first, end, to, true);
+      add_from_pages(sums, rows, first, end);
     }
   }
 
+  void add_from_pages(float* sums, int rows, int first, int end) {
+    in_groups(rows, [&](int i, auto count) {
+      const T* const* next = i == 0 && !call_.latent() ? next_->values : nullptr;
+      add_few<count.value>(scores_of(i), kBlock, block_->values, next, first, end,
+                           sums + static_cast<size_t>(i) * value_dim_, value_dim_);
+    });
+  }
+
   void finish() {
+    if (way_ == Way::kScattered) {
+      for (int m = 0; m < rows_; ++m) from_pairs<T>(w_.sums + static_cast<size_t>(m) * value_dim_, value_dim_);
+    }
     if (task_.members->partial != nullptr) {
       const size_t rows = static_cast<size_t>(own_rows_);
       for (int i = 0; i < task_.num_members; ++i) {
@@ -576,8 +580,8 @@ class AttentionKernel {
   const Workspace w_;
   const Way way_;
   const bool widened_;  // keys and values are read from copies in f32
-  const T* keys_[kBlock];
-  const T* values_[kBlock];
+  Rows located_[2];
+  Rows *block_ = located_, *next_ = located_ + 1;  // of the block at hand, and of what comes after it
   const float* wide_keys_[kBlock];
 #if defined(__AMX_BF16__)
   const Bf16* starts_[kBlock / kTile];  // of each 16 keys as bf16

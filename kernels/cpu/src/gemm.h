@@ -14,13 +14,6 @@ struct Dense {
   Vec at(int k, int n) const { return load(data + static_cast<size_t>(k) * stride + n); }
 };
 
-// Rows of b anywhere, in the type they are stored in.
-template <class T>
-struct Scattered {
-  const T* const* rows;
-  Vec at(int k, int n) const { return load(rows[k] + n); }
-};
-
 struct Matrix {
   float* data;
   int stride;

@@ -1,0 +1,179 @@
+// Products of few queries with keys and of few weights with values, read from where they lie. Here every element of a
+// page meets only some rows, so that widening it costs as much as multiplying: pages of bf16 are widened two vectors at
+// a time, by a shift and a mask, which leaves the elements of even places before those of odd ones.
+
+#ifndef LLMJAX_ATTENTION_FEW_H_
+#define LLMJAX_ATTENTION_FEW_H_
+
+#include "gemm.h"
+#include "kv_types.h"
+
+namespace {
+
+constexpr int kPair = 2 * kLanes;  // elements that are loaded together
+
+// Whether elements of a pair come in the order of memory.
+template <class T>
+constexpr bool kInOrder = true;
+template <>
+inline constexpr bool kInOrder<Bf16> = false;
+
+template <class T>
+inline void load_pair(const T* p, Vec& a, Vec& b) {
+  a = load(p);
+  b = load(p + kLanes);
+}
+inline void load_pair(const Bf16* p, Vec& a, Vec& b) {
+  const Bits both = load_as<Bits>(p);
+  a = bit_cast<Vec>(both << 16);
+  b = bit_cast<Vec>(both & 0xffff0000u);
+}
+
+// Brings a row into the order in which pairs of T are loaded, or back. What does not fill a pair stays.
+template <class T>
+inline void to_pairs(float* row, int size) {
+  if (kInOrder<T>) return;
+  for (int d = 0; d + kPair <= size; d += kPair) {
+    float parted[kPair];
+    for (int i = 0; i < kLanes; ++i) parted[i] = row[d + 2 * i], parted[kLanes + i] = row[d + 2 * i + 1];
+    std::memcpy(row + d, parted, sizeof(parted));
+  }
+}
+template <class T>
+inline void from_pairs(float* row, int size) {
+  if (kInOrder<T>) return;
+  for (int d = 0; d + kPair <= size; d += kPair) {
+    float joined[kPair];
+    for (int i = 0; i < kLanes; ++i) joined[2 * i] = row[d + i], joined[2 * i + 1] = row[d + kLanes + i];
+    std::memcpy(row + d, joined, sizeof(joined));
+  }
+}
+
+template <class T>
+inline void widen_row(const T* from, int size, float* to) {
+  int d = 0;
+  for (; d + kPair <= size; d += kPair) {
+    Vec a, b;
+    load_pair(from + d, a, b);
+    store(to + d, a), store(to + d + kLanes, b);
+  }
+  if (d < size) store(to + d, load(from + d));
+}
+
+// Calls `run` for each group of `rows` rows, with its first one and how many it has (1 to 4, as a Count).
+template <class Run>
+inline void in_groups(int rows, const Run& run) {
+  for (int i = 0; i < rows;) {
+    const int left = rows - i, count = left == 5 || left == 6 ? 3 : imin(left, 4);
+    if (count == 4) run(i, Count<4>{});
+    if (count == 3) run(i, Count<3>{});
+    if (count == 2) run(i, Count<2>{});
+    if (count == 1) run(i, Count<1>{});
+    i += count;
+  }
+}
+
+// scores[m, c] = q[m] . key[c] for kRows queries and kLanes keys. The order of a sum is the same for any kRows.
+template <int kRows, class T>
+inline void score_few(const float* q, int head_dim, const T* const* keys, float* scores, int stride) {
+  constexpr int kKeys = kRegisters == 32 || kRows <= 3 ? 4 : 2;
+  Vec dots[kRows][kLanes];
+  for (int i = 0; i < kLanes; i += kKeys) {
+    Vec partial[kRows][kKeys] = {};
+    int d = 0;
+    for (; d + kPair <= head_dim; d += kPair) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kKeys; ++j) {
+        Vec a, b;
+        load_pair(keys[i + j] + d, a, b);
+#pragma GCC unroll 4
+        for (int m = 0; m < kRows; ++m) {
+          const float* query = q + static_cast<size_t>(m) * head_dim + d;
+          partial[m][j] += load(query) * a;
+          partial[m][j] += load(query + kLanes) * b;
+        }
+      }
+    }
+    if (d < head_dim) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kKeys; ++j) {
+        const Vec key = load(keys[i + j] + d);
+#pragma GCC unroll 4
+        for (int m = 0; m < kRows; ++m) partial[m][j] += load(q + static_cast<size_t>(m) * head_dim + d) * key;
+      }
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kKeys; ++j) dots[m][i + j] = partial[m][j];
+    }
+  }
+  for (int m = 0; m < kRows; ++m) store(scores + m * stride, sum_rows(dots[m]));
+}
+
+// sums[m, n] += sum over c of weights[m, c] * value[c][n], for kRows rows and kPairs pairs of columns from n on.
+// next: rows that are used after these, to be fetched meanwhile; or null. In this loop and not in a function of its own:
+// compilers take a function that only fetches for one that does nothing.
+template <int kRows, int kPairs, class T>
+inline void add_pairs(const float* weights, int stride, const T* const* values, const T* const* next, int n, int first,
+                      int end, float* sums, int value_dim) {
+  constexpr int kLine = 64 / static_cast<int>(sizeof(T));
+  Vec total[kRows][kPairs][2];
+#pragma GCC unroll 4
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+    for (int p = 0; p < kPairs; ++p) {
+      const float* from = sums + static_cast<size_t>(m) * value_dim + n + p * kPair;
+      total[m][p][0] = load(from), total[m][p][1] = load(from + kLanes);
+    }
+  }
+  for (int c = first; c < end; ++c) {
+    if (next != nullptr) {
+#pragma GCC unroll 8
+      for (int d = 0; d < kPairs * kPair; d += kLine) __builtin_prefetch(next[c] + n + d, 0, 2);
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < kPairs; ++p) {
+      Vec a, b;
+      load_pair(values[c] + n + p * kPair, a, b);
+#pragma GCC unroll 4
+      for (int m = 0; m < kRows; ++m) {
+        const Vec weight = splat(weights[m * stride + c]);
+        total[m][p][0] += weight * a;
+        total[m][p][1] += weight * b;
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+    for (int p = 0; p < kPairs; ++p) {
+      float* to = sums + static_cast<size_t>(m) * value_dim + n + p * kPair;
+      store(to, total[m][p][0]), store(to + kLanes, total[m][p][1]);
+    }
+  }
+}
+
+template <int kRows, class T>
+inline void add_few(const float* weights, int stride, const T* const* values, const T* const* next, int first, int end,
+                    float* sums, int value_dim) {
+  // As many sums as registers hold beside what they come from.
+  constexpr int kPairs = (kRegisters == 32 ? 8 : 4) / kRows;
+  int n = 0;
+  for (; n + kPairs * kPair <= value_dim; n += kPairs * kPair) {
+    add_pairs<kRows, kPairs>(weights, stride, values, next, n, first, end, sums, value_dim);
+  }
+  for (; n + kPair <= value_dim; n += kPair) add_pairs<kRows, 1>(weights, stride, values, next, n, first, end, sums, value_dim);
+  if (n == value_dim) return;
+  Vec total[kRows];
+  for (int m = 0; m < kRows; ++m) total[m] = load(sums + static_cast<size_t>(m) * value_dim + n);
+  for (int c = first; c < end; ++c) {
+    const Vec value = load(values[c] + n);
+    for (int m = 0; m < kRows; ++m) total[m] += splat(weights[m * stride + c]) * value;
+  }
+  for (int m = 0; m < kRows; ++m) store(sums + static_cast<size_t>(m) * value_dim + n, total[m]);
+}
+
+}  // namespace
+
+#endif  // LLMJAX_ATTENTION_FEW_H_
