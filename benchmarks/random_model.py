@@ -110,13 +110,14 @@ class MoEShape(Shape):
         }
 
 
-# The sizes of SmolLM2-135M and -360M, Qwen2.5-1.5B and Llama-3.2-3B, all in the Llama architecture.
+# The sizes of SmolLM2-135M and -360M, Qwen2.5-0.5B and -1.5B and Llama-3.2-3B, all in the Llama architecture.
 SHAPES = {
     "least": Shape(64, 64, 1, 1, 1, 512),
     "tiny": Shape(64, 128, 2, 4, 2, 512),
     "tiny-moe": MoEShape(64, 32, 2, 4, 2, 512, experts=8, experts_per_token=2, size_of_head=16),
     "135m": Shape(576, 1536, 30, 9, 3, 49152),
     "360m": Shape(960, 2560, 32, 15, 5, 49152),
+    "0.5b": Shape(896, 4864, 24, 14, 2, 151936),
     "1.5b": Shape(1536, 8960, 28, 12, 2, 151936),
     "3b": Shape(3072, 8192, 28, 24, 8, 128256),
 }
