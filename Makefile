@@ -1,6 +1,7 @@
 # make serve       serve the default model on port 8000
 # make test        run the tests, but for those that are marked slow, and with WITHOUT=MARKER for those too
-# make test-slow   run those
+# make test-slow   run those, but for those that are marked exhaustive
+# make test-exhaustive  run these, after a change of what they look at and before a release
 # make wheel       a wheel for others: all instruction sets, compiled by Zig's clang for Linux since 2014 (glibc 2.17)
 # make venv        only make the environment that they run in
 # Variables: PYTHON=python3.12  CONFIG=configs/qwen3.yaml  ARGS="--port 9000"  TESTS=tests/engine  EXTRAS=cuda
@@ -32,7 +33,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --max-worker-restart 
 # Every process that starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve wheel venv test test-slow check bench clean
+.PHONY: serve wheel venv test test-slow test-exhaustive check bench clean
 .DELETE_ON_ERROR:
 
 serve: $(serve_stamp)
@@ -44,10 +45,12 @@ venv: $(dev_stamp)
 test: $(dev_stamp)
 	$(WITH) $(PYTEST) --no-loadscope-reorder -m 'not slow$(if $(WITHOUT), and not $(WITHOUT))' $(TESTS) $(ARGS)
 
+test-slow: level := slow and not exhaustive
+test-exhaustive: level := exhaustive
 # Status 5: TESTS holds none of them.
-test-slow: $(dev_stamp)
-	$(WITH) $(PYTEST) -m 'slow and not alone' $(TESTS) $(ARGS) || test $$? -eq 5
-	$(BIN)/python -m pytest -m alone $(TESTS) $(ARGS) || test $$? -eq 5
+test-slow test-exhaustive: $(dev_stamp)
+	$(WITH) $(PYTEST) -m '$(level) and not alone' $(TESTS) $(ARGS) || test $$? -eq 5
+	$(BIN)/python -m pytest -m '$(level) and alone' $(TESTS) $(ARGS) || test $$? -eq 5
 
 check: $(dev_stamp)
 	$(BIN)/ruff check .

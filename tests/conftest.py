@@ -83,6 +83,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(CACHE_VARIABLES, JAX_COMPILATION_CACHE_DIR=str(config.cache.mkdir("xla")))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What is exhaustive is slow too, and need not say so."""
+    if item.get_closest_marker("exhaustive"):
+        item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def compile_cache_dir() -> str:
     """An XLA compile cache for ``EngineConfig.compilation_cache_dir`` that all tests of all runs share."""

@@ -11,6 +11,7 @@ import pytest
 from llmjax import LLM
 from llmjax.errors import ConfigError
 from tests.engine.on_devices import found_on_devices
+from tests.levels import at_levels
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 WHOLE = {"enable_expert_parallel": True}
@@ -54,8 +55,7 @@ def test_devices_with_whole_experts() -> None:
     check(CASES)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", MORE_CASES)
+@pytest.mark.parametrize("case", at_levels(MORE_CASES, slow=("shared experts, latent attention",)))
 def test_more_devices_with_whole_experts(case: str) -> None:
     check({case: MORE_CASES[case]})
 

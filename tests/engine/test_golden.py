@@ -15,6 +15,7 @@ import pytest
 
 from llmjax import LLM, SamplingParams
 from llmjax.engine import memory
+from tests.levels import at_levels
 
 CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
 TOLERANCE = 2e-4
@@ -32,9 +33,10 @@ KV_BYTES = {  # 20 to 28 pages of full attention: less than two requests of 64 t
     "granite4": 28 * 512 + 13 * 8832,  # two layers with such states
 }
 STATE_SHARE = 0.92  # of the memory of hybrids, for few pages and more states than a prompt has pages
-# In all buckets, or in the one that is compiled first, which compiles sooner.
-FAST = {"llama": True, "gemma3": True, "qwen3-next": False}
-SLOW = {"qwen3-next": True, **{name: False for name in KV_BYTES if name not in FAST}}
+# In the bucket that is compiled first, which compiles sooner, or in all of them.
+EVERY_BUCKET = ", all buckets"
+FAST = [f"llama{EVERY_BUCKET}", f"gemma3{EVERY_BUCKET}", "qwen3-next"]
+MORE = [f"qwen3-next{EVERY_BUCKET}", *(name for name in KV_BYTES if name not in ("llama", "gemma3", "qwen3-next"))]
 
 
 class Served(NamedTuple):
@@ -46,12 +48,11 @@ class Served(NamedTuple):
 
 
 @pytest.fixture(
-    scope="module",
-    params=[*FAST.items(), *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW.items())],
-    ids=lambda each: f"{each[0]}, all buckets" if each[1] else each[0],
+    scope="module", params=at_levels([*FAST, *MORE], fast=FAST, slow=("qwen3-moe", "deepseek-v2", "mamba2"))
 )
 def engine(request: Any, compile_cache_dir: str) -> Iterator[Served]:
-    name, all_buckets = request.param
+    all_buckets = request.param.endswith(EVERY_BUCKET)
+    name = request.param.removesuffix(EVERY_BUCKET)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "STATE_SHARE", STATE_SHARE)
         llm = LLM(

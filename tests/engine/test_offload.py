@@ -49,6 +49,7 @@ from tests.engine.test_scheduler import (
     shapes,
     workloads,
 )
+from tests.levels import at_levels
 
 pytestmark = pytest.mark.usefixtures("patience")
 
@@ -425,11 +426,17 @@ def generated(llm: LLM) -> list[tuple[list[int], int | None]]:
 
 # Where pages go is decided on the host: one model for every JAX.
 ENGINES = [("llama", "int8"), pytest.param("deepseek-v2", "auto", marks=pytest.mark.once)]
-SLOW = [("llama", "fp8"), ("gemma3", "auto"), ("qwen3-next", "auto"), ("mamba2", "auto"), ("deepseek-v2", "int8")]
+MORE_ENGINES = [
+    ("llama", "fp8"),
+    ("gemma3", "auto"),
+    ("qwen3-next", "auto"),
+    ("mamba2", "auto"),
+    ("deepseek-v2", "int8"),
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_dtype"), [*ENGINES, *[pytest.param(*each, marks=pytest.mark.slow) for each in SLOW]]
+    ("name", "kv_dtype"), [*ENGINES, *at_levels(MORE_ENGINES, slow=[("gemma3", "auto"), ("qwen3-next", "auto")])]
 )
 def test_tokens_are_the_same_from_memory_and_after_a_restart_from_disk(
     name: str, kv_dtype: str, tmp_path: Path, compile_cache_dir: str

@@ -24,6 +24,7 @@ from llmjax.errors import ConfigError, EngineDead
 from llmjax.kv_transfer import KVTransfer
 from tests.engine.on_devices import EVERYTHING, GREEDY, OPTIONS, PROMPTS
 from tests.engine.test_page_transfer import Relay
+from tests.levels import at_levels
 
 TESTS = Path(__file__).parents[1]
 GOLDEN = TESTS / "models" / "golden"
@@ -135,8 +136,9 @@ def test_forms_of_output_in_two_stages() -> None:
     assert texts[1][0][4:13] in ("this one ", "that one ")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "stages"), [("llama", 2), ("gemma3", 3), ("qwen3-next", 3)])
+@pytest.mark.parametrize(
+    ("name", "stages"), at_levels([("llama", 2), ("gemma3", 3), ("qwen3-next", 3)], slow=[("gemma3", 3)])
+)
 def test_pages_of_all_stages_leave_and_come_back(name: str, stages: int, tmp_path: Path) -> None:
     """From host memory, and from disk in a later start. A stage of gemma3 may have one kind of layers alone."""
     with staged(GOLDEN / name, 1) as llm:
@@ -154,10 +156,11 @@ def test_pages_of_all_stages_leave_and_come_back(name: str, stages: int, tmp_pat
         assert llm.stats.offload.disk_hits
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stages"),
-    [("deepseek-v3", 2), ("qwen3-next", 3), ("mamba2", 2), ("gpt2", 2), ("falcon-h1", 2)],
+    at_levels(
+        [("deepseek-v3", 2), ("qwen3-next", 3), ("mamba2", 2), ("gpt2", 2), ("falcon-h1", 2)], slow=[("qwen3-next", 3)]
+    ),
 )
 def test_families(name: str, stages: int) -> None:
     """Latent vectors and experts, recurrent states, alone too, learned positions, two mixers in a layer."""

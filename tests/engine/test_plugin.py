@@ -18,6 +18,7 @@ from llmjax import quantize
 from llmjax.kernels.devices import take_donations
 from tests.engine.compilers import compiler_of
 from tests.engine.test_pooling import ENCODERS
+from tests.levels import at_levels
 from tests.stand_in_plugin import build, library, needs_stand_in, registered, run
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
@@ -89,8 +90,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_stand_in
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", at_levels(CASES, slow=("windows, int8 cache", "recurrent layers")))
 def test_models_and_features(models: Path, tmp_path: Path, name: str) -> None:
     case = CASES[name]
     plain = {"quantization": "none"} if case["model"].endswith(".gguf") else {}
@@ -114,14 +114,14 @@ def test_answers_in_a_form(tmp_path: Path) -> None:
 
 
 POOLED = ("qwen3-embedding", *ENCODERS)
+POOLED_TOGETHER = [" ".join(POOLED[i::4]) for i in range(4)]
 
 
 @needs_stand_in
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [POOLED[i::4] for i in range(4)], ids=" ".join)
-def test_vectors(names: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", at_levels(POOLED_TOGETHER, slow=POOLED_TOGETHER[:1]))
+def test_vectors(names: str, tmp_path: Path) -> None:
     runs = [{"device": device, "devices": 1} for device in ("cpu", "gcu")]
-    cases = [{"model": str(POOLING / name), "texts": [[1, 5, 9, 2, 7], [3, 2]], "runs": runs} for name in names]
+    cases = [{"model": str(POOLING / name), "texts": [[1, 5, 9, 2, 7], [3, 2]], "runs": runs} for name in names.split()]
     made = run("tests.engine.on_plugin", *cases, environment=registered(tmp_path, library(), devices=1))
     for cpu, gcu in made:
         for expected, found in zip(cpu, gcu, strict=True):

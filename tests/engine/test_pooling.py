@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from llmjax import LLM, PoolingParams, SamplingParams
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.errors import InvalidRequest
+from tests.levels import at_levels
 
 F32 = np.dtype(np.float32)
 GOLDEN = Path(__file__).parent / "golden" / "pooling"
@@ -96,10 +97,12 @@ def start(name: str, cache: str, **settings: Any) -> Served:
     return Served(name, llm, dict(np.load(archive)) if archive.exists() else {})
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in MORE_ENCODERS]
+EVERY = [*DECODERS, *ENCODERS, *BOTH_SIDES]
 
 
-@pytest.fixture(scope="module", params=[*DECODERS, *ENCODERS, *BOTH_SIDES, *SLOW])
+@pytest.fixture(
+    scope="module", params=at_levels([*EVERY, *MORE_ENCODERS], fast=EVERY, slow=("modernbert-masked", "new"))
+)
 def served(request: Any, compile_cache_dir: str) -> Iterator[Served]:
     found = start(request.param, compile_cache_dir)
     yield found
@@ -119,9 +122,7 @@ def test_vectors_alone_and_in_mixed_batches(served: Served) -> None:
 EIGHT_BITS = [*ENCODERS, "roberta"]
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "bert" else pytest.param(name, marks=pytest.mark.slow) for name in EIGHT_BITS]
-)
+@pytest.mark.parametrize("name", at_levels(EIGHT_BITS, fast=("bert",), slow=("modernbert", "gte")))
 def test_encoders_of_eight_bits(name: str, compile_cache_dir: str) -> None:
     """Vectors, or logits of labels, point where those of the weights as stored do, and are not the same."""
     found = start(name, compile_cache_dir, quantization="int8")

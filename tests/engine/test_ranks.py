@@ -25,6 +25,7 @@ from llmjax.errors import ConfigError
 from llmjax.kv_transfer import KVTransfer
 from tests.engine.on_devices import GREEDY, OPTIONS, PROMPTS
 from tests.engine.test_page_transfer import Relay
+from tests.levels import at_levels
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 500
@@ -126,8 +127,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", at_levels(KINDS, slow=("gptq, two keys, int8 cache",)))
 def test_kinds_of_models_in_two_processes_of_two_devices(kind: str, tmp_path: Path) -> None:
     name, settings = KINDS[kind]
     if name == "experts":
@@ -189,8 +189,7 @@ def test_other_settings_are_one_line_on_every_rank(model: str) -> None:
 OTHER_VERSION = "from llmjax.engine import group; group.__version__ = '9.9'; "  # as it is before the program begins
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("unequal", ["version", "weights"])
+@pytest.mark.parametrize("unequal", at_levels(["version", "weights"], slow=["weights"]))
 def test_unequal_ranks_are_one_line_on_every_rank(unequal: str, model: str, tmp_path: Path) -> None:
     """Both are processes, as users start them."""
     other, message, program = model, "rank 1 (127.0.0.1) has llmjax 9.9, and rank 0 has", OTHER_VERSION

@@ -20,6 +20,7 @@ from llmjax.engine.programs import StepCompiler
 from llmjax.engine.step import begin, forward
 from llmjax.platforms import use_compilation_cache
 from tests.engine.compilers import TOP, compiler_of
+from tests.levels import at_levels
 
 
 @pytest.fixture(
@@ -119,7 +120,10 @@ IN_PLACE = [
 
 
 @pytest.mark.parametrize(
-    "name,kv,slots", [pytest.param(*case, marks=pytest.mark.slow if case != IN_PLACE[0] else ()) for case in IN_PLACE]
+    "name,kv,slots",
+    at_levels(
+        IN_PLACE, fast=IN_PLACE[:1], slow=[("gemma3", "int8", 1), ("llama", "fp8", 4), ("qwen3-next", "auto", 4)]
+    ),
 )
 def test_what_layers_keep_is_changed_in_place(name: str, kv: str, slots: int, compile_cache_dir: str) -> None:
     use_compilation_cache(compile_cache_dir)

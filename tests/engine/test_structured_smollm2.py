@@ -10,16 +10,17 @@ import pytest
 
 from llmjax import LLM, SamplingParams, StructuredOutputsParams
 from tests.engine.schemas import grown
+from tests.levels import at_levels
 
-COUNT, SEEDS, MAX_TOKENS = 200, 1, 96
+SEEDS, MAX_TOKENS = 1, 96
 # The checker of dates is Python's, which knows no year 0 and no leap second; RFC 3339 does.
 FORMATS = jsonschema.FormatChecker(["uuid", "ipv4", "email"])
 
 
-@pytest.mark.slow
-def test_two_hundred_schemas(smollm2_path: Path, compile_cache_dir: str) -> None:
-    schemas = grown(COUNT)
-    assert len(schemas) == COUNT == len({json.dumps(schema) for schema in schemas})
+@pytest.mark.parametrize("count", at_levels([24, 200], slow=[24]))
+def test_many_schemas(count: int, smollm2_path: Path, compile_cache_dir: str) -> None:
+    schemas = grown(count)
+    assert len(schemas) == count == len({json.dumps(schema) for schema in schemas})
     llm = LLM(str(smollm2_path), max_model_len=256, max_num_seqs=16, compilation_cache_dir=compile_cache_dir)
     params = [
         SamplingParams(

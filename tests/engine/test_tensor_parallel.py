@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,72 +13,82 @@ from benchmarks.random_model import MoEShape, Shape, write_random_model
 from llmjax import LLM, quantize
 from llmjax.errors import ConfigError
 from tests.engine.on_devices import found_on_devices
+from tests.levels import at_levels
 
 GOLDENS = Path(__file__).parents[1] / "models" / "golden"
 GOLDEN = GOLDENS / "llama"
-CASES = ("q4_k_m, 3 keys, int8 cache", "gptq, 8 keys", "q4_k experts", "drafts", "windows")
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
 
-@pytest.fixture(scope="module")
-def on_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("models")
-    write_random_model(folder / "three", Shape(576, 512, 1, 9, 3, 515), max_position_embeddings=64)
-    write_random_model(folder / "eight", Shape(256, 384, 1, 8, 8, 515), max_position_embeddings=64)
-    experts = MoEShape(256, 256, 1, 4, 2, 515, experts=4, experts_per_token=2, size_of_head=64)
-    write_random_model(folder / "experts", experts, max_position_embeddings=64)
-    quantize(str(folder / "three"), folder / "three.gguf", scheme="q4_k_m", skip_tokenizer_init=True)
-    gptq: dict[str, Any] = {"scheme": "int4", "format": "gptq", "group_size": 64, "skip_tokenizer_init": True}
-    quantize(str(folder / "eight"), folder / "gptq", **gptq)
-    cases: tuple[dict[str, Any], ...] = (
-        {"model": str(folder / "three.gguf"), "devices": [1, 2], "settings": {"kv_cache_dtype": "int8"}},
-        {"model": str(folder / "gptq"), "devices": [1, 3]},
-        {"model": str(folder / "experts"), "devices": [1, 4], "settings": {"quantization": "q4k"}},
-        {
-            "model": str(GOLDEN),
-            "devices": [1, 2],
-            "settings": {"speculative_config": NGRAM, "kv_offloading_size": 0.01},
-        },
-        {"model": str(GOLDENS / "gemma3"), "devices": [1, 3]},
-    )
-    return found_on_devices(dict(zip(CASES, cases, strict=True)))
+# Models are golden ones, or made by `made`.
+CASES: dict[str, dict[str, Any]] = {
+    "q4_k_m, 3 keys, int8 cache": {"model": "three.gguf", "devices": [1, 2], "settings": {"kv_cache_dtype": "int8"}},
+    "gptq, 8 keys": {"model": "gptq", "devices": [1, 3]},
+    "q4_k experts": {"model": "experts", "devices": [1, 4], "settings": {"quantization": "q4k"}},
+    "drafts": {
+        "model": "llama",
+        "devices": [1, 2],
+        "settings": {"speculative_config": NGRAM, "kv_offloading_size": 0.01},
+    },
+    "windows": {"model": "gemma3", "devices": [1, 3]},
+}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_tokens_are_those_of_one_device(on_devices: dict[str, Any], case: str) -> None:
-    one, several = on_devices[case]
-    assert several["tokens"] == one["tokens"]
-    greedy, _, again, *_ = several["tokens"]
+def made(folder: Path, model: str) -> Path:
+    """A model in a folder that is empty."""
+    options: dict[str, Any] = {"skip_tokenizer_init": True}
+    if model == "experts":
+        shape = MoEShape(256, 256, 1, 4, 2, 515, experts=4, experts_per_token=2, size_of_head=64)
+        write_random_model(folder / model, shape, max_position_embeddings=64)
+    elif model == "gptq":
+        write_random_model(folder / "eight", Shape(256, 384, 1, 8, 8, 515), max_position_embeddings=64)
+        quantize(str(folder / "eight"), folder / model, scheme="int4", format="gptq", group_size=64, **options)
+    elif model == "three.gguf":
+        write_random_model(folder / "three", Shape(576, 512, 1, 9, 3, 515), max_position_embeddings=64)
+        quantize(str(folder / "three"), folder / model, scheme="q4_k_m", **options)
+    else:
+        return GOLDENS / model
+    return folder / model
+
+
+class Found(NamedTuple):
+    """What engines on one device and on several say of a case."""
+
+    case: str
+    one: dict[str, Any]
+    several: dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=at_levels(CASES, slow=("q4_k_m, 3 keys, int8 cache", "drafts")))
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    case = CASES[request.param]
+    model = made(tmp_path_factory.mktemp("model"), case["model"])
+    return Found(request.param, *found_on_devices({request.param: {**case, "model": str(model)}})[request.param])
+
+
+def test_tokens_are_those_of_one_device(found: Found) -> None:
+    assert found.several["tokens"] == found.one["tokens"]
+    greedy, _, again, *_ = found.several["tokens"]
     assert greedy == again
 
 
-@pytest.mark.slow
-def test_drafts_are_verified_on_several_devices(on_devices: dict[str, Any]) -> None:
-    assert all(found["draft_tokens"] > 0 for found in on_devices["drafts"])
+def test_drafts_and_pages_from_host_memory(found: Found) -> None:
+    """Where there are any."""
+    for engine in (found.one, found.several):
+        assert bool(engine["draft_tokens"]) == (found.case == "drafts")
+        assert engine["host_hits"] == (16 if found.case == "drafts" else 0)  # four pages of the first prompt
+        if found.case == "drafts":
+            assert engine["tokens"][-1] == engine["tokens"][0]
 
 
-@pytest.mark.slow
-def test_pages_of_several_devices_come_back_from_host_memory(on_devices: dict[str, Any]) -> None:
-    for found in on_devices["drafts"]:
-        assert found["host_hits"] == 16  # four pages of the first prompt
-        assert found["tokens"][-1] == found["tokens"][0]
+def test_logprobs_are_those_of_one_device(found: Found) -> None:
+    for values, expected in zip(found.several["logprobs"], found.one["logprobs"], strict=True):
+        assert [token for token, _ in values] == [token for token, _ in expected]
+        np.testing.assert_allclose([x for _, x in values], [x for _, x in expected], atol=2e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_logprobs_are_those_of_one_device(on_devices: dict[str, Any], case: str) -> None:
-    one, several = on_devices[case]
-    for found, expected in zip(several["logprobs"], one["logprobs"], strict=True):
-        assert [token for token, _ in found] == [token for token, _ in expected]
-        np.testing.assert_allclose([x for _, x in found], [x for _, x in expected], atol=2e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_a_step_copies_no_pages(on_devices: dict[str, Any], case: str) -> None:
-    several = on_devices[case][1]
-    assert several["page_mentions"] and not several["page_copies"]
+def test_a_step_copies_no_pages(found: Found) -> None:
+    assert found.several["page_mentions"] and not found.several["page_copies"]
 
 
 def refused(**settings: Any) -> str:

@@ -17,10 +17,17 @@ from llmjax.models import Attention, ModelConfig, abstract_model, model_config
 from llmjax.models.layers.state import make_stacks
 from llmjax.sampling.state import make_sampler_state
 from tests.described_card import H100, lower_for
+from tests.levels import at_levels
 from tests.models.test_published import CHECKPOINTS, config_of
 
 BF16, REQUESTS, PAGES_EACH = jnp.dtype(jnp.bfloat16), 4, 256
 FAST = ("Qwen/Qwen3-0.6B",)
+# Kinds of layers that kernels are made for, and sizes of heads from 64 to 256.
+SLOW = (
+    *("google/gemma-3-1b-it", "microsoft/Phi-3-mini-128k-instruct", "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-20b"),
+    *("bigscience/bloom-560m", "deepseek-ai/DeepSeek-V3.2", "Qwen/Qwen3-Next-80B-A3B-Instruct", "LiquidAI/LFM2-1.2B"),
+    *("tiiuae/Falcon-H1-0.5B-Instruct", "google/gemma-3n-E2B-it"),
+)
 # Whose 80 layers decay at rates of their own, so that each is traced by itself, which takes minutes.
 LONG = ("MiniMaxAI/MiniMax-Text-01", "MiniMaxAI/MiniMax-M1-40k")
 
@@ -53,9 +60,7 @@ def lowered(config: ModelConfig, *, tokens: int) -> str:
     return str(lower_for(H100, run, tuple(shapes.values()), state, batch, donated=1).as_text())
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in LOWERED.values()]
-)
+@pytest.mark.parametrize("name", at_levels(LOWERED.values(), fast=FAST, slow=SLOW))
 def test_steps_are_lowered(name: str) -> None:
     config = model_config(config_of(name), max_model_len=4096)
     for tokens in (0, 64):

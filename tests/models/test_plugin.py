@@ -15,7 +15,7 @@ PROCESSES = 8
 
 
 @needs_stand_in
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("names", [CHECKPOINTS[i::PROCESSES] for i in range(PROCESSES)], ids=" ".join)
 def test_logits_are_hugging_faces(names: tuple[str, ...], tmp_path: Path) -> None:
     """Of a prompt, and of a token behind it."""

@@ -12,11 +12,13 @@ from llmjax.config import EngineConfig
 from llmjax.engine.model import load_model
 from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import select_platform
+from tests.levels import at_levels
 from tests.models import test_golden
 from tests.models.conftest import GOLDEN, Stepper
 
 SCHEME = "int8"
 FAST = ("llama", "gemma3n")
+SLOW = ("gpt2", "deepseek-v2", "qwen3-next", "gpt-oss", "dbrx", "llama4", "falcon-h1", "kimi-linear")
 
 
 def one_of_each() -> list[str]:
@@ -32,9 +34,7 @@ def one_of_each() -> list[str]:
 CHECKPOINTS = one_of_each()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CHECKPOINTS]
-)
+@pytest.mark.parametrize("name", at_levels(CHECKPOINTS, fast=FAST, slow=SLOW))
 def test_matrices_of_eight_bits(name: str) -> None:
     folder: Path = GOLDEN / name
     config = EngineConfig(model=str(folder), quantization=SCHEME, dtype="float32", device="cpu", packed_weights_bytes=0)

@@ -18,9 +18,10 @@ import httpx
 import pytest
 
 from llmjax.serve.limits import MOST_BYTES
+from tests.levels import at_levels
 from tests.serve.conftest import children
 
-pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.real_model, pytest.mark.alone]
 
 T = TypeVar("T")
 
@@ -209,7 +210,14 @@ def gaps_beside(url: str, send: Callable[[], T]) -> tuple[list[float], T]:
     return [b - a for a, b in itertools.pairwise(times)][5:], answer
 
 
-@pytest.mark.parametrize("name", BODIES)
+# Each way to read a body, and what takes longest in it.
+SOME = [
+    *("bad words", "text", "prompts", "messages", "message fields", "schema", "response items", "message text"),
+    *("texts to embed", "pairs", "file with what is nearly its end", "fields", "many biases", "many parts"),
+]
+
+
+@pytest.mark.parametrize("name", at_levels(BODIES, slow=SOME))
 def test_a_stream_does_not_wait(url: str, name: str) -> None:
     path, build = BODIES[name]
     body, kind = build(), TYPES.get(path, "application/json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ from llmjax.quantization.plan import SavePlan
 from llmjax.quantization.report import Difference
 from llmjax.quantization.rounding import round_to_nearest
 from llmjax.quantization.settings import CalibrationSettings
+from tests.levels import at_levels
 
 GOLDEN = Path(__file__).parents[2] / "models" / "golden"
 FAMILIES = ["llama", "llama-bias", "mistral", "qwen2", "qwen3", "gemma3"]
@@ -133,12 +135,11 @@ def test_inputs_are_those_of_the_projections(family: str, platform: Platform) ->
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [
-        ("llama", "awq"),
-        *(pytest.param(family, "awq", marks=pytest.mark.slow) for family in FAMILIES if family != "llama"),
-        ("llama", "gptq"),
-        ("gemma3", "gptq"),
-    ],
+    at_levels(
+        [*((family, "awq") for family in FAMILIES), ("llama", "gptq"), ("gemma3", "gptq")],
+        fast=[("llama", "awq"), ("llama", "gptq"), ("gemma3", "gptq")],
+        slow=[("llama-bias", "awq"), ("gemma3", "awq")],
+    ),
 )
 def test_eight_bits_are_the_same_model(family: str, method: str, platform: Platform, tmp_path: Path) -> None:
     """Whatever AWQ scales and folds cancels out; what is left is the rounding of 8 bits."""
@@ -232,19 +233,17 @@ def test_refusals(platform: Platform) -> None:
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [
-        ("qwen3_5", "gptq"),
-        ("minicpm3", "gptq"),
-        ("minicpm3", "awq"),
-        ("mamba", "awq"),
-        *(
-            pytest.param(family, method, marks=pytest.mark.slow)
-            for family in ("qwen3_5", "mamba", "falcon-mamba", "mamba2", "lfm2", "bamba", "granite4-dense")
+    at_levels(
+        (
+            (family, method)
+            for family in ("qwen3_5", "minicpm3", "mamba", "falcon-mamba", "mamba2", "lfm2", "bamba", "granite4-dense")
             for method in ("gptq", "awq")
             # Mamba 2's steps are exponents, so its logits say little of what GPTQ gains: see `test_outputs_gain`.
-            if (family, method) not in (("qwen3_5", "gptq"), ("mamba", "awq"), ("mamba2", "gptq"))
+            if (family, method) != ("mamba2", "gptq")
         ),
-    ],
+        fast=[("qwen3_5", "gptq"), ("minicpm3", "gptq"), ("minicpm3", "awq"), ("mamba", "awq")],
+        slow=[("qwen3_5", "awq"), ("mamba2", "awq"), ("lfm2", "gptq")],
+    ),
 )
 def test_eight_bits_of_other_mixers_are_the_same_model(
     family: str, method: str, platform: Platform, tmp_path: Path
@@ -289,17 +288,11 @@ MORE_EXPERTS += ["jamba", "minimax", "lfm2-moe", "dbrx", "olmoe", "phimoe"]
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [
-        ("qwen3-moe", "gptq"),
-        ("mixtral", "awq"),
-        ("gpt-oss", "gptq"),
-        *(
-            pytest.param(family, method, marks=pytest.mark.slow)
-            for family in (*EXPERTS, *MORE_EXPERTS)
-            for method in ("gptq", "awq")
-            if (family, method) not in (("qwen3-moe", "gptq"), ("mixtral", "awq"), ("gpt-oss", "gptq"))
-        ),
-    ],
+    at_levels(
+        itertools.product((*EXPERTS, *MORE_EXPERTS), ("gptq", "awq")),
+        fast=[("qwen3-moe", "gptq"), ("mixtral", "awq"), ("gpt-oss", "gptq")],
+        slow=[("llama4", "awq"), ("deepseek-v2", "gptq"), ("kimi-linear", "gptq"), ("dbrx", "awq")],
+    ),
 )
 def test_experts_are_calibrated(family: str, method: str, platform: Platform) -> None:
     plan = SavePlan.of(opened(family), "int4_asym", group_size=0)
@@ -427,17 +420,11 @@ OTHERS += ["stablelm-2-12b", "bloom", "mpt", "gpt-bigcode", "exaone4", "nemotron
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [
-        ("phi", "awq"),
-        ("falcon-h1", "awq"),
-        ("cohere", "gptq"),
-        *(
-            pytest.param(family, method, marks=pytest.mark.slow)
-            for family in (*SIDE_BY_SIDE, *OTHERS)
-            for method in ("gptq", "awq")
-            if (family, method) not in (("phi", "awq"), ("falcon-h1", "awq"), ("cohere", "gptq"))
-        ),
-    ],
+    at_levels(
+        itertools.product((*SIDE_BY_SIDE, *OTHERS), ("gptq", "awq")),
+        fast=[("phi", "awq"), ("falcon-h1", "awq"), ("cohere", "gptq")],
+        slow=[("gpt-neox", "awq"), ("gpt2", "gptq"), ("olmo2", "awq"), ("bloom", "awq"), ("bitnet", "gptq")],
+    ),
 )
 def test_eight_bits_of_other_layers_are_the_same_model(
     family: str, method: str, platform: Platform, tmp_path: Path
