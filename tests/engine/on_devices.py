@@ -88,7 +88,7 @@ def generated(model: str, devices: int, settings: dict[str, Any]) -> dict[str, A
         [(token, logprob.logprob) for position in sequence for token, logprob in sorted(position.items())]
         for sequence in (*answers, *scores)
     ]
-    llm.warm_up()  # a larger program takes the place of one that is not ready
+    llm.engine.runner.programs.wait_all()  # a larger program takes the place of one that is not ready
     engine = llm.engine
     text = next(program for program in engine.runner.programs.ready if program.bucket.decode).executable.as_text()
     pages = jax.tree.leaves(engine.runner._state.kv)[0].addressable_shards[0].data
