@@ -1,7 +1,8 @@
 # make serve       serve the default model on port 8000
 # make test        run the tests, but for those that are marked slow, and with WITHOUT=MARKER for those too
 # make test-slow   run those, but for those that are marked exhaustive
-# make test-exhaustive  run these, after a change of what they look at and before a release
+# make test-exhaustive
+#                  run these: after a change of what they look at, and before a release
 # make wheel       a wheel for others: all instruction sets, compiled by Zig's clang for Linux since 2014 (glibc 2.17)
 # make venv        only make the environment that they run in
 # Variables: PYTHON=python3.12  CONFIG=configs/qwen3.yaml  ARGS="--port 9000"  TESTS=tests/engine  EXTRAS=cuda

@@ -15,7 +15,7 @@ from llmjax import platforms
 from llmjax.errors import LLMJaxError
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_small_sizes_run_everywhere(
     tmp_path: Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

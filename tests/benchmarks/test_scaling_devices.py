@@ -66,7 +66,7 @@ def test_ratios_are_of_the_fastest_rounds() -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_tiny_model(tmp_path: Path, compile_cache_dir: str) -> None:
     """In a process of its own, for JAX is to have as many threads as are asked for."""
     flags = "--shape tiny --streams 2 --prompt 8 --new-tokens 8 --rounds 1 --devices 1,2 --threads 2 --dtype float32"

@@ -100,7 +100,7 @@ def test_prompts_never_see_rounded_activations(isa: str, engine_as: Callable[...
 
 @pytest.mark.once  # with AVX2 alone there is nothing to compare
 @pytest.mark.real_model
-@pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.exhaustive)])
 def test_perplexity_is_the_same_on_every_cpu(
     name: str, engine_as: Callable[..., Any], request: pytest.FixtureRequest
 ) -> None:

@@ -137,7 +137,7 @@ def test_forms_of_output_in_two_stages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "stages"), at_levels([("llama", 2), ("gemma3", 3), ("qwen3-next", 3)], slow=[("gemma3", 3)])
+    ("name", "stages"), at_levels([("llama", 2), ("gemma3", 3), ("qwen3-next", 3)], slow=[("llama", 2)])
 )
 def test_pages_of_all_stages_leave_and_come_back(name: str, stages: int, tmp_path: Path) -> None:
     """From host memory, and from disk in a later start. A stage of gemma3 may have one kind of layers alone."""

@@ -127,7 +127,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", at_levels(KINDS, slow=("gptq, two keys, int8 cache",)))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", KINDS)
 def test_kinds_of_models_in_two_processes_of_two_devices(kind: str, tmp_path: Path) -> None:
     name, settings = KINDS[kind]
     if name == "experts":

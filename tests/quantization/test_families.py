@@ -13,7 +13,6 @@ from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.quantization.folder_export import export_folder
 from llmjax.quantization.plan import SavePlan
 from llmjax.quantization.rounding import round_to_nearest
-from tests.levels import at_levels
 from tests.models.conftest import GOLDEN
 from tests.models.test_quantized import CHECKPOINTS
 
@@ -43,7 +42,6 @@ STORED = {
 # Some of whose tiny matrices do not fill GPTQ's words, which has no way to leave single ones out.
 WITHOUT_GPTQ = ("mamba", "falcon-mamba", "jamba", "kimi-linear")
 FAST = ("llama", "gpt2", "qwen3-moe")
-SLOW = ("deepseek-v2", "qwen3-next", "gpt-oss", "dbrx", "llama4", "falcon-h1", "chatglm", "gemma3n", "kimi-linear")
 F32 = np.dtype(np.float32)
 
 
@@ -52,7 +50,9 @@ def stored_as(name: str) -> list[str]:
     return [kind for kind in STORED if kind != "GPTQ" or name not in WITHOUT_GPTQ]
 
 
-@pytest.mark.parametrize("name", at_levels(CHECKPOINTS, fast=FAST, slow=SLOW))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CHECKPOINTS]
+)
 def test_stored_quantized(name: str, tmp_path: Path) -> None:
     source = open_checkpoint(GOLDEN / name)
     for kind in stored_as(name):
