@@ -27,7 +27,7 @@ CHECKPOINTS = [
     "deepseek-v2",
     "deepseek-v2-lite",
 ]
-# One way to cut the tokens of each of these is enough most of the time, and one JAX for most of them,
+# One way to cut the tokens of each of these is enough most of the time, and for most of them one JAX.
 MORE = [
     "starcoder2",
     "starcoder2-plain",
@@ -86,7 +86,7 @@ MORE = [
     "dbrx",
     "llama4",
 ]
-# and of these, which are made of what is in those above, most of the time none.
+# The same of these, by slow tests: what they are made of is in those above.
 VARIANTS = [
     "granite-moe-shared",
     "granite4-dense",
