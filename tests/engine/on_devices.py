@@ -73,7 +73,7 @@ def generated(model: str, devices: int, settings: dict[str, Any]) -> dict[str, A
     # The greedy ones once more: their prefixes are found in the cache.
     outputs = [llm.generate(prompts, params) for params in (GREEDY, EVERYTHING, GREEDY)]
     if "speculative_config" in settings:
-        llm.warm_up()  # there are no drafts before
+        llm.engine.runner.programs.wait_all()  # there are no drafts before
         llm.engine._speculation._length = lambda found, rows, most: most
         outputs += [llm.generate(prompts, replace(params, max_tokens=40)) for params in (GREEDY, EVERYTHING)]
     if "kv_offloading_size" in settings:

@@ -89,7 +89,8 @@ def test_prompts_never_see_rounded_activations(isa: str, engine_as: Callable[...
         # With AMX, int8 is used for no more than 8 rows.
         with engine_as(isa, quantization="int8", activations=activations, max_num_batched_tokens=8) as llm:
             assert llm.info.kv_dtype == "bfloat16"
-            llm.warm_up()  # programs of mixed steps, which round nothing, would stand in for those of decode steps
+            # Programs of mixed steps, which round nothing, would stand in for those of decode steps.
+            llm.engine.runner.programs.wait_all()
             found[activations] = logprobs(llm)
     np.testing.assert_array_equal(found["auto"][0], found["float"][0])
     assert found["auto"][2][0] == found["float"][2][0]  # what follows the prompt is of its step

@@ -67,7 +67,7 @@ def engine(request: Any, compile_cache_dir: str) -> Iterator[Served]:
             compile_threads=2 if all_buckets else 1,
         )
     if all_buckets:
-        llm.warm_up()
+        llm.engine.runner.programs.wait_all()
     yield Served(name, llm, all_buckets)
     llm.engine.kv.check()
     assert llm.kv_stats().used == 0

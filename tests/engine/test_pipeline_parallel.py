@@ -108,7 +108,7 @@ def test_windows_and_drafts_in_two_stages() -> None:
         expected = tokens_of(found(llm, LONG_ENOUGH, EVERYTHING))
     settings: dict[str, Any] = {"speculative_config": NGRAM, "kv_cache_dtype": "float32", "max_num_seqs": 1}
     with staged(GOLDEN / "gemma3", 2, **settings) as llm:
-        llm.warm_up()  # there are no drafts before
+        llm.engine.runner.programs.wait_all()  # there are no drafts before
         llm.engine._speculation._pays = lambda rows, more: True
         assert tokens_of(found(llm, LONG_ENOUGH, EVERYTHING)) == expected
         assert llm.stats.draft_tokens
