@@ -54,6 +54,7 @@ PROMPT = "The first thing to know about the history of bread is"
 WINDOW = 0.25  # seconds in which a stream's tokens are counted
 SECONDS = 60.0  # that a stream runs beside the compiler
 STEADY_SECONDS = 3.0
+NEW_TOKENS = 256  # of a request, so that those of one window cost what those of another do
 
 
 @dataclass
@@ -169,7 +170,7 @@ class Stream:
         from llmjax import SamplingParams
         from llmjax.engine.request import EngineRequest
 
-        length = self._llm.max_model_len - len(self._prompt)
+        length = min(NEW_TOKENS, self._llm.max_model_len - len(self._prompt))
         request = EngineRequest(
             request_id=self._llm.client.new_id(),
             prompt_token_ids=self._prompt,
