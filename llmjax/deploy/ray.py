@@ -8,6 +8,9 @@ which machines they are on.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 import secrets
 import socket
 import sys
@@ -33,7 +36,12 @@ from llmjax.settings import Setting, parse_text, settings_of, spellings
 
 SOURCE = "an argument of llmjax.deploy.ray"
 RAY_OPTIONS = ("num_replicas", "autoscaling_config", "num_cpus", "num_gpus", "placement_group_strategy")
-HEALTH_SECONDS = 10.0  # between questions whether a replica's engine is alive
+HEALTH_SECONDS = 10.0  # between questions whether a replica's engine hangs
+LAST_WORDS_SECONDS = 1.0  # in which streams end with an error, when their engine has died
+# Answers are made on the loop that sends them: another one's thread would have to be woken for each token.
+REPLICA_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+
+logger = logging.getLogger(__name__)
 
 
 @serve.ingress()
@@ -59,8 +67,21 @@ class Replica:
                 master_secret=engine.master_secret or secrets.token_hex(),
             )
             self._others = _start_ranks(engine)
-        self._engine = AsyncLLM.from_config(engine)
+        if engine.engine_process == "auto":
+            engine = engine.replace(engine_process="process")  # as a server's: steps and answers share no interpreter
+        # Not on the loop: Ray's own code runs there as well.
+        self._engine = await asyncio.to_thread(AsyncLLM.from_config, engine)
         await self._engine.wait_ready()
+        self._watch = asyncio.create_task(self._end_with_engine())
+
+    async def _end_with_engine(self) -> None:
+        """Without an engine everything is refused, which is soon done, and so Ray would send it the most until it has
+        asked three times for its health. It sees an actor's end at once."""
+        while not self._engine.exit_status:
+            await asyncio.sleep(0.2)
+        logger.error("without its engine the replica ends in %g s", LAST_WORDS_SECONDS)
+        await asyncio.sleep(LAST_WORDS_SECONDS)
+        os._exit(self._engine.exit_status)
 
     def __serve_build_asgi_app__(self) -> Starlette:
         return create_app(self._engine, self._server)
@@ -130,6 +151,7 @@ def app(arguments: Mapping[str, Any]) -> Application:
     configs = configs_of(arguments)
     options: dict[str, Any] = {name: _yaml(arguments[name]) for name in RAY_OPTIONS if name in arguments}
     actor: dict[str, Any] = {name: options.pop(name) for name in ("num_cpus", "num_gpus") if name in options}
+    actor["runtime_env"] = {"env_vars": REPLICA_ENVIRONMENT}
     engine = configs.engine
     if engine.nnodes > 1:
         options["placement_group_bundles"] = [_bundle(actor)] * engine.nnodes

@@ -1,5 +1,5 @@
-"""Two replicas on Ray Serve, one of which is killed under load, or one replica of two ranks, of which the other one is;
-run as a module by test_ray.py: Ray takes a process.
+"""Two replicas on Ray Serve, one of which is killed under load, and then another one's engine; or one replica of two
+ranks, of which the other one is killed; run as a module by test_ray.py: Ray takes a process.
 
     python -m tests.deploy.on_ray replicas|ranks MODEL CACHE RESULT
 
@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,20 +70,51 @@ async def until(number: int, kind: str, *, but: str = "") -> None:
     raise TimeoutError(f"no {number} of {kind}: {serve.status()}")
 
 
+def engines(pid: int) -> list[int]:
+    """Processes of engines that a process has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid and b"llmjax.engine.process_main" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+    return found
+
+
+async def gone(pids: list[int]) -> bool:
+    """Whether processes end soon."""
+    limit = time.monotonic() + 20
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        if time.monotonic() > limit:
+            print("still there:", left, file=sys.stderr)
+            return False
+        await asyncio.sleep(0.1)
+    return True
+
+
+async def killed(client: httpx.AsyncClient, number: int, kind: str, *, engine: bool) -> dict[str, Any]:
+    """What clients see while and after one of so many actors of a class is killed, or its engine."""
+    victim, pid = next(iter(alive(kind).items()))
+    children = engines(pid)
+    load = [asyncio.create_task(ask(client, stream=i % 2 == 0, max_tokens=400)) for i in range(REQUESTS)]
+    await asyncio.wait(load, return_when=asyncio.FIRST_COMPLETED)  # the others run or wait
+    os.kill(children[0] if engine else pid, signal.SIGKILL)
+    ended = await asyncio.wait_for(asyncio.gather(*load), 200)
+    counts = collections.Counter("answered" if len(text) > 24 else text for text in ended)
+    await until(number, kind, but=victim)
+    after = [await ask(client) for _ in range(4)]
+    return {"engines": len(children), "ended": counts, "gone": await gone([pid, *children]), "after": after}
+
+
 async def clients(url: str, number: int, kind: str) -> dict[str, Any]:
     """What clients see before, while and after one of so many actors of a class is killed."""
     async with httpx.AsyncClient(base_url=url, timeout=200) as client:
         await until(number, kind)
         found: dict[str, Any] = {"plain": await ask(client), "stream": await ask(client, stream=True)}
         found["health"] = (await client.get("/health")).status_code
-        victim, pid = next(iter(alive(kind).items()))
-        load = [asyncio.create_task(ask(client, stream=i % 2 == 0, max_tokens=400)) for i in range(REQUESTS)]
-        await asyncio.wait(load, return_when=asyncio.FIRST_COMPLETED)  # the others run or wait
-        os.kill(pid, signal.SIGKILL)
-        ended = await asyncio.wait_for(asyncio.gather(*load), 200)
-        found["ended"] = collections.Counter("answered" if len(text) > 24 else text for text in ended)
-        await until(number, kind, but=victim)
-        found["after"] = [await ask(client) for _ in range(4)]
+        found["killed"] = [await killed(client, number, kind, engine=False)]
+        if kind == REPLICA:
+            found["killed"].append(await killed(client, number, kind, engine=True))
         return found
 
 

@@ -14,7 +14,7 @@ from llmjax.errors import ConfigError
 
 pytest.importorskip("ray.serve")
 
-from llmjax.deploy.ray import app, configs_of
+from llmjax.deploy.ray import REPLICA_ENVIRONMENT, app, configs_of
 from tests.serve.conftest import write_llama, write_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +43,7 @@ def test_what_ray_is_told() -> None:
     deployment = made._bound_deployment
     assert deployment.num_replicas == 3 and deployment.max_ongoing_requests == 12
     assert deployment.ray_actor_options["num_gpus"] == 2
+    assert deployment.ray_actor_options["runtime_env"]["env_vars"] == REPLICA_ENVIRONMENT
 
 
 def test_ranks_of_a_replica_are_placed_together() -> None:
@@ -70,9 +71,14 @@ def found(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("found", ["replicas", "ranks"], indirect=True)
 def test_one_is_killed(found: dict[str, Any], request: pytest.FixtureRequest) -> None:
-    """One of two replicas, or the other one of the two ranks of the only replica: Ray starts it again."""
+    """One of two replicas and then one's engine, or the other one of the two ranks of the only replica: Ray starts a
+    replica in its place, and nothing of it is left."""
     assert found["plain"] and found["stream"] == found["plain"] and found["health"] == 200
-    assert sum(found["ended"].values()) == 40  # none is without an end
-    if "replicas" in request.node.name:
-        assert found["ended"]["answered"] >= 10  # those of the other replica
-    assert found["after"] == [found["plain"]] * 4
+    replicas = "replicas" in request.node.name
+    assert len(found["killed"]) == (2 if replicas else 1)
+    for killed in found["killed"]:
+        assert sum(killed["ended"].values()) == 40  # none is without an end
+        assert killed["gone"] and killed["engines"] == int(replicas)
+        if replicas:
+            assert killed["ended"]["answered"] >= 10  # those of the other replica
+        assert killed["after"] == [found["plain"]] * 4
