@@ -15,6 +15,7 @@ import itertools
 import logging
 import secrets
 import socket
+import struct
 import threading
 import time
 from collections import Counter
@@ -37,6 +38,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.batch import Bucket
 from llmjax.engine.group_wire import (
     Agreed,
+    Alive,
     Challenge,
     Compile,
     Compiled,
@@ -73,7 +75,10 @@ WAITING = 64  # connections that wait to be heard
 RETRY_SECONDS = 0.2
 CHECK_SECONDS = 0.5
 MOST_REFUSALS = 4  # that an error tells of
+LEAVE_SECONDS = 2.0  # that the others get to end by themselves
 CAUSE_SECONDS = 5.0  # at most, from a failed exchange between devices to the end of the other process's connection
+PULSE_SECONDS = 10.0  # between a process's signs of life
+SILENT_SECONDS = 120  # without one, after which a process that is still connected counts as gone
 SHUTDOWN_SECONDS = 5
 HEARTBEAT_SECONDS = 30  # without a sign of a process, after which JAX's coordinator holds it for dead
 SILENCE = {  # after which the connection to a machine that has gone without a word is broken; where systems know these
@@ -128,6 +133,9 @@ class StartedRanks(Protocol):
 
     def end(self) -> object:
         """Waits for them a little, and ends them."""
+
+    def kill(self, rank: int) -> None:
+        """Ends one that hangs."""
 
 
 class Alone:
@@ -243,6 +251,7 @@ class _Member:
     loaded: Future[Loaded] = dataclasses.field(default_factory=Future)
     holds: Future[Holds] = dataclasses.field(default_factory=Future)
     pages: dict[int, Future[list[bytes]]] = dataclasses.field(default_factory=dict)  # that are being read, by number
+    ended: threading.Event = dataclasses.field(default_factory=threading.Event)  # or its connection has
 
     @property
     def waited_for(self) -> list[Future[Any]]:
@@ -326,6 +335,19 @@ class Several(Alone):
         threading.Thread(target=run, name="group-wait", daemon=True).start()
         return made.result()
 
+    def _mind(self, channel: Channel) -> None:
+        """Gives another process signs of life, and has who hears it raise BlockingIOError when it gives none."""
+        silence = struct.pack("ll", SILENT_SECONDS, 0)
+        channel.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, silence)
+
+        def live() -> None:
+            with suppress(OSError):  # it has ended
+                while True:
+                    time.sleep(PULSE_SECONDS)
+                    channel.send(Alive())
+
+        threading.Thread(target=live, name="group-pulse", daemon=True).start()
+
     def _first(self, error: LLMJaxError) -> bool:
         """Notes what the group has ended by; whether this has ended it."""
         with self._lock:
@@ -373,6 +395,7 @@ class Leader(Several):
             member.channel.limit = 2**32 - 1
             proof = _proof(config, member.nonce, by="leader")
             member.channel.send(Welcome(proof, self._port, machines[member.machine]))
+            self._mind(member.channel)
             threading.Thread(target=self._hear, args=(member,), name=f"rank-{member.rank}", daemon=True).start()
 
     @property
@@ -481,6 +504,10 @@ class Leader(Several):
             with suppress(OSError):  # it has gone already
                 member.channel.send(Leave())
             member.channel.end()
+        # JAX aborts those who find its coordinator, which is in this process, gone before they have ended.
+        deadline = time.monotonic() + LEAVE_SECONDS
+        for member in self._members:
+            member.ended.wait(max(0.0, deadline - time.monotonic()))
         if self._local is not None:
             self._local.end()
 
@@ -584,17 +611,22 @@ class Leader(Several):
                             future.set_result(None)
                         else:
                             future.set_exception(message.failure.error())
+                    case Alive():
+                        pass
                     case Failed():
                         error = EngineDead(f"{member.name}: {message.failure.message}")
         except (OSError, msgspec.MsgspecError) as broken:
-            error = error or _gone(member, broken)
-        self._lose(member, error or _gone(member))
+            error = error or _gone(member.name, broken)
+            if isinstance(broken, BlockingIOError) and self._local is not None:
+                self._local.kill(member.rank)
+        member.ended.set()
+        self._lose(member, error or _gone(member.name))
 
     def _relay(self, member: _Member, message: Message) -> None:
         try:
             member.channel.send(message)
         except OSError as error:
-            self._lose(member, _gone(member, error))
+            self._lose(member, _gone(member.name, error))
 
     def _lose(self, member: _Member, error: LLMJaxError) -> None:
         if not self._first(error):
@@ -625,7 +657,7 @@ class Leader(Several):
         try:
             member.channel.send_encoded(encoded)
         except OSError as error:
-            self._lose(member, _gone(member, error))
+            self._lose(member, _gone(member.name, error))
             raise self._lost or error from error
 
     def _refuse(self, reason: str) -> NoReturn:
@@ -637,11 +669,13 @@ class Leader(Several):
         raise ConfigError(reason)
 
 
-def _gone(member: _Member, error: Exception | None = None) -> EngineDead:
+def _gone(name: str, error: Exception | None = None) -> EngineDead:
     """What the end of a connection means: how a process that ends is noticed depends on who notices it."""
+    if isinstance(error, BlockingIOError):
+        return EngineDead(f"{name} has given no sign of life for {SILENT_SECONDS} s")
     if error is None or isinstance(error, ConnectionError):
-        return EngineDead(f"{member.name} has gone")
-    return EngineDead(f"{member.name} cannot be reached: {error}")
+        return EngineDead(f"{name} has gone")
+    return EngineDead(f"{name} cannot be reached: {error}")
 
 
 def _refuse(member: _Member, reason: str) -> None:
@@ -688,6 +722,7 @@ class Follower(Several):
         self._agreed = False  # from then on who is refused need not be told elsewhere
         heard: SimpleQueue[Any] = SimpleQueue()
         self.messages = iter(heard.get, None)
+        self._mind(self.channel)
         threading.Thread(target=self._hear, args=(coming, heard), name="rank-0", daemon=True).start()
 
     @property
@@ -736,6 +771,8 @@ class Follower(Several):
         error: LLMJaxError = EngineDead("rank 0 has gone")
         try:
             for message in coming:
+                if isinstance(message, Alive):
+                    continue
                 heard.put(message)
                 if isinstance(message, Leave) or (isinstance(message, Refused) and not self._agreed):
                     heard.put(None)
@@ -745,7 +782,7 @@ class Follower(Several):
                     break
         except (OSError, msgspec.MsgspecError) as broken:
             if not isinstance(broken, ConnectionError):
-                error = EngineDead(f"{self._where} cannot be reached: {broken}")
+                error = _gone(self._where, broken)
         heard.put(None)
         if self._first(error):
             self._tell_watchers(error)

@@ -88,6 +88,10 @@ class Refused(Message, tag="refused"):
     reason: str
 
 
+class Alive(Message, tag="alive"):
+    """Of either side, now and then: one that is stopped or hangs stays connected."""
+
+
 class Loaded(Message, tag="loaded"):
     """To the leader.
 
@@ -233,5 +237,6 @@ ToFollower = (
     | Hidden
     | Taken
     | Leave
+    | Alive
 )
-ToLeader = Join | Met | Loaded | Compiled | Holds | Pages | Hidden | Failed
+ToLeader = Join | Alive | Met | Loaded | Compiled | Holds | Pages | Hidden | Failed

@@ -22,7 +22,7 @@ from llmjax.host_memory import free_memory
 from llmjax.machine_share import MachineShare
 
 LOOPBACK = "127.0.0.1"
-LEAVE_SECONDS = 10.0  # that a follower gets to end by itself
+LEAVE_SECONDS = 2.0  # that a follower gets to end by itself
 
 
 class LocalRanks:
@@ -66,6 +66,10 @@ class LocalRanks:
         for rank, process in enumerate(self._processes, 1):
             if (status := process.poll()) is not None:
                 raise ConfigError(f"the process of rank {rank} ended with status {status} before it was ready")
+
+    def kill(self, rank: int) -> None:
+        """Ends one that hangs."""
+        self._processes[rank - 1].kill()
 
 
 def _with_devices(config: EngineConfig, numbers: Sequence[int]) -> EngineConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 from llmjax import host_memory
 from llmjax.config import EngineConfig
+from llmjax.engine import group
 from llmjax.engine.batch import Bucket
 from llmjax.engine.group import Alone, Follower, Leader, free_port, group_of
 from llmjax.engine.group_wire import Array, Challenge, Compile, Compiled, Join, Program, RunStep, Welcome
@@ -39,6 +41,12 @@ def config() -> EngineConfig:
         master_secret="word",
         distributed_timeout_seconds=60,
     )
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here ranks are objects of one process, which do not end."""
+    monkeypatch.setattr(group, "LEAVE_SECONDS", 0)
 
 
 def joining(config: EngineConfig) -> Future[Any]:
@@ -220,6 +228,26 @@ def test_all_ranks_hear_which_one_has_gone(config: EngineConfig) -> None:
         assert str(losses[0].result(60)) == "rank 2 (127.0.0.1) has gone"
 
 
+def test_a_rank_that_is_stopped_is_named(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays connected; here none gives a sign of life."""
+    monkeypatch.setattr(group, "SILENT_SECONDS", 1)
+    lost: Future[LLMJaxError] = Future()
+    with together(config) as (leader, _):
+        leader.watch(lost.set_result)
+        assert re.fullmatch(r"rank [12] \(127.0.0.1\) has given no sign of life for 1 s", str(lost.result(60)))
+        with pytest.raises(EngineDead, match="no sign of life"):
+            leader.tell(Compile(Program("step", BUCKET)))
+
+
+def test_signs_of_life_are_nobody_elses_affair(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "PULSE_SECONDS", 0.001)
+    with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
+        time.sleep(0.1)
+        others = [threads.submit(follower.agree, "model", [5]) for follower in followers]
+        assert leader.agree("model", [7]) == [5]
+        assert [other.result(60) for other in others] == [[5], [5]]
+
+
 def test_a_group_that_ends_is_no_loss(config: EngineConfig) -> None:
     lost: list[LLMJaxError] = []
     with together(config) as (leader, followers):
@@ -229,6 +257,16 @@ def test_a_group_that_ends_is_no_loss(config: EngineConfig) -> None:
         for follower in followers:
             assert [type(message) for message in follower.messages] == [Leave]
     assert not lost
+
+
+def test_rank_0_ends_after_the_others(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "LEAVE_SECONDS", 60)
+    with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
+        closing = threads.submit(leader.close)
+        for follower in followers:
+            assert next(follower.messages) == Leave() and not closing.done()
+            hang_up(follower)
+        closing.result(30)
 
 
 def test_a_rank_says_why_it_goes(config: EngineConfig) -> None:

@@ -22,22 +22,29 @@ import httpx
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.engine.group import free_port
 from llmjax.errors import ConfigError
 from llmjax.serve.listen import bind, check_tls
 from llmjax.serve.run import _end_with_rank_0
 from tests.serve.conftest import children
 
 
-@contextmanager
-def process(
-    config: EngineConfig, *flags: str, program: Sequence[str] = ("-m", "serve")
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """``python -m serve`` with the settings that are not defaults, and its URL."""
+def serve_command(config: EngineConfig, *flags: str, program: Sequence[str] = ("-m", "serve")) -> list[str]:
+    """``python -m serve`` with the settings that are not defaults."""
     command = [sys.executable, *program, "--port", "0", *flags]
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if value != field.default and field.default is not dataclasses.MISSING:
             command += [f"--{field.name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return command
+
+
+@contextmanager
+def process(
+    config: EngineConfig, *flags: str, program: Sequence[str] = ("-m", "serve")
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server, and its URL."""
+    command = serve_command(config, *flags, program=program)
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert server.stdout is not None
     seen: list[str] = []
@@ -206,6 +213,23 @@ def test_a_killed_rank_ends_streams_with_an_error_and_the_others(engine_config: 
     assert json.loads(lines[-2][6:])["error"]["message"] == why
     assert answer.status_code == 503 and answer.json()["error"]["message"] == why
     assert why in log and "Traceback" not in log
+
+
+@pytest.mark.slow
+def test_other_ranks_are_told_of_the_end(engine_config: EngineConfig) -> None:
+    """Those that users or mpiexec start would else end as if rank 0 had died, or be aborted by JAX."""
+    config = engine_config.replace(nnodes=2, tensor_parallel_size=2, master_port=free_port("127.0.0.1"))
+    other = subprocess.Popen(serve_command(config.replace(node_rank=1)), stderr=subprocess.PIPE, text=True)
+    try:
+        with process(config) as (server, url):
+            assert httpx.post(f"{url}/v1/completions", json={"prompt": [40]}, timeout=60).status_code == 200
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(60) == 0
+        _, said = other.communicate(timeout=60)
+    finally:
+        other.kill()
+        other.wait()
+    assert other.returncode == 0 and "rank 0 has ended" in said
 
 
 def listens_at(pid: int) -> set[str]:
