@@ -98,7 +98,7 @@ def _serve(start: Start, channel: Channel, ready: Future[Inbox]) -> None:
     Lifeline([channel.connection])  # streams end at once when this process is killed
     try:
         loop.run(sender.deliver)
-        engine.close(wait=False)  # other ranks hear that this is no accident
+        engine.close(wait=False)  # other ranks are told to leave
     except Exception as error:
         end(error)
 
