@@ -176,10 +176,11 @@ class AnswerReader:
     def _call(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {"tool_calls": [{"index": self._sent - 1, **fields}]}
 
-    def finish_reason(self, reason: str | None) -> str | None:
-        """OpenAI's word for why the answer has ended. Calls of which the last was cut, as by a stop string within its
-        arguments, are not what a client is to run."""
-        return "tool_calls" if reason == "stop" and self._calls and self._is_whole() else reason
+    def finish_reason(self, choice: CompletionOutput) -> str | None:
+        """OpenAI's word for why the answer has ended: calls are the client's turn, even where the model's arguments are
+        not JSON, so that it can say so to the model. A call that the request's own stop string has cut is not."""
+        calls = choice.finish_reason == "stop" and self._calls
+        return "tool_calls" if calls and (choice.stop_reason is None or self._is_whole()) else choice.finish_reason
 
     def _is_whole(self) -> bool:
         """Whether the last call's arguments are JSON."""

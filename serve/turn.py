@@ -111,7 +111,7 @@ class Turn:
         counted = reader.reasoning_tokens
         events = reader.read(choice)
         self.count_reasoning(reader.reasoning_tokens - counted)
-        return Said(events, reader.finish_reason(choice.finish_reason), choice)
+        return Said(events, reader.finish_reason(choice), choice)
 
     def count_reasoning(self, tokens: int) -> None:
         """Adds to the tokens of reasoning, where they can be counted."""

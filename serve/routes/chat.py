@@ -175,7 +175,7 @@ class ChatAnswer:
             "index": choice.index,
             "message": {"role": self.server.config.response_role, **fields, "refusal": None},
             "logprobs": self._logprobs(choice),
-            "finish_reason": self._reason(reader.finish_reason(choice.finish_reason)),
+            "finish_reason": self._reason(reader.finish_reason(choice)),
             "stop_reason": choice.stop_reason,
         }
         return {**entry, "token_ids": choice.token_ids} if self.body.return_token_ids else entry
@@ -245,7 +245,7 @@ class ChatAnswer:
             chunks.append(self._event(self._chunk(choice.index, self._as_asked(delta), **extra)))
             extra = {}  # tokens come with the first of what they say
         if choice.finish_reason is not None:
-            reason = self._reason(reader.finish_reason(choice.finish_reason))
+            reason = self._reason(reader.finish_reason(choice))
             end = {"finish_reason": reason, "stop_reason": choice.stop_reason}
             chunks.append(self._event(self._chunk(choice.index, {}, **end)))
         return chunks

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from llmjax.config import ServerConfig
 from llmjax.errors import ConfigError
 from llmjax.serve.answers import OutputFormats
-from tests.serve.scripted import scripted_engine
+from tests.serve.scripted import END, scripted_engine
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
 
@@ -390,6 +390,17 @@ def test_a_stop_string_within_a_call_leaves_none_to_run(http: httpx.Client, scri
     assert (chunks[-1]["finish_reason"], chunks[-1]["stop_reason"]) == ("stop", stop)
     (whole,) = answer(http, script, stop="never said")["choices"]
     assert whole["finish_reason"] == "tool_calls"
+
+
+def test_a_call_that_the_model_does_not_complete_is_for_the_client_to_answer(http: httpx.Client) -> None:
+    (end,) = http.post("/tokenize", json={"prompt": END, "add_special_tokens": False}).json()["tokens"]
+    early = {"min_tokens": 13, "logit_bias": {str(end): 100}}  # there the model ends by itself
+    (choice,) = answer(http, "llama", **early)["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(call["function"]["arguments"])
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", None)
+    assert deltas(http, "llama", **early)[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5, 40])
