@@ -8,6 +8,7 @@ from typing import Any
 
 from llmjax.constraints.closing import closed
 from llmjax.constraints.lark import Markers, lark_of, lark_regex
+from llmjax.constraints.prescribed import check_choices, check_expression, check_lark, check_schema
 from llmjax.constraints.tags import tag_grammar
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.structured import FreeText, StructuredOutputsParams
@@ -44,39 +45,48 @@ def json_options(params: StructuredOutputsParams) -> dict[str, Any]:
 
 
 def _form(params: StructuredOutputsParams, markers: Markers) -> dict[str, Any]:
+    try:
+        return _grammar(params, markers)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{params.field}: {error}", field=params.field) from error
+
+
+def _grammar(params: StructuredOutputsParams, markers: Markers) -> dict[str, Any]:
     if params.json_object:
         return {"json_schema": {"type": "object", "x-guidance": json_options(params)}}
     if params.json is not None:
-        schema = _read("json", params.json, params)
+        schema = _read("json", params.json)
+        check_schema(schema)
         if params.disable_additional_properties:
             schema = closed(schema)
         return {"json_schema": _with_options(schema, json_options(params))}
     if params.regex is not None:
+        check_expression(params.regex)
         return {"lark_grammar": f"start: {lark_regex(params.regex)}"}
     if params.choice is not None:
+        check_choices(params.choice)
         return {"lark_grammar": "start: " + " | ".join(map(json.dumps, params.choice))}
     if params.structural_tag is not None:
-        tag = _read("structural_tag", params.structural_tag, params)
+        tag = _read("structural_tag", params.structural_tag)
         try:
+            check_schema(tag)
             return {"lark_grammar": tag_grammar(tag, options=json_options(params), markers=markers)}
         except InvalidRequest as error:
-            raise InvalidRequest(f"{params.field}: structural_tag: {error}", field=params.field) from error
+            raise InvalidRequest(f"structural_tag: {error}") from error
     assert params.grammar is not None
-    try:
-        return {"lark_grammar": lark_of(params.grammar)}
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{params.field}: {error}", field=params.field) from error
+    check_lark(params.grammar)
+    return {"lark_grammar": lark_of(params.grammar)}
 
 
 def _with_options(schema: Any, options: dict[str, Any]) -> Any:
     return {**schema, "x-guidance": options} if isinstance(schema, dict) else schema
 
 
-def _read(kind: str, text: Any, params: StructuredOutputsParams) -> Any:
+def _read(kind: str, text: Any) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{params.field}: {kind} is not JSON: {error}", field=params.field) from error
+        raise InvalidRequest(f"{kind} is not JSON: {error}") from error
 
 
 def _choice(before: Sequence[FreeText | None], markers: Markers) -> str:

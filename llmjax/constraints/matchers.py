@@ -9,8 +9,15 @@ from functools import cached_property
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-# A step's work is at most some 0.1 s, and mostly far below 1 ms. What making a matcher takes, these do not bound.
-LIMITS = LLParserLimits(max_items_in_row=20_000, step_lexer_fuel=100_000, max_lexer_states=50_000, verbose_errors=False)
+# What a step may add to what a matcher knows: mostly it takes far below 1 ms. Some grammars make a step look at that much
+# very often, which `StepMatcher` bounds; what making a matcher takes, nothing here bounds.
+LIMITS = LLParserLimits(
+    max_items_in_row=20_000,
+    initial_lexer_fuel=200_000,  # an expression's text that has to come is walked through: some 50,000 characters
+    step_lexer_fuel=100_000,
+    max_lexer_states=50_000,
+    verbose_errors=False,
+)
 STACK_BYTES = 2**28  # of memory that is taken only where it is needed
 
 

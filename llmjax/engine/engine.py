@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmjax.config import EngineConfig
+from llmjax.constraints.step_matcher import StepMatcher
 from llmjax.engine.cache_events import EventBatch
 from llmjax.engine.device_state import NOT_FINITE
 from llmjax.engine.event_publisher import EventPublisher
@@ -452,6 +453,7 @@ class Engine:
             sequence = row.sequence
             if row.samples and sequence.status is not Status.FINISHED:
                 if sequence.matcher is not None:
+                    sequence.matcher.begin_step()
                     brought = self._allowed(sequence, brought, masked=pending.plan.waits)
                 sequence.in_flight -= row.steps
                 if len(brought) < row.steps and sequence.status is Status.RUNNING:
@@ -646,13 +648,13 @@ class Engine:
             logger.record_step(stats)
 
 
-def _begun(matcher: LLMatcher, request: EngineRequest) -> LLMatcher:
+def _begun(matcher: LLMatcher, request: EngineRequest) -> StepMatcher:
     """The grammar's matcher behind what has been written already.
 
     Raises:
         InvalidRequest: that does not match.
     """
-    found = matcher.deep_copy()
+    found = StepMatcher(matcher.deep_copy())
     if request.written and not found.consume_tokens(request.prompt_token_ids[-request.written :]):
         raise InvalidRequest("the answer cannot go on: its grammar has no such beginning", field="structured_outputs")
     return found

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llmjax.constraints.step_matcher import StepMatcher
 
 MEMORY = 0.8  # weight of all runs before one among those up to it
 FADING = 0.96  # of refusals, with each token under a mask: some time another run is tried
@@ -89,7 +89,7 @@ class FreeRun:
         self._masked = False
 
 
-def num_allowed(matcher: LLMatcher, tokens: Sequence[int]) -> int:
+def num_allowed(matcher: StepMatcher, tokens: Sequence[int]) -> int:
     """How many of some tokens are those that masks would have let through, one after another.
 
     Args:

@@ -19,6 +19,8 @@ from llmjax.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+    from llmjax.constraints.step_matcher import StepMatcher
+
 Vectors = npt.NDArray[np.float32]
 
 
@@ -107,7 +109,7 @@ class Sequence:
     num_computed: int = 0  # tokens whose trace is in pages once every dispatched step has run, at most
     in_flight: int = 0  # tokens that dispatched steps sample and the host has not read, at most
     every_token: bool = False  # the host has to see each token before the one after the next is sampled
-    matcher: LLMatcher | None = None  # of the request's grammar, behind ``tokens``
+    matcher: StepMatcher | None = None  # of the request's grammar, behind ``tokens``
     jumps: bool = False  # tokens that the grammar forces are not sampled
     free_run: FreeRun | None = None  # how far it may run without masks; None: it has no grammar, or needs one always
     rewound: bool = False  # it goes on before where the device believes it to be

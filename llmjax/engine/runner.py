@@ -38,7 +38,7 @@ from llmjax.sampling.masks import bit_masks
 from llmjax.sampling.settings import RequestSampling
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llmjax.constraints.step_matcher import StepMatcher
 
     from llmjax.engine.compile_process import CompileProcess
 
@@ -286,7 +286,7 @@ class Runner:
 
         return LastStage(self._group, hidden=hidden, rows=lambda: self._state.rows)
 
-    def masks(self, pending: PendingStep, matchers: Mapping[int, LLMatcher]) -> Ints:
+    def masks(self, pending: PendingStep, matchers: Mapping[int, StepMatcher]) -> Ints:
         """What the rows of a dispatch whose plan ``waits`` may sample, as `sample` takes it.
 
         Args:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    import llguidance
-
 Ints = npt.NDArray[np.int32]
+
+
+class Matcher(Protocol):
+    """What knows the tokens that may come next, and may have failed."""
+
+    def unsafe_compute_mask_ptr(self, pointer: int, size: int, /) -> None:
+        """Writes a bit for each token into ``size`` bytes at an address."""
 
 
 def mask_words(vocab_size: int) -> int:
@@ -19,7 +23,7 @@ def mask_words(vocab_size: int) -> int:
     return -(-vocab_size // 32)
 
 
-def bit_masks(matchers: Mapping[int, llguidance.LLMatcher], *, rows: int, vocab_size: int) -> Ints:
+def bit_masks(matchers: Mapping[int, Matcher], *, rows: int, vocab_size: int) -> Ints:
     """A bit for each token that each row may sample next, the lowest first: i32 [rows, mask_words(vocab_size)].
 
     Args:

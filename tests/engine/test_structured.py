@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import jsonschema
 import pytest
 
 from llmjax import LLM, SamplingParams
+from llmjax.constraints.step_matcher import StepMatcher
 from llmjax.errors import InvalidRequest
 from llmjax.outputs import CompletionOutput
 from llmjax.sampling.structured import FreeText, StructuredOutputsParams
@@ -350,6 +353,22 @@ def test_what_takes_much_is_bounded(bomb: str, llm: LLM) -> None:
         assert error.field == "structured_outputs" and len(str(error)) < 600
     (choice,) = answers(llm, wanted(choice=["fine"]))
     assert choice.text == "fine"
+
+
+@pytest.mark.parametrize("more", [{}, {"top_k": 5}, {"logprobs": 1}], ids=["freely", "each under a mask", "not forced"])
+def test_an_output_whose_grammar_takes_too_long_ends(
+    more: dict[str, Any], llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = itertools.chain(itertools.repeat(0.0, 40), itertools.count(1.0))  # from the 41st on a second each
+    late = partial(StepMatcher, seconds=0.5, clock=readings.__next__)
+    monkeypatch.setattr("llmjax.engine.engine.StepMatcher", late)
+    params = [wanted(regex="([ab]{8}yes)*x", **more), SamplingParams(max_tokens=30, ignore_eos=True)]
+    held, other = llm.generate([PROMPT, PROMPT], params, use_tqdm=False)
+    assert isinstance(held.error, InvalidRequest) and held.error.field == "structured_outputs"
+    assert "more than a step may: it takes more than 0.5 s" in str(held.error)
+    assert other.error is None and len(other.outputs[0].token_ids) == 30
+    monkeypatch.undo()
+    assert answers(llm, wanted(choice=["fine"]))[0].text == "fine"
 
 
 @pytest.mark.slow

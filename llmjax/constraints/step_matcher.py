@@ -1,0 +1,83 @@
+"""A matcher that reads one output and fails where a step takes it too long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_T = TypeVar("_T")
+STEP_SECONDS = 0.5  # of computing; of masks of large vocabularies the slowest that are of use take a tenth of a second
+
+
+@dataclass
+class _Meter:
+    seconds: float = 0.0
+
+
+class StepMatcher:
+    """The library limits how much a step may add to what it knows, not how long it may look through it: the grammar
+    ``a: a a | "x" | "xy"`` takes many seconds for a mask once some hundred characters have been read. Whoever asks for
+    masks makes all others wait, so an output that has taken too much once has to end.
+
+    Args:
+        matcher: its own.
+        seconds: of computing that a step may take; whoever passes that gets to the end of the call.
+        clock: of the thread that asks.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, *, seconds: float = STEP_SECONDS, clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._matcher = matcher
+        self._most = seconds
+        self._clock = clock
+        self._meter = _Meter()
+
+    def begin_step(self) -> None:
+        """What was taken before does not count any more, unless it was too much."""
+        if not self._is_late:
+            self._meter.seconds = 0.0
+
+    def deep_copy(self) -> StepMatcher:
+        """Another one at the same place. What it takes counts here."""
+        copy = StepMatcher(self._timed(self._matcher.deep_copy), seconds=self._most, clock=self._clock)
+        copy._meter = self._meter
+        return copy
+
+    def consume_token(self, token: int) -> bool:
+        return not self._is_late and self._timed(lambda: self._matcher.consume_token(token)) and not self._is_late
+
+    def consume_tokens(self, tokens: list[int]) -> bool:
+        return not self._is_late and self._timed(lambda: self._matcher.consume_tokens(tokens)) and not self._is_late
+
+    def compute_ff_tokens(self) -> list[int]:
+        return [] if self._is_late else self._timed(self._matcher.compute_ff_tokens)
+
+    def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
+        if not self._is_late:
+            self._timed(lambda: self._matcher.unsafe_compute_mask_ptr(pointer, size))
+
+    def is_stopped(self) -> bool:
+        return self._matcher.is_stopped()
+
+    def is_error(self) -> bool:
+        return self._is_late or self._matcher.is_error()
+
+    def get_error(self) -> str:
+        return f"it takes more than {self._most:g} s of computing time" if self._is_late else self._matcher.get_error()
+
+    @property
+    def _is_late(self) -> bool:
+        return self._meter.seconds > self._most
+
+    def _timed(self, work: Callable[[], _T]) -> _T:
+        began = self._clock()
+        try:
+            return work()
+        finally:
+            self._meter.seconds += self._clock() - began
