@@ -1,4 +1,4 @@
-"""A matcher that reads one output and fails where a step takes it too long."""
+"""A matcher that reads one output and fails where that takes too long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _T = TypeVar("_T")
-STEP_SECONDS = 0.5  # of computing; of masks of large vocabularies the slowest that are of use take a tenth of a second
+STEP_SECONDS = 0.05  # of computing: that much a step may take for ever, as with thousands of optional properties
+MOST_SECONDS = 1.0  # beyond that, in one step or in many
 
 
 @dataclass
@@ -21,31 +22,40 @@ class _Meter:
 
 class StepMatcher:
     """The library limits how much a step may add to what it knows, not how long it may look through it: the grammar
-    ``a: a a | "x" | "xy"`` takes many seconds for a mask once some hundred characters have been read. Whoever asks for
-    masks makes all others wait, so an output that has taken too much once has to end.
+    ``a: a a | "x" | "xy"`` takes many seconds for a mask once some hundred characters have been read. All others wait
+    for a mask, so an output that makes them wait too long has to end.
 
     Args:
         matcher: its own.
-        seconds: of computing that a step may take; whoever passes that gets to the end of the call.
+        each_step: seconds of computing that every step may take.
+        seconds: what steps may take beyond that, all together; the call that passes it comes to its end.
         clock: of the thread that asks.
     """
 
     def __init__(
-        self, matcher: LLMatcher, *, seconds: float = STEP_SECONDS, clock: Callable[[], float] = time.thread_time
+        self,
+        matcher: LLMatcher,
+        *,
+        each_step: float = STEP_SECONDS,
+        seconds: float = MOST_SECONDS,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._matcher = matcher
+        self._each_step = each_step
         self._most = seconds
         self._clock = clock
         self._meter = _Meter()
 
     def begin_step(self) -> None:
-        """What was taken before does not count any more, unless it was too much."""
+        """The one before has ended. Too much is for ever."""
         if not self._is_late:
-            self._meter.seconds = 0.0
+            self._meter.seconds = max(self._meter.seconds - self._each_step, 0.0)
 
     def deep_copy(self) -> StepMatcher:
         """Another one at the same place. What it takes counts here."""
-        copy = StepMatcher(self._timed(self._matcher.deep_copy), seconds=self._most, clock=self._clock)
+        copy = StepMatcher(
+            self._timed(self._matcher.deep_copy), each_step=self._each_step, seconds=self._most, clock=self._clock
+        )
         copy._meter = self._meter
         return copy
 
@@ -69,7 +79,8 @@ class StepMatcher:
         return self._is_late or self._matcher.is_error()
 
     def get_error(self) -> str:
-        return f"it takes more than {self._most:g} s of computing time" if self._is_late else self._matcher.get_error()
+        late = f"it takes more than {1e3 * self._each_step:g} ms of computing time, again and again"
+        return late if self._is_late else self._matcher.get_error()
 
     @property
     def _is_late(self) -> bool:

@@ -14,6 +14,9 @@ from llmjax.sampling.structured import StructuredOutputsParams
 from tests.constraints.test_schema_suite import Bytes
 
 
+LATE = "it takes more than 500 ms of computing time, again and again"
+
+
 class Clock:
     """Every call that is timed takes as long as it is told."""
 
@@ -41,7 +44,7 @@ def clock() -> Clock:
 def matcher(clock: Clock) -> StepMatcher:
     compiler = GrammarCompiler(Bytes(), vocab_size=257, eos_token_ids=[256], trusted=True)  # type: ignore[arg-type]
     grammar = compiler.grammar(StructuredOutputsParams(regex="(ab)*c"))
-    return StepMatcher(compiler.matcher(grammar).deep_copy(), seconds=1.0, clock=clock)
+    return StepMatcher(compiler.matcher(grammar).deep_copy(), each_step=0.5, seconds=1.0, clock=clock)
 
 
 def test_it_is_the_librarys(matcher: StepMatcher) -> None:
@@ -65,7 +68,7 @@ def test_what_took_too_long_takes_nothing_more(matcher: StepMatcher, clock: Cloc
     clock.takes = 0.4
     assert matcher.consume_token(ord("a")) and matcher.consume_token(ord("b"))
     assert not matcher.consume_token(ord("a"))
-    assert matcher.is_error() and matcher.get_error() == "it takes more than 1 s of computing time"
+    assert matcher.is_error() and matcher.get_error() == LATE
     matcher.begin_step()
     assert not matcher.consume_token(ord("b")) and matcher.compute_ff_tokens() == [] and matcher.is_error()
     assert (bit_masks({0: matcher}, rows=1, vocab_size=257) == -1).all()
@@ -75,4 +78,15 @@ def test_what_a_copy_takes_counts(matcher: StepMatcher, clock: Clock) -> None:
     copy = matcher.deep_copy()
     clock.takes = 1.1
     assert not copy.consume_token(ord("a")) and copy.is_error()
-    assert matcher.is_error() and "more than 1 s" in matcher.get_error()
+    assert matcher.is_error() and matcher.get_error() == LATE
+
+
+def test_what_steps_take_too_long_adds_up(matcher: StepMatcher, clock: Clock) -> None:
+    clock.takes = 0.65
+    taken = 0
+    for token in b"ab" * 10:
+        matcher.begin_step()
+        if not matcher.consume_token(token):
+            break
+        taken += 1
+    assert taken == 3 and matcher.get_error() == LATE  # 0.65, 0.8 and 0.95 s

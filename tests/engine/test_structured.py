@@ -360,12 +360,12 @@ def test_an_output_whose_grammar_takes_too_long_ends(
     more: dict[str, Any], llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readings = itertools.chain(itertools.repeat(0.0, 40), itertools.count(1.0))  # from the 41st on a second each
-    late = partial(StepMatcher, seconds=0.5, clock=readings.__next__)
+    late = partial(StepMatcher, seconds=3.0, clock=readings.__next__)
     monkeypatch.setattr("llmjax.engine.engine.StepMatcher", late)
     params = [wanted(regex="([ab]{8}yes)*x", **more), SamplingParams(max_tokens=30, ignore_eos=True)]
     held, other = llm.generate([PROMPT, PROMPT], params, use_tqdm=False)
     assert isinstance(held.error, InvalidRequest) and held.error.field == "structured_outputs"
-    assert "more than a step may: it takes more than 0.5 s" in str(held.error)
+    assert "more than a step may: it takes more than 50 ms" in str(held.error)
     assert other.error is None and len(other.outputs[0].token_ids) == 30
     monkeypatch.undo()
     assert answers(llm, wanted(choice=["fine"]))[0].text == "fine"
