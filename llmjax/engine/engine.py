@@ -21,7 +21,7 @@ from llmjax.engine.free_run import FreeRun, Refusals, num_allowed
 from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.memory import KVPlan
 from llmjax.engine.model import LoadedModel
-from llmjax.engine.pace import Pace
+from llmjax.engine.pace import ChunkPace, Pace
 from llmjax.engine.page_transfer import PageGiver
 from llmjax.engine.profiler import Profiler
 from llmjax.engine.programs import CompileCounter
@@ -147,6 +147,7 @@ class Engine:
         self._arrivals = 0
         self._rng = np.random.default_rng(config.seed)
         self._pace = pace
+        self._chunk_pace = ChunkPace()
         self._speculation = speculation
         self._refusals = Refusals()
         self._publisher = publisher
@@ -268,7 +269,7 @@ class Engine:
             self._clock.start()
             drafts = self._drafts()
         max_steps = min(self._pace.steps, self.runner.most_steps(len(self.scheduler.running)))
-        plan = self.scheduler.plan(max_steps=max_steps, drafts=drafts)
+        plan = self.scheduler.plan(max_steps=max_steps, drafts=drafts, chunk_tokens=self._chunk_pace.tokens)
         self._clock.lap("plan")
         dispatched = None
         if plan.rows:
@@ -617,6 +618,8 @@ class Engine:
             self._pace.record(steps, seconds)
         else:
             self._pace.restart()
+            if seconds and plan.rows[0].start >= plan.rows[0].sequence.num_prompt_tokens:  # so nothing was idle before
+                self._chunk_pace.record(plan.num_tokens, seconds)
         if speculation is not None and seconds and steps and (plan.drafts or pending.bucket.decode):
             speculation.record(rows=pending.bucket.rows, seconds=seconds / steps, drafts=plan.drafts)
         prompt_tokens = sum(

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llmjax.constraints.step_matcher import StepMatcher
 
-MEMORY = 0.8  # weight of all runs before one among those up to it
+MEMORY = 64.0  # tokens of runs that a sequence goes by
 FADING = 0.96  # of refusals, with each token under a mask: some time another run is tried
-LEAST = 6  # steps of a run; where more is refused, masks, a fifth of a step each, cost less than tokens in vain
-OVERHEAD = 0.55  # of a dispatch that waits until the one before is read: parts of a step of 4 ms
+MASK = 0.2  # parts of a step: what one under a mask takes more than one of a run
+LAUNCH = 0.08  # what each dispatch takes
 WIDE = 0.5  # share of the vocabulary that a mask leaves where a grammar asks for little, as inside strings
-CERTAIN = 1 / 32  # chance of a refusal that is worth less than the time between two dispatches
 PRIORS = {True: (34.0, 1.0), False: (8.0, 1.0)}  # tokens that were allowed, and that were not, before the first
-LASTING = 0.99  # weight of all runs of an engine before one among those up to it
+LASTING = 1024.0  # tokens of runs that an engine goes by
+RAREST = 1e-6  # refusals are never counted for less
 SUREST = 1024.0  # tokens for each that is refused, of which a new sequence is sure at most
 
 
@@ -34,14 +34,18 @@ class Refusals:
         self._counts = dict(PRIORS)
 
     def priors(self) -> dict[bool, tuple[float, float]]:
-        """Tokens for each that is refused, behind wide masks (True) and others: as much as one refusal, so that a
-        sequence with which it is different soon finds out."""
-        return {wide: (min(allowed / refused, SUREST), 1.0) for wide, (allowed, refused) in self._counts.items()}
+        """Tokens that were allowed, and that were not, behind wide masks (True) and others: one refusal, or as much as a
+        sequence goes by, so that one with which it is different soon finds out."""
+        found = {}
+        for wide, (allowed, refused) in self._counts.items():
+            ratio = min(allowed / refused, SUREST)
+            weight = min(1.0, MEMORY / ratio) if ratio else 1.0
+            found[wide] = (weight * ratio, weight)
+        return found
 
     def ran(self, *, wide: bool, allowed: int, refused: bool) -> None:
         """A run of some sequence."""
-        before, others = self._counts[wide]
-        self._counts[wide] = (LASTING * before + allowed, LASTING * others + refused)
+        self._counts[wide] = _added(self._counts[wide], allowed, refused, memory=LASTING)
 
 
 class FreeRun:
@@ -62,31 +66,34 @@ class FreeRun:
     def steps(self) -> int:
         """Tokens that the next dispatch may sample; 0: one, under a mask.
 
-        Where a token is refused with chance p, K steps lose p K / 2 of themselves, and save what K dispatches cost but
-        one: the best K is the root of 2 OVERHEAD / p.
+        The host reads a dispatch while the next one runs. So a token that is refused costs what was sampled from there
+        on, half of K steps, the whole dispatch behind it, and a step under a mask. Where that happens with chance p, K
+        steps take LAUNCH / K + p (1.5 K + 0.5 + MASK) of a step for each token: least for a K of √(LAUNCH / 1.5 p).
         """
+        if self._masked:
+            return 0
         allowed, refused = self._counts[self._wide]
-        steps = int(math.sqrt(2 * OVERHEAD * allowed / refused))
-        return 0 if self._masked or steps < LEAST else steps
-
-    def is_certain(self, tokens: int) -> bool:
-        """Whether so many are so likely to be allowed that the host need not read them before the next are sampled."""
-        allowed, refused = self._counts[self._wide]
-        return not self._masked and tokens * refused <= CERTAIN * allowed
+        steps = max(round(math.sqrt(LAUNCH * allowed / (1.5 * refused))), 1)
+        cost = LAUNCH / steps + refused / allowed * (1.5 * steps + 0.5 + MASK) if allowed else math.inf
+        return steps if cost < MASK else 0
 
     def ran(self, *, allowed: int, of: int) -> None:
         """A run sampled so many tokens, of which the first ``allowed`` were."""
-        before, refused = self._counts[self._wide]
         self._masked = allowed < of
-        self._counts[self._wide] = (MEMORY * before + allowed, MEMORY * refused + self._masked)
+        self._counts[self._wide] = _added(self._counts[self._wide], allowed, self._masked, memory=MEMORY)
         self._met.ran(wide=self._wide, allowed=allowed, refused=self._masked)
 
     def masked(self, share: float) -> None:
         """A token is sampled under a mask that leaves this share of the vocabulary."""
         self._wide = share >= WIDE
         allowed, refused = self._counts[self._wide]
-        self._counts[self._wide] = (allowed, FADING * refused)
+        self._counts[self._wide] = (allowed, max(FADING * refused, RAREST))
         self._masked = False
+
+
+def _added(counts: tuple[float, float], allowed: int, refused: bool, *, memory: float) -> tuple[float, float]:
+    weight = math.exp(-(allowed + refused) / memory)  # of all before
+    return weight * counts[0] + allowed, max(weight * counts[1] + refused, RAREST)
 
 
 def num_allowed(matcher: StepMatcher, tokens: Sequence[int]) -> int:

@@ -1,9 +1,13 @@
-"""How many decode steps the next dispatch may take: few enough that streams stay smooth and newcomers soon get in."""
+"""How much the next dispatch may take: few enough decode steps, and few enough tokens of prompts beside decodes, that
+streams stay smooth and newcomers soon get in."""
 
 from __future__ import annotations
 
 # Two dispatches are under way at a time, so a newcomer waits for 50 ms at most, and streams get 40 pieces a second.
 DISPATCH_SECONDS = 0.025
+CHUNK_SECONDS = 0.4  # that streams wait for a step with tokens of prompts
+LEAST_TOKENS = 64  # of such a step; fewer would make prompts slow, as weights are read for each step
+NEWEST = 0.25  # weight of the last such step among all
 
 
 class Pace:
@@ -33,3 +37,30 @@ class Pace:
     def restart(self) -> None:
         """The batch has changed: what a step takes now is unknown."""
         self._steps = 1
+
+
+class ChunkPace:
+    """Tokens of a step that has both decodes and parts of prompts, by how long such steps have taken. A fast device
+    takes as many as a step may have, and a slow one cuts prompts into smaller chunks.
+
+    Args:
+        seconds: that such a step should take at most.
+    """
+
+    def __init__(self, *, seconds: float = CHUNK_SECONDS) -> None:
+        self._seconds = seconds
+        self._of_token: float | None = None
+
+    @property
+    def tokens(self) -> int | None:
+        """A power of two, as programs have; None: it is not known yet."""
+        if not self._of_token:
+            return None
+        fitting = int(min(self._seconds / self._of_token, 2.0**30))
+        return max(1 << fitting.bit_length() - 1 if fitting else 0, LEAST_TOKENS)
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Such a step took ``seconds``; smaller ones than `LEAST_TOKENS` say little."""
+        if tokens >= LEAST_TOKENS:
+            new = seconds / tokens
+            self._of_token = new if self._of_token is None else self._of_token + NEWEST * (new - self._of_token)

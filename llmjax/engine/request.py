@@ -175,8 +175,7 @@ class Sequence:
         counted by what is known."""
         if self.free_run is None or not self.in_flight or self.needs_mask:
             return False
-        few = len(self.tokens) - self.num_prompt_tokens < self.request.params.min_tokens
-        return few or not self.free_run.is_certain(self.in_flight)
+        return len(self.tokens) - self.num_prompt_tokens < self.request.params.min_tokens
 
     @property
     def num_certain(self) -> int:

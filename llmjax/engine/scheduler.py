@@ -15,6 +15,7 @@ import msgspec
 from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.request import Sequence, Status
 
+LEAST_CHUNK = 16  # tokens of prompts that go beside however many decodes
 NO_DRAFTS: Mapping[Sequence, tuple[int, ...]] = MappingProxyType({})
 
 
@@ -196,13 +197,20 @@ class Scheduler:
         come in."""
         return not (self._num_waiting and self._free_slots) and all(s.missing <= 1 for s in self.running)
 
-    def plan(self, *, max_steps: int = 1, drafts: Mapping[Sequence, tuple[int, ...]] = NO_DRAFTS) -> StepPlan:
+    def plan(
+        self,
+        *,
+        max_steps: int = 1,
+        drafts: Mapping[Sequence, tuple[int, ...]] = NO_DRAFTS,
+        chunk_tokens: int | None = None,
+    ) -> StepPlan:
         """The next dispatch. Empty if nothing can run before a step in flight has been read.
 
         Args:
             max_steps: decode steps it may take; it takes more than one only if nobody waits for it to end.
             drafts: guesses at what follows the tokens of sequences of which nothing is in flight. They are used if
                 there are `only_decodes`, as far as there is room for them; then the dispatch is one step.
+            chunk_tokens: of a step that has decodes and parts of prompts, which decodes wait for; None: as of any other.
         """
         self.kv.begin_plan()
         decodes: list[Sequence] = []
@@ -214,6 +222,8 @@ class Scheduler:
         if self.micro_batches > 1 and not drafts:
             decodes = self._micro_batch(decodes, others=bool(chunks))
         budget, preempted = self.max_num_batched_tokens, 0
+        if chunk_tokens is not None and decodes and not self.whole_prompts:
+            budget = min(budget, max(chunk_tokens, len(decodes) + LEAST_CHUNK))
         counts: dict[Sequence, int] = {}
         for sequence in (*decodes, *chunks):
             if sequence.status is not Status.RUNNING:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llmjax import LLM, SamplingParams
 from llmjax.engine.engine import Engine
-from llmjax.engine.free_run import FADING, LEAST, OVERHEAD, PRIORS, SUREST, FreeRun, Refusals, num_allowed
+from llmjax.engine.free_run import FADING, LAUNCH, MASK, PRIORS, SUREST, FreeRun, Refusals, num_allowed
 from llmjax.engine.pace import Pace
 from llmjax.engine.request import Sequence
 from llmjax.sampling.masks import bit_masks
@@ -84,7 +84,7 @@ def test_tokens_are_those_of_masks(options: dict[str, Any], llm: LLM, monkeypatc
     monkeypatch.setattr(FreeRun, "ran", noting)
     llm.warm_up()
     monkeypatch.setattr(Pace, "steps", 4)  # however slow the machine is
-    # The second has runs tried that are sure to fail, the third goes on before they have been read.
+    # The first has masks alone, until a refusal is long ago.
     for prior in (2.0, 50.0, 1000.0):
         monkeypatch.setitem(PRIORS, False, (prior, 1.0))
         monkeypatch.setitem(PRIORS, True, (prior, 1.0))
@@ -132,29 +132,19 @@ def test_what_looks_at_other_tokens_has_no_free_runs(
     generated(llm, FORMS[0], **options)
 
 
-def test_what_is_hardly_ever_refused_need_not_be_read_first() -> None:
-    run = FreeRun(Refusals())
-    run.masked(0.9)
-    assert not run.is_certain(LEAST)
-    for _ in range(20):
-        run.ran(allowed=4, of=4)
-    assert run.is_certain(4) and not run.is_certain(100)
-    run.ran(allowed=3, of=4)
-    assert not run.is_certain(1)  # the token behind it has a mask
-    run.masked(0.9)
-    assert not run.is_certain(4)
-
-
 def test_a_run_is_as_long_as_the_last_ones_were() -> None:
     run = FreeRun(Refusals())
     assert run.steps == 0  # the first token has a mask
     run.masked(0.9)
-    assert run.steps == LEAST
-    for _ in range(10):
-        run.ran(allowed=run.steps, of=run.steps)
-    assert run.steps > 2 * LEAST
+    assert run.steps == 1
+    for _ in range(200):
+        run.ran(allowed=4, of=4)
+    longest = run.steps
+    assert longest > 4
     run.ran(allowed=0, of=8)
     assert run.steps == 0  # the token behind the refusal
+    run.masked(0.9)
+    assert run.steps < longest
     run.masked(0.1)
     assert run.steps == 0  # where little is allowed, it is another matter
     tried = []
@@ -163,7 +153,24 @@ def test_a_run_is_as_long_as_the_last_ones_were() -> None:
         tried.append(run.steps)
         if run.steps:
             run.ran(allowed=0, of=run.steps)
-    assert 1 <= sum(count > 0 for count in tried) <= 8 and max(tried) == LEAST
+    assert 1 <= sum(count > 0 for count in tried) <= 8 and max(tried) == 1
+
+
+def test_no_run_costs_more_than_masks() -> None:
+    """The steps that are sampled in vain, by chance alone, and the dispatches that are saved."""
+    for chance in (0.3, 0.1, 0.06, 0.03, 0.01, 0.003):
+        met = Refusals()
+        met.ran(wide=True, allowed=10**6, refused=False)
+        for _ in range(2000):
+            met.ran(wide=True, allowed=round(1 / chance), refused=True)
+        run = FreeRun(met)
+        run.masked(0.9)
+
+        def cost(steps: int, chance: float = chance) -> float:
+            return LAUNCH / steps + chance * (1.5 * steps + 0.5 + MASK)
+
+        best = min(range(1, 64), key=cost)
+        assert run.steps == 0 if cost(best) > MASK else abs(run.steps - best) <= 1, chance
 
 
 def test_a_sequence_begins_with_what_others_have_met() -> None:
@@ -174,13 +181,13 @@ def test_a_sequence_begins_with_what_others_have_met() -> None:
         first.ran(allowed=8, of=8)
     second = FreeRun(met)
     second.masked(0.9)
-    assert second.steps > 2 * LEAST and second.is_certain(LEAST)
+    assert second.steps > 4
     # Which is bounded, so that a few refusals say that here it is different.
-    assert second.steps**2 <= 2 * OVERHEAD * SUREST / FADING
+    assert second.steps**2 <= LAUNCH * SUREST / FADING
     for _ in range(12):
         second.ran(allowed=0, of=second.steps)
         second.masked(0.9)
-    assert second.steps <= LEAST and not second.is_certain(1)
+    assert second.steps <= 1
     third = FreeRun(met)
     third.masked(0.1)
     assert third.steps == 0  # of narrow masks nothing has been learned

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmjax.engine.pace import Pace
+from llmjax.engine.pace import LEAST_TOKENS, ChunkPace, Pace
 
 pytestmark = pytest.mark.once  # no device computes here
 
@@ -42,3 +42,21 @@ def test_stays_within_bounds(most: int, dispatches: list[tuple[int, float]]) -> 
         before = pace.steps
         pace.record(min(steps, before), seconds)
         assert 1 <= pace.steps <= min(most, 2 * before)
+
+
+def test_slow_steps_take_smaller_chunks() -> None:
+    pace = ChunkPace(seconds=1.0)
+    assert pace.tokens is None
+    pace.record(8, 9.0)  # too small to tell
+    assert pace.tokens is None
+    pace.record(512, 0.5)
+    assert pace.tokens == 1024
+    for _ in range(40):
+        pace.record(512, 2.0)
+    assert pace.tokens == 256
+    for _ in range(40):
+        pace.record(256, 1000.0)
+    assert pace.tokens == LEAST_TOKENS  # prompts go on, however slow
+    for _ in range(80):
+        pace.record(64, 0.01)
+    assert pace.tokens >= 4096

@@ -33,12 +33,12 @@ from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.layer_states import FullPages, GroupSpec, StateSlots
 from llmjax.engine.memory import plan_kv
 from llmjax.engine.offload import Offload
-from llmjax.engine.pace import Pace
+from llmjax.engine.pace import ChunkPace, Pace
 from llmjax.engine.page_pool import DUMMY_PAGE
 from llmjax.engine.request import EngineOutput, EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.rows import ENDED, ROW, NewRow, TableChanges, row_words
 from llmjax.engine.runner import PendingStep
-from llmjax.engine.scheduler import Row, Scheduler, StepPlan
+from llmjax.engine.scheduler import LEAST_CHUNK, Row, Scheduler, StepPlan
 from llmjax.engine.speculation import Speculation
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.kernels.attention import KVLayout
@@ -1002,6 +1002,24 @@ def test_a_newcomer_ends_long_dispatches() -> None:
     assert engine._pending is not None
     assert [row.sequence.request.request_id for row in engine._pending.plan.rows] == ["a", "b"]
     assert engine._pending.plan.steps == 1
+
+
+def test_prompts_come_in_smaller_chunks_where_steps_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChunkPace, "tokens", 6)
+    engine = SimulatedEngine(replace(MANY, max_num_batched_tokens=32))
+    engine.add(request("a", prompt_of(20), max_tokens=8))
+    engine.step()
+    assert engine._pending is not None
+    assert [row.count for row in engine._pending.plan.rows] == [20]  # nobody waits for it
+    while engine.totals.generation_tokens < 2:
+        engine.step()
+    engine.add(request("b", prompt_of(24, 1), max_tokens=4))
+    counts = []
+    while not engine.idle:
+        engine.step()
+        counts += [] if engine._pending is None else [[row.count for row in engine._pending.plan.rows]]
+    assert [count for count in counts if sum(count) > 2] == [[1, LEAST_CHUNK], [1, 24 - LEAST_CHUNK]]
+    assert engine.totals.generation_tokens == 12
 
 
 def test_full_slots_wait_for_the_first_that_ends() -> None:
