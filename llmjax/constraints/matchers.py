@@ -9,8 +9,8 @@ from functools import cached_property
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-# What a step may add to what a matcher knows: mostly it takes far below 1 ms. Some grammars make a step look at that much
-# very often, which `StepMatcher` bounds; what making a matcher takes, nothing here bounds.
+# What a step may add to what a matcher knows: mostly it takes far below 1 ms. Some grammars make a step look at that
+# again and again, which `StepMatcher` bounds; what making a matcher takes, nothing here bounds.
 LIMITS = LLParserLimits(
     max_items_in_row=20_000,
     initial_lexer_fuel=200_000,  # an expression's text that has to come is walked through: some 50,000 characters

@@ -1,7 +1,7 @@
 """How much a form prescribes, found out before any work begins, by its texts and counts as they stand.
 
-What has to come is walked through at every step: ``x{100000000}`` would keep each of them busy, and no answer can be that
-long. What may come costs nothing, so highest counts (``{0,100000000}``, ``maxLength``) have no limit.
+What has to come is walked through at every step: ``x{100000000}`` would keep each of them busy, and no answer can be
+that long. What may come costs nothing, so highest counts (``{0,100000000}``, ``maxLength``) have no limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _DATA = _TEXTS | {"default", "examples"}  # what is in them is no schema
 _IN_EXPRESSION = re.compile(
     r"""
       (?P<open> \( (?: \? (?: P? < [^>]{0,64} > | [A-Za-z-]{0,16} :? ) )? ) | (?P<close> \) ) | (?P<either> \| )
-    | \{ \s* (?P<least> \d+ ) [\d\s,]* \} \?? | (?P<optional> (?: [?*] | \{ \s* , [\d\s]* \} ) \?? ) | (?P<once> \+ \?? )
+    | \{ \s* (?P<least> \d+ ) [\d\s,]* \} \?? | (?P<optional> (?: [?*] | \{ \s* , [\d\s]* \} ) \?? )
+    | (?P<once> \+ \?? )
     | (?P<plain> [^][\\(){}|?*+]+ (?! [{?*] ) )
     | \\ (?: [pPxu] \{ [^}]{0,64} \} | . ) | \[ \^? \]? (?: \\. | [^]\\] )*+ (?: \] | \Z ) | .
     """,

@@ -34,8 +34,8 @@ class Refusals:
         self._counts = dict(PRIORS)
 
     def priors(self) -> dict[bool, tuple[float, float]]:
-        """Tokens that were allowed, and that were not, behind wide masks (True) and others: one refusal, or as much as a
-        sequence goes by, so that one with which it is different soon finds out."""
+        """Tokens that were allowed, and that were not, behind wide masks (True) and others: one refusal, or as much as
+        a sequence goes by, so that one with which it is different soon finds out."""
         found = {}
         for wide, (allowed, refused) in self._counts.items():
             ratio = min(allowed / refused, SUREST)

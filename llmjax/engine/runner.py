@@ -39,7 +39,6 @@ from llmjax.sampling.settings import RequestSampling
 
 if TYPE_CHECKING:
     from llmjax.constraints.step_matcher import StepMatcher
-
     from llmjax.engine.compile_process import CompileProcess
 
 logger = logging.getLogger(__name__)

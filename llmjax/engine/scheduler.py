@@ -210,7 +210,7 @@ class Scheduler:
             max_steps: decode steps it may take; it takes more than one only if nobody waits for it to end.
             drafts: guesses at what follows the tokens of sequences of which nothing is in flight. They are used if
                 there are `only_decodes`, as far as there is room for them; then the dispatch is one step.
-            chunk_tokens: of a step that has decodes and parts of prompts, which decodes wait for; None: as of any other.
+            chunk_tokens: of a step that has decodes and parts of prompts, which they wait for; None: as of any other.
         """
         self.kv.begin_plan()
         decodes: list[Sequence] = []

@@ -155,7 +155,7 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ApiError("top_logprobs needs logprobs=true", param="top_logprobs", code="invalid_value")
         return (self.top_logprobs or 0) if self.logprobs else None
 

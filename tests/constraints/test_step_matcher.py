@@ -13,7 +13,6 @@ from llmjax.sampling.masks import bit_masks
 from llmjax.sampling.structured import StructuredOutputsParams
 from tests.constraints.test_schema_suite import Bytes
 
-
 LATE = "it takes more than 500 ms of computing time, again and again"
 
 
