@@ -169,7 +169,7 @@ async def prepare(
         body,
         tools=tools,
         variables={
-            **thinking_variables(body, source, efforts=server.config.reasoning_effort_map),
+            **thinking_variables(server, body, source),
             **document_variables(body, source),
         },
         truncation=Truncation.of(server, body, room=asked or 1),
@@ -257,11 +257,9 @@ def thinking_budget(server: Server, body: ChatRequest, form: AnswerFormat, *, te
     return ThinkingBudget(tokens=tokens, end=end, end_ids=server.tokenizer.encode(end, add_special_tokens=False))
 
 
-def thinking_variables(body: ChatRequest, template: str, *, efforts: Mapping[str, str]) -> dict[str, Any]:
-    """What a request says of thinking, as variables of the template.
-
-    Args:
-        efforts: what the template gets for some values of ``reasoning_effort``.
+def thinking_variables(server: Server, body: ChatRequest, template: str) -> dict[str, Any]:
+    """What a request says of thinking, as variables of the template; that there is to be none is nothing new to a model
+    that does not think.
 
     Raises:
         ApiError: the template does not read ``reasoning_effort``.
@@ -269,7 +267,9 @@ def thinking_variables(body: ChatRequest, template: str, *, efforts: Mapping[str
     switches: dict[str, Any] = {}
     if body.switches_thinking is not None:
         switches = dict.fromkeys(switches_of_thinking(template), body.switches_thinking)
-    effort = body.reasoning_effort
+    effort, efforts = body.reasoning_effort, server.config.reasoning_effort_map
+    if effort == "none" and not reads(template, "reasoning_effort") and not switches_of_thinking(template):
+        effort = None if server.formats.parsers(template).reasoning is None else effort
     return {**switches, **effort_variables(efforts.get(effort, effort) if effort else None, template)}
 
 

@@ -78,11 +78,7 @@ async def count_tokens(request: Request) -> Response:
         chat = await _chat(server, body, record_of(request).ignored)
         tools = await read_tools(chat)
         tools = tools if calls_allowed(chat.tool_choice, tools) else []
-        variables = thinking_variables(
-            chat,
-            template_source(server, chat, with_tools=bool(tools)),
-            efforts=server.config.reasoning_effort_map,
-        )
+        variables = thinking_variables(server, chat, template_source(server, chat, with_tools=bool(tools)))
         prompt = await chat_prompt(server, chat, tools=tools, variables=variables)
     return Response(orjson.dumps({"input_tokens": len(prompt.token_ids)}), media_type="application/json")
 

@@ -151,11 +151,7 @@ async def count_input_tokens(request: Request) -> Response:
         chat, _ = await _chat(server, body, request)
         tools = await read_tools(chat)
         tools = tools if calls_allowed(chat.tool_choice, tools) else []
-        variables = thinking_variables(
-            chat,
-            template_source(server, chat, with_tools=bool(tools)),
-            efforts=server.config.reasoning_effort_map,
-        )
+        variables = thinking_variables(server, chat, template_source(server, chat, with_tools=bool(tools)))
         prompt = await chat_prompt(server, chat, tools=tools, variables=variables)
     count = {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
     return Response(orjson.dumps(count), media_type="application/json")
