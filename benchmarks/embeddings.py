@@ -1,10 +1,12 @@
 """How long it takes to make embeddings, beside other engines, on this machine.
 
     python -m benchmarks.embeddings MODEL [--peer onnx=PYTHON] [--peer sentence-transformers=PYTHON]
-                                    [--counts 1 32 512] [--rounds 5]
+                                    [--peer llama.cpp=PYTHON --gguf FILE] [--counts 1 32 512] [--rounds 5]
+                                    [--options '{"quantization": "q8_0"}']
 
-MODEL is a folder in Hugging Face's layout. A peer is named by the interpreter of an environment that has it:
-`pip install sentence-transformers`, and `optimum[onnxruntime]` for `onnx`, which is the same library on ONNX Runtime.
+MODEL is a folder in Hugging Face's layout, FILE the same model for llama.cpp; ``--options`` are llmjax's settings. A peer is named by the interpreter of an environment that has it:
+`pip install sentence-transformers`, and `optimum-onnx[onnxruntime]` for `onnx`, which is the same library on ONNX
+Runtime; `llama-cpp-python`.
 All engines get the same texts, of 4 to 60 words, other ones in each round, and take turns; the fastest round counts.
 `cpu` is the time of all processors together, which other work on the machine disturbs least.
 """
@@ -25,7 +27,7 @@ from benchmarks.machine import this_machine
 
 WORKER = Path(__file__).parent / "engines" / "embeddings.py"
 OURS = "llmjax"
-PEERS = ("sentence-transformers", "onnx")
+PEERS = ("sentence-transformers", "onnx", "llama.cpp")
 TEXT = """the of and to in is was for on that with as at by from this which or have an they it not but all were when we
 there can water river history number people language music system theory winter market question between during against
 children machine government mountain electricity philosophical approximately seventeen notwithstanding"""
@@ -45,10 +47,10 @@ class Taken:
 class Engine:
     """A process that makes embeddings."""
 
-    def __init__(self, name: str, python: str, model: str) -> None:
+    def __init__(self, name: str, python: str, model: str, *options: str) -> None:
         self.name = name
         self._process = subprocess.Popen(
-            [python, str(WORKER), name, model],
+            [python, str(WORKER), name, model, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -114,6 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help=f"one of {', '.join(PEERS)}")
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 32, 512], help="texts at once")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--gguf", metavar="FILE", help="of the same model, for llama.cpp")
+    parser.add_argument("--options", default="{}", metavar="JSON", help="llmjax's settings")
     options = parser.parse_args(arguments)
     interpreters = {OURS: sys.executable}
     for peer in options.peer:
@@ -123,7 +127,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         interpreters[name] = python
     if min(options.counts) < 1 or options.rounds < 1:
         parser.error("--counts and --rounds must be at least 1")
-    engines = [Engine(name, python, options.model) for name, python in interpreters.items()]
+    if "llama.cpp" in interpreters and options.gguf is None:
+        parser.error("llama.cpp needs --gguf")
+    models = dict.fromkeys(interpreters, (options.model,))
+    models |= {OURS: (options.model, options.options), "llama.cpp": (options.gguf,)}
+    engines = [Engine(name, python, *models[name]) for name, python in interpreters.items()]
     try:
         print(f"{this_machine()}\n")
         print("| texts | engine | wall ms | of ours | cpu ms | of ours | least cosine |\n|---|---|---|---|---|---|---|")

@@ -1,4 +1,5 @@
-"""An engine that makes embeddings, as a process: ``python embeddings.py ENGINE MODEL``, without llmjax's packages.
+"""An engine that makes embeddings, as a process: ``python embeddings.py ENGINE MODEL [OPTIONS]``, without llmjax's packages.
+OPTIONS are llmjax's settings as a JSON object.
 
 A line of stdin is a JSON list of texts; the answer is a line with seconds (``wall``), seconds of all processors
 (``cpu``) and the vectors of at most 32 of the texts.
@@ -17,10 +18,10 @@ SHOWN = 32
 Encode = Callable[[Sequence[str]], Any]
 
 
-def llmjax(model: str) -> Encode:
+def llmjax(model: str, **options: Any) -> Encode:
     from llmjax import LLM, PoolingParams
 
-    llm = LLM(model)
+    llm = LLM(model, **options)
     llm.warm_up()
     params = PoolingParams(truncate_prompt_tokens=-1, normalize=True)
     return lambda texts: [
@@ -39,8 +40,28 @@ def onnx(model: str) -> Encode:
     return sentence_transformers(model, backend="onnx")
 
 
-ENGINES: dict[str, Callable[[str], Encode]] = {
+def llama_cpp(model: str) -> Encode:
+    import os
+
+    from llama_cpp import Llama  # type: ignore[import-not-found,unused-ignore]
+
+    threads, room = len(os.sched_getaffinity(0)), 4096
+    loaded = Llama(
+        model,
+        embedding=True,
+        n_ctx=room,
+        n_batch=room,
+        n_ubatch=room,
+        n_threads=threads,
+        n_threads_batch=threads,
+        verbose=False,
+    )
+    return lambda texts: loaded.embed(list(texts), normalize=True)
+
+
+ENGINES: dict[str, Callable[..., Encode]] = {
     "llmjax": llmjax,
+    "llama.cpp": llama_cpp,
     "sentence-transformers": sentence_transformers,
     "onnx": onnx,
 }
@@ -49,7 +70,8 @@ ENGINES: dict[str, Callable[[str], Encode]] = {
 def main() -> None:
     answers = sys.stdout
     sys.stdout = sys.stderr  # what libraries print
-    encode = ENGINES[sys.argv[1]](sys.argv[2])
+    name, model, *options = sys.argv[1:]
+    encode = ENGINES[name](model, **json.loads(options[0] if options else "{}"))
     for line in sys.stdin:
         texts = json.loads(line)
         cpu, wall = time.process_time(), time.perf_counter()

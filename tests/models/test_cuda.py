@@ -1,9 +1,16 @@
-"""Steps of published models, at their real sizes, as JAX lowers them for an H100 that is described: Mosaic and Triton
-refuse here what they cannot compile, and no weights are needed."""
+"""Steps of models at real sizes, as JAX lowers them for an H100 that is described: Mosaic and Triton refuse here what
+they cannot compile, and no weights are needed.
+
+The sizes are those of a published checkpoint, or, of architectures that have none in published.json, those of a tiny
+checkpoint made wide.
+"""
 
 from __future__ import annotations
 
+import json
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +22,7 @@ from llmjax.engine.rows import make_row_state
 from llmjax.engine.step import step
 from llmjax.models import Attention, ModelConfig, abstract_model, model_config
 from llmjax.models.layers.state import make_stacks
+from llmjax.models.registry import FAMILIES
 from llmjax.sampling.state import make_sampler_state
 from tests.described_card import H100, lower_for
 from tests.levels import at_levels
@@ -26,22 +34,53 @@ FAST = ("Qwen/Qwen3-0.6B",)
 SLOW = (
     *("google/gemma-3-1b-it", "microsoft/Phi-3-mini-128k-instruct", "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-20b"),
     *("bigscience/bloom-560m", "deepseek-ai/DeepSeek-V3.2", "Qwen/Qwen3-Next-80B-A3B-Instruct", "LiquidAI/LFM2-1.2B"),
-    *("tiiuae/Falcon-H1-0.5B-Instruct", "google/gemma-3n-E2B-it"),
+    *("tiiuae/Falcon-H1-0.5B-Instruct", "google/gemma-3n-E2B-it", "BAAI/bge-small-en-v1.5"),
 )
+GOLDEN = Path(__file__).parent / "golden"
+POOLED = Path(__file__).parents[1] / "engine" / "golden" / "pooling"
 # Whose 80 layers decay at rates of their own, so that each is traced by itself, which takes minutes.
 LONG = ("MiniMaxAI/MiniMax-Text-01", "MiniMaxAI/MiniMax-M1-40k")
 
 
-def lowered_first() -> dict[str, str]:
-    """The first published checkpoint of each architecture that generates."""
+# Tiny checkpoints of the other architectures.
+TINY = {
+    **dict.fromkeys(("apertus", "arcee", "bamba", "dots1", "gemma4", "granite-moe-shared"), GOLDEN),
+    **dict.fromkeys(("jamba", "mamba", "minimax", "nemotron", "olmo", "qwen3_5"), GOLDEN),
+    **dict.fromkeys(("bert-reranker", "gte", "gte-labels", "modernbert-labels", "new"), POOLED),
+}
+WIDE = {
+    **{"vocab_size": 32000, "vocab_size_per_layer_input": 32000, "hidden_size": 2048, "intermediate_size": 5632},
+    **{"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "global_head_dim": 256},
+    **{"max_position_embeddings": 4096, "hidden_size_per_layer_input": 256, "sliding_window": 1024},
+    **{"moe_intermediate_size": 1408, "shared_intermediate_size": 1024, "n_routed_experts": 64, "num_experts": 64},
+    **{"mamba_n_heads": 64, "mamba_d_head": 64, "mamba_d_state": 128, "state_size": 16, "time_step_rank": 128},
+    **{"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128},
+    **{"linear_value_head_dim": 128, "block_size": 256, "local_attention": 128},
+}
+
+
+def published_first() -> dict[str, str]:
+    """The first published checkpoint of each architecture."""
     found: dict[str, str] = {}
     for name in (name for name in CHECKPOINTS if name not in LONG):
-        if model_config(config := config_of(name)).pooler is None:
-            found.setdefault(config["architectures"][0], name)
+        found.setdefault(config_of(name)["architectures"][0], name)
     return found
 
 
-LOWERED = lowered_first()
+def widened(name: str) -> dict[str, Any]:
+    """The config.json of a tiny checkpoint, with sizes as published ones have them."""
+    config = json.loads((TINY[name] / name / "config.json").read_text())
+    return {key: WIDE.get(key, value) for key, value in config.items()}
+
+
+def lowered_for(architecture: str) -> str:
+    """Which checkpoint's steps are lowered, its own or those of an architecture that is read the same way."""
+    if architecture in LOWERED:
+        return LOWERED[architecture]
+    return next((name for other, name in LOWERED.items() if FAMILIES[other] is FAMILIES[architecture]), "")
+
+
+LOWERED = {widened(name)["architectures"][0]: name for name in TINY} | published_first()
 
 
 def lowered(config: ModelConfig, *, tokens: int) -> str:
@@ -49,9 +88,15 @@ def lowered(config: ModelConfig, *, tokens: int) -> str:
     graph, shapes = abstract_model(config, dtype=BF16, activation_dtype=BF16)
     groups, pages = len(config.spans), dict.fromkeys(config.spans, 64)
     make = partial(make_stacks, config.states, num_pages=pages, page_size=16, dtype=BF16)
-    sampler = partial(make_sampler_state, num_slots=REQUESTS, vocab_size=config.vocab_size)
+    pools = config.pooler is not None
+    sampler = partial(make_sampler_state, num_slots=REQUESTS, vocab_size=1 if pools else config.vocab_size)
     rows = partial(make_row_state, num_slots=REQUESTS, num_groups=groups, pages_per_sequence=PAGES_EACH)
-    state = DeviceState(kv=jax.eval_shape(make), rows=jax.eval_shape(rows), sampler=jax.eval_shape(sampler))
+    state = DeviceState(
+        kv=jax.eval_shape(make),
+        rows=jax.eval_shape(rows),
+        sampler=jax.eval_shape(sampler),
+        pooled=jax.ShapeDtypeStruct((REQUESTS, config.hidden_size), jnp.float32) if pools else None,
+    )
     buckets = make_buckets(max_num_seqs=REQUESTS, max_num_batched_tokens=tokens or 16, decode_steps=1)
     bucket = [bucket for bucket in buckets if bucket.decode is not bool(tokens)][-1]
     layout = BatchLayout(bucket=bucket, num_slots=REQUESTS, pages_per_sequence=PAGES_EACH, num_groups=groups)
@@ -62,8 +107,8 @@ def lowered(config: ModelConfig, *, tokens: int) -> str:
 
 @pytest.mark.parametrize("name", at_levels(LOWERED.values(), fast=FAST, slow=SLOW))
 def test_steps_are_lowered(name: str) -> None:
-    config = model_config(config_of(name), max_model_len=4096)
-    for tokens in (0, 64):
+    config = model_config(widened(name) if name in TINY else config_of(name), max_model_len=4096)
+    for tokens in (64,) if config.pooler is not None else (0, 64):
         text = lowered(config, tokens=tokens)
         assert "callback" not in text
         # Attention is a kernel, unless scores fall off with distance.

@@ -2,13 +2,14 @@
 
 Needs ``torch`` (CPU), ``transformers`` and ``safetensors``, none of which the tests need:
 
-    python tests/models/golden/make_golden.py [name ...]
+    python tests/models/golden/make_golden.py [--greedy] [name ...]
 
 A folder a checkpoint, in Hugging Face layout: ``config.json`` in the style of Transformers 4, ``config-v5.json`` as
 Transformers 5 rewrites it, ``model.safetensors`` (bf16 values, which f32 holds exactly) and ``golden.npz``. The
 archive holds, per case, ``<case>/tokens`` [n], ``<case>/at`` [m] and ``<case>/logits`` f32 [m, V], the logits at the
 positions ``at``. Case ``rope-x`` runs under the keys of ``rope-x.json`` on top of config.json; every other case runs
-under config.json alone. Some have ``greedy.npy`` too, a prompt and its greedy continuation.
+under config.json alone. ``greedy.npy`` is a token and its greedy continuation by 64, i32 [65]; with --greedy only that
+is written, of the weights that are there.
 """
 
 from __future__ import annotations
@@ -1057,13 +1058,9 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bitnet": ("BitNetForCausalLM", {"num_hidden_layers": 2, "rope_theta": 1e4, "tie_word_embeddings": True}),
 }
-# Those whose greedy continuations are kept too.
-GREEDY = (
-    *("apertus", "bitnet", "deepseek-v32-sparse", "falcon-mamba", "gemma3n", "glm-moe-dsa", "jamba", "kimi-linear"),
-    *("mamba", "ministral3"),
-)
-PROMPT, WHOLE = 8, 72  # tokens
+CONTINUED = 64  # tokens: with one before them no more positions than SIZES has
 CLOSE = 2e-3  # logits that are nearer to each other may change places
+SAME = 2e-4  # as far apart may logits of the same model be
 CONSTANTS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # of MiniMax, which follow from the config
 STACKED = ("qwen2-moe",)  # experts as Transformers 5 has them in memory; else one by one, as checkpoints are published
 
@@ -1177,26 +1174,49 @@ def logits_of(model: torch.nn.Module, tokens: np.ndarray, at: np.ndarray, prompt
 
 @torch.no_grad()
 def greedy(model: torch.nn.Module) -> np.ndarray:
-    """A prompt and its likeliest continuation, i32 [72], none of whose tokens is nearly as likely as another."""
-    rng = np.random.default_rng(7)
-    while True:
-        tokens, nearest = torch.from_numpy(rng.integers(0, VOCAB, (1, PROMPT))), float("inf")
-        while tokens.shape[1] < WHOLE and nearest > CLOSE:
+    """A token and its likeliest continuation, i32 [65], none of whose tokens is nearly as likely as another."""
+    for first in np.random.default_rng(7).permutation(model.config.get_text_config().vocab_size):
+        tokens, nearest = torch.tensor([[int(first)]]), float("inf")
+        while tokens.shape[1] <= CONTINUED and nearest > CLOSE:
             best, chosen = model(tokens, use_cache=False).logits[0, -1].topk(2)
             nearest = min(nearest, float(best[0] - best[1]))
             tokens = torch.cat([tokens, chosen[None, :1]], dim=1)
         if nearest > CLOSE:
             return tokens[0].numpy().astype(np.int32)
+    raise ValueError(f"every continuation comes to two tokens that are within {CLOSE} of each other")
+
+
+def stored(name: str, architecture: str, config: dict, seed: int) -> torch.nn.Module:
+    """The model whose files are there.
+
+    Raises:
+        ValueError: this version of transformers finds other logits.
+    """
+    again = REPUBLISHED.get(name)
+    if again is None:
+        model = build(architecture, config)
+        cls, how = type(model), model.config._attn_implementation
+        model = cls.from_pretrained(HERE / name, dtype=torch.float32, attn_implementation=how).eval()
+    else:  # no class of transformers reads these files
+        model = build(architecture, config)
+        again.adapt(model, config)
+        randomize(model, seed)
+    with np.load(HERE / name / "golden.npz") as archive:
+        tokens, at, expected = (archive[f"long/{part}"] for part in ("tokens", "at", "logits"))
+    if np.abs(logits_of(model, tokens, at) - expected).max() > SAME:
+        raise ValueError(f"{name}: other logits than those in golden.npz")
+    return model
 
 
 def main() -> None:
+    names = [name for name in sys.argv[1:] if name != "--greedy"]
     rng = np.random.default_rng(2)
     prompts = {
         "long": rng.integers(0, VOCAB, LONG, dtype=np.int32),
         "short": rng.integers(0, VOCAB, SHORT, dtype=np.int32),
     }
     for seed, (name, (architecture, differences)) in enumerate(CHECKPOINTS.items()):
-        if sys.argv[1:] and name not in sys.argv[1:]:
+        if names and name not in names:
             continue
         folder = HERE / name
         folder.mkdir(exist_ok=True)
@@ -1204,6 +1224,9 @@ def main() -> None:
         own = {key for key, value in differences.items() if value is None and key in SIZES}
         config = {key: value for key, value in config.items() if key not in own}
         config["model_type"] = getattr(transformers, architecture).config_class.model_type
+        if "--greedy" in sys.argv:
+            np.save(folder / "greedy.npy", greedy(stored(name, architecture, config, seed)))
+            continue
         again = REPUBLISHED.get(name)
         written = config if again is None else again.config(config)
         (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")
@@ -1238,8 +1261,7 @@ def main() -> None:
             scaled = build(architecture, {**config, **keys})
             scaled.load_state_dict(model.state_dict())
             record(case, scaled, prompts["short" if case.endswith("-short") else "long"], 3)
-        if name in GREEDY:
-            np.save(folder / "greedy.npy", greedy(model))
+        np.save(folder / "greedy.npy", greedy(model))
         np.savez_compressed(folder / "golden.npz", allow_pickle=False, **cases)
         print(name, sum(p.numel() for p in model.parameters()), float(np.abs(cases["long/logits"]).max()))
 
