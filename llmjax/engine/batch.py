@@ -47,7 +47,8 @@ def make_buckets(
     drafted_rows: int = 0,
 ) -> list[Bucket]:
     """Mixed buckets of 16, 32, … tokens with all rows; for models that generate decode buckets of 1, 2, 4, … rows, and
-    drafted ones of so many rows, of each length that drafts may have, if there are to be any.
+    drafted ones of so many rows, of each length that drafts may have, if there are to be any. Others have nothing but
+    mixed steps, often of one short text, so theirs are of 8, 24 and 48 tokens too.
 
     Args:
         generates: whether the model does.
@@ -55,7 +56,10 @@ def make_buckets(
         drafted_rows: rows of a step with guesses, at most.
     """
     decode = [Bucket(tokens=n, rows=n, decode=True, steps=decode_steps) for n in _doubling(1, max_num_seqs)]
-    mixed = [Bucket(tokens=n, rows=max_num_seqs, decode=False) for n in _doubling(16, max_num_batched_tokens)]
+    sizes = _doubling(16, max_num_batched_tokens)
+    if not generates:
+        sizes = sorted({*sizes, *(size for size in (8, 24, 48) if size < max_num_batched_tokens)})
+    mixed = [Bucket(tokens=n, rows=max_num_seqs, decode=False) for n in sizes]
     drafted = [
         Bucket(tokens=n * (1 + length), rows=n, decode=False, drafts=length)
         for length in (draft_lengths(drafts) if drafted_rows else ())

@@ -115,6 +115,14 @@ def test_buckets(seqs: int, batched: int, decode: list[int], mixed: list[int]) -
     assert [b for b in buckets if not b.decode] == [Bucket(tokens=n, rows=seqs, decode=False) for n in mixed]
 
 
+@pytest.mark.parametrize(
+    ("batched", "sizes"), [(4, [4]), (16, [8, 16]), (40, [8, 16, 24, 32, 40]), (128, [8, 16, 24, 32, 48, 64, 128])]
+)
+def test_buckets_of_models_that_make_vectors(batched: int, sizes: list[int]) -> None:
+    buckets = make_buckets(max_num_seqs=3, max_num_batched_tokens=batched, generates=False)
+    assert buckets == [Bucket(tokens=n, rows=3, decode=False) for n in sizes]
+
+
 def test_which_plans_a_bucket_holds() -> None:
     decode, mixed = Bucket(tokens=2, rows=2, decode=True), Bucket(tokens=16, rows=4, decode=False)
 

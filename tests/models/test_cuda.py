@@ -46,7 +46,9 @@ LONG = ("MiniMaxAI/MiniMax-Text-01", "MiniMaxAI/MiniMax-M1-40k")
 TINY = {
     **dict.fromkeys(("apertus", "arcee", "bamba", "dots1", "gemma4", "granite-moe-shared"), GOLDEN),
     **dict.fromkeys(("jamba", "mamba", "minimax", "nemotron", "olmo", "qwen3_5"), GOLDEN),
-    **dict.fromkeys(("bert-reranker", "gte", "gte-labels", "modernbert-labels", "new"), POOLED),
+    **dict.fromkeys(
+        ("bert-reranker", "gte", "gte-labels", "modernbert-labels", "new", "roberta", "roberta-labels"), POOLED
+    ),
 }
 WIDE = {
     **{"vocab_size": 32000, "vocab_size_per_layer_input": 32000, "hidden_size": 2048, "intermediate_size": 5632},
@@ -77,7 +79,8 @@ def lowered_for(architecture: str) -> str:
     """Which checkpoint's steps are lowered, its own or those of an architecture that is read the same way."""
     if architecture in LOWERED:
         return LOWERED[architecture]
-    return next((name for other, name in LOWERED.items() if FAMILIES[other] is FAMILIES[architecture]), "")
+    same = (name for other, name in LOWERED.items() if FAMILIES.get(other) is FAMILIES[architecture])
+    return next(same, "")
 
 
 LOWERED = {widened(name)["architectures"][0]: name for name in TINY} | published_first()
