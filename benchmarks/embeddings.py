@@ -4,7 +4,8 @@
                                     [--peer llama.cpp=PYTHON --gguf FILE] [--counts 1 32 512] [--rounds 5]
                                     [--options '{"quantization": "q8_0"}']
 
-MODEL is a folder in Hugging Face's layout, FILE the same model for llama.cpp; ``--options`` are llmjax's settings. A peer is named by the interpreter of an environment that has it:
+MODEL is a folder in Hugging Face's layout, FILE the same model for llama.cpp; ``--options`` are llmjax's settings. A
+peer is named by the interpreter of an environment that has it:
 `pip install sentence-transformers`, and `optimum-onnx[onnxruntime]` for `onnx`, which is the same library on ONNX
 Runtime; `llama-cpp-python`.
 All engines get the same texts, of 4 to 60 words, other ones in each round, and take turns; the fastest round counts.

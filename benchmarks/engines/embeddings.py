@@ -1,5 +1,5 @@
-"""An engine that makes embeddings, as a process: ``python embeddings.py ENGINE MODEL [OPTIONS]``, without llmjax's packages.
-OPTIONS are llmjax's settings as a JSON object.
+"""An engine that makes embeddings, as a process: ``python embeddings.py ENGINE MODEL [OPTIONS]``, without llmjax's
+packages. OPTIONS are llmjax's settings as a JSON object.
 
 A line of stdin is a JSON list of texts; the answer is a line with seconds (``wall``), seconds of all processors
 (``cpu``) and the vectors of at most 32 of the texts.

@@ -162,8 +162,8 @@ vectors close to Hugging Face's; other formats do not depend on the family eithe
 says as what those are written and read back, number by number: formats of compressed-tensors, GPTQ (8 bits) and AWQ.
 **several devices** names those that are compared with one device, and **plug-in** those whose logits or vectors are the
 same on a stand-in for another platform's PJRT plug-in. **CUDA** names a published checkpoint whose steps, at their real
-sizes, are lowered with their kernels for an NVIDIA H100 that is described, or a tiny one for which that is done with sizes
-as published ones have them; what was run on a card is in [cuda.md](cuda.md).
+sizes, are lowered with their kernels for an NVIDIA H100 that is described, or a tiny one for which that is done with
+sizes as published ones have them; what was run on a card is in [cuda.md](cuda.md).
 All of it runs on a CPU:
 
 | column | the line that runs it for a checkpoint, here `qwen3` |
