@@ -56,7 +56,10 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     if model_type in OF_AXES:
         text = _without_axes(text)
     outer = {key: value for key, value in config.items() if key in SHARED or key == "quantization_config"}
-    return {**outer, **text, "architectures": [architecture]}
+    # Whose word counts changed with Transformers 5; where they differ, the tensors decide.
+    tied = outer.get("tie_word_embeddings") is True or text.get("tie_word_embeddings") is True
+    said = {"tie_word_embeddings": True} if tied else {}
+    return {**outer, **text, **said, "architectures": [architecture]}
 
 
 def _without_axes(text: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+import ml_dtypes
+import numpy as np
+
 from llmjax import models
 from llmjax.checkpoint.experts import with_stacked_experts
 from llmjax.checkpoint.files import read_object
@@ -96,7 +99,17 @@ class Checkpoint:
                 f"{self.path}: tensor {HEAD} is missing, and tie_word_embeddings is false; "
                 'if the embedding is the head too, set hf_overrides to {"tie_word_embeddings": true}'
             )
+        if model.tie_word_embeddings and self._has_own_head():
+            logger.warning("%s: %s is not the embedding, though tie_word_embeddings is true; it is used", self.path, HEAD)
+            return replace(model, tie_word_embeddings=False)
         return model
+
+    def _has_own_head(self) -> bool:
+        """Whether a head is stored beside the embedding that has other numbers; so does transformers decide, since 5."""
+        head, embedding = self.tensors.get(HEAD), self.tensors.get(EMBEDDING)
+        if head is None or embedding is None or head.row_source() is not None or embedding.row_source() is not None:
+            return False
+        return head.shape != embedding.shape or not np.array_equal(_bits(head), _bits(embedding))
 
     def with_label_rows(self, tokens: Sequence[int]) -> Checkpoint:
         """With a labels' matrix that is made of rows of the head, as `models.token_labels` of the config asks for.
@@ -213,6 +226,11 @@ def _open_folder(path: Path, overrides: Mapping[str, Any], *, runner: Runner, co
         modules=modules if pools else None,
         logit_score=logit_score,
     )
+
+
+def _bits(tensor: StoredTensor) -> np.ndarray:
+    """The numbers as bfloat16, u16 of the same shape: most files have them so, and a view of a file costs no memory."""
+    return tensor.read(np.dtype(ml_dtypes.bfloat16)).view(np.uint16)
 
 
 def _named(config: Mapping[str, Any]) -> str:

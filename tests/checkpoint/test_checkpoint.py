@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from llmjax.checkpoint import open_checkpoint
-from llmjax.checkpoint.checkpoint import HEAD
+from llmjax.checkpoint.checkpoint import EMBEDDING, HEAD
 from llmjax.checkpoint.inspection import inspect_model
 from llmjax.errors import CheckpointError
 from llmjax.quantization.gguf_export import export_gguf
@@ -59,6 +59,34 @@ def test_a_missing_head_is_an_error_unless_the_embedding_is_tied(tmp_path: Path)
         assert "tensor lm_head.weight is missing" in str(inspect_model(tmp_path).problem)
     tied = open_checkpoint(tmp_path, overrides={"tie_word_embeddings": True})
     assert tied.model_config().tie_word_embeddings
+
+
+def test_a_head_of_its_own_is_used_though_the_embedding_is_said_to_be_tied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As transformers has it since 5; files made of torch's hold the same numbers twice."""
+    tensors = load_file(LLAMA / "model.safetensors")
+    config = json.loads((LLAMA / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for head, tied in ((tensors[EMBEDDING], True), (tensors[HEAD], False)):
+        caplog.clear()
+        save_file(tensors | {HEAD: head}, tmp_path / "model.safetensors")
+        assert open_checkpoint(tmp_path).model_config().tie_word_embeddings == tied
+        assert ("lm_head.weight is not the embedding" in caplog.text) != tied
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(True, False), (False, True), (True, None), (None, True)])
+def test_multimodal_models_are_tied_if_either_config_says_so(
+    tmp_path: Path, outer: bool | None, inner: bool | None
+) -> None:
+    """Transformers 5 writes its own word into the outer one; a head that is there is used in any case."""
+    tensors = load_file(LLAMA / "model.safetensors")
+    text = json.loads((LLAMA / "config.json").read_text()) | {"model_type": "mistral", "tie_word_embeddings": inner}
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "tie_word_embeddings": outer, "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(whole | {"model_type": "mistral3"}))
+    for names, tied in ((tensors.keys() - {HEAD}, True), (tensors.keys(), False)):
+        save_file({f"language_model.{name}": tensors[name] for name in names}, tmp_path / "model.safetensors")
+        assert open_checkpoint(tmp_path).model_config().tie_word_embeddings == tied
 
 
 def test_a_model_that_is_not_supported_is_an_error_that_names_the_file(folder: Path) -> None:
