@@ -100,15 +100,15 @@ class Checkpoint:
                 'if the embedding is the head too, set hf_overrides to {"tie_word_embeddings": true}'
             )
         if model.tie_word_embeddings and self._has_own_head():
-            logger.warning("%s: %s is not the embedding, though tie_word_embeddings is true; it is used", self.path, HEAD)
+            logger.warning("%s: %s is used, though tie_word_embeddings is true: it is another one", self.path, HEAD)
             return replace(model, tie_word_embeddings=False)
         return model
 
     def _has_own_head(self) -> bool:
-        """Whether a head is stored beside the embedding that has other numbers; so does transformers decide, since 5."""
+        """Whether a head is stored that has other numbers than the embedding: transformers asks that too, since 5."""
         head, embedding = self.tensors.get(HEAD), self.tensors.get(EMBEDDING)
-        if head is None or embedding is None or head.row_source() is not None or embedding.row_source() is not None:
-            return False
+        if head is None or embedding is None or any(x.row_source() is not None for x in (head, embedding)):
+            return False  # what is quantized may differ for that alone
         return head.shape != embedding.shape or not np.array_equal(_bits(head), _bits(embedding))
 
     def with_label_rows(self, tokens: Sequence[int]) -> Checkpoint:
