@@ -60,7 +60,7 @@ ALIASES = {
     "mamba_conv_bias": ("use_conv_bias",),
     "mamba_proj_bias": ("use_bias",),
     "time_step_min": ("mamba_dt_min",),
-    "head_dim": ("attention_head_dim",),
+    "head_dim": ("head_dim", "attention_head_dim"),  # the former is what Hugging Face's class reads
     "layers_block_type": ("layer_types",),
 }
 MAMBA, ATTENTION, FEED_FORWARD, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"

@@ -891,6 +891,9 @@ def test_hybrids_with_state_spaces() -> None:
     assert nemotron.layers[0].mixer.steps == (0.001, np.inf) and nemotron.layers[2].mixer.rope is None
     listed = ["mamba", "mamba", "mlp", "attention", "mlp", "mamba"]
     assert model_config({"model_type": "nemotron_h", "layers_block_type": listed}) == nemotron
+    for sizes, size in (({"attention_head_dim": 64}, 64), ({"attention_head_dim": 128, "head_dim": 64}, 64)):
+        sized = model_config({"model_type": "nemotron_h", "hybrid_override_pattern": "MM-*-M", **sizes})
+        assert sized.layers[2].mixer.head_dim == size
 
 
 def test_deepseek_v3_2() -> None:
