@@ -1174,11 +1174,18 @@ def logits_of(model: torch.nn.Module, tokens: np.ndarray, at: np.ndarray, prompt
 
 @torch.no_grad()
 def greedy(model: torch.nn.Module) -> np.ndarray:
-    """A token and its likeliest continuation, i32 [65], none of whose tokens is nearly as likely as another."""
+    """A token and its likeliest continuation, i32 [65], none of whose tokens is nearly as likely as another.
+
+    Token by token with a cache where angles depend on how long a sequence is when a token is taken in.
+    """
+    scaling = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    by_length = scaling.get("rope_type") in ("longrope", "dynamic")
     for first in np.random.default_rng(7).permutation(model.config.get_text_config().vocab_size):
-        tokens, nearest = torch.tensor([[int(first)]]), float("inf")
+        tokens, nearest, kept = torch.tensor([[int(first)]]), float("inf"), None
         while tokens.shape[1] <= CONTINUED and nearest > CLOSE:
-            best, chosen = model(tokens, use_cache=False).logits[0, -1].topk(2)
+            out = model(tokens if kept is None else tokens[:, -1:], past_key_values=kept, use_cache=by_length)
+            best, chosen = out.logits[0, -1].topk(2)
+            kept = out.past_key_values if by_length else None
             nearest = min(nearest, float(best[0] - best[1]))
             tokens = torch.cat([tokens, chosen[None, :1]], dim=1)
         if nearest > CLOSE:
