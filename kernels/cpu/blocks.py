@@ -30,7 +30,7 @@ ACTIVATION_NUMBERS: Mapping[str, int] = MappingProxyType(
 PAGES_ARGUMENT = 7  # of an attention block, its result 1
 
 
-def mlp_refuses(x: jax.Array, weights: MLPWeights, *, activation: str, **_: Any) -> str | None:
+def mlp_refuses(x: jax.Array, weights: MLPWeights, *_: Any, activation: str, **__: Any) -> str | None:
     """Why the library does not take these types and sizes; None: it does."""
     if activation not in ACTIVATION_NUMBERS:
         return f"the activation is {activation}"
@@ -61,12 +61,19 @@ def _refuses(x: jax.Array, projections: Sequence[Projection]) -> str | None:
 
 
 def mlp(
-    x: jax.Array, weights: MLPWeights, *, activation: str, residual: bool = True, isa: str | None = None
+    x: jax.Array,
+    weights: MLPWeights,
+    batch: RaggedBatch | None = None,
+    *,
+    activation: str,
+    residual: bool = True,
+    isa: str | None = None,
 ) -> jax.Array:
     """The gated feed-forward half of a layer; the activation is computed in f32.
 
     Args:
         x: f32 [T, D].
+        batch: whose tokens they are: padding behind them comes out as zeros, and takes no time; None: there is none.
         activation: a key of ACTIVATION_NUMBERS.
         residual: False: only the product of ``down``, without bias, ``after`` and x.
         isa: one of the library's instruction sets; None: the best that the machine has.
@@ -78,6 +85,10 @@ def mlp(
     assert native is not None
     if not residual:
         weights = replace(weights, down=Projection(weights.down.weight), after=None)
+    if batch is None:
+        rows = (jnp.array([len(x)], jnp.int32), jnp.zeros(0, jnp.int32))
+    else:
+        rows = (batch.query_start, batch.kv_len)
     projections = (weights.gate, weights.up, weights.down)
     inner = weights.gate.weight.shape[0]
     scratch = _columns(weights.before, x) + 2 * inner + _columns(weights.after, x)
@@ -85,12 +96,14 @@ def mlp(
     out, _ = jax.ffi.ffi_call("llmjax_mlp", (_floats(*x.shape), _floats(len(x), scratch)))(
         x,
         *(_weight(norm) for norm in (weights.before, weights.after)),
+        *rows,
         *_buffers(projections),
         **matrices.attributes([projection.weight for projection in projections]),
         norms=_settings(weights.before, weights.after),
         inner=np.int32(inner),
         activation=np.int32(ACTIVATION_NUMBERS[activation]),
         residual=residual,
+        decode=batch is not None and batch.decode,
         isa=np.int32(native.index(isa)),
     )
     return out
@@ -108,7 +121,8 @@ def attention_block(
     residual: bool = True,
     isa: str | None = None,
 ) -> tuple[jax.Array, KVPages]:
-    """The attention half of a layer. a page or place out of range is an error, not a stray write.
+    """The attention half of a layer. A page or place out of range is an error, not a stray write; padding behind the
+    batch's tokens comes out as zeros, and takes no time.
 
     Args:
         x: f32 [T, D].

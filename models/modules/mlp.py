@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -46,9 +46,15 @@ class InnerModule(nnx.Module):
 
 
 def _operands(
-    x: jax.Array, mlp: GatedMLPModule, before: NormModule | None, after: NormModule | None, _: Any, **options: bool
+    x: jax.Array,
+    mlp: GatedMLPModule,
+    before: NormModule | None,
+    after: NormModule | None,
+    context: Context | None,
+    **options: bool,
 ) -> Operands:
-    return Operands(x, mlp.weights(before, after), activation=mlp.spec.activation, **options)
+    batch = None if context is None else context.batch
+    return Operands(x, mlp.weights(before, after), batch, activation=mlp.spec.activation, **options)
 
 
 # Positional: x, module, before, after, context. Static: residual.

@@ -339,3 +339,50 @@ def test_what_the_library_takes_goes_to_it() -> None:
     assert "activations are bfloat16" in explain("cpu", dtype=jnp.bfloat16)
     assert explain("cuda") == "in steps"
     assert ATTENTION_HALF.implementations[-1].name == "in steps"
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("kind", ["q4", "bfloat16"])
+@pytest.mark.parametrize("decode", [False, True])
+def test_padding_is_left_out(kind: str, decode: bool, isa: str) -> None:
+    """Rows behind those of requests are zeros, whatever they hold, and the others are what they are without them."""
+    make, used, rows = Maker(kind), 5, 16
+    x = make.floats(rows, SIZE).at[used:].set(jnp.nan)
+    weights = MLPWeights(
+        before=make.norm(SIZE, plus_one=False),
+        gate=make.projection(INNER, SIZE, bias=True),
+        up=make.projection(INNER, SIZE, bias=True),
+        down=make.projection(SIZE, INNER, bias=True),
+        after=make.norm(SIZE, plus_one=False),
+    )
+    lengths = jnp.where(jnp.arange(rows if decode else 3) < (used if decode else 2), 3, 0)
+    batch = RaggedBatch(
+        query_start=jnp.arange(rows + 1) if decode else jnp.array([0, 2, used, used]),
+        kv_len=lengths,
+        page_table=jnp.zeros((len(lengths), 1), jnp.int32),
+        kv_index=jnp.zeros(rows, jnp.int32),
+        decode=decode,
+    )
+    half = jax.jit(partial(cpu.mlp, activation="silu", isa=isa))
+    found = half(x, weights, batch)
+    assert not np.asarray(found[used:]).any()
+    np.testing.assert_array_equal(found[:used], half(x[:used], weights))
+
+
+def test_more_tokens_than_there_are_is_an_error() -> None:
+    make = Maker("bfloat16")
+    weights = MLPWeights(
+        before=None,
+        gate=make.projection(INNER, SIZE, bias=False),
+        up=make.projection(INNER, SIZE, bias=False),
+        down=make.projection(SIZE, INNER, bias=False),
+        after=None,
+    )
+    batch = RaggedBatch(
+        query_start=jnp.array([0, 9]),
+        kv_len=jnp.array([9]),
+        page_table=jnp.zeros((1, 1), jnp.int32),
+        kv_index=jnp.zeros(8, jnp.int32),
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError, match="query_start out of range"):
+        jax.block_until_ready(jax.jit(partial(cpu.mlp, activation="silu"))(make.floats(8, SIZE), weights, batch))

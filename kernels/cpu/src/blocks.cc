@@ -1,6 +1,8 @@
 // The two halves of a decoder layer (contract: kernels/blocks.py): everything between one residual stream and the next
 // as phases of one call, since waking threads and starting operations would take longer than a decode step's products.
 
+#include <cstring>
+
 #include "attention.h"
 #include "products.h"
 
@@ -11,6 +13,26 @@ namespace ffi = xla::ffi;
 using Floats = ffi::Buffer<ffi::F32>;
 
 constexpr int kRowsOfTask = 16;
+
+// Rows of x that belong to requests, the first ones: what lies behind them fills up a program's size, and nobody reads it.
+ffi::ErrorOr<int> rows_in_use(const ffi::Buffer<ffi::S32>& query_start, const ffi::Buffer<ffi::S32>& kv_len, bool decode,
+                              int rows) {
+  int used = 0;
+  if (decode) {
+    if (!has_shape(kv_len, {rows})) return ffi::Unexpected(invalid("block: a row is not a request's"));
+    const int32_t* lengths = kv_len.typed_data();
+    for (used = rows; used > 0 && lengths[used - 1] == 0;) --used;
+  } else {
+    if (query_start.element_count() == 0) return ffi::Unexpected(invalid("block: no rows"));
+    used = query_start.typed_data()[query_start.element_count() - 1];
+  }
+  if (used < 0 || used > rows) return ffi::Unexpected(invalid("block: query_start out of range"));
+  return used;
+}
+
+void clear_rows(float* out, int used, int rows, int size) {
+  std::memset(out + static_cast<size_t>(used) * size, 0, static_cast<size_t>(rows - used) * size * sizeof(float));
+}
 
 // Norm i of a call; `settings`: eps and plus_one of each.
 ffi::ErrorOr<Norm> read_norm(const Floats& weight, ffi::Span<const float> settings, size_t i, int64_t size) {
@@ -54,16 +76,20 @@ Phase add_normed(const Kernels& kernels, const Norm& after, const float* x, cons
 }
 
 // out = x + after(down(activation(gate(n)) * up(n))), n = before(x); without `adds` the product of down alone
-ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats after, ffi::RemainingArgs weights,
-                       ffi::Result<Floats> out, ffi::Result<Floats> scratch, ffi::Span<const float> norms,
-                       ffi::Span<const int32_t> matrices, ffi::Span<const float> levels, int32_t inner,
-                       int32_t activation, bool adds, int32_t isa) {
+ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats after, ffi::Buffer<ffi::S32> query_start,
+                       ffi::Buffer<ffi::S32> kv_len, ffi::RemainingArgs weights, ffi::Result<Floats> out,
+                       ffi::Result<Floats> scratch, ffi::Span<const float> norms, ffi::Span<const int32_t> matrices,
+                       ffi::Span<const float> levels, int32_t inner, int32_t activation, bool adds, bool decode,
+                       int32_t isa) {
   const auto dims = x.dimensions();
   if (dims.size() != 2 || weights.size() != 6 || !has_shape(*out, {dims[0], dims[1]}) || inner < 1 || activation < 0 ||
       activation > static_cast<int>(Activation::kClampedSwiGLU)) {
     return invalid("mlp: arguments do not fit each other");
   }
-  const int rows = static_cast<int>(dims[0]), size = static_cast<int>(dims[1]);
+  const int all_rows = static_cast<int>(dims[0]), size = static_cast<int>(dims[1]);
+  const auto in_use = rows_in_use(query_start, kv_len, decode, all_rows);
+  if (!in_use.has_value()) return in_use.error();
+  const int rows = *in_use;
   const auto first = read_norm(before, norms, 0, size), last = read_norm(after, norms, 1, size);
   if (!first.has_value()) return first.error();
   if (!last.has_value()) return last.error();
@@ -83,6 +109,7 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
     ffi::Error error = i < 2 ? raise.add(*matrix, inner, to[i]) : lower.add(*matrix, size, to[i], residual);
     if (error.failure()) return error;
   }
+  clear_rows(out->typed_data(), rows, all_rows, size);
   if (rows == 0) return ffi::Error::Success();
   raise.gate_into(lower, static_cast<Activation>(activation));
   const size_t bytes = raise.bytes(pool);
@@ -117,7 +144,10 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
       !has_shape(sin, {angles[0], angles[1]})) {
     return invalid("attention block: arguments do not fit each other");
   }
-  const int rows = static_cast<int>(dims[0]), size = static_cast<int>(dims[1]), half = static_cast<int>(angles[1]);
+  const int all_rows = static_cast<int>(dims[0]), size = static_cast<int>(dims[1]), half = static_cast<int>(angles[1]);
+  const auto in_use = rows_in_use(query_start, kv_len, decode, all_rows);
+  if (!in_use.has_value()) return in_use.error();
+  const int rows = *in_use;
   const int kv_heads = static_cast<int>(cache[2]), head_dim = static_cast<int>(cache[4]);
   const auto first = read_norm(before, norms, 0, size), of_q = read_norm(q_norm, norms, 1, head_dim);
   const auto of_k = read_norm(k_norm, norms, 2, head_dim), last = read_norm(after, norms, 3, size);
@@ -128,7 +158,7 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
   if (kernels == nullptr) return invalid("attention block: this machine lacks the instruction set");
   const bool adds_normed = last->weight != nullptr;
   const int q_size = heads * head_dim, kv_size = kv_heads * head_dim;
-  Scratch memory(scratch, rows);
+  Scratch memory(scratch, all_rows);
   float* normed = first->weight == nullptr ? nullptr : memory.take(size);
   float *q = memory.take(q_size), *k = memory.take(kv_size), *v = memory.take(kv_size), *attended = memory.take(q_size);
   float* projected = adds_normed ? memory.take(size) : out->typed_data();
@@ -147,10 +177,12 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
                                      first_page, sinks,    *pages,      scale,      softcap,    window,
                                      causal,   cache_type,  page_size,   token_scales, decode,  isa};
   PagedAttention attention{};
-  if (ffi::Error error = attention.init(arguments, {rows, heads, kv_heads, head_dim, Type::kF32, q, k, v, attended});
+  if (ffi::Error error = attention.init(arguments, {all_rows, heads, kv_heads, head_dim, Type::kF32, q, k, v, attended});
       error.failure()) {
     return error;
   }
+  clear_rows(out->typed_data(), rows, all_rows, size);
+  if (rows == 0) return ffi::Error::Success();
   const size_t bytes = project.bytes(pool);
   char* shared = thread_memory<3>(bytes + output.bytes(pool));
   const auto rotate = [&](int token) {
@@ -178,6 +210,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_mlp, mlp_handler,
                                   .Arg<Floats>()    // x
                                   .Arg<Floats>()    // before, as all norms empty for none
                                   .Arg<Floats>()    // after
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // query_start
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // kv_len
                                   .RemainingArgs()  // see MatrixArguments: gate, up, down
                                   .Ret<Floats>()    // out
                                   .Ret<Floats>()    // scratch
@@ -187,6 +221,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_mlp, mlp_handler,
                                   .Attr<int32_t>("inner")
                                   .Attr<int32_t>("activation")
                                   .Attr<bool>("residual")
+                                  .Attr<bool>("decode")
                                   .Attr<int32_t>("isa"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_attention_block, attention_block_handler,
