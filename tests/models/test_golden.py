@@ -235,7 +235,7 @@ def test_checkpoints_hold_what_models_need(golden: Any, name: str) -> None:
 )
 def test_mixed_steps_and_greedy_continuations_of_more_families(golden: Any, stepper: Any, name: str) -> None:
     checkpoint = golden(name)
-    engine = stepper(checkpoint.config, checkpoint.params, max_len=64)
+    engine = stepper(checkpoint.config, checkpoint.params, max_len=64, num_pages=96)
     check_mixed_steps(checkpoint, engine)
     check_greedy_continuation(checkpoint, engine)
 
