@@ -16,7 +16,7 @@ MOST_PRESCRIBED = 2**14  # characters or parts in a row, counts multiplied by th
 
 _COUNTS = frozenset({"minLength", "minItems", "minProperties", "minContains"})
 _TEXTS = frozenset({"const", "enum"})
-_DATA = _TEXTS | {"default", "examples"}  # what is in them is no schema
+_DATA = _TEXTS | {"default", "examples"}  # what is in them is not a schema
 _IN_EXPRESSION = re.compile(
     r"""
       (?P<open> \( (?: \? (?: P? < [^>]{0,64} > | [A-Za-z-]{0,16} :? ) )? ) | (?P<close> \) ) | (?P<either> \| )

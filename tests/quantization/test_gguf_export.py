@@ -144,7 +144,9 @@ def llama(folder: Path, **config: Any) -> Checkpoint:
         "mlp.down_proj": (256, 288), "input_layernorm": (256,), "post_attention_layernorm": (256,),
     }  # fmt: skip
     names = {f"model.layers.{i}.{stem}.weight": shape for i in range(8) for stem, shape in shapes.items()}
-    names |= {"model.embed_tokens.weight": (64, 256), "lm_head.weight": (64, 256), "model.norm.weight": (256,)}
+    names |= {"model.embed_tokens.weight": (64, 256), "model.norm.weight": (256,)}
+    if not config.get("tie_word_embeddings"):
+        names["lm_head.weight"] = (64, 256)
     save_file(
         {name: rng.standard_normal(shape).astype(np.float16) for name, shape in names.items()},
         folder / "model.safetensors",
