@@ -56,9 +56,8 @@ def check_expression(expression: str) -> None:
             case "either":
                 groups[-1] = [0, max(groups[-1])]
             case "close":
-                last = max(
-                    groups.pop() if len(groups) > 1 else (0,)
-                )  # one that was not opened is the library's to tell
+                # One that was not opened is the library's to tell.
+                last = max(groups.pop()) if len(groups) > 1 else 0
                 groups[-1][0] += last
             case "least":
                 groups[-1][0] += last * (int(piece["least"][:20]) - 1)

@@ -29,14 +29,14 @@ def accepts(compiler: GrammarCompiler, text: str, **form: Any) -> bool:
 
 
 HOURS = {"allOf": [{"type": "string", "pattern": f"^.*a.{{{i}}}b.*$"} for i in range(1, 64)]}  # 3,500 characters
-MEMORY = "a?" * 50_000 + "a" * 10_000  # gigabytes
+MEMORY = "a?" * 50_000 + "a" * 10_000  # would take gigabytes; the library gives up before
 
 
 @pytest.mark.parametrize(
     ("form", "says"),
     [
-        ({"json": HOURS}, "5 s of computing time|than 60 s"),  # the second on a machine that is busy
-        ({"regex": MEMORY}, "too big|than 5 s|1024 MiB of memory"),
+        ({"json": HOURS}, "5 s of computing time"),
+        ({"regex": MEMORY}, "too big"),
     ],
 )
 def test_what_would_not_end_is_refused(compiler: GrammarCompiler, form: dict[str, Any], says: str) -> None:

@@ -46,4 +46,4 @@ def test_many_schemas(count: int, smollm2_path: Path, compile_cache_dir: str) ->
         else:
             assert choice.finish_reason == "length" and len(choice.token_ids) == MAX_TOKENS
     assert wrong == []
-    assert done > len(outputs) // 4  # others grow until they are cut
+    assert done > len(outputs) // (2 if count == 200 else 4)  # others grow until they are cut
