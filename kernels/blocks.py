@@ -48,10 +48,11 @@ class AttentionRules:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class MLPWeights:
-    """``x + after(down(activation(gate(n)) * up(n)))`` with ``n = before(x)``; None: no norm."""
+    """``x + after(down(activation(gate(n)) * up(n)))`` with ``n = before(x)``; None: no norm. Without ``gate``:
+    ``activation(up(n))``."""
 
     before: Norm | None
-    gate: Projection
+    gate: Projection | None
     up: Projection
     down: Projection
     after: Norm | None

@@ -13,13 +13,16 @@ from llmjax.kernels.registry import Implementation, Operation
 CPU_MIN_ROWS = 4  # XLA's CPU dot of bfloat16 is a scalar loop for one row and a matrix product from a few rows on
 
 
-def linear_by_xla(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+def linear_by_xla(
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None = None, used: jax.Array | None = None
+) -> jax.Array:
     """``x @ weight.T + bias`` as one dot of XLA's, f32 [T, out].
 
     Args:
         x: [T, in]; rounded to the weight's dtype, or less than that.
         weight: [out, in], the layout of Hugging Face checkpoints and of XLA's fast CPU dots.
         bias: [out] or None.
+        used: not looked at.
     """
     # "highest" keeps f32 products in f32 on devices that would use TF32; narrower types are not affected.
     out = jax.lax.dot_general(
@@ -32,32 +35,34 @@ def linear_by_xla(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None
     return out if bias is None else out + bias.astype(jnp.float32)
 
 
-def linear_by_padding(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+def linear_by_padding(
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None = None, used: jax.Array | None = None
+) -> jax.Array:
     """``linear_by_xla`` of so few rows that XLA on a CPU would fall back to a scalar loop."""
     padded = jnp.pad(x, ((0, CPU_MIN_ROWS - len(x)), (0, 0)))
     return linear_by_xla(padded, weight, bias)[: len(x)]
 
 
-def _padded_refuses(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> str | None:
+def _padded_refuses(x: jax.Array, weight: jax.Array, *_: jax.Array | None) -> str | None:
     if weight.dtype.itemsize == 2 and x.shape[0] < CPU_MIN_ROWS:
         return None
     return "only one to three rows of 16-bit weights gain"
 
 
-def _native(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
+def _native(x: jax.Array, weight: jax.Array, bias: jax.Array | None, used: jax.Array | None = None) -> jax.Array:
     native = library()
     assert native is not None
-    return cpu.linear(x, weight, bias, library=native)
+    return cpu.linear(x, weight, bias, used=used, library=native)
 
 
-def _native_refuses(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> str | None:
+def _native_refuses(x: jax.Array, weight: jax.Array, *_: jax.Array | None) -> str | None:
     if reason := matrices.refuses(weight):
         return reason
     native = library()
     return "not built" if native is None else matrices.slow(x.shape[0], weight, native)
 
 
-# Positional: x, weight, bias; f32 [T, out].
+# Positional: x, weight, bias, used (as in `linear`; may be left out); f32 [T, out].
 LINEAR = Operation(
     "linear",
     (

@@ -9,19 +9,22 @@ from llmjax.kernels.qtensor import QTensor
 from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR
 
 
-def linear(x: jax.Array, weight: jax.Array | QTensor, bias: jax.Array | None = None) -> jax.Array:
+def linear(
+    x: jax.Array, weight: jax.Array | QTensor, bias: jax.Array | None = None, used: jax.Array | None = None
+) -> jax.Array:
     """``x @ weight.T + bias`` with f32 accumulation.
 
     Args:
         x: [T, in]; rounded to the weight's dtype, or less than that.
         weight: [out, in].
         bias: [out] or None.
+        used: i32 [], rows of x that somebody looks at, the first ones; what the others give is anything. None: all.
 
     Returns:
         [T, out] in x's dtype.
     """
     operation = QUANTIZED_LINEAR if isinstance(weight, QTensor) else LINEAR
-    out: jax.Array = operation(x, weight, bias)
+    out: jax.Array = operation(x, weight, bias, used)
     return out.astype(x.dtype)
 
 

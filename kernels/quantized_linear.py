@@ -21,7 +21,12 @@ CARD_BLOCK = 1 << 27  # on a card, which smaller products do not fill: all but t
 
 
 def linear_by_dequantizing(
-    x: jax.Array, weight: QTensor, bias: jax.Array | None = None, *, block_size: int = BLOCK
+    x: jax.Array,
+    weight: QTensor,
+    bias: jax.Array | None = None,
+    used: jax.Array | None = None,
+    *,
+    block_size: int = BLOCK,
 ) -> jax.Array:
     """``x @ weight.T + bias``, f32 [T, out], a block of rows at a time: memory stays bounded whatever the matrix.
 
@@ -29,6 +34,7 @@ def linear_by_dequantizing(
         x: [T, in].
         weight: a single matrix [out, in]; its products are those of its dequantized rows in its dtype.
         bias: [out] or None.
+        used: not looked at.
         block_size: weights that are dequantized at a time, at most, but for those of a tile of rows.
     """
     form = weight.format
@@ -56,17 +62,17 @@ def linear_by_dequantizing(
     return out if bias is None else out + bias.astype(jnp.float32)
 
 
-def _native(x: jax.Array, weight: QTensor, bias: jax.Array | None) -> jax.Array:
+def _native(x: jax.Array, weight: QTensor, bias: jax.Array | None, used: jax.Array | None = None) -> jax.Array:
     native = library()
     assert native is not None
-    return cpu.linear(x, weight, bias, library=native)
+    return cpu.linear(x, weight, bias, used=used, library=native)
 
 
-def _native_refuses(x: jax.Array, weight: QTensor, bias: jax.Array | None) -> str | None:
+def _native_refuses(x: jax.Array, weight: QTensor, *_: jax.Array | None) -> str | None:
     return matrices.refuses(weight) or (None if library() is not None else "not built")
 
 
-# Positional: x, weight, bias; f32 [T, out].
+# Positional: x, weight, bias, used (as in `linear`; may be left out); f32 [T, out].
 QUANTIZED_LINEAR = Operation(
     "quantized linear",
     (

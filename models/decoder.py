@@ -172,11 +172,12 @@ class CausalLM(nnx.Module):
             x = dense(x)
         return x
 
-    def logits(self, hidden: jax.Array) -> jax.Array:
+    def logits(self, hidden: jax.Array, used: jax.Array | None = None) -> jax.Array:
         """Final norm and head of the rows that need it.
 
         Args:
             hidden: [N, D], rows of ``Hidden.hidden``.
+            used: i32 [], rows that somebody looks at, the first ones; None: all.
 
         Returns:
             f32 [N, V]; where the vocabulary is divided over devices, of this device's part of it.
@@ -185,9 +186,9 @@ class CausalLM(nnx.Module):
         x = self.model.finish(hidden).astype(jnp.float32)
         if self.lm_head is None:
             assert self.model.embed_tokens is not None
-            logits = linear(x, self.model.embed_tokens.weight.get_value())
+            logits = linear(x, self.model.embed_tokens.weight.get_value(), None, used)
         else:
-            logits = self.lm_head(x)
+            logits = self.lm_head(x, used)
         if self.config.logit_scale != 1:
             logits = logits * self.config.logit_scale
         cap = self.config.final_softcap

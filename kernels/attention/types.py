@@ -190,9 +190,21 @@ class RaggedBatch:
     first_page: jax.Array | int = 0  # i32 [], where the layer's pages begin among those of all layers in the array
     decode: bool = field(default=False, metadata={"static": True})  # T == R and token r is row r's only one
 
+    @property
+    def used(self) -> jax.Array:
+        """Tokens that are not padding, i32 []: the first ones, but for rows of decodes that have ended among them."""
+        if not self.decode:
+            return self.query_start[-1]
+        return up_to_last(self.kv_len > 0)
+
     def places(self, page_size: int) -> jax.Array:
         """``kv_index`` among the pages of all layers, i32 [T]."""
         return self.kv_index + self.first_page * page_size
+
+
+def up_to_last(used: jax.Array) -> jax.Array:
+    """How many of the first rows include all that are used: bool [N] to i32 []."""
+    return jnp.max(jnp.where(used, jnp.arange(1, len(used) + 1, dtype=jnp.int32), 0))
 
 
 def make_pages(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmjax.kernels.activations import CLAMPED_SWIGLU
+from llmjax.kernels.activations import CLAMPED_SWIGLU, NORMAL_CDF
 from llmjax.kernels.attention.types import KVPages, RaggedBatch
 from llmjax.kernels.blocks import AttentionRules, AttentionWeights, MLPWeights, Projection
 from llmjax.kernels.cpu import attention as cpu_attention
@@ -24,7 +24,19 @@ from llmjax.kernels.rope import Rotation
 
 # Activations by their number in src/kernels.h; others go operation by operation.
 ACTIVATION_NUMBERS: Mapping[str, int] = MappingProxyType(
-    {"silu": 0, "swish": 0, "gelu_new": 1, "gelu_fast": 1, "gelu_pytorch_tanh": 1, "quick_gelu": 2, CLAMPED_SWIGLU: 3}
+    {
+        "silu": 0,
+        "swish": 0,
+        "gelu_new": 1,
+        "gelu_fast": 1,
+        "gelu_pytorch_tanh": 1,
+        "quick_gelu": 2,
+        CLAMPED_SWIGLU: 3,
+        "gelu": 4,
+        NORMAL_CDF: 5,
+        "relu": 6,
+        "relu2": 7,
+    }
 )
 
 PAGES_ARGUMENT = 7  # of an attention block, its result 1
@@ -34,7 +46,7 @@ def mlp_refuses(x: jax.Array, weights: MLPWeights, *_: Any, activation: str, **_
     """Why the library does not take these types and sizes; None: it does."""
     if activation not in ACTIVATION_NUMBERS:
         return f"the activation is {activation}"
-    return _refuses(x, (weights.gate, weights.up, weights.down))
+    return _refuses(x, _projections(weights))
 
 
 def attention_block_refuses(
@@ -69,7 +81,7 @@ def mlp(
     residual: bool = True,
     isa: str | None = None,
 ) -> jax.Array:
-    """The gated feed-forward half of a layer; the activation is computed in f32.
+    """The feed-forward half of a layer; the activation is computed in f32.
 
     Args:
         x: f32 [T, D].
@@ -85,18 +97,14 @@ def mlp(
     assert native is not None
     if not residual:
         weights = replace(weights, down=Projection(weights.down.weight), after=None)
-    if batch is None:
-        rows = (jnp.array([len(x)], jnp.int32), jnp.zeros(0, jnp.int32))
-    else:
-        rows = (batch.query_start, batch.kv_len)
-    projections = (weights.gate, weights.up, weights.down)
-    inner = weights.gate.weight.shape[0]
-    scratch = _columns(weights.before, x) + 2 * inner + _columns(weights.after, x)
+    projections = _projections(weights)
+    inner = weights.up.weight.shape[0]
+    scratch = _columns(weights.before, x) + (len(projections) - 1) * inner + _columns(weights.after, x)
     out: jax.Array
     out, _ = jax.ffi.ffi_call("llmjax_mlp", (_floats(*x.shape), _floats(len(x), scratch)))(
         x,
         *(_weight(norm) for norm in (weights.before, weights.after)),
-        *rows,
+        matrices.rows_in_use(None if batch is None else batch.used),
         *_buffers(projections),
         **matrices.attributes([projection.weight for projection in projections]),
         norms=_settings(weights.before, weights.after),
@@ -166,6 +174,10 @@ def attention_block(
         isa=np.int32(native.index(isa)),
     )
     return out, pages.with_data(data)
+
+
+def _projections(weights: MLPWeights) -> tuple[Projection, ...]:
+    return (*(() if weights.gate is None else (weights.gate,)), weights.up, weights.down)
 
 
 def _floats(*shape: int) -> jax.ShapeDtypeStruct:

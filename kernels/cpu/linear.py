@@ -19,6 +19,7 @@ def linears(
     biases: Sequence[jax.Array | None],
     *,
     library: Library,
+    used: jax.Array | None = None,
     isa: str | None = None,
     method: str | None = None,
 ) -> tuple[jax.Array, ...]:
@@ -35,6 +36,7 @@ def linears(
         weights: bf16 or f16 [out, in], or single quantized matrices with `CPU_TILE` rows to a tile; the order of
             columns is the same in all.
         biases: [out] or None for each.
+        used: i32 [], rows of x that are looked at, the first ones; the others come out as zeros. None: all.
         isa: an instruction set of the library; None: the best that the machine has.
         method: one of `matrices.METHODS` for quantized weights; None: the fastest.
 
@@ -49,6 +51,7 @@ def linears(
     call = jax.ffi.ffi_call("llmjax_linears", results)
     out: tuple[jax.Array, ...] = call(
         x,
+        matrices.rows_in_use(used),
         *matrices.buffers(weights, biases),
         **matrices.attributes(weights, method=method),
         isa=np.int32(library.index(isa)),
@@ -62,8 +65,9 @@ def linear(
     bias: jax.Array | None = None,
     *,
     library: Library,
+    used: jax.Array | None = None,
     isa: str | None = None,
     method: str | None = None,
 ) -> jax.Array:
     """``linears`` with one weight."""
-    return linears(x, [weight], [bias], library=library, isa=isa, method=method)[0]
+    return linears(x, [weight], [bias], library=library, used=used, isa=isa, method=method)[0]

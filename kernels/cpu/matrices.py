@@ -58,6 +58,11 @@ def buffers(weights: Sequence[jax.Array | QTensor], biases: Sequence[jax.Array |
     return found
 
 
+def rows_in_use(used: jax.Array | None) -> jax.Array:
+    """The argument of a call that says how many rows are looked at; None: all."""
+    return jnp.zeros(0, jnp.int32) if used is None else used.astype(jnp.int32)[None]
+
+
 def attributes(weights: Sequence[jax.Array | QTensor], *, method: str | None = None) -> dict[str, Any]:
     """The attributes of a call that describe the weights.
 

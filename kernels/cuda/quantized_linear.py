@@ -39,7 +39,7 @@ MIN_INT8_DOT = 32  # columns of the smallest product of int8 on tensor cores
 LEAST_AMAX = 1e-30  # a row of zeros still has a scale
 
 
-def refuses(x: jax.Array, weight: QTensor, bias: jax.Array | None = None) -> str | None:
+def refuses(x: jax.Array, weight: QTensor, *_: jax.Array | None) -> str | None:
     """Why the kernels do not take these arguments; None: they do."""
     if weight.words.ndim != 3:
         return "a stack of matrices"
@@ -86,6 +86,7 @@ def quantized_linear(
     x: jax.Array,
     weight: QTensor,
     bias: jax.Array | None = None,
+    used: jax.Array | None = None,
     *,
     plan: ProductPlan | FragmentPlan | None = None,
     interpret: bool = False,

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from llmjax.engine.batch import StepBatch
 from llmjax.engine.device_state import NO_TOKEN, NOT_FINITE, DeviceState, Ends
 from llmjax.engine.rows import ENDED
+from llmjax.kernels.attention.types import up_to_last
 from llmjax.kernels.finite import finite_rows
 from llmjax.kernels.sharding import all_sum, parts
 from llmjax.sampling import sampler
@@ -99,7 +100,7 @@ def sample(
 
     def found(own: _Own) -> tuple[SampleOutput, jax.Array]:
         hidden, last_token, asked, mask = own
-        logits = model.logits(hidden)
+        logits = model.logits(hidden, up_to_last(asked.samples))
         chosen = sampler.choose(
             logits, state.sampler, asked, last_token=last_token, max_logprobs=max_logprobs, mask=mask
         )
@@ -188,7 +189,7 @@ def verify(
     behind = jnp.arange(1, 1 + drafts)  # places of drafts
     here = jnp.minimum(first[row][:, None] + behind, fed.shape[0] - 1)
     uncounted = jnp.where(behind <= place[:, None], fed[here], state.sampler.vocab_size)
-    logits = model.logits(hidden)
+    logits = model.logits(hidden, up_to_last(asked.samples))
     chosen = sampler.choose(
         logits, state.sampler, asked, last_token=fed, max_logprobs=max_logprobs, uncounted=uncounted
     )

@@ -33,9 +33,9 @@ class Linear(nnx.Module):
         self.weight = parameter((size_out, size_in), dtype, axes=axes, plain=plain)
         self.bias = parameter((size_out,), jnp.float32, axes=axes[:1]) if bias else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[T, in] to [T, out]."""
-        return linear(x, self.weight.get_value(), None if self.bias is None else self.bias.get_value())
+    def __call__(self, x: jax.Array, used: jax.Array | None = None) -> jax.Array:
+        """[T, in] to [T, out]; ``used`` as in ``llmjax.kernels.linear.linear``."""
+        return linear(x, self.weight.get_value(), None if self.bias is None else self.bias.get_value(), used)
 
     def product(self, x: jax.Array) -> jax.Array:
         """`__call__` without the bias."""

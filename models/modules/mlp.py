@@ -25,7 +25,10 @@ class InnerModule(nnx.Module):
 
     half: ClassVar[Operation]  # positional: x, module, before, after, context; static: residual
     divided: ClassVar[str] = "inner"  # the columns of ``down_proj``
+    spec: GatedMLP | MLP
+    up_proj: Linear
     down_proj: Linear
+    gate_proj: Linear | None = None
 
     def inner(self, n: jax.Array) -> jax.Array:
         """What ``down_proj`` is given, [T, inner]."""
@@ -44,10 +47,20 @@ class InnerModule(nnx.Module):
         """What `partial` leaves out, [D]."""
         return self.down_proj.projection.bias
 
+    def weights(self, before: NormModule | None, after: NormModule | None) -> MLPWeights:
+        """As kernels take them."""
+        return MLPWeights(
+            before=kernel_norm(before),
+            gate=None if self.gate_proj is None else self.gate_proj.projection,
+            up=self.up_proj.projection,
+            down=self.down_proj.projection,
+            after=kernel_norm(after),
+        )
+
 
 def _operands(
     x: jax.Array,
-    mlp: GatedMLPModule,
+    mlp: InnerModule,
     before: NormModule | None,
     after: NormModule | None,
     context: Context | None,
@@ -58,13 +71,16 @@ def _operands(
 
 
 # Positional: x, module, before, after, context. Static: residual.
-GATED_MLP_HALF = Operation("gated MLP", (cpu.MLP.taking(_operands), Implementation("in steps", fed_forward)))
+MLP_HALF = Operation("MLP", (cpu.MLP.taking(_operands), Implementation("in steps", fed_forward)))
+STEPPED_HALF = Operation("MLP", (Implementation("in steps", fed_forward),))
 
 
 class GatedMLPModule(InnerModule):
     """``down(activation(gate(n)) * up(n))``; the activation is computed in f32."""
 
-    half: ClassVar[Operation] = GATED_MLP_HALF
+    half: ClassVar[Operation] = MLP_HALF
+    spec: GatedMLP
+    gate_proj: Linear
 
     def __init__(self, spec: GatedMLP, size: int, *, dtype: jnp.dtype) -> None:
         self.spec = spec
@@ -87,21 +103,11 @@ class GatedMLPModule(InnerModule):
         assert isinstance(self.down_norm, RMSNorm)
         return normed_together(inner, self.down_norm, self.spec.whole or self.spec.inner, self.divided)
 
-    def weights(self, before: NormModule | None, after: NormModule | None) -> MLPWeights:
-        """As kernels take them."""
-        return MLPWeights(
-            before=kernel_norm(before),
-            gate=self.gate_proj.projection,
-            up=self.up_proj.projection,
-            down=self.down_proj.projection,
-            after=kernel_norm(after),
-        )
-
 
 class SteppedGatedMLPModule(GatedMLPModule):
     """A gated MLP that the fused kernels do not have: a scale of what the activation is given, a cutoff, or a norm."""
 
-    half: ClassVar[Operation] = Operation("gated MLP", (Implementation("in steps", fed_forward),))
+    half: ClassVar[Operation] = STEPPED_HALF
 
 
 def gated_mlp_module(spec: GatedMLP, size: int, *, dtype: jnp.dtype) -> GatedMLPModule:
@@ -113,7 +119,8 @@ def gated_mlp_module(spec: GatedMLP, size: int, *, dtype: jnp.dtype) -> GatedMLP
 class MLPModule(InnerModule):
     """``down(activation(up(n)))``; the activation is computed in f32."""
 
-    half: ClassVar[Operation] = Operation("MLP", (Implementation("in steps", fed_forward),))
+    half: ClassVar[Operation] = MLP_HALF
+    spec: MLP
 
     def __init__(self, spec: MLP, size: int, *, dtype: jnp.dtype) -> None:
         self.spec = spec

@@ -96,7 +96,7 @@ class ExpertsModule(nnx.Module):
         """What experts are given, [N, in]; the experts of each row, i32 [N, k], and their shares, f32 [N, k]."""
         chosen, shares = self.route(n)
         # Tokens of padding all choose alike: they would make one group of choices as large as all others.
-        real = jnp.arange(len(n)) < context.batch.query_start[-1]
+        real = jnp.arange(len(n)) < context.batch.used
         shares = jnp.where(real[:, None], shares, 0)
         given = normed(n, self.before_experts)
         if self.spec.latent is not None:

@@ -22,12 +22,12 @@ from llmjax.kernels.norm import Norm
 from llmjax.kernels.qtensor import QTensor
 from llmjax.kernels.rope import Rotation
 from llmjax.kernels.row_format import Codes, RowFormat
-from llmjax.models import RMS, Attention, GatedMLP, RopeConfig
+from llmjax.models import MLP, RMS, Attention, GatedMLP, RopeConfig
 from llmjax.models.layers.context import Context
 from llmjax.models.modules.attention import ATTENTION_HALF
 from llmjax.models.modules.layer import build_part
 from llmjax.models.modules.linear import Linear
-from llmjax.models.modules.mlp import GATED_MLP_HALF, GatedMLPModule
+from llmjax.models.modules.mlp import MLP_HALF, GatedMLPModule, MLPModule
 from llmjax.models.modules.norm import RMSNorm, build_norm
 from llmjax.models.modules.residual import fed_forward, mixed
 from tests.kernels.attention_case import Case, filled_pages, ragged_batch, real_tokens
@@ -83,9 +83,12 @@ def norm_of(norm: Norm | None) -> RMSNorm | None:
 
 def mlp_in_steps(x: jax.Array, weights: MLPWeights, *, activation: str, residual: bool = True) -> jax.Array:
     """The model's own definition, with these weights."""
-    module = GatedMLPModule(GatedMLP(inner=1, activation=activation), 1, dtype=F32)
-    for name in ("gate", "up", "down"):
-        setattr(module, f"{name}_proj", linear_of(getattr(weights, name)))
+    if weights.gate is None:
+        module = MLPModule(MLP(inner=1, activation=activation), 1, dtype=F32)
+    else:
+        module = GatedMLPModule(GatedMLP(inner=1, activation=activation), 1, dtype=F32)
+        module.gate_proj = linear_of(weights.gate)
+    module.up_proj, module.down_proj = linear_of(weights.up), linear_of(weights.down)
     return fed_forward(x, module, norm_of(weights.before), norm_of(weights.after), None, residual=residual)
 
 
@@ -133,30 +136,36 @@ def close(found: jax.Array, expected: jax.Array) -> None:
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("kind", ["q4", "bfloat16"])
 @pytest.mark.parametrize(
-    "rows,activation,norms,plus_one,bias",
+    "rows,activation,norms,plus_one,bias,gated",
     [
-        (1, "silu", "before", False, False),
-        (3, "gelu_pytorch_tanh", "both", True, True),
-        (4, "quick_gelu", "none", False, True),
-        (21, "silu", "both", False, False),
-        (0, "silu", "before", False, False),
+        (1, "silu", "before", False, False, True),
+        (3, "gelu_pytorch_tanh", "both", True, True, True),
+        (4, "quick_gelu", "none", False, True, True),
+        (21, "silu", "both", False, False, True),
+        (0, "silu", "before", False, False, True),
+        (5, "gelu", "both", False, True, True),
+        (1, "gelu", "none", False, True, False),
+        (6, "relu2", "before", False, False, False),
+        (19, "relu", "both", True, True, False),
     ],
 )
-def test_mlp(isa: str, kind: str, rows: int, activation: str, norms: str, plus_one: bool, bias: bool) -> None:
-    x, weights, expected = specified_mlp(kind, rows, activation, norms, plus_one, bias)
+def test_mlp(
+    isa: str, kind: str, rows: int, activation: str, norms: str, plus_one: bool, bias: bool, gated: bool
+) -> None:
+    x, weights, expected = specified_mlp(kind, rows, activation, norms, plus_one, bias, gated)
     close(jax.jit(partial(cpu.mlp, activation=activation, isa=isa))(x, weights), expected)
 
 
 @lru_cache(maxsize=1)
 def specified_mlp(
-    kind: str, rows: int, activation: str, norms: str, plus_one: bool, bias: bool
+    kind: str, rows: int, activation: str, norms: str, plus_one: bool, bias: bool, gated: bool
 ) -> tuple[jax.Array, MLPWeights, np.ndarray]:
     """Rows, weights, and what the steps make of them; the same for all instruction sets."""
     make = Maker(kind)
     norm = partial(make.norm, SIZE, plus_one=plus_one)
     weights = MLPWeights(
         before=None if norms == "none" else norm(),
-        gate=make.projection(INNER, SIZE, bias=bias),
+        gate=make.projection(INNER, SIZE, bias=bias) if gated else None,
         up=make.projection(INNER, SIZE, bias=bias),
         down=make.projection(SIZE, INNER, bias=bias),
         after=norm() if norms == "both" else None,
@@ -329,10 +338,10 @@ def test_a_page_that_does_not_exist_is_an_error() -> None:
 def test_what_the_library_takes_goes_to_it() -> None:
     def explain(platform: str, rows: int = 1, *, activation: str = "silu", dtype: Any = jnp.float32) -> str:
         mlp = GatedMLPModule(GatedMLP(inner=64, activation=activation), 64, dtype=jnp.dtype(jnp.bfloat16))
-        return GATED_MLP_HALF.explain(platform, jax.ShapeDtypeStruct((rows, 64), dtype), mlp, None, None, None)
+        return MLP_HALF.explain(platform, jax.ShapeDtypeStruct((rows, 64), dtype), mlp, None, None, None)
 
     assert explain("cpu") == "C++"
-    assert "activation is gelu" in explain("cpu", activation="gelu")
+    assert "activation is tanh" in explain("cpu", activation="tanh")
     native = library()
     assert native is not None
     assert ("slower from" in explain("cpu", 256)) == (native.best in MAX_ROWS)
@@ -345,9 +354,10 @@ def test_what_the_library_takes_goes_to_it() -> None:
 @pytest.mark.parametrize("kind", ["q4", "bfloat16"])
 @pytest.mark.parametrize("decode", [False, True])
 def test_padding_is_left_out(kind: str, decode: bool, isa: str) -> None:
-    """Rows behind those of requests are zeros, whatever they hold, and the others are what they are without them."""
-    make, used, rows = Maker(kind), 5, 16
-    x = make.floats(rows, SIZE).at[used:].set(jnp.nan)
+    """Rows behind those of requests are zeros, whatever they hold. The others are what they would be in a full program,
+    since a prompt's tokens may be cached; those of decodes are computed as the fewer rows that they are."""
+    make, used, rows = Maker(kind), 3, 16
+    full = make.floats(rows, SIZE)
     weights = MLPWeights(
         before=make.norm(SIZE, plus_one=False),
         gate=make.projection(INNER, SIZE, bias=True),
@@ -364,9 +374,26 @@ def test_padding_is_left_out(kind: str, decode: bool, isa: str) -> None:
         decode=decode,
     )
     half = jax.jit(partial(cpu.mlp, activation="silu", isa=isa))
-    found = half(x, weights, batch)
+    found = half(full.at[used:].set(jnp.nan), weights, batch)
     assert not np.asarray(found[used:]).any()
-    np.testing.assert_array_equal(found[:used], half(x[:used], weights))
+    expected = half(full[:used] if decode else full, weights)
+    np.testing.assert_array_equal(found[:used], expected[:used])
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("kind", ["q4", "bfloat16"])
+@pytest.mark.parametrize("shape", [DECODES, CHUNKS], ids=["decodes", "chunks"])
+def test_attention_leaves_padding_out(kind: str, shape: Case, isa: str) -> None:
+    arguments, _ = specified_attention(kind, shape, 16, "all", AttentionRules(0.25), "float32", True)
+    x, *others, batch = arguments
+    used = int(batch.used)
+    assert 0 < used < len(x)
+    half = jax.jit(partial(cpu.attention_block, rules=AttentionRules(0.25), isa=isa))
+    expected, stored = half(*arguments)
+    found, stored_beside_padding = half(x.at[used:].set(jnp.nan), *others, batch)
+    assert not np.asarray(found[used:]).any()
+    np.testing.assert_array_equal(found[:used], expected[:used])
+    np.testing.assert_array_equal(stored_beside_padding.data, stored.data)
 
 
 def test_more_tokens_than_there_are_is_an_error() -> None:
@@ -384,5 +411,5 @@ def test_more_tokens_than_there_are_is_an_error() -> None:
         page_table=jnp.zeros((1, 1), jnp.int32),
         kv_index=jnp.zeros(8, jnp.int32),
     )
-    with pytest.raises(jax.errors.JaxRuntimeError, match="query_start out of range"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="more rows in use than there are"):
         jax.block_until_ready(jax.jit(partial(cpu.mlp, activation="silu"))(make.floats(8, SIZE), weights, batch))

@@ -149,7 +149,7 @@ def test_what_the_library_takes_goes_to_it() -> None:
     weights, (chosen, shares) = make.weights(), make.choice(40, 2)
     x = jnp.zeros((40, SIZE))
     assert EXPERTS.pick("cpu", x, chosen, shares, weights, activation="silu").name == "C++"
-    assert "activation is gelu" in EXPERTS.explain("cpu", x, chosen, shares, weights, activation="gelu")
+    assert "activation is tanh" in EXPERTS.explain("cpu", x, chosen, shares, weights, activation="tanh")
     assert "activations are bf" in EXPERTS.explain(
         "cpu", x.astype("bfloat16"), chosen, shares, weights, activation="silu"
     )

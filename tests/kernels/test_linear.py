@@ -71,3 +71,13 @@ def test_xla_takes_many_rows_where_hardware_multiplies_bf16(isa: str | None, mon
     few, many = (run.lower(normal(0, rows, 64)).as_text() for rows in (1, 256))
     assert "llmjax_linears" in few
     assert ("llmjax_linears" in many) == (as_if.best not in ("amx", "avx512bf16"))
+
+
+@pytest.mark.parametrize("rows", [8, 40])
+def test_rows_that_nobody_looks_at(rows: int) -> None:
+    """They may hold anything, and change nothing in the others."""
+    x, weight, bias = normal(0, rows, 64).at[5:].set(jnp.nan), normal(1, 32, 64, dtype="bfloat16"), normal(2, 32)
+    found = np.asarray(jax.jit(linear)(x, weight, bias, jnp.int32(5)))
+    np.testing.assert_allclose(found[:5], product(x[:5], weight, bias), atol=2e-2)
+    if NATIVE is not None and "llmjax_linears" in jax.jit(linear).lower(x, weight, bias, jnp.int32(5)).as_text():
+        assert not found[5:].any()

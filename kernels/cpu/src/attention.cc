@@ -326,18 +326,14 @@ void PagedAttention::run(size_t i) {
   }
 }
 
-void PagedAttention::clear_padding() const {
+void PagedAttention::clear(int begin, int end) const {
   const size_t bytes = size_of(call_.activations) * call_.heads * call_.value_dim;
-  char* out = static_cast<char*>(call_.out);
-  if (batch_.decode) {
-    for (int t = 0; t < batch_.tokens; ++t) {
-      if (batch_.kv_len[t] == 0) std::memset(out + t * bytes, 0, bytes);
-    }
-    return;
-  }
-  const int first = batch_.query_start[0], used = batch_.query_start[batch_.rows];
-  std::memset(out, 0, first * bytes);
-  std::memset(out + used * bytes, 0, (batch_.tokens - used) * bytes);
+  std::memset(static_cast<char*>(call_.out) + begin * bytes, 0, (end - begin) * bytes);
+}
+
+void PagedAttention::clear_padding() const {
+  if (!batch_.decode) clear(0, batch_.query_start[0]);
+  clear(batch_.used(), batch_.tokens);
 }
 
 void PagedAttention::append(std::function<void(int)> prepare, size_t threads, std::vector<Phase>& phases) {
@@ -346,14 +342,16 @@ void PagedAttention::append(std::function<void(int)> prepare, size_t threads, st
   find_sharers();
   make_splits();
   make_tasks(threads);
-  clear_padding();
-  const int tokens = batch_.decode ? batch_.rows : batch_.query_start[batch_.rows];
+  const int tokens = batch_.used();
   const int chunk = static_cast<int>(kElementsOfTask / (static_cast<size_t>(call_.latent() ? 1 : call_.kv_heads) * call_.head_dim)) + 1;
   phases.push_back({static_cast<size_t>((tokens + chunk - 1) / chunk),
                     [this, tokens, chunk, prepare = std::move(prepare)](size_t i) {
                       const int begin = static_cast<int>(i) * chunk, end = begin + chunk < tokens ? begin + chunk : tokens;
                       for (int t = begin; t < end; ++t) {
-                        if (batch_.decode && batch_.kv_len[t] == 0) continue;
+                        if (batch_.decode && batch_.kv_len[t] == 0) {
+                          clear(t, t + 1);
+                          continue;
+                        }
                         if (prepare != nullptr) prepare(t);
                         store_token(t);
                       }
@@ -390,6 +388,7 @@ ffi::Error attention_handler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
                            latent ? nullptr : v.untyped_data(), out->untyped_data()};
   PagedAttention attention{};
   if (ffi::Error error = attention.init(arguments, rows); error.failure()) return error;
+  attention.clear_padding();
   std::vector<Phase> phases;
   attention.append(nullptr, threads_of(pool), phases);
   run_phases(pool, std::move(phases));

@@ -24,6 +24,13 @@ struct Batch {
   int first_token(int row) const { return decode ? row : query_start[row]; }
   int queries(int row) const { return decode ? (kv_len[row] > 0) : query_start[row + 1] - query_start[row]; }
   const int32_t* pages(int row) const { return page_table + static_cast<size_t>(row) * pages_per_row; }
+  // Tokens of requests, the first ones: what lies behind them fills up a program's size, and nobody reads it.
+  int used() const {
+    if (!decode) return query_start[rows];
+    int row = rows;
+    while (row > 0 && kv_len[row - 1] == 0) --row;
+    return row;
+  }
 };
 
 // What a call gets besides q, k and v.
@@ -57,6 +64,10 @@ class PagedAttention {
   xla::ffi::Error init(const AttentionArguments& arguments, const AttentionRows& rows);
   // `prepare(token)` finishes q, k and v of a token first; null: they are. `threads`: that are to have something to do.
   void append(std::function<void(int)> prepare, size_t threads, std::vector<Phase>& phases);
+  // Tokens of requests, see Batch.
+  int used() const { return batch_.used(); }
+  // Zeros for the tokens before and behind those of requests.
+  void clear_padding() const;
 
  private:
   // Some queries of a row and their keys, which are divided at the multiples of `part`.
@@ -90,8 +101,8 @@ class PagedAttention {
   void make_tasks(size_t threads);
   void add_member(const Run& run, int part, int head);
   void store_token(int token) const;
+  void clear(int begin, int end) const;
   void run(size_t task);
-  void clear_padding() const;
 
   const Kernels* kernels_;
   Attention call_;

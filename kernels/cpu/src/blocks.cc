@@ -1,8 +1,6 @@
 // The two halves of a decoder layer (contract: kernels/blocks.py): everything between one residual stream and the next
 // as phases of one call, since waking threads and starting operations would take longer than a decode step's products.
 
-#include <cstring>
-
 #include "attention.h"
 #include "products.h"
 
@@ -13,26 +11,6 @@ namespace ffi = xla::ffi;
 using Floats = ffi::Buffer<ffi::F32>;
 
 constexpr int kRowsOfTask = 16;
-
-// Rows of x that belong to requests, the first ones: what lies behind them fills up a program's size, and nobody reads it.
-ffi::ErrorOr<int> rows_in_use(const ffi::Buffer<ffi::S32>& query_start, const ffi::Buffer<ffi::S32>& kv_len, bool decode,
-                              int rows) {
-  int used = 0;
-  if (decode) {
-    if (!has_shape(kv_len, {rows})) return ffi::Unexpected(invalid("block: a row is not a request's"));
-    const int32_t* lengths = kv_len.typed_data();
-    for (used = rows; used > 0 && lengths[used - 1] == 0;) --used;
-  } else {
-    if (query_start.element_count() == 0) return ffi::Unexpected(invalid("block: no rows"));
-    used = query_start.typed_data()[query_start.element_count() - 1];
-  }
-  if (used < 0 || used > rows) return ffi::Unexpected(invalid("block: query_start out of range"));
-  return used;
-}
-
-void clear_rows(float* out, int used, int rows, int size) {
-  std::memset(out + static_cast<size_t>(used) * size, 0, static_cast<size_t>(rows - used) * size * sizeof(float));
-}
 
 // Norm i of a call; `settings`: eps and plus_one of each.
 ffi::ErrorOr<Norm> read_norm(const Floats& weight, ffi::Span<const float> settings, size_t i, int64_t size) {
@@ -75,21 +53,22 @@ Phase add_normed(const Kernels& kernels, const Norm& after, const float* x, cons
           }};
 }
 
-// out = x + after(down(activation(gate(n)) * up(n))), n = before(x); without `adds` the product of down alone
-ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats after, ffi::Buffer<ffi::S32> query_start,
-                       ffi::Buffer<ffi::S32> kv_len, ffi::RemainingArgs weights, ffi::Result<Floats> out,
-                       ffi::Result<Floats> scratch, ffi::Span<const float> norms, ffi::Span<const int32_t> matrices,
-                       ffi::Span<const float> levels, int32_t inner, int32_t activation, bool adds, bool decode,
-                       int32_t isa) {
+// out = x + after(down(activation(gate(n)) * up(n))), n = before(x), of three matrices; of two there is no `up`. Without
+// `adds` the product of down alone.
+ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats after, ffi::Buffer<ffi::S32> used,
+                       ffi::RemainingArgs weights, ffi::Result<Floats> out, ffi::Result<Floats> scratch,
+                       ffi::Span<const float> norms, ffi::Span<const int32_t> matrices, ffi::Span<const float> levels,
+                       int32_t inner, int32_t activation, bool adds, bool decode, int32_t isa) {
   const auto dims = x.dimensions();
-  if (dims.size() != 2 || weights.size() != 6 || !has_shape(*out, {dims[0], dims[1]}) || inner < 1 || activation < 0 ||
-      activation > static_cast<int>(Activation::kClampedSwiGLU)) {
+  const bool gated = weights.size() == 6;
+  if (dims.size() != 2 || (!gated && weights.size() != 4) || !has_shape(*out, {dims[0], dims[1]}) || inner < 1 ||
+      activation < 0 || activation >= static_cast<int>(Activation::kNumber)) {
     return invalid("mlp: arguments do not fit each other");
   }
   const int all_rows = static_cast<int>(dims[0]), size = static_cast<int>(dims[1]);
-  const auto in_use = rows_in_use(query_start, kv_len, decode, all_rows);
+  const auto in_use = rows_in_use(used, decode, all_rows);
   if (!in_use.has_value()) return in_use.error();
-  const int rows = *in_use;
+  const int rows = in_use->count;
   const auto first = read_norm(before, norms, 0, size), last = read_norm(after, norms, 1, size);
   if (!first.has_value()) return first.error();
   if (!last.has_value()) return last.error();
@@ -98,29 +77,31 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
   const bool adds_normed = last->weight != nullptr;
   Scratch memory(scratch, rows);
   float* normed = first->weight == nullptr ? nullptr : memory.take(size);
-  float *gate = memory.take(inner), *up = memory.take(inner), *lowered = adds_normed ? memory.take(size) : (*out).typed_data();
+  float *gate = memory.take(inner), *up = gated ? memory.take(inner) : nullptr;
+  float* lowered = adds_normed ? memory.take(size) : out->typed_data();
   if (!memory.fits()) return invalid("mlp: too little scratch");
-  Products raise(isa, rows, size, normed == nullptr ? x.typed_data() : normed), lower(isa, rows, inner, gate);
+  Products raise(isa, *in_use, size, normed == nullptr ? x.typed_data() : normed), lower(isa, *in_use, inner, gate);
   const float* residual = adds_normed || !adds ? nullptr : x.typed_data();
-  float* const to[] = {gate, up, lowered};
-  for (size_t i = 0; i < 3; ++i) {
+  const size_t last_matrix = gated ? 2 : 1;
+  for (size_t i = 0; i <= last_matrix; ++i) {
     const auto matrix = matrix_arguments(weights, i, matrices, levels);
     if (!matrix.has_value()) return matrix.error();
-    ffi::Error error = i < 2 ? raise.add(*matrix, inner, to[i]) : lower.add(*matrix, size, to[i], residual);
+    ffi::Error error = i < last_matrix ? raise.add(*matrix, inner, i == 0 ? gate : up) : lower.add(*matrix, size, lowered, residual);
     if (error.failure()) return error;
   }
-  clear_rows(out->typed_data(), rows, all_rows, size);
+  clear_padding(out->typed_data(), *in_use, all_rows, size);
   if (rows == 0) return ffi::Error::Success();
   raise.gate_into(lower, static_cast<Activation>(activation));
   const size_t bytes = raise.bytes(pool);
   char* shared = thread_memory<3>(bytes + lower.bytes(pool));
   std::vector<Phase> phases;
   raise.append(shared, fill_normed(*kernels, *first, x.typed_data(), size), phases);
-  const auto gated = [kernels, gate, up, inner, activation](int begin, int end, float* to) {
+  const auto fill = [kernels, gate, up, inner, activation](int begin, int end, float* to) {
     const size_t at = static_cast<size_t>(begin) * inner;
-    kernels->gate_rows(static_cast<Activation>(activation), gate + at, up + at, to, inner, 0, end - begin);
+    const float* gates = up == nullptr ? nullptr : up + at;
+    kernels->gate_rows(static_cast<Activation>(activation), gate + at, gates, to, inner, 0, end - begin);
   };
-  lower.append(shared + bytes, gated, phases);
+  lower.append(shared + bytes, fill, phases);
   if (adds_normed) phases.push_back(add_normed(*kernels, *last, x.typed_data(), lowered, out->typed_data(), rows, size));
   run_phases(pool, std::move(phases));
   return ffi::Error::Success();
@@ -145,9 +126,6 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
     return invalid("attention block: arguments do not fit each other");
   }
   const int all_rows = static_cast<int>(dims[0]), size = static_cast<int>(dims[1]), half = static_cast<int>(angles[1]);
-  const auto in_use = rows_in_use(query_start, kv_len, decode, all_rows);
-  if (!in_use.has_value()) return in_use.error();
-  const int rows = *in_use;
   const int kv_heads = static_cast<int>(cache[2]), head_dim = static_cast<int>(cache[4]);
   const auto first = read_norm(before, norms, 0, size), of_q = read_norm(q_norm, norms, 1, head_dim);
   const auto of_k = read_norm(k_norm, norms, 2, head_dim), last = read_norm(after, norms, 3, size);
@@ -163,7 +141,17 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
   float *q = memory.take(q_size), *k = memory.take(kv_size), *v = memory.take(kv_size), *attended = memory.take(q_size);
   float* projected = adds_normed ? memory.take(size) : out->typed_data();
   if (!memory.fits()) return invalid("attention block: too little scratch");
-  Products project(isa, rows, size, normed == nullptr ? x.typed_data() : normed), output(isa, rows, q_size, attended);
+  const AttentionArguments arguments{pages_in, calibration, query_start, kv_len,     page_table, slots,
+                                     first_page, sinks,    *pages,      scale,      softcap,    window,
+                                     causal,   cache_type,  page_size,   token_scales, decode,  isa};
+  PagedAttention attention{};
+  if (ffi::Error error = attention.init(arguments, {all_rows, heads, kv_heads, head_dim, Type::kF32, q, k, v, attended});
+      error.failure()) {
+    return error;
+  }
+  const int rows = attention.used();
+  const Rows in_use(rows, decode ? rows : all_rows);
+  Products project(isa, in_use, size, normed == nullptr ? x.typed_data() : normed), output(isa, in_use, q_size, attended);
   const float* residual = adds_normed || !adds ? nullptr : x.typed_data();
   float* const to[] = {q, k, v, projected};
   const int sizes[] = {q_size, kv_size, kv_size, size};
@@ -173,15 +161,7 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
     ffi::Error error = i < 3 ? project.add(*matrix, sizes[i], to[i]) : output.add(*matrix, sizes[i], to[i], residual);
     if (error.failure()) return error;
   }
-  const AttentionArguments arguments{pages_in, calibration, query_start, kv_len,     page_table, slots,
-                                     first_page, sinks,    *pages,      scale,      softcap,    window,
-                                     causal,   cache_type,  page_size,   token_scales, decode,  isa};
-  PagedAttention attention{};
-  if (ffi::Error error = attention.init(arguments, {all_rows, heads, kv_heads, head_dim, Type::kF32, q, k, v, attended});
-      error.failure()) {
-    return error;
-  }
-  clear_rows(out->typed_data(), rows, all_rows, size);
+  clear_padding(out->typed_data(), in_use, all_rows, size);
   if (rows == 0) return ffi::Error::Success();
   const size_t bytes = project.bytes(pool);
   char* shared = thread_memory<3>(bytes + output.bytes(pool));
@@ -210,9 +190,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_mlp, mlp_handler,
                                   .Arg<Floats>()    // x
                                   .Arg<Floats>()    // before, as all norms empty for none
                                   .Arg<Floats>()    // after
-                                  .Arg<ffi::Buffer<ffi::S32>>()  // query_start
-                                  .Arg<ffi::Buffer<ffi::S32>>()  // kv_len
-                                  .RemainingArgs()  // see MatrixArguments: gate, up, down
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // rows in use, empty for all
+                                  .RemainingArgs()  // see MatrixArguments: gate, up, down; or up, down
                                   .Ret<Floats>()    // out
                                   .Ret<Floats>()    // scratch
                                   .Attr<ffi::Span<const float>>("norms")

@@ -112,7 +112,7 @@ ffi::Error experts_handler(ffi::ThreadPool pool, Floats x, Integers chosen, Floa
   const auto dims = x.dimensions(), outer = chosen.dimensions();
   if (dims.size() != 2 || outer.size() != 2 || outer[0] != dims[0] || !has_shape(shares, {outer[0], outer[1]}) ||
       !has_shape(*out, {dims[0], dims[1]}) || weights.size() != 6 || experts < 1 || inner < 1 || activation < 0 ||
-      activation > static_cast<int>(Activation::kClampedSwiGLU)) {
+      activation >= static_cast<int>(Activation::kNumber)) {
     return invalid("experts: arguments do not fit each other");
   }
   const int rows = static_cast<int>(dims[0]), size = static_cast<int>(dims[1]), choices = static_cast<int>(outer[1]);

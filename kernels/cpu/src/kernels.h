@@ -77,6 +77,7 @@ inline size_t partial_size(const Attention& call, int queries) {
 // y[t, o] = sum_i x[t, i] * weight[o, i] + bias[o] + residual[t, o].
 struct Linear {
   int rows, size_in, size_out;
+  int program_rows;       // see Rows
   Type type;              // of the weight: kBf16 or kF16
   const float* x;         // [rows, size_in]
   const void* weight;     // [size_out, size_in]
@@ -92,7 +93,7 @@ struct Norm {
   bool plus_one;
 };
 
-enum class Activation : int { kSilu, kTanhGelu, kQuickGelu, kClampedSwiGLU };
+enum class Activation : int { kSilu, kTanhGelu, kQuickGelu, kClampedSwiGLU, kGelu, kNormalCdf, kRelu, kSquaredRelu, kNumber };
 
 // Rotary position embedding of `heads` heads of a token (contract: kernels/rope.py), each normed before.
 struct Rotation {
@@ -130,6 +131,7 @@ struct Kernels {
   // Rows begin..end of [., size]: out = residual + norm(x), residual null: none; out may be x.
   void (*norm_rows)(const Norm&, const float* x, const float* residual, float* out, int size, int begin, int end);
   // out = activation(gate) * up; out may be gate.
+  // `up` null: the activation alone.
   void (*gate_rows)(Activation, const float* gate, const float* up, float* out, int size, int begin, int end);
   void (*rotate)(const Rotation&, float* heads);  // in place
   // The first of the largest entries; 0 where there is a NaN.

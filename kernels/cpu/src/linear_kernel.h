@@ -116,7 +116,7 @@ void linear_vectors(const Linear& call, int begin, int end) {
 constexpr int kTileRows = 3;
 
 inline bool linear_uses_tiles(const Linear& call) {
-  return call.type == llmjax::Type::kBf16 && call.rows >= kTileRows && call.size_in % kTileK == 0 &&
+  return call.type == llmjax::Type::kBf16 && call.program_rows >= kTileRows && call.size_in % kTileK == 0 &&
          call.size_out % kTile == 0;
 }
 
@@ -223,7 +223,7 @@ void linear(const Linear& call, const char* workspace, int begin, int end) {
 #endif
   (void)workspace;
   const bool bf16 = call.type == llmjax::Type::kBf16;
-  if (call.rows > kMaxVectorRows) {
+  if (call.program_rows > kMaxVectorRows) {
     bf16 ? linear_panels<Bf16>(call, begin, end) : linear_panels<F16>(call, begin, end);
   } else {
     bf16 ? linear_vectors<Bf16>(call, begin, end) : linear_vectors<F16>(call, begin, end);

@@ -129,8 +129,20 @@ ffi::ErrorOr<MatrixArguments> matrix_arguments(const ffi::RemainingArgs& argumen
   return MatrixArguments{*weight, *bias, matrices.begin() + kMatrixNumbers * i, levels.begin() + kMatrixLevels * i};
 }
 
-Products::Products(int isa, int rows, int size_in, float* x) : isa_(isa), kernels_(find_quantized_kernels(isa)), x_(x) {
-  in_.rows = rows, in_.size_in = size_in;
+ffi::ErrorOr<Rows> rows_in_use(const ffi::Buffer<ffi::DataType::S32>& used, bool decode, int tokens) {
+  if (used.element_count() == 0) return Rows(tokens);
+  const int count = used.typed_data()[0];
+  if (count < 0 || count > tokens) return ffi::Unexpected(invalid("products: more rows in use than there are"));
+  return Rows(count, decode ? count : tokens);
+}
+
+void clear_padding(float* out, const Rows& rows, int tokens, int size) {
+  std::memset(out + static_cast<size_t>(rows.count) * size, 0, static_cast<size_t>(tokens - rows.count) * size * sizeof(float));
+}
+
+Products::Products(int isa, Rows rows, int size_in, float* x)
+    : isa_(isa), kernels_(find_quantized_kernels(isa)), program_rows_(rows.program), x_(x) {
+  in_.rows = rows.count, in_.size_in = size_in;
   in_.round_columns = 2 * kChunk;
 }
 
@@ -157,7 +169,7 @@ ffi::Error Products::add_quantized(const MatrixArguments& matrix, int size_out, 
   w.residual = residual, w.y = y;
   const int method = matrix.numbers[0];
   if (method < -1 || method >= kMethods) return invalid("products: no such method");
-  product.method = method < 0 ? kernels_->choose(w, in_.rows, {matrix.numbers[1] != 0, matrix.numbers[2] != 0})
+  product.method = method < 0 ? kernels_->choose(w, program_rows_, {matrix.numbers[1] != 0, matrix.numbers[2] != 0})
                               : static_cast<Method>(method);
   if (!kernels_->takes(w, product.method)) {
     return invalid("products: the method does not take these codes or this instruction set");
@@ -176,7 +188,7 @@ ffi::Error Products::add_plain(const MatrixArguments& matrix, int size_out, floa
   if (!type || *type == Type::kF32) return invalid("products: unsupported type of a matrix");
   if (!has_shape(matrix.weight, {size_out, in_.size_in})) return invalid("products: shapes do not fit each other");
   const float* bias = matrix.bias.element_count() == 0 ? nullptr : matrix.bias.typed_data();
-  Plain product{{in_.rows, in_.size_in, size_out, *type, x_, matrix.weight.untyped_data(), bias, residual, y},
+  Plain product{{in_.rows, in_.size_in, size_out, program_rows_, *type, x_, matrix.weight.untyped_data(), bias, residual, y},
                 find_kernels(isa_, in_.size_in), plain_bytes_, 0, 0};
   if (product.kernels == nullptr) return invalid("products: the input size is odd");
   plain_bytes_ += (product.kernels->linear_workspace(product.call) + 63) / 64 * 64;

@@ -34,10 +34,25 @@ xla::ffi::ErrorOr<MatrixArguments> matrix_arguments(const xla::ffi::RemainingArg
 // Writes rows begin..end of x, the first at `to`.
 using Fill = std::function<void(int begin, int end, float* to)>;
 
+// How many rows there are, and how many choose the method: a prompt's keys and values must not depend on how much of a
+// program its tokens fill, since another request may find them in the cache.
+struct Rows {
+  Rows(int count) : count(count), program(count) {}
+  Rows(int count, int program) : count(count), program(program) {}
+  int count, program;
+};
+
+// Of so many tokens, those of requests, the first ones, as RaggedBatch.used has them: what lies behind them fills up a
+// program's size, and nobody reads it. `used` empty: all. `decode`: nothing that is computed is for a cache.
+xla::ffi::ErrorOr<Rows> rows_in_use(const xla::ffi::Buffer<xla::ffi::DataType::S32>& used, bool decode, int tokens);
+
+// Zeros for the rows behind them.
+void clear_padding(float* out, const Rows& rows, int tokens, int size);
+
 class Products {
  public:
   // x: [rows, size_in]; with a `Fill`, memory for them.
-  Products(int isa, int rows, int size_in, float* x);
+  Products(int isa, Rows rows, int size_in, float* x);
 
   // y = x * weight^T + bias + residual; residual [rows, size_out] or null.
   xla::ffi::Error add(const MatrixArguments& matrix, int size_out, float* y, const float* residual = nullptr);
@@ -74,6 +89,7 @@ class Products {
 
   int isa_;
   const QuantizedKernels* kernels_;
+  int program_rows_;
   float* x_;
   QuantizedInput in_{};
   std::vector<Quantized> quantized_;

@@ -46,7 +46,7 @@ void gate_rows(Activation activation, const float* gate, const float* up, float*
   for (int m = begin; m < end; ++m) {
     const size_t at = static_cast<size_t>(m) * size;
     each_vector(size, [&](int i, auto get, auto put) {
-      put(out + at + i, gated(activation, get(gate + at + i), get(up + at + i), sigmoid));
+      put(out + at + i, gated(activation, get(gate + at + i), up == nullptr ? splat(1.0f) : get(up + at + i), sigmoid));
     });
   }
 }

@@ -257,7 +257,7 @@ void check_linear(int isa) {
     for (float& number : bias) number = normal();
     for (int rows : {1, 2, 4, 5, 17}) {
       std::vector<float> y(kRows * kOut);
-      const Linear call{rows, kIn, kOut, type, x.data(), weight.data(), bias.data(), nullptr, y.data()};
+      const Linear call{rows, kIn, kOut, rows, type, x.data(), weight.data(), bias.data(), nullptr, y.data()};
       char* workspace = aligned(kernels.linear_workspace(call));
       kernels.linear_prepare(call, workspace);
       kernels.linear(call, workspace, 0, kOut);
