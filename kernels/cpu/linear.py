@@ -33,7 +33,7 @@ def linears(
 
     Args:
         x: [T, in].
-        weights: bf16 or f16 [out, in], or single quantized matrices with `CPU_TILE` rows to a tile; the order of
+        weights: f32, bf16 or f16 [out, in], or single quantized matrices with `CPU_TILE` rows to a tile; the order of
             columns is the same in all.
         biases: [out] or None for each.
         used: i32 [], rows of x that are looked at, the first ones; the others come out as zeros. None: all.

@@ -17,8 +17,10 @@ def with_token_labels(checkpoint: Checkpoint) -> Checkpoint:
         TokenizerError: there is no tokenizer beside the weights, and tokens are named by their texts.
     """
     labels = models.token_labels(checkpoint.config)
+    if labels is None:
+        return checkpoint
     pooler = checkpoint.model_config().pooler
-    if labels is None or pooler is None or pooler.task != "classify":
+    if pooler is None or pooler.task != "classify":
         return checkpoint
     if LABELS in checkpoint.tensors:
         raise CheckpointError(f"{checkpoint.path}: classifier_from_token is set, but there is a labels' matrix already")

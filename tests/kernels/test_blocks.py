@@ -134,7 +134,7 @@ def close(found: jax.Array, expected: jax.Array) -> None:
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-@pytest.mark.parametrize("kind", ["q4", "bfloat16"])
+@pytest.mark.parametrize("kind", ["q4", "bfloat16", "float32"])
 @pytest.mark.parametrize(
     "rows,activation,norms,plus_one,bias,gated",
     [

@@ -153,8 +153,8 @@ def test_what_the_library_takes_goes_to_it() -> None:
     assert "activations are bf" in EXPERTS.explain(
         "cpu", x.astype("bfloat16"), chosen, shares, weights, activation="silu"
     )
-    plain = maker("float32").weights()
-    assert "weights are float32" in EXPERTS.explain("cpu", x, chosen, shares, plain, activation="silu")
+    plain = maker("float8_e4m3fn").weights()
+    assert "weights are float8_e4m3fn" in EXPERTS.explain("cpu", x, chosen, shares, plain, activation="silu")
     columns = jnp.tile(jnp.arange(SIZE), (COUNT, 1))
     gate = dataclasses.replace(weights.gate, weight=dataclasses.replace(weights.gate.weight, columns=columns))
     ordered = dataclasses.replace(weights, gate=gate)

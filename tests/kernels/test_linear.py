@@ -29,7 +29,7 @@ def normal(seed: int, *shape: int, dtype: str = "float32") -> jax.Array:
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(
     "size_out,size_in,bias", [(48, 64, True), (33, 96, False), (400, 40, True), (1, 8, False), (90, 592, True)]
 )

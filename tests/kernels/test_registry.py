@@ -52,6 +52,6 @@ def test_each_platform_gets_its_own_when_lowered_for_it():
 
 
 @pytest.mark.parametrize("rows", [1, 4096])
-def test_wide_weights_are_for_xla(rows: int):
-    x, weight = jax.ShapeDtypeStruct((rows, 64), jnp.float32), jax.ShapeDtypeStruct((8, 64), jnp.float32)
+def test_other_weights_are_for_xla(rows: int):
+    x, weight = jax.ShapeDtypeStruct((rows, 64), jnp.float32), jax.ShapeDtypeStruct((8, 64), jnp.float8_e4m3fn)
     assert LINEAR.pick("cpu", x, weight, None).name == "XLA"

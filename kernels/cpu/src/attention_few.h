@@ -7,47 +7,9 @@
 
 #include "gemm.h"
 #include "kv_types.h"
+#include "pairs.h"
 
 namespace {
-
-constexpr int kPair = 2 * kLanes;  // elements that are loaded together
-
-// Whether elements of a pair come in the order of memory.
-template <class T>
-constexpr bool kInOrder = true;
-template <>
-inline constexpr bool kInOrder<Bf16> = false;
-
-template <class T>
-inline void load_pair(const T* p, Vec& a, Vec& b) {
-  a = load(p);
-  b = load(p + kLanes);
-}
-inline void load_pair(const Bf16* p, Vec& a, Vec& b) {
-  const Bits both = load_as<Bits>(p);
-  a = bit_cast<Vec>(both << 16);
-  b = bit_cast<Vec>(both & 0xffff0000u);
-}
-
-// Brings a row into the order in which pairs of T are loaded, or back. What does not fill a pair stays.
-template <class T>
-inline void to_pairs(float* row, int size) {
-  if (kInOrder<T>) return;
-  for (int d = 0; d + kPair <= size; d += kPair) {
-    float parted[kPair];
-    for (int i = 0; i < kLanes; ++i) parted[i] = row[d + 2 * i], parted[kLanes + i] = row[d + 2 * i + 1];
-    std::memcpy(row + d, parted, sizeof(parted));
-  }
-}
-template <class T>
-inline void from_pairs(float* row, int size) {
-  if (kInOrder<T>) return;
-  for (int d = 0; d + kPair <= size; d += kPair) {
-    float joined[kPair];
-    for (int i = 0; i < kLanes; ++i) joined[2 * i] = row[d + i], joined[2 * i + 1] = row[d + kLanes + i];
-    std::memcpy(row + d, joined, sizeof(joined));
-  }
-}
 
 template <class T>
 inline void widen_row(const T* from, int size, float* to) {

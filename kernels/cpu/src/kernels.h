@@ -78,7 +78,7 @@ inline size_t partial_size(const Attention& call, int queries) {
 struct Linear {
   int rows, size_in, size_out;
   int program_rows;       // see Rows
-  Type type;              // of the weight: kBf16 or kF16
+  Type type;              // of the weight: kF32, kBf16 or kF16
   const float* x;         // [rows, size_in]
   const void* weight;     // [size_out, size_in]
   const float* bias;      // [size_out] or null

@@ -1,4 +1,4 @@
-// Products of rows with a large matrix of 16-bit floats, which is read once from memory. The rows stay f32: each weight is
+// Products of rows with a large matrix of floats, which is read once from memory. The rows stay f32: each weight is
 // widened and multiplied exactly. With tiles a row is split into two bf16 addends, which keeps 16 bits of it.
 
 #ifndef LLMJAX_LINEAR_KERNEL_H_
@@ -6,6 +6,7 @@
 
 #include "float_panels.h"
 #include "kernels.h"
+#include "pairs.h"
 
 #if defined(__AMX_BF16__)
 #include "amx.h"
@@ -16,27 +17,47 @@ namespace {
 using llmjax::Linear;
 
 constexpr int kStreams = 4;  // rows of the weight read side by side
-constexpr int kMaxVectorRows = 4;  // with more rows panels are faster
+constexpr bool kFewRegisters = kRegisters < 32;
 
-// Dot products of kRows rows of x with kStreams rows of the weight.
-template <int kRows, class T>
+// With more rows panels are faster, where a weight is widened once for all of them.
+template <class T>
+constexpr int kMaxVectorRows = sizeof(T) == sizeof(float) ? 48 : 16;
+
+// Whether x comes in the order of pairs: with fewer rows bringing it there costs more than it saves.
+constexpr int kMinPairRows = 3;
+
+// Dot products of kRows rows of x with kStreams rows of the weight. kInPairs: x is in the order of pairs of T; kAhead:
+// those rows that come next are fetched.
+template <int kRows, bool kInPairs, bool kAhead, class T>
 inline void dot_rows(const float* x, int size, const T* const* weight, Vec (*sums)[kLanes]) {
   Vec partial[kRows][kStreams] = {};
   const size_t ahead = static_cast<size_t>(size) * kStreams;  // hardware loses track at the end of each short row
-  for (int i = 0; i < size; i += kLanes) {
-    Vec w[kStreams];
+  const auto add = [&](int i, const auto& load_weight) {
+    Vec row[kRows];
+#pragma GCC unroll 4
+    for (int m = 0; m < kRows; ++m) row[m] = load(x + static_cast<size_t>(m) * size + i);
 #pragma GCC unroll 4
     for (int j = 0; j < kStreams; ++j) {
-      w[j] = load(weight[j] + i);
-      __builtin_prefetch(weight[j] + ahead + i, 0, 2);
+      Vec w = load_weight(weight[j]);
+#pragma GCC unroll 4
+      for (int m = 0; m < kRows; ++m) partial[m][j] += row[m] * w;
     }
+  };
+  int i = 0;
+  for (; i + kPair <= size; i += kPair) {
+    if (kAhead) {
 #pragma GCC unroll 4
-    for (int m = 0; m < kRows; ++m) {
-      const Vec row = load(x + static_cast<size_t>(m) * size + i);
-#pragma GCC unroll 4
-      for (int j = 0; j < kStreams; ++j) partial[m][j] += row * w[j];
+      for (int j = 0; j < kStreams; ++j) __builtin_prefetch(weight[j] + ahead + i, 0, 2);
+    }
+    if constexpr (kInPairs) {
+      add(i, [i](const T* from) { return load_half<0>(from + i); });
+      add(i + kLanes, [i](const T* from) { return load_half<1>(from + i); });
+    } else {
+      add(i, [i](const T* from) { return load(from + i); });
+      add(i + kLanes, [i](const T* from) { return load(from + i + kLanes); });
     }
   }
+  if (i < size) add(i, [i](const T* from) { return load(from + i); });
 #pragma GCC unroll 4
   for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 4
@@ -44,9 +65,9 @@ inline void dot_rows(const float* x, int size, const T* const* weight, Vec (*sum
   }
 }
 
-template <int kRows, class T>
-void linear_rows(const Linear& call, int first_row, int output, int count) {
-  const float* x = call.x + static_cast<size_t>(first_row) * call.size_in;
+template <int kRows, bool kInPairs, class T>
+void linear_rows(const Linear& call, const float* x, int first_row, int output, int count) {
+  x += static_cast<size_t>(first_row) * call.size_in;
   Vec sums[kRows][kLanes];
   for (int j = 0; j < kLanes; j += kStreams) {
     const T* weight[kStreams];
@@ -54,7 +75,11 @@ void linear_rows(const Linear& call, int first_row, int output, int count) {
       weight[s] = static_cast<const T*>(call.weight) + static_cast<size_t>(output + imin(j + s, count - 1)) * call.size_in;
     }
     Vec part[kRows][kLanes];
-    dot_rows<kRows>(x, call.size_in, weight, part);
+    if (first_row == 0) {
+      dot_rows<kRows, kInPairs, true>(x, call.size_in, weight, part);
+    } else {
+      dot_rows<kRows, kInPairs, false>(x, call.size_in, weight, part);
+    }
     for (int m = 0; m < kRows; ++m) {
       for (int s = 0; s < kStreams; ++s) sums[m][j + s] = part[m][s];
     }
@@ -78,13 +103,29 @@ inline void widen_panel(const Linear& call, int output, float* panel, int begin,
       const int row = imin(output + part + i, call.size_out - 1);
       rows[i] = static_cast<const T*>(call.weight) + static_cast<size_t>(row) * call.size_in + begin;
     }
-    for (int column = 0; column < count; column += kLanes) {
+    float* to = panel + part;
+    int column = 0;
+    if constexpr (!kInOrder<T>) {  // columns 2i and 2i + 1 are transposed as one, and then parted
+      for (; column + kPair <= count; column += kPair) {
+        Vec block[kLanes];
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) block[i] = load(reinterpret_cast<const float*>(rows[i] + column));
+        transpose(block);
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) {
+          const Bits both = bit_cast<Bits>(block[i]);
+          store(to + static_cast<size_t>(column + 2 * i) * kPanelOutputs, bit_cast<Vec>(both << 16));
+          store(to + static_cast<size_t>(column + 2 * i + 1) * kPanelOutputs, bit_cast<Vec>(both & 0xffff0000u));
+        }
+      }
+    }
+    for (; column < count; column += kLanes) {
       Vec block[kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) block[i] = load(rows[i] + column);
       transpose(block);
 #pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) store(panel + static_cast<size_t>(column + i) * kPanelOutputs + part, block[i]);
+      for (int i = 0; i < kLanes; ++i) store(to + static_cast<size_t>(column + i) * kPanelOutputs, block[i]);
     }
   }
 }
@@ -99,14 +140,22 @@ void linear_panels(const Linear& call, int begin, int end) {
   }
 }
 
-template <class T>
-void linear_vectors(const Linear& call, int begin, int end) {
+template <bool kInPairs, class T>
+void linear_vectors(const Linear& call, const float* x, int begin, int end) {
   for (int output = begin; output < end; output += kLanes) {
     const int count = imin(kLanes, end - output);
-    int m = 0;
-    for (; m + 4 <= call.rows; m += 4) linear_rows<4, T>(call, m, output, count);
-    for (; m + 2 <= call.rows; m += 2) linear_rows<2, T>(call, m, output, count);
-    if (m < call.rows) linear_rows<1, T>(call, m, output, count);
+    for (int m = 0; m < call.rows;) {
+      const int left = call.rows - m;
+      if (left == 4 || (left > 4 && !kFewRegisters)) {
+        linear_rows<4, kInPairs, T>(call, x, m, output, count), m += 4;
+      } else if (left > 2) {  // sums of three rows stay in few registers
+        linear_rows<3, kInPairs, T>(call, x, m, output, count), m += 3;
+      } else if (left == 2) {
+        linear_rows<2, kInPairs, T>(call, x, m, output, count), m += 2;
+      } else {
+        linear_rows<1, kInPairs, T>(call, x, m, output, count), m += 1;
+      }
+    }
   }
 }
 
@@ -126,9 +175,6 @@ constexpr int kPairOfTiles = 2 * kTile * kTile * 4;  // bytes
 
 inline size_t bytes_of_rows(const Linear& call) { return static_cast<size_t>(call.size_in / kTileK) * kPairOfTiles; }
 
-size_t linear_workspace(const Linear& call) {
-  return linear_uses_tiles(call) ? (call.rows + kTile - 1) / kTile * bytes_of_rows(call) : 0;
-}
 
 inline void prepare_rows(const Linear& call, int first, char* to) {
   for (int i = 0; i < call.size_in; i += kTileK, to += kPairOfTiles) {
@@ -145,11 +191,6 @@ inline void prepare_rows(const Linear& call, int first, char* to) {
     std::memcpy(to, rounded, sizeof(rounded));
     std::memcpy(to + sizeof(rounded), rest, sizeof(rest));
   }
-}
-
-void linear_prepare(const Linear& call, char* workspace) {
-  if (!linear_uses_tiles(call)) return;
-  for (int m = 0; m < call.rows; m += kTile) prepare_rows(call, m, workspace + m / kTile * bytes_of_rows(call));
 }
 
 // Outputs output .. output + 16 * kTiles of up to 16 rows.
@@ -203,12 +244,31 @@ inline void linear_tiles(const Linear& call, const char* x, int output) {
   }
 }
 
-#else
-
-size_t linear_workspace(const Linear&) { return 0; }
-void linear_prepare(const Linear&, char*) {}
-
 #endif
+
+inline bool linear_in_pairs(const Linear& call) {
+  return call.type == llmjax::Type::kBf16 && call.program_rows >= kMinPairRows && call.program_rows <= kMaxVectorRows<Bf16>;
+}
+
+size_t linear_workspace(const Linear& call) {
+#if defined(__AMX_BF16__)
+  if (linear_uses_tiles(call)) return (call.rows + kTile - 1) / kTile * bytes_of_rows(call);
+#endif
+  return linear_in_pairs(call) ? static_cast<size_t>(call.rows) * call.size_in * sizeof(float) : 0;
+}
+
+void linear_prepare(const Linear& call, char* workspace) {
+#if defined(__AMX_BF16__)
+  if (linear_uses_tiles(call)) {
+    for (int m = 0; m < call.rows; m += kTile) prepare_rows(call, m, workspace + m / kTile * bytes_of_rows(call));
+    return;
+  }
+#endif
+  if (!linear_in_pairs(call)) return;
+  float* to = reinterpret_cast<float*>(workspace);
+  std::memcpy(to, call.x, static_cast<size_t>(call.rows) * call.size_in * sizeof(float));
+  for (int m = 0; m < call.rows; ++m) to_pairs<Bf16>(to + static_cast<size_t>(m) * call.size_in, call.size_in);
+}
 
 void linear(const Linear& call, const char* workspace, int begin, int end) {
 #if defined(__AMX_BF16__)
@@ -221,12 +281,16 @@ void linear(const Linear& call, const char* workspace, int begin, int end) {
     return;
   }
 #endif
-  (void)workspace;
-  const bool bf16 = call.type == llmjax::Type::kBf16;
-  if (call.program_rows > kMaxVectorRows) {
-    bf16 ? linear_panels<Bf16>(call, begin, end) : linear_panels<F16>(call, begin, end);
-  } else {
-    bf16 ? linear_vectors<Bf16>(call, begin, end) : linear_vectors<F16>(call, begin, end);
+  if (linear_in_pairs(call)) return linear_vectors<true, Bf16>(call, reinterpret_cast<const float*>(workspace), begin, end);
+  const auto multiply = [&](auto weight) {
+    using T = decltype(weight);
+    if (call.program_rows > kMaxVectorRows<T>) return linear_panels<T>(call, begin, end);
+    linear_vectors<false, T>(call, call.x, begin, end);
+  };
+  switch (call.type) {
+    case llmjax::Type::kF32: return multiply(float{});
+    case llmjax::Type::kBf16: return multiply(Bf16{});
+    default: return multiply(F16{});
   }
 }
 

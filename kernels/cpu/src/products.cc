@@ -185,7 +185,7 @@ ffi::Error Products::add_quantized(const MatrixArguments& matrix, int size_out, 
 
 ffi::Error Products::add_plain(const MatrixArguments& matrix, int size_out, float* y, const float* residual) {
   const auto type = float_type(matrix.weight.element_type());
-  if (!type || *type == Type::kF32) return invalid("products: unsupported type of a matrix");
+  if (!type) return invalid("products: unsupported type of a matrix");
   if (!has_shape(matrix.weight, {size_out, in_.size_in})) return invalid("products: shapes do not fit each other");
   const float* bias = matrix.bias.element_count() == 0 ? nullptr : matrix.bias.typed_data();
   Plain product{{in_.rows, in_.size_in, size_out, program_rows_, *type, x_, matrix.weight.untyped_data(), bias, residual, y},
@@ -226,7 +226,7 @@ size_t Products::bytes(const ffi::ThreadPool& pool) {
   for (Plain& product : plain_) {
     const int unit = in_.rows > kTileRows ? kPanelUnit : kUnit;
     const int64_t units = (product.call.size_out + unit - 1) / unit;
-    const int64_t per_task = 1 + kBytesOfPlainTask / (static_cast<int64_t>(unit) * in_.size_in * 2);
+    const int64_t per_task = 1 + kBytesOfPlainTask / (static_cast<int64_t>(unit) * in_.size_in * static_cast<int64_t>(size_of(product.call.type)));
     product.outputs_of_task = per_task * unit;
     product.first_task = tasks_;
     tasks_ += (units + per_task - 1) / per_task;

@@ -17,7 +17,7 @@ constexpr int kMatrixNumbers = 24, kMatrixLevels = 17;
 
 // A weight as kernels/cpu/matrices.py passes it.
 struct MatrixArguments {
-  xla::ffi::AnyBuffer weight;                      // u32 words of records, or bf16 or f16 [size_out, size_in]
+  xla::ffi::AnyBuffer weight;                      // u32 words of records, or f32, bf16 or f16 [size_out, size_in]
   xla::ffi::Buffer<xla::ffi::DataType::F32> bias;  // [size_out], or empty for none
   // The method (-1: the fastest) and whether x may be rounded to int8, and x and the weight to bf16. Then, zeros for a
   // plain matrix: size_in, num_words, bits, kind, levels, group_size, super_size; of scales, zeros, minima and super
