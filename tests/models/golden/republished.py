@@ -24,22 +24,24 @@ class Republished:
     Attributes:
         config: its config.json, of that which the class is built with.
         renamed: parts of tensors' names, each with what takes its place.
-        fused: tensors that are made of others; what is given is changed.
+        fused: tensors that are made of others; what is given is changed. None: there are none.
         adapt: changes the model before its weights are drawn.
     """
 
     config: Callable[[Config], dict[str, Any]]
     renamed: Mapping[str, str]
-    fused: Callable[[Tensors, Config], None] = lambda tensors, config: None
+    fused: Callable[[Tensors, Config], None] | None = None
     adapt: Callable[[torch.nn.Module, Config], None] = lambda model, config: None
 
     def tensors(self, state: Tensors, config: Config) -> Tensors:
         """The weights by the names of the checkpoint."""
         state = dict(state)
-        self.fused(state, config)
-        return {self._name(name): value for name, value in state.items()}
+        if self.fused is not None:
+            self.fused(state, config)
+        return {self.name_of(name): value for name, value in state.items()}
 
-    def _name(self, name: str) -> str:
+    def name_of(self, name: str) -> str:
+        """What the checkpoint calls a tensor of the class."""
         for old, new in self.renamed.items():
             name = name.replace(old, new)
         return name
