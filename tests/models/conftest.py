@@ -42,7 +42,7 @@ class Golden:
     config: dict[str, Any]
     params: dict[str, np.ndarray]
     cases: dict[str, Case]
-    greedy: np.ndarray | None  # i32 [65], a token and Hugging Face's greedy continuation; None: not known
+    greedy: np.ndarray  # i32 [65], a token and Hugging Face's greedy continuation
 
 
 @dataclass
@@ -165,8 +165,7 @@ def golden() -> Callable[..., Golden]:
             for name, tensor in checkpoint.tensors.items()
             if ".indexer." not in name or checkpoint.config["index_topk"] < checkpoint.config["max_position_embeddings"]
         }
-        continued = folder / "greedy.npy"
-        greedy = np.load(continued) if continued.exists() else None
+        greedy = np.load(folder / "greedy.npy")
         return Golden(config=checkpoint.config, params=params, cases=cases, greedy=greedy)
 
     return read

@@ -14,7 +14,7 @@ ffi::Error linears_handler(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::B
   const auto dims = x.dimensions();
   if (dims.size() != 2 || arguments.size() != 2 * results.size()) return invalid("products: wrong number of arguments");
   const int all_rows = static_cast<int>(dims[0]);
-  const auto rows = rows_in_use(used, true, all_rows);
+  const auto rows = rows_in_use(used, false, all_rows);
   if (!rows.has_value()) return rows.error();
   Products products(isa, *rows, static_cast<int>(dims[1]), x.typed_data());
   for (size_t i = 0; i < results.size(); ++i) {
