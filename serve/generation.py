@@ -68,9 +68,9 @@ async def run_job(engine: Engine, job: Job) -> AsyncGenerator[JobOutput, None]:
             async for output in stream:
                 yield _checked(JobOutput(0, output))
         return
-    async with aclosing(_merged(streams)) as parts:
-        async for part in parts:
-            yield _checked(part)
+    async with aclosing(merged(streams)) as parts:
+        async for index, output in parts:
+            yield _checked(JobOutput(index, output))
 
 
 def _stream(engine: Engine, job: Job, index: int) -> AsyncGenerator[RequestOutput, None]:
@@ -128,14 +128,15 @@ def _best(choices: list[CompletionOutput], count: int) -> list[CompletionOutput]
     return best
 
 
-async def _merged(streams: list[AsyncGenerator[RequestOutput, None]]) -> AsyncGenerator[JobOutput, None]:
-    arrived: asyncio.Queue[JobOutput | Exception | None] = asyncio.Queue(maxsize=2 * len(streams))
+async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """What each of some generators gives, with its place among them, in the order it comes."""
+    arrived: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(maxsize=2 * len(streams))
 
-    async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
+    async def pump(index: int, stream: AsyncGenerator[T, None]) -> None:
         try:
             async with aclosing(stream):
                 async for output in stream:
-                    await arrived.put(JobOutput(index, output))
+                    await arrived.put((index, output))
         except Exception as error:  # handed to the consumer, which raises it
             await arrived.put(error)
         else:
@@ -148,10 +149,10 @@ async def _merged(streams: list[AsyncGenerator[RequestOutput, None]]) -> AsyncGe
             match await arrived.get():
                 case None:
                     running -= 1
-                case JobOutput() as part:
-                    yield part
                 case Exception() as error:
                     raise error
+                case part:
+                    yield part
     finally:
         await _cancel(*tasks)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from llmjax.outputs import CompletionOutput, RequestOutput
 from llmjax.sampling.params import RequestOutputKind, SamplingParams
 from llmjax.serve.answers import AnswerFormat
-from llmjax.serve.generation import Job, JobOutput, Tally, run_job
+from llmjax.serve.generation import Job, JobOutput, Tally, merged, run_job
 from llmjax.serve.interfaces import Engine
 from llmjax.serve.prompts import EncodedPrompt
 
@@ -32,8 +32,21 @@ class ThinkingBudget:
 async def run_within(
     engine: Engine, job: Job, form: AnswerFormat, budget: ThinkingBudget
 ) -> AsyncGenerator[JobOutput, None]:
-    """Deltas of one continuation, in two engine requests: the second goes on where the first has used up the budget,
-    with the end of reasoning put in between if it was not over. Its prompt is in the prefix cache.
+    """Deltas of the continuations of a prompt, each in engine requests of its own."""
+    (params,) = job.params
+    seeds = [None if params.seed is None else params.seed + i for i in range(params.n)]
+    own = [replace(job, params=[params.clone(n=1, seed=seed)]) for seed in seeds]
+    async with aclosing(merged([_run_one(engine, one, form, budget) for one in own])) as parts:
+        async for index, part in parts:
+            part.output.outputs[0].index = index
+            yield part
+
+
+async def _run_one(
+    engine: Engine, job: Job, form: AnswerFormat, budget: ThinkingBudget
+) -> AsyncGenerator[JobOutput, None]:
+    """One continuation, in two engine requests: the second goes on where the first has used up the budget, with the end
+    of reasoning put in between if it was not over. Its prompt is in the prefix cache.
 
     The seed's noise depends on positions, so that an answer that was not cut is the one of a single request.
     """
@@ -78,19 +91,21 @@ async def collect_within(
 ) -> RequestOutput:
     """The whole of what ``run_within`` gives."""
     whole: RequestOutput | None = None
+    answers: dict[int, CompletionOutput] = {}
     async with aclosing(run_within(engine, job, form, budget)) as parts:
         async for part in parts:
             tally.add_cached(part)
             (choice,) = part.output.outputs
             tally.add_tokens(choice)
-            if whole is None:
-                whole = part.output
+            whole = whole or part.output
+            said = answers.setdefault(choice.index, choice)
+            if said is choice:
                 continue
-            (said,) = whole.outputs
             said.text += choice.text
             said.token_ids += choice.token_ids
             said.finish_reason, said.stop_reason = choice.finish_reason, choice.stop_reason
     assert whole is not None
+    whole.outputs = [answers[index] for index in sorted(answers)]
     return whole
 
 

@@ -239,8 +239,7 @@ def thinking_budget(server: Server, body: ChatRequest, form: AnswerFormat, *, te
             code="unsupported_parameter",
         )
     asked = {
-        "n": body.choices > 1,
-        "best_of": body.continuations > 1,
+        "best_of": body.continuations > body.choices,
         "logprobs": bool(body.logprobs),
         "presence_penalty": bool(body.presence_penalty),
         "frequency_penalty": bool(body.frequency_penalty),

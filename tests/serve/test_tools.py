@@ -449,6 +449,22 @@ def test_a_forced_call_behind_thinking_that_has_a_budget(http: httpx.Client) -> 
     assert name == "get_weather" and len(choice["message"]["reasoning"]) < 20
 
 
+def test_each_continuation_thinks_within_the_budget(http: httpx.Client) -> None:
+    fields = {"thinking_token_budget": 5, "n": 3, "seed": 4, "return_token_ids": True}
+    found = answer(http, "[THINK]", **fields)
+    (alone,) = answer(http, "[THINK]", **{**fields, "n": 1})["choices"]
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2]
+    assert found["choices"][0]["token_ids"] == alone["token_ids"]
+    assert found["usage"]["completion_tokens_details"]["reasoning_tokens"] == 15
+    assert found["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in found["choices"])
+    pieces = [c for chunk in deltas(http, "[THINK]", **fields) for c in chunk["choices"]]
+    for choice in found["choices"]:
+        own = [piece for piece in pieces if piece["index"] == choice["index"]]
+        assert [i for piece in own for i in piece.get("token_ids", [])] == choice["token_ids"]
+        assert "".join(piece["delta"].get("content") or "" for piece in own) == choice["message"]["content"]
+        assert [piece["finish_reason"] for piece in own if piece["finish_reason"]] == ["stop"]
+
+
 def test_a_budget_above_what_may_be_said(http: httpx.Client) -> None:
     for budget in (2, 3, 4, 9):
         (choice,) = answer(http, "[THINK]", thinking_token_budget=budget, max_tokens=4, return_token_ids=True)[
@@ -650,7 +666,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"chat_template": "{{ tools }}"}, "tools", "--tool-call-parser"),
     ({"chat_template": "{{ 1 }}", "tools": None, "reasoning_effort": "low"}, "reasoning_effort", "does not read it"),
     ({"thinking_token_budget": -2}, "thinking_token_budget", "greater than or equal to -1"),
-    ({"thinking_token_budget": 5, "n": 2}, "thinking_token_budget", "`n`"),
+    ({"thinking_token_budget": 5, "n": 1, "best_of": 2}, "thinking_token_budget", "`best_of`"),
     ({"thinking_token_budget": 5, "logprobs": True}, "thinking_token_budget", "`logprobs`"),
     ({"thinking_token_budget": 5, "frequency_penalty": 1}, "thinking_token_budget", "`frequency_penalty`"),
     ({"thinking_token_budget": 5, **template("<tool_call>")}, "thinking_token_budget", "--reasoning-parser"),

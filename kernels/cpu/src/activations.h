@@ -27,7 +27,8 @@ inline Vec normal_cdf(Vec x) {
   const Vec z = vmax(splat(-3.92f), vmin(splat(3.92f), x * splat(0.70710678f))), square = z * z;
   Vec above = splat(kAbove[0]), below = splat(kBelow[0]);
   for (int i = 1; i < 6; ++i) above = above * square + splat(kAbove[i]), below = below * square + splat(kBelow[i]);
-  return splat(0.5f) + splat(0.5f) * z * above / below;
+  const Vec found = splat(0.5f) + splat(0.5f) * z * above / below;
+  return select((Int)(x < splat(-5.54f)), Vec{}, found);  // or rounding would be multiplied by a large x
 }
 
 // activation(x) * up

@@ -130,8 +130,7 @@ struct Kernels {
 
   // Rows begin..end of [., size]: out = residual + norm(x), residual null: none; out may be x.
   void (*norm_rows)(const Norm&, const float* x, const float* residual, float* out, int size, int begin, int end);
-  // out = activation(gate) * up; out may be gate.
-  // `up` null: the activation alone.
+  // out = activation(gate) * up, `up` null: the activation alone; out may be gate.
   void (*gate_rows)(Activation, const float* gate, const float* up, float* out, int size, int begin, int end);
   void (*rotate)(const Rotation&, float* heads);  // in place
   // The first of the largest entries; 0 where there is a NaN.

@@ -16,28 +16,32 @@ namespace {
 
 using llmjax::Linear;
 
-constexpr int kStreams = 4;  // rows of the weight read side by side
 constexpr bool kFewRegisters = kRegisters < 32;
+
+// Rows of the weight read side by side: two where sums of four rows of x leave no registers to widen more of them.
+constexpr int kMostStreams = 4;
+template <int kRows, class T>
+constexpr int kStreams = kFewRegisters && kRows == 4 && sizeof(T) < sizeof(float) ? 2 : kMostStreams;
 
 // With more rows panels are faster, where a weight is widened once for all of them.
 template <class T>
 constexpr int kMaxVectorRows = sizeof(T) == sizeof(float) ? 48 : 16;
 
-// Whether x comes in the order of pairs: with fewer rows bringing it there costs more than it saves.
+// From so many rows on x comes in the order of pairs: with fewer, bringing it there costs more than it saves.
 constexpr int kMinPairRows = 3;
 
 // Dot products of kRows rows of x with kStreams rows of the weight. kInPairs: x is in the order of pairs of T; kAhead:
 // those rows that come next are fetched.
 template <int kRows, bool kInPairs, bool kAhead, class T>
 inline void dot_rows(const float* x, int size, const T* const* weight, Vec (*sums)[kLanes]) {
-  Vec partial[kRows][kStreams] = {};
-  const size_t ahead = static_cast<size_t>(size) * kStreams;  // hardware loses track at the end of each short row
+  Vec partial[kRows][kStreams<kRows, T>] = {};
+  const size_t ahead = static_cast<size_t>(size) * kMostStreams;  // hardware loses track at the end of each short row
   const auto add = [&](int i, const auto& load_weight) {
     Vec row[kRows];
 #pragma GCC unroll 4
     for (int m = 0; m < kRows; ++m) row[m] = load(x + static_cast<size_t>(m) * size + i);
 #pragma GCC unroll 4
-    for (int j = 0; j < kStreams; ++j) {
+    for (int j = 0; j < kStreams<kRows, T>; ++j) {
       Vec w = load_weight(weight[j]);
 #pragma GCC unroll 4
       for (int m = 0; m < kRows; ++m) partial[m][j] += row[m] * w;
@@ -47,7 +51,7 @@ inline void dot_rows(const float* x, int size, const T* const* weight, Vec (*sum
   for (; i + kPair <= size; i += kPair) {
     if (kAhead) {
 #pragma GCC unroll 4
-      for (int j = 0; j < kStreams; ++j) __builtin_prefetch(weight[j] + ahead + i, 0, 2);
+      for (int j = 0; j < kStreams<kRows, T>; ++j) __builtin_prefetch(weight[j] + ahead + i, 0, 2);
     }
     if constexpr (kInPairs) {
       add(i, [i](const T* from) { return load_half<0>(from + i); });
@@ -61,7 +65,7 @@ inline void dot_rows(const float* x, int size, const T* const* weight, Vec (*sum
 #pragma GCC unroll 4
   for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kStreams; ++j) sums[m][j] = partial[m][j];
+    for (int j = 0; j < kStreams<kRows, T>; ++j) sums[m][j] = partial[m][j];
   }
 }
 
@@ -69,9 +73,9 @@ template <int kRows, bool kInPairs, class T>
 void linear_rows(const Linear& call, const float* x, int first_row, int output, int count) {
   x += static_cast<size_t>(first_row) * call.size_in;
   Vec sums[kRows][kLanes];
-  for (int j = 0; j < kLanes; j += kStreams) {
-    const T* weight[kStreams];
-    for (int s = 0; s < kStreams; ++s) {  // past the end the last output is computed again
+  for (int j = 0; j < kLanes; j += kStreams<kRows, T>) {
+    const T* weight[kStreams<kRows, T>];
+    for (int s = 0; s < kStreams<kRows, T>; ++s) {  // past the end the last output is computed again
       weight[s] = static_cast<const T*>(call.weight) + static_cast<size_t>(output + imin(j + s, count - 1)) * call.size_in;
     }
     Vec part[kRows][kLanes];
@@ -81,7 +85,7 @@ void linear_rows(const Linear& call, const float* x, int first_row, int output, 
       dot_rows<kRows, kInPairs, false>(x, call.size_in, weight, part);
     }
     for (int m = 0; m < kRows; ++m) {
-      for (int s = 0; s < kStreams; ++s) sums[m][j + s] = part[m][s];
+      for (int s = 0; s < kStreams<kRows, T>; ++s) sums[m][j + s] = part[m][s];
     }
   }
   for (int m = 0; m < kRows; ++m) {
@@ -174,7 +178,6 @@ inline bool linear_uses_tiles(const Linear& call) {
 constexpr int kPairOfTiles = 2 * kTile * kTile * 4;  // bytes
 
 inline size_t bytes_of_rows(const Linear& call) { return static_cast<size_t>(call.size_in / kTileK) * kPairOfTiles; }
-
 
 inline void prepare_rows(const Linear& call, int first, char* to) {
   for (int i = 0; i < call.size_in; i += kTileK, to += kPairOfTiles) {
