@@ -3,12 +3,13 @@ weights, and all of them wait for two sums of the hidden states in each layer.""
 
 from __future__ import annotations
 
+import multiprocessing
 import socket
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from statistics import median
 
 import numpy as np
@@ -103,30 +104,33 @@ def read_bytes_per_second(threads: int) -> float:
 
 
 def tell_seconds(rows: int) -> float:
-    """From a leader's having a decode step of so many rows to a follower's having read it, over a network connection
-    of this machine; the median."""
+    """From a leader's having a decode step of so many rows to a follower's having read it, in another process and over
+    a network connection of this machine; the median."""
     step = RunStep(Bucket(tokens=rows, rows=rows, decode=True), Array.of(np.zeros(16 * rows, np.int32)))
+    processes = multiprocessing.get_context("spawn")
+    here, there = processes.Pipe(duplex=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        near = socket.create_connection(server.getsockname())
-        far, _ = server.accept()
-    for end in (near, far):
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    came: list[float] = []
-    heard = threading.Semaphore(0)
-
-    def follow() -> None:
-        for _ in Channel(far, ToFollower).receive():
-            came.append(time.perf_counter())
-            heard.release()
-
-    follower = threading.Thread(target=follow)
-    follower.start()
+        follower = processes.Process(target=_follow, args=(server.getsockname(), there), daemon=True)
+        follower.start()
+        near, _ = server.accept()
+    near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     leader, told = Channel(near, ToFollower), []
     for _ in range(TELLS):
         told.append(time.perf_counter())
         leader.send(step)
-        heard.acquire()
+        near.recv(1)
     near.close()
+    came = here.recv()
     follower.join()
-    far.close()
     return median(b - a for a, b in zip(told, came, strict=True))
+
+
+def _follow(address: tuple[str, int], times: Connection) -> None:
+    """Notes when each step has come, by the clock that all processes share, and asks for the next."""
+    with socket.create_connection(address) as far:
+        far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        came = []
+        for _ in Channel(far, ToFollower).receive():
+            came.append(time.perf_counter())
+            far.sendall(b"\0")
+    times.send(came)

@@ -238,33 +238,38 @@ void check_quantized(int isa) {
   }
 }
 
-// ---- 16-bit floats, and what stands between products ----
+// ---- Plain matrices, and what stands between products ----
 
-void check_linear(int isa) {
-  constexpr int kIn = 96, kOut = 80, kRows = 17;
-  const Kernels& kernels = *find_kernels(isa, kIn);
-  for (Type type : {Type::kBf16, Type::kF16}) {
-    std::vector<uint16_t> weight(kIn * kOut);
-    std::vector<double> values(kIn * kOut);
-    for (int i = 0; i < kIn * kOut; ++i) {
+void check_linear(int isa, int size_in) {  // whole pairs of vectors, and half a pair behind them
+  constexpr int kOut = 80, kRows = 49;
+  const Kernels& kernels = *find_kernels(isa, size_in);
+  for (Type type : {Type::kF32, Type::kBf16, Type::kF16}) {
+    std::vector<float> wide(size_in * kOut);
+    std::vector<uint16_t> narrow(size_in * kOut);
+    std::vector<double> values(size_in * kOut);
+    for (int i = 0; i < size_in * kOut; ++i) {
       // Halves from the smallest subnormal on.
-      weight[i] = type == Type::kBf16 ? static_cast<uint16_t>(bits_of_float(normal()) >> 16)
+      wide[i] = normal();
+      narrow[i] = type == Type::kBf16 ? static_cast<uint16_t>(bits_of_float(wide[i]) >> 16)
                                       : static_cast<uint16_t>(random_bits() % 0x3c00 + (random_bits() % 2 << 15));
-      values[i] = type == Type::kBf16 ? from_bits(static_cast<uint32_t>(weight[i]) << 16) : half(weight[i]);
+      values[i] = type == Type::kF32    ? wide[i]
+                  : type == Type::kBf16 ? from_bits(static_cast<uint32_t>(narrow[i]) << 16)
+                                        : half(narrow[i]);
     }
-    std::vector<float> x(kIn * kRows), bias(kOut);
+    const void* weight = type == Type::kF32 ? static_cast<const void*>(wide.data()) : narrow.data();
+    std::vector<float> x(size_in * kRows), bias(kOut);
     for (float& number : x) number = normal();
     for (float& number : bias) number = normal();
-    for (int rows : {1, 2, 4, 5, 17}) {
+    for (int rows : {1, 2, 3, 4, 5, 7, 17, 49}) {
       std::vector<float> y(kRows * kOut);
-      const Linear call{rows, kIn, kOut, rows, type, x.data(), weight.data(), bias.data(), nullptr, y.data()};
+      const Linear call{rows, size_in, kOut, rows, type, x.data(), weight, bias.data(), nullptr, y.data()};
       char* workspace = aligned(kernels.linear_workspace(call));
       kernels.linear_prepare(call, workspace);
       kernels.linear(call, workspace, 0, kOut);
       for (int m = 0; m < rows; ++m) {
         for (int o = 0; o < kOut; ++o) {
           double sum = bias[o];
-          for (int i = 0; i < kIn; ++i) sum += x[m * kIn + i] * values[o * kIn + i];
+          for (int i = 0; i < size_in; ++i) sum += x[m * size_in + i] * values[o * size_in + i];
           check(std::fabs(y[m * kOut + o] - sum) < 2e-3 + 1e-5 * std::fabs(sum), std::string(isa_name(isa)) + " linear");
         }
       }
@@ -351,7 +356,7 @@ int main() {
   for (int isa = 0; isa < isa_count(); ++isa) {
     if (!isa_usable(isa)) continue;
     check_quantized(isa);
-    check_linear(isa);
+    for (int size_in : {96, 104, 112}) check_linear(isa, size_in);
     check_rows(isa);
     check_attention(isa);
     if (failed) return 1;
