@@ -86,7 +86,8 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
   for (size_t i = 0; i <= last_matrix; ++i) {
     const auto matrix = matrix_arguments(weights, i, matrices, levels);
     if (!matrix.has_value()) return matrix.error();
-    ffi::Error error = i < last_matrix ? raise.add(*matrix, inner, i == 0 ? gate : up) : lower.add(*matrix, size, lowered, residual);
+    ffi::Error error = i == last_matrix ? lower.add(*matrix, size, lowered, residual)
+                                        : raise.add(*matrix, inner, i == 0 ? gate : up);
     if (error.failure()) return error;
   }
   clear_padding(out->typed_data(), *in_use, all_rows, size);

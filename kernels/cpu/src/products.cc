@@ -226,7 +226,8 @@ size_t Products::bytes(const ffi::ThreadPool& pool) {
   for (Plain& product : plain_) {
     const int unit = in_.rows > kTileRows ? kPanelUnit : kUnit;
     const int64_t units = (product.call.size_out + unit - 1) / unit;
-    const int64_t per_task = 1 + kBytesOfPlainTask / (static_cast<int64_t>(unit) * in_.size_in * static_cast<int64_t>(size_of(product.call.type)));
+    const int64_t bytes_of_output = in_.size_in * static_cast<int64_t>(size_of(product.call.type));
+    const int64_t per_task = 1 + kBytesOfPlainTask / (unit * bytes_of_output);
     product.outputs_of_task = per_task * unit;
     product.first_task = tasks_;
     tasks_ += (units + per_task - 1) / per_task;

@@ -43,7 +43,8 @@ struct Rows {
 };
 
 // Of so many tokens, those of requests, the first ones, as RaggedBatch.used has them: what lies behind them fills up a
-// program's size, and nobody reads it. `used` empty: all. `decode`: nothing that is computed is for a cache.
+// program's size, and nobody reads it. `used` empty: all. `decode`: these choose the method, of which there are programs for
+// every few rows.
 xla::ffi::ErrorOr<Rows> rows_in_use(const xla::ffi::Buffer<xla::ffi::DataType::S32>& used, bool decode, int tokens);
 
 // Zeros for the rows behind them.
