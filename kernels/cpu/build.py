@@ -69,8 +69,11 @@ class _Compiler:
     flags: tuple[str, ...]
 
     def accepts(self, flags: tuple[str, ...]) -> bool:
-        probe = [*self.command, *flags, "-x", "c++", "-fsyntax-only", os.devnull]
-        return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+        with tempfile.TemporaryDirectory() as directory:  # of an empty file: Zig's looks for what it has compiled
+            source, target = Path(directory, "probe.cc"), Path(directory, "probe.o")
+            source.touch()
+            probe = [*self.command, *flags, "-c", str(source), "-o", str(target)]
+            return subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
     def compile(self, source: Path, target: Path, flags: tuple[str, ...]) -> None:
         self.run(*self.flags, *flags, "-isystem", str(HEADERS), "-c", str(source), "-o", str(target))
