@@ -134,7 +134,8 @@ def build(target: Path = LIBRARY, *, sanitize: str | None = None, every_isa: boo
         linked = Path(directory, "library")
         objects = (str(Path(directory, name)) for _, name, _ in jobs)
         checked = (f"-fsanitize={sanitize}",) if sanitize else ()
-        compiler.run("-shared", *checked, *objects, "-o", str(linked), *link)
+        exports = _exports(Path(directory)) if every_isa else ()
+        compiler.run("-shared", *checked, *objects, "-o", str(linked), *link, *exports)
         # A new file and not new contents: a process may have the old one mapped.
         staged = target.with_name(f".{target.name}.{os.getpid()}")
         shutil.copy(linked, staged)
@@ -205,8 +206,17 @@ def _link_flags(*, portable: bool) -> tuple[str, ...]:
     """For a library that other machines are to load, C++'s own is part of it: theirs may be older."""
     if "linux" not in sysconfig.get_platform():
         return ("-pthread",)
-    inside = ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL") if portable else ()
+    inside = ("-static-libstdc++", "-static-libgcc") if portable else ()
     return ("-pthread", "-Wl,-z,defs", *inside)
+
+
+def _exports(directory: Path) -> tuple[str, ...]:
+    """What keeps C++'s own to the library, as a file for the linker: not every one takes --exclude-libs."""
+    if "linux" not in sysconfig.get_platform():
+        return ()
+    script = directory / "exports"
+    script.write_text("{ global: llmjax_*; local: *; };\n")
+    return (f"-Wl,--version-script={script}",)
 
 
 def main() -> None:
