@@ -63,11 +63,6 @@ def check_priority(engine: Engine, priority: int) -> None:
 async def run_job(engine: Engine, job: Job) -> AsyncGenerator[JobOutput, None]:
     """Outputs in the order they come; closing the generator aborts what is still running."""
     streams = [_stream(engine, job, index) for index in range(len(job.prompts))]
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as stream:
-            async for output in stream:
-                yield _checked(JobOutput(0, output))
-        return
     async with aclosing(merged(streams)) as parts:
         async for index, output in parts:
             yield _checked(JobOutput(index, output))
@@ -130,6 +125,11 @@ def _best(choices: list[CompletionOutput], count: int) -> list[CompletionOutput]
 
 async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """What each of some generators gives, with its place among them, in the order it comes."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as stream:
+            async for output in stream:
+                yield 0, output
+        return
     arrived: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(maxsize=2 * len(streams))
 
     async def pump(index: int, stream: AsyncGenerator[T, None]) -> None:

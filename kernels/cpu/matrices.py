@@ -26,7 +26,7 @@ LANES = 8  # what sizes of plain matrices are multiples of
 # Where hardware multiplies bf16, products of more rows with matrices of bf16 are faster by XLA's dot, which rounds x to
 # bf16 (benchmarks/kernels.py prints both).
 MAX_ROWS = MappingProxyType({"amx": 16, "avx512bf16": 4})
-MAX_WIDE_ROWS = 128  # with matrices of f32: from 256 rows on XLA's dot is 1.1 times as fast
+MAX_WIDE_ROWS = 128  # with matrices of f32, with which XLA's dot is faster for more
 
 
 def refuses(weight: jax.Array | QTensor) -> str | None:
@@ -46,9 +46,12 @@ def slow(rows: int, weight: jax.Array | QTensor, library: Library) -> str | None
     """Why something else is faster with so many rows of x; None: the library is."""
     if isinstance(weight, QTensor):
         return None
-    most = MAX_WIDE_ROWS if weight.dtype == jnp.float32 else rows
-    if weight.dtype == jnp.bfloat16:
-        most = MAX_ROWS.get(library.best, rows)
+    if weight.dtype == jnp.float32:
+        most = MAX_WIDE_ROWS
+    elif weight.dtype == jnp.bfloat16 and library.best in MAX_ROWS:
+        most = MAX_ROWS[library.best]
+    else:
+        return None
     return None if rows <= most else f"slower from {most + 1} rows on"
 
 
