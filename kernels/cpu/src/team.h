@@ -93,11 +93,14 @@ class Team {
     call->open.store(kClosed);
   }
 
-  // Members there are, and how many of them sleep.
+  // Members there are, and how many of them sleep; one that is about to has its mutex.
   size_t members() const { return hired_.load(); }
   size_t asleep() const {
     size_t count = 0;
-    for (size_t t = 1; t <= members(); ++t) count += members_[t]->state.load() == kAsleep;
+    for (size_t t = 1; t <= members(); ++t) {
+      std::lock_guard<std::mutex> lock(members_[t]->mutex);
+      count += members_[t]->state.load() == kAsleep;
+    }
     return count;
   }
 
@@ -198,8 +201,9 @@ class Team {
 #endif
     Member& self = *members_[thread];
     uint64_t last = 0;
-    while (!ending_.load()) {
-      const uint64_t seen = posted_.load();
+    while (true) {
+      const uint64_t seen = posted_.load();  // first: what is posted from here on ends the wait
+      if (ending_.load()) return;
       if (Call* call = join(thread, last)) {
         self.state.store(last);
         wake_children(thread, last);
@@ -208,9 +212,14 @@ class Team {
         call->inside.fetch_sub(1, std::memory_order_release);
         self.state.store(kLooks);
       } else {
-        await(self, seen);
+        await(thread, last, seen);
       }
     }
+  }
+
+  // Whether a call with this number wants a thread that was last in another one.
+  static bool wants(uint64_t number, size_t thread, uint64_t last) {
+    return number > kFilling && number != last && thread < threads_of(number);
   }
 
   // A call that wants this thread, other than the last one it was in; with several, threads take different ones.
@@ -220,7 +229,7 @@ class Team {
     size_t count = 0;
     for (Call& call : calls_) {
       const uint64_t number = call.open.load(std::memory_order_acquire);
-      if (number > kFilling && number != last && thread < threads_of(number)) found[count] = &call, numbers[count++] = number;
+      if (wants(number, thread, last)) found[count] = &call, numbers[count++] = number;
     }
     for (size_t i = 0; i < count; ++i) {
       Call& call = *found[(thread + i) % count];
@@ -236,7 +245,7 @@ class Team {
   }
 
   // Until something has been posted since `seen`: spins, then leaves the core to others, then sleeps.
-  void await(Member& self, uint64_t seen) {
+  void await(size_t thread, uint64_t last, uint64_t seen) {
     for (int spins = 0; spins < 2048; ++spins) {
       if (posted_.load(std::memory_order_relaxed) != seen) return;
       pause_briefly();
@@ -245,9 +254,14 @@ class Team {
       if (posted_.load(std::memory_order_relaxed) != seen) return;
       std::this_thread::yield();
     }
+    Member& self = *members_[thread];
     std::unique_lock<std::mutex> lock(self.mutex);
     self.state.store(kAsleep);
-    if (posted_.load() != seen) {  // after the store, as who posts looks at states after it has posted
+    // After the store, as who wakes looks at states after it has seen the call open. Not at posted_: a member that finds a
+    // call before it is posted wakes others already.
+    bool wanted = ending_.load();
+    for (const Call& call : calls_) wanted = wanted || wants(call.open.load(), thread, last);
+    if (wanted) {
       self.state.store(kLooks);
       return;
     }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <random>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,15 +23,40 @@ void check(bool right, const char* what, long threads = 0) {
 std::atomic<long> changes{0}, looks{0}, all_rings{0};  // changes: read-modify-write operations
 thread_local long own_rings = 0;
 
+// Threads lose their cores now and then, before any step but those that merely wait.
+std::atomic<bool> halting{false};
+std::atomic<unsigned> seeds{0};
+
+void step(std::memory_order order) {
+  if (order != std::memory_order_seq_cst || !halting) return;
+  thread_local std::minstd_rand random(++seeds);
+  if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+}
+
 template <class T>
 class CountingAtomic {
  public:
   CountingAtomic(T value = T{}) : value_(value) {}
-  T load(std::memory_order order = std::memory_order_seq_cst) const { return ++looks, value_.load(order); }
-  void store(T value, std::memory_order order = std::memory_order_seq_cst) { value_.store(value, order); }
-  T fetch_add(T by, std::memory_order order = std::memory_order_seq_cst) { return ++changes, value_.fetch_add(by, order); }
-  T fetch_sub(T by, std::memory_order order = std::memory_order_seq_cst) { return ++changes, value_.fetch_sub(by, order); }
-  bool compare_exchange_strong(T& old, T value) { return ++changes, value_.compare_exchange_strong(old, value); }
+  T load(std::memory_order order = std::memory_order_seq_cst) const {
+    step(order);
+    return ++looks, value_.load(order);
+  }
+  void store(T value, std::memory_order order = std::memory_order_seq_cst) {
+    step(order);
+    value_.store(value, order);
+  }
+  T fetch_add(T by, std::memory_order order = std::memory_order_seq_cst) {
+    step(order);
+    return ++changes, value_.fetch_add(by, order);
+  }
+  T fetch_sub(T by, std::memory_order order = std::memory_order_seq_cst) {
+    step(order);
+    return ++changes, value_.fetch_sub(by, order);
+  }
+  bool compare_exchange_strong(T& old, T value) {
+    step(std::memory_order_seq_cst);
+    return ++changes, value_.compare_exchange_strong(old, value);
+  }
 
  private:
   std::atomic<T> value_;
@@ -200,6 +226,16 @@ void many_callers_get_what_is_theirs() {
   check(team.members() == 3, "members of many callers");
 }
 
+// Every member hears of every call and of the end, wherever threads have lost their cores.
+void threads_may_halt_anywhere() {
+  halting = true;
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    Sleepy team;
+    for (int call = 0; call < 10; ++call) run_together(team, 7, [](size_t) {});
+  }
+  halting = false;
+}
+
 void members_round_as_their_caller() {
 #if defined(__x86_64__)
   Sleepy team;
@@ -226,6 +262,7 @@ int main() {
   two_callers_do_not_wait_for_each_other();
   the_tree_goes_past_busy_members();
   many_callers_get_what_is_theirs();
+  threads_may_halt_anywhere();
   members_round_as_their_caller();
   std::puts("right");
   return 0;
