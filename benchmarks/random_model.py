@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,21 +159,31 @@ def _write_weights(path: Path, tensors: dict[str, tuple[int, ...]], *, scale: fl
     them as whatever it runs in."""
     block = np.random.default_rng(0).standard_normal(BLOCK, np.float32) * scale
     blocks = {"BF16": _bfloat16(block), "F8_E4M3": block.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)}
-    header, end = {}, 0
+    header: dict[str, Any] = {}
+    end = 0
     for name, shape in tensors.items():
         dtype = "F8_E4M3" if ".experts." in name else "BF16"
         size = blocks[dtype].itemsize * int(np.prod(shape))
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()
+    start = 8 + len(text)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for name, shape in tensors.items():
-            if len(shape) > 1:
-                values = np.resize(blocks[str(header[name]["dtype"])], np.prod(shape))
-            else:
-                values = _bfloat16(np.ones(shape, np.float32))
-            file.write(values.tobytes())
+        file.truncate(start + end)
+    data = np.memmap(path, np.uint8, "r+", offset=start, shape=(end,))
+
+    def fill(name: str) -> None:
+        begin, stop = header[name]["data_offsets"]
+        norm = len(tensors[name]) == 1
+        values = (_bfloat16(np.ones(BLOCK, np.float32)) if norm else blocks[header[name]["dtype"]]).view(np.uint8)
+        for at in range(begin, stop, values.size):
+            part = data[at : min(at + values.size, stop)]
+            part[:] = values[: part.size]
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(fill, tensors))
+    data.flush()
 
 
 def _bfloat16(values: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from llmjax.kernels.cpu import matrices
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.registry import Implementation, Operation
 
+NARROW_ROWS = 64  # from which on results in f32 cost a card more memory traffic than time that conversions hide
 CPU_MIN_ROWS = 4  # XLA's CPU dot of bfloat16 is a scalar loop for one row and a matrix product from a few rows on
 
 
@@ -33,6 +34,23 @@ def linear_by_xla(
         preferred_element_type=jnp.float32,
     )
     return out if bias is None else out + bias.astype(jnp.float32)
+
+
+def linear_by_cublas(
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None = None, used: jax.Array | None = None
+) -> jax.Array:
+    """``linear_by_xla`` whose sums, in f32, are stored in x's type, as cuBLAS does: XLA's own conversion behind a product
+    of many rows is a kernel of its own, which takes a sixth of a wide product's time (H100)."""
+    out = jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=x.dtype)
+    return out.astype(jnp.float32)
+
+
+def _cublas_refuses(x: jax.Array, weight: jax.Array, bias: jax.Array | None, *_: jax.Array | None) -> str | None:
+    if x.dtype != weight.dtype or x.dtype.itemsize != 2:
+        return f"activations are {x.dtype}, weights {weight.dtype}"
+    if bias is not None:
+        return "a bias is added in f32"
+    return None if x.shape[0] >= NARROW_ROWS else f"only {NARROW_ROWS} rows and more gain"
 
 
 def linear_by_padding(
@@ -62,12 +80,13 @@ def _native_refuses(x: jax.Array, weight: jax.Array, *_: jax.Array | None) -> st
     return "not built" if native is None else matrices.slow(x.shape[0], weight, native)
 
 
-# Positional: x, weight, bias, used (as in `linear`; may be left out); f32 [T, out].
+# Positional: x, weight, bias, used (as in `linear`; may be left out); f32 [T, out], maybe rounded to x's type.
 LINEAR = Operation(
     "linear",
     (
         Implementation("C++", _native, platform="cpu", refuses=_native_refuses),
         Implementation("XLA, padded", linear_by_padding, platform="cpu", refuses=_padded_refuses),
+        Implementation("cuBLAS", linear_by_cublas, platform="cuda", refuses=_cublas_refuses),
         Implementation("XLA", linear_by_xla),
     ),
 )

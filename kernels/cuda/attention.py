@@ -58,10 +58,10 @@ def refuses(
 def store_kv(
     pages: KVPages, k: jax.Array, v: jax.Array | None, batch: RaggedBatch, *, interpret: bool = False
 ) -> KVPages:
-    """Stores keys and values, as `write_kv` says: by it where tokens have scales."""
-    if pages.layout.token_scales:
+    """Stores keys and values, as `write_kv` says: by it where tokens have scales, or are many."""
+    if pages.layout.token_scales or not batch.decode:
         return write_kv(pages, k, v, batch, interpret=interpret)
-    # XLA makes one kernel too, which takes in what made the keys.
+    # XLA makes one kernel too, which takes in what made the keys, but is slow at many (scatter: 7 times, H100).
     return portable.write_kv(pages, k, v, batch.places(pages.page_size))
 
 

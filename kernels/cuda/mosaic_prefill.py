@@ -1,7 +1,7 @@
 """Attention of rows with several queries for Hopper, by Mosaic GPU: bulk copies of pages, products of warpgroups.
 
-One warpgroup asks the copy engine for pages, two others multiply, each with its 64 rows of a tile (FlashAttention-3,
-arXiv:2407.08608, without its taking of turns). Tiles of queries are gathered and put back by XLA: rows of a tile that
+One warpgroup asks the copy engine for pages, two others multiply, each with its 64 rows of a tile, and take turns: one
+multiplies while the other computes its softmax (FlashAttention-3, arXiv:2407.08608). Tiles of queries are gathered and put back by XLA: rows of a tile that
 belong to nobody are then nowhere stored. Never measured on a card, so that it runs only where a card's table asks for
 it (`Tiles.mosaic`).
 """
@@ -9,6 +9,7 @@ it (`Tiles.mosaic`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ from llmjax.kernels.cuda.tuned import default_device
 
 ROWS = 64  # of a warpgroup's product
 WARPGROUPS = 2  # that multiply
-KEYS = 64  # at a time
+KEYS = 128  # at a time
 STAGES = 2  # of the pipeline of keys and values
 LOG2_E = math.log2(math.e)
 CAPABILITY = "9.0"  # neither older nor newer cards have its instructions
@@ -76,13 +77,15 @@ def prefill(
     tiles = jnp.pad(tiles, ((0, 0), (0, 0), (0, 0), (0, width - group), (0, 0)))
     tiles = tiles.transpose(2, 0, 1, 3, 4).reshape(kv_heads, programs, WARPGROUPS, ROWS, head_dim)
 
-    # Row of the page table, position of the first query, first and last block of keys, the layer's first page.
+    # Row of the page table, position of the first query, first block of keys, how many blocks, how many of them all
+    # queries see whole, the layer's first page.
     position = before[blocks.group] + blocks.first
     last = jnp.minimum(position + own, batch.kv_len[blocks.group])
     first_block = rules.first_key(position) // KEYS
     stop = jnp.where(blocks.first < count[blocks.group], -(-last // KEYS), first_block)
+    whole = jnp.zeros_like(stop) if rules.window is not None else jnp.minimum((position + 1) // KEYS, stop)
     first_page = jnp.full(programs, batch.first_page, jnp.int32)
-    work = jnp.stack([blocks.group, position, first_block, stop - first_block, first_page], 1).astype(jnp.int32)
+    work = jnp.stack([blocks.group, position, first_block, stop - first_block, whole, first_page], 1).astype(jnp.int32)
     kernel = _Kernel(rules, pages.page_size, width, head_dim, batch.page_table.shape[1], q.dtype, interpret is not None)
     call = mosaic.kernel(
         kernel,
@@ -116,26 +119,30 @@ class _Kernel:
     interpret: bool
 
     def __call__(self, q: Any, data: Any, table: Any, work: Any, out: Any) -> None:
-        """q, out: [K, programs, warpgroups, rows, h]; table: i32 [R * P]; work: i32 [programs * 5]."""
+        """q, out: [K, programs, warpgroups, rows, h]; table: i32 [R * P]; work: i32 [programs * 6]."""
         transforms = (mosaic.TilingTransform((8, 64)), mosaic.SwizzleTransform(128))
         keys = mosaic.SMEM((STAGES, KEYS, self.head_dim), self.dtype, transforms=transforms)
-        copies = 2 * KEYS // self.page_size
+        filled = mosaic.Barrier(num_arrivals=KEYS // self.page_size, num_barriers=STAGES)
+        read = mosaic.Barrier(num_arrivals=WARPGROUPS, num_barriers=STAGES)
         pl.run_scoped(
             partial(self._run, q, data, table, work, out),
             mosaic.SMEM((WARPGROUPS, ROWS, self.head_dim), self.dtype, transforms=transforms),
-            keys,
-            keys,
             mosaic.Barrier(num_barriers=WARPGROUPS),
-            mosaic.Barrier(num_arrivals=copies, num_barriers=STAGES),
-            mosaic.Barrier(num_arrivals=WARPGROUPS, num_barriers=STAGES),
+            mosaic.Barrier(num_arrivals=WARPGROUPS),
+            (keys, filled, read),
+            (keys, filled, read),
             collective_axes="warpgroup",
         )
 
-    def _run(self, q: Any, data: Any, table: Any, work: Any, out: Any, *scratch: Any) -> None:
-        program, head = jax.lax.axis_index("program"), jax.lax.axis_index("head")
-        warpgroup = jax.lax.axis_index("warpgroup")
-        row, position, first, blocks, first_page = (work[program * 5 + i] for i in range(5))
-        tiles, keys, values, q_ready, filled, read = scratch
+    def _run(
+        self, q: Any, data: Any, table: Any, work: Any, out: Any, tiles: Any, q_ready: Any, turn: Any, *parts: Any
+    ) -> None:
+        """turn: a barrier of both warpgroups; parts: of keys and of values, their memory, when it is filled and read."""
+        # The last tiles of a row see the most keys: those begin first.
+        program = jax.lax.axis_size("program") - 1 - jax.lax.axis_index("program")
+        head, warpgroup = jax.lax.axis_index("head"), jax.lax.axis_index("warpgroup")
+        row, position, first, blocks, whole, first_page = (work[program * 6 + i] for i in range(6))
+        (keys, keys_filled, keys_read), (values, values_filled, values_read) = parts
 
         @pl.when(warpgroup == WARPGROUPS)
         def _() -> None:
@@ -144,21 +151,18 @@ class _Kernel:
             @pl.loop(0, blocks)
             def _(block: jax.Array) -> None:
                 stage = jax.lax.rem(block, jnp.int32(STAGES))
-
-                @pl.when(block >= STAGES)
-                def _() -> None:
-                    mosaic.barrier_wait(read.at[stage])
-
-                for i in range(KEYS // self.page_size):
-                    number = (first + block) * (KEYS // self.page_size) + i
-                    page = first_page + table[row * self.table_width + jnp.minimum(number, self.table_width - 1)]
-                    place = pl.ds(i * self.page_size, self.page_size)
-                    for part, ref in enumerate((keys, values)):
-                        mosaic.copy_gmem_to_smem(data.at[page, part, head], ref.at[stage, place], filled.at[stage])
+                for part, (memory, filled, read) in enumerate(parts):
+                    pl.when(block >= STAGES)(partial(mosaic.barrier_wait, read.at[stage]))
+                    for i in range(KEYS // self.page_size):
+                        number = (first + block) * (KEYS // self.page_size) + i
+                        page = first_page + table[row * self.table_width + jnp.minimum(number, self.table_width - 1)]
+                        place = memory.at[stage, pl.ds(i * self.page_size, self.page_size)]
+                        mosaic.copy_gmem_to_smem(data.at[page, part, head], place, filled.at[stage])
 
             @pl.loop(jnp.maximum(blocks - STAGES, 0), blocks)
             def _(block: jax.Array) -> None:  # every phase of a barrier is waited for
-                mosaic.barrier_wait(read.at[jax.lax.rem(block, jnp.int32(STAGES))])
+                for _, _, read in parts:
+                    mosaic.barrier_wait(read.at[jax.lax.rem(block, jnp.int32(STAGES))])
 
         @pl.when(warpgroup < WARPGROUPS)
         def _() -> None:
@@ -171,47 +175,81 @@ class _Kernel:
             total = self._laid_out(jnp.zeros((ROWS,), jnp.float32), by_row)
             acc = self._laid_out(jnp.zeros((ROWS, self.head_dim), jnp.float32), mosaic.Layout.WGMMA)
 
-            def step(block: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            def take_turn() -> None:
+                mosaic.barrier_arrive(turn)
+                mosaic.barrier_wait(turn)
+
+            def step(block: jax.Array, state: tuple[jax.Array, ...], *, masked: bool) -> tuple[jax.Array, ...]:
                 peak, total, acc = state
                 stage = jax.lax.rem(block, jnp.int32(STAGES))
-                mosaic.barrier_wait(filled.at[stage])
+                mosaic.barrier_wait(keys_filled.at[stage])
+                logits = self._product(tile, keys.at[stage], meanwhile=take_turn, transpose=True)
+                mosaic.barrier_arrive(keys_read.at[stage])
 
-                logits = self._product(tile, keys.at[stage], transpose=True)
-                query = position + jax.lax.div(self._index(0) + warpgroup * ROWS, jnp.int32(self.width))
-                key = (first + block) * KEYS + self._index(1)
-                visible = key <= query
-                if self.rules.window is not None:
-                    visible &= key > query - self.rules.window
-                logits = jnp.where(visible, self.rules.cap(logits), MASKED)
+                logits = self.rules.cap(logits)
+                if masked:
+                    query = position + jax.lax.div(self._index(0) + warpgroup * ROWS, jnp.int32(self.width))
+                    key = (first + block) * KEYS + self._index(1)
+                    visible = key <= query
+                    if self.rules.window is not None:
+                        visible &= key > query - self.rules.window
+                    logits = jnp.where(visible, logits, MASKED)
                 higher = jnp.maximum(peak, logits.max(axis=1))
                 shrink = jnp.exp2(peak - higher)
                 weights = jnp.exp2(logits - jax.lax.broadcast_in_dim(higher, logits.shape, [0]))
-                weights = jnp.where(visible, weights, 0.0)
+                if masked:  # where a query sees nothing the peak is that of what is masked
+                    weights = jnp.where(visible, weights, 0.0)
                 total = total * shrink + weights.sum(axis=1)
-                found = self._product(weights.astype(tile.dtype), values.at[stage])
-                acc = acc * jax.lax.broadcast_in_dim(shrink, acc.shape, [0]) + found
-                mosaic.barrier_arrive(read.at[stage])
+                acc = acc * jax.lax.broadcast_in_dim(shrink, acc.shape, [0])
+                narrow = weights.astype(tile.dtype)
+                if not self.interpret:  # the softmax is done before the turn ends
+                    acc, total, higher, narrow = jax.lax.optimization_barrier((acc, total, higher, narrow))
+                mosaic.barrier_arrive(turn)
+                mosaic.barrier_wait(values_filled.at[stage])
+                mosaic.barrier_wait(turn)
+                acc = self._product(narrow, values.at[stage], acc)
+                mosaic.barrier_arrive(values_read.at[stage])
                 return higher, total, acc
 
-            peak, total, acc = jax.lax.fori_loop(0, blocks, step, (peak, total, acc))
+            pl.when(warpgroup == 1)(take_turn)
+            state = jax.lax.fori_loop(0, whole, partial(step, masked=False), (peak, total, acc))
+            peak, total, acc = jax.lax.fori_loop(whole, blocks, partial(step, masked=True), state)
+            pl.when(warpgroup == 0)(take_turn)
             acc = acc / jax.lax.broadcast_in_dim(jnp.maximum(total, LEAST_TOTAL), acc.shape, [0])
             tile[...] = acc.astype(tile.dtype)
             mosaic.commit_smem()
             mosaic.copy_smem_to_gmem(tile, out.at[head, program, warpgroup])
             mosaic.wait_smem_to_gmem(0)
 
-    def _product(self, a: Any, b: Any, *, transpose: bool = False) -> jax.Array:
-        """A warpgroup's ``a @ b``, f32; b is in shared memory, a there or in registers."""
+    def _product(
+        self,
+        a: Any,
+        b: Any,
+        acc: jax.Array | None = None,
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
+        transpose: bool = False,
+    ) -> jax.Array:
+        """A warpgroup's ``acc + a @ b``, f32; b is in shared memory, a there or in registers.
+
+        Args:
+            acc: None: zeros.
+            meanwhile: is done while tensor cores multiply.
+        """
         if self.interpret:  # the interpreter knows products of plain references alone, and no sums in place
             a, b = a[...].astype(jnp.float32), b[...].astype(jnp.float32)
-            return jnp.dot(a, b.T if transpose else b)
+            meanwhile()
+            found = jnp.dot(a, b.T if transpose else b)
+            return found if acc is None else acc + found
 
-        def multiply(sums: Any) -> jax.Array:
+        def multiply(sums: Any) -> Any:
             mosaic.wgmma(sums, a, b.transpose((1, 0)) if transpose else b)
-            return sums[...]
+            meanwhile()
+            return sums[...] if acc is None else None
 
-        shape = (ROWS, KEYS if transpose else self.head_dim)
-        found: jax.Array = pl.run_scoped(multiply, mosaic.ACC(shape, jnp.float32))
+        if acc is not None:
+            return pl.run_state(multiply)(mosaic.ACC.init(acc))
+        found: jax.Array = pl.run_scoped(multiply, mosaic.ACC((ROWS, KEYS), jnp.float32))
         return found
 
     def _laid_out(self, x: jax.Array, layout: Any) -> jax.Array:
